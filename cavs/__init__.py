@@ -1,0 +1,1 @@
+"""cavs: a runtime for dynamic neural networks."""

@@ -1,0 +1,144 @@
+// A compiled program: buffers, instructions and stages. Made by cavs.compiler, walked by the
+// executor over the schedule of a batch. Data only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace cavs {
+
+// Which rows a value has. kVertexKind0 + 2 * k: the vertices of the program's k-th kind;
+// kEdgeKind0 + 2 * k: the edges whose parent is of that kind.
+using Space = int32_t;
+constexpr Space kOneSpace = 0, kGraphSpace = 1, kVertexSpace = 2, kEdgeSpace = 3;
+constexpr Space kVertexKind0 = 4, kEdgeKind0 = 5;
+
+enum class Role : uint8_t {
+  kArena,    // lives in the arena from stage `first` to stage `last`
+  kScratch,  // lives inside one chunk of rows of one stage
+  kParam,    // parameter `index`
+  kGrad,     // dense gradient of parameter `index`; zeroed at the start of a run
+  kFeature,  // float feature `index`, in the caller's vertex or edge order
+  kOnes,     // a row of ones, stride 0
+  kCount,    // one number: how many values of int feature `index` are >= 0
+};
+
+struct Buffer {
+  Role role;
+  int32_t index;
+  Space space;
+  int32_t width;         // elements a row
+  int32_t first, last;   // stages, inclusive; kArena only
+};
+
+// Index arrays a row map can name.
+enum class Array : uint8_t {
+  kNone,
+  kOrder,         // vertex row -> vertex id (float features)
+  kEdgeOrder,     // edge row -> edge id
+  kChild,         // edge row -> child row
+  kParent,        // edge row -> parent row
+  kNthChild,      // + argument k
+  kNthEdge,       // + argument k
+  kParentIfNth,   // + argument k
+  kGraphOf,       // vertex row -> graph
+  kIndexFeature,  // + argument i: int feature i of the row (vertex or edge feature)
+  kChildren,      // segments: edge_offsets, child
+  kEdges,         // segments: edge_offsets, edge rows themselves
+  kOut,           // segments: out_offsets, out_edges
+  kGraphRows,     // segments: graph_offsets, graph_rows
+};
+
+struct Operand {
+  int32_t buffer;
+  int32_t column;
+  int32_t width;
+  RowMap map;
+  Array array;
+  int32_t argument;
+};
+
+enum class InstructionKind : uint8_t {
+  kMatmul,        // out[r] (+)= [inputs side by side](r) @ weight
+  kMap,           // fused elementwise kernel
+  kSegmentMax,    // out[r] = max over the segment of inputs[0]
+  kCrossEntropy,  // out[r] = loss of logits inputs[0], labels int feature `argument`
+  kCrossEntropyGrad,  // out[r] = softmax - onehot
+  kCopy,          // out[r] = inputs[0](r)
+  // Over all rows of `space`, in stages of their own:
+  kMatmulTN,      // out[K, N] (+)= sum_r inputs[0..split)(r)^T inputs[split..)(r)
+  kSumRows,       // out[0] (+)= sum_r inputs[0](r)
+  kLookupGrad,    // sparse gradient of parameter `argument2`: rows by int feature `argument`, values
+                  // inputs[0]; rows with a negative index are dropped
+};
+
+struct MapLoadSpec {
+  Operand operand;
+  int32_t outer_stride;
+  bool scalar;
+};
+struct MapStoreSpec {
+  int32_t buffer, column;
+  int32_t outer_stride;
+  StoreMode mode;
+  int16_t reg;
+};
+
+struct Instruction {
+  InstructionKind kind;
+  Space space;                  // rows it iterates over
+  std::vector<Operand> inputs;  // kMap: unused
+  Operand out;                  // map is always kSelf; kMap: unused
+  bool accumulate = false;
+  int32_t weight = -1;          // kMatmul: packed weight
+  int32_t split = 0;            // kMatmulTN
+  int32_t argument = 0, argument2 = 0;
+  std::vector<MapLoadSpec> loads;  // kMap
+  std::vector<MapOp> ops;
+  std::vector<MapStoreSpec> stores;
+  int32_t registers = 0, outer = 1, inner = 0;
+  std::string label;            // for reports
+};
+
+// A matrix assembled from pieces of parameters and packed once per update.
+struct WeightPiece {
+  int32_t param;
+  int64_t offset;                  // element of the parameter where the piece starts
+  int64_t row_stride, col_stride;  // of the piece inside the parameter
+  int64_t rows, cols, k0, n0;
+};
+struct Weight {
+  int64_t k, n;
+  std::vector<WeightPiece> pieces;
+};
+
+enum class StageKind : uint8_t {
+  kRows,     // row-local instructions over all rows of one space (vertices and their edges), chunk
+             // by chunk: every instruction of the stage runs on a chunk before the next chunk
+  kLoop,     // the batch tasks in order (or reversed), bodies[kind] for each
+  kGlobal,   // one instruction over all rows
+};
+
+struct Stage {
+  StageKind kind;
+  Space space;                               // kRows: a vertex, graph or one space
+  std::vector<int32_t> body;                 // kRows, kGlobal: instruction ids
+  bool reversed = false;                     // kLoop: backward
+  std::vector<std::vector<int32_t>> bodies;  // kLoop: a list for each kind of the program
+  std::string label;
+};
+
+struct Program {
+  std::vector<uint64_t> kinds;   // keys; the k-th kind's spaces are kVertexKind0 + 2k, ...
+  std::vector<Buffer> buffers;
+  std::vector<Weight> weights;
+  std::vector<Instruction> instructions;
+  std::vector<Stage> stages;
+  int32_t loss = -1;             // buffer in kOneSpace, or -1
+  std::vector<int32_t> outputs;  // arena buffers the caller may read after the run
+};
+
+}  // namespace cavs

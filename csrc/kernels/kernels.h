@@ -1,0 +1,150 @@
+// The kernel tables: everything that touches numbers in a hot loop, compiled once per instruction
+// set. Pointers, strides and row numbers only; no allocation, no threads, no STL.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cavs {
+
+// Where row r of an iteration finds its values in a buffer.
+enum class RowMap : uint8_t {
+  kSelf,        // data + (r - base) * stride
+  kOne,         // data: one row for everybody
+  kIndex,       // i = index[r]; i < 0 reads zeros, else data + (i - base) * stride
+  kSegmentSum,  // sum over j in [offsets[r], offsets[r+1]) of row (index ? index[j] : j) - base;
+                // a negative index adds nothing, an empty segment is zero
+};
+
+// One operand as a kernel sees it. `data` already includes the column offset; strides count
+// elements; `base` is the global number of the buffer's first row.
+template <class T>
+struct Source {
+  const T* data = nullptr;
+  int64_t stride = 0;
+  int64_t base = 0;
+  const int32_t* index = nullptr;
+  const int32_t* offsets = nullptr;
+  RowMap map = RowMap::kSelf;
+  int32_t width = 0;  // columns read
+};
+
+// Scalar operations of the fused elementwise kernels. Registers hold one block of columns.
+enum class MapOpcode : uint8_t {
+  kConstant,    // dst = imm
+  kCopy,        // dst = a
+  kAdd, kSub, kMul, kDiv, kMax, kMin,          // dst = a . b
+  kNeg, kAbs, kExp, kLog, kTanh, kSigmoid, kSqrt,  // dst = f(a)
+  kGreater, kGreaterEqual, kEqual,             // dst = a . b ? 1 : 0
+  kSelect,      // dst = a != 0 ? b : c
+  kFma,         // dst = a * b + c
+  kUniform,     // dst = counter-based uniform in [0, 1): f(seed, step, imm = stream, row id, column)
+};
+
+struct MapOp {
+  MapOpcode code;
+  int16_t dst, a, b, c;  // registers; registers [0, loads) are the loaded operands, in order
+  double imm;
+};
+
+// A map kernel iterates rows x outer x inner; a block is `inner` columns (cut at kMapBlock).
+// A load reads row_pointer + o * outer_stride (+ column unless `scalar`, which is broadcast).
+template <class T>
+struct MapLoad {
+  Source<T> source;
+  int32_t outer_stride;
+  bool scalar;
+};
+
+enum class StoreMode : uint8_t {
+  kWrite,  // data[o * outer_stride + column] = value
+  kSum,    // data[o * outer_stride] = sum of the block row over inner
+  kMax,    // data[o * outer_stride] = maximum over inner
+};
+
+template <class T>
+struct MapStore {
+  T* data;
+  int64_t stride, base;
+  int32_t outer_stride;
+  StoreMode mode;
+  int16_t reg;
+};
+
+template <class T>
+struct MapKernel {
+  const MapLoad<T>* loads;
+  const MapOp* ops;
+  const MapStore<T>* stores;
+  int32_t num_loads, num_ops, num_stores, num_registers;
+  int32_t outer, inner;
+  uint64_t seed, step;      // of kUniform
+  const int32_t* row_ids;   // of kUniform: the caller's number of row r; null = r
+};
+
+constexpr int32_t kMapBlock = 256;
+
+// Hyper-parameters of one optimiser update; see update() below.
+enum class OptimizerKind : uint8_t { kSgd, kMomentum, kAdagrad, kAdam, kAdamW };
+struct OptimizerStep {
+  OptimizerKind kind;
+  bool nesterov;
+  double lr, momentum, beta1, beta2, eps, weight_decay;
+  double grad_scale;   // multiplies the gradient first (clipping by global norm)
+  double bias1, bias2; // 1 - beta^t
+};
+
+template <class T>
+struct Kernels {
+  const char* name;          // "avx512", ...
+  int32_t panel;             // columns of a packed panel (a multiple of the vector length)
+
+  // A packed weight of K x N: ceil(N / panel) panels, each K rows of `panel` columns, zero padded,
+  // 64-byte aligned. packed_size in elements.
+  size_t (*packed_size)(int64_t k, int64_t n);
+  // Places a piece of `rows` x `cols` (element (i, j) at w[i * row_stride + j * col_stride]) at
+  // (k0, n0) of the packed K x N matrix. Padding must have been zeroed before.
+  void (*pack)(const T* w, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols,
+               int64_t k0, int64_t n0, int64_t k, int64_t n, T* packed);
+  // c[r] (+)= [sources side by side](r) @ W for r in [r0, r1), panels [p0, p1) only.
+  // c addresses row r at c + (r - c_base) * c_stride. `scratch` holds matmul_scratch(k) elements.
+  void (*matmul)(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, const T* packed,
+                 int64_t k, int64_t n, int64_t p0, int64_t p1, T* c, int64_t c_stride,
+                 int64_t c_base, bool accumulate, T* scratch);
+  size_t (*matmul_scratch)(int64_t k);
+  // out[K, N] (+)= sum over r in [r0, r1) of A(r)^T B(r), columns [n0, n1) of B only; n0 is a
+  // multiple of panel. out is row-major with out_stride. Rows are added in ascending order.
+  void (*matmul_tn)(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t num_b,
+                    int64_t r0, int64_t r1, int64_t k, int64_t n, int64_t n0, int64_t n1, T* out,
+                    int64_t out_stride, bool accumulate, T* scratch);
+  size_t (*matmul_tn_scratch)(int64_t k, int64_t n);
+
+  void (*map)(const MapKernel<T>& kernel, int64_t r0, int64_t r1, T* scratch);
+  size_t (*map_scratch)(const MapKernel<T>& kernel);
+
+  // out (+)= row of `source` for every r in [r0, r1): column sums, `source.width` wide.
+  void (*sum_rows)(const Source<T>& source, int64_t r0, int64_t r1, T* out, bool accumulate);
+  // out[r] = maximum over the segment of row r of `source` (map kSegmentSum read as a maximum),
+  // zeros where the segment is empty.
+  void (*segment_max)(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
+                      int64_t base);
+  // Cross entropy of logits[r] against label[r] (a negative label: loss 0, gradient 0).
+  // loss[r] = logsumexp - logit[label]; grad[r] = softmax - onehot. Either output may be null.
+  void (*cross_entropy)(const Source<T>& logits, const int32_t* label, int64_t r0, int64_t r1,
+                        T* loss, int64_t loss_stride, int64_t loss_base, T* grad,
+                        int64_t grad_stride, int64_t grad_base);
+  // destination[r] = source row r (contiguous copies, conversions of layout, summing segments).
+  void (*copy_rows)(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
+                    int64_t base);
+  // One optimiser update of n elements in place; unused states are null.
+  void (*update)(const OptimizerStep& step, int64_t n, const T* grad, T* param, T* state1,
+                 T* state2);
+  double (*sum_of_squares)(const T* x, int64_t n);
+};
+
+// The table for the best instruction set of this machine, or the one CAVS_ISA names
+// (base | avx2 | avx512). Chosen once.
+template <class T>
+const Kernels<T>& kernels();
+
+}  // namespace cavs
