@@ -1,0 +1,1 @@
+// Picks the kernel table; see kernels.h.

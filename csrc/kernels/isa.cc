@@ -1,0 +1,1 @@
+// Kernels of one instruction set; see kernels.h.
