@@ -8,7 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
-from cavs import _engine
+from cavs._engine import collate, make_schedule
 from cavs.data.features import Array, FeatureKind, FeatureSpec
 from cavs.data.graph import Graph
 from cavs.errors import FeatureError
@@ -33,7 +33,7 @@ class GraphBatch:
             raise FeatureError(f"{len(ids)} ids for {len(graphs)} graphs; give one for each")
         self.ids: tuple[int, ...] | None = None if ids is None else tuple(ids)
         self.names: tuple[str, ...] = tuple(graph.name for graph in graphs)
-        self.topology: Any = _engine.collate([graph.topology for graph in graphs])
+        self.topology: Any = collate([graph.topology for graph in graphs])
         first = graphs[0].schema
         if any(graph.schema != first for graph in graphs):
             graphs = _agree(graphs, self.graph_label)
@@ -119,7 +119,7 @@ class GraphBatch:
         """
         found = self._schedules.get(optional)
         if found is None:
-            found = _engine.make_schedule(self.topology, self._presence(optional))
+            found = make_schedule(self.topology, self._presence(optional))
             self._schedules[optional] = found
         return found
 

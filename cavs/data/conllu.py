@@ -19,7 +19,7 @@ UPOS = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
     "PUNCT", "SCONJ", "SYM", "VERB", "X",
 )  # fmt: skip
-_COLUMNS = "ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC".split()
+_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,7 @@ def _sentence(path: Path, rows: list[tuple[int, list[str]]]) -> Sentence:
         if identity == str(len(words) + 1):
             words.append((number, columns))
         elif not _is_skipped(identity):
-            raise data_error(
-                path, number, f"word number {shown(identity)}", f"{len(words) + 1}"
-            )
+            raise data_error(path, number, f"word number {shown(identity)}", f"{len(words) + 1}")
     if not words:
         raise data_error(path, rows[0][0], "a sentence without words", "at least one word")
     heads = [_head(path, number, columns[6], len(words)) for number, columns in words]

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cavs import _engine
+from cavs._engine import Graph as EngineGraph
 from cavs.data.features import Array, check_features
 from cavs.errors import FeatureError, GraphError
 
@@ -89,7 +89,7 @@ class Graph:
         name: str = "",
     ) -> None:
         self._name = name
-        if isinstance(children, _engine.Graph):
+        if isinstance(children, EngineGraph):
             self._topology = children
         else:
             self._topology = _topology(children, name)
@@ -328,7 +328,7 @@ def _topology(children: Any, name: str) -> Any:
     else:
         offsets, flat = _flatten(children, name)
     try:
-        return _engine.Graph(offsets, flat)
+        return EngineGraph(offsets, flat)
     except GraphError as error:
         raise graph_error(name, error.what, error.vertex) from None
 

@@ -108,9 +108,7 @@ def _parse(tokens: list[str], num_classes: int, name: str) -> Tree:
     return Tree(name, labels, words, offsets, children)
 
 
-def parse_tree(
-    line: str, num_classes: int = 5, path: Path | None = None, number: int = 1
-) -> Tree:
+def parse_tree(line: str, num_classes: int = 5, path: Path | None = None, number: int = 1) -> Tree:
     """One bracketed tree, as ``(3 (2 It) (4 works))``.
 
     Raises DataError with file, line and column for unbalanced brackets, labels outside
