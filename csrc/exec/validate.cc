@@ -267,6 +267,7 @@ class Validator {
         return;
       case InstructionKind::kLookupGrad:
         check_inputs(in, 1);
+        need(in.inputs[0].map != RowMap::kSegmentSum, "reads sums of segments: copy them first");
         need(in.argument >= 0 && in.argument2 >= 0,
              "int feature " + std::to_string(in.argument) + ", parameter " +
                  std::to_string(in.argument2));
