@@ -115,7 +115,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
 // What depends on the shape of the batch only: kept while the same schedule comes again.
 template <class T>
 void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule) {
-  const int32_t threads = serial_ ? 1 : num_threads();
+  const int32_t threads = serial_ ? 1 : thread_pool().num_threads();
   if (schedule == schedule_ && planned_threads_ == threads) return;
   schedule_ = nullptr;
   ran_ = false;
@@ -218,7 +218,6 @@ void Executor<T>::plan_prologue() {
     for (int32_t a = 0; a < panels; a += each) {
       add(ItemKind::kPack, static_cast<int32_t>(i), a, std::min(panels, a + each));
     }
-    stale_[i] = false;
   }
   for (size_t i = 0; i < context_.grads.size(); ++i) {
     if (!analysis_.zero_gradient[i]) continue;
@@ -283,7 +282,7 @@ template <class T>
 double Executor<T>::execute() {
   bool shared = prologue_.size() > 4;
   for (const Segment& s : plan_.segments) shared |= !s.serial;
-  const int32_t threads = shared && !serial_ ? planned_threads_ : 1;
+  const int32_t threads = shared && !serial_ ? thread_pool().num_threads() : 1;
   while (static_cast<int32_t>(workers_.size()) < threads) {
     workers_.push_back(std::make_unique<Worker<T>>(context_));
   }
@@ -291,9 +290,10 @@ double Executor<T>::execute() {
   if (threads == 1) {
     walk(0);
   } else {
-    parallel(threads, [this](int32_t thread) { walk(thread); });
+    thread_pool().parallel(threads, [this](int32_t thread) { walk(thread); });
   }
   if (context_.profiling) ++runs_;
+  stale_.assign(stale_.size(), false);
   ran_ = true;
   if (program_->loss < 0) return 0;
   return arena_.as<T>()[analysis_.lifetimes[program_->loss].offset / sizeof(T)];

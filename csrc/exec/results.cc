@@ -3,7 +3,6 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "base/thread_pool.h"
 #include "exec/executor.h"
 #include "exec/spaces.h"
 

@@ -43,7 +43,7 @@ void for_each_piece(int64_t pieces, int32_t threads, F&& f) {
     return;
   }
   std::atomic<int64_t> next{0};
-  parallel(threads, [&](int32_t) {
+  thread_pool().parallel(threads, [&](int32_t) {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) f(i);
   });
 }
@@ -66,7 +66,7 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
 
   std::vector<Stretch> work;
   stretches(context_, update.trainable, work);
-  const int32_t threads = serial_ ? 1 : num_threads();
+  const int32_t threads = serial_ ? 1 : thread_pool().num_threads();
   const auto pieces = static_cast<int64_t>(work.size());
   partial_.assign(work.size(), 0);
   for_each_piece(pieces, threads, [&](int64_t i) {
