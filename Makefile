@@ -6,6 +6,8 @@ JOBS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# An import may rebuild the engine: CMake and Ninja of the environment must be found first.
+RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 STAMP := $(VENV)/stamp
 CPP_DIRS := $(wildcard csrc cuda)
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
@@ -20,10 +22,10 @@ help:  ## list the targets
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) JOBS=$(JOBS)"
 
 demo: build  ## train a Tree-LSTM on real trees, a few minutes
-	$(BIN)/python -m cavs.cli demo
+	$(RUN) -m cavs.cli demo
 
 test: build $(STAMP)-test  ## run the whole test suite
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(RUN) -m pytest -n $(JOBS)
 
 lint: lint-python lint-format lint-cpp lint-types lint-layers  ## style, types and layers; changes nothing
 
@@ -44,13 +46,13 @@ format: $(STAMP)-lint  ## rewrite Python and C++ files in the project's style
 	$(BIN)/clang-format -i $(CPP_FILES)
 
 bench: build $(STAMP)-bench  ## measure against the rivals; writes benchmarks/results
-	$(BIN)/python -m benchmarks
+	$(RUN) -m benchmarks
 
 sanitize:  ## run the tests on an engine built with ASan and UBSan
 	@$(MAKE) --no-print-directory VENV=$(SANITIZE_VENV) sanitized-engine
 
 build: $(STAMP)-build  ## create the environment and build the engine
-	@$(BIN)/python -c "import cavs._engine"
+	@$(RUN) -c "import cavs._engine"
 
 clean:  ## remove environments, builds and caches
 	rm -rf $(VENV) $(SANITIZE_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
