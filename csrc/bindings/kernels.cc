@@ -6,6 +6,7 @@
 #include <chrono>
 #include <optional>
 
+#include "base/thread_pool.h"
 #include "bindings/module.h"
 #include "kernels/dispatch.h"
 
@@ -241,6 +242,52 @@ void bind_typed(py::module_& m, const std::string& dtype) {
            py::arg("x").noconvert());
 }
 
+// Meets at a barrier `rounds` times; returns how often a thread found another one not yet there.
+int64_t barrier_faults(ThreadPool& pool, int num_tasks, int rounds) {
+  SpinBarrier barrier(num_tasks);
+  std::atomic<int64_t> arrivals{0}, faults{0};
+  pool.parallel(num_tasks, [&](int) {
+    for (int round = 1; round <= rounds; ++round) {
+      arrivals.fetch_add(1, std::memory_order_relaxed);
+      barrier.wait();
+      if (arrivals.load(std::memory_order_relaxed) < int64_t{round} * num_tasks) ++faults;
+      barrier.wait();
+    }
+  });
+  return faults;
+}
+
+void bind_pool(py::module_& m) {
+  py::class_<ThreadPool>(m, "ThreadPool")
+      .def(py::init<int>(), py::arg("num_threads"))
+      .def("set_num_threads", &ThreadPool::set_num_threads,
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("num_threads", &ThreadPool::num_threads)
+      .def(
+          "parallel",
+          [](ThreadPool& pool, int num_tasks, const py::function& task) {
+            const py::gil_scoped_release release;
+            pool.parallel(num_tasks, [&](int t) {
+              const py::gil_scoped_acquire acquire;
+              task(t);
+            });
+          },
+          "Calls task(t) for t in [0, num_tasks), task t on thread t.")
+      .def("barrier_faults", &barrier_faults, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "region_seconds",
+          [](ThreadPool& pool, int num_tasks, int regions) {
+            const auto start = std::chrono::steady_clock::now();
+            for (int i = 0; i < regions; ++i) pool.parallel(num_tasks, [](int) {});
+            const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+            return time.count() / regions;
+          },
+          py::call_guard<py::gil_scoped_release>(), "The mean time of an empty region.");
+  m.def("thread_pool", &thread_pool, py::return_value_policy::reference,
+        "The pool of the process.");
+  m.def("default_num_threads", &default_num_threads);
+}
+
 }  // namespace
 
 void bind_kernels(py::module_& m) {
@@ -266,6 +313,7 @@ void bind_kernels(py::module_& m) {
                          "MIN",      "NEG",  "ABS",  "EXP",     "LOG",  "TANH",    "SIGMOID",
                          "SQRT",     "GREATER", "GREATER_EQUAL", "EQUAL", "SELECT", "FMA", "UNIFORM"};
   for (size_t i = 0; i < std::size(names); ++i) opcode.value(names[i], static_cast<MapOpcode>(i));
+  bind_pool(k);
   bind_typed<float>(k, "float32");
   bind_typed<double>(k, "float64");
   k.def("supported_isas", &supported_isas, "Names this build and machine have, best last.");
