@@ -116,6 +116,7 @@ class TreeRnn:
     program: object = None
     h_out: int = -1
     seed: int = 0
+    scale: float = 0.4
     parameters: list = field(default_factory=list)
 
     def __post_init__(self):
@@ -123,7 +124,7 @@ class TreeRnn:
         d, h = self.d, self.h
         shapes = [(self.vocabulary, d), (d, h), (h, h), (h,), (h,)]
         self.parameters = [
-            np.ascontiguousarray(rng.standard_normal(s) * 0.4).astype(self.dtype) for s in shapes]
+            np.ascontiguousarray(rng.standard_normal(s) * self.scale).astype(self.dtype) for s in shapes]
         m = Hand()
         table = m.buffer("param", width=d, index=0)
         x = m.buffer("feature", VERTEX, d) if self.dense else table
