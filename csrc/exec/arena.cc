@@ -15,11 +15,9 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// A few lines of padding, different from value to value: rows of several buffers at equal offsets
-// modulo 4096 would evict each other from the first-level cache.
-size_t padded(size_t bytes, size_t number) {
-  return bytes == 0 ? 0 : round_up(bytes, kLine) + kLine * (1 + number * 3 % 7);
-}
+// A few lines of padding: rows of neighbours at equal offsets modulo 4096 would evict each other
+// from the first-level cache. The same for all, so that equal sizes take each other's places.
+size_t padded(size_t bytes) { return bytes == 0 ? 0 : round_up(bytes, kLine) + 5 * kLine; }
 
 }  // namespace
 
@@ -49,7 +47,7 @@ size_t pack_lifetimes(std::vector<Lifetime>& values) {
   size_t total = 0;
   for (int32_t id : by_size) {
     Lifetime& v = values[id];
-    const size_t bytes = padded(v.bytes, id);
+    const size_t bytes = padded(v.bytes);
     if (bytes == 0) {
       v.offset = 0;
       continue;
@@ -62,7 +60,7 @@ size_t pack_lifetimes(std::vector<Lifetime>& values) {
         best = end;
         best_gap = other.offset - end;
       }
-      end = std::max(end, other.offset + padded(other.bytes, other_id));
+      end = std::max(end, other.offset + padded(other.bytes));
     }
     v.offset = best != SIZE_MAX ? best : end;
     total = std::max(total, v.offset + bytes);
@@ -77,9 +75,9 @@ size_t pack_lifetimes(std::vector<Lifetime>& values) {
 
 size_t lay_side_by_side(std::vector<Lifetime>& values) {
   size_t total = 0;
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i].offset = total;
-    total += padded(values[i].bytes, i);
+  for (Lifetime& v : values) {
+    v.offset = total;
+    total += padded(v.bytes);
   }
   return total;
 }
