@@ -152,12 +152,12 @@ class Run:
         number, total = standing.epoch + 1, len(self.train)
         title = f"epoch {number}/{self.options.epochs}"
         done = self.train.position
-        lr = trainer.optimizer.rate(trainer.steps)
         bar = Progress(title, total, done=done, enabled=self.options.progress)
         with bar:
             if not standing.trained:
                 self._train(bar)
                 standing.trained = True
+            lr = trainer.optimizer.rate(max(trainer.steps - 1, 0))  # of the last update
             train_loss = standing.loss_sum / max(standing.loss_count, 1)
             record: dict[str, Any] = {"epoch": number, "step": trainer.steps, "lr": lr}
             record |= {"train_loss": train_loss, "seconds": bar.seconds}
