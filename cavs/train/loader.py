@@ -20,7 +20,7 @@ _IDENTITY = ("num_graphs", "batch_size", "shuffle", "seed", "bucket", "drop_last
 def _collate(graphs: Sequence[Any], ids: NDArray[np.int64]) -> Any:
     from cavs.data import batch
 
-    return batch(graphs, ids=ids)
+    return batch(graphs, ids.tolist())
 
 
 class DataLoader:
@@ -103,7 +103,7 @@ class DataLoader:
     def _bucket_sizes(self) -> NDArray[np.int64] | None:
         if self.bucket is None:
             return None
-        name = "num_vertices" if self.bucket == "size" else "num_levels"
+        name = "num_vertices" if self.bucket == "size" else "depth"
         return np.array([getattr(graph, name) for graph in self.graphs], dtype=np.int64)
 
     def epoch_ids(self, epoch: int) -> list[NDArray[np.int64]]:
@@ -212,9 +212,11 @@ class DataLoader:
         self._epoch, self._position, self._running = epoch, position, False
 
 
-def _bytes(item: Any) -> int:
-    """Memory a batch holds, schedule included where it says so."""
-    return int(getattr(item, "nbytes", 0))
+def _bytes(batch: Any) -> int:
+    """Memory a batch holds: its features, and the topology and schedule at 4 bytes an index."""
+    groups = (batch.features, batch.edge_features, batch.graph_features)
+    features = sum(array.nbytes for group in groups for array in group.values())
+    return int(features + 4 * (10 * batch.num_vertices + 7 * batch.num_edges))
 
 
 @contextmanager

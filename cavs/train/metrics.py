@@ -2,8 +2,8 @@
 
 A metric is a function ``(outputs, batch) -> (sum, count)``; its value over a data set is the sum
 of sums over the sum of counts. `Metric` adds which way is better and a last transformation.
-``outputs`` holds the arrays the model declares and, always, ``"loss"`` (mean of the batch) and
-``"weight"`` (how many terms that mean has).
+``outputs`` holds what ``Model.forward`` gives by name (``"output"`` for a single value) and,
+always, ``"loss"`` (mean of the batch) and ``"weight"`` (how many terms that mean has).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _labels(batch: Any, label: str, rows: int) -> NDArray[Any]:
     return labels
 
 
-def accuracy(output: str = "logits", label: str = "label", name: str = "accuracy") -> Metric:
+def accuracy(output: str = "output", label: str = "label", name: str = "accuracy") -> Metric:
     """Share of rows with ``label >= 0`` whose largest logit is the label's.
 
     ``outputs[output]`` is ``[rows, classes]``, ``batch[label]`` ``int[rows]``.
@@ -102,19 +102,28 @@ def accuracy(output: str = "logits", label: str = "label", name: str = "accuracy
 
 
 def root_accuracy(
-    output: str = "logits", label: str = "label", name: str = "root_accuracy"
+    output: str = "output", label: str = "label", name: str = "root_accuracy"
 ) -> Metric:
     """`accuracy` over the roots (the vertices no other vertex gathers from)."""
 
     def measure(outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
         logits = _logits(outputs, output)
         labels = _labels(batch, label, len(logits))
-        roots = np.asarray(batch.roots)
+        roots = batch_roots(batch)
         roots = roots[labels[roots] >= 0]
         right = logits[roots].argmax(axis=1) == labels[roots]
         return float(right.sum()), float(len(roots))
 
     return Metric(name, measure)
+
+
+def batch_roots(batch: Any) -> NDArray[np.int64]:
+    """The vertices of a `GraphBatch` that no vertex gathers from, ascending."""
+    is_root = np.ones(batch.num_vertices, dtype=np.bool_)
+    topology = batch.topology
+    for graph, first in zip(topology.graphs, topology.vertex_offsets[:-1], strict=True):
+        is_root[graph.children + first] = False
+    return np.flatnonzero(is_root)
 
 
 def perplexity(name: str = "perplexity") -> Metric:

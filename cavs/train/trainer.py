@@ -103,11 +103,9 @@ class Trainer:
         return outcome
 
     def _not_finite(self, batch: Any, outcome: StepOutcome) -> NumericsError:
-        ids = [int(i) for i in batch.ids]
-        listed = ", ".join(map(str, ids[:64])) + (", ..." if len(ids) > 64 else "")
         found = f"loss is {outcome.loss}, the norm of the gradient {outcome.grad_norm}"
         return NumericsError(
-            f"step {self.steps + 1}: the {found}, on graphs {listed}; nothing was updated\n"
+            f"step {self.steps + 1}: the {found}, on {_graphs(batch)}; nothing was updated\n"
             f"  last good checkpoint: {self.last_checkpoint or 'none was written'}",
             hint="look for NaN in the features of these graphs, lower lr, or set max_norm",
         )
@@ -145,8 +143,10 @@ class Trainer:
             for batch in batches:
                 result = self.session.evaluate(batch)
                 if not math.isfinite(result.loss):
-                    ids = ", ".join(str(int(i)) for i in batch.ids)
-                    raise NumericsError(f"evaluation: the loss is {result.loss} on graphs {ids}")
+                    raise NumericsError(
+                        f"evaluation: the loss is {result.loss} on {_graphs(batch)}",
+                        hint="look for NaN in their features, or lower lr",
+                    )
                 loss += result.loss * result.weight
                 weight += result.weight
                 outputs = {**result.outputs, "loss": result.loss, "weight": result.weight}
@@ -297,6 +297,14 @@ class Trainer:
         changed = getattr(self.session, "parameters_changed", None)
         if changed is not None:
             changed()
+
+
+def _graphs(batch: Any) -> str:
+    """The graphs of a batch as an error names them."""
+    if batch.ids is None:
+        return f"the {batch.num_graphs} graphs of a batch without ids"
+    listed = ", ".join(str(int(i)) for i in batch.ids[:64])
+    return f"graphs {listed}" + (", ..." if len(batch.ids) > 64 else "")
 
 
 def _new_session(model: ParameterizedModel, threads: int | None) -> Engine:
