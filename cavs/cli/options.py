@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cavs.cli.registry import Entry, Task, find
+from cavs.cli.registry import Entry, Task, find, names, summary
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import optim, schedules
 from cavs.train.checkpoint import Checkpoint, read_checkpoint
@@ -31,9 +31,36 @@ def count(least: int) -> Callable[[str], int]:
     return parse
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """MODEL, where the command looks at one without options of its own."""
-    parser.add_argument("model", metavar="MODEL", help="a name (see cavs info) or a .py file")
+def add_models(
+    commands: Any,
+    command: str,
+    text: str,
+    argv: list[str],
+    add: Callable[[argparse.ArgumentParser, Entry], None],
+) -> None:
+    """Add ``command MODEL``. Only a model that `argv` names is imported and gets its options."""
+    parser = commands.add_parser(command, help=text, description=text)
+    models = parser.add_subparsers(dest="model", metavar="MODEL", required=True)
+    if argv[:1] != [command]:
+        return
+    for name in names():
+        sub = models.add_parser(name, help=summary(name), description=summary(name))
+        if name in argv:
+            _add_model(sub, find(name), add)
+    for path in [text for text in argv if text.endswith(".py")][:1]:
+        entry = find(path)
+        _add_model(models.add_parser(path, description=entry.summary), entry, add)
+
+
+def _add_model(
+    parser: argparse.ArgumentParser,
+    entry: Entry,
+    add: Callable[[argparse.ArgumentParser, Entry], None],
+) -> None:
+    entry.add_arguments(parser.add_argument_group("model"))
+    add(parser, entry)
+    defaults = {k: v for k, v in entry.defaults.items() if k in vars(parser.parse_args([]))}
+    parser.set_defaults(entry=entry, **defaults)
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,14 +87,26 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--epochs", type=count(1), default=10, metavar="N", help="default: %(default)s")
     add("--batch-size", type=count(1), default=64, metavar="N", help="default: %(default)s")
-    add("--bucket", choices=("none", "size", "depth"), default="none", help="similar graphs together")
-    add("--optimizer", choices=sorted(optim.OPTIMIZERS), default="adagrad", help="default: %(default)s")
+    add(
+        "--bucket",
+        choices=("none", "size", "depth"),
+        default="none",
+        help="similar graphs together",
+    )
+    add(
+        "--optimizer",
+        choices=sorted(optim.OPTIMIZERS),
+        default="adagrad",
+        help="default: %(default)s",
+    )
     add("--lr", type=float, default=0.05, metavar="X", help="learning rate, default: %(default)s")
     add("--momentum", type=float, default=0.0, metavar="X", help="of sgd, default: %(default)s")
     add("--weight-decay", type=float, default=0.0, metavar="X", help="default: %(default)s")
     add("--max-norm", type=float, metavar="X", help="clip the gradient to this norm")
     add("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate")
-    add("--decay", type=float, default=0.5, metavar="X", help="factor of step, exponential, plateau")
+    add(
+        "--decay", type=float, default=0.5, metavar="X", help="factor of step, exponential, plateau"
+    )
     add("--decay-epochs", type=count(1), default=1, metavar="N", help="epochs between two decays")
     add("--warm-up", type=count(0), default=0, metavar="N", help="steps of linear rise first")
     add("--patience", type=count(0), metavar="N", help="stop after N epochs without improvement")

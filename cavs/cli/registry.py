@@ -3,7 +3,7 @@
 A model is a module, in the `models` package or in a file of the user's own, with
 
 * a docstring: its first line is the summary shown by ``--help``;
-* ``DEFAULTS``: values for options of ``cavs train`` (``{"epochs": 10, "lr": 0.05, ...}``), optional;
+* ``DEFAULTS``: values for options of ``cavs train``, such as ``{"epochs": 10}``, optional;
 * ``add_arguments(parser)``: options of its own, each with a default, optional;
 * ``build(args, assets=None) -> Task``: the model and its data. `args` holds its own options,
   ``args.data`` (a path or None) and ``args.seed``. `assets` is None in training; later it is what
@@ -13,6 +13,7 @@ A model is a module, in the `models` package or in a file of the user's own, wit
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import pkgutil
@@ -54,7 +55,7 @@ class Task:
 
     def graphs(self, split: str) -> Graphs | None:
         """The graphs of ``"train"``, ``"dev"`` or ``"test"``, the first `limit`; None if absent."""
-        value = getattr(self, split)
+        value: Graphs | Callable[[], Graphs] | None = getattr(self, split)
         if callable(value):
             value = value()
             setattr(self, split, value)
@@ -86,7 +87,7 @@ class Entry:
         """``DEFAULTS`` of the module."""
         return dict(getattr(self.module, "DEFAULTS", {}))
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+    def add_arguments(self, parser: argparse._ActionsContainer) -> None:
         """Add the model's own options."""
         add = getattr(self.module, "add_arguments", None)
         if add is not None:
@@ -117,6 +118,19 @@ def names() -> list[str]:
             modules = pkgutil.iter_modules(found.__path__)
             return sorted(m.name.replace("_", "-") for m in modules if not m.name.startswith("_"))
     return []
+
+
+def summary(name: str) -> str:
+    """First line of the docstring of the model `name`, read without importing it."""
+    package = next(p for p in PACKAGES if _package(p) is not None)
+    spec = importlib.util.find_spec(f"{package}.{name.replace('-', '_')}")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = ast.get_docstring(ast.parse(Path(spec.origin).read_bytes()))
+    except (OSError, SyntaxError) as error:
+        return f"cannot be read: {error}"
+    return (text or "").partition("\n")[0]
 
 
 def _package(name: str) -> ModuleType | None:

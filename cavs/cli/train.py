@@ -8,30 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from cavs.cli import options
-from cavs.cli.registry import Entry, find, names
+from cavs.cli.registry import Entry
 from cavs.errors import ConfigError
 from cavs.train import DataLoader, Trainer
 from cavs.train.fit import FitResult, best_path
 
 
 def add_parser(commands: Any, argv: list[str]) -> None:
-    """Add the command; the options of a model only if `argv` names it."""
-    parser = commands.add_parser("train", help="train a model", description=__doc__)
-    models = parser.add_subparsers(dest="model", metavar="MODEL", required=True)
-    own = [a for a in argv if a.endswith(".py")][:1] if argv[:1] == ["train"] else []
-    for name in [*names(), *own]:
-        if name not in argv:
-            models.add_parser(name)
-            continue
-        entry = find(name)
-        sub = models.add_parser(name, help=entry.summary, description=entry.summary)
-        add_arguments(sub, entry)
+    """Add the command."""
+    options.add_models(commands, "train", "train a model", argv, add_arguments)
 
 
 def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
-    """All options of ``cavs train`` with `entry`."""
-    own = parser.add_argument_group("model")
-    entry.add_arguments(own)  # type: ignore[arg-type]
+    """All options of ``cavs train`` with `entry` but the model's own."""
     options.add_data_arguments(parser)
     options.add_training_arguments(parser)
     options.add_engine_arguments(parser)
@@ -41,11 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     group.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     group.add_argument("--save-every", type=options.count(1), metavar="STEPS")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
-    known = {action.dest for action in parser._actions}
-    unknown = sorted(set(entry.defaults) - known)
+    unknown = sorted(set(entry.defaults) - set(vars(parser.parse_args([]))))
     if unknown:
         raise ConfigError(f"DEFAULTS of {entry.name} has {unknown[0]!r}, which is no option")
-    parser.set_defaults(run=run, entry=entry, **entry.defaults)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,9 +93,7 @@ def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
             f"{checkpoint} exists", hint="pass --resume, --overwrite, or another --out"
         )
     if args.resume and not checkpoint.exists():
-        raise ConfigError(
-            f"nothing to resume: there is no {checkpoint}", hint="leave --resume out"
-        )
+        raise ConfigError(f"nothing to resume: there is no {checkpoint}", hint="leave --resume out")
     if args.overwrite:
         for old in (checkpoint, best_path(checkpoint), checkpoint.with_name("log.jsonl")):
             old.unlink(missing_ok=True)

@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cavs.errors import GraphError
+from cavs.data import Graph, GraphBatch
 
 SIZE, CLASSES = 6, 3
 
 
-@dataclass(frozen=True)
-class FakeGraph:
-    x: np.ndarray
-    label: np.ndarray
-    num_levels: int = 1
-
-    @property
-    def num_vertices(self) -> int:
-        return len(self.x)
+def make_graph(x: Any, label: Any) -> Graph:
+    return Graph.chain(len(x), features={"x": x, "label": label})
 
 
-@dataclass
-class FakeBatch:
-    ids: np.ndarray
-    values: dict[str, np.ndarray]
-    num_graphs: int
-    roots: np.ndarray
-    scheduled: list[Any] = field(default_factory=list)
-    nbytes: int = 1000
-
-    @property
-    def num_vertices(self) -> int:
-        return len(self.values["x"])
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.values[name]
-
-    def schedule(self, optional: tuple[str, ...]) -> None:
-        self.scheduled.append(optional)
-
-
-def collate(graphs: Sequence[FakeGraph], ids: np.ndarray) -> FakeBatch:
-    for i, graph in zip(ids, graphs, strict=True):
-        if graph.num_vertices == 0:
-            raise GraphError("a graph without vertices", hint="leave it out")
-        if graph.num_levels < 0:
-            raise RuntimeError(f"levels {graph.num_levels} at {i}")
-    values = {k: np.concatenate([getattr(g, k) for g in graphs]) for k in ("x", "label")}
-    ends = np.cumsum([g.num_vertices for g in graphs]) - 1
-    return FakeBatch(np.asarray(ids), values, len(graphs), ends)
-
-
-def make_graphs(count: int, seed: int = 0) -> list[FakeGraph]:
+def make_graphs(count: int, seed: int = 0) -> list[Graph]:
     rng = np.random.default_rng(seed)
     truth = np.random.default_rng(99).normal(size=(SIZE, CLASSES))
     graphs = []
@@ -65,7 +26,7 @@ def make_graphs(count: int, seed: int = 0) -> list[FakeGraph]:
         label = (x @ truth).argmax(axis=1)
         label[rng.random(n) < 0.1] = -1
         label[-1] = (x[-1] @ truth).argmax()
-        graphs.append(FakeGraph(x, label, n % 4))
+        graphs.append(make_graph(x, label))
     return graphs
 
 
@@ -134,10 +95,11 @@ def update(value: Any, g: Any, states: list[Any], h: dict[str, Any]) -> None:
 class FakeSession:
     def __init__(self, model: FakeModel, dropout: float = 0.1) -> None:
         self.model, self.dropout = model, dropout
-        self.optional_features = ("x",)
+        self.optional_features = ("label",)
         self.batches: list[list[int]] = []
         self.changed = 0
         self.on_step: Any = None
+        self.poison: int | None = None  # a graph whose loss is NaN
 
     def parameters_changed(self) -> None:
         self.changed += 1
@@ -156,7 +118,7 @@ class FakeSession:
 
     def step(
         self,
-        batch: FakeBatch,
+        batch: GraphBatch,
         hyper: dict[str, Any],
         states: list[list[np.ndarray]],
         *,
@@ -164,12 +126,14 @@ class FakeSession:
         step: int,
         max_norm: float | None,
     ) -> Outcome:
-        assert batch.scheduled, "the schedule was not made"
-        self.batches.append(batch.ids.tolist())
+        assert batch._schedules, "the schedule was not made"
+        self.batches.append(list(batch.ids))
         rng = np.random.default_rng((seed, step))
         x = batch["x"] * (rng.random(batch["x"].shape) >= self.dropout)
         loss, _, grad = self._forward(x, batch["label"])
         grads = {"output.W": x.T @ grad, "output.b": grad.sum(axis=0)}
+        if self.poison in batch.ids:
+            loss = float("nan")
         norm = float(np.sqrt(sum((g * g).sum() for g in grads.values())))
         if np.isfinite(loss) and np.isfinite(norm):
             scale = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
@@ -180,7 +144,7 @@ class FakeSession:
             self.on_step(step)
         return Outcome(loss, norm)
 
-    def evaluate(self, batch: FakeBatch) -> Evaluation:
-        assert batch.scheduled, "the schedule was not made"
+    def evaluate(self, batch: GraphBatch) -> Evaluation:
+        assert batch._schedules, "the schedule was not made"
         loss, logits, _ = self._forward(batch["x"], batch["label"])
-        return Evaluation(loss, {"logits": logits}, float((batch["label"] >= 0).sum()))
+        return Evaluation(loss, {"output": logits}, float((batch["label"] >= 0).sum()))
