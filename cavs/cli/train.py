@@ -12,6 +12,7 @@ from cavs.cli.registry import Entry
 from cavs.errors import ConfigError
 from cavs.train import DataLoader, Trainer
 from cavs.train.fit import FitResult, best_path
+from cavs.train.log import JsonLines
 
 
 def add_parser(commands: Any, argv: list[str]) -> None:
@@ -64,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.resume:
         trainer.resume(checkpoint)
+    settings = {k: v for k, v in vars(args).items() if k not in ("run", "entry")}
+    JsonLines(folder / "log.jsonl").write("options", **settings)
     if not args.quiet:
         size = sum(p.value.size for p in trainer.parameters.values())
         graphs = f"{len(train.graphs)} training graphs, {len(dev_graphs or ())} to judge by"

@@ -130,7 +130,10 @@ class Run:
     def go(self) -> FitResult:
         """Run to the last epoch, to the end of patience, or to Ctrl-C."""
         trainer, standing = self.trainer, self.standing
-        self._write("start", epoch=standing.epoch, step=trainer.steps, config=trainer.config)
+        about = {"optimizer": repr(trainer.optimizer), "seed": trainer.seed}
+        about |= {"max_norm": trainer.max_norm, "epochs": self.options.epochs}
+        about |= {"loader": self.train.state_dict()}
+        self._write("start", epoch=standing.epoch, step=trainer.steps, **about)
         patience = self.options.patience
         with self.interrupt:
             while standing.epoch < self.options.epochs:
@@ -168,7 +171,7 @@ class Run:
             improved = self._judge(number, values.get(self.monitor.name, train_loss))
             shown = [f"loss {train_loss:.4f}"]
             shown += [f"dev {name} {value:.4f}" for name, value in values.items()]
-            took = f"{bar.rate:.0f} graphs/s  {duration(bar.seconds)}"
+            took = f"{record['graphs_per_second']:.0f} graphs/s  {duration(bar.seconds)}"
             bar.finish("  ".join([*shown, took]) + ("  best so far" if improved else ""))
         standing.epoch, standing.trained = number, False
         standing.loss_sum, standing.loss_count = 0.0, 0

@@ -49,6 +49,7 @@ def test_train_evaluate_predict_info(capsys):
     assert "best epoch" in out
     assert f"saved {BEST}" in out
     log = [json.loads(line) for line in (RUN / "log.jsonl").read_text().splitlines()]
+    assert (log[0]["event"], log[0]["offset"], log[0]["lr"]) == ("options", 0.5, 0.5)
     assert [r["epoch"] for r in log if r["event"] == "epoch"] == [1, 2, 3]
     config = read_checkpoint(LAST).config
     assert config["options"] == {"offset": 0.5}

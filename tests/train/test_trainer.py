@@ -46,7 +46,7 @@ def records(path):
 
 
 def test_training_learns_and_reports(tmp_path):
-    trainer = make(optim.Adagrad(0.5), config={"hidden": 6})
+    trainer = make(optim.Adagrad(0.5))
     log = tmp_path / "logs" / "log.jsonl"
     used = [metrics.accuracy(), metrics.root_accuracy(), metrics.perplexity()]
     before = trainer.evaluate(dev_loader(), used)
@@ -64,7 +64,7 @@ def test_training_learns_and_reports(tmp_path):
     assert result.epochs[result.best_epoch - 1]["dev_accuracy"] == result.best
     written = records(log)
     assert [r["event"] for r in written] == ["start", *["epoch"] * 4, "end"]
-    assert written[0]["config"] == {"hidden": 6}
+    assert written[0]["optimizer"].startswith("Adagrad(lr=0.5")
     assert written[4]["dev_root_accuracy"] == last["dev_root_accuracy"]
 
 
