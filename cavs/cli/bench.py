@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     trainer = Trainer(task.model, optimizer, device=args.device, threads=args.threads)
     started = time.perf_counter()
     loader = DataLoader(graphs, args.batch_size, prefetch=0)
-    loader.prepare = trainer.prepare
+    loader.prepare = trainer.session.prepare
     batches = list(loader)
     prepared = (time.perf_counter() - started) / len(batches)
     record: dict[str, Any] = {

@@ -75,9 +75,9 @@ def predict(args: argparse.Namespace) -> int:
         if len(graphs) == 0:
             raise DataError(f"{args.input} has no graphs")
     loader = DataLoader(graphs, args.batch_size)
-    loader.prepare = trainer.prepare
+    loader.prepare = trainer.session.prepare
     for batch in loader:
-        for line in task.predict(trainer.session.evaluate(batch).outputs, batch):
+        for line in task.predict(trainer.session.predict(batch), batch):
             print(line)
     return 0
 

@@ -28,9 +28,12 @@ class EvalOutcome(Protocol):
 class Engine(Protocol):
     """The session a trainer drives (`cavs.runtime.Session`)."""
 
-    @property
-    def optional_features(self) -> tuple[str, ...]:
-        """Features that may be absent, as the schedule needs them."""
+    def prepare(self, batch: Any) -> None:
+        """Make the schedule of a coming batch; safe in a background thread."""
+        ...
+
+    def invalidate(self) -> None:
+        """Take note that parameters were written from outside."""
         ...
 
     def step(
@@ -48,4 +51,8 @@ class Engine(Protocol):
 
     def evaluate(self, batch: Any) -> EvalOutcome:
         """Forward only."""
+        ...
+
+    def predict(self, batch: Any) -> dict[str, Array]:
+        """The outputs of a forward run by name; the batch needs no labels."""
         ...

@@ -245,7 +245,7 @@ class Run:
         if self.best_values is not None:
             for name, values in self.best_values.items():
                 np.copyto(self.trainer.parameters[name].value, values)
-            self.trainer.parameters_changed()
+            self.trainer.session.invalidate()
         elif self.options.checkpoint is not None and self.standing.best is not None:
             self.trainer.load(best_path(self.options.checkpoint))
 

@@ -126,12 +126,12 @@ def batch_roots(batch: Any) -> NDArray[np.int64]:
     return np.flatnonzero(is_root)
 
 
-def perplexity(name: str = "perplexity") -> Metric:
-    """``exp`` of the mean loss a term: for a loss that is a cross-entropy in nats."""
+def perplexity(label: str = "label", name: str = "perplexity") -> Metric:
+    """``exp`` of the loss, for a loss that is the mean cross-entropy over labels >= 0."""
 
     def measure(outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
-        weight = float(outputs["weight"])
-        return float(outputs["loss"]) * weight, weight
+        count = float(np.count_nonzero(np.asarray(batch[label]) >= 0))
+        return float(outputs["loss"]) * count, count
 
     return Metric(name, measure, "lower", _exp)
 

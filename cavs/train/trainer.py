@@ -110,13 +110,9 @@ class Trainer:
             hint="look for NaN in the features of these graphs, lower lr, or set max_norm",
         )
 
-    def prepare(self, batch: Any) -> None:
-        """Make the schedule of `batch`; a `DataLoader` calls this in the background."""
-        batch.schedule(self.session.optional_features)
-
     def _attach(self, loader: Iterable[Any]) -> None:
         if isinstance(loader, DataLoader) and loader.prepare is None:
-            loader.prepare = self.prepare
+            loader.prepare = self.session.prepare
 
     def evaluate(
         self,
@@ -239,7 +235,7 @@ class Trainer:
         Raises `CheckpointError`, with the model untouched, if the file does not fit.
         """
         load_parameters(self.model, path)
-        self.parameters_changed()
+        self.session.invalidate()
 
     def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Continue the run that wrote `path`: the next `fit` goes on where it stood.
@@ -270,7 +266,7 @@ class Trainer:
             np.copyto(array, stored.parameters[name])
             for state, saved in zip(arrays, stored.states[name], strict=True):
                 np.copyto(state, saved)
-        self.parameters_changed()
+        self.session.invalidate()
         self.steps, self.seed, self._resumed = step, seed, stored.progress
         self.last_checkpoint = Path(path)
         return stored
@@ -290,13 +286,6 @@ class Trainer:
             )
         saved = (stored.states[name] for name in self.parameters)
         check_fit(path, "optimiser states", flat(saved), flat(self.states))
-
-    def parameters_changed(self) -> None:
-        """Tell the engine that parameters were written from outside."""
-        # The engine keeps packed copies of the weights.
-        changed = getattr(self.session, "parameters_changed", None)
-        if changed is not None:
-            changed()
 
 
 def _graphs(batch: Any) -> str:

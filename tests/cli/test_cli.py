@@ -118,7 +118,7 @@ def test_schedules_and_optimizers(schedule):
         (("train", TOY, "--momentum", "0.9"), "only sgd takes it"),
         (("train", TOY, "--lr", "-1"), "lr is -1"),
         (("train", TOY, "--device", "cuda"), "DeviceError"),
-        (("train", TOY, "--out", "/proc/none"), "cannot write the checkpoint"),
+        (("train", TOY, "--out", "/proc/none"), "cannot write the log"),
         (("evaluate", "nothing"), "No such file"),
         (("predict", "nothing"), "exactly one of them"),
         (("info", "nothing"), "No such file"),

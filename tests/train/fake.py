@@ -95,14 +95,20 @@ def update(value: Any, g: Any, states: list[Any], h: dict[str, Any]) -> None:
 class FakeSession:
     def __init__(self, model: FakeModel, dropout: float = 0.1) -> None:
         self.model, self.dropout = model, dropout
-        self.optional_features = ("label",)
         self.batches: list[list[int]] = []
         self.changed = 0
         self.on_step: Any = None
         self.poison: int | None = None  # a graph whose loss is NaN
 
-    def parameters_changed(self) -> None:
+    def prepare(self, batch: GraphBatch) -> None:
+        batch.schedule(("label",))
+
+    def invalidate(self) -> None:
         self.changed += 1
+
+    def predict(self, batch: GraphBatch) -> dict[str, np.ndarray]:
+        assert batch._schedules, "the schedule was not made"
+        return {"output": self._forward(batch["x"], batch["label"])[1]}
 
     def _forward(self, x: np.ndarray, label: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         p = self.model.parameters()

@@ -209,7 +209,7 @@ def test_a_step_that_is_not_finite_updates_nothing():
     before = bits(trainer)
     for ids, text in (([4], "on graphs 4; nothing was updated"), ([*range(80)], r"63, \.\.\.; ")):
         batch = data.batch(GRAPHS[:1] * len(ids), ids)
-        trainer.prepare(batch)
+        trainer.session.prepare(batch)
         with pytest.raises(NumericsError, match=text) as error:
             trainer.step(batch)
         assert "last good checkpoint: none was written" in str(error.value)
