@@ -443,7 +443,8 @@ class Lowering:
         for name in dense:
             node = self.graph.outputs[f"grad:{name}#0"]
             index = self.program.parameters.index(name)
-            self.grad_buffers[name] = self._buffer("grad", index, ONE_SPACE, node.type.width, name)
+            columns = node.shape[-1]  # the engine strides a gradient by its columns
+            self.grad_buffers[name] = self._buffer("grad", index, ONE_SPACE, columns, name)
         return result
 
     def _reduction(self, n: Node, gradients: dict[Node, str]) -> None:
@@ -470,8 +471,8 @@ class Lowering:
             )
             return
         buffer = self.grad_buffers[owner] if owner else self._arena(n)
-        out: Operand = (buffer, 0, n.type.width, "self", "none", 0)
         if name == "matmul_tn":
+            out: Operand = (buffer, 0, n.shape[1], "self", "none", 0)
             add(
                 Instruction(
                     "matmul_tn", space, inputs=flat, out=out, accumulate=owner is not None,

@@ -82,6 +82,10 @@ class Parameter:
         self._value = np.ascontiguousarray(drawn, dtype=dtype)
         self._value = self._value.copy() if not self._value.flags.writeable else self._value
 
+    def convert(self, dtype: npt.DTypeLike) -> None:
+        """Changes the dtype of the value; sessions made before keep the old array."""
+        self._value = np.ascontiguousarray(self.value, dtype=dtype)
+
     @property
     def value(self) -> npt.NDArray[Any]:
         """The array itself, C-contiguous; the engine writes it in place."""
