@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.rivals import cells, fused_cells
 from benchmarks.rivals.base import TorchRunner
+from benchmarks.rivals.buffers import Buffers
+from benchmarks.rivals.loss import cross_entropy_backward
 from benchmarks.rivals.tree_plan import TreePlan, plan_trees
 from benchmarks.samples import Sample
 
@@ -33,21 +34,6 @@ class ManualPlan:
     up: Tensor                       # [rows]
     label: Tensor
     labelled: int
-
-
-class Buffers:
-    """Named float matrices that only ever grow."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Tensor] = {}
-
-    def take(self, name: str, rows: int, width: int) -> Tensor:
-        """A [rows, width] matrix, contiguous; its contents are whatever was there."""
-        kept = self.kept.get(name)
-        if kept is None or kept.numel() < rows * width:
-            kept = torch.zeros(rows * width * 5 // 4)
-            self.kept[name] = kept
-        return kept[: rows * width].view(rows, width)
 
 
 class ManualTreeLSTM(TorchRunner):
@@ -118,13 +104,7 @@ class ManualTreeLSTM(TorchRunner):
         children_c = take("children_c", 2 * inner, n)
         children_h = take("children_h", 2 * inner, n)
 
-        log_p = torch.log_softmax(logits, 1)
-        loss = F.nll_loss(log_p, plan.label, ignore_index=-1)
-        d_logits = log_p.exp_()
-        present = plan.label >= 0
-        labels = plan.label.clamp(min=0).unsqueeze(1)
-        d_logits.scatter_add_(1, labels, torch.full((rows, 1), -1.0))
-        d_logits.mul_((present.float() / plan.labelled).unsqueeze(1))
+        loss, d_logits = cross_entropy_backward(logits, plan.label, plan.labelled)
         torch.mm(h.t(), d_logits, out=g["W_out"])
         torch.sum(d_logits, 0, out=g["b_out"])
         dh_out = take("dh_out", rows, n)
@@ -178,7 +158,7 @@ class ManualTreeLSTM(TorchRunner):
             self.p[name].grad = grad
         return loss, rows_grad
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def infer(self, plan: ManualPlan) -> Tensor:
         return self.forward(plan)
 
