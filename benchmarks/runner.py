@@ -13,8 +13,13 @@ import numpy.typing as npt
 from benchmarks.samples import Sample
 from benchmarks.workloads import Parameters, Workload, initial_parameters
 
+# The products of the workload alone, on our kernels and on PyTorch's.
+_FLOORS = {
+    "floor": "benchmarks.runners_floor:EngineFloor",
+    "floor-torch": "benchmarks.rivals.floor:TorchFloor",
+}
 # workload -> runner -> "module:class"
-_TREE_LSTM = {
+_TREE_LSTM = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:TreeLSTM",
     "naive": "benchmarks.rivals.naive:NaiveTreeLSTM",
     "hand": "benchmarks.rivals.hand_tree:HandTreeLSTM",
@@ -22,13 +27,13 @@ _TREE_LSTM = {
     "manual": "benchmarks.rivals.manual_tree:ManualTreeLSTM",
     "manual-compile": "benchmarks.rivals.manual_tree:ManualTreeLSTMCompiled",
 }
-_TREE_FC = {
+_TREE_FC = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:TreeFC",
     "naive": "benchmarks.rivals.naive:NaiveTreeFC",
     "hand": "benchmarks.rivals.hand_fc:HandTreeFC",
     "manual": "benchmarks.rivals.hand_fc:ManualTreeFC",
 }
-_LSTM = {
+_LSTM = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:LSTM",
     "naive": "benchmarks.rivals.naive:NaiveLSTM",
     "padded": "benchmarks.rivals.lstm:PaddedLSTM",
@@ -45,8 +50,8 @@ RUNNERS: dict[str, dict[str, str]] = {
 }
 
 
-class Runner(ABC):
-    """One program for one model. It owns its parameters, in whatever layout it likes.
+class Timed(ABC):
+    """What the harness times: one program for one model, with parameters in a layout of its own.
 
     ``prepare`` does what depends on the structure of a batch alone (collation, index tensors, the
     schedule) and is timed apart from ``train`` and ``infer``.
@@ -74,7 +79,10 @@ class Runner(ABC):
     def infer(self, plan: Any) -> Any:
         """Logits of every labelled vertex, in the runner's own order; nothing for backward."""
 
-    # What follows serves --refcheck only.
+
+class Runner(Timed):
+    """One program for one model, with what the check of its results needs."""
+
     @abstractmethod
     def parameters(self) -> Parameters:
         """The parameters now."""
@@ -88,7 +96,7 @@ class Runner(ABC):
         """Logits of every labelled vertex [n, classes], in the order of the samples' vertices."""
 
 
-def make_runner(name: str, workload: Workload) -> Runner:
+def make_runner(name: str, workload: Workload) -> Timed:
     """The runner of that name for a workload.
 
     ``cavs-without-PASS`` is cavs with that compiler pass switched off.
@@ -101,5 +109,5 @@ def make_runner(name: str, workload: Workload) -> Runner:
     runner = getattr(importlib.import_module(module), attribute)
     parameters = initial_parameters(workload)
     options = {"without": without} if without else {}
-    made: Runner = runner(workload, parameters, **options)
+    made: Timed = runner(workload, parameters, **options)
     return made

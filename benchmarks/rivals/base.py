@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ class TorchRunner(Runner):
     ``gate_order[name]``: which common block stands at each place of this runner's parameter.
     """
 
-    gate_order: dict[str, tuple[int, ...]] = {}
+    gate_order: ClassVar[dict[str, tuple[int, ...]]] = {}
     autograd = True
 
     def load_parameters(self, parameters: Parameters) -> None:

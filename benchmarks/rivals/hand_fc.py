@@ -24,10 +24,10 @@ from benchmarks.samples import Sample, Tree
 @dataclass(frozen=True)
 class CompletePlan:
     unique: Tensor
-    token: Tensor       # leaf -> place in `unique`
+    token: Tensor  # leaf -> place in `unique`
     leaf_token: Tensor
-    levels: list[int]   # rows of each level; 0: leaves
-    label: Tensor       # of each root
+    levels: list[int]  # rows of each level; 0: leaves
+    label: Tensor  # of each root
 
 
 def complete_plan(samples: SequenceOf[Sample]) -> CompletePlan:
@@ -40,8 +40,13 @@ def complete_plan(samples: SequenceOf[Sample]) -> CompletePlan:
     rows = len(trees) * leaves
     levels = [rows >> level for level in range(leaves.bit_length())]
     label = np.array([tree.label[-1] for tree in trees], np.int64)
-    return CompletePlan(*map(torch.from_numpy, (unique, place, token)), levels,
-                        torch.from_numpy(label))
+    return CompletePlan(
+        torch.from_numpy(unique),
+        torch.from_numpy(place),
+        torch.from_numpy(token),
+        levels,
+        torch.from_numpy(label),
+    )
 
 
 class HandTreeFC(TorchRunner):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +26,11 @@ from benchmarks.samples import Sample
 @dataclass(frozen=True)
 class HandPlan:
     rows: TreePlan
-    unique: Tensor                   # distinct tokens
-    token: Tensor                    # leaf -> place in `unique`
-    splits: list[list[int]]          # of each level: sizes of the chunks later levels consume
+    unique: Tensor  # distinct tokens
+    token: Tensor  # leaf -> place in `unique`
+    splits: list[list[int]]  # of each level: sizes of the chunks later levels consume
     pieces: list[list[tuple[int, int]]]  # of each inner level: (level, chunk) it consumes
-    lookup: list[Tensor]             # of each inner level: pool rows as left, right, left, ...
+    lookup: list[Tensor]  # of each inner level: pool rows as left, right, left, ...
     label: Tensor
 
 
@@ -62,7 +63,7 @@ def hand_plan(samples: SequenceOf[Sample]) -> HandPlan:
 class HandTreeLSTM(TorchRunner):
     """Gates stand as u, i, o, f_l, f_r: one tanh slice, one sigmoid slice, one bias for both."""
 
-    gate_order = {"W": (2, 0, 1), "U": (2, 0, 1, 3, 4), "b": (2, 0, 1, 3, 4)}
+    gate_order: ClassVar = {"W": (2, 0, 1), "U": (2, 0, 1, 3, 4), "b": (2, 0, 1, 3, 4)}
     leaf_states_by_token = False
 
     def prepare(self, samples: SequenceOf[Sample]) -> HandPlan:

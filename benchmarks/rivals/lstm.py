@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +27,15 @@ from benchmarks.workloads import Parameters
 @dataclass(frozen=True)
 class SequencePlan:
     unique: Tensor
-    token: Tensor        # row -> place in `unique`
-    row_token: Tensor    # row -> token
-    steps: list[int]     # sequences still running at each step
+    token: Tensor  # row -> place in `unique`
+    row_token: Tensor  # row -> token
+    steps: list[int]  # sequences still running at each step
     batch_sizes: Tensor  # the same
-    label: Tensor        # [rows]
+    label: Tensor  # [rows]
     vertex: npt.NDArray[np.int64]  # row -> number of the token in the batch
     padded_token: Tensor  # [steps, sequences], place in `unique`
-    padded_row: Tensor    # row -> row of the padded matrix
-    before: Tensor        # row of every step but the first -> row of the step before
+    padded_row: Tensor  # row -> row of the padded matrix
+    before: Tensor  # row of every step but the first -> row of the step before
 
 
 def plan_sequences(samples: SequenceOf[Sample]) -> SequencePlan:
@@ -43,7 +44,7 @@ def plan_sequences(samples: SequenceOf[Sample]) -> SequencePlan:
     longest = np.argsort(-lengths, kind="stable")
     sorted_lengths = lengths[longest]
     count, most = len(lengths), int(sorted_lengths[0])
-    running = np.arange(most)[:, None] < sorted_lengths[None, :]      # [steps, sequences]
+    running = np.arange(most)[:, None] < sorted_lengths[None, :]  # [steps, sequences]
     padded_row = np.flatnonzero(running)
     step, sequence = np.divmod(padded_row, count)
     vertex = first[longest][sequence] + step
@@ -150,7 +151,7 @@ class HandLSTM(_LSTM):
     Gates stand as g, i, f, o: one tanh slice, one sigmoid slice.
     """
 
-    gate_order = {"W": (2, 0, 1, 3), "U": (2, 0, 1, 3), "b": (2, 0, 1, 3)}
+    gate_order: ClassVar = {"W": (2, 0, 1, 3), "U": (2, 0, 1, 3), "b": (2, 0, 1, 3)}
 
     def states(self, plan: SequencePlan, embedding_rows: Tensor) -> Tensor:
         n, p = self.sizes.hidden, self.p

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from benchmarks.samples import Sample
 class ManualLSTM(TorchRunner):
     """Gates stand as g, i, f, o."""
 
-    gate_order = {"W": (2, 0, 1, 3), "U": (2, 0, 1, 3), "b": (2, 0, 1, 3)}
+    gate_order: ClassVar = {"W": (2, 0, 1, 3), "U": (2, 0, 1, 3), "b": (2, 0, 1, 3)}
     autograd = False
     cell_forward: Callable[..., None] = staticmethod(cells.lstm_forward)
     cell_backward: Callable[..., None] = staticmethod(cells.lstm_backward)
@@ -82,9 +83,7 @@ class ManualLSTM(TorchRunner):
         torch.sum(gates, 0, out=g["b"])
         dx = take("dx", rows, self.sizes.embedding)
         torch.mm(gates, p["W"].t(), out=dx)
-        grad = torch.ops.aten.embedding_dense_backward(
-            dx, plan.token, len(plan.unique), -1, False
-        )
+        grad = torch.ops.aten.embedding_dense_backward(dx, plan.token, len(plan.unique), -1, False)
         return loss, grad
 
     @torch.no_grad()

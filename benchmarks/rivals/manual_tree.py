@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +29,11 @@ from benchmarks.samples import Sample
 class ManualPlan:
     rows: TreePlan
     unique: Tensor
-    token: Tensor                    # leaf -> place in `unique`
+    token: Tensor  # leaf -> place in `unique`
     leaf_token: Tensor
-    levels: list[tuple[int, int]]    # rows of each level
-    child: Tensor                    # [2 * inner]
-    up: Tensor                       # [rows]
+    levels: list[tuple[int, int]]  # rows of each level
+    child: Tensor  # [2 * inner]
+    up: Tensor  # [rows]
     label: Tensor
     labelled: int
 
@@ -39,7 +41,7 @@ class ManualPlan:
 class ManualTreeLSTM(TorchRunner):
     """Gates stand as u, i, o, f_l, f_r."""
 
-    gate_order = {"W": (2, 0, 1), "U": (2, 0, 1, 3, 4), "b": (2, 0, 1, 3, 4)}
+    gate_order: ClassVar = {"W": (2, 0, 1), "U": (2, 0, 1, 3, 4), "b": (2, 0, 1, 3, 4)}
     autograd = False
     leaf_forward: Callable[..., None] = staticmethod(cells.leaf_forward)
     leaf_backward: Callable[..., None] = staticmethod(cells.leaf_backward)
@@ -59,7 +61,7 @@ class ManualTreeLSTM(TorchRunner):
             torch.from_numpy(unique),
             torch.from_numpy(token),
             torch.from_numpy(rows.leaf_token),
-            list(zip(bounds[:-1], bounds[1:], strict=True)),
+            list(pairwise(bounds)),
             torch.from_numpy(rows.child.ravel()),
             torch.from_numpy(rows.up),
             torch.from_numpy(rows.label),

@@ -1,4 +1,4 @@
-"""Index arrays of a batch of binary trees, level by level, in NumPy without a loop over vertices."""
+"""Index arrays of a batch of binary trees, level by level, without a loop over vertices."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class TreePlan:
     Level l has rows level_rows[l] .. level_rows[l + 1]; level 0 is the leaves.
     """
 
-    level_rows: Longs      # [levels + 1]
-    leaf_token: Longs      # [leaves]
-    child: Longs           # [inner, 2]: rows of the children of row `leaves + i`
-    up: Longs              # [rows]: 2 * (row of the parent - leaves) + side, or 2 * inner at a root
-    label: Longs           # [rows]; -1 where there is none
-    vertex: Longs          # [rows]: the vertex's number in the batch
-    consumed: Longs        # [levels, levels]: rows of level j whose parent is at level l (0: roots)
-    pool_position: Longs   # [rows]: place among all rows that the parent's level consumes
+    level_rows: Longs  # [levels + 1]
+    leaf_token: Longs  # [leaves]
+    child: Longs  # [inner, 2]: rows of the children of row `leaves + i`
+    up: Longs  # [rows]: 2 * (row of the parent - leaves) + side, or 2 * inner at a root
+    label: Longs  # [rows]; -1 where there is none
+    vertex: Longs  # [rows]: the vertex's number in the batch
+    consumed: Longs  # [levels, levels]: rows of level j whose parent is at level l (0: roots)
+    pool_position: Longs  # [rows]: place among all rows that the parent's level consumes
 
     @property
     def leaves(self) -> int:

@@ -13,9 +13,7 @@ EPSILON = 1e-10  # of Adagrad
 class Updates:
     """SGD or Adagrad. Of the embedding only the rows a batch touched move."""
 
-    def __init__(
-        self, kind: str, lr: float, dense: SequenceOf[Tensor], embedding: Tensor
-    ) -> None:
+    def __init__(self, kind: str, lr: float, dense: SequenceOf[Tensor], embedding: Tensor) -> None:
         if kind not in ("sgd", "adagrad"):
             raise ValueError(f"optimizer {kind!r}; there are sgd and adagrad")
         self.lr = lr
