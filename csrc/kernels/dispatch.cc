@@ -1,1 +1,72 @@
-// Picks the kernel table; see kernels.h.
+// Picks the kernel table of the best instruction set, once.
+#include "kernels/dispatch.h"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <type_traits>
+
+namespace cavs {
+namespace {
+
+struct Isa {
+  const char* name;
+  bool supported;
+  const IsaTable<float>* float_table;
+  const IsaTable<double>* double_table;
+};
+
+std::vector<Isa> built_isas() {
+  return {
+      {"base", true, &base::kFloat, &base::kDouble},
+#ifdef CAVS_HAVE_AVX2
+      {"avx2", __builtin_cpu_supports("x86-64-v3") > 0, &avx2::kFloat, &avx2::kDouble},
+#endif
+#ifdef CAVS_HAVE_AVX512
+      {"avx512", __builtin_cpu_supports("x86-64-v4") > 0, &avx512::kFloat, &avx512::kDouble},
+#endif
+  };
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+std::string chosen_isa() {
+  const char* wish = std::getenv("CAVS_ISA");
+  return wish != nullptr && *wish != '\0' ? wish : supported_isas().back();
+}
+
+}  // namespace
+
+std::vector<std::string> supported_isas() {
+  std::vector<std::string> names;
+  for (const Isa& isa : built_isas())
+    if (isa.supported) names.push_back(isa.name);
+  return names;
+}
+
+template <class T>
+const IsaTable<T>& isa_table(const std::string& name) {
+  for (const Isa& isa : built_isas()) {
+    if (name != isa.name || !isa.supported) continue;
+    if constexpr (std::is_same_v<T, float>) return *isa.float_table;
+    else return *isa.double_table;
+  }
+  throw std::runtime_error("instruction set \"" + name + "\" (CAVS_ISA): this machine and build have " +
+                           joined(supported_isas()));
+}
+
+template <class T>
+const Kernels<T>& kernels() {
+  static const Kernels<T>& table = isa_table<T>(chosen_isa()).kernels;
+  return table;
+}
+
+template const IsaTable<float>& isa_table<float>(const std::string&);
+template const IsaTable<double>& isa_table<double>(const std::string&);
+template const Kernels<float>& kernels<float>();
+template const Kernels<double>& kernels<double>();
+
+}  // namespace cavs

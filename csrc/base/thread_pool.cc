@@ -1,0 +1,192 @@
+#include "base/thread_pool.h"
+
+#include <pthread.h>
+
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/processors.h"
+
+namespace cavs {
+namespace {
+
+// Long enough to bridge the serial code between two regions, short enough not to hold a core that
+// somebody else needs.
+constexpr std::chrono::microseconds kSpin{30};
+
+thread_local bool t_inside = false;
+
+void pause_core() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waits until `value` is no longer `old`: spins, then sleeps on it.
+template <class T>
+void wait_for_change(const std::atomic<T>& value, T old) {
+  for (int i = 0; i < 64; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    pause_core();
+  }
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  while (std::chrono::steady_clock::now() < end) {
+    for (int i = 0; i < 16; ++i) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      pause_core();
+    }
+  }
+  value.wait(old, std::memory_order_acquire);
+}
+
+struct InsideRegion {
+  InsideRegion() { t_inside = true; }
+  ~InsideRegion() { t_inside = false; }
+};
+
+// The workers of one setting of the number of threads.
+class Team {
+ public:
+  using Function = void (*)(void*, int);
+
+  explicit Team(int num_threads) : workers_(static_cast<size_t>(num_threads)) {
+    for (size_t t = 1; t < workers_.size(); ++t)
+      workers_[t].thread = std::thread([this, t] { work(static_cast<int>(t)); });
+  }
+  ~Team() {
+    stopping_ = true;
+    for (Worker& worker : workers_) wake(worker);
+    for (Worker& worker : workers_)
+      if (worker.thread.joinable()) worker.thread.join();
+  }
+
+  void run(int num_tasks, void* task, Function function) {
+    const InsideRegion inside;
+    task_ = task;
+    function_ = function;
+    remaining_.store(num_tasks - 1, std::memory_order_relaxed);
+    for (int t = 1; t < num_tasks; ++t) wake(workers_[static_cast<size_t>(t)]);
+    call(0);
+    for (int left; (left = remaining_.load(std::memory_order_acquire)) > 0;)
+      wait_for_change(remaining_, left);
+    std::exception_ptr first;
+    for (int t = num_tasks - 1; t >= 0; --t) {
+      std::exception_ptr& error = workers_[static_cast<size_t>(t)].error;
+      if (error) first = error;
+      error = nullptr;
+    }
+    if (first) std::rethrow_exception(first);
+  }
+
+ private:
+  struct alignas(64) Worker {
+    std::atomic<uint32_t> regions{0};  // bumped to start the worker on a region, or to stop it
+    std::exception_ptr error;
+    std::thread thread;
+  };
+
+  static void wake(Worker& worker) {
+    worker.regions.fetch_add(1, std::memory_order_release);
+    worker.regions.notify_one();
+  }
+
+  void work(int t) {
+    const InsideRegion inside;
+    Worker& self = workers_[static_cast<size_t>(t)];
+    for (uint32_t seen = 0;; ++seen) {
+      wait_for_change(self.regions, seen);
+      if (stopping_) return;
+      call(t);
+      if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) remaining_.notify_one();
+    }
+  }
+
+  void call(int t) noexcept {
+    try {
+      function_(task_, t);
+    } catch (...) {
+      workers_[static_cast<size_t>(t)].error = std::current_exception();
+    }
+  }
+
+  std::vector<Worker> workers_;  // [0] is the caller's place
+  bool stopping_ = false;
+  void* task_ = nullptr;
+  Function function_ = nullptr;
+  alignas(64) std::atomic<int> remaining_{0};
+};
+
+}  // namespace
+
+void SpinBarrier::wait() {
+  const uint32_t phase = phase_.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == parties_) {
+    arrived_.store(0, std::memory_order_relaxed);  // before the phase: nobody arrives until then
+    phase_.store(phase + 1, std::memory_order_release);
+    phase_.notify_all();
+  } else {
+    wait_for_change(phase_, phase);
+  }
+}
+
+struct ThreadPool::State {
+  std::mutex region;  // held while one runs
+  std::atomic<int> num_threads{0};
+  std::unique_ptr<Team> team;  // made with the first region: importing the engine starts no thread
+};
+
+ThreadPool::ThreadPool(int num_threads) : state_(new State) { set_num_threads(num_threads); }
+ThreadPool::~ThreadPool() { delete state_; }
+
+bool ThreadPool::inside_region() { return t_inside; }
+int ThreadPool::num_threads() const { return state_->num_threads.load(); }
+
+void ThreadPool::abandon() {
+  const int n = num_threads();
+  state_ = new State;  // the old one is lost on purpose: its threads and locks cannot be ended
+  state_->num_threads = n;
+}
+
+void ThreadPool::set_num_threads(int n) {
+  if (n < 1 || n > kMaxThreads)
+    throw std::invalid_argument("the number of threads must be from 1 to " +
+                                std::to_string(kMaxThreads) + ", not " + std::to_string(n));
+  if (t_inside) throw std::logic_error("the number of threads cannot change in a parallel region");
+  const std::lock_guard lock(state_->region);
+  if (state_->num_threads == n) return;
+  state_->team.reset();
+  state_->num_threads = n;
+}
+
+void ThreadPool::run(int num_tasks, void* task, Function function) {
+  if (num_tasks <= 1 || t_inside) {
+    for (int t = 0; t < num_tasks; ++t) function(task, t);
+    return;
+  }
+  State& s = *state_;
+  const std::lock_guard lock(s.region);
+  if (num_tasks > s.num_threads)
+    throw std::invalid_argument(std::to_string(num_tasks) + " tasks for " +
+                                std::to_string(s.num_threads) + " threads");
+  if (s.team == nullptr) s.team = std::make_unique<Team>(s.num_threads);
+  s.team->run(num_tasks, task, function);
+}
+
+ThreadPool& thread_pool() {
+  // Never destroyed: at exit the workers sleep, and nobody waits for them.
+  static ThreadPool* pool = [] {
+    static ThreadPool* made = new ThreadPool(default_num_threads());
+    pthread_atfork(nullptr, nullptr, [] { made->abandon(); });
+    return made;
+  }();
+  return *pool;
+}
+
+}  // namespace cavs

@@ -1,0 +1,18 @@
+// Instruction sets by name; kernels.h has the table everybody uses.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/isa_table.h"
+
+namespace cavs {
+
+// Those built in that this machine runs, best last.
+std::vector<std::string> supported_isas();
+
+// Throws std::runtime_error unless `isa` is one of supported_isas().
+template <class T>
+const IsaTable<T>& isa_table(const std::string& isa);
+
+}  // namespace cavs

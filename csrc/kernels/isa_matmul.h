@@ -1,0 +1,102 @@
+// Products with a packed weight. The rows of A are read where they lie when one source holds them
+// whole; several sources or segment sums are first joined into contiguous scratch, a block of rows
+// at a time. An element of C is the same sum in the same order whatever rows surround it.
+#pragma once
+
+#include "kernels/isa_tile.h"
+
+namespace cavs::CAVS_ISA {
+namespace {
+
+constexpr int64_t kBlockBytes = 128 * 1024;  // of A: half of a small L2, beside the panel
+constexpr int64_t kDepth = 1024;             // rows of a panel used before C is written back
+
+template <class T>
+CAVS_INLINE int64_t block_rows(int64_t k) {
+  const int64_t fit = kBlockBytes / (static_cast<int64_t>(sizeof(T)) * larger(k, 1));
+  return smaller(larger(fit / kTileRows, 1), 16) * kTileRows;
+}
+
+template <class T>
+size_t packed_size(int64_t k, int64_t n) {
+  return static_cast<size_t>(ceil_div(n, kPanel<T>) * kPanel<T> * k);
+}
+
+template <class T>
+void pack(const T* w, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols,
+          int64_t k0, int64_t n0, int64_t k, int64_t, T* packed) {
+  constexpr int64_t width = kPanel<T>;
+  for (int64_t j = 0; j < cols;) {  // a run of columns inside one panel
+    const int64_t column = n0 + j, run = smaller(cols - j, width - column % width);
+    T* out = packed + (column / width) * k * width + k0 * width + column % width;
+    const T* in = w + j * col_stride;
+    if (col_stride == 1) {
+      for (int64_t i = 0; i < rows; ++i) copy(out + i * width, in + i * row_stride, run);
+    } else {
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t c = 0; c < run; ++c) out[i * width + c] = in[i * row_stride + c * col_stride];
+    }
+    j += run;
+  }
+}
+
+// Scratch: a row of zeros, then the joined rows of a block.
+template <class T>
+size_t matmul_scratch(int64_t k) {
+  return static_cast<size_t>((block_rows<T>(k) + 1) * k);
+}
+
+// Pointers to rows [r, r + rows) of A; `joined` is where row r of the block would be joined.
+template <class T>
+CAVS_INLINE RowsOfA<T> rows_of(const Source<T>* a, int64_t r, int64_t rows, int64_t k,
+                               const T* joined, const T* zeros) {
+  RowsOfA<T> out;
+  for (int64_t i = 0; i < kTileRows; ++i) {
+    const int64_t j = smaller(i, rows - 1);
+    if (joined != nullptr) {
+      out.row[i] = joined + j * k;
+    } else {
+      const T* row = plain_row(*a, r + j);
+      out.row[i] = row != nullptr ? row : zeros;
+    }
+  }
+  return out;
+}
+
+template <class T>
+void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, const T* packed,
+            int64_t k, int64_t n, int64_t p0, int64_t p1, T* c, int64_t c_stride, int64_t c_base,
+            bool accumulate, T* scratch) {
+  constexpr int64_t width = kPanel<T>;
+  const bool in_place = num_sources == 1 && a->map != RowMap::kSegmentSum;
+  T* zeros = scratch;
+  T* joined = in_place ? nullptr : scratch + k;
+  if (in_place && a->map == RowMap::kIndex) fill(zeros, T(0), k);
+  const int64_t block = block_rows<T>(k);
+  for (int64_t b0 = r0; b0 < r1; b0 += block) {
+    const int64_t rows = smaller(block, r1 - b0);
+    if (!in_place)
+      for (int64_t i = 0; i < rows; ++i) join_row(a, num_sources, b0 + i, joined + i * k);
+    const int64_t tiles = ceil_div(rows, kTileRows);
+    for (int64_t p = p0; p < p1; ++p) {
+      const int64_t cols = smaller(width, n - p * width);
+      int64_t k0 = 0;
+      do {  // once for k = 0 too: C must be written
+        const int64_t depth = smaller(kDepth, k - k0);
+        for (int64_t t = 0; t < tiles; ++t) {  // tiles as equal as they can be
+          const int64_t t0 = rows * t / tiles, t1 = rows * (t + 1) / tiles;
+          RowsOfA<T> of = rows_of(a, b0 + t0, t1 - t0, k,
+                                  joined == nullptr ? nullptr : joined + t0 * k, zeros);
+          for (const T*& row : of.row) row += k0;
+          run_tile(t1 - t0, of, depth, packed + (p * k + k0) * width,
+                   c + (b0 + t0 - c_base) * c_stride + p * width, c_stride, cols,
+                   accumulate || k0 > 0);
+        }
+        k0 += kDepth;
+      } while (k0 < k);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cavs::CAVS_ISA

@@ -1,0 +1,126 @@
+// Kernels over whole rows: column sums, copies, segment maxima and cross entropy.
+#pragma once
+
+#include "kernels/isa_math.h"
+#include "kernels/isa_source.h"
+
+namespace cavs::CAVS_ISA {
+namespace {
+
+// Column sums. Four rows at a time, each still added in ascending order.
+template <class T>
+void sum_rows(const Source<T>& source, int64_t r0, int64_t r1, T* out, bool accumulate) {
+  const int64_t n = source.width;
+  if (!accumulate) fill(out, T(0), n);
+  // Segments: every row of every segment is simply one more row.
+  const bool segments = source.map == RowMap::kSegmentSum;
+  const int64_t first = segments && r0 < r1 ? source.offsets[r0] : r0;
+  const int64_t last = segments && r0 < r1 ? source.offsets[r1] : r1;
+  const T* rows[4];
+  int found = 0;
+  for (int64_t j = first; j < last; ++j) {
+    const T* row = segments ? segment_row(source, j) : plain_row(source, j);
+    if (row == nullptr) continue;
+    rows[found++] = row;
+    if (found < 4) continue;
+    found = 0;
+    for_each_vector<T>(
+        n,
+        [&](int64_t i) {
+          store(out + i, (((load(out + i) + load(rows[0] + i)) + load(rows[1] + i)) +
+                          load(rows[2] + i)) + load(rows[3] + i));
+        },
+        [&](int64_t i, int c) {
+          Vector<T> sum = load_partial(out + i, c);
+          for (const T* r : rows) sum += load_partial(r + i, c);
+          store_partial(out + i, sum, c);
+        });
+  }
+  for (int i = 0; i < found; ++i) add(out, out, rows[i], n);
+}
+
+template <class T>
+void copy_rows(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
+               int64_t base) {
+  for (int64_t r = r0; r < r1; ++r)
+    copy_row(source, r, 0, source.width, out + (r - base) * stride);
+}
+
+template <class T>
+void segment_max(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
+                 int64_t base) {
+  const int64_t n = source.width;
+  for (int64_t r = r0; r < r1; ++r) {
+    T* best = out + (r - base) * stride;
+    bool empty = true;
+    for (int64_t j = source.offsets[r]; j < source.offsets[r + 1]; ++j) {
+      const T* row = segment_row(source, j);
+      if (row == nullptr) continue;
+      if (empty) {
+        copy(best, row, n);
+      } else {
+        for_each_vector<T>(
+            n, [&](int64_t i) { store(best + i, maximum<T>(load(row + i), load(best + i))); },
+            [&](int64_t i, int c) {
+              store_partial(best + i,
+                            maximum<T>(load_partial(row + i, c), load_partial(best + i, c)), c);
+            });
+      }
+      empty = false;
+    }
+    if (empty) fill(best, T(0), n);
+  }
+}
+
+// The sum of exp(x - shift); the terms also go to `out` unless it is null.
+template <class T>
+T exp_sum(const T* x, int64_t n, T shift, T* out) {
+  Vector<T> sum{};
+  for_each_vector<T>(
+      n,
+      [&](int64_t i) {
+        const Vector<T> e = exponential<T>(load(x + i) - shift);
+        if (out != nullptr) store(out + i, e);
+        sum += e;
+      },
+      [&](int64_t i, int c) {
+        const Vector<T> e = exponential<T>(load_partial(x + i, c) - shift);
+        if (out != nullptr) store_partial(out + i, e, c);
+        sum += iota<T>() < c ? e : Vector<T>{};
+      });
+  return lane_sum<T>(sum);
+}
+
+template <class T>
+void cross_entropy(const Source<T>& logits, const int32_t* label, int64_t r0, int64_t r1, T* loss,
+                   int64_t loss_stride, int64_t loss_base, T* grad, int64_t grad_stride,
+                   int64_t grad_base) {
+  const int64_t n = logits.width;
+  for (int64_t r = r0; r < r1; ++r) {
+    T* l = loss != nullptr ? loss + (r - loss_base) * loss_stride : nullptr;
+    T* g = grad != nullptr ? grad + (r - grad_base) * grad_stride : nullptr;
+    const int32_t y = label[r];
+    const T* x = plain_row(logits, r);
+    if (y < 0 || x == nullptr) {
+      // No logits are all equal ones.
+      const T p = y < 0 ? T(0) : T(1) / static_cast<T>(n);
+      if (l != nullptr) *l = y < 0 ? T(0) : logarithm<T>(broadcast(static_cast<T>(n)))[0];
+      if (g != nullptr) fill(g, p, n);
+      if (g != nullptr && y >= 0 && y < n) g[y] -= T(1);
+      continue;
+    }
+    const T top = max_of(x, n);
+    const T truth = y < n ? x[y] : static_cast<T>(__builtin_nan(""));  // read before g is written
+    const T sum = exp_sum(x, n, top, g);
+    if (l != nullptr) *l = (logarithm<T>(broadcast(sum))[0] + top) - truth;
+    if (g == nullptr) continue;
+    const T inverse = T(1) / sum;
+    for_each_vector<T>(
+        n, [&](int64_t i) { store(g + i, load(g + i) * inverse); },
+        [&](int64_t i, int c) { store_partial(g + i, load_partial(g + i, c) * inverse, c); });
+    if (y < n) g[y] -= T(1);
+  }
+}
+
+}  // namespace
+}  // namespace cavs::CAVS_ISA

@@ -1,0 +1,70 @@
+// Finding the row of a Source: most row maps are a pointer, segments of several rows are summed.
+#pragma once
+
+#include "kernels/isa_vector.h"
+
+namespace cavs::CAVS_ISA {
+namespace {
+
+// Row r of a map that is no segment; null: a row of zeros.
+template <class T>
+CAVS_INLINE const T* plain_row(const Source<T>& s, int64_t r) {
+  if (s.map == RowMap::kSelf) return s.data + (r - s.base) * s.stride;
+  if (s.map == RowMap::kOne) return s.data;
+  const int32_t i = s.index[r];
+  return i < 0 ? nullptr : s.data + (i - s.base) * s.stride;
+}
+
+// Row number j of a segment; null: it adds nothing.
+template <class T>
+CAVS_INLINE const T* segment_row(const Source<T>& s, int64_t j) {
+  const int64_t i = s.index != nullptr ? s.index[j] : j;
+  return i < 0 ? nullptr : s.data + (i - s.base) * s.stride;
+}
+
+// Columns [first, first + n) of row r: a pointer into the source where one row is all there is,
+// null for zeros, else the sum, left in `buffer`. Rows are added in ascending order.
+template <class T>
+const T* read_row(const Source<T>& s, int64_t r, int64_t first, int64_t n, T* buffer) {
+  if (s.map != RowMap::kSegmentSum) {
+    const T* row = plain_row(s, r);
+    return row == nullptr ? nullptr : row + first;
+  }
+  const T* sum = nullptr;
+  for (int64_t j = s.offsets[r]; j < s.offsets[r + 1]; ++j) {
+    const T* row = segment_row(s, j);
+    if (row == nullptr) continue;
+    if (sum == nullptr) {
+      sum = row + first;
+    } else {
+      add(buffer, sum, row + first, n);
+      sum = buffer;
+    }
+  }
+  return sum;
+}
+
+// The same into `out`, always.
+template <class T>
+CAVS_INLINE void copy_row(const Source<T>& s, int64_t r, int64_t first, int64_t n, T* out) {
+  const T* row = read_row(s, r, first, n, out);
+  if (row == nullptr) fill(out, T(0), n);
+  else if (row != out) copy(out, row, n);
+}
+
+// All sources side by side.
+template <class T>
+CAVS_INLINE void join_row(const Source<T>* sources, int32_t num_sources, int64_t r, T* out) {
+  for (int32_t i = 0; i < num_sources; ++i) {
+    copy_row(sources[i], r, 0, sources[i].width, out);
+    out += sources[i].width;
+  }
+}
+
+CAVS_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+CAVS_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+CAVS_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+CAVS_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+}  // namespace
+}  // namespace cavs::CAVS_ISA

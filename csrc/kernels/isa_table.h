@@ -1,0 +1,25 @@
+// What each instruction set exports: one table a dtype, and nothing else.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace cavs {
+
+template <class T>
+struct IsaTable {
+  Kernels<T> kernels;
+  // Runs `iterations` of a loop of independent multiply-adds in registers; returns their number.
+  // Timing it gives the ceiling that products are measured against.
+  int64_t (*multiply_adds)(int64_t iterations, T* sink);
+};
+
+#define CAVS_DECLARE_ISA(isa)            \
+  namespace isa {                        \
+  extern const IsaTable<float> kFloat;   \
+  extern const IsaTable<double> kDouble; \
+  }
+CAVS_DECLARE_ISA(base)
+CAVS_DECLARE_ISA(avx2)
+CAVS_DECLARE_ISA(avx512)
+
+}  // namespace cavs

@@ -1,0 +1,97 @@
+// The register tile both products share: R rows by V vectors of the output, all in registers while
+// k runs. A is read by row pointers or from an interleaved copy; B is a packed panel.
+#pragma once
+
+#include "kernels/isa_source.h"
+
+namespace cavs::CAVS_ISA {
+namespace {
+
+// Accumulators, one row of B and one broadcast must fit the register file: 32 registers with
+// AVX-512, 16 without.
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = CAVS_VECTOR_BYTES == 64 ? 4 : 2;
+template <class T>
+constexpr int kPanel = kTileVectors * kLanes<T>;
+
+// Element (i, k) of A is at row[i][k] ...
+template <class T>
+struct RowsOfA {
+  const T* row[kTileRows];
+  CAVS_INLINE T at(int i, int64_t k) const { return row[i][k]; }
+};
+// ... or at data[k * stride + i].
+template <class T>
+struct ColumnsOfA {
+  const T* data;
+  int64_t stride;
+  CAVS_INLINE T at(int i, int64_t k) const { return data[k * stride + i]; }
+};
+
+// c (R x cols) (+)= A (R x depth) B, B's row k at b + k * kPanel; (V - 1) * lanes < cols <= V * lanes.
+template <class T, int R, int V, class A>
+__attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c, int64_t c_stride,
+                                    int cols, bool accumulate) {
+  Vector<T> acc[R][V];
+#pragma GCC unroll 32
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) acc[i][v] = Vector<T>{};
+  A rows = a;  // a local copy: its pointers stay in registers
+  for (int64_t k = 0; k < depth; ++k) {
+    Vector<T> bv[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) bv[v] = load(b + v * kLanes<T>);
+#pragma GCC unroll 32
+    for (int i = 0; i < R; ++i) {
+      const Vector<T> x = broadcast(rows.at(i, k));
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[i][v] += x * bv[v];
+    }
+    b += kPanel<T>;
+  }
+  const int tail = cols - (V - 1) * kLanes<T>;
+#pragma GCC unroll 32
+  for (int i = 0; i < R; ++i) {
+    T* out = c + i * c_stride;
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      T* p = out + v * kLanes<T>;
+      if (v < V - 1 || tail == kLanes<T>) {
+        if (accumulate) acc[i][v] += load(p);
+        store(p, acc[i][v]);
+      } else {
+        if (accumulate) acc[i][v] += load_partial(p, tail);
+        store_partial(p, acc[i][v], tail);
+      }
+    }
+  }
+}
+
+template <class T, int R, class A>
+CAVS_INLINE void tile_rows(const A& a, int64_t depth, const T* b, T* c, int64_t c_stride,
+                           int64_t cols, bool accumulate) {
+  const int n = static_cast<int>(cols);
+  if constexpr (kTileVectors == 4) {
+    if (n > 3 * kLanes<T>) return tile<T, R, kTileVectors>(a, depth, b, c, c_stride, n, accumulate);
+    if (n > 2 * kLanes<T>) return tile<T, R, 3>(a, depth, b, c, c_stride, n, accumulate);
+  }
+  if (n > kLanes<T>) return tile<T, R, 2>(a, depth, b, c, c_stride, n, accumulate);
+  tile<T, R, 1>(a, depth, b, c, c_stride, n, accumulate);
+}
+
+template <class T, class A>
+void run_tile(int64_t rows, const A& a, int64_t depth, const T* b, T* c, int64_t c_stride,
+              int64_t cols, bool accumulate) {
+  switch (rows) {
+    case 1: return tile_rows<T, 1>(a, depth, b, c, c_stride, cols, accumulate);
+    case 2: return tile_rows<T, 2>(a, depth, b, c, c_stride, cols, accumulate);
+    case 3: return tile_rows<T, 3>(a, depth, b, c, c_stride, cols, accumulate);
+    case 4: return tile_rows<T, 4>(a, depth, b, c, c_stride, cols, accumulate);
+    case 5: return tile_rows<T, 5>(a, depth, b, c, c_stride, cols, accumulate);
+    default: return tile_rows<T, 6>(a, depth, b, c, c_stride, cols, accumulate);
+  }
+}
+
+}  // namespace
+}  // namespace cavs::CAVS_ISA
