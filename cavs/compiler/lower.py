@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from cavs.codegen.map import MapProgram, Register
@@ -18,7 +19,7 @@ from cavs.compiler.program import (
 from cavs.compiler.weights import weight_of
 from cavs.errors import CompileError
 from cavs.ir import BatchRule, Graph, Node
-from cavs.passes.access import Piece, is_leaf
+from cavs.passes.access import LOCAL_ARRAYS, Piece, is_leaf
 from cavs.passes.partition import Body, Partition, is_elementwise
 
 
@@ -207,7 +208,7 @@ class Lowering:
             level = 0
             for x, pieces in self.accesses.operands(n):
                 for p in pieces:
-                    for source in self._inside(p.source, inside):
+                    for source in self._inside(p, inside):
                         joined = (
                             self.fuse
                             and fused
@@ -249,14 +250,15 @@ class Lowering:
                 step[n] = max(step[n], bound[n])
             for x, pieces in self.accesses.operands(n):
                 for p in pieces:
+                    if p.array not in LOCAL_ARRAYS:
+                        continue
                     joined = is_elementwise(n) and x is p.source and p.map == "self"
                     limit = step[n] if joined and _joinable(x, n) else step[n] - 1
                     bound[p.source] = min(bound.get(p.source, limit), limit)
 
-    def _inside(self, source: Node, inside: set[Node]) -> list[Node]:
-        if source.op.name == "merge":  # read through the loop's own rows: earlier tasks
-            return []
-        return [source] if source in inside else []
+    def _inside(self, p: Piece, inside: Container[Node]) -> list[Node]:
+        """The node of this body behind a piece; what other tasks made does not count."""
+        return [p.source] if p.source in inside and p.array in LOCAL_ARRAYS else []
 
     def _stored(self, body: Body, group_of: dict[Node, _Group]) -> set[Node]:
         """Nodes of ``body`` that something outside their kernel reads."""
