@@ -58,6 +58,8 @@ class FeatureError(CavsError):
 class GraphError(CavsError, ValueError):
     """An input graph that is no DAG or has dangling indices; names graph and vertex."""
 
+    vertex: int = -1
+
 
 class DataError(CavsError, ValueError):
     """Input text that cannot be read; names file, line and what stands there."""

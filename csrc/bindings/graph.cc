@@ -1,5 +1,203 @@
+#include "graph/graph.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "bindings/module.h"
+#include "schedule/schedule.h"
+
+namespace py = pybind11;
 
 namespace cavs {
-void bind_graph(pybind11::module_&) {}
+namespace {
+
+using Indices = py::array_t<int32_t, py::array::c_style>;
+using Masks = py::array_t<uint32_t, py::array::c_style>;
+
+// A read-only numpy view of memory that `owner` keeps alive.
+py::array view(const int32_t* data, size_t size, const py::object& owner) {
+  py::array_t<int32_t> array(static_cast<py::ssize_t>(size), data, owner);
+  array.attr("setflags")(py::arg("write") = false);
+  return array;
+}
+
+template <class T>
+auto view_of(std::vector<int32_t> T::* member) {
+  return [member](const py::object& self) {
+    const auto& values = self.cast<const T&>().*member;
+    return view(values.data(), values.size(), self);
+  };
+}
+
+py::array owned(const std::vector<int32_t>& values) {
+  return py::array_t<int32_t>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+std::vector<int32_t> to_vector(const Indices& array, const char* name) {
+  if (array.ndim() != 1) {
+    throw py::value_error(std::string(name) + " must have one dimension, found " +
+                          std::to_string(array.ndim()));
+  }
+  return {array.data(), array.data() + array.size()};
+}
+
+void check_size(const py::array& array, int64_t needed, const char* name) {
+  if (array.ndim() != 1 || array.size() != needed) {
+    throw py::value_error(std::string(name) + " must be one-dimensional of " +
+                          std::to_string(needed) + " values, found " +
+                          std::to_string(array.size()) + " in " + std::to_string(array.ndim()) +
+                          " dimensions");
+  }
+}
+
+py::tuple range(const RowRange& rows) { return py::make_tuple(rows.begin, rows.end); }
+
+// cavs::GraphError becomes cavs.errors.GraphError, with its vertex.
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const GraphError& error) {
+    const py::object type = py::module_::import("cavs.errors").attr("GraphError");
+    const py::object value = type(error.what());
+    value.attr("vertex") = error.vertex;
+    PyErr_SetObject(type.ptr(), value.ptr());
+  }
+}
+
+void bind_structures(py::module_& m) {
+  py::classh<Graph>(m, "Graph", "One input graph in CSR form: vertex v gathers its children.")
+      .def(py::init([](const Indices& offsets, const Indices& children) {
+             return std::const_pointer_cast<Graph>(
+                 make_graph(to_vector(offsets, "offsets"), to_vector(children, "children")));
+           }),
+           py::arg("offsets"), py::arg("children"))
+      .def_property_readonly("num_vertices", &Graph::num_vertices)
+      .def_property_readonly("num_edges", &Graph::num_edges)
+      .def_readonly("num_levels", &Graph::num_levels)
+      .def_property_readonly("offsets", view_of(&Graph::offsets))
+      .def_property_readonly("children", view_of(&Graph::children))
+      .def_property_readonly("level", view_of(&Graph::level))
+      .def(
+          "reversed", [](const Graph& graph) { return reverse_graph(graph); },
+          "Every edge turned round, by the original parent and position.")
+      .def(py::pickle(
+          [](const Graph& graph) {
+            return py::make_tuple(owned(graph.offsets), owned(graph.children));
+          },
+          [](const py::tuple& state) {
+            return std::const_pointer_cast<Graph>(
+                make_graph(to_vector(state[0].cast<Indices>(), "offsets"),
+                           to_vector(state[1].cast<Indices>(), "children")));
+          }));
+
+  py::classh<GraphBatch>(m, "GraphBatch", "Several graphs side by side.")
+      .def_property_readonly("num_graphs", &GraphBatch::num_graphs)
+      .def_property_readonly("num_vertices", &GraphBatch::num_vertices)
+      .def_property_readonly("num_edges", &GraphBatch::num_edges)
+      .def_property_readonly("graphs", [](const GraphBatch& batch) { return batch.graphs; })
+      .def_property_readonly("vertex_offsets", view_of(&GraphBatch::vertex_offsets))
+      .def_property_readonly("edge_offsets", view_of(&GraphBatch::edge_offsets));
+
+  m.def("collate", &collate, py::arg("graphs"), py::call_guard<py::gil_scoped_release>(),
+        "Places graphs side by side; GraphError without any.");
+}
+
+void bind_schedule(py::module_& m) {
+  py::classh<Schedule>(m, "Schedule", "Rows, kinds and batch tasks of a batch.")
+      .def_property_readonly("batch", [](const Schedule& s) { return s.batch; })
+      .def_readonly("num_levels", &Schedule::num_levels)
+      .def_readonly("max_arity", &Schedule::max_arity)
+      .def_property_readonly(
+          "kinds",
+          [](const Schedule& s) {
+            py::list kinds;
+            for (const Kind& kind : s.kinds) {
+              kinds.append(py::make_tuple(kind.key, range(kind.rows), range(kind.edges)));
+            }
+            return kinds;
+          },
+          "[(key, (first row, end), (first edge row, end))], ascending key.")
+      .def_property_readonly(
+          "tasks",
+          [](const Schedule& s) {
+            py::list tasks;
+            for (const BatchTask& task : s.tasks) {
+              tasks.append(
+                  py::make_tuple(task.kind, task.level, range(task.rows), range(task.edges)));
+            }
+            return tasks;
+          },
+          "[(kind, level, (first row, end), (first edge row, end))], ascending (level, kind).")
+      .def_property_readonly("order", view_of(&Schedule::order))
+      .def_property_readonly("row", view_of(&Schedule::row))
+      .def_property_readonly("edge_order", view_of(&Schedule::edge_order))
+      .def_property_readonly("edge_offsets", view_of(&Schedule::edge_offsets))
+      .def_property_readonly("child", view_of(&Schedule::child))
+      .def_property_readonly("parent", view_of(&Schedule::parent))
+      .def_property_readonly("out_offsets", view_of(&Schedule::out_offsets))
+      .def_property_readonly("out_edges", view_of(&Schedule::out_edges))
+      .def_property_readonly("graph_of", view_of(&Schedule::graph_of))
+      .def_property_readonly("graph_offsets", view_of(&Schedule::graph_offsets))
+      .def_property_readonly("graph_rows", view_of(&Schedule::graph_rows))
+      .def(
+          "nth_child",
+          [](const py::object& self, int32_t k) {
+            const auto& s = self.cast<const Schedule&>();
+            return view(s.nth_child(k), s.order.size(), self);
+          },
+          py::arg("k"))
+      .def(
+          "nth_edge",
+          [](const py::object& self, int32_t k) {
+            const auto& s = self.cast<const Schedule&>();
+            return view(s.nth_edge(k), s.order.size(), self);
+          },
+          py::arg("k"))
+      .def(
+          "parent_if_nth",
+          [](const py::object& self, int32_t k) {
+            const auto& s = self.cast<const Schedule&>();
+            return view(s.parent_if_nth(k), s.child.size(), self);
+          },
+          py::arg("k"))
+      .def(
+          "permute_vertices",
+          [](const Schedule& s, const Indices& values) {
+            check_size(values, static_cast<int64_t>(s.order.size()), "values");
+            return owned(s.permute_vertices(values.data()));
+          },
+          py::arg("values"))
+      .def(
+          "permute_edges",
+          [](const Schedule& s, const Indices& values) {
+            check_size(values, static_cast<int64_t>(s.edge_order.size()), "values");
+            return owned(s.permute_edges(values.data()));
+          },
+          py::arg("values"));
+
+  m.def(
+      "make_schedule",
+      [](std::shared_ptr<const GraphBatch> batch, const std::optional<Masks>& presence) {
+        if (presence) check_size(*presence, batch->num_vertices(), "presence");
+        const uint32_t* masks = presence ? presence->data() : nullptr;
+        const py::gil_scoped_release release;
+        return make_schedule(std::move(batch), masks);
+      },
+      py::arg("batch").none(false), py::arg("presence") = py::none(),
+      "The schedule of a batch; presence: uint32[num_vertices] masks of optional features.");
+}
+
+}  // namespace
+
+void bind_graph(py::module_& m) {
+  py::register_local_exception_translator(translate);
+  bind_structures(m);
+  bind_schedule(m);
+}
+
 }  // namespace cavs

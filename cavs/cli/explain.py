@@ -1,0 +1,35 @@
+"""``cavs explain MODEL``: every stage of the compiler, and one batch as it runs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cavs.cli import options
+from cavs.cli.registry import Entry
+from cavs.train import DataLoader
+
+
+def add_parser(commands: Any, argv: list[str]) -> None:
+    """Add the command."""
+    text = "show how a model is compiled and scheduled"
+    options.add_models(commands, "explain", text, argv, add_arguments)
+
+
+def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
+    """All options of ``cavs explain`` but the model's own."""
+    options.add_data_arguments(parser)
+    parser.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
+    parser.set_defaults(run=run, seed=0)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what `cavs.explain` says of the model on its first training batch."""
+    import cavs
+
+    entry: Entry = args.entry
+    task = entry.build(args)
+    graphs = task.required("train")[: args.batch_size]
+    batch = next(iter(DataLoader(graphs, args.batch_size, prefetch=0)))
+    print(cavs.explain(task.model, batch))
+    return 0

@@ -1,0 +1,237 @@
+"""Several graphs side by side, with their features in one array each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, final
+
+import numpy as np
+
+from cavs._engine import collate, make_schedule
+from cavs.data.features import Array, FeatureKind, FeatureSpec
+from cavs.data.graph import Graph
+from cavs.errors import FeatureError
+
+_KINDS: tuple[FeatureKind, ...] = ("vertex", "edge", "graph")
+_MAX_OPTIONAL = 32
+
+
+@final
+class GraphBatch:
+    """Graphs that run together; ``cavs.data.batch`` makes it.
+
+    Vertices and edges of graph i come after those of graph i - 1. ``batch["token"]`` is the
+    concatenated feature, of whichever kind. ``ids``: the place of every graph in its data set,
+    where known.
+    """
+
+    def __init__(self, graphs: Sequence[Graph], ids: Sequence[int] | None = None) -> None:
+        if not graphs:
+            raise FeatureError("an empty batch: it needs at least one graph")
+        if ids is not None and len(ids) != len(graphs):
+            raise FeatureError(f"{len(ids)} ids for {len(graphs)} graphs; give one for each")
+        self.ids: tuple[int, ...] | None = None if ids is None else tuple(ids)
+        self.names: tuple[str, ...] = tuple(graph.name for graph in graphs)
+        self.topology: Any = collate([graph.topology for graph in graphs])
+        first = graphs[0].schema
+        if any(graph.schema != first for graph in graphs):
+            graphs = _agree(graphs, self.graph_label)
+        self._features = _concatenate(graphs, lambda graph: graph.features)
+        self._edge_features = _concatenate(graphs, lambda graph: graph.edge_features)
+        self._graph_features = MappingProxyType(
+            {
+                name: _frozen(np.stack([graph.graph_features[name] for graph in graphs]))
+                for name in graphs[0].graph_features
+            }
+        )
+        self._schedules: dict[tuple[str, ...], Any] = {}
+        self._schema: dict[str, FeatureSpec] | None = None
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of graphs, at least 1."""
+        return int(self.topology.num_graphs)
+
+    @property
+    def num_vertices(self) -> int:
+        """The number of vertices of all graphs."""
+        return int(self.topology.num_vertices)
+
+    @property
+    def num_edges(self) -> int:
+        """The number of edges of all graphs."""
+        return int(self.topology.num_edges)
+
+    @property
+    def features(self) -> Mapping[str, Array]:
+        """Vertex features: [num_vertices, ...], int32 or float32, read-only."""
+        return self._features
+
+    @property
+    def edge_features(self) -> Mapping[str, Array]:
+        """Edge features: [num_edges, ...], int32 or float32, read-only."""
+        return self._edge_features
+
+    @property
+    def graph_features(self) -> Mapping[str, Array]:
+        """Features of whole graphs: [num_graphs, ...], int32 or float32, read-only."""
+        return self._graph_features
+
+    def __getitem__(self, name: str) -> Array:
+        for group in (self._features, self._edge_features, self._graph_features):
+            if name in group:
+                return group[name]
+        raise self._unknown(name)
+
+    def __contains__(self, name: object) -> bool:
+        return any(
+            name in group for group in (self._features, self._edge_features, self._graph_features)
+        )
+
+    def graph_label(self, index: int) -> str:
+        """How errors call graph ``index`` of the batch: its id in the data set and its name."""
+        number = index if self.ids is None else self.ids[index]
+        name = self.names[index]
+        return f'graph {number} "{name}"' if name else f"graph {number}"
+
+    def graph_of_vertex(self, vertex: int) -> int:
+        """The graph of the batch that vertex belongs to."""
+        return int(np.searchsorted(self.topology.vertex_offsets, vertex, side="right")) - 1
+
+    def feature_schema(self) -> dict[str, FeatureSpec]:
+        """Every feature by name: kind, dtype, shape of a row, and whether -1 occurs."""
+        if self._schema is None:
+            groups = (self._features, self._edge_features, self._graph_features)
+            self._schema = {
+                name: _spec(kind, values)
+                for kind, group in zip(_KINDS, groups, strict=True)
+                for name, values in group.items()
+            }
+        return dict(self._schema)
+
+    def schedule(self, optional: tuple[str, ...] = ()) -> Any:
+        """The engine's schedule, kept for the next call with the same ``optional``.
+
+        ``optional``: int vertex features that may be absent; bit i of a vertex's presence mask
+        says that ``optional[i]`` is there (>= 0). FeatureError if one is no int feature of
+        vertices.
+        """
+        found = self._schedules.get(optional)
+        if found is None:
+            found = make_schedule(self.topology, self._presence(optional))
+            self._schedules[optional] = found
+        return found
+
+    def _presence(self, optional: tuple[str, ...]) -> Array | None:
+        if not optional:
+            return None
+        if len(optional) > _MAX_OPTIONAL:
+            raise FeatureError(
+                f"{len(optional)} features may be absent; at most {_MAX_OPTIONAL} can"
+            )
+        presence = np.zeros(self.num_vertices, np.uint32)
+        for bit, name in enumerate(optional):
+            if name not in self._features:
+                raise self._unknown(name, "vertex ")
+            values = self._features[name]
+            if values.dtype != np.int32 or values.ndim != 1:
+                raise FeatureError(
+                    f'feature "{name}" cannot be absent: it is {values.dtype} with rows of shape '
+                    f"{values.shape[1:]}; only int features with one number a vertex can"
+                )
+            presence |= (values >= 0).astype(np.uint32) << np.uint32(bit)
+        return presence
+
+    def _unknown(self, name: str, kind: str = "") -> FeatureError:
+        known = ", ".join(f'"{k}" ({v.kind})' for k, v in self.feature_schema().items())
+        return FeatureError(f'no {kind}feature "{name}" in the batch; it has {known or "none"}')
+
+    def __repr__(self) -> str:
+        return (
+            f"GraphBatch({self.num_graphs} graphs, {self.num_vertices} vertices, "
+            f"{self.num_edges} edges)"
+        )
+
+
+def batch(graphs: Sequence[Graph], ids: Sequence[int] | None = None) -> GraphBatch:
+    """Collates graphs. FeatureError if there is none, or if their features disagree."""
+    return GraphBatch(graphs, ids)
+
+
+def _frozen(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
+
+
+def _concatenate(
+    graphs: Sequence[Graph], features: Callable[[Graph], Mapping[str, Array]]
+) -> Mapping[str, Array]:
+    groups = [features(graph) for graph in graphs]
+    return MappingProxyType(
+        {name: _frozen(np.concatenate([group[name] for group in groups])) for name in groups[0]}
+    )
+
+
+def _spec(kind: FeatureKind, values: Array) -> FeatureSpec:
+    is_int = values.dtype == np.int32
+    has_absent = bool(is_int and values.size and values.min() < 0)
+    return FeatureSpec(kind, "int" if is_int else "float", values.shape[1:], has_absent)
+
+
+def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Graph]:
+    """The slow way round: names the two graphs that disagree, forgives what has no rows.
+
+    An empty list of edge features has no dtype of its own, so a graph without edges takes the
+    dtype and shape of the others. The order of the names does not matter either.
+    """
+    # name -> (kind, dtype, row shape), and the graph that brought it
+    brought: dict[str, tuple[tuple[str, str, tuple[int, ...]], int]] = {}
+    names: list[set[str]] = []
+    for i, graph in enumerate(graphs):
+        names.append({entry[0] for group in graph.schema for entry in group})
+        for kind, group in zip(_KINDS, graph.schema, strict=True):
+            for name, dtype, shape in group:
+                if kind == "edge" and graph.num_edges == 0:
+                    continue
+                here = (kind, dtype, shape)
+                there, j = brought.setdefault(name, (here, i))
+                if there != here:
+                    raise FeatureError(
+                        f'feature "{name}" differs: {_words(there)} in {label(j)}, '
+                        f"{_words(here)} in {label(i)}"
+                    )
+    for i, found in enumerate(names):
+        if found != names[0]:
+            name = sorted(found ^ names[0])[0]
+            has, lacks = (i, 0) if name in found else (0, i)
+            raise FeatureError(
+                f'feature "{name}" is in {label(has)}, but not in {label(lacks)}',
+                hint="graphs of a batch need the same features; -1 says absent at a vertex",
+            )
+    return [_with_dtypes(graph, brought) for graph in graphs]
+
+
+def _with_dtypes(
+    graph: Graph, brought: Mapping[str, tuple[tuple[str, str, tuple[int, ...]], int]]
+) -> Graph:
+    if graph.num_edges or not graph.edge_features:
+        return graph
+    empty = {
+        name: np.zeros((0, *brought[name][0][2]), brought[name][0][1])
+        if name in brought
+        else np.zeros(0, np.int32)
+        for name in graph.edge_features
+    }
+    return Graph(
+        graph.topology,
+        graph.features,
+        empty,
+        graph_features=graph.graph_features,
+        name=graph.name,
+    )
+
+
+def _words(spec: tuple[str, str, tuple[int, ...]]) -> str:
+    kind, dtype, shape = spec
+    return f"{np.dtype(dtype)} {kind} rows of shape {shape}"

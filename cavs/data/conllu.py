@@ -1,0 +1,177 @@
+"""Dependency trees in CoNLL-U, the format of Universal Dependencies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cavs.data.graph import Graph
+from cavs.data.source import data_error, read_lines, shown
+from cavs.data.vocabulary import Vocabulary
+from cavs.errors import DataError
+
+#: The seventeen universal parts of speech; a label is an index into this tuple.
+UPOS = (
+    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
+    "PUNCT", "SCONJ", "SYM", "VERB", "X",
+)  # fmt: skip
+_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """The words of a sentence and their heads.
+
+    ``heads[i]``: the index of the word that word i depends on, -1 for a root; ``upos`` and
+    ``deprel``: its part of speech and its relation to its head; ``name``: file:line.
+    """
+
+    name: str
+    forms: list[str]
+    upos: list[str]
+    deprel: list[str]
+    heads: list[int]
+
+
+def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
+    """All sentences of a file. Comments, ranges (1-2) and empty nodes (1.1) are skipped.
+
+    Raises DataError with file and line for rows that have not ten columns, words out of order,
+    heads out of range, heads that run in a circle, a last sentence without its empty line (a
+    truncated file) and text that is not UTF-8.
+    """
+    path = Path(path)
+    sentences: list[Sentence] = []
+    rows: list[tuple[int, list[str]]] = []
+    lines = read_lines(path)
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#"):
+            if rows:
+                raise data_error(path, number, "a comment inside a sentence", "a word or a blank")
+        elif line.strip():
+            rows.append((number, line.split("\t")))
+        elif rows:
+            sentences.append(_sentence(path, rows))
+            rows = []
+    if rows:
+        raise data_error(
+            path, len(lines), "the file ends inside a sentence", "an empty line after each sentence"
+        )
+    if not sentences:
+        raise data_error(path, len(lines), "no sentence in the file", "at least one")
+    return sentences
+
+
+def _sentence(path: Path, rows: list[tuple[int, list[str]]]) -> Sentence:
+    words: list[tuple[int, list[str]]] = []
+    for number, columns in rows:
+        if len(columns) != len(_COLUMNS):
+            raise data_error(
+                path,
+                number,
+                f"{len(columns)} columns between tabs",
+                f"{len(_COLUMNS)}: {' '.join(_COLUMNS)}",
+            )
+        identity = columns[0]
+        if identity == str(len(words) + 1):
+            words.append((number, columns))
+        elif not _is_skipped(identity):
+            raise data_error(path, number, f"word number {shown(identity)}", f"{len(words) + 1}")
+    if not words:
+        raise data_error(path, rows[0][0], "a sentence without words", "at least one word")
+    heads = [_head(path, number, columns[6], len(words)) for number, columns in words]
+    circle = _circle(heads)
+    if circle is not None:
+        raise data_error(
+            path,
+            words[circle][0],
+            f"word {circle + 1} ({shown(words[circle][1][1])}) heads itself through its heads",
+            "heads that end in a root (0)",
+        )
+    return Sentence(
+        f"{path.name}:{words[0][0]}",
+        [columns[1] for _, columns in words],
+        [columns[3] for _, columns in words],
+        [columns[7] for _, columns in words],
+        heads,
+    )
+
+
+def _is_skipped(identity: str) -> bool:
+    """Whether a row is a range of a multiword token, or an empty node of the enhanced graph."""
+    for mark in "-.":
+        first, found, last = identity.partition(mark)
+        if found:
+            return _is_number(first) and _is_number(last)
+    return False
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _head(path: Path, number: int, text: str, num_words: int) -> int:
+    # The length is bounded first: a head of thousands of digits is no number worth parsing.
+    if not _is_number(text) or len(text) > 9 or int(text) > num_words:
+        raise data_error(path, number, f"head {shown(text)}", f"0 (root) or a word 1..{num_words}")
+    return int(text) - 1
+
+
+def _circle(heads: list[int]) -> int | None:
+    """A word on a circle of heads, None if there is none. Follows every word once."""
+    seen = [-1] * len(heads)  # the walk that came by
+    for start in range(len(heads)):
+        word = start
+        while word >= 0 and seen[word] == -1:
+            seen[word] = start
+            word = heads[word]
+        if word >= 0 and seen[word] == start:
+            return word
+    return None
+
+
+def dependency_graphs(
+    sentences: Iterable[Sentence],
+    vocabulary: Vocabulary,
+    relations: Vocabulary | None = None,
+    tags: tuple[str, ...] = UPOS,
+) -> list[Graph]:
+    """Graphs whose words gather from their dependents, in the order of the sentence.
+
+    Int features: ``token`` (form) and ``label`` (index of the part of speech in ``tags``, -1 for
+    ``_``); with ``relations``, the edge feature ``relation`` (deprel of the dependent). DataError
+    for a part of speech that ``tags`` does not have.
+    """
+    number_of = {tag: i for i, tag in enumerate(tags)} | {"_": -1}
+    graphs = []
+    for sentence in sentences:
+        unknown = next((tag for tag in sentence.upos if tag not in number_of), None)
+        if unknown is not None:
+            word = sentence.upos.index(unknown) + 1
+            raise DataError(
+                f"{sentence.name}: word {word} has part of speech {shown(unknown)}; "
+                f"expected one of {' '.join(tags)} or _"
+            )
+        edge_features = {}
+        if relations is not None:
+            # Edges stand by (head, dependent), as Graph.from_parents sorts them.
+            heads = np.array(sentence.heads)
+            order = np.argsort(heads, kind="stable")
+            of_edges = order[heads[order] >= 0]
+            edge_features["relation"] = relations.encode(sentence.deprel)[of_edges]
+        graphs.append(
+            Graph.from_parents(
+                sentence.heads,
+                features={
+                    "token": vocabulary.encode(sentence.forms),
+                    "label": np.array([number_of[tag] for tag in sentence.upos], np.int32),
+                },
+                edge_features=edge_features,
+                name=sentence.name,
+            )
+        )
+    return graphs

@@ -1,0 +1,108 @@
+"""Checks and conversion of the features that a graph carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cavs.errors import FeatureError
+
+Array = NDArray[Any]
+FeatureKind = Literal["vertex", "edge", "graph"]
+
+_INT32 = np.iinfo(np.int32)
+
+
+class FeatureSpec(NamedTuple):
+    """What a model may know of a feature before it sees values.
+
+    ``kind``: what has one row of it; ``dtype``: int (int32) or float (float32); ``shape``: of one
+    row; ``has_absent``: whether an int feature holds -1 somewhere.
+    """
+
+    kind: FeatureKind
+    dtype: Literal["int", "float"]
+    shape: tuple[int, ...]
+    has_absent: bool
+
+
+def _first(wrong: NDArray[np.bool_], kind: FeatureKind) -> str:
+    """Where the first wrong value stands, in words."""
+    if kind == "graph":
+        return ""
+    return f" at {kind} {int(np.argwhere(wrong)[0][0])}"
+
+
+def _integers(array: Array, kind: FeatureKind, what: str) -> Array:
+    if array.dtype.kind != "b" and array.size:
+        too_small, too_large = array < -1, array > _INT32.max
+        if too_small.any():
+            found = array[too_small][0]
+            raise FeatureError(
+                f"{what} holds {found}{_first(too_small, kind)}; "
+                "an index is at least 0, or -1 where the feature is absent"
+            )
+        if too_large.any():
+            found = array[too_large][0]
+            raise FeatureError(
+                f"{what} holds {found}{_first(too_large, kind)}; the largest index is {_INT32.max}"
+            )
+    return array.astype(np.int32)
+
+
+def _floats(array: Array, kind: FeatureKind, what: str) -> Array:
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float32)
+    wrong = ~np.isfinite(narrow)
+    if wrong.any():
+        found = array[wrong][0]
+        cure = (
+            "clean the data, or mark absence by an int feature"
+            if not np.isfinite(found)
+            else f"float32 ends at {np.finfo(np.float32).max:.4g}; scale the feature"
+        )
+        raise FeatureError(f"{what} holds {found}{_first(wrong, kind)}", hint=cure)
+    return narrow
+
+
+def check_feature(
+    name: str, values: ArrayLike, kind: FeatureKind, rows: int | None, label: str
+) -> Array:
+    """A feature as a read-only int32 or float32 copy.
+
+    ``rows``: the length it must have, None for a feature of the graph itself, which is one row.
+    Raises FeatureError, naming ``label`` (the graph), the feature and the first bad row.
+    """
+    what = f'{label}: {kind} feature "{name}"'
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise FeatureError(f"{what} has rows of unequal length: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise FeatureError(
+            f"{what} needs integers, booleans or floats, found dtype {array.dtype}",
+            hint="cavs.data.Vocabulary turns strings into indices",
+        )
+    if rows is not None and (array.ndim == 0 or array.shape[0] != rows):
+        found = "a single number" if array.ndim == 0 else f"{array.shape[0]} rows"
+        raise FeatureError(f"{what} has {found}, but the graph has {rows} {_plural(kind)}")
+    checked = (_floats if array.dtype.kind == "f" else _integers)(array, kind, what)
+    checked.flags.writeable = False
+    return checked
+
+
+def _plural(kind: FeatureKind) -> str:
+    return {"vertex": "vertices", "edge": "edges", "graph": "graphs"}[kind]
+
+
+def check_features(
+    features: Mapping[str, ArrayLike], kind: FeatureKind, rows: int | None, label: str
+) -> Mapping[str, Array]:
+    """``check_feature`` for all of one kind; the result is read-only and keeps the order."""
+    return MappingProxyType(
+        {name: check_feature(name, values, kind, rows, label) for name, values in features.items()}
+    )

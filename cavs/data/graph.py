@@ -1,0 +1,278 @@
+"""One sample: its structure and its features."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cavs._engine import Graph as EngineGraph
+from cavs.data.features import Array, check_features
+from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_label, make_topology
+from cavs.errors import FeatureError
+
+_NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
+
+
+@final
+class Graph:
+    """An input graph: a DAG whose vertices gather from their children, in order.
+
+    ``children``: for every vertex the indices of its children, or a pair of arrays
+    ``(offsets, children)`` in CSR form: vertex v gathers from
+    ``children[offsets[v]:offsets[v + 1]]``. Vertices without children are leaves; several roots,
+    shared children and isolated vertices are fine.
+
+    ``features``: arrays with a row for every vertex; ``edge_features``: with a row for every edge,
+    ordered by (parent, position of the child); ``graph_features``: one row for the whole graph.
+    Integers and booleans become int32, where -1 says "absent here"; floats become float32.
+
+    Raises GraphError for cycles and dangling indices, FeatureError for features of the wrong
+    length, dtype or value. A graph cannot be changed afterwards.
+    """
+
+    __slots__ = (
+        "_edge_features", "_features", "_graph_features", "_name", "_schema", "_topology",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        children: Sequence[Sequence[int]] | tuple[Array, Array] | Any,
+        features: Mapping[str, ArrayLike] = _NO_FEATURES,
+        edge_features: Mapping[str, ArrayLike] = _NO_FEATURES,
+        *,
+        graph_features: Mapping[str, ArrayLike] = _NO_FEATURES,
+        name: str = "",
+    ) -> None:
+        self._name = name
+        if isinstance(children, EngineGraph):
+            self._topology = children
+        else:
+            self._topology = make_topology(children, name)
+        label = graph_label(name)
+        self._features = check_features(features, "vertex", self.num_vertices, label)
+        self._edge_features = check_features(edge_features, "edge", self.num_edges, label)
+        self._graph_features = check_features(graph_features, "graph", None, label)
+        # Names share one space, so that batch["x"] means one thing; equal schemas compare as
+        # plain tuples when graphs are collated.
+        self._schema = (
+            tuple(sorted((k, v.dtype.char, v.shape[1:]) for k, v in self._features.items())),
+            tuple(sorted((k, v.dtype.char, v.shape[1:]) for k, v in self._edge_features.items())),
+            tuple(sorted((k, v.dtype.char, v.shape) for k, v in self._graph_features.items())),
+        )
+        names = [entry[0] for group in self._schema for entry in group]
+        if len(set(names)) != len(names):
+            twice = next(n for n in names if names.count(n) > 1)
+            raise FeatureError(
+                f'{label}: "{twice}" names features of two kinds (vertex, edge, graph)',
+                hint="rename one of them",
+            )
+
+    @property
+    def topology(self) -> Any:
+        """The engine's graph: offsets, children and level as read-only int32 views."""
+        return self._topology
+
+    @property
+    def name(self) -> str:
+        """What errors call this graph; readers give file:line."""
+        return self._name
+
+    @property
+    def features(self) -> Mapping[str, Array]:
+        """Vertex features: read-only arrays [num_vertices, ...], int32 or float32."""
+        return self._features
+
+    @property
+    def edge_features(self) -> Mapping[str, Array]:
+        """Edge features: read-only arrays [num_edges, ...], by (parent, position)."""
+        return self._edge_features
+
+    @property
+    def graph_features(self) -> Mapping[str, Array]:
+        """Features of the whole graph: read-only arrays of any shape."""
+        return self._graph_features
+
+    @property
+    def schema(self) -> tuple[Any, ...]:
+        """Names, dtypes and row shapes of all features; equal for graphs that batch together."""
+        return self._schema
+
+    @property
+    def num_vertices(self) -> int:
+        """The number of vertices, at least 1."""
+        return int(self._topology.num_vertices)
+
+    @property
+    def num_edges(self) -> int:
+        """The number of (child, parent) pairs."""
+        return int(self._topology.num_edges)
+
+    @property
+    def depth(self) -> int:
+        """Vertices on the longest path, which is the number of levels."""
+        return int(self._topology.num_levels)
+
+    @property
+    def arity(self) -> int:
+        """The largest number of children of a vertex."""
+        return int(np.diff(self._topology.offsets).max())
+
+    @property
+    def roots(self) -> Indices:
+        """Vertices that are nobody's child, ascending: int32[n]."""
+        is_root = np.ones(self.num_vertices, np.bool_)
+        is_root[self._topology.children] = False
+        return np.flatnonzero(is_root).astype(np.int32)
+
+    def children(self, vertex: int) -> Indices:
+        """The children of one vertex in order; GraphError if there is no such vertex."""
+        if not 0 <= vertex < self.num_vertices:
+            raise graph_error(
+                self._name, f"no vertex {vertex}; vertices are 0..{self.num_vertices - 1}", vertex
+            )
+        offsets = self._topology.offsets
+        found: Indices = self._topology.children[offsets[vertex] : offsets[vertex + 1]]
+        return found
+
+    def reversed(self) -> Graph:
+        """The graph with every edge turned round, so that roots run first.
+
+        Edge features follow their edges.
+        """
+        moved = np.argsort(self._topology.children, kind="stable")
+        return Graph(
+            self._topology.reversed(),
+            self._features,
+            {name: values[moved] for name, values in self._edge_features.items()},
+            graph_features=self._graph_features,
+            name=self._name,
+        )
+
+    @classmethod
+    def from_children(cls, children: Sequence[Sequence[int]], **features: Any) -> Graph:
+        """A graph from child lists; the keywords are those of ``Graph``."""
+        return cls(children, **features)
+
+    @classmethod
+    def from_parents(cls, parents: ArrayLike, **features: Any) -> Graph:
+        """A forest from parent indices, -1 for roots; siblings stand in order of their index."""
+        name = features.get("name", "")
+        up = as_indices(parents, f"{graph_label(name)}: parents")
+        wrong = np.flatnonzero((up < -1) | (up >= len(up)))
+        if len(wrong):
+            v = int(wrong[0])
+            raise graph_error(
+                name,
+                f"vertex {v} has parent {up[v]}, but vertices are 0..{len(up) - 1} (-1: none)",
+                v,
+            )
+        child = np.flatnonzero(up >= 0).astype(np.int32)
+        return cls(csr(len(up), child, up[child])[0], **features)
+
+    @classmethod
+    def chain(cls, length: int, **features: Any) -> Graph:
+        """A sequence: vertex i gathers from vertex i - 1, vertex 0 from nobody."""
+        name = features.get("name", "")
+        if length < 1:
+            raise graph_error(name, f"a chain needs at least one vertex, found {length}")
+        offsets = np.arange(-1, length, dtype=np.int32)
+        offsets[0] = 0
+        return cls((offsets, np.arange(length - 1, dtype=np.int32)), **features)
+
+    @classmethod
+    def from_edges(
+        cls, num_vertices: int, edges: Iterable[tuple[int, int]] | Array, **features: Any
+    ) -> Graph:
+        """A graph from (child, parent) pairs, a sequence or an array [num_edges, 2].
+
+        Children stand in the order of their pairs; ``edge_features`` are given in the order of the
+        pairs too.
+        """
+        name = features.get("name", "")
+        pairs = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))
+        if pairs.size == 0:
+            pairs = pairs.reshape(0, 2).astype(np.int32)
+        if pairs.ndim != 2 or pairs.shape[1] != 2:
+            raise graph_error(
+                name,
+                f"edges must be (child, parent) pairs, found an array of shape {pairs.shape}; "
+                "for an array [2, num_edges] use Graph.from_edge_index",
+            )
+        return cls.from_edge_index(num_vertices, pairs.T, **features)
+
+    @classmethod
+    def from_edge_index(cls, num_vertices: int, edge_index: ArrayLike, **features: Any) -> Graph:
+        """A graph from an array [2, num_edges]: row 0 the children (sources), row 1 the parents.
+
+        This is the ``edge_index`` of PyTorch Geometric and what ``dgl.DGLGraph.edges()`` gives.
+        Order of children and of ``edge_features`` as in ``from_edges``.
+        """
+        name = features.get("name", "")
+        if num_vertices < 1:
+            raise graph_error(name, f"a graph needs at least one vertex, found {num_vertices}")
+        index = np.asarray(edge_index)
+        if index.ndim != 2 or index.shape[0] != 2:
+            raise graph_error(name, f"edge_index must be [2, num_edges], found {index.shape}")
+        child = as_indices(index[0], f"{graph_label(name)}: edge_index[0]")
+        parent = as_indices(index[1], f"{graph_label(name)}: edge_index[1]")
+        wrong = np.flatnonzero((parent < 0) | (parent >= num_vertices))
+        if len(wrong):
+            e = int(wrong[0])
+            raise graph_error(
+                name,
+                f"edge {e} goes from vertex {child[e]} to {parent[e]}, "
+                f"but vertices are 0..{num_vertices - 1}",
+                int(child[e]),
+            )
+        topology, order = csr(num_vertices, child, parent)
+        given = features.pop("edge_features", {})
+        checked = check_features(given, "edge", len(child), graph_label(name))
+        moved = {key: values[order] for key, values in checked.items()}
+        return cls(topology, edge_features=moved, **features)
+
+    @classmethod
+    def from_networkx(cls, graph: Any, **options: Any) -> Graph:
+        """A graph from a networkx DiGraph; see ``cavs.data.builders.from_networkx``."""
+        from cavs.data.builders import from_networkx
+
+        return from_networkx(graph, **options)
+
+    @classmethod
+    def from_ast(cls, source: ast.AST | str, *, name: str = "") -> Graph:
+        """A graph from Python code; see ``cavs.data.builders.from_ast``."""
+        from cavs.data.builders import from_ast
+
+        return from_ast(source, name=name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (
+            self._topology,
+            dict(self._features),
+            dict(self._edge_features),
+            dict(self._graph_features),
+            self._name,
+        )
+
+    def __repr__(self) -> str:
+        name = f'"{self._name}", ' if self._name else ""
+        names = [entry[0] for group in self._schema for entry in group]
+        features = f", features {', '.join(names)}" if names else ""
+        return (
+            f"Graph({name}{self.num_vertices} vertices, {self.num_edges} edges, "
+            f"depth {self.depth}{features})"
+        )
+
+
+def _rebuild(
+    topology: Any,
+    features: Mapping[str, Array],
+    edge_features: Mapping[str, Array],
+    graph_features: Mapping[str, Array],
+    name: str,
+) -> Graph:
+    return Graph(topology, features, edge_features, graph_features=graph_features, name=name)

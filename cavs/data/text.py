@@ -1,0 +1,55 @@
+"""Plain text as chains of tokens, for language models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from cavs.data.graph import Graph
+from cavs.data.source import data_error, read_lines
+from cavs.data.vocabulary import Vocabulary
+from cavs.errors import ConfigError
+
+END = "<eos>"
+
+
+def read_text(
+    path: str | os.PathLike[str], max_length: int | None = None, headings: bool = True
+) -> Iterator[list[str]]:
+    """The tokens of every line that has any, split at blanks, each list ending in ``<eos>``.
+
+    ``max_length``: longer lines are cut into pieces of at most so many tokens (``<eos>``
+    included, at the end of the last piece alone); ``headings=False`` leaves out lines such as
+    ``= Title =``. DataError for a file that is missing, not UTF-8, or
+    without a token.
+    """
+    if max_length is not None and max_length < 2:
+        raise ConfigError(f"max_length must be at least 2, found {max_length}")
+    found = False
+    for line in read_lines(Path(path)):
+        tokens = line.split()
+        if not tokens or (not headings and tokens[0] == "=" and tokens[-1] == "="):
+            continue
+        tokens.append(END)
+        step = max_length or len(tokens)
+        for begin in range(0, len(tokens), step):
+            found = True
+            yield tokens[begin : begin + step]
+    if not found:
+        raise data_error(Path(path), 1, "no token in the file", "at least one line of text")
+
+
+def chains(sentences: Iterable[Sequence[str]], vocabulary: Vocabulary) -> list[Graph]:
+    """Chains with int features ``token`` and ``label``, the token that follows.
+
+    The first vertex reads ``<eos>`` (the end of what came before) and predicts the first token, so
+    that every token is predicted once. The vocabulary should hold ``<eos>``.
+    """
+    graphs = []
+    for number, tokens in enumerate(sentences):
+        label = vocabulary.encode(tokens)
+        token = vocabulary.encode([END, *tokens[:-1]])
+        features = {"token": token, "label": label}
+        graphs.append(Graph.chain(len(tokens), features=features, name=f"sentence {number}"))
+    return graphs

@@ -1,0 +1,125 @@
+"""Tokens and their indices."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.errors import ConfigError, DataError
+
+UNKNOWN = "<unk>"
+
+
+@final
+class Vocabulary:
+    """A fixed list of tokens; index 0 is ``<unk>``, which every other token is read as.
+
+    ``tokens``: all tokens but ``<unk>``, without repetition.
+    """
+
+    __slots__ = ("_index", "_tokens")
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._tokens = (UNKNOWN, *(token for token in tokens if token != UNKNOWN))
+        self._index = {token: i for i, token in enumerate(self._tokens)}
+        if len(self._index) != len(self._tokens):
+            twice = next(t for t, n in Counter(self._tokens).items() if n > 1)
+            raise ConfigError(f"a vocabulary holds each token once, found {twice!r} twice")
+
+    @classmethod
+    def build(
+        cls, tokens: Iterable[str], min_count: int = 1, max_size: int | None = None
+    ) -> Vocabulary:
+        """Counts tokens and keeps those seen ``min_count`` times or more, frequent ones first.
+
+        ``max_size`` counts ``<unk>``; ties are broken by the token, so equal data gives equal
+        vocabularies.
+        """
+        if max_size is not None and max_size < 1:
+            raise ConfigError(f'max_size must be at least 1 (for "{UNKNOWN}"), found {max_size}')
+        counts = Counter(tokens)
+        del counts[UNKNOWN]
+        kept = [token for token, n in counts.items() if n >= min_count]
+        kept.sort(key=lambda token: (-counts[token], token))
+        return cls(kept if max_size is None else kept[: max_size - 1])
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._index
+
+    def __getitem__(self, token: str) -> int:
+        return self._index.get(token, 0)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tokens)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self._tokens == other._tokens
+
+    def __hash__(self) -> int:
+        return hash(self._tokens)
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({len(self)} tokens)"
+
+    def encode(self, tokens: Iterable[str | None]) -> NDArray[np.int32]:
+        """Indices of tokens, int32[n]: 0 for unknown ones, -1 for None (no token here)."""
+        get = self._index.get
+        return np.array([-1 if t is None else get(t, 0) for t in tokens], np.int32)
+
+    def decode(self, indices: Iterable[int]) -> list[str | None]:
+        """Tokens of indices, None for -1. ConfigError for an index outside the vocabulary."""
+        out: list[str | None] = []
+        for index in indices:
+            if not -1 <= index < len(self._tokens):
+                raise ConfigError(f"index {index} is outside a vocabulary of {len(self)} tokens")
+            out.append(None if index == -1 else self._tokens[index])
+        return out
+
+    def to_json(self) -> list[str]:
+        """All tokens but ``<unk>``, for a checkpoint; ``Vocabulary(...)`` takes them back."""
+        return list(self._tokens[1:])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the tokens as JSON; a reader sees the old file or the new one, never a part."""
+        target = Path(path)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            try:
+                part.write_text(json.dumps(self.to_json(), ensure_ascii=False), encoding="utf-8")
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            raise DataError(f"{target}: cannot be written: {error.strerror or error}") from None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
+        """Reads what ``save`` wrote. DataError for anything else."""
+        try:
+            tokens = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+        except ValueError as error:
+            raise DataError(f"{path}: no vocabulary: {error}") from None
+        if not _is_token_list(tokens):
+            raise DataError(f"{path}: no vocabulary; expected a JSON list of distinct strings")
+        return cls(tokens)
+
+
+def _is_token_list(tokens: object) -> bool:
+    return (
+        isinstance(tokens, Sequence)
+        and not isinstance(tokens, str)
+        and all(isinstance(token, str) for token in tokens)
+        and len(set(tokens)) == len(tokens)
+    )

@@ -1,0 +1,206 @@
+#include "exec/analysis.h"
+
+#include <algorithm>
+
+#include "exec/spaces.h"
+
+namespace cavs {
+namespace {
+
+constexpr double kCallNs = 60;             // entering a kernel
+constexpr double kMulAddNs = 1.0 / 45;     // one multiply-add of a float product
+constexpr double kElementNs = 0.15;        // loading, storing or combining one element of a map
+constexpr double kFunctionNs = 0.5;        // exp, tanh, ... of one element
+constexpr size_t kChunkBytes = 512 << 10;  // values of a chunk, to leave room for weights in L2
+constexpr int32_t kMostRows = 96, kFewestRows = 48;
+
+bool is_function(MapOpcode c) {
+  return c == MapOpcode::kExp || c == MapOpcode::kLog || c == MapOpcode::kTanh ||
+         c == MapOpcode::kSigmoid || c == MapOpcode::kUniform;
+}
+
+Cost cost_of(const Instruction& in, size_t element) {
+  const double scale = static_cast<double>(element) / 4;
+  double row = 0, k = 0, n = 0;
+  switch (in.kind) {
+    case InstructionKind::kMap: {
+      double a_column = static_cast<double>(in.loads.size() + in.stores.size()) * kElementNs / 2;
+      for (const MapOp& op : in.ops) {
+        a_column += is_function(op.code) ? kFunctionNs : kElementNs / 4;
+      }
+      row = a_column * in.outer * in.inner + 5;
+      break;
+    }
+    case InstructionKind::kMatmul:
+      for (const Operand& o : in.inputs) k += o.width;
+      row = k * in.out.width * kMulAddNs;
+      break;
+    case InstructionKind::kMatmulTN:
+      for (size_t i = 0; i < in.inputs.size(); ++i) {
+        (i < static_cast<size_t>(in.split) ? k : n) += in.inputs[i].width;
+      }
+      row = k * n * kMulAddNs;
+      break;
+    case InstructionKind::kCrossEntropy:
+    case InstructionKind::kCrossEntropyGrad:
+      row = in.inputs[0].width * kFunctionNs + 10;
+      break;
+    default:
+      row = in.inputs[0].width * kElementNs + 3;
+  }
+  return {kCallNs, row * scale};
+}
+
+template <class F>
+void each_buffer(const Instruction& in, F&& f) {
+  for (const Operand& o : in.inputs) f(o.buffer, false);
+  for (const MapLoadSpec& l : in.loads) f(l.operand.buffer, false);
+  if (in.kind == InstructionKind::kMap) {
+    for (const MapStoreSpec& s : in.stores) f(s.buffer, true);
+  } else if (in.kind != InstructionKind::kLookupGrad) {
+    f(in.out.buffer, true);
+  }
+}
+
+Body make_body(const Program& p, int32_t stage, Space space, const std::vector<int32_t>& ids,
+               size_t element) {
+  Body body;
+  body.stage = stage;
+  body.space = space;
+  body.instructions = ids;
+  std::vector<bool> seen(p.buffers.size(), false);
+  size_t row_bytes = 1;
+  bool products = false;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const Instruction& in = p.instructions[ids[i]];
+    body.edges |= is_vertex(space) && is_edge(in.space);
+    products |= in.kind == InstructionKind::kMatmul;
+    each_buffer(in, [&](int32_t id, bool) {
+      const Buffer& b = p.buffers[id];
+      if (b.role != Role::kArena && b.role != Role::kScratch) return;
+      const auto position = static_cast<int32_t>(i);
+      if (seen[id]) {
+        for (ScratchUse& use : body.scratch) {
+          if (use.buffer == id) use.last = position;
+        }
+        return;
+      }
+      seen[id] = true;
+      row_bytes += b.width * element;
+      if (b.role == Role::kScratch) body.scratch.push_back({id, position, position});
+    });
+  }
+  const auto rows = static_cast<int32_t>(kChunkBytes / row_bytes / 12 * 12);
+  body.chunk_rows = std::clamp(rows, products ? kFewestRows : 12, kMostRows);
+  body.edge_limit = 2 * body.chunk_rows;
+  return body;
+}
+
+// Whether the global instruction of stage `b` may run beside those of stages [first, b).
+bool independent(const Program& p, int32_t first, int32_t b) {
+  const Instruction& late = p.instructions[p.stages[b].body[0]];
+  const auto storage = [&](const Instruction& in) {  // what it writes, as a comparable number
+    if (in.kind == InstructionKind::kLookupGrad) return -1 - in.argument2;
+    const Buffer& out = p.buffers[in.out.buffer];
+    return out.role == Role::kGrad ? -1 - out.index : in.out.buffer;
+  };
+  for (int32_t a = first; a < b; ++a) {
+    const Instruction& early = p.instructions[p.stages[a].body[0]];
+    if (storage(early) == storage(late)) return false;
+    bool reads = false;
+    const auto check = [&](const Instruction& reader, const Instruction& writer) {
+      each_buffer(reader, [&](int32_t id, bool out) {
+        if (out) return;
+        const Buffer& buffer = p.buffers[id];
+        reads |= (buffer.role == Role::kGrad ? -1 - buffer.index : id) == storage(writer);
+      });
+    };
+    check(late, early);
+    check(early, late);
+    if (reads) return false;
+  }
+  return true;
+}
+
+// A dense gradient need not be zeroed if the first instruction that writes it writes all of it.
+bool overwrites(const Program& p, const Instruction& in, int64_t size) {
+  if (in.accumulate || in.kind == InstructionKind::kMap) return false;
+  if (in.out.column != 0) return false;
+  int64_t elements = in.out.width;
+  if (in.kind == InstructionKind::kMatmulTN) {
+    if (p.buffers[in.out.buffer].width != in.out.width) return false;
+    int64_t k = 0;
+    for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
+    elements *= k;
+  }
+  return elements == size;
+}
+
+}  // namespace
+
+Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& sizes) {
+  Analysis a;
+  for (const Instruction& in : p.instructions) a.costs.push_back(cost_of(in, element));
+  a.bodies_of_stage.resize(p.stages.size());
+  int32_t group = 0;  // first stage of the present step
+  for (int32_t s = 0; s < static_cast<int32_t>(p.stages.size()); ++s) {
+    const Stage& stage = p.stages[s];
+    const bool joins = s > 0 && stage.kind == StageKind::kGlobal &&
+                       p.stages[s - 1].kind == StageKind::kGlobal && independent(p, group, s);
+    if (!joins) {
+      group = s;
+      ++a.steps;
+    }
+    a.step_of_stage.push_back(a.steps - 1);
+    const auto add = [&](Space space, const std::vector<int32_t>& ids) {
+      a.bodies_of_stage[s].push_back(ids.empty() ? -1 : static_cast<int32_t>(a.bodies.size()));
+      if (!ids.empty()) a.bodies.push_back(make_body(p, s, space, ids, element));
+    };
+    if (stage.kind == StageKind::kLoop) {
+      for (size_t k = 0; k < stage.bodies.size(); ++k) {
+        add(static_cast<Space>(kVertexKind0 + 2 * k), stage.bodies[k]);
+      }
+    } else {
+      add(stage.kind == StageKind::kRows ? stage.space : -1, stage.body);
+    }
+  }
+
+  for (size_t i = 0; i < p.buffers.size(); ++i) {
+    const Buffer& b = p.buffers[i];
+    Lifetime life{0, 0, 0};
+    if (b.role == Role::kArena) {
+      life.first = a.step_of_stage[b.first];
+      life.last = a.step_of_stage[b.last];
+    }
+    a.lifetimes.push_back(life);
+  }
+  // What the caller reads lives to the end.
+  const auto keep = [&](int32_t id) { a.lifetimes[id].last = a.steps - 1; };
+  if (p.loss >= 0) keep(p.loss);
+  for (int32_t o : p.outputs) keep(o);
+
+  a.dense_gradient.assign(sizes.size(), false);
+  a.zero_gradient.assign(sizes.size(), false);
+  for (const Buffer& b : p.buffers) {
+    if (b.role == Role::kGrad) a.dense_gradient[b.index] = a.zero_gradient[b.index] = true;
+  }
+  std::vector<bool> touched(sizes.size(), false);
+  const auto touch = [&](int32_t param, bool whole) {
+    if (touched[param]) return;
+    touched[param] = true;
+    if (whole) a.zero_gradient[param] = false;
+  };
+  for (const Body& body : a.bodies) {
+    for (int32_t id : body.instructions) {
+      const Instruction& in = p.instructions[id];
+      if (in.kind == InstructionKind::kLookupGrad) touch(in.argument2, false);
+      each_buffer(in, [&](int32_t buffer, bool out) {
+        const Buffer& b = p.buffers[buffer];
+        if (b.role == Role::kGrad) touch(b.index, out && overwrites(p, in, sizes[b.index]));
+      });
+    }
+  }
+  return a;
+}
+
+}  // namespace cavs

@@ -1,0 +1,50 @@
+// What the executor knows about a program before it sees a batch: bodies, their costs and scratch,
+// and which global stages may run side by side.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "exec/arena.h"
+#include "exec/program.h"
+
+namespace cavs {
+
+// A scratch buffer of a body and the positions in it between which its values are needed.
+struct ScratchUse {
+  int32_t buffer;
+  int32_t first, last;
+};
+
+// Instructions that run together on a chunk of rows.
+struct Body {
+  int32_t stage;
+  Space space;  // of the rows; -1 for a global stage
+  std::vector<int32_t> instructions;
+  std::vector<ScratchUse> scratch;
+  bool edges = false;      // some instruction runs over the edges of the rows
+  int32_t chunk_rows = 1;  // rows whose values stay in the second-level cache
+  int32_t edge_limit = 0;  // edges a chunk may have when it has more than one row
+};
+
+// Estimated nanoseconds of one instruction: fixed + rows * row.
+struct Cost {
+  double fixed = 0, row = 0;
+};
+
+struct Analysis {
+  std::vector<Body> bodies;
+  std::vector<std::vector<int32_t>> bodies_of_stage;  // kLoop: one a kind, -1 where empty
+  // Global stages that touch different outputs and do not read each other's run as one step.
+  std::vector<int32_t> step_of_stage;
+  int32_t steps = 0;
+  std::vector<Cost> costs;            // of each instruction
+  std::vector<Lifetime> lifetimes;    // of each buffer, in steps; bytes are set for each batch
+  std::vector<bool> zero_gradient;    // parameter: its dense gradient must start from zeros
+  std::vector<bool> dense_gradient;   // parameter has a kGrad buffer
+};
+
+// `element` is the size of a number in bytes; `num_parameters` and sizes are the caller's.
+Analysis analyse(const Program& program, size_t element, const std::vector<int64_t>& sizes);
+
+}  // namespace cavs

@@ -1,0 +1,49 @@
+// Memory of a run: aligned blocks that only grow, and the packing of lifetimes into one of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace cavs {
+
+// 64-byte aligned memory that grows and never shrinks. Growing drops what it held.
+class Memory {
+ public:
+  Memory() = default;
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  Memory(Memory&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
+    other.data_ = nullptr;
+    other.bytes_ = 0;
+  }
+  Memory& operator=(Memory&&) = delete;
+  void reserve(size_t bytes);
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// A value alive in steps [first, last], inclusive.
+struct Lifetime {
+  int32_t first, last;
+  size_t bytes;
+  size_t offset = 0;
+};
+
+// Gives every value an offset (a multiple of 64) so that values alive at once do not overlap.
+// Largest first, into the tightest gap. Returns the bytes needed.
+size_t pack_lifetimes(std::vector<Lifetime>& values);
+// Offsets side by side, no memory shared: for few bytes, where packing costs more than it saves.
+size_t lay_side_by_side(std::vector<Lifetime>& values);
+// The most bytes alive in one step: a lower bound on any packing.
+size_t peak_live(const std::vector<Lifetime>& values, int32_t steps);
+
+}  // namespace cavs

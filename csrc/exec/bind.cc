@@ -1,0 +1,227 @@
+#include "exec/bind.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "exec/spaces.h"
+
+namespace cavs {
+namespace {
+
+// The index array or segments an operand names.
+struct Rows {
+  const int32_t* index = nullptr;
+  const int32_t* offsets = nullptr;
+};
+
+Rows rows_of(const Operand& o, Space space, const Schedule& s, const IndexFeatures& features) {
+  switch (o.array) {
+    case Array::kNone: return {};
+    case Array::kOrder: return {s.order.data(), nullptr};
+    case Array::kEdgeOrder: return {s.edge_order.data(), nullptr};
+    case Array::kChild: return {s.child.data(), nullptr};
+    case Array::kParent: return {s.parent.data(), nullptr};
+    case Array::kNthChild: return {s.nth_child(o.argument), nullptr};
+    case Array::kNthEdge: return {s.nth_edge(o.argument), nullptr};
+    case Array::kParentIfNth: return {s.parent_if_nth(o.argument), nullptr};
+    case Array::kGraphOf: return {s.graph_of.data(), nullptr};
+    case Array::kIndexFeature: return {features.rows(o.argument, space).data(), nullptr};
+    case Array::kChildren: return {s.child.data(), s.edge_offsets.data()};
+    case Array::kEdges: return {nullptr, s.edge_offsets.data()};
+    case Array::kOut: return {s.out_edges.data(), s.out_offsets.data()};
+    case Array::kGraphRows: return {s.graph_rows.data(), s.graph_offsets.data()};
+  }
+  return {};
+}
+
+// Rows the caller's feature must have when read through `o`; -1: any.
+int64_t rows_needed(const Operand& o, Space space, const Schedule& s) {
+  if (o.map == RowMap::kOne) return 1;
+  if (o.map == RowMap::kSelf) return space == kGraphSpace ? s.batch->num_graphs() : 1;
+  switch (o.array) {
+    case Array::kOrder: return static_cast<int64_t>(s.order.size());
+    case Array::kEdgeOrder: return static_cast<int64_t>(s.edge_order.size());
+    case Array::kGraphOf: return s.batch->num_graphs();
+    default: return -1;
+  }
+}
+
+template <class T>
+class Binder {
+ public:
+  Binder(const Program& p, const Addresses<T>& at) : p_(p), at_(at) {}
+
+  Source<T> source(const Instruction& in, const Operand& o) const {
+    const Buffer& b = p_.buffers[o.buffer];
+    Source<T> s;
+    s.width = o.width;
+    s.map = o.map;
+    T* data = nullptr;
+    place(o.buffer, data, s.stride, s.base);
+    s.data = data;
+    switch (b.role) {
+      case Role::kOnes:
+        s.data = at_.ones;
+        s.map = RowMap::kOne;
+        return s;
+      case Role::kCount:
+        s.data = at_.counts + b.index;
+        s.map = RowMap::kOne;
+        return s;
+      case Role::kFeature: feature(in, o, b, s); break;
+      default: break;
+    }
+    if (s.data != nullptr) s.data += o.column;
+    if (o.map == RowMap::kIndex || o.map == RowMap::kSegmentSum) {
+      const Rows rows = rows_of(o, in.space, *at_.schedule, *at_.index_features);
+      s.index = rows.index;
+      s.offsets = rows.offsets;
+    }
+    return s;
+  }
+
+  void place(int32_t buffer, T*& data, int64_t& stride, int64_t& base) const {
+    const Buffer& b = p_.buffers[buffer];
+    stride = b.width;
+    base = kind_of(b.space) < 0 ? 0 : at_.spaces->ranges[b.space].begin;
+    data = nullptr;
+    switch (b.role) {
+      case Role::kArena:
+        data = at_.arena + (*at_.lifetimes)[buffer].offset / sizeof(T);
+        break;
+      case Role::kParam: data = (*at_.params)[b.index], base = 0; break;
+      case Role::kGrad: data = (*at_.grads)[b.index], base = 0; break;
+      case Role::kOnes:
+      case Role::kCount: stride = 0, base = 0; break;
+      default: break;
+    }
+  }
+
+ private:
+  void feature(const Instruction& in, const Operand& o, const Buffer& b, Source<T>& s) const {
+    const auto complain = [&](const std::string& what) {
+      throw std::invalid_argument("[" + in.label + "] float feature " + std::to_string(b.index) +
+                                  " " + what);
+    };
+    if (b.index >= static_cast<int32_t>(at_.features->size())) {
+      complain("is missing: found " + std::to_string(at_.features->size()) + " float features");
+    }
+    const FloatFeature<T>& f = (*at_.features)[b.index];
+    if (f.width != b.width) {
+      complain("has rows of " + std::to_string(f.width) + ", needs " + std::to_string(b.width));
+    }
+    const int64_t rows = rows_needed(o, in.space, *at_.schedule);
+    if (rows >= 0 && f.rows != rows) {
+      complain("has " + std::to_string(f.rows) + " rows, the batch needs " + std::to_string(rows) +
+               " (read by " + (o.map == RowMap::kIndex ? array_name(o.array) : "row") + ")");
+    }
+    s.data = f.data;
+    s.base = 0;
+  }
+
+  const Program& p_;
+  const Addresses<T>& at_;
+};
+
+}  // namespace
+
+template <class T>
+void bind_shapes(const Program& p, BoundProgram<T>& bound, std::vector<Patch>& patches) {
+  const auto patch = [&](Patch::Place place, size_t at, int32_t buffer, int32_t column) {
+    const Buffer& b = p.buffers[buffer];
+    if (b.role != Role::kScratch) return;
+    patches.push_back({place, is_edge(b.space), static_cast<int32_t>(at), buffer, column});
+  };
+  for (size_t i = 0; i < p.instructions.size(); ++i) {
+    const Instruction& in = p.instructions[i];
+    Bound<T> b;
+    b.kind = in.kind;
+    b.space = in.space;
+    b.edges = is_edge(in.space);
+    b.accumulate = in.accumulate;
+    b.split = in.split;
+    b.first_patch = static_cast<int32_t>(patches.size());
+    if (in.kind == InstructionKind::kMap) {
+      b.first = static_cast<int32_t>(bound.loads.size());
+      b.count = static_cast<int32_t>(in.loads.size());
+      b.first_store = static_cast<int32_t>(bound.stores.size());
+      for (const MapLoadSpec& l : in.loads) {
+        patch(Patch::Place::kLoad, bound.loads.size(), l.operand.buffer, l.operand.column);
+        bound.loads.push_back({{}, l.outer_stride, l.scalar});
+      }
+      for (const MapStoreSpec& s : in.stores) {
+        patch(Patch::Place::kStore, bound.stores.size(), s.buffer, s.column);
+        bound.stores.push_back({nullptr, 0, 0, s.outer_stride, s.mode, s.reg});
+      }
+      b.map.ops = in.ops.data();
+      b.map.num_loads = b.count;
+      b.map.num_ops = static_cast<int32_t>(in.ops.size());
+      b.map.num_stores = static_cast<int32_t>(in.stores.size());
+      b.map.num_registers = in.registers;
+      b.map.outer = in.outer;
+      b.map.inner = in.inner;
+    } else {
+      b.first = static_cast<int32_t>(bound.sources.size());
+      b.count = static_cast<int32_t>(in.inputs.size());
+      for (size_t j = 0; j < in.inputs.size(); ++j) {
+        const Operand& o = in.inputs[j];
+        patch(Patch::Place::kSource, bound.sources.size(), o.buffer, o.column);
+        bound.sources.emplace_back();
+        (in.kind == InstructionKind::kMatmulTN && static_cast<int32_t>(j) >= in.split ? b.n : b.k) +=
+            o.width;
+      }
+      if (in.kind == InstructionKind::kMatmul) b.n = p.weights[in.weight].n;
+      if (in.kind != InstructionKind::kLookupGrad) {
+        patch(Patch::Place::kOut, i, in.out.buffer, in.out.column);
+      }
+    }
+    b.end_patch = static_cast<int32_t>(patches.size());
+    bound.instructions.push_back(b);
+  }
+}
+
+template <class T>
+void bind_addresses(const Program& p, const Addresses<T>& at, BoundProgram<T>& bound) {
+  const Binder<T> binder(p, at);
+  const Schedule& s = *at.schedule;
+  for (size_t i = 0; i < p.instructions.size(); ++i) {
+    const Instruction& in = p.instructions[i];
+    Bound<T>& b = bound.instructions[i];
+    if (in.kind == InstructionKind::kMap) {
+      for (size_t j = 0; j < in.loads.size(); ++j) {
+        bound.loads[b.first + j].source = binder.source(in, in.loads[j].operand);
+      }
+      for (size_t j = 0; j < in.stores.size(); ++j) {
+        MapStore<T>& store = bound.stores[b.first_store + j];
+        binder.place(in.stores[j].buffer, store.data, store.stride, store.base);
+        if (store.data != nullptr) store.data += in.stores[j].column;
+      }
+      b.map.seed = at.seed;
+      b.map.step = at.step;
+      b.map.row_ids = is_vertex(in.space) ? s.order.data()
+                      : is_edge(in.space) ? s.edge_order.data() : nullptr;
+      continue;
+    }
+    for (size_t j = 0; j < in.inputs.size(); ++j) {
+      bound.sources[b.first + j] = binder.source(in, in.inputs[j]);
+    }
+    if (in.kind == InstructionKind::kLookupGrad || in.kind == InstructionKind::kCrossEntropy ||
+        in.kind == InstructionKind::kCrossEntropyGrad) {
+      b.index = at.index_features->rows(in.argument, in.space).data();
+    }
+    if (in.kind == InstructionKind::kLookupGrad) continue;
+    binder.place(in.out.buffer, b.out, b.stride, b.base);
+    if (b.out != nullptr) b.out += in.out.column;
+    if (in.kind == InstructionKind::kMatmul) b.packed = (*at.packed)[in.weight];
+    if (in.kind == InstructionKind::kMatmulTN && p.buffers[in.out.buffer].role != Role::kGrad) {
+      b.stride = in.out.width;
+    }
+  }
+}
+
+template void bind_shapes(const Program&, BoundProgram<float>&, std::vector<Patch>&);
+template void bind_shapes(const Program&, BoundProgram<double>&, std::vector<Patch>&);
+template void bind_addresses(const Program&, const Addresses<float>&, BoundProgram<float>&);
+template void bind_addresses(const Program&, const Addresses<double>&, BoundProgram<double>&);
+
+}  // namespace cavs

@@ -1,0 +1,37 @@
+// Gives the instructions of a program their addresses.
+#pragma once
+
+#include <vector>
+
+#include "exec/bound.h"
+#include "exec/features.h"
+#include "exec/plan.h"
+#include "schedule/schedule.h"
+
+namespace cavs {
+
+// Where everything lies in this batch.
+template <class T>
+struct Addresses {
+  T* arena;
+  const std::vector<Lifetime>* lifetimes;
+  const std::vector<T*>* params;
+  const std::vector<T*>* grads;
+  const std::vector<FloatFeature<T>>* features;
+  const T* ones;
+  const T* counts;
+  const std::vector<const T*>* packed;
+  const Schedule* schedule;
+  const Spaces* spaces;
+  const IndexFeatures* index_features;
+  uint64_t seed, step;
+};
+
+// Everything that does not depend on the batch.
+template <class T>
+void bind_shapes(const Program& program, BoundProgram<T>& bound, std::vector<Patch>& patches);
+// Throws std::invalid_argument when a float feature has the wrong size.
+template <class T>
+void bind_addresses(const Program& program, const Addresses<T>& at, BoundProgram<T>& bound);
+
+}  // namespace cavs

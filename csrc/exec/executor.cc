@@ -1,0 +1,336 @@
+#include "exec/executor.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <thread>
+
+#include "base/thread_pool.h"
+#include "exec/spaces.h"
+#include "exec/validate.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace cavs {
+namespace {
+
+constexpr double kParallelNs = 30000;       // a shorter run stays on one thread
+constexpr size_t kSmallArena = 256 << 10;   // fits the cache unpacked
+constexpr int64_t kPieceElements = 1 << 15;
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+template <class T>
+std::vector<int64_t> sizes_of(const Program& program, const std::vector<Parameter<T>>& parameters) {
+  std::vector<int64_t> sizes;
+  for (const Parameter<T>& p : parameters) sizes.push_back(p.size);
+  validate(program);
+  validate_parameters(program, sizes);
+  return sizes;
+}
+
+}  // namespace
+
+template <class T>
+void Executor<T>::Counters::reset(size_t n) {
+  if (n > size) {
+    data = std::make_unique<Counter[]>(n + n / 2);
+    size = n + n / 2;
+    return;
+  }
+  for (size_t i = 0; i < n; ++i) {
+    data[i].next.store(0, std::memory_order_relaxed);
+    data[i].done.store(0, std::memory_order_relaxed);
+  }
+}
+
+template <class T>
+Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parameter<T>> parameters)
+    : program_(std::move(program)),
+      analysis_(analyse(*program_, sizeof(T), sizes_of(*program_, parameters))),
+      kernels_(kernels<T>()),
+      index_features_(*program_, sizes_of(*program_, parameters)) {
+  const Program& p = *program_;
+  context_.program = program_.get();
+  context_.analysis = &analysis_;
+  context_.kernels = &kernels_;
+  context_.spaces = &spaces_;
+  context_.bound = &bound_;
+  context_.patches = &patches_;
+  context_.scratch_offsets.assign(p.buffers.size(), 0);
+  context_.sizes = sizes_of(p, parameters);
+  for (const Parameter<T>& q : parameters) context_.params.push_back(q.data);
+
+  // Dense gradients in one block, each on a line of its own.
+  constexpr int64_t kLine = 64 / sizeof(T);
+  std::vector<int64_t> at;
+  int64_t elements = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    at.push_back(elements);
+    if (analysis_.dense_gradient[i]) {
+      elements += (context_.sizes[i] + kLine - 1) / kLine * kLine + kLine;
+    }
+  }
+  gradients_.reserve(elements * sizeof(T));
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    context_.grads.push_back(analysis_.dense_gradient[i] ? gradients_.as<T>() + at[i] : nullptr);
+  }
+  std::fill_n(gradients_.as<T>(), elements, T(0));
+
+  weights_of_.resize(parameters.size());
+  for (size_t i = 0; i < p.weights.size(); ++i) {
+    const Weight& w = p.weights[i];
+    const size_t size = kernels_.packed_size(w.k, w.n);
+    Memory& memory = context_.packed.emplace_back();
+    memory.reserve(size * sizeof(T));
+    std::fill_n(memory.as<T>(), size, T(0));
+    context_.packed_data.push_back(memory.as<T>());
+    for (const WeightPiece& q : w.pieces) {
+      weights_of_[q.param].push_back(static_cast<int32_t>(i));
+    }
+  }
+  stale_.assign(p.weights.size(), true);
+
+  int32_t widest = 1;
+  for (const Buffer& b : p.buffers) {
+    if (b.role == Role::kOnes) widest = std::max(widest, b.width);
+  }
+  ones_.reserve(widest * sizeof(T));
+  std::fill_n(ones_.as<T>(), widest, T(1));
+  counts_.reserve((index_features_.num_features() + 1) * sizeof(T));
+  context_.tables = make_tables(p, analysis_.dense_gradient, context_.sizes);
+  bind_shapes(p, bound_, patches_);
+  context_.kernel_elements = kernel_scratch(bound_, kernels_);
+  stage_seconds_.assign(p.stages.size(), 0);
+}
+
+// What depends on the shape of the batch only: kept while the same schedule comes again.
+template <class T>
+void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule) {
+  const int32_t threads = serial_ ? 1 : thread_pool().num_threads();
+  if (schedule == schedule_ && planned_threads_ == threads) return;
+  schedule_ = nullptr;
+  ran_ = false;
+  resolve_spaces(*program_, *schedule, spaces_);
+  const PlanOptions options{threads, kernels_.panel, serial_};
+  make_plan(*program_, analysis_, *schedule, spaces_, options, plan_);
+  if (threads > 1 && plan_.cost < kParallelNs) {
+    make_plan(*program_, analysis_, *schedule, spaces_, {1, kernels_.panel, false}, plan_);
+  }
+  lay_out();
+  lay_out_scratch();
+  planned_threads_ = threads;
+  schedule_ = schedule;
+  context_.schedule = schedule_.get();
+}
+
+template <class T>
+void Executor<T>::lay_out() {
+  std::vector<Lifetime>& lives = analysis_.lifetimes;
+  size_t total = 0;
+  for (size_t i = 0; i < lives.size(); ++i) {
+    const Buffer& b = program_->buffers[i];
+    if (b.role != Role::kArena) continue;
+    lives[i].bytes = sizeof(T) * b.width * spaces_.ranges[b.space].size();
+    total += lives[i].bytes;
+  }
+  arena_needed_ = total <= kSmallArena ? lay_side_by_side(lives) : pack_lifetimes(lives);
+  peak_ = peak_live(lives, analysis_.steps);
+  arena_.reserve(arena_needed_);
+}
+
+// Room for the largest chunk of each body; bodies of different stages share it.
+template <class T>
+void Executor<T>::lay_out_scratch() {
+  if (plan_.edge_rows <= scratch_edges_) return;
+  scratch_edges_ = plan_.edge_rows;
+  size_t most = 0;
+  for (const Body& body : analysis_.bodies) {
+    std::vector<Lifetime> lives;
+    for (const ScratchUse& use : body.scratch) {
+      const Buffer& b = program_->buffers[use.buffer];
+      const bool edges = is_edge(b.space) && !is_edge(body.space);
+      const size_t rows = edges ? std::max(scratch_edges_, body.edge_limit) : body.chunk_rows;
+      lives.push_back({use.first, use.last, sizeof(T) * b.width * rows});
+    }
+    most = std::max(most, pack_lifetimes(lives));
+    for (size_t i = 0; i < lives.size(); ++i) {
+      context_.scratch_offsets[body.scratch[i].buffer] = lives[i].offset;
+    }
+  }
+  context_.scratch_bytes = most;
+  context_.shared_scratch.reserve(most);
+}
+
+template <class T>
+void Executor<T>::bind(const Inputs<T>& inputs) {
+  if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
+  bind_structure(inputs.schedule);
+  ran_ = false;
+  std::vector<int64_t> rows;
+  for (const FloatFeature<T>& f : inputs.float_features) rows.push_back(f.rows);
+  for (const Buffer& b : program_->buffers) {
+    if (b.role == Role::kFeature) rows.resize(std::max<size_t>(rows.size(), b.index + 1), 0);
+  }
+  index_features_.bind(*schedule_, inputs.int_features, rows);
+  for (int32_t i = 0; i < index_features_.num_features(); ++i) {
+    counts_.as<T>()[i] = static_cast<T>(index_features_.count(i));
+  }
+  Addresses<T> at;
+  at.arena = arena_.as<T>();
+  at.lifetimes = &analysis_.lifetimes;
+  at.params = &context_.params;
+  at.grads = &context_.grads;
+  at.features = &inputs.float_features;
+  at.ones = ones_.as<T>();
+  at.counts = counts_.as<T>();
+  at.packed = &context_.packed_data;
+  at.schedule = schedule_.get();
+  at.spaces = &spaces_;
+  at.index_features = &index_features_;
+  at.seed = inputs.seed;
+  at.step = inputs.step;
+  bind_addresses(*program_, at, bound_);
+  for (Table& table : context_.tables) bind_table(table, bound_, spaces_);
+}
+
+// Weights that changed are packed and gradients zeroed before the first stage.
+template <class T>
+void Executor<T>::plan_prologue() {
+  prologue_.clear();
+  const auto add = [&](ItemKind kind, int32_t id, int32_t a, int32_t b) {
+    prologue_.push_back({kind, id, 0, 0, a, b});
+  };
+  for (size_t i = 0; i < stale_.size(); ++i) {
+    if (!stale_[i]) continue;
+    const Weight& w = program_->weights[i];
+    const auto panels = static_cast<int32_t>((w.n + kernels_.panel - 1) / kernels_.panel);
+    const auto each = static_cast<int32_t>(
+        std::clamp<int64_t>(kPieceElements / (w.k * kernels_.panel), 1, panels));
+    for (int32_t a = 0; a < panels; a += each) {
+      add(ItemKind::kPack, static_cast<int32_t>(i), a, std::min(panels, a + each));
+    }
+  }
+  for (size_t i = 0; i < context_.grads.size(); ++i) {
+    if (!analysis_.zero_gradient[i]) continue;
+    const auto pieces = static_cast<int32_t>(context_.sizes[i] / kPieceElements + 1);
+    for (int32_t a = 0; a < pieces; ++a) {
+      add(ItemKind::kZero, static_cast<int32_t>(i), a, pieces);
+    }
+  }
+}
+
+template <class T>
+void Executor<T>::wait(const Counter& counter, int32_t units) const {
+  int32_t spins = 0;
+  while (counter.done.load(std::memory_order_acquire) < units) {
+    // The thread at work may have lost its core to another process.
+    if (++spins < 4000) {
+      pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+// Every thread goes through all segments and takes what is left of each; one that comes late finds
+// nothing to do and catches up, so a slow thread never holds up more than the piece it has.
+template <class T>
+void Executor<T>::walk(int32_t thread) {
+  Worker<T>& worker = *workers_[thread];
+  worker.refresh();
+  const bool timed = context_.profiling && thread == 0;
+  double start = timed ? now() : 0;
+  const auto lap = [&](double& seconds) {
+    if (!timed) return;
+    const double t = now();
+    seconds += t - start;
+    start = t;
+  };
+  const auto work = [&](Counter& counter, const Item* items, int32_t count, bool serial) {
+    const int32_t units = serial ? 1 : count;
+    int32_t unit;
+    while (counter.next.load(std::memory_order_relaxed) < units &&
+           (unit = counter.next.fetch_add(1, std::memory_order_relaxed)) < units) {
+      const int32_t end = serial ? count : unit + 1;
+      for (int32_t i = unit; i < end; ++i) worker.run(items[i]);
+      counter.done.fetch_add(1, std::memory_order_release);
+    }
+    wait(counter, units);
+  };
+  Counter* counters = counters_.data.get();
+  if (!prologue_.empty()) {
+    work(counters[0], prologue_.data(), static_cast<int32_t>(prologue_.size()), false);
+    lap(pack_seconds_);
+  }
+  for (size_t i = 0; i < plan_.segments.size(); ++i) {
+    const Segment& s = plan_.segments[i];
+    work(counters[i + 1], plan_.items.data() + s.first, s.count, s.serial);
+    lap(stage_seconds_[s.stage]);
+  }
+}
+
+template <class T>
+double Executor<T>::execute() {
+  bool shared = prologue_.size() > 4;
+  for (const Segment& s : plan_.segments) shared |= !s.serial;
+  const int32_t threads = shared && !serial_ ? thread_pool().num_threads() : 1;
+  while (static_cast<int32_t>(workers_.size()) < threads) {
+    workers_.push_back(std::make_unique<Worker<T>>(context_));
+  }
+  counters_.reset(plan_.segments.size() + 1);
+  if (threads == 1) {
+    walk(0);
+  } else {
+    thread_pool().parallel(threads, [this](int32_t thread) { walk(thread); });
+  }
+  if (context_.profiling) ++runs_;
+  stale_.assign(stale_.size(), false);
+  ran_ = true;
+  if (program_->loss < 0) return 0;
+  return arena_.as<T>()[analysis_.lifetimes[program_->loss].offset / sizeof(T)];
+}
+
+template <class T>
+double Executor<T>::run(const Inputs<T>& inputs) {
+  const std::lock_guard lock(mutex_);
+  bind(inputs);
+  plan_prologue();
+  return execute();
+}
+
+template <class T>
+void Executor<T>::set_profiling(bool on) {
+  const std::lock_guard lock(mutex_);
+  context_.profiling = on;
+  runs_ = 0;
+  pack_seconds_ = 0;
+  std::fill(stage_seconds_.begin(), stage_seconds_.end(), 0);
+  for (auto& worker : workers_) worker->profile.clear();
+}
+
+template <class T>
+void Executor<T>::set_serial(bool on) {
+  const std::lock_guard lock(mutex_);
+  serial_ = on;
+  planned_threads_ = 0;
+}
+
+template <class T>
+void Executor<T>::invalidate_parameters() {
+  const std::lock_guard lock(mutex_);
+  stale_.assign(stale_.size(), true);
+}
+
+template class Executor<float>;
+template class Executor<double>;
+
+}  // namespace cavs

@@ -1,0 +1,145 @@
+// Runs a program over batches: binds addresses, packs weights, walks the plan, updates parameters.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exec/bind.h"
+#include "exec/features.h"
+#include "exec/plan.h"
+#include "exec/worker.h"
+
+namespace cavs {
+
+template <class T>
+struct Parameter {
+  T* data;
+  int64_t size;
+};
+
+template <class T>
+struct Inputs {
+  std::shared_ptr<const Schedule> schedule;
+  std::vector<FloatFeature<T>> float_features;
+  std::vector<IntFeature> int_features;
+  uint64_t seed = 0, step = 0;
+};
+
+// Per parameter: its optimiser states, and whether it is trained at all.
+template <class T>
+struct Update {
+  OptimizerStep step{};
+  std::vector<std::pair<T*, T*>> states;
+  std::vector<bool> trainable;
+  std::optional<double> max_norm;
+};
+
+struct StepResult {
+  double loss, grad_norm;
+};
+
+struct Report {
+  struct Line {
+    std::string label;
+    std::string kind;
+    double seconds = 0;
+    int64_t calls = 0;
+    double flops = 0;         // of the last run
+    int64_t gather_bytes = 0; // read through index and segment maps, last run
+    int64_t write_bytes = 0;  // last run
+  };
+  size_t arena_bytes = 0, peak_bytes = 0, scratch_bytes = 0, packed_bytes = 0;
+  int64_t runs = 0;           // while profiling
+  double pack_seconds = 0;
+  std::vector<Line> stages, instructions;
+  std::vector<int32_t> widths;  // rows of each task
+  int32_t segments = 0, threads = 0;
+  double estimated_seconds = 0;
+};
+
+// One run at a time: a second caller waits.
+template <class T>
+class Executor {
+ public:
+  // The parameters stay the caller's and are read and written in place.
+  Executor(std::shared_ptr<const Program> program, std::vector<Parameter<T>> parameters);
+
+  // Forward, and backward if the program has it. Returns the loss, 0 without one.
+  double run(const Inputs<T>& inputs);
+  // run, then one update of the trainable parameters unless loss or gradient norm is not finite.
+  StepResult step(const Inputs<T>& inputs, const Update<T>& update);
+
+  // The gradient of a parameter after a run, as the full array into `out`; zeros where none.
+  void gradient(int32_t param, T* out) const;
+  // Touched rows (ascending) and their values, or nothing if the gradient is dense.
+  std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param) const;
+  // Rows and columns of an output, and its values in the caller's order; zero where it has no row.
+  std::pair<int64_t, int64_t> output_shape(int32_t buffer) const;
+  void output(int32_t buffer, T* out) const;
+
+  Report report() const;
+  void set_profiling(bool on);
+  void set_serial(bool on);  // one vertex at a time on one thread: slow, for comparison
+  void invalidate_parameters();
+  int64_t parameter_size(int32_t param) const { return context_.sizes.at(param); }
+
+ private:
+  struct alignas(8) Counter {
+    std::atomic<int32_t> next{0}, done{0};
+  };
+  // Counts of one run; std::atomic cannot move, so growing makes new ones.
+  struct Counters {
+    std::unique_ptr<Counter[]> data;
+    size_t size = 0;
+    void reset(size_t n);
+  };
+
+  void bind_structure(const std::shared_ptr<const Schedule>& schedule);
+  void lay_out();
+  void lay_out_scratch();
+  void bind(const Inputs<T>& inputs);
+  void plan_prologue();
+  double execute();
+  void walk(int32_t thread);
+  void wait(const Counter& counter, int32_t units) const;
+  void check_param(int32_t param) const;
+  void check_ran() const;
+
+  std::shared_ptr<const Program> program_;
+  Analysis analysis_;
+  const Kernels<T>& kernels_;
+  RunContext<T> context_;
+  std::vector<Patch> patches_;
+  BoundProgram<T> bound_;
+  IndexFeatures index_features_;
+  std::vector<std::unique_ptr<Worker<T>>> workers_;
+
+  // Of the present batch.
+  std::shared_ptr<const Schedule> schedule_;
+  Spaces spaces_;
+  Plan plan_;
+  std::vector<Item> prologue_;
+  int32_t planned_threads_ = 0;
+  size_t arena_needed_ = 0, peak_ = 0;
+  int32_t scratch_edges_ = -1;
+  bool ran_ = false;
+
+  Memory arena_, gradients_, ones_, counts_;
+  std::vector<bool> stale_;                       // weight must be packed again
+  std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights
+  std::vector<double> partial_;
+  Counters counters_;
+  bool serial_ = false;
+  std::vector<double> stage_seconds_;
+  double pack_seconds_ = 0;
+  int64_t runs_ = 0;
+  mutable std::mutex mutex_;
+};
+
+}  // namespace cavs

@@ -1,0 +1,57 @@
+// The caller's features: index features are put into row order and checked once a run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "exec/plan.h"
+#include "exec/program.h"
+#include "schedule/schedule.h"
+
+namespace cavs {
+
+template <class T>
+struct FloatFeature {
+  const T* data = nullptr;
+  int64_t rows = 0, width = 0;
+};
+struct IntFeature {
+  const int32_t* data = nullptr;
+  int64_t rows = 0;
+};
+
+// Index features as the instructions read them: in row order, every value below what is looked up.
+class IndexFeatures {
+ public:
+  explicit IndexFeatures(const Program& program, const std::vector<int64_t>& parameter_sizes);
+
+  // float_rows: rows of each float feature, of those that are looked up. Throws std::out_of_range
+  // naming feature, value, vertex (or edge, graph) and limit.
+  void bind(const Schedule& schedule, const std::vector<IntFeature>& features,
+            const std::vector<int64_t>& float_rows);
+  // Feature `feature` for rows of a space like `space`.
+  const std::vector<int32_t>& rows(int32_t feature, Space space) const;
+  int64_t count(int32_t feature) const { return counts_[feature]; }
+  int32_t num_features() const { return static_cast<int32_t>(counts_.size()); }
+
+ private:
+  struct Table {  // a float feature that is looked up
+    int32_t feature;
+    std::string label;
+  };
+  struct Use {
+    int32_t feature;
+    Space order;  // kVertexSpace, kEdgeSpace, kGraphSpace or kOneSpace
+    int64_t limit = INT32_MAX;
+    std::string label;  // of the reader that sets the limit
+    std::vector<Table> tables;
+    std::vector<int32_t> values;
+  };
+  Use& use(int32_t feature, Space space);
+  std::vector<Use> uses_;
+  std::vector<bool> counted_;
+  std::vector<int64_t> counts_;
+};
+
+}  // namespace cavs

@@ -1,0 +1,263 @@
+#include "exec/plan.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "exec/spaces.h"
+
+namespace cavs {
+namespace {
+
+// Below these, handing work over costs more than it saves.
+constexpr double kSerialNs = 3000;    // a task
+constexpr double kSplitNs = 2000;     // one instruction of a task of few rows
+constexpr double kGlobalNs = 20000;   // a piece of a sum over all rows
+constexpr int32_t kRowsEach = 8;      // fewer rows a thread: split by columns of the weight
+
+class Planner {
+ public:
+  Planner(const Program& program, const Analysis& analysis, const Schedule& schedule,
+          const Spaces& spaces, const PlanOptions& options, Plan& plan)
+      : p_(program), a_(analysis), s_(schedule), spaces_(spaces), o_(options), plan_(plan) {}
+
+  void run() {
+    for (stage_ = 0; stage_ < static_cast<int32_t>(p_.stages.size()); ++stage_) {
+      const Stage& stage = p_.stages[stage_];
+      const std::vector<int32_t>& bodies = a_.bodies_of_stage[stage_];
+      switch (stage.kind) {
+        case StageKind::kRows:
+          if (bodies[0] >= 0) add_rows(bodies[0], spaces_.ranges[stage.space]);
+          break;
+        case StageKind::kLoop: {
+          const auto n = static_cast<int32_t>(s_.tasks.size());
+          for (int32_t i = 0; i < n; ++i) {
+            const BatchTask& task = s_.tasks[stage.reversed ? n - 1 - i : i];
+            const int32_t body = bodies[spaces_.kinds[task.kind]];
+            if (body >= 0) add_rows(body, task.rows);
+          }
+          break;
+        }
+        case StageKind::kGlobal: add_globals(); break;
+      }
+    }
+  }
+
+ private:
+  static RowRange range(int32_t begin, int32_t end) { return {begin, end}; }
+  RowRange rows_of(int32_t id, const Body& body, RowRange rows) const {
+    if (is_vertex(body.space) && is_edge(p_.instructions[id].space)) {
+      return range(s_.edge_offsets[rows.begin], s_.edge_offsets[rows.end]);
+    }
+    return rows;
+  }
+  double cost(int32_t id, RowRange rows) const {
+    return rows.size() == 0 ? 0 : a_.costs[id].fixed + a_.costs[id].row * rows.size();
+  }
+
+  void open(bool serial) {
+    if (serial && !plan_.segments.empty() && plan_.segments.back().serial &&
+        plan_.segments.back().stage == stage_) {
+      return;
+    }
+    plan_.segments.push_back({static_cast<int32_t>(plan_.items.size()), 0, stage_, serial});
+  }
+  void put(const Item& item) {
+    plan_.items.push_back(item);
+    ++plan_.segments.back().count;
+  }
+
+  // Rows [begin, result) form the next chunk: at most `most` rows, few edges or one row.
+  int32_t chunk_end(const Body& body, int32_t begin, int32_t end, int32_t most) {
+    int32_t stop = std::min(end, begin + most);
+    if (!body.edges) return stop;
+    const int32_t* offsets = s_.edge_offsets.data();
+    if (offsets[stop] - offsets[begin] > body.edge_limit) {
+      const int32_t* over = std::upper_bound(offsets + begin + 1, offsets + stop + 1,
+                                             offsets[begin] + body.edge_limit);
+      stop = std::max(begin + 1, static_cast<int32_t>(over - offsets) - 1);
+    }
+    plan_.edge_rows = std::max(plan_.edge_rows, offsets[stop] - offsets[begin]);
+    return stop;
+  }
+  void put_chunks(int32_t id, RowRange rows, int32_t most) {
+    const Body& body = a_.bodies[id];
+    for (int32_t r = rows.begin; r < rows.end;) {
+      const int32_t stop = chunk_end(body, r, rows.end, most);
+      put({ItemKind::kBody, id, r, stop});
+      r = stop;
+    }
+  }
+
+  void add_rows(int32_t id, RowRange rows) {
+    if (rows.size() == 0) return;
+    const Body& body = a_.bodies[id];
+    double total = 0, largest = 0;
+    for (int32_t i : body.instructions) {
+      const double c = cost(i, rows_of(i, body, rows));
+      total += c;
+      if (p_.instructions[i].kind == InstructionKind::kMatmul) largest = std::max(largest, c);
+    }
+    plan_.cost += total;
+    const int32_t most = o_.one_by_one ? 1 : body.chunk_rows;
+    if (o_.threads == 1 || total < kSerialNs) {
+      open(true);
+      put_chunks(id, rows, most);
+    } else if (rows.size() >= kRowsEach * o_.threads || largest < kSplitNs) {
+      // Equal chunks, as many as threads or a multiple.
+      int32_t chunks = (rows.size() + most - 1) / most;
+      chunks = (chunks + o_.threads - 1) / o_.threads * o_.threads;
+      open(false);
+      put_chunks(id, rows, std::max(1, (rows.size() + chunks - 1) / chunks));
+    } else {
+      for (int32_t r = rows.begin; r < rows.end;) {
+        const int32_t stop = chunk_end(body, r, rows.end, most);
+        split(body, range(r, stop));
+        r = stop;
+      }
+    }
+  }
+
+  // Few rows but large products: each instruction in pieces, one after the other.
+  void split(const Body& body, RowRange chunk) {
+    for (int32_t id : body.instructions) {
+      const RowRange rows = rows_of(id, body, chunk);
+      if (rows.size() == 0) continue;
+      const Instruction& in = p_.instructions[id];
+      Item item{ItemKind::kInstruction, id, rows.begin, rows.end, chunk.begin};
+      if (cost(id, rows) < kSplitNs) {
+        open(true);
+        put(item);
+      } else if (rows.size() >= 2 * kRowsEach * o_.threads ||
+                 (in.kind != InstructionKind::kMatmul && rows.size() >= 2 * o_.threads)) {
+        open(false);
+        for (int32_t t = 0; t < o_.threads; ++t) {
+          item.r0 = part(rows.begin, rows.end, t, o_.threads);
+          item.r1 = part(rows.begin, rows.end, t + 1, o_.threads);
+          put(item);
+        }
+      } else if (in.kind == InstructionKind::kMatmul) {
+        const auto panels =
+            static_cast<int32_t>((p_.weights[in.weight].n + o_.panel - 1) / o_.panel);
+        const int32_t pieces = std::min(panels, o_.threads);
+        open(false);
+        item = {ItemKind::kPanels, id, rows.begin, rows.end, 0, 0, chunk.begin};
+        for (int32_t t = 0; t < pieces; ++t) {
+          item.a = part(0, panels, t, pieces);
+          item.b = part(0, panels, t + 1, pieces);
+          put(item);
+        }
+      } else {
+        open(true);
+        put(item);
+      }
+    }
+  }
+  static int32_t part(int64_t begin, int64_t end, int64_t i, int64_t of) {
+    return static_cast<int32_t>(begin + (end - begin) * i / of);
+  }
+
+  // This stage and those that may run beside it.
+  void add_globals() {
+    const int32_t first = stage_;
+    int32_t last = first;
+    const auto stages = static_cast<int32_t>(p_.stages.size());
+    while (last + 1 < stages && a_.step_of_stage[last + 1] == a_.step_of_stage[first]) ++last;
+    double total = 0;
+    for (int32_t s = first; s <= last; ++s) total += global_cost(s);
+    plan_.cost += total;
+    open(o_.threads == 1 || total < kSerialNs);
+    // Costly ones first, so that no long piece is left for the end.
+    order_.clear();
+    for (int32_t s = first; s <= last; ++s) order_.push_back(s);
+    std::stable_sort(order_.begin(), order_.end(),
+                     [&](int32_t a, int32_t b) { return global_cost(a) > global_cost(b); });
+    for (int32_t s : order_) {
+      const int32_t pieces = static_cast<int32_t>(
+          std::clamp(global_cost(s) / kGlobalNs, 1.0, o_.threads == 1 ? 1.0 : 4.0 * o_.threads));
+      put_global(p_.stages[s].body[0], pieces);
+    }
+    stage_ = last;
+  }
+  double global_cost(int32_t stage) const {
+    const int32_t id = p_.stages[stage].body[0];
+    return a_.costs[id].fixed + cost(id, spaces_.ranges[p_.instructions[id].space]);
+  }
+  void put_global(int32_t id, int32_t pieces) {
+    const Instruction& in = p_.instructions[id];
+    if (in.kind == InstructionKind::kMatmulTN) {
+      int32_t k = 0;
+      for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
+      const int32_t panels = (in.out.width + o_.panel - 1) / o_.panel;
+      const int32_t wide = std::min(panels, pieces);
+      constexpr int32_t kFewest = 32;  // rows of the result
+      const int32_t high = std::clamp((pieces + wide - 1) / wide, 1, (k + kFewest - 1) / kFewest);
+      for (int32_t i = 0; i < high; ++i) {
+        for (int32_t j = 0; j < wide; ++j) {
+          put({ItemKind::kTransposed, id, part(0, k, i, high), part(0, k, i + 1, high),
+               part(0, panels, j, wide), part(0, panels, j + 1, wide)});
+        }
+      }
+    } else if (in.kind == InstructionKind::kSumRows) {
+      constexpr int32_t kLine = 16;  // columns
+      const int32_t lines = (in.out.width + kLine - 1) / kLine;
+      const int32_t wide = std::min(lines, pieces);
+      for (int32_t j = 0; j < wide; ++j) {
+        put({ItemKind::kColumns, id, 0, 0, kLine * part(0, lines, j, wide),
+             std::min(in.out.width, kLine * part(0, lines, j + 1, wide))});
+      }
+    } else {
+      for (int32_t j = 0; j < pieces; ++j) put({ItemKind::kSlots, id, 0, 0, j, pieces});
+    }
+  }
+
+  const Program& p_;
+  const Analysis& a_;
+  const Schedule& s_;
+  const Spaces& spaces_;
+  const PlanOptions o_;
+  Plan& plan_;
+  std::vector<int32_t> order_;
+  int32_t stage_ = 0;
+};
+
+}  // namespace
+
+void Plan::clear() {
+  items.clear();
+  segments.clear();
+  cost = 0;
+  edge_rows = 0;
+}
+
+void resolve_spaces(const Program& program, const Schedule& schedule, Spaces& spaces) {
+  const auto kinds = static_cast<int32_t>(program.kinds.size());
+  const auto vertices = static_cast<int32_t>(schedule.order.size());
+  const auto edges = static_cast<int32_t>(schedule.edge_order.size());
+  spaces.ranges.assign(kVertexKind0 + 2 * kinds, RowRange{});
+  spaces.ranges[kOneSpace] = {0, 1};
+  spaces.ranges[kGraphSpace] = {0, schedule.batch->num_graphs()};
+  spaces.ranges[kVertexSpace] = {0, vertices};
+  spaces.ranges[kEdgeSpace] = {0, edges};
+  spaces.kinds.assign(schedule.kinds.size(), -1);
+  for (size_t i = 0; i < schedule.kinds.size(); ++i) {
+    const Kind& kind = schedule.kinds[i];
+    const auto at = std::find(program.kinds.begin(), program.kinds.end(), kind.key);
+    if (at == program.kinds.end()) {
+      throw std::runtime_error("kind " + std::to_string(kind.key) + " not compiled: " +
+                               std::to_string(kind.rows.size()) + " vertices of it in the batch, " +
+                               std::to_string(kinds) + " other kinds in the program");
+    }
+    spaces.kinds[i] = static_cast<int32_t>(at - program.kinds.begin());
+    spaces.ranges[kVertexKind0 + 2 * spaces.kinds[i]] = kind.rows;
+    spaces.ranges[kEdgeKind0 + 2 * spaces.kinds[i]] = kind.edges;
+  }
+}
+
+void make_plan(const Program& program, const Analysis& analysis, const Schedule& schedule,
+               const Spaces& spaces, const PlanOptions& options, Plan& plan) {
+  plan.clear();
+  Planner(program, analysis, schedule, spaces, options, plan).run();
+}
+
+}  // namespace cavs

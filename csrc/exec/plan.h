@@ -1,0 +1,62 @@
+// The work of one batch as a list of segments: what may run at once, and in which pieces.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "exec/analysis.h"
+#include "schedule/schedule.h"
+
+namespace cavs {
+
+enum class ItemKind : uint8_t {
+  kBody,         // body `id` on rows [r0, r1), scratch of the running thread
+  kInstruction,  // instruction `id` on [r0, r1) of its own rows; shared scratch, chunk from row `a`
+  kPanels,       // instruction `id` on [r0, r1), panels [a, b); shared scratch, chunk from row `c`
+  kTransposed,   // product `id`: rows [r0, r1) of the result, panels [a, b)
+  kColumns,      // column sum `id`: columns [a, b)
+  kSlots,        // lookup gradient `id`: part a of b of its table rows
+  kPack,         // weight `id`: panels [a, b)
+  kZero,         // dense gradient `id`: part a of b
+};
+struct Item {
+  ItemKind kind;
+  int32_t id;
+  int32_t r0 = 0, r1 = 0;
+  int32_t a = 0, b = 0, c = 0;
+};
+
+// Items of one segment may run at once; a segment starts when the one before is done. A serial
+// segment runs its items in order on whichever thread comes first.
+struct Segment {
+  int32_t first, count;
+  int32_t stage;
+  bool serial;
+  int32_t units() const { return serial ? 1 : count; }
+};
+
+struct Plan {
+  std::vector<Item> items;
+  std::vector<Segment> segments;
+  double cost = 0;         // estimated nanoseconds on one thread
+  int32_t edge_rows = 0;   // most edges in one chunk that has more than one row or scratch
+  void clear();
+};
+
+// Row ranges of the program's spaces in a batch, and the program kind of each schedule kind.
+struct Spaces {
+  std::vector<RowRange> ranges;
+  std::vector<int32_t> kinds;
+};
+// Throws std::runtime_error for a kind of the batch the program does not have.
+void resolve_spaces(const Program& program, const Schedule& schedule, Spaces& spaces);
+
+struct PlanOptions {
+  int32_t threads;
+  int32_t panel;
+  bool one_by_one;  // one row at a time
+};
+void make_plan(const Program& program, const Analysis& analysis, const Schedule& schedule,
+               const Spaces& spaces, const PlanOptions& options, Plan& plan);
+
+}  // namespace cavs

@@ -1,0 +1,41 @@
+// How the spaces of a program relate: which rows an index array goes from and to.
+#pragma once
+
+#include <string>
+
+#include "exec/program.h"
+
+namespace cavs {
+
+inline bool is_vertex(Space s) { return s == kVertexSpace || (s >= kVertexKind0 && s % 2 == 0); }
+inline bool is_edge(Space s) { return s == kEdgeSpace || (s >= kEdgeKind0 && s % 2 == 1); }
+// The program's kind a space is limited to, or -1.
+inline int32_t kind_of(Space s) { return s < kVertexKind0 ? -1 : (s - kVertexKind0) / 2; }
+inline Space edges_of(Space vertices) { return vertices + 1; }
+inline Space vertices_of(Space edges) { return edges - 1; }
+// Every row of `inner` is a row of `outer` too.
+inline bool contains(Space outer, Space inner) {
+  return outer == inner || (outer == kVertexSpace && is_vertex(inner)) ||
+         (outer == kEdgeSpace && is_edge(inner));
+}
+
+inline bool is_segments(Array a) {
+  return a == Array::kChildren || a == Array::kEdges || a == Array::kOut || a == Array::kGraphRows;
+}
+// Inside one chunk of rows and their edges, whatever the chunk.
+inline bool is_local(const Operand& o) {
+  if (o.map == RowMap::kSelf || o.map == RowMap::kOne) return true;
+  return o.array == Array::kParent || o.array == Array::kParentIfNth ||
+         o.array == Array::kNthEdge || o.array == Array::kEdges;
+}
+inline bool is_global(InstructionKind k) {
+  return k == InstructionKind::kMatmulTN || k == InstructionKind::kSumRows ||
+         k == InstructionKind::kLookupGrad;
+}
+
+std::string space_name(Space s);
+const char* array_name(Array a);
+const char* instruction_name(InstructionKind k);
+const char* role_name(Role r);
+
+}  // namespace cavs

@@ -1,0 +1,100 @@
+#include "exec/tables.h"
+
+#include <numeric>
+
+namespace cavs {
+
+std::vector<Table> make_tables(const Program& p, const std::vector<bool>& dense,
+                               const std::vector<int64_t>& sizes) {
+  std::vector<Table> tables;
+  // Instructions in the order they run.
+  for (const Stage& stage : p.stages) {
+    if (stage.kind != StageKind::kGlobal) continue;
+    const int32_t id = stage.body[0];
+    const Instruction& in = p.instructions[id];
+    if (in.kind != InstructionKind::kLookupGrad) continue;
+    Table* table = nullptr;
+    for (Table& t : tables) {
+      if (t.param == in.argument2) table = &t;
+    }
+    if (table == nullptr) {
+      table = &tables.emplace_back();
+      table->param = in.argument2;
+      table->width = in.inputs[0].width;
+      table->dense = dense[in.argument2];
+      table->slot_of.assign(sizes[in.argument2] / table->width, -1);
+    }
+    table->lookups.push_back({id, table->lookups.empty(), {}, {}});
+  }
+  return tables;
+}
+
+template <class T>
+void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces) {
+  table.slots.clear();
+  const auto each_row = [&](const Lookup& lookup, auto&& f) {
+    const Bound<T>& b = bound.instructions[lookup.instruction];
+    const RowRange range = spaces.ranges[b.space];
+    for (int32_t r = range.begin; r < range.end; ++r) {
+      if (b.index[r] >= 0) f(r, b.index[r]);
+    }
+  };
+  for (const Lookup& lookup : table.lookups) {
+    each_row(lookup, [&](int32_t, int32_t i) {
+      if (table.slot_of[i] >= 0) return;
+      table.slot_of[i] = static_cast<int32_t>(table.slots.size());
+      table.slots.push_back(i);
+    });
+  }
+  const size_t slots = table.slots.size();
+  for (Lookup& lookup : table.lookups) {
+    std::vector<int32_t>& offsets = lookup.offsets;
+    offsets.assign(slots + 2, 0);
+    // Counts go two places up, so that filling moves every start to where its end belongs.
+    each_row(lookup, [&](int32_t, int32_t i) { ++offsets[table.slot_of[i] + 2]; });
+    std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
+    lookup.rows.resize(offsets.back());
+    each_row(lookup, [&](int32_t r, int32_t i) {
+      lookup.rows[offsets[table.slot_of[i] + 1]++] = r;
+    });
+    const Source<T>& values = bound.sources[bound.instructions[lookup.instruction].first];
+    if (values.map == RowMap::kIndex) {
+      for (int32_t& r : lookup.rows) r = values.index[r];
+    }
+  }
+  for (int32_t i : table.slots) table.slot_of[i] = -1;
+  if (!table.dense) table.values.reserve(slots * table.width * sizeof(T));
+}
+
+template <class T>
+void run_lookup(const Table& table, const Lookup& lookup, const Source<T>& values, int32_t part,
+                int32_t parts, T* grad, const Kernels<T>& kernels) {
+  const auto slots = static_cast<int64_t>(table.slots.size());
+  const int64_t begin = slots * part / parts, end = slots * (part + 1) / parts;
+  Source<T> rows = values;
+  if (values.map == RowMap::kOne) rows.stride = rows.base = 0;
+  rows.index = lookup.rows.data();
+  T* out = table.dense ? grad : table.values.as<T>();
+  if (lookup.first && !table.dense) {
+    rows.map = RowMap::kSegmentSum;
+    rows.offsets = lookup.offsets.data();
+    kernels.copy_rows(rows, begin, end, out, table.width, 0);
+    return;
+  }
+  rows.map = RowMap::kIndex;
+  for (int64_t s = begin; s < end; ++s) {
+    const int32_t r0 = lookup.offsets[s], r1 = lookup.offsets[s + 1];
+    if (r0 == r1) continue;
+    const int64_t at = table.dense ? table.slots[s] : s;
+    kernels.sum_rows(rows, r0, r1, out + at * table.width, true);
+  }
+}
+
+template void bind_table(Table&, const BoundProgram<float>&, const Spaces&);
+template void bind_table(Table&, const BoundProgram<double>&, const Spaces&);
+template void run_lookup(const Table&, const Lookup&, const Source<float>&, int32_t, int32_t,
+                         float*, const Kernels<float>&);
+template void run_lookup(const Table&, const Lookup&, const Source<double>&, int32_t, int32_t,
+                         double*, const Kernels<double>&);
+
+}  // namespace cavs

@@ -1,0 +1,41 @@
+// Sparse gradients of looked-up tables: one slot a row of the table that the batch touches.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "exec/arena.h"
+#include "exec/bound.h"
+#include "exec/plan.h"
+
+namespace cavs {
+
+// The rows one instruction adds into each slot, ascending.
+struct Lookup {
+  int32_t instruction;
+  bool first;                    // of its table: writes instead of adding
+  std::vector<int32_t> offsets;  // slots + 1
+  std::vector<int32_t> rows;
+};
+
+struct Table {
+  int32_t param;
+  int64_t width;
+  bool dense;                   // adds into the dense gradient of the parameter instead
+  std::vector<int32_t> slots;   // slot -> row of the table, in order of first use
+  std::vector<int32_t> slot_of; // row of the table -> slot, or -1 between runs
+  std::vector<Lookup> lookups;
+  Memory values;                // slots x width, unless dense
+};
+
+std::vector<Table> make_tables(const Program& program, const std::vector<bool>& dense,
+                               const std::vector<int64_t>& sizes);
+// Sorts the rows of the batch into slots.
+template <class T>
+void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces);
+// Part `part` of `parts` of the slots of one instruction; `grad` is the dense gradient, if any.
+template <class T>
+void run_lookup(const Table& table, const Lookup& lookup, const Source<T>& values, int32_t part,
+                int32_t parts, T* grad, const Kernels<T>& kernels);
+
+}  // namespace cavs

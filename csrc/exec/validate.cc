@@ -1,0 +1,519 @@
+#include "exec/validate.h"
+
+#include <stdexcept>
+
+#include "exec/spaces.h"
+
+namespace cavs {
+
+std::string space_name(Space s) {
+  static const char* const kNames[] = {"one", "graph", "vertex", "edge"};
+  if (s < 0) return "space " + std::to_string(s);
+  if (s < kVertexKind0) return kNames[s];
+  return std::string(is_vertex(s) ? "vertex" : "edge") + " kind " + std::to_string(kind_of(s));
+}
+const char* array_name(Array a) {
+  static const char* const kNames[] = {"none",     "order",        "edge_order", "child",
+                                       "parent",   "nth_child",    "nth_edge",   "parent_if_nth",
+                                       "graph_of", "index_feature", "children",  "edges",
+                                       "out",      "graph_rows"};
+  return kNames[static_cast<int>(a)];
+}
+const char* instruction_name(InstructionKind k) {
+  static const char* const kNames[] = {
+      "matmul", "map",       "segment_max", "cross_entropy", "cross_entropy_grad",
+      "copy",   "matmul_tn", "sum_rows",    "lookup_grad"};
+  return kNames[static_cast<int>(k)];
+}
+const char* role_name(Role r) {
+  static const char* const kNames[] = {"arena", "scratch", "param", "grad",
+                                       "feature", "ones", "count"};
+  return kNames[static_cast<int>(r)];
+}
+
+namespace {
+
+class Validator {
+ public:
+  explicit Validator(const Program& p) : p_(p) {}
+
+  void check() {
+    const int32_t spaces = kVertexKind0 + 2 * static_cast<int32_t>(p_.kinds.size());
+    for (size_t i = 1; i < p_.kinds.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        need(p_.kinds[i] != p_.kinds[j], "kind key " + std::to_string(p_.kinds[i]) + " twice");
+      }
+    }
+    const auto stages = static_cast<int32_t>(p_.stages.size());
+    for (size_t i = 0; i < p_.buffers.size(); ++i) {
+      const Buffer& b = p_.buffers[i];
+      label_ = "buffer " + std::to_string(i);
+      need(b.space >= 0 && b.space < spaces, "space " + std::to_string(b.space) +
+                                                 " outside [0, " + std::to_string(spaces) + ")");
+      need(b.width > 0, "width " + std::to_string(b.width) + ", needs at least 1");
+      if (b.role == Role::kArena) {
+        need(b.first >= 0 && b.first <= b.last && b.last < stages,
+             "lives in stages [" + std::to_string(b.first) + ", " + std::to_string(b.last) +
+                 "] of " + std::to_string(stages));
+      } else if (b.role != Role::kScratch && b.role != Role::kOnes) {
+        need(b.index >= 0, "index " + std::to_string(b.index) + " is negative");
+      }
+    }
+    for (size_t i = 0; i < p_.weights.size(); ++i) check_weight(i);
+    for (const Instruction& in : p_.instructions) {
+      label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
+      need(in.space >= 0 && in.space < spaces, "space " + std::to_string(in.space) +
+                                                   " outside [0, " + std::to_string(spaces) + ")");
+      check_instruction(in);
+    }
+    scratch_.assign(p_.buffers.size(), -1);
+    used_.assign(p_.instructions.size(), false);
+    for (stage_ = 0; stage_ < stages; ++stage_) check_stage(p_.stages[stage_]);
+    label_ = "program";
+    if (p_.loss >= 0) {
+      check_buffer_id(p_.loss);
+      const Buffer& b = p_.buffers[p_.loss];
+      need(b.role == Role::kArena && b.space == kOneSpace,
+           "the loss is buffer " + std::to_string(p_.loss) + " of " + role_name(b.role) + " in " +
+               space_name(b.space) + ", needs an arena buffer in one");
+    }
+    for (int32_t o : p_.outputs) {
+      check_buffer_id(o);
+      need(p_.buffers[o].role == Role::kArena, "output " + std::to_string(o) + " is a " +
+                                                   role_name(p_.buffers[o].role) +
+                                                   " buffer, needs an arena buffer");
+    }
+  }
+
+ private:
+  void need(bool ok, const std::string& what) const {
+    if (!ok) throw std::invalid_argument("[" + label_ + "] " + what);
+  }
+  static std::string differ(const char* what, int64_t a, int64_t b) {
+    return std::string(what) + ": " + std::to_string(a) + " != " + std::to_string(b);
+  }
+  void check_buffer_id(int32_t id) const {
+    need(id >= 0 && id < static_cast<int32_t>(p_.buffers.size()),
+         "buffer " + std::to_string(id) + " of " + std::to_string(p_.buffers.size()));
+  }
+
+  void check_weight(size_t i) {
+    const Weight& w = p_.weights[i];
+    label_ = "weight " + std::to_string(i);
+    need(w.k > 0 && w.n > 0,
+         "size " + std::to_string(w.k) + " x " + std::to_string(w.n) + ", needs at least 1 x 1");
+    for (const WeightPiece& q : w.pieces) {
+      need(q.param >= 0 && q.offset >= 0 && q.row_stride >= 0 && q.col_stride >= 0,
+           "a piece of parameter " + std::to_string(q.param) + " has a negative number");
+      need(q.rows > 0 && q.cols > 0 && q.k0 >= 0 && q.n0 >= 0 && q.k0 + q.rows <= w.k &&
+               q.n0 + q.cols <= w.n,
+           "a piece of " + std::to_string(q.rows) + " x " + std::to_string(q.cols) + " at (" +
+               std::to_string(q.k0) + ", " + std::to_string(q.n0) + ") leaves the matrix of " +
+               std::to_string(w.k) + " x " + std::to_string(w.n));
+    }
+  }
+
+  // Columns of a row; parameters and gradients read as one row are checked against their size
+  // once that is known.
+  void check_columns(int32_t buffer, int64_t column, int64_t width, bool flat) const {
+    check_buffer_id(buffer);
+    const Buffer& b = p_.buffers[buffer];
+    need(column >= 0 && width > 0, "columns [" + std::to_string(column) + ", " +
+                                       std::to_string(column + width) + ") make no sense");
+    if (flat && (b.role == Role::kParam || b.role == Role::kGrad)) return;
+    need(column + width <= b.width, "columns [" + std::to_string(column) + ", " +
+                                        std::to_string(column + width) + ") of buffer " +
+                                        std::to_string(buffer) + ", which has " +
+                                        std::to_string(b.width));
+  }
+
+  void check_operand(const Operand& o, Space s) const {
+    check_columns(o.buffer, o.column, o.width, o.map == RowMap::kOne);
+    const Buffer& b = p_.buffers[o.buffer];
+    const std::string reads = std::string(role_name(b.role)) + " buffer " +
+                              std::to_string(o.buffer) + " of " + space_name(b.space) + " from " +
+                              space_name(s);
+    if (b.role == Role::kOnes || b.role == Role::kCount) return;
+    switch (o.map) {
+      case RowMap::kOne:
+        need(b.role == Role::kParam || b.role == Role::kGrad || b.space == kOneSpace,
+             "reads one row of " + reads);
+        return;
+      case RowMap::kSelf:
+        if (b.role == Role::kParam || b.role == Role::kGrad) {
+          need(s == kOneSpace, "reads " + reads + " row by row");
+        } else if (b.role == Role::kFeature) {
+          need(s == kGraphSpace || s == kOneSpace,
+               "reads " + reads + " without an order: features are in the caller's order");
+        } else {
+          need(contains(b.space, s), "reads " + reads + " row by row");
+        }
+        return;
+      case RowMap::kIndex:
+        need(o.array != Array::kNone && !is_segments(o.array),
+             std::string("reads ") + reads + " by index with array " + array_name(o.array));
+        break;
+      case RowMap::kSegmentSum:
+        need(is_segments(o.array),
+             std::string("sums segments of ") + reads + " with array " + array_name(o.array));
+        break;
+    }
+    check_array(o, b, s, "reads " + reads + " through " + array_name(o.array));
+  }
+
+  void check_array(const Operand& o, const Buffer& b, Space s, const std::string& what) const {
+    bool from = true, to = true;
+    const bool feature = b.role == Role::kFeature;
+    if (b.role == Role::kParam || b.role == Role::kGrad) {
+      need(b.role == Role::kParam && o.array == Array::kIndexFeature, what);
+      return;
+    }
+    switch (o.array) {
+      case Array::kOrder: from = is_vertex(s), to = feature; break;
+      case Array::kEdgeOrder: from = is_edge(s), to = feature; break;
+      case Array::kIndexFeature: to = feature; break;
+      case Array::kGraphOf: from = is_vertex(s), to = feature || b.space == kGraphSpace; break;
+      case Array::kChild: from = is_edge(s), to = !feature && b.space == kVertexSpace; break;
+      case Array::kNthChild:
+      case Array::kChildren: from = is_vertex(s), to = !feature && b.space == kVertexSpace; break;
+      case Array::kParent:
+      case Array::kParentIfNth:
+        from = is_edge(s), to = !feature && from && contains(b.space, vertices_of(s));
+        break;
+      case Array::kNthEdge:
+      case Array::kEdges:
+        from = is_vertex(s), to = !feature && from && contains(b.space, edges_of(s));
+        break;
+      case Array::kOut: from = is_vertex(s), to = !feature && b.space == kEdgeSpace; break;
+      case Array::kGraphRows: from = s == kGraphSpace, to = !feature && b.space == kVertexSpace;
+        break;
+      case Array::kNone: from = false; break;
+    }
+    need(from && to, what);
+    if (o.array == Array::kNthChild || o.array == Array::kNthEdge ||
+        o.array == Array::kParentIfNth || o.array == Array::kIndexFeature) {
+      need(o.argument >= 0, what + " with argument " + std::to_string(o.argument));
+    }
+  }
+
+  void check_out(int32_t buffer, int64_t column, int64_t width, Space s) const {
+    check_columns(buffer, column, width, s == kOneSpace);
+    const Buffer& b = p_.buffers[buffer];
+    const bool writable = b.role == Role::kArena || b.role == Role::kScratch ||
+                          b.role == Role::kGrad;
+    need(writable, "writes " + std::string(role_name(b.role)) + " buffer " +
+                       std::to_string(buffer));
+    need(b.role == Role::kGrad ? s == kOneSpace : contains(b.space, s),
+         "writes buffer " + std::to_string(buffer) + " of " + space_name(b.space) + " from " +
+             space_name(s));
+  }
+
+  void check_inputs(const Instruction& in, size_t least) const {
+    need(in.inputs.size() >= least, "has " + std::to_string(in.inputs.size()) +
+                                        " inputs, needs at least " + std::to_string(least));
+    for (const Operand& o : in.inputs) check_operand(o, in.space);
+  }
+
+  void check_instruction(const Instruction& in) const {
+    const auto width = [&](size_t i) { return in.inputs[i].width; };
+    switch (in.kind) {
+      case InstructionKind::kMatmul: {
+        check_inputs(in, 1);
+        need(in.weight >= 0 && in.weight < static_cast<int32_t>(p_.weights.size()),
+             "weight " + std::to_string(in.weight) + " of " + std::to_string(p_.weights.size()));
+        const Weight& w = p_.weights[in.weight];
+        int64_t k = 0;
+        for (const Operand& o : in.inputs) k += o.width;
+        need(k == w.k, differ("inner sizes differ", k, w.k));
+        need(in.out.width == w.n, differ("columns of output and weight differ", in.out.width, w.n));
+        check_out(in.out.buffer, in.out.column, in.out.width, in.space);
+        return;
+      }
+      case InstructionKind::kMap: check_map(in); return;
+      case InstructionKind::kSegmentMax:
+        check_inputs(in, 1);
+        need(in.inputs[0].map == RowMap::kSegmentSum, "reads no segments");
+        [[fallthrough]];
+      case InstructionKind::kCopy:
+      case InstructionKind::kCrossEntropyGrad:
+        check_inputs(in, 1);
+        need(width(0) == in.out.width, differ("widths of input and output differ", width(0),
+                                              in.out.width));
+        check_out(in.out.buffer, in.out.column, in.out.width, in.space);
+        break;
+      case InstructionKind::kCrossEntropy:
+        check_inputs(in, 1);
+        need(in.out.width == 1, differ("width of a loss", in.out.width, 1));
+        check_out(in.out.buffer, in.out.column, in.out.width, in.space);
+        break;
+      case InstructionKind::kMatmulTN: {
+        check_inputs(in, 2);
+        need(in.split > 0 && in.split < static_cast<int32_t>(in.inputs.size()),
+             "split " + std::to_string(in.split) + " of " + std::to_string(in.inputs.size()) +
+                 " inputs");
+        int64_t k = 0, n = 0;
+        for (size_t i = 0; i < in.inputs.size(); ++i) {
+          (i < static_cast<size_t>(in.split) ? k : n) += in.inputs[i].width;
+        }
+        need(in.out.width == n, differ("columns of output and product differ", in.out.width, n));
+        check_sum(in, k * n);
+        return;
+      }
+      case InstructionKind::kSumRows:
+        check_inputs(in, 1);
+        need(width(0) == in.out.width, differ("widths of input and output differ", width(0),
+                                              in.out.width));
+        check_sum(in, in.out.width);
+        return;
+      case InstructionKind::kLookupGrad:
+        check_inputs(in, 1);
+        need(in.inputs[0].map != RowMap::kSegmentSum, "reads sums of segments: copy them first");
+        need(in.argument >= 0 && in.argument2 >= 0,
+             "int feature " + std::to_string(in.argument) + ", parameter " +
+                 std::to_string(in.argument2));
+        for (const Instruction& other : p_.instructions) {
+          if (other.kind != in.kind || other.argument2 != in.argument2 || other.inputs.empty()) {
+            continue;
+          }
+          need(other.inputs[0].width == width(0), differ("two row widths of one table", width(0),
+                                                         other.inputs[0].width));
+        }
+        return;
+    }
+    if (in.kind == InstructionKind::kCrossEntropy ||
+        in.kind == InstructionKind::kCrossEntropyGrad) {
+      need(in.argument >= 0, "int feature " + std::to_string(in.argument));
+    }
+  }
+
+  // Outputs of sums over rows: a dense gradient or an arena buffer in one.
+  void check_sum(const Instruction& in, int64_t elements) const {
+    check_buffer_id(in.out.buffer);
+    const Buffer& b = p_.buffers[in.out.buffer];
+    need(in.out.column >= 0, "column " + std::to_string(in.out.column));
+    if (b.role == Role::kGrad) return;
+    need(b.role == Role::kArena && b.space == kOneSpace,
+         "sums into " + std::string(role_name(b.role)) + " buffer " +
+             std::to_string(in.out.buffer) + " of " + space_name(b.space));
+    need(in.out.column + elements <= b.width,
+         "writes " + std::to_string(elements) + " elements at " + std::to_string(in.out.column) +
+             " of buffer " + std::to_string(in.out.buffer) + ", which has " +
+             std::to_string(b.width));
+  }
+
+  void check_map(const Instruction& in) const {
+    const auto loads = static_cast<int32_t>(in.loads.size());
+    need(in.outer > 0 && in.inner > 0, "iterates over " + std::to_string(in.outer) + " x " +
+                                           std::to_string(in.inner) + " elements");
+    need(in.registers >= loads && in.registers < INT16_MAX,
+         std::to_string(in.registers) + " registers for " + std::to_string(loads) + " loads");
+    need(!in.stores.empty(), "stores nothing");
+    const auto reach = [&](int32_t outer_stride, bool scalar) {
+      need(outer_stride >= 0, "outer stride " + std::to_string(outer_stride));
+      return static_cast<int64_t>(in.outer - 1) * outer_stride + (scalar ? 1 : in.inner);
+    };
+    const auto check_register = [&](int32_t r) {
+      need(r >= 0 && r < in.registers,
+           "register " + std::to_string(r) + " of " + std::to_string(in.registers));
+    };
+    for (const MapLoadSpec& load : in.loads) {
+      check_operand(load.operand, in.space);
+      const int64_t columns = reach(load.outer_stride, load.scalar);
+      need(columns <= load.operand.width, "reads " + std::to_string(columns) +
+                                              " columns of an operand of " +
+                                              std::to_string(load.operand.width));
+    }
+    for (const MapOp& op : in.ops) {
+      check_register(op.dst);
+      check_register(op.a);
+      check_register(op.b);
+      check_register(op.c);
+    }
+    for (const MapStoreSpec& store : in.stores) {
+      check_register(store.reg);
+      const int64_t columns = reach(store.outer_stride, store.mode != StoreMode::kWrite);
+      check_out(store.buffer, store.column, columns, in.space);
+    }
+  }
+
+  template <class F>
+  void each_operand(const Instruction& in, F&& f) const {
+    for (const Operand& o : in.inputs) f(o);
+    for (const MapLoadSpec& load : in.loads) f(load.operand);
+  }
+  template <class F>
+  void each_out(const Instruction& in, F&& f) const {
+    if (in.kind == InstructionKind::kMap) {
+      for (const MapStoreSpec& store : in.stores) f(store.buffer);
+    } else if (in.kind != InstructionKind::kLookupGrad) {
+      f(in.out.buffer);
+    }
+  }
+
+  void check_live(int32_t id, int32_t body) {
+    const Buffer& b = p_.buffers[id];
+    if (b.role == Role::kArena) {
+      need(b.first <= stage_ && stage_ <= b.last,
+           "uses buffer " + std::to_string(id) + " in stage " + std::to_string(stage_) +
+               ", it lives in [" + std::to_string(b.first) + ", " + std::to_string(b.last) + "]");
+    } else if (b.role == Role::kScratch) {
+      need(p_.stages[stage_].kind != StageKind::kGlobal,
+           "scratch buffer " + std::to_string(id) + " in a global stage");
+      const int64_t place = (static_cast<int64_t>(stage_) << 32) + body;
+      need(scratch_[id] < 0 || scratch_[id] == place,
+           "scratch buffer " + std::to_string(id) + " is used in stage " +
+               std::to_string(scratch_[id] >> 32) + " and in stage " + std::to_string(stage_) +
+               " (or two bodies of it)");
+      scratch_[id] = place;
+    }
+  }
+
+  void check_body(const std::vector<int32_t>& body, Space space, int32_t number) {
+    const Stage& stage = p_.stages[stage_];
+    const bool global = stage.kind == StageKind::kGlobal;
+    std::vector<int32_t> written;
+    for (int32_t id : body) {
+      label_ = stage.label.empty() ? "stage " + std::to_string(stage_) : stage.label;
+      need(id >= 0 && id < static_cast<int32_t>(p_.instructions.size()),
+           "instruction " + std::to_string(id) + " of " + std::to_string(p_.instructions.size()));
+      const Instruction& in = p_.instructions[id];
+      if (!in.label.empty()) label_ = in.label;
+      need(!used_[id], "stands in two bodies");
+      used_[id] = true;
+      need(is_global(in.kind) == global, std::string(instruction_name(in.kind)) +
+                                             (global ? " in a global stage"
+                                                     : " needs a global stage of its own"));
+      const bool own = in.space == space || (is_vertex(space) && in.space == edges_of(space));
+      need(own || (global && space < 0), "runs over " + space_name(in.space) +
+                                             " in a stage over " + space_name(space));
+      if (!global) each_out(in, [&](int32_t b) { written.push_back(b); });
+      each_operand(in, [&](const Operand& o) { check_live(o.buffer, number); });
+      each_out(in, [&](int32_t b) { check_live(b, number); });
+    }
+    // Another chunk may not have written its rows yet, or not in time.
+    for (int32_t id : body) {
+      const Instruction& in = p_.instructions[id];
+      each_operand(in, [&](const Operand& o) {
+        const bool scratch = p_.buffers[o.buffer].role == Role::kScratch;
+        bool same_stage = stage.kind == StageKind::kRows && space != kOneSpace;
+        if (same_stage) {
+          same_stage = false;
+          for (int32_t b : written) same_stage |= b == o.buffer;
+        }
+        label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
+        need(is_local(o) || (!scratch && !same_stage),
+             "reads buffer " + std::to_string(o.buffer) + " through " + array_name(o.array) +
+                 " in the stage that writes it");
+      });
+    }
+  }
+
+  void check_stage(const Stage& stage) {
+    label_ = stage.label.empty() ? "stage " + std::to_string(stage_) : stage.label;
+    switch (stage.kind) {
+      case StageKind::kRows: {
+        const int32_t spaces = kVertexKind0 + 2 * static_cast<int32_t>(p_.kinds.size());
+        need(stage.space >= 0 && stage.space < spaces, "runs over " + space_name(stage.space));
+        check_body(stage.body, stage.space, 0);
+        return;
+      }
+      case StageKind::kLoop:
+        need(stage.bodies.size() == p_.kinds.size(),
+             differ("bodies and kinds differ", static_cast<int64_t>(stage.bodies.size()),
+                    static_cast<int64_t>(p_.kinds.size())));
+        for (size_t k = 0; k < stage.bodies.size(); ++k) {
+          const auto kind_space = static_cast<Space>(kVertexKind0 + 2 * k);
+          check_body(stage.bodies[k], kind_space, static_cast<int32_t>(k));
+        }
+        return;
+      case StageKind::kGlobal:
+        need(stage.body.size() == 1, std::to_string(stage.body.size()) +
+                                         " instructions, a global stage has one");
+        check_body(stage.body, -1, 0);
+        return;
+    }
+  }
+
+  const Program& p_;
+  std::string label_;
+  int32_t stage_ = 0;
+  std::vector<int64_t> scratch_;
+  std::vector<bool> used_;
+};
+
+}  // namespace
+
+void validate(const Program& program) { Validator(program).check(); }
+
+void validate_parameters(const Program& program, const std::vector<int64_t>& sizes) {
+  const auto need = [](bool ok, const std::string& label, const std::string& what) {
+    if (!ok) throw std::invalid_argument("[" + label + "] " + what);
+  };
+  const auto size_of = [&](int32_t param, const std::string& label) {
+    need(param >= 0 && param < static_cast<int32_t>(sizes.size()), label,
+         "parameter " + std::to_string(param) + " of " + std::to_string(sizes.size()));
+    return sizes[param];
+  };
+  for (size_t i = 0; i < program.weights.size(); ++i) {
+    for (const WeightPiece& q : program.weights[i].pieces) {
+      const std::string label = "weight " + std::to_string(i);
+      const int64_t end = q.offset + (q.rows - 1) * q.row_stride + (q.cols - 1) * q.col_stride + 1;
+      const int64_t size = size_of(q.param, label);
+      need(end <= size, label, "reads up to element " + std::to_string(end) + " of parameter " +
+                                   std::to_string(q.param) + ", which has " +
+                                   std::to_string(size));
+    }
+  }
+  const auto check = [&](const std::string& label, int32_t buffer, int64_t elements) {
+    const Buffer& b = program.buffers[buffer];
+    if (b.role != Role::kParam && b.role != Role::kGrad) return;
+    const int64_t size = size_of(b.index, label);
+    need(elements <= size, label, "uses " + std::to_string(elements) + " elements of parameter " +
+                                      std::to_string(b.index) + ", which has " +
+                                      std::to_string(size));
+  };
+  for (size_t i = 0; i < program.buffers.size(); ++i) {
+    const Buffer& b = program.buffers[i];
+    if (b.role != Role::kParam && b.role != Role::kGrad) continue;
+    const std::string label = "buffer " + std::to_string(i);
+    const int64_t size = size_of(b.index, label);
+    need(size % b.width == 0, label, "rows of " + std::to_string(b.width) + " of parameter " +
+                                         std::to_string(b.index) + ", which has " +
+                                         std::to_string(size) + " elements");
+  }
+  for (const Instruction& in : program.instructions) {
+    const std::string label = in.label.empty() ? instruction_name(in.kind) : in.label;
+    for (const Operand& o : in.inputs) check(label, o.buffer, int64_t{o.column} + o.width);
+    for (const MapLoadSpec& l : in.loads) {
+      check(label, l.operand.buffer, int64_t{l.operand.column} + l.operand.width);
+    }
+    for (const MapStoreSpec& s : in.stores) {
+      check(label, s.buffer, s.column + int64_t{in.outer - 1} * s.outer_stride +
+                                 (s.mode == StoreMode::kWrite ? in.inner : 1));
+    }
+    switch (in.kind) {
+      case InstructionKind::kMap: break;
+      case InstructionKind::kMatmulTN: {
+        int64_t k = 0;
+        for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
+        const Buffer& b = program.buffers[in.out.buffer];
+        const int64_t stride = b.role == Role::kGrad ? b.width : in.out.width;
+        need(in.out.width <= stride, label, "writes " + std::to_string(in.out.width) +
+                                                " columns into rows of " + std::to_string(stride));
+        check(label, in.out.buffer, in.out.column + (k - 1) * stride + in.out.width);
+        break;
+      }
+      case InstructionKind::kLookupGrad: {
+        const int64_t size = size_of(in.argument2, label);
+        need(size % in.inputs[0].width == 0, label,
+             "rows of " + std::to_string(in.inputs[0].width) + " of parameter " +
+                 std::to_string(in.argument2) + ", which has " + std::to_string(size) +
+                 " elements");
+        break;
+      }
+      default: check(label, in.out.buffer, int64_t{in.out.column} + in.out.width);
+    }
+  }
+}
+
+}  // namespace cavs

@@ -1,0 +1,253 @@
+#include "exec/worker.h"
+
+#include <algorithm>
+
+#include "exec/spaces.h"
+
+namespace cavs {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+template <class T>
+size_t kernel_scratch(const BoundProgram<T>& bound, const Kernels<T>& kernels) {
+  size_t most = 64;
+  for (const Bound<T>& b : bound.instructions) {
+    size_t needed = static_cast<size_t>(std::max(b.k, b.n));
+    if (b.kind == InstructionKind::kMatmul) needed = kernels.matmul_scratch(b.k);
+    if (b.kind == InstructionKind::kMatmulTN) needed = kernels.matmul_tn_scratch(b.k, b.n);
+    if (b.kind == InstructionKind::kMap) {
+      MapKernel<T> map = b.map;
+      map.loads = bound.loads.data() + b.first;
+      map.stores = bound.stores.data() + b.first_store;
+      needed = kernels.map_scratch(map);
+    }
+    most = std::max(most, needed);
+  }
+  return most;
+}
+
+template <class T>
+void Worker<T>::refresh() {
+  own_ = *c_.bound;  // same sizes every time: no allocation but the first
+  for (Bound<T>& b : own_.instructions) {
+    b.map.loads = own_.loads.data() + b.first;
+    b.map.stores = own_.stores.data() + b.first_store;
+  }
+  scratch_.reserve(c_.scratch_bytes);
+  kernel_scratch_.reserve(c_.kernel_elements * sizeof(T));
+  if (c_.profiling) profile.resize(c_.program->instructions.size());
+}
+
+template <class T>
+void Worker<T>::patch(const Bound<T>& b, T* scratch, int64_t first_row) {
+  for (int32_t i = b.first_patch; i < b.end_patch; ++i) {
+    const Patch& p = (*c_.patches)[i];
+    T* data = scratch + c_.scratch_offsets[p.buffer] / sizeof(T) + p.column;
+    const int64_t base = p.edges ? c_.schedule->edge_offsets[first_row] : first_row;
+    switch (p.place) {
+      case Patch::Place::kSource:
+        own_.sources[p.at].data = data;
+        own_.sources[p.at].base = base;
+        break;
+      case Patch::Place::kLoad:
+        own_.loads[p.at].source.data = data;
+        own_.loads[p.at].source.base = base;
+        break;
+      case Patch::Place::kStore:
+        own_.stores[p.at].data = data;
+        own_.stores[p.at].base = base;
+        break;
+      case Patch::Place::kOut:
+        own_.instructions[p.at].out = data;
+        own_.instructions[p.at].base = base;
+        break;
+    }
+  }
+}
+
+template <class T>
+void Worker<T>::run_rows(int32_t id, int64_t r0, int64_t r1) {
+  const Bound<T>& b = own_.instructions[id];
+  const Source<T>* sources = own_.sources.data() + b.first;
+  T* scratch = kernel_scratch_.template as<T>();
+  const Kernels<T>& k = *c_.kernels;
+  switch (b.kind) {
+    case InstructionKind::kMatmul:
+      k.matmul(sources, b.count, r0, r1, b.packed, b.k, b.n, 0, panels(b.n), b.out, b.stride,
+               b.base, b.accumulate, scratch);
+      return;
+    case InstructionKind::kMap: k.map(b.map, r0, r1, scratch); return;
+    case InstructionKind::kSegmentMax:
+      k.segment_max(*sources, r0, r1, b.out, b.stride, b.base);
+      return;
+    case InstructionKind::kCrossEntropy:
+      k.cross_entropy(*sources, b.index, r0, r1, b.out, b.stride, b.base, nullptr, 0, 0);
+      return;
+    case InstructionKind::kCrossEntropyGrad:
+      k.cross_entropy(*sources, b.index, r0, r1, nullptr, 0, 0, b.out, b.stride, b.base);
+      return;
+    case InstructionKind::kCopy:
+      k.copy_rows(*sources, r0, r1, b.out, b.stride, b.base);
+      return;
+    case InstructionKind::kMatmulTN:
+    case InstructionKind::kSumRows:
+    case InstructionKind::kLookupGrad: return;  // never in a body of rows
+  }
+}
+
+template <class T>
+void Worker<T>::execute(int32_t id, int64_t r0, int64_t r1) {
+  if (r0 == r1) return;
+  if (!c_.profiling) {
+    run_rows(id, r0, r1);
+    return;
+  }
+  const double start = now();
+  run_rows(id, r0, r1);
+  profile[id].seconds += now() - start;
+  ++profile[id].calls;
+}
+
+template <class T>
+void Worker<T>::run(const Item& item) {
+  const double start = c_.profiling ? now() : 0;
+  switch (item.kind) {
+    case ItemKind::kBody: {
+      const Body& body = c_.analysis->bodies[item.id];
+      int64_t e0 = 0, e1 = 0;
+      if (body.edges) {
+        e0 = c_.schedule->edge_offsets[item.r0];
+        e1 = c_.schedule->edge_offsets[item.r1];
+      }
+      for (int32_t id : body.instructions) {
+        const Bound<T>& b = own_.instructions[id];
+        patch(b, scratch_.template as<T>(), item.r0);
+        const bool edges = b.edges && body.edges;
+        execute(id, edges ? e0 : item.r0, edges ? e1 : item.r1);
+      }
+      return;
+    }
+    case ItemKind::kInstruction:
+      patch(own_.instructions[item.id], c_.shared_scratch.template as<T>(), item.a);
+      execute(item.id, item.r0, item.r1);
+      return;
+    case ItemKind::kPanels: run_panels(item); break;
+    case ItemKind::kTransposed: run_transposed(item); break;
+    case ItemKind::kColumns: run_columns(item); break;
+    case ItemKind::kSlots: run_slots(item); break;
+    case ItemKind::kPack: pack(item); return;
+    case ItemKind::kZero: {
+      const int64_t n = c_.sizes[item.id];
+      T* grad = c_.grads[item.id];
+      std::fill(grad + n * item.a / item.b, grad + n * (item.a + 1) / item.b, T(0));
+      return;
+    }
+  }
+  if (c_.profiling) {
+    profile[item.id].seconds += now() - start;
+    ++profile[item.id].calls;
+  }
+}
+
+template <class T>
+void Worker<T>::run_panels(const Item& item) {
+  const Bound<T>& b = own_.instructions[item.id];
+  patch(b, c_.shared_scratch.template as<T>(), item.c);
+  c_.kernels->matmul(own_.sources.data() + b.first, b.count, item.r0, item.r1, b.packed, b.k, b.n,
+                     item.a, item.b, b.out, b.stride, b.base, b.accumulate,
+                     kernel_scratch_.template as<T>());
+}
+
+// Columns [begin, end) of sources side by side.
+template <class T>
+static void cut(const Source<T>* sources, int32_t count, int64_t begin, int64_t end,
+                std::vector<Source<T>>& out) {
+  out.clear();
+  int64_t at = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    const int64_t from = std::max(begin - at, int64_t{0});
+    const int64_t to = std::min(end - at, int64_t{sources[i].width});
+    if (from < to) {
+      out.push_back(sources[i]);
+      out.back().data += from;
+      out.back().width = static_cast<int32_t>(to - from);
+    }
+    at += sources[i].width;
+  }
+}
+
+template <class T>
+void Worker<T>::run_transposed(const Item& item) {
+  const Bound<T>& b = own_.instructions[item.id];
+  const Source<T>* sources = own_.sources.data() + b.first;
+  const RowRange rows = c_.spaces->ranges[b.space];
+  const int64_t n0 = int64_t{item.a} * c_.kernels->panel;
+  const int64_t n1 = std::min(b.n, int64_t{item.b} * c_.kernels->panel);
+  T* out = b.out + item.r0 * b.stride;
+  if (rows.size() == 0) {
+    for (int64_t i = 0; i < item.r1 - item.r0 && !b.accumulate; ++i) {
+      std::fill(out + i * b.stride + n0, out + i * b.stride + n1, T(0));
+    }
+    return;
+  }
+  cut(sources, b.split, item.r0, item.r1, cut_);
+  c_.kernels->matmul_tn(cut_.data(), static_cast<int32_t>(cut_.size()), sources + b.split,
+                        b.count - b.split, rows.begin, rows.end, item.r1 - item.r0, b.n, n0, n1,
+                        out, b.stride, b.accumulate, kernel_scratch_.template as<T>());
+}
+
+// Blocks of a fixed number of rows are summed apart and then together: the order is the same for
+// any number of threads, and many rows lose less precision.
+template <class T>
+void Worker<T>::run_columns(const Item& item) {
+  constexpr int64_t kBlock = 256;
+  const Bound<T>& b = own_.instructions[item.id];
+  const RowRange rows = c_.spaces->ranges[b.space];
+  Source<T> source = own_.sources[b.first];
+  source.data += item.a;
+  source.width = item.b - item.a;
+  T* out = b.out + item.a;
+  T* partial = kernel_scratch_.template as<T>();
+  if (!b.accumulate) std::fill(out, out + source.width, T(0));
+  for (int64_t r = rows.begin; r < rows.end; r += kBlock) {
+    c_.kernels->sum_rows(source, r, std::min<int64_t>(r + kBlock, rows.end), partial, false);
+    for (int32_t j = 0; j < source.width; ++j) out[j] += partial[j];
+  }
+}
+
+template <class T>
+void Worker<T>::run_slots(const Item& item) {
+  for (const Table& table : c_.tables) {
+    for (const Lookup& lookup : table.lookups) {
+      if (lookup.instruction != item.id) continue;
+      run_lookup(table, lookup, own_.sources[own_.instructions[item.id].first], item.a, item.b,
+                 c_.grads[table.param], *c_.kernels);
+    }
+  }
+}
+
+template <class T>
+void Worker<T>::pack(const Item& item) {
+  const Weight& w = c_.program->weights[item.id];
+  const int64_t n0 = int64_t{item.a} * c_.kernels->panel;
+  const int64_t n1 = std::min(w.n, int64_t{item.b} * c_.kernels->panel);
+  for (const WeightPiece& q : w.pieces) {
+    const int64_t from = std::max(n0, q.n0), to = std::min(n1, q.n0 + q.cols);
+    if (from >= to) continue;
+    c_.kernels->pack(c_.params[q.param] + q.offset + (from - q.n0) * q.col_stride, q.row_stride,
+                     q.col_stride, q.rows, to - from, q.k0, from, w.k, w.n,
+                     c_.packed[item.id].template as<T>());
+  }
+}
+
+template class Worker<float>;
+template class Worker<double>;
+template size_t kernel_scratch(const BoundProgram<float>&, const Kernels<float>&);
+template size_t kernel_scratch(const BoundProgram<double>&, const Kernels<double>&);
+
+}  // namespace cavs

@@ -1,0 +1,176 @@
+#include "graph/graph.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace cavs {
+namespace {
+
+void check_offsets(const Graph& graph) {
+  const auto& offsets = graph.offsets;
+  if (offsets.size() < 2) throw GraphError("a graph needs at least one vertex, found none", -1);
+  if (offsets.front() != 0) {
+    throw GraphError("offsets must start at 0, found " + std::to_string(offsets.front()), 0);
+  }
+  for (size_t v = 0; v + 1 < offsets.size(); ++v) {
+    if (offsets[v + 1] < offsets[v]) {
+      throw GraphError("offsets must not decrease: vertex " + std::to_string(v) + " has " +
+                           std::to_string(offsets[v]) + " and the next " +
+                           std::to_string(offsets[v + 1]),
+                       static_cast<int64_t>(v));
+    }
+  }
+  if (static_cast<size_t>(offsets.back()) != graph.children.size()) {
+    throw GraphError("offsets end at " + std::to_string(offsets.back()) + " but there are " +
+                         std::to_string(graph.children.size()) + " children",
+                     -1);
+  }
+}
+
+// How the vertices are numbered. Builders usually emit children first (or parents first), and then
+// levels need one sweep and no queue.
+enum class Numbering { kChildrenFirst, kParentsFirst, kMixed };
+
+Numbering check_children(const Graph& graph) {
+  const int32_t n = graph.num_vertices();
+  bool children_first = true, parents_first = true;
+  for (int32_t v = 0; v < n; ++v) {
+    for (int32_t e = graph.offsets[v]; e < graph.offsets[v + 1]; ++e) {
+      const int32_t child = graph.children[e];
+      if (child < 0 || child >= n) {
+        throw GraphError("vertex " + std::to_string(v) + " has child " + std::to_string(child) +
+                             ", but vertices are 0.." + std::to_string(n - 1),
+                         v);
+      }
+      children_first &= child < v;
+      parents_first &= child > v;
+    }
+  }
+  if (children_first) return Numbering::kChildrenFirst;
+  return parents_first ? Numbering::kParentsFirst : Numbering::kMixed;
+}
+
+int32_t level_of(const Graph& graph, int32_t v) {
+  int32_t level = 0;
+  for (int32_t e = graph.offsets[v]; e < graph.offsets[v + 1]; ++e) {
+    level = std::max(level, graph.level[graph.children[e]] + 1);
+  }
+  return level;
+}
+
+// CSR of the edges turned round: offsets by child, parents ascending (by edge).
+std::pair<std::vector<int32_t>, std::vector<int32_t>> parents_of(const Graph& graph) {
+  const int32_t n = graph.num_vertices();
+  std::vector<int32_t> offsets(n + 1, 0);
+  for (const int32_t child : graph.children) ++offsets[child + 1];
+  for (int32_t v = 0; v < n; ++v) offsets[v + 1] += offsets[v];
+  std::vector<int32_t> parents(graph.children.size());
+  std::vector<int32_t> next(offsets.begin(), offsets.end() - 1);
+  for (int32_t v = 0; v < n; ++v) {
+    for (int32_t e = graph.offsets[v]; e < graph.offsets[v + 1]; ++e) {
+      parents[next[graph.children[e]]++] = v;
+    }
+  }
+  return {std::move(offsets), std::move(parents)};
+}
+
+// Called when some vertices wait for ever: each of them has a child that waits too, so walking
+// down from any of them ends in a cycle.
+[[noreturn]] void throw_cycle(const Graph& graph, const std::vector<int32_t>& waiting) {
+  int32_t v = 0;
+  while (waiting[v] == 0) ++v;
+  const auto waiting_child = [&](int32_t u) {
+    int32_t e = graph.offsets[u];
+    while (waiting[graph.children[e]] == 0) ++e;
+    return graph.children[e];
+  };
+  for (int32_t i = 0; i < graph.num_vertices(); ++i) v = waiting_child(v);
+  constexpr int kShown = 8;
+  std::string path = std::to_string(v);
+  int shown = 1;
+  for (int32_t u = waiting_child(v);; u = waiting_child(u), ++shown) {
+    path += " <- " + (shown < kShown ? std::to_string(u) : std::string("..."));
+    if (u == v || shown == kShown) break;
+  }
+  throw GraphError("a cycle through vertex " + std::to_string(v) + ": " + path, v);
+}
+
+void levels_by_kahn(Graph* graph) {
+  const int32_t n = graph->num_vertices();
+  const auto [offsets, parents] = parents_of(*graph);
+  std::vector<int32_t> waiting(n);  // children not done yet
+  std::vector<int32_t> queue;
+  queue.reserve(n);
+  for (int32_t v = 0; v < n; ++v) {
+    waiting[v] = graph->offsets[v + 1] - graph->offsets[v];
+    if (waiting[v] == 0) queue.push_back(v);
+  }
+  for (size_t i = 0; i < queue.size(); ++i) {
+    const int32_t v = queue[i];
+    for (int32_t j = offsets[v]; j < offsets[v + 1]; ++j) {
+      const int32_t parent = parents[j];
+      graph->level[parent] = std::max(graph->level[parent], graph->level[v] + 1);
+      if (--waiting[parent] == 0) queue.push_back(parent);
+    }
+  }
+  if (static_cast<int32_t>(queue.size()) != n) throw_cycle(*graph, waiting);
+}
+
+}  // namespace
+
+std::shared_ptr<const Graph> make_graph(std::vector<int32_t> offsets,
+                                        std::vector<int32_t> children) {
+  auto graph = std::make_shared<Graph>();
+  graph->offsets = std::move(offsets);
+  graph->children = std::move(children);
+  check_offsets(*graph);
+  const Numbering numbering = check_children(*graph);
+  const int32_t n = graph->num_vertices();
+  graph->level.assign(n, 0);
+  switch (numbering) {
+    case Numbering::kChildrenFirst:
+      for (int32_t v = 0; v < n; ++v) graph->level[v] = level_of(*graph, v);
+      break;
+    case Numbering::kParentsFirst:
+      for (int32_t v = n - 1; v >= 0; --v) graph->level[v] = level_of(*graph, v);
+      break;
+    case Numbering::kMixed:
+      levels_by_kahn(graph.get());
+      break;
+  }
+  graph->num_levels = *std::max_element(graph->level.begin(), graph->level.end()) + 1;
+  return graph;
+}
+
+std::shared_ptr<const Graph> reverse_graph(const Graph& graph) {
+  auto [offsets, parents] = parents_of(graph);
+  return make_graph(std::move(offsets), std::move(parents));
+}
+
+std::shared_ptr<const GraphBatch> collate(std::vector<std::shared_ptr<const Graph>> graphs) {
+  if (graphs.empty()) throw GraphError("a batch needs at least one graph, found none", -1);
+  auto batch = std::make_shared<GraphBatch>();
+  batch->vertex_offsets.reserve(graphs.size() + 1);
+  batch->edge_offsets.reserve(graphs.size() + 1);
+  batch->vertex_offsets.push_back(0);
+  batch->edge_offsets.push_back(0);
+  int64_t vertices = 0, edges = 0;
+  for (const auto& graph : graphs) {
+    if (graph == nullptr) throw GraphError("a batch holds graphs, found none in its list", -1);
+    vertices += graph->num_vertices();
+    edges += graph->num_edges();
+    if (std::max(vertices, edges) > std::numeric_limits<int32_t>::max()) {
+      throw GraphError(
+          "a batch holds at most 2147483647 vertices and as many edges, found more; "
+          "use a smaller batch",
+          -1);
+    }
+    batch->vertex_offsets.push_back(static_cast<int32_t>(vertices));
+    batch->edge_offsets.push_back(static_cast<int32_t>(edges));
+  }
+  batch->graphs = std::move(graphs);
+  return batch;
+}
+
+}  // namespace cavs

@@ -1,0 +1,326 @@
+"""Single stages against NumPy: row maps, index arrays, scratch in chunks, sums over all rows."""
+
+import numpy as np
+import pytest
+from hand_programs import (
+    EDGE,
+    GRAPH,
+    INNER,
+    INNER_EDGE,
+    LEAF,
+    ONE,
+    VERTEX,
+    Hand,
+    batch_children,
+    index,
+    one,
+    random_dag,
+    schedule,
+    segment,
+    self_,
+)
+
+from cavs import _engine
+
+W = 6
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def threads(request):
+    _engine.set_num_threads(request.param)
+    yield request.param
+    _engine.set_num_threads(1)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(1)
+
+
+def edges_of(children):
+    """(parent, child, position) of each edge, in the caller's order."""
+    return [(v, c, k) for v, cs in enumerate(children) for k, c in enumerate(cs)]
+
+
+def graphs_of(rng, sizes=(1, 7, 90, 30)):
+    return [random_dag(rng, n, 4) for n in sizes] + [random_dag(rng, 60, 3, wide=50)]
+
+
+def features(m, space, width=W, indices=(0,)):
+    return [m.buffer("feature", space, width, index=i) for i in indices]
+
+
+def test_product_and_map_over_all_vertices(rng):
+    graphs = graphs_of(rng)
+    n = sum(map(len, graphs))
+    m = Hand()
+    (x,) = features(m, VERTEX)
+    bias = m.buffer("param", width=8, index=1)
+    y = m.buffer("arena", VERTEX, 8, first=0, last=0)
+    z = m.buffer("arena", VERTEX, 8, first=0, last=0)
+    # Two pieces side by side, the second transposed, and rows 4.. of the second left zero.
+    w = m.weight(W, 8, [(0, 0, 5, 1, W, 5, 0, 0), (2, 1, 1, 5, 4, 3, 0, 5)])
+    m.rows(VERTEX, [
+        m.matmul(VERTEX, [index(x, 2, "order", column=0), index(x, W - 2, "order", column=2)], w,
+                 self_(y, 8)),
+        m.matmul(VERTEX, [index(x, W, "order")], w, self_(z, 8)),
+        m.map(VERTEX, [self_(y, 8), one(bias, 8), self_(z, 8)],
+              [("add", 3, 0, 1, 0), ("tanh", 4, 3, 0, 0), ("fma", 5, 4, 2, 0)], [(y, 5)], 8),
+    ])
+    p = m.finish(outputs=[y, z])
+    params = [rng.standard_normal((W, 5)), rng.standard_normal(8), rng.standard_normal((3, 5))]
+    xs = rng.standard_normal((n, W))
+    packed = np.zeros((W, 8))
+    packed[:, :5] = params[0]
+    packed[:4, 5:] = params[2].T[1:]
+    e = _engine.Executor(p, params)
+    assert e.run(schedule(graphs), [xs], []) == 0
+    xw = xs @ packed
+    np.testing.assert_allclose(e.output(z), xw, rtol=1e-12)
+    np.testing.assert_allclose(e.output(y), np.tanh(xw + params[1]) * xw + xw,
+                               rtol=1e-10, atol=1e-13)
+    params[0] *= 2
+    e.run(schedule(graphs), [xs], [])
+    np.testing.assert_allclose(e.output(z), xw, rtol=1e-12)  # packed before the change
+    e.invalidate_parameters()
+    e.run(schedule(graphs), [xs], [])
+    packed[:, :5] *= 2
+    np.testing.assert_allclose(e.output(z), xs @ packed, rtol=1e-12)
+
+
+def test_chunks_with_edges_in_scratch(rng):
+    """Attention over the children: scores, maximum, sum and weights stay in scratch."""
+    graphs = graphs_of(rng, (400, 300, 1))
+    children = batch_children(graphs)
+    n = len(children)
+    edges = edges_of(children)
+    m = Hand()
+    (x, ex) = m.buffer("feature", VERTEX, W), m.buffer("feature", EDGE, 1, index=1)
+    h = m.buffer("arena", VERTEX, W, first=0, last=1)
+    score = m.buffer("scratch", EDGE, 1)
+    top = m.buffer("scratch", VERTEX, 1)
+    total = m.buffer("scratch", VERTEX, 1)
+    weighted = m.buffer("scratch", EDGE, W)
+    out = m.buffer("arena", VERTEX, W, first=1, last=1)
+    m.rows(VERTEX, [m.op("copy", VERTEX, inputs=[index(x, W, "order")], out=self_(h, W))])
+    m.rows(VERTEX, [
+        m.map(EDGE, [index(h, W, "child"), index(h, W, "parent"),
+                     (index(ex, 1, "edge_order"), 0, True)],
+              [("mul", 3, 0, 1, 0), ("mul", 4, 3, 2, 0)], [(score, 4, "sum")], W),
+        m.op("segment_max", VERTEX, inputs=[segment(score, 1, "edges")], out=self_(top, 1)),
+        m.map(EDGE, [self_(score, 1), index(top, 1, "parent")],
+              [("sub", 2, 0, 1, 0), ("exp", 3, 2, 0, 0)], [(score, 3)], 1),
+        m.op("copy", VERTEX, inputs=[segment(score, 1, "edges")], out=self_(total, 1)),
+        m.map(EDGE, [(self_(score, 1), 0, True), (index(total, 1, "parent"), 0, True),
+                     index(h, W, "child")],
+              [("div", 3, 0, 1, 0), ("mul", 4, 3, 2, 0)], [(weighted, 4)], W),
+        m.op("copy", VERTEX, inputs=[segment(weighted, W, "edges")], out=self_(out, W)),
+    ])
+    m.finish(outputs=[out])
+    xs, es = rng.standard_normal((n, W)), rng.standard_normal((len(edges), 1))
+    e = _engine.Executor(m.p, [np.zeros(1)])
+    expected, at = np.zeros((n, W)), 0
+    for v, cs in enumerate(children):
+        if cs:
+            s = (xs[cs] @ xs[v]) * es[at : at + len(cs), 0]
+            s = np.exp(s - s.max())
+            expected[v] = (s / s.sum()) @ xs[cs]
+        at += len(cs)
+    for serial in [False, True]:
+        e.set_serial(serial)
+        e.run(schedule(graphs), [xs, es], [])
+        np.testing.assert_allclose(e.output(out), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_index_arrays(rng):
+    graphs = graphs_of(rng)
+    children = batch_children(graphs)
+    edges = edges_of(children)
+    n, g = len(children), len(graphs)
+    graph_of = np.repeat(np.arange(g), [len(c) for c in graphs])
+    m = Hand()
+    x, ex = m.buffer("feature", VERTEX, W), m.buffer("feature", EDGE, W, index=1)
+    gx = m.buffer("feature", GRAPH, W, index=2)
+    h, eh = m.buffer("arena", VERTEX, W, last=16), m.buffer("arena", EDGE, W, last=16)
+    gh = m.buffer("arena", GRAPH, W, last=16)
+    m.rows(VERTEX, [m.op("copy", VERTEX, inputs=[index(x, W, "order")], out=self_(h, W)),
+                    m.op("copy", EDGE, inputs=[index(ex, W, "edge_order")], out=self_(eh, W))])
+    m.rows(GRAPH, [m.op("copy", GRAPH, inputs=[self_(gx, W)], out=self_(gh, W))])
+    reads = {
+        "child1": (VERTEX, index(h, W, "nth_child", 1)),
+        "edge2": (VERTEX, index(eh, W, "nth_edge", 2)),
+        "parent_if_0": (EDGE, index(h, W, "parent_if_nth", 0)),
+        "parent": (EDGE, index(h, W, "parent")),
+        "child": (EDGE, index(h, W, "child")),
+        "graph": (VERTEX, index(gh, W, "graph_of")),
+        "graph feature": (VERTEX, index(gx, W, "graph_of")),
+        "int": (VERTEX, index(x, W, "index_feature", 0)),
+        "edge int": (EDGE, index(x, W, "index_feature", 1)),
+        "children": (VERTEX, segment(h, W, "children")),
+        "edges": (VERTEX, segment(eh, W, "edges")),
+        "out": (VERTEX, segment(eh, W, "out")),
+        "graph rows": (GRAPH, segment(h, W, "graph_rows")),
+        "inner children": (INNER, segment(h, 2, "children", column=3)),
+        "inner parent": (INNER_EDGE, index(h, W, "parent")),
+    }
+    outs = {}
+    for i, (name, (space, read)) in enumerate(reads.items()):
+        width = read[2]
+        outs[name] = m.buffer("arena", space, width, first=2 + i, last=2 + i)
+        m.p.add_stage({"kind": "rows", "space": space - space % 2 if space in (3, 7) else space,
+                       "body": [m.op("copy", space, inputs=[read], out=self_(outs[name], width),
+                                     label=name)]})
+    xs, es = rng.standard_normal((n, W)), rng.standard_normal((len(edges), W))
+    gs = rng.standard_normal((g, W))
+    ints = rng.integers(-1, n, n).astype(np.int32)
+    edge_ints = rng.integers(-1, n, len(edges)).astype(np.int32)
+    first_edge = np.cumsum([0, *map(len, children)])
+    zero = np.zeros(W)
+    inner = [len(c) > 0 for c in children]
+    expected = {
+        "child1": [xs[c[1]] if len(c) > 1 else zero for c in children],
+        "edge2": [es[first_edge[v] + 2] if len(c) > 2 else zero for v, c in enumerate(children)],
+        "parent_if_0": [xs[v] if k == 0 else zero for v, _, k in edges],
+        "parent": [xs[v] for v, _, _ in edges],
+        "child": [xs[c] for _, c, _ in edges],
+        "graph": gs[graph_of],
+        "graph feature": gs[graph_of],
+        "int": [xs[i] if i >= 0 else zero for i in ints],
+        "edge int": [xs[i] if i >= 0 else zero for i in edge_ints],
+        "children": [xs[c].sum(0) if c else zero for c in children],
+        "edges": [es[first_edge[v] : first_edge[v + 1]].sum(0) for v in range(n)],
+        "out": [sum((es[i] for i, e in enumerate(edges) if e[1] == v), zero) for v in range(n)],
+        "graph rows": [xs[graph_of == i].sum(0) for i in range(g)],
+        "inner children": [xs[c].sum(0)[3:5] if i else zero[:2]
+                           for i, c in zip(inner, children, strict=True)],
+        "inner parent": [xs[v] for v, _, _ in edges],
+    }
+    e = _engine.Executor(m.finish(outputs=outs.values()), [np.zeros(1)])
+    e.run(schedule(graphs), [xs, es, gs], [ints, edge_ints])
+    for name, buffer in outs.items():
+        np.testing.assert_allclose(e.output(buffer), np.array(expected[name]), rtol=1e-12,
+                                   atol=1e-13, err_msg=name)
+
+
+def test_sums_over_all_rows(rng):
+    graphs = graphs_of(rng, (500, 80))
+    children = batch_children(graphs)
+    n = len(children)
+    leaf = np.array([not c for c in children])
+    m = Hand()
+    k, w = 70, 90
+    x, y = m.buffer("feature", VERTEX, k), m.buffer("feature", VERTEX, w, index=1)
+    ones = m.buffer("ones", ONE, 1)
+    outs = {name: m.buffer("arena", ONE, width, first=0, last=6)
+            for name, width in {"xy": k * w, "leaf": (10 + k) * 7, "twice": w, "n": 1,
+                                "mean": 1}.items()}
+    count = m.buffer("count", ONE, 1)
+    xs_, ys_ = index(x, k, "order"), index(y, w, "order")
+    m.global_(m.op("matmul_tn", VERTEX, inputs=[xs_, ys_], split=1, out=self_(outs["xy"], w)))
+    m.global_(m.op("matmul_tn", LEAF, inputs=[index(x, 10, "order", column=5), xs_,
+                                              index(y, 3, "order", column=2),
+                                              index(y, 4, "order", column=60)],
+                   split=2, out=self_(outs["leaf"], 7)))
+    m.global_(m.op("sum_rows", VERTEX, inputs=[ys_], out=self_(outs["twice"], w)))
+    m.global_(m.op("sum_rows", LEAF, inputs=[ys_], out=self_(outs["twice"], w), accumulate=True))
+    m.global_(m.op("sum_rows", VERTEX, inputs=[one(ones, 1)], out=self_(outs["n"], 1)))
+    m.rows(ONE, [])
+    m.rows(ONE, [m.map(ONE, [self_(outs["n"], 1), one(count, 1)], [("div", 2, 0, 1, 0)],
+                       [(outs["mean"], 2)], 1)])
+    xs, ys = rng.standard_normal((n, k)), rng.standard_normal((n, w))
+    labels = rng.integers(-3, 4, n).astype(np.int32)
+    e = _engine.Executor(m.finish(outputs=outs.values()), [np.zeros(1)])
+    e.run(schedule(graphs), [xs, ys], [labels])
+    got = {name: e.output(b)[0] for name, b in outs.items()}
+    close = dict(rtol=1e-10, atol=1e-11)
+    np.testing.assert_allclose(got["xy"].reshape(k, w), xs.T @ ys, **close)
+    a = np.hstack([xs[leaf][:, 5:15], xs[leaf]])
+    b = np.hstack([ys[leaf][:, 2:5], ys[leaf][:, 60:64]])
+    np.testing.assert_allclose(got["leaf"].reshape(-1, 7), a.T @ b, **close)
+    np.testing.assert_allclose(got["twice"], ys.sum(0) + ys[leaf].sum(0), **close)
+    assert got["n"] == n
+    np.testing.assert_allclose(got["mean"], n / (labels >= 0).sum())
+
+
+def test_cross_entropy(rng):
+    graphs = graphs_of(rng)
+    n = sum(map(len, graphs))
+    m = Hand()
+    (x,) = features(m, VERTEX, 9)
+    loss = m.buffer("arena", VERTEX, 1, first=0, last=1)
+    grad = m.buffer("arena", VERTEX, 9, first=0, last=1)
+    total = m.buffer("arena", ONE, 1, first=1, last=1)
+    logits = index(x, 9, "order")
+    m.rows(VERTEX, [m.op("cross_entropy", VERTEX, inputs=[logits], out=self_(loss, 1)),
+                    m.op("cross_entropy_grad", VERTEX, inputs=[logits], out=self_(grad, 9))])
+    m.global_(m.op("sum_rows", VERTEX, inputs=[self_(loss, 1)], out=self_(total, 1)))
+    e = _engine.Executor(m.finish(total, [loss, grad]), [np.zeros(1)])
+    xs, labels = rng.standard_normal((n, 9)), rng.integers(-1, 9, n).astype(np.int32)
+    got = e.run(schedule(graphs), [xs], [labels])
+    logp = xs - np.log(np.exp(xs).sum(1, keepdims=True))
+    rows = labels >= 0
+    expected = np.where(rows, -logp[np.arange(n), labels], 0)
+    np.testing.assert_allclose(got, expected.sum(), rtol=1e-10)
+    np.testing.assert_allclose(e.output(loss)[:, 0], expected, rtol=1e-8, atol=1e-12)
+    p = np.exp(logp)
+    p[np.arange(n)[rows], labels[rows]] -= 1
+    np.testing.assert_allclose(e.output(grad), p * rows[:, None], rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_two_lookups_of_one_table(rng, dense):
+    """One table read at vertices and at edges: the gradients add up."""
+    graphs = graphs_of(rng)
+    children = batch_children(graphs)
+    n, edges = len(children), sum(map(len, children))
+    m = Hand()
+    (x,) = features(m, VERTEX)
+    table, grad = m.buffer("param", width=W), m.buffer("grad", width=W) if dense else -1
+    y = m.buffer("arena", VERTEX, W, first=1, last=3)
+    if dense:
+        m.rows(ONE, [m.map(ONE, [one(table, 40 * W)], [("add", 1, 0, 0, 0)], [(grad, 1)], 40 * W)])
+    else:
+        m.rows(ONE, [])
+    m.rows(VERTEX, [m.map(VERTEX, [index(x, W, "order"), index(table, W, "index_feature", 0)],
+                          [("add", 2, 0, 1, 0)], [(y, 2)], W)])
+    m.global_(m.op("lookup_grad", VERTEX, inputs=[self_(y, W)], argument=0, argument2=0))
+    m.global_(m.op("lookup_grad", EDGE, inputs=[index(y, W, "child")], argument=1, argument2=0))
+    values = rng.standard_normal((40, W))
+    e = _engine.Executor(m.finish(outputs=[y]), [values])
+    xs = rng.standard_normal((n, W))
+    at_vertex = rng.integers(-1, 30, n).astype(np.int32)
+    at_edge = rng.integers(20, 40, edges).astype(np.int32)
+    e.run(schedule(graphs), [xs], [at_vertex, at_edge])
+    ys = e.output(y)
+    expected = np.zeros((40, W))
+    np.add.at(expected, at_vertex[at_vertex >= 0], ys[at_vertex >= 0])
+    np.add.at(expected, at_edge, ys[[c for _, c, _ in edges_of(children)]])
+    expected += 2 * values * dense
+    np.testing.assert_allclose(e.gradient(0), expected, rtol=1e-10, atol=1e-12)
+    if dense:
+        assert e.gradient_rows(0) is None
+        return
+    rows, _ = e.gradient_rows(0)
+    touched = np.union1d(at_vertex[at_vertex >= 0], at_edge)
+    np.testing.assert_array_equal(rows, touched)
+
+
+def test_uniform_depends_on_seed_step_and_vertex_only(rng):
+    graphs = graphs_of(rng)
+    m = Hand()
+    u = m.buffer("arena", VERTEX, W)
+    m.rows(VERTEX, [m.map(VERTEX, [], [("uniform", 0, 0, 0, 0, 3.0)], [(u, 0)], W)])
+    e = _engine.Executor(m.finish(outputs=[u]), [np.zeros(1)])
+
+    def draw(seed, step):
+        e.run(schedule(graphs), [], [], seed, step)
+        return e.output(u)
+
+    first = draw(1, 1)
+    assert 0 <= first.min() < 0.05 and 0.95 < first.max() < 1
+    assert len(np.unique(first)) == first.size
+    np.testing.assert_array_equal(first, draw(1, 1))
+    assert (first != draw(2, 1)).mean() > 0.99
+    assert (first != draw(1, 2)).mean() > 0.99
+    e.set_serial(True)
+    np.testing.assert_array_equal(first, draw(1, 1))
