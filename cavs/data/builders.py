@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cavs.data.graph import Graph, graph_error
+from cavs.data.graph import Graph
+from cavs.data.structure import graph_error, graph_label
 from cavs.errors import FeatureError, GraphError
 
 
@@ -121,7 +122,7 @@ def from_networkx(
     """
     if not graph.is_directed():
         raise graph_error(name, "an undirected networkx graph; edges must go from child to parent")
-    label = f'graph "{name}"' if name else "graph"
+    label = graph_label(name)
     nodes = list(graph.nodes(data=True))
     number = {node: i for i, (node, _) in enumerate(nodes)}
     # in_edges, not edges: it lists the children of a vertex in the order they were added to it.

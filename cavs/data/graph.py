@@ -8,54 +8,14 @@ from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from cavs._engine import Graph as EngineGraph
 from cavs.data.features import Array, check_features
-from cavs.errors import FeatureError, GraphError
+from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_label, make_topology
+from cavs.errors import FeatureError
 
-Indices = NDArray[np.int32]
 _NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
-
-
-def as_indices(values: ArrayLike, what: str) -> Indices:
-    """Integers as int32[n]; GraphError if they are anything else."""
-    array = np.asarray(values)
-    if array.size == 0:
-        return np.zeros(0, np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise GraphError(
-            f"{what} must be integers in one dimension, found dtype {array.dtype} "
-            f"of shape {array.shape}"
-        )
-    if array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min:
-        raise GraphError(f"{what} must fit 32 bits, found {array.min()}..{array.max()}")
-    return array.astype(np.int32)
-
-
-def _label(name: str) -> str:
-    return f'graph "{name}"' if name else "graph"
-
-
-def graph_error(name: str, what: str, vertex: int = -1) -> GraphError:
-    """A GraphError that names the graph and carries the vertex."""
-    error = GraphError(f"{_label(name)}: {what}")
-    error.vertex = vertex
-    return error
-
-
-def _flatten(children: Sequence[Sequence[int]], name: str) -> tuple[Indices, Indices]:
-    try:
-        counts = [len(group) for group in children]
-        flat = [child for group in children for child in group]
-    except TypeError:
-        raise graph_error(
-            name, "children must be a sequence of child indices for every vertex"
-        ) from None
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    what = f"{_label(name)}: children"
-    return as_indices(offsets, what), as_indices(flat, what)
 
 
 @final
@@ -92,8 +52,8 @@ class Graph:
         if isinstance(children, EngineGraph):
             self._topology = children
         else:
-            self._topology = _topology(children, name)
-        label = _label(name)
+            self._topology = make_topology(children, name)
+        label = graph_label(name)
         self._features = check_features(features, "vertex", self.num_vertices, label)
         self._edge_features = check_features(edge_features, "edge", self.num_edges, label)
         self._graph_features = check_features(graph_features, "graph", None, label)
@@ -202,7 +162,7 @@ class Graph:
     def from_parents(cls, parents: ArrayLike, **features: Any) -> Graph:
         """A forest from parent indices, -1 for roots; siblings stand in order of their index."""
         name = features.get("name", "")
-        up = as_indices(parents, f"{_label(name)}: parents")
+        up = as_indices(parents, f"{graph_label(name)}: parents")
         wrong = np.flatnonzero((up < -1) | (up >= len(up)))
         if len(wrong):
             v = int(wrong[0])
@@ -212,7 +172,7 @@ class Graph:
                 v,
             )
         child = np.flatnonzero(up >= 0).astype(np.int32)
-        return cls(_csr(len(up), child, up[child])[0], **features)
+        return cls(csr(len(up), child, up[child])[0], **features)
 
     @classmethod
     def chain(cls, length: int, **features: Any) -> Graph:
@@ -253,11 +213,13 @@ class Graph:
         Order of children and of ``edge_features`` as in ``from_edges``.
         """
         name = features.get("name", "")
+        if num_vertices < 1:
+            raise graph_error(name, f"a graph needs at least one vertex, found {num_vertices}")
         index = np.asarray(edge_index)
         if index.ndim != 2 or index.shape[0] != 2:
             raise graph_error(name, f"edge_index must be [2, num_edges], found {index.shape}")
-        child = as_indices(index[0], f"{_label(name)}: edge_index[0]")
-        parent = as_indices(index[1], f"{_label(name)}: edge_index[1]")
+        child = as_indices(index[0], f"{graph_label(name)}: edge_index[0]")
+        parent = as_indices(index[1], f"{graph_label(name)}: edge_index[1]")
         wrong = np.flatnonzero((parent < 0) | (parent >= num_vertices))
         if len(wrong):
             e = int(wrong[0])
@@ -267,9 +229,9 @@ class Graph:
                 f"but vertices are 0..{num_vertices - 1}",
                 int(child[e]),
             )
-        topology, order = _csr(num_vertices, child, parent)
+        topology, order = csr(num_vertices, child, parent)
         given = features.pop("edge_features", {})
-        checked = check_features(given, "edge", len(child), _label(name))
+        checked = check_features(given, "edge", len(child), graph_label(name))
         moved = {key: values[order] for key, values in checked.items()}
         return cls(topology, edge_features=moved, **features)
 
@@ -314,30 +276,3 @@ def _rebuild(
     name: str,
 ) -> Graph:
     return Graph(topology, features, edge_features, graph_features=graph_features, name=name)
-
-
-def _topology(children: Any, name: str) -> Any:
-    is_csr = (
-        isinstance(children, tuple)
-        and len(children) == 2
-        and all(isinstance(part, np.ndarray) for part in children)
-    )
-    if is_csr:
-        offsets = as_indices(children[0], f"{_label(name)}: offsets")
-        flat = as_indices(children[1], f"{_label(name)}: children")
-    else:
-        offsets, flat = _flatten(children, name)
-    try:
-        return EngineGraph(offsets, flat)
-    except GraphError as error:
-        raise graph_error(name, error.what, error.vertex) from None
-
-
-def _csr(
-    num_vertices: int, child: Indices, parent: Indices
-) -> tuple[tuple[Indices, Indices], NDArray[np.intp]]:
-    """Edges to (offsets, children), and the order that sorts the edges so; keeps ties in order."""
-    order = np.argsort(parent, kind="stable")
-    offsets = np.zeros(num_vertices + 1, np.int32)
-    np.cumsum(np.bincount(parent, minlength=num_vertices), out=offsets[1:])
-    return (offsets, child[order]), order

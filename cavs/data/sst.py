@@ -134,11 +134,14 @@ def read_sst(path: str | os.PathLike[str], num_classes: int = 5) -> list[Tree]:
     UTF-8.
     """
     path = Path(path)
-    return [
+    trees = [
         parse_tree(line, num_classes, path, number)
         for number, line in enumerate(read_lines(path), 1)
         if line.strip()
     ]
+    if not trees:
+        raise data_error(path, 1, "no tree in the file", "at least one")
+    return trees
 
 
 def sst_graphs(trees: Iterable[Tree], vocabulary: Vocabulary) -> list[Graph]:

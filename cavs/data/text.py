@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cavs.data.graph import Graph
-from cavs.data.source import read_lines
+from cavs.data.source import data_error, read_lines
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError
 
@@ -21,10 +21,12 @@ def read_text(
 
     ``max_length``: longer lines are cut into pieces of at most so many tokens (``<eos>``
     included, at the end of the last piece alone); ``headings=False`` leaves out lines such as
-    ``= Title =``. DataError for a file that is missing, empty or not UTF-8.
+    ``= Title =``. DataError for a file that is missing, not UTF-8, or
+    without a token.
     """
     if max_length is not None and max_length < 2:
         raise ConfigError(f"max_length must be at least 2, found {max_length}")
+    found = False
     for line in read_lines(Path(path)):
         tokens = line.split()
         if not tokens or (not headings and tokens[0] == "=" and tokens[-1] == "="):
@@ -32,7 +34,10 @@ def read_text(
         tokens.append(END)
         step = max_length or len(tokens)
         for begin in range(0, len(tokens), step):
+            found = True
             yield tokens[begin : begin + step]
+    if not found:
+        raise data_error(Path(path), 1, "no token in the file", "at least one line of text")
 
 
 def chains(sentences: Iterable[Sequence[str]], vocabulary: Vocabulary) -> list[Graph]:

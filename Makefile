@@ -1,0 +1,100 @@
+# Every target works alone on a machine that has Python 3.11 or later, a C++20 compiler, make and pip.
+# Stamp files in the environment make a second run cheap; a changed pyproject.toml renews them.
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# An import may rebuild the engine: CMake and Ninja of the environment must be found first.
+RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
+STAMP := $(VENV)/stamp
+CPP_DIRS := $(wildcard csrc cuda)
+CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
+SANITIZE_VENV := $(VENV)-sanitize
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint lint-python lint-format lint-cpp lint-types lint-layers format
+.PHONY: bench sanitize sanitized-engine build clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) JOBS=$(JOBS)"
+
+demo: build  ## train a Tree-LSTM on real trees, a few minutes
+	$(RUN) -m cavs.cli demo
+
+test: build $(STAMP)-test  ## run the whole test suite
+	$(RUN) -m pytest -n $(JOBS)
+
+lint: lint-python lint-format lint-cpp lint-types lint-layers  ## style, types and layers; changes nothing
+
+lint-python: $(STAMP)-lint
+	$(BIN)/ruff check .
+lint-format: $(STAMP)-lint
+	$(BIN)/ruff format --check .
+lint-cpp: $(STAMP)-lint
+	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+lint-types: $(STAMP)-lint
+	$(BIN)/mypy
+lint-layers: $(STAMP)-lint
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP)-lint  ## rewrite Python and C++ files in the project's style
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_FILES)
+
+bench: build $(STAMP)-bench  ## measure against the rivals; writes benchmarks/results
+	$(RUN) -m benchmarks
+
+sanitize:  ## run the tests on an engine built with ASan and UBSan
+	@$(MAKE) --no-print-directory VENV=$(SANITIZE_VENV) sanitized-engine
+
+build: $(STAMP)-build  ## create the environment and build the engine
+	@$(RUN) -c "import cavs._engine"
+
+clean:  ## remove environments, builds and caches
+	rm -rf $(VENV) $(SANITIZE_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP)-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "cavs needs Python 3.11 or later; $(PYTHON) is: $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another one: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade 'pip>=25.1'
+	@touch $@
+
+# The backend itself says what it misses on this machine: CMake and Ninja, where they are absent or old.
+$(STAMP)-requirements: pyproject.toml $(STAMP)-python
+	$(PIP) 'scikit-build-core>=1.0' 'pybind11>=3.0'
+	$(BIN)/python -c "import scikit_build_core.build as b; print(*b.get_requires_for_build_editable({}), sep='\n')" > $@.txt
+	$(PIP) --requirement $@.txt
+	@touch $@
+
+# The engine is built inside the environment, so that two environments never share a build. The
+# installed package rebuilds it on import when a source is newer.
+$(STAMP)-build: csrc/CMakeLists.txt $(STAMP)-requirements
+	$(PIP) --no-build-isolation -Ceditable.rebuild=true -Cbuild-dir=$(VENV)/engine --editable .
+	@touch $@
+
+$(STAMP)-test $(STAMP)-lint $(STAMP)-bench: $(STAMP)-%: pyproject.toml $(STAMP)-python
+	$(PIP) --group $*
+	@touch $@
+
+# ASan must be loaded before Python, and libstdc++ before ASan looks for __cxa_throw. Preloading into
+# the compiler would be slow, so this engine is not rebuilt on import. CPython frees little at exit:
+# leaks are not reported. PYTHONMALLOC shows ASan every array.
+$(STAMP)-sanitized: $(CPP_FILES) csrc/CMakeLists.txt $(STAMP)-requirements
+	CXX=$(CXX) $(PIP) --no-build-isolation -Cbuild-dir=$(VENV)/engine -Cinstall.strip=false \
+	  -Ccmake.build-type=Debug -Ccmake.define.CAVS_SANITIZE=ON --editable .
+	@touch $@
+
+# Output is captured inside Python alone: what a sanitizer writes to standard error is seen at once.
+sanitized-engine: $(STAMP)-sanitized $(STAMP)-test
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
+	$(BIN)/python -m pytest -n $(JOBS) --capture=sys

@@ -1,0 +1,1 @@
+"""Measurements of cavs against its rivals, on the same data, in the same minute."""

@@ -1,0 +1,287 @@
+"""Measures several runners on the same cases in turns, and keeps what was measured.
+
+A round is one pass of every runner, in an order that changes from round to round; ratios are taken
+within each round and their median is quoted, so that what else the machine does cancels out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.ratios import Summary, ratio, summary
+from benchmarks.refcheck import check
+from benchmarks.runner import RUNNERS
+from benchmarks.samples import ROOT
+from benchmarks.sessions import LocalSession, RemoteSession, Session, SessionError
+from benchmarks.workloads import Case
+
+RESULTS = ROOT / "benchmarks" / "results"
+REST = 0.005  # seconds between passes: the threads of the one before fall asleep
+
+
+def markdown(headers: SequenceOf[str], rows: Iterable[SequenceOf[str]]) -> str:
+    """A Markdown table, columns padded."""
+    table = [list(headers), *(list(row) for row in rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(headers))]
+    lines = [
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
+        for row in table
+    ]
+    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(lines)
+
+
+def write_json(path: Path, record: Any) -> None:
+    """Atomically: readers see the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(record, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def measure(case: Case, sessions: SequenceOf[Session], rounds: int, reference: str) -> Any:
+    """One case: times of every runner round by round, their summaries, and ratios to `reference`.
+
+    Times are seconds a vertex, so that runners that got fewer batches still compare. A runner that
+    fails is recorded with its error and left out; the others go on.
+    """
+    vertices: dict[str, int] = {}
+    failed: dict[str, str] = {}
+    live = []
+    for session in sessions:
+        try:
+            vertices[session.name] = session.configure(case)
+            live.append(session)
+        except SessionError as error:
+            failed[session.name] = str(error)
+    wall: dict[str, list[float]] = {session.name: [] for session in live}
+    cpu: dict[str, list[float]] = {session.name: [] for session in live}
+    prepared: dict[str, list[float]] = {session.name: [] for session in live}
+    for turn in range(rounds if live else 0):
+        first = turn % len(live)
+        for session in live[first:] + live[:first]:
+            time.sleep(REST)
+            done, plans = session.run(), session.prepare()
+            per = vertices[session.name]
+            wall[session.name].append(done.wall / per)
+            cpu[session.name].append(done.cpu / per)
+            prepared[session.name].append(plans.wall / per)
+    per_batch = max(vertices.values(), default=0) / case.batches
+    runners = {
+        session.name: {
+            "step": summary([t * per_batch for t in wall[session.name]]),
+            "step_cpu": summary([t * per_batch for t in cpu[session.name]]),
+            "prepare": summary([t * per_batch for t in prepared[session.name]]),
+            "vertices_per_second": 1 / summary(wall[session.name])["median"],
+            "peak_memory": session.peak_memory(),
+            "seconds_per_vertex": wall[session.name],
+            "cpu_seconds_per_vertex": cpu[session.name],
+        }
+        for session in live
+    }
+    ratios: dict[str, dict[str, Summary]] = {}
+    if reference in wall:
+        for name, times in wall.items():
+            if name != reference:
+                ratios[name] = {
+                    "wall": ratio(times, wall[reference]),
+                    "cpu": ratio(cpu[name], cpu[reference]),
+                }
+    return {
+        "case": case.record(),
+        "title": case.title,
+        "vertices_per_batch": per_batch,
+        "runners": runners,
+        "reference": reference,
+        "ratios": ratios,
+        "failed": failed,
+        "load": os.getloadavg()[0],
+    }
+
+
+def table(measured: Iterable[Any]) -> str:
+    """One row a case and runner: milliseconds a batch, spread, and time over the reference's."""
+    rows = []
+    for entry in measured:
+        for name, runner in entry["runners"].items():
+            step, prepare = runner["step"], runner["prepare"]
+            found = entry["ratios"].get(name)
+            rows.append(
+                [
+                    entry["title"],
+                    name,
+                    f"{step['median'] * 1e3:.3g}",
+                    f"{step['q25'] * 1e3:.3g}-{step['q75'] * 1e3:.3g}",
+                    f"{runner['step_cpu']['median'] * 1e3:.3g}",
+                    f"{prepare['median'] * 1e3:.2g}",
+                    f"{runner['vertices_per_second'] / 1e3:.0f} k",
+                    f"{found['wall']['median']:.2f}" if found else "1",
+                    f"{found['cpu']['median']:.2f}" if found else "1",
+                ]
+            )
+        rows += [[entry["title"], name, "failed", *[""] * 6] for name in entry["failed"]]
+    reference = next((entry["reference"] for entry in measured), "")
+    headers = [
+        "case",
+        "runner",
+        "ms a batch",
+        "quartiles",
+        "CPU ms",
+        "preparation ms",
+        "vertices/s",
+        f"time / {reference}",
+        "CPU time / same",
+    ]
+    return markdown(headers, rows)
+
+
+def parser_for(
+    program: str,
+    description: str,
+    *,
+    hidden: SequenceOf[int],
+    batch_sizes: SequenceOf[int],
+    runners: SequenceOf[str],
+) -> argparse.ArgumentParser:
+    """The options every program shares."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{program}",
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--hidden", type=int, nargs="+", default=list(hidden), metavar="H", help="hidden sizes")
+    add("--batch-size", type=int, nargs="+", default=list(batch_sizes), metavar="N")
+    add("--mode", nargs="+", choices=("training", "inference"), default=["training", "inference"])
+    add("--threads", type=int, nargs="+", default=[1, 2], metavar="N")
+    add(
+        "--runners",
+        nargs="+",
+        default=list(runners),
+        metavar="NAME",
+        help="which to measure; cavs-without-PASS is cavs with a compiler pass off",
+    )
+    add(
+        "--reference",
+        default="",
+        metavar="NAME",
+        help="ratios are taken to its time; empty: cavs if it runs, else the first",
+    )
+    add("--rounds", type=int, default=9, help="interleaved repetitions")
+    add("--batches", type=int, default=0, help="batches of a pass; 0: by batch size")
+    add("--optimizer", choices=("adagrad", "sgd"), default="adagrad")
+    add(
+        "--data",
+        default=os.environ.get("CAVS_DATA", ""),
+        metavar="DIR",
+        help="folder that holds sst/ and wikitext2/; default: $CAVS_DATA",
+    )
+    add("--out", type=Path, default=RESULTS / f"{program}.json", help="result file")
+    add("--in-process", action="store_true", help="all runners in one process")
+    add("--refcheck", action="store_true", help="first check that all runners agree")
+    add(
+        "--quick",
+        action="store_true",
+        help="three rounds of the first hidden size, batch sizes 1 and 64 only",
+    )
+    return parser
+
+
+def batches_for(batch_size: int, quick: bool) -> int:
+    """Batches of a pass: enough to last, few enough to be many rounds."""
+    wanted = {True: 64, False: 256}[quick]
+    return max(1, min(8 if quick else 32, wanted // batch_size))
+
+
+def cases_from(given: argparse.Namespace, base: Case) -> list[Case]:
+    """The grid of the options over a case that fixes the rest."""
+    hidden, sizes = given.hidden, given.batch_size
+    if given.quick:
+        hidden = hidden[:1]
+        sizes = [size for size in sizes if size in (1, 64)] or sizes[:1]
+    return [
+        replace(
+            base,
+            hidden=h,
+            batch_size=size,
+            training=mode == "training",
+            threads=threads,
+            batches=given.batches or batches_for(size, given.quick),
+            optimizer=given.optimizer,
+            data=given.data,
+            embedding=base.embedding or h,
+        )
+        for h in hidden
+        for size in sizes
+        for mode in given.mode
+        for threads in given.threads
+    ]
+
+
+def run(
+    given: argparse.Namespace, cases: SequenceOf[Case], show: Callable[[str], None] = print
+) -> int:
+    """Measures all cases; the result file is complete after each. 1 if a runner failed."""
+    known = RUNNERS[cases[0].workload]
+    for name in given.runners:
+        if name.partition("-without-")[0] not in known:
+            print(f"no runner {name!r}; there are {', '.join(known)}", file=sys.stderr)
+            return 2
+    if given.refcheck:
+        names = [name for name in given.runners if "floor" not in name]
+        wrong = check(replace(cases[0], hidden=32, embedding=24, leaves=16), names)
+        for line in wrong:
+            show(line)
+        if wrong:
+            return 1
+    reference = given.reference or ("cavs" if "cavs" in given.runners else given.runners[0])
+    record: dict[str, Any] = {
+        "benchmark": cases[0].workload,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(),
+        "command": machine.command(),
+        "machine": machine.machine(),
+        "versions": machine.versions(),
+        "quick": given.quick,
+        "isolated": not given.in_process,
+        "cases": [],
+    }
+    kind = LocalSession if given.in_process else RemoteSession
+    sessions: list[Session] = [kind(name) for name in given.runners]
+    failed = False
+    try:
+        for number, case in enumerate(cases, start=1):
+            print(f"[{number}/{len(cases)}] {case.title}", file=sys.stderr, flush=True)
+            entry = measure(case, sessions, 3 if given.quick else given.rounds, reference)
+            for name, error in entry["failed"].items():
+                failed = True
+                print(f"  {name} failed: {error}", file=sys.stderr)
+            record["cases"].append(entry)
+            write_json(given.out, record)
+    finally:
+        for session in sessions:
+            session.close()
+    show(table(record["cases"]))
+    show(f"\nwritten to {given.out}")
+    return 1 if failed else 0

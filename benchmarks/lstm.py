@@ -1,0 +1,37 @@
+"""Var-LSTM: an LSTM over WikiText-2 sentences, each as long as it is."""
+
+from __future__ import annotations
+
+from benchmarks.harness import cases_from, parser_for, run
+from benchmarks.workloads import Case
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = parser_for(
+        "lstm",
+        __doc__ or "",
+        hidden=(128, 256, 512),
+        batch_sizes=(1, 16, 64, 256),
+        runners=("cavs", "floor", "padded", "packed", "hand", "manual", "manual-compile"),
+    )
+    parser.add_argument(
+        "--softmax",
+        action="store_true",
+        help="predict the next token among the whole vocabulary; else one of 8 "
+        "classes, so that the recurrence alone is measured",
+    )
+    parser.add_argument("--vocabulary", type=int, default=10_000, help="most frequent words kept")
+    given = parser.parse_args(arguments)
+    base = Case(
+        "var-lstm",
+        0,
+        0,
+        embedding=0,
+        classes=0 if given.softmax else 8,
+        vocabulary=given.vocabulary,
+    )
+    return run(given, cases_from(given, base))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""What a measurement must say of its surroundings: machine, versions, commit, command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.samples import ROOT
+
+_FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+
+
+def _cpu() -> tuple[str, set[str]]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine(), set()
+
+    def field(name: str) -> str:
+        found = re.search(rf"^{name}\s*: (.*)$", text, re.MULTILINE)
+        return found.group(1) if found else ""
+
+    model = f"{field('model name')} (family {field('cpu family')}, model {field('model')})"
+    return model, set((field("flags") or field("Features")).split())
+
+
+def _quota() -> float | None:
+    """Cores the control group allows, if it sets a limit."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else int(limit) / int(period)
+
+
+def machine() -> dict[str, Any]:
+    """CPU model, vector extensions, cores this process may use, memory, load."""
+    model, flags = _cpu()
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": model,
+        "isa": [name for name in _FEATURES if name in flags],
+        "cores": len(affinity) if affinity is not None else os.cpu_count(),
+        "quota": _quota(),
+        "memory_gib": round(pages / 2**30, 1),
+        "load": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that matter, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for package in ("cavs", "numpy", "torch"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The commit of the working tree, marked where it has changes; empty outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-c", "safe.directory=*", *arguments],
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    name = git("rev-parse", "HEAD")
+    return name + (" with changes" if name and git("status", "--porcelain") else "")
+
+
+def command() -> str:
+    """The command line that repeats this run."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = spec.name.removesuffix(".__main__") if spec else ""
+    program = f"python -m {name}" if name else f"python {sys.argv[0]}"
+    return shlex.join([*program.split(), *sys.argv[1:]])

@@ -1,0 +1,33 @@
+"""Medians, spreads and ratios of interleaved measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import TypedDict
+
+import numpy as np
+
+
+class Summary(TypedDict):
+    """Of some repetitions: quartiles, the least, and how many."""
+
+    median: float
+    q25: float
+    q75: float
+    least: float
+    rounds: int
+
+
+def summary(values: SequenceOf[float]) -> Summary:
+    """Raises ValueError where there is nothing to summarise."""
+    if not values:
+        raise ValueError("no values to summarise")
+    q25, median, q75 = (float(q) for q in np.quantile(values, (0.25, 0.5, 0.75)))
+    return Summary(median=median, q25=q25, q75=q75, least=float(min(values)), rounds=len(values))
+
+
+def ratio(numerators: SequenceOf[float], denominators: SequenceOf[float]) -> Summary:
+    """Of two runners' times, round by round: both ran within the same moment of the machine."""
+    if len(numerators) != len(denominators):
+        raise ValueError(f"{len(numerators)} and {len(denominators)} rounds cannot be paired")
+    return summary([a / b for a, b in zip(numerators, denominators, strict=True)])

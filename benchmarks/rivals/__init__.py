@@ -1,0 +1,1 @@
+"""The programs cavs is measured against, written in PyTorch."""

@@ -1,0 +1,23 @@
+"""Matrices a program keeps from batch to batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Buffers:
+    """Named float matrices that only ever grow."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def take(self, name: str, rows: int, width: int) -> Tensor:
+        """A [rows, width] matrix, contiguous; its contents are whatever was there."""
+        size = rows * width
+        kept = self.kept.get(name)
+        if kept is None or kept.numel() < size:
+            with torch.inference_mode(False):
+                kept = torch.zeros(size * 5 // 4)
+            self.kept[name] = kept
+        return kept[:size].view(rows, width)

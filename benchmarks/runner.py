@@ -1,0 +1,113 @@
+"""A runner trains or evaluates one of the models; cavs is one of several. And the list of them."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.samples import Sample
+from benchmarks.workloads import Parameters, Workload, initial_parameters
+
+# The products of the workload alone, on our kernels and on PyTorch's.
+_FLOORS = {
+    "floor": "benchmarks.runners_floor:EngineFloor",
+    "floor-torch": "benchmarks.rivals.floor:TorchFloor",
+}
+# workload -> runner -> "module:class"
+_TREE_LSTM = _FLOORS | {
+    "cavs": "benchmarks.runners_cavs:TreeLSTM",
+    "naive": "benchmarks.rivals.naive:NaiveTreeLSTM",
+    "hand": "benchmarks.rivals.hand_tree:HandTreeLSTM",
+    "hand-unique": "benchmarks.rivals.hand_tree:HandTreeLSTMUnique",
+    "manual": "benchmarks.rivals.manual_tree:ManualTreeLSTM",
+    "manual-compile": "benchmarks.rivals.manual_tree:ManualTreeLSTMCompiled",
+}
+_TREE_FC = _FLOORS | {
+    "cavs": "benchmarks.runners_cavs:TreeFC",
+    "naive": "benchmarks.rivals.naive:NaiveTreeFC",
+    "hand": "benchmarks.rivals.hand_fc:HandTreeFC",
+    "manual": "benchmarks.rivals.hand_fc:ManualTreeFC",
+}
+_LSTM = _FLOORS | {
+    "cavs": "benchmarks.runners_cavs:LSTM",
+    "naive": "benchmarks.rivals.naive:NaiveLSTM",
+    "padded": "benchmarks.rivals.lstm:PaddedLSTM",
+    "packed": "benchmarks.rivals.lstm:PackedLSTM",
+    "hand": "benchmarks.rivals.lstm:HandLSTM",
+    "manual": "benchmarks.rivals.manual_lstm:ManualLSTM",
+    "manual-compile": "benchmarks.rivals.manual_lstm:ManualLSTMCompiled",
+}
+RUNNERS: dict[str, dict[str, str]] = {
+    "tree-lstm": _TREE_LSTM,
+    "tree-fc": _TREE_FC,
+    "var-lstm": _LSTM,
+    "fixed-lstm": _LSTM,
+}
+
+
+class Timed(ABC):
+    """What the harness times: one program for one model, with parameters in a layout of its own.
+
+    ``prepare`` does what depends on the structure of a batch alone (collation, index tensors, the
+    schedule) and is timed apart from ``train`` and ``infer``.
+    """
+
+    def __init__(self, workload: Workload, parameters: Parameters) -> None:
+        self.workload = workload
+        self.sizes = workload.sizes
+        self.case = workload.case
+        self.load_parameters(parameters)
+
+    @abstractmethod
+    def load_parameters(self, parameters: Parameters) -> None:
+        """Takes over a copy of the parameters and forgets the optimiser's state."""
+
+    @abstractmethod
+    def prepare(self, samples: SequenceOf[Sample]) -> Any:
+        """The plan of a batch."""
+
+    @abstractmethod
+    def train(self, plan: Any) -> float:
+        """One whole training step, the update included; the loss before it."""
+
+    @abstractmethod
+    def infer(self, plan: Any) -> Any:
+        """Logits of every labelled vertex, in the runner's own order; nothing for backward."""
+
+
+class Runner(Timed):
+    """One program for one model, with what the check of its results needs."""
+
+    @abstractmethod
+    def parameters(self) -> Parameters:
+        """The parameters now."""
+
+    @abstractmethod
+    def gradients(self, plan: Any) -> tuple[float, Parameters]:
+        """Loss and dense gradients, without an update."""
+
+    @abstractmethod
+    def logits(self, plan: Any) -> npt.NDArray[np.float32]:
+        """Logits of every labelled vertex [n, classes], in the order of the samples' vertices."""
+
+
+def make_runner(name: str, workload: Workload) -> Timed:
+    """The runner of that name for a workload.
+
+    ``cavs-without-PASS`` is cavs with that compiler pass switched off.
+    """
+    known = RUNNERS[workload.case.workload]
+    base, _, without = name.partition("-without-")
+    if base not in known:
+        raise ValueError(f"no runner {base!r} for {workload.case.workload}; {', '.join(known)}")
+    module, _, attribute = known[base].partition(":")
+    runner = getattr(importlib.import_module(module), attribute)
+    parameters = initial_parameters(workload)
+    options = {"without": without} if without else {}
+    made: Timed = runner(workload, parameters, **options)
+    return made

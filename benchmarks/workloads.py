@@ -1,0 +1,163 @@
+"""The four workloads of the Cavs paper: cases, samples, and the parameters all runners start from.
+
+tree-lstm   binary Tree-LSTM on the Stanford Sentiment Treebank, a label at every vertex
+tree-fc     h = tanh([h_l, h_r] W + b) on complete binary trees, a label at the root
+var-lstm    LSTM over sentences of WikiText-2
+fixed-lstm  LSTM over stretches of WikiText-2 of one length
+
+Every model ends in ``Linear(hidden, classes)`` and the mean cross entropy over labelled vertices.
+The parameters, as every runner gives and takes them (h: hidden, e: embedding):
+
+tree-lstm   embedding [V, e], W [e, 3h] (i, o, u), U [2h, 5h] (i, o, u, f_l, f_r; rows h_l, h_r),
+            b [5h] (a leaf uses its first 3h), W_out [h, classes], b_out [classes]
+tree-fc     embedding [V, h], W [2h, h], b [h], W_out, b_out; a leaf's h is its embedding
+LSTMs       embedding [V, e], W [e, 4h], U [h, 4h], b [4h] (i, f, g, o), W_out, b_out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.samples import Sample, Sequence, complete_tree, sentiment_trees, wikitext
+
+Floats = npt.NDArray[np.float32]
+Parameters = dict[str, Floats]
+
+WORKLOADS = ("tree-lstm", "tree-fc", "var-lstm", "fixed-lstm")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the measurements."""
+
+    workload: str
+    hidden: int
+    batch_size: int
+    training: bool = True
+    threads: int = 1
+    batches: int = 4
+    embedding: int = 300  # tree-fc ignores it: a leaf's embedding is its state
+    classes: int = 5  # 0, LSTMs only: the next token, among the whole vocabulary
+    length: int = 64  # fixed-lstm
+    leaves: int = 256  # tree-fc
+    vocabulary: int = 10_000  # tree-fc and LSTMs; tree-lstm has the treebank's
+    optimizer: str = "adagrad"  # or "sgd"
+    lr: float = 0.01
+    seed: int = 1
+    data: str = ""
+
+    @property
+    def title(self) -> str:
+        mode = "training" if self.training else "inference"
+        return (
+            f"{self.workload} {mode}, h {self.hidden}, bs {self.batch_size}, "
+            f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The case as JSON values; the place of the data is left out."""
+        return {k: v for k, v in asdict(self).items() if k != "data"}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Widths of a model."""
+
+    vocabulary: int
+    embedding: int
+    hidden: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a runner is given: batches of samples and the widths of the model."""
+
+    case: Case
+    sizes: Sizes
+    batches: SequenceOf[SequenceOf[Sample]]
+
+    @property
+    def vertices(self) -> list[int]:
+        """Vertices of each batch."""
+        return [sum(len(sample) for sample in batch) for batch in self.batches]
+
+
+def _sequence(tokens: npt.NDArray[np.int32], classes: int) -> Sequence:
+    """Tokens but the last, each labelled by its successor (modulo `classes`, unless 0)."""
+    label = tokens[1:] % classes if classes else tokens[1:]
+    return Sequence(tokens[:-1].copy(), label.astype(np.int32))
+
+
+def _samples(case: Case, count: int) -> tuple[list[Sample], int]:
+    random = np.random.default_rng(case.seed)
+    samples: list[Sample]
+    if case.workload == "tree-lstm":
+        trees, vocabulary = sentiment_trees(case.data)
+        samples = [trees[i] for i in random.permutation(len(trees))[:count]]
+    elif case.workload == "tree-fc":
+        vocabulary = case.vocabulary
+        samples = [
+            complete_tree(
+                case.leaves,
+                random.integers(0, vocabulary, case.leaves).astype(np.int32),
+                int(random.integers(case.classes)),
+            )
+            for _ in range(count)
+        ]
+    elif case.workload in ("var-lstm", "fixed-lstm"):
+        sentences, vocabulary = wikitext(case.data, case.vocabulary)
+        if case.workload == "fixed-lstm":
+            text = np.concatenate(sentences)
+            whole = len(text) // (case.length + 1)
+            stretches = text[: whole * (case.length + 1)].reshape(whole, -1)
+            sentences = list(stretches)
+        order = random.permutation(len(sentences))[:count]
+        samples = [_sequence(sentences[i], case.classes) for i in order]
+    else:
+        raise ValueError(f"workload {case.workload!r}; there are {', '.join(WORKLOADS)}")
+    if len(samples) < count:
+        raise ValueError(f"{case.workload}: {count} samples wanted, the data has {len(samples)}")
+    return samples, vocabulary
+
+
+def load(case: Case) -> Workload:
+    """The samples of a case, the same for every runner."""
+    count = case.batch_size * case.batches
+    samples, vocabulary = _samples(case, count)
+    embedding = case.hidden if case.workload == "tree-fc" else case.embedding
+    size = case.batch_size
+    return Workload(
+        case,
+        Sizes(vocabulary, embedding, case.hidden, case.classes or vocabulary),
+        [samples[i : i + size] for i in range(0, count, size)],
+    )
+
+
+def initial_parameters(workload: Workload) -> Parameters:
+    """The parameters every runner starts from: uniform in +-1/sqrt(rows), the embedding +-0.5."""
+    sizes, kind = workload.sizes, workload.case.workload
+    h, e = sizes.hidden, sizes.embedding
+    shapes: dict[str, tuple[int, ...]]
+    if kind == "tree-lstm":
+        shapes = {"W": (e, 3 * h), "U": (2 * h, 5 * h), "b": (5 * h,)}
+    elif kind == "tree-fc":
+        shapes = {"W": (2 * h, h), "b": (h,)}
+    else:
+        shapes = {"W": (e, 4 * h), "U": (h, 4 * h), "b": (4 * h,)}
+    shapes |= {
+        "embedding": (sizes.vocabulary, e),
+        "W_out": (h, sizes.classes),
+        "b_out": (sizes.classes,),
+    }
+    random = np.random.default_rng(workload.case.seed)
+    result: Parameters = {}
+    for name, shape in shapes.items():
+        bound = 0.5 if name == "embedding" else shape[0] ** -0.5
+        result[name] = random.uniform(-bound, bound, shape).astype(np.float32)
+    return result

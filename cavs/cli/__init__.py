@@ -1,0 +1,50 @@
+"""The ``cavs`` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from cavs.cli import bench, evaluate, explain, info, train
+from cavs.cli.registry import Task
+from cavs.errors import CavsError
+from cavs.train.checkpoint import version
+
+__all__ = ["Task", "main"]
+
+
+def parser_for(argv: list[str]) -> argparse.ArgumentParser:
+    """The parser for `argv`: options of a model are there only if it is named."""
+    parser = argparse.ArgumentParser(
+        prog="cavs", description="A runtime for dynamic neural networks."
+    )
+    parser.add_argument("--version", action="version", version=f"cavs {version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    train.add_parser(commands, argv)
+    evaluate.add_parsers(commands)
+    bench.add_parser(commands, argv)
+    explain.add_parser(commands, argv)
+    info.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Exit status: 0, 1 for an error of cavs, 2 for bad usage, 130 for Ctrl-C."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = parser_for(arguments).parse_args(arguments)
+        status: int = args.run(args)
+        sys.stdout.flush()
+        return status
+    except CavsError as error:
+        print(f"cavs: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as error:
+        print(f"\ncavs: {error or 'stopped'}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone; keep the interpreter from flushing into it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

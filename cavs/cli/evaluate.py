@@ -1,0 +1,91 @@
+"""``cavs evaluate CHECKPOINT`` and ``cavs predict CHECKPOINT``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from cavs.cli import options
+from cavs.cli.registry import SPLITS, Task
+from cavs.errors import ConfigError, DataError
+from cavs.train import DataLoader, Trainer, optim
+
+
+def add_parsers(commands: Any) -> None:
+    """Add both commands."""
+    parser = commands.add_parser("evaluate", help="metrics of a checkpoint on a data set")
+    _add_common(parser)
+    parser.add_argument("--split", choices=SPLITS, default="test", help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.set_defaults(run=evaluate)
+    parser = commands.add_parser("predict", help="what a checkpoint says of new input")
+    _add_common(parser)
+    parser.add_argument("input", nargs="?", metavar="FILE", help="'-' is the standard input")
+    parser.add_argument("--split", choices=SPLITS, help="predict a split of the data instead")
+    parser.set_defaults(run=predict)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="written by cavs train")
+    parser.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
+    options.add_data_arguments(parser)
+    options.add_engine_arguments(parser)
+
+
+def _open(args: argparse.Namespace) -> tuple[Task, Trainer]:
+    task, _ = options.reopen(args.checkpoint, args)
+    # The optimiser is never used; SGD holds no state.
+    trainer = Trainer(task.model, optim.SGD(1.0), device=args.device, threads=args.threads)
+    trainer.load(args.checkpoint)
+    return task, trainer
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """Print loss and metrics of one split."""
+    task, trainer = _open(args)
+    graphs = task.required(args.split)
+    values = trainer.evaluate(
+        DataLoader(graphs, args.batch_size), task.metrics, progress=not args.json
+    )
+    if args.json:
+        print(json.dumps({"split": args.split, "graphs": len(graphs), **values}))
+    else:
+        print(f"{args.split}: {len(graphs)} graphs")
+        for name, value in values.items():
+            print(f"  {name:20} {value:.4f}")
+    return 0
+
+
+def predict(args: argparse.Namespace) -> int:
+    """Print one line a graph."""
+    if (args.input is None) == (args.split is None):
+        raise ConfigError("predict takes FILE or --split", hint="pass exactly one of them")
+    task, trainer = _open(args)
+    if task.predict is None:
+        raise ConfigError("this model offers no predictions", hint="use cavs evaluate")
+    if args.split is not None:
+        graphs = task.required(args.split)
+    else:
+        if task.read is None:
+            raise ConfigError("this model reads no files", hint="pass --split test")
+        graphs = task.read(_text(args.input))
+        if len(graphs) == 0:
+            raise DataError(f"{args.input} has no graphs")
+    loader = DataLoader(graphs, args.batch_size)
+    loader.prepare = trainer.session.prepare
+    for batch in loader:
+        for line in task.predict(trainer.session.predict(batch), batch):
+            print(line)
+    return 0
+
+
+def _text(path: str) -> str:
+    try:
+        if path == "-":
+            return sys.stdin.read()
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error

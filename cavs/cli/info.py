@@ -1,0 +1,72 @@
+"""``cavs info [CHECKPOINT]``: this installation, or what a checkpoint holds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from typing import Any
+
+import numpy as np
+
+from cavs.cli.registry import names, summary
+from cavs.train.checkpoint import read_checkpoint, version
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser("info", help="the installation, or what a checkpoint holds")
+    parser.add_argument("checkpoint", nargs="?", metavar="CHECKPOINT")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a few lines."""
+    lines = _installation() if args.checkpoint is None else _checkpoint(args.checkpoint)
+    print("\n".join(f"{name:12} {value}" for name, value in lines))
+    return 0
+
+
+def _installation() -> list[tuple[str, str]]:
+    lines = [
+        ("cavs", f"{version()} in {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}"),
+        ("python", f"{platform.python_version()}, numpy {np.__version__}"),
+        ("machine", f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"),
+        ("engine", _engine()),
+    ]
+    for name in names():
+        lines.append(("model", f"{name:20} {summary(name)}"))
+    return lines
+
+
+def _engine() -> str:
+    try:
+        from cavs import _engine as engine
+    except ImportError as error:
+        return f"not built ({error})"
+    isa = getattr(engine, "isa", None)
+    return f"instruction set {isa() if callable(isa) else isa}" if isa is not None else "built"
+
+
+def _checkpoint(path: str) -> list[tuple[str, str]]:
+    stored = read_checkpoint(path)
+    arrays = stored.parameters
+    size = sum(array.size for array in arrays.values())
+    states = sum(array.nbytes for kept in stored.states.values() for array in kept)
+    progress = stored.progress
+    fit = progress.get("fit") or {}
+    lines = [
+        ("file", f"{path}, {os.path.getsize(path):,} bytes, by cavs {stored.version}"),
+        ("model", f"{stored.model} ({stored.config.get('model', 'no model of the command line')})"),
+        ("options", ", ".join(f"{k}={v}" for k, v in (stored.config.get("options") or {}).items())),
+        ("training", f"step {progress.get('step')}, {fit.get('epoch', '?')} epochs finished"),
+    ]
+    if fit.get("best") is not None:
+        lines.append(
+            ("best", f"dev {progress.get('monitor')} {fit['best']:.4f}, epoch {fit['best_epoch']}")
+        )
+    lines.append(("states", f"{states:,} bytes of the optimiser"))
+    lines.append(("parameters", f"{size:,} numbers in {len(arrays)} arrays"))
+    for name, array in arrays.items():
+        lines.append(("", f"{name:40} {array.dtype}{list(array.shape)}"))
+    return lines

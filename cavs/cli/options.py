@@ -1,0 +1,178 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cavs.cli.registry import Entry, Task, find, names, summary
+from cavs.errors import CheckpointError, ConfigError
+from cavs.train import optim, schedules
+from cavs.train.checkpoint import Checkpoint, read_checkpoint
+
+SCHEDULES = ("constant", "cosine", "step", "exponential", "plateau")
+
+
+def count(least: int) -> Callable[[str], int]:
+    """An argparse type: whole numbers of at least `least`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+        return value
+
+    return parse
+
+
+def add_models(
+    commands: Any,
+    command: str,
+    text: str,
+    argv: list[str],
+    add: Callable[[argparse.ArgumentParser, Entry], None],
+) -> None:
+    """Add ``command MODEL``. Only a model that `argv` names is imported and gets its options."""
+    parser = commands.add_parser(command, help=text, description=text)
+    models = parser.add_subparsers(dest="model", metavar="MODEL", required=True)
+    if argv[:1] != [command]:
+        return
+    for name in names():
+        sub = models.add_parser(name, help=summary(name), description=summary(name))
+        if name in argv:
+            _add_model(sub, find(name), add)
+    for path in [text for text in argv if text.endswith(".py")][:1]:
+        entry = find(path)
+        _add_model(models.add_parser(path, description=entry.summary), entry, add)
+
+
+def _add_model(
+    parser: argparse.ArgumentParser,
+    entry: Entry,
+    add: Callable[[argparse.ArgumentParser, Entry], None],
+) -> None:
+    entry.add_arguments(parser.add_argument_group("model"))
+    add(parser, entry)
+    defaults = {k: v for k, v in entry.defaults.items() if k in vars(parser.parse_args([]))}
+    parser.set_defaults(entry=entry, **defaults)
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--data`` and ``--limit``."""
+    group = parser.add_argument_group("data")
+    group.add_argument("--data", metavar="DIR", help="the data set (default: the model's own)")
+    group.add_argument(
+        "--limit", type=count(1), metavar="N", help="use only the first N graphs of a split"
+    )
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--device`` and ``--threads``."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--device", default="cpu", help="cpu (default)")
+    group.add_argument(
+        "--threads", type=count(1), metavar="N", help="threads of the engine (default: all cores)"
+    )
+
+
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    """Everything of the optimiser and the epochs."""
+    group = parser.add_argument_group("training")
+    add = group.add_argument
+    add("--epochs", type=count(1), default=10, metavar="N", help="default: %(default)s")
+    add("--batch-size", type=count(1), default=64, metavar="N", help="default: %(default)s")
+    add(
+        "--bucket",
+        choices=("none", "size", "depth"),
+        default="none",
+        help="similar graphs together",
+    )
+    add(
+        "--optimizer",
+        choices=sorted(optim.OPTIMIZERS),
+        default="adagrad",
+        help="default: %(default)s",
+    )
+    add("--lr", type=float, default=0.05, metavar="X", help="learning rate, default: %(default)s")
+    add("--momentum", type=float, default=0.0, metavar="X", help="of sgd, default: %(default)s")
+    add("--weight-decay", type=float, default=0.0, metavar="X", help="default: %(default)s")
+    add("--max-norm", type=float, metavar="X", help="clip the gradient to this norm")
+    add("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate")
+    add(
+        "--decay", type=float, default=0.5, metavar="X", help="factor of step, exponential, plateau"
+    )
+    add("--decay-epochs", type=count(1), default=1, metavar="N", help="epochs between two decays")
+    add("--warm-up", type=count(0), default=0, metavar="N", help="steps of linear rise first")
+    add("--patience", type=count(0), metavar="N", help="stop after N epochs without improvement")
+    add("--seed", type=count(0), default=0, metavar="N", help="default: %(default)s")
+
+
+def make_optimizer(args: argparse.Namespace, steps_an_epoch: int) -> optim.Optimizer:
+    """The optimiser the options ask for."""
+    lr: float | schedules.Schedule = args.lr
+    every = args.decay_epochs * steps_an_epoch
+    match args.schedule:
+        case "cosine":
+            total = args.epochs * steps_an_epoch
+            lr = schedules.Cosine(args.lr, steps=max(total - args.warm_up, 1))
+        case "step":
+            lr = schedules.StepDecay(args.lr, every=every, factor=args.decay)
+        case "exponential":
+            lr = schedules.Exponential(args.lr, factor=args.decay, every=every)
+        case "plateau":
+            lr = schedules.Plateau(args.lr, factor=args.decay, patience=args.decay_epochs - 1)
+    if args.warm_up:
+        lr = schedules.WarmUp(lr, steps=args.warm_up)
+    options: dict[str, Any] = {"weight_decay": args.weight_decay}
+    if args.momentum:
+        if args.optimizer != "sgd":
+            raise ConfigError(
+                f"--momentum {args.momentum} with --optimizer {args.optimizer}",
+                hint="only sgd takes it",
+            )
+        options["momentum"] = args.momentum
+    return optim.OPTIMIZERS[args.optimizer](lr, **options)
+
+
+def training_config(entry: Entry, args: argparse.Namespace, task: Task) -> dict[str, Any]:
+    """What a checkpoint keeps so that `reopen` finds the same model."""
+    name = entry.name
+    if name.endswith(".py"):
+        name = os.path.abspath(name)
+    options = {key: getattr(args, key) for key in entry.options()}
+    data = None if args.data is None else os.path.abspath(args.data)
+    return {
+        "model": name,
+        "options": options,
+        "data": data,
+        "seed": args.seed,
+        "assets": dict(task.assets),
+    }
+
+
+def reopen(path: str | os.PathLike[str], args: argparse.Namespace) -> tuple[Task, Checkpoint]:
+    """The task a checkpoint was trained on, its parameters not yet loaded.
+
+    ``args.data`` replaces the data set of the training. Raises `CheckpointError` if the file was
+    not written by ``cavs train``.
+    """
+    stored = read_checkpoint(path)
+    config = stored.config
+    if not {"model", "options", "assets"} <= set(config):
+        raise CheckpointError(
+            f"{path} does not say which model of the command line it holds",
+            hint="it was written by Trainer.save; load it with Trainer.load in Python",
+        )
+    entry = find(config["model"])
+    own = argparse.Namespace(**{**entry.options(), **config["options"]})
+    own.seed, own.limit = config.get("seed", 0), args.limit
+    own.data = args.data if args.data is not None else config.get("data")
+    if args.data is None and own.data is not None and not Path(own.data).exists():
+        own.data = None
+    return entry.build(own, config["assets"]), stored

@@ -1,0 +1,176 @@
+"""Where the command line finds models, and what a model must offer.
+
+A model is a module, in the `models` package or in a file of the user's own, with
+
+* a docstring: its first line is the summary shown by ``--help``;
+* ``DEFAULTS``: values for options of ``cavs train``, such as ``{"epochs": 10}``, optional;
+* ``add_arguments(parser)``: options of its own, each with a default, optional;
+* ``build(args, assets=None) -> Task``: the model and its data. `args` holds its own options,
+  ``args.data`` (a path or None) and ``args.seed``. `assets` is None in training; later it is what
+  ``Task.assets`` was then (vocabularies, class names), so that the same model comes out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cavs.errors import ConfigError, DataError
+from cavs.train.metrics import Metric
+
+SPLITS = ("train", "dev", "test")
+PACKAGES = ("cavs.models", "models")  # installed; a checkout that is not
+Graphs = Sequence[Any]
+
+
+@dataclass
+class Task:
+    """A model with its data, as ``build`` returns it.
+
+    A split is a sequence of graphs or a function that makes one (called when it is needed);
+    None where there is none. `predict` turns the outputs of a batch into one line of text a
+    graph; `read` turns text (a file given to ``cavs predict``) into graphs. `assets` is JSON kept
+    in every checkpoint.
+    """
+
+    model: Any
+    train: Graphs | Callable[[], Graphs] | None = None
+    dev: Graphs | Callable[[], Graphs] | None = None
+    test: Graphs | Callable[[], Graphs] | None = None
+    metrics: Sequence[Metric] = ()
+    monitor: str | None = None
+    assets: Mapping[str, Any] = field(default_factory=dict)
+    predict: Callable[[Mapping[str, Any], Any], Iterable[str]] | None = None
+    read: Callable[[str], Graphs] | None = None
+    limit: int | None = None
+
+    def graphs(self, split: str) -> Graphs | None:
+        """The graphs of ``"train"``, ``"dev"`` or ``"test"``, the first `limit`; None if absent."""
+        value: Graphs | Callable[[], Graphs] | None = getattr(self, split)
+        if callable(value):
+            value = value()
+            setattr(self, split, value)
+        return value if value is None or self.limit is None else value[: self.limit]
+
+    def required(self, split: str) -> Graphs:
+        """`graphs`, with a `DataError` where there are none."""
+        graphs = self.graphs(split)
+        if graphs is None or len(graphs) == 0:
+            raise DataError(f"there are no {split} graphs", hint="pass --data DIR")
+        return graphs
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model the command line knows: its name and the module behind it."""
+
+    name: str
+    module: ModuleType
+
+    @property
+    def summary(self) -> str:
+        """First line of the module's docstring."""
+        lines = (self.module.__doc__ or "").strip().splitlines()
+        return lines[0] if lines else ""
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """``DEFAULTS`` of the module."""
+        return dict(getattr(self.module, "DEFAULTS", {}))
+
+    def add_arguments(self, parser: argparse._ActionsContainer) -> None:
+        """Add the model's own options."""
+        add = getattr(self.module, "add_arguments", None)
+        if add is not None:
+            add(parser)
+
+    def options(self) -> dict[str, Any]:
+        """The model's own options and their defaults."""
+        parser = argparse.ArgumentParser(add_help=False)
+        self.add_arguments(parser)
+        return vars(parser.parse_args([]))
+
+    def build(self, args: argparse.Namespace, assets: Mapping[str, Any] | None = None) -> Task:
+        """The task; `ConfigError` if the module returns something else."""
+        task = self.module.build(args, assets)
+        if not isinstance(task, Task):
+            raise ConfigError(
+                f"build() of {self.name} returned {type(task).__name__}, not cavs.cli.Task"
+            )
+        task.limit = getattr(args, "limit", None)
+        return task
+
+
+def names() -> list[str]:
+    """The models that come with cavs, as the command line spells them."""
+    for package in PACKAGES:
+        found = _package(package)
+        if found is not None:
+            modules = pkgutil.iter_modules(found.__path__)
+            return sorted(m.name.replace("_", "-") for m in modules if not m.name.startswith("_"))
+    return []
+
+
+def summary(name: str) -> str:
+    """First line of the docstring of the model `name`, read without importing it."""
+    package = next(p for p in PACKAGES if _package(p) is not None)
+    spec = importlib.util.find_spec(f"{package}.{name.replace('-', '_')}")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = ast.get_docstring(ast.parse(Path(spec.origin).read_bytes()))
+    except (OSError, SyntaxError) as error:
+        return f"cannot be read: {error}"
+    return (text or "").partition("\n")[0]
+
+
+def _package(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            return None
+        raise
+
+
+def find(name: str) -> Entry:
+    """The model called `name`, or the one in the file `name` if that ends in ``.py``.
+
+    Raises `ConfigError` if there is none, or if the file offers no ``build``.
+    """
+    if name.endswith(".py"):
+        module = _from_file(Path(name))
+    else:
+        known = names()
+        if name not in known:
+            raise ConfigError(
+                f"no model is called {name!r}; there are {', '.join(known) or 'none'}",
+                hint="pass one of them, or the path of a .py file with a build() function",
+            )
+        package = next(p for p in PACKAGES if _package(p) is not None)
+        module = importlib.import_module(f"{package}.{name.replace('-', '_')}")
+    if not callable(getattr(module, "build", None)):
+        raise ConfigError(
+            f"{name} has no function build(args, assets)", hint="see cavs.cli.registry"
+        )
+    return Entry(name, module)
+
+
+def _from_file(path: Path) -> ModuleType:
+    name = f"cavs_model_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"there is no file {path}", hint="check the path")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

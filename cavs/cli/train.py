@@ -1,0 +1,117 @@
+"""``cavs train MODEL``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from cavs.cli import options
+from cavs.cli.registry import Entry
+from cavs.errors import ConfigError
+from cavs.train import DataLoader, Trainer
+from cavs.train.fit import FitResult, best_path
+from cavs.train.log import JsonLines
+
+
+def add_parser(commands: Any, argv: list[str]) -> None:
+    """Add the command."""
+    options.add_models(commands, "train", "train a model", argv, add_arguments)
+
+
+def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
+    """All options of ``cavs train`` with `entry` but the model's own."""
+    options.add_data_arguments(parser)
+    options.add_training_arguments(parser)
+    options.add_engine_arguments(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", metavar="DIR", help="default: runs/MODEL")
+    group.add_argument("--resume", action="store_true", help="continue the run in --out")
+    group.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    group.add_argument("--save-every", type=options.count(1), metavar="STEPS")
+    group.add_argument("--quiet", action="store_true", help="no progress bar")
+    unknown = sorted(set(entry.defaults) - set(vars(parser.parse_args([]))))
+    if unknown:
+        raise ConfigError(f"DEFAULTS of {entry.name} has {unknown[0]!r}, which is no option")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, keep the best, and report the test split."""
+    entry: Entry = args.entry
+    stem = Path(entry.name).stem if entry.name.endswith(".py") else entry.name
+    folder = Path(args.out) if args.out is not None else Path("runs") / stem
+    checkpoint = folder / "checkpoint.safetensors"
+    _check_folder(args, checkpoint)
+    task = entry.build(args)
+    train = DataLoader(
+        task.required("train"),
+        args.batch_size,
+        shuffle=True,
+        seed=args.seed,
+        bucket=None if args.bucket == "none" else args.bucket,
+    )
+    dev_graphs = task.graphs("dev")
+    dev = DataLoader(dev_graphs, args.batch_size, cache=True) if dev_graphs else None
+    trainer = Trainer(
+        task.model,
+        options.make_optimizer(args, len(train)),
+        device=args.device,
+        seed=args.seed,
+        max_norm=args.max_norm,
+        threads=args.threads,
+        config=options.training_config(entry, args, task),
+    )
+    if args.resume:
+        trainer.resume(checkpoint)
+    settings = {k: v for k, v in vars(args).items() if k not in ("run", "entry")}
+    JsonLines(folder / "log.jsonl").write("options", **settings)
+    if not args.quiet:
+        size = sum(p.value.size for p in trainer.parameters.values())
+        graphs = f"{len(train.graphs)} training graphs, {len(dev_graphs or ())} to judge by"
+        print(f"{entry.name}: {size:,} parameters, {graphs}", file=sys.stderr)
+    result = trainer.fit(
+        train,
+        epochs=args.epochs,
+        dev=dev,
+        metrics=task.metrics,
+        monitor=task.monitor if dev is not None else None,
+        patience=args.patience if dev is not None else None,
+        checkpoint=checkpoint,
+        checkpoint_every=args.save_every,
+        restore_best=dev is not None,
+        log=folder / "log.jsonl",
+        progress=not args.quiet,
+    )
+    _report(args, task, trainer, result, checkpoint)
+    return 0
+
+
+def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
+    if args.resume and args.overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other", hint="pass one of them")
+    if checkpoint.exists() and not (args.resume or args.overwrite):
+        raise ConfigError(
+            f"{checkpoint} exists", hint="pass --resume, --overwrite, or another --out"
+        )
+    if args.resume and not checkpoint.exists():
+        raise ConfigError(f"nothing to resume: there is no {checkpoint}", hint="leave --resume out")
+    if args.overwrite:
+        for old in (checkpoint, best_path(checkpoint), checkpoint.with_name("log.jsonl")):
+            old.unlink(missing_ok=True)
+
+
+def _report(
+    args: argparse.Namespace, task: Any, trainer: Trainer, result: FitResult, checkpoint: Path
+) -> None:
+    kept = checkpoint
+    if result.best_epoch is not None and best_path(checkpoint).exists():
+        kept = best_path(checkpoint)
+        why = ", stopped early" if result.stopped_early else ""
+        print(f"best epoch {result.best_epoch}: dev {result.monitor} {result.best:.4f}{why}")
+    test = task.graphs("test")
+    if test:
+        values = trainer.evaluate(DataLoader(test, args.batch_size), task.metrics)
+        print("  ".join(["test", *(f"{name} {value:.4f}" for name, value in values.items())]))
+    print(f"saved {kept}")

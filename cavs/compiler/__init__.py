@@ -1,0 +1,1 @@
+"""From a traced model to an engine program."""

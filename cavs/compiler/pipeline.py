@@ -1,0 +1,91 @@
+"""The compiler, as a list of passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cavs.compiler.lower import Lowering
+from cavs.compiler.program import Program
+from cavs.ir import Graph
+from cavs.ir.printer import print_graph
+from cavs.ir.verify import verify
+from cavs.passes.access import insert_copies
+from cavs.passes.differentiate import differentiate, split_gradients
+from cavs.passes.merge_products import merge_products
+from cavs.passes.partition import Partition, partition
+from cavs.passes.simplify import CANONICAL, RULES, simplify
+from cavs.passes.specialise import Kind, optional_features, specialise
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A switch for each pass that can be ablated; what is off is replaced by the plain way."""
+
+    simplify: bool = True
+    specialise: bool = True
+    merge_products: bool = True
+    partition: bool = True
+    fuse: bool = True
+    plan_memory: bool = True
+
+
+@dataclass
+class Compiled:
+    """A program and the stages it came from, for explain()."""
+
+    program: Program
+    graph: Graph
+    partition: Partition
+    stages: list[tuple[str, str]] = field(default_factory=list)
+
+
+def compile_graph(
+    traced: Graph,
+    kinds: Sequence[int],
+    parameters: Sequence[str],
+    *,
+    training: bool,
+    passes: Passes = Passes(),  # noqa: B008 (frozen)
+    record: bool = False,
+) -> Compiled:
+    """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
+
+    training adds the gradients of all trainable parameters. record keeps the text of every stage.
+    """
+    stages: list[tuple[str, str]] = []
+
+    def done(name: str, graph: Graph) -> Graph:
+        verify(graph, name)
+        if record:
+            stages.append((name, print_graph(graph)))
+        return graph
+
+    rules = RULES if passes.simplify else CANONICAL
+    graph = done("trace", traced)
+    optional = optional_features(graph)
+    if training:
+        graph = done("differentiate", differentiate(graph))
+    graph = done("simplify", simplify(graph, rules))
+    if passes.specialise:
+        known = [Kind.of(key, optional) for key in kinds]
+        graph = done("specialise", simplify(specialise(graph, known), rules))
+    if passes.merge_products:
+        graph = done("merge_products", simplify(merge_products(graph), rules))
+    graph = done("insert_copies", insert_copies(split_gradients(graph)))
+    parts = partition(
+        graph, hoist=passes.partition, sink=passes.plan_memory, recompute=passes.plan_memory
+    )
+    features = [n for n in graph.nodes() if n.op.name == "feature"]
+    program = Program(
+        kinds=list(kinds),
+        parameters=list(parameters),
+        int_features=sorted({n.attr("name") for n in features if n.type.dtype == "i32"}),
+        float_features=sorted({n.attr("name") for n in features if n.type.dtype != "i32"}),
+        optional=optional,
+    )
+    Lowering(parts, program, fuse=passes.fuse).run()
+    if not passes.plan_memory:
+        for b in program.buffers:
+            b.first, b.last = 0, max(len(program.stages) - 1, 0)
+    return Compiled(program, graph, parts, stages)

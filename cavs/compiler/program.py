@@ -1,0 +1,96 @@
+"""The program the engine walks, as plain data; mirrors csrc/exec/program.h."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cavs.codegen.map import OpTuple
+
+# A buffer seen through a row map: (buffer, column, width, map, array, argument).
+Operand = tuple[int, int, int, str, str, int]
+
+ONE_SPACE, GRAPH_SPACE, VERTEX_SPACE, EDGE_SPACE = 0, 1, 2, 3
+
+
+def space_of(base: str, kind: int | None) -> int:
+    """The engine's number of a domain."""
+    if base == "one":
+        return ONE_SPACE
+    if base == "graph":
+        return GRAPH_SPACE
+    number = VERTEX_SPACE if base == "vertex" else EDGE_SPACE
+    return number if kind is None else number + 2 + 2 * kind
+
+
+@dataclass
+class Buffer:
+    """Rows of ``width`` elements; see Role in program.h."""
+
+    role: str
+    index: int
+    space: int
+    width: int
+    name: str
+    first: int = 1 << 30
+    last: int = -1
+
+
+@dataclass
+class Weight:
+    """A packed matrix of pieces (param, offset, row_stride, col_stride, rows, cols, k0, n0)."""
+
+    k: int
+    n: int
+    pieces: list[tuple[int, int, int, int, int, int, int, int]]
+
+
+@dataclass
+class Instruction:
+    """One instruction; fields as in program.h."""
+
+    kind: str
+    space: int
+    inputs: list[Operand] = field(default_factory=list)
+    out: Operand | None = None
+    accumulate: bool = False
+    weight: int = -1
+    split: int = 0
+    argument: int = 0
+    argument2: int = 0
+    loads: list[tuple[Operand, int, bool]] = field(default_factory=list)
+    ops: list[OpTuple] = field(default_factory=list)
+    stores: list[tuple[int, int, int, str, int]] = field(default_factory=list)
+    registers: int = 0
+    outer: int = 1
+    inner: int = 0
+    label: str = ""
+
+
+@dataclass
+class Stage:
+    """Instructions that run together."""
+
+    kind: str  # rows, loop, global
+    space: int = 0
+    body: list[int] = field(default_factory=list)
+    reversed: bool = False
+    bodies: list[list[int]] = field(default_factory=list)
+    label: str = ""
+
+
+@dataclass
+class Program:
+    """Everything the engine needs but the data."""
+
+    kinds: list[int]
+    parameters: list[str]
+    int_features: list[str]
+    float_features: list[str]
+    optional: tuple[str, ...]
+    buffers: list[Buffer] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    loss: int = -1
+    outputs: dict[str, int] = field(default_factory=dict)
+    gradients: dict[str, str] = field(default_factory=dict)  # parameter -> "dense" | "sparse" | "none"

@@ -1,0 +1,86 @@
+"""The structure of a graph as the engine takes it: checks, CSR form and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cavs._engine import Graph as EngineGraph
+from cavs.errors import GraphError
+
+Indices = NDArray[np.int32]
+
+
+def as_indices(values: ArrayLike, what: str) -> Indices:
+    """Integers as int32[n]; GraphError if they are anything else."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise GraphError(f"{what} must be integers in one dimension: {error}") from None
+    if array.size == 0:
+        return np.zeros(0, np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise GraphError(
+            f"{what} must be integers in one dimension, found dtype {array.dtype} "
+            f"of shape {array.shape}"
+        )
+    if array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min:
+        raise GraphError(f"{what} must fit 32 bits, found {array.min()}..{array.max()}")
+    return array.astype(np.int32)
+
+
+def graph_label(name: str) -> str:
+    """How errors call a graph."""
+    return f'graph "{name}"' if name else "graph"
+
+
+def graph_error(name: str, what: str, vertex: int = -1) -> GraphError:
+    """A GraphError that names the graph and carries the vertex."""
+    error = GraphError(f"{graph_label(name)}: {what}")
+    error.vertex = vertex
+    return error
+
+
+def _flatten(children: Sequence[Sequence[int]], name: str) -> tuple[Indices, Indices]:
+    try:
+        counts = [len(group) for group in children]
+        flat = [child for group in children for child in group]
+    except TypeError:
+        raise graph_error(
+            name, "children must be a sequence of child indices for every vertex"
+        ) from None
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    what = f"{graph_label(name)}: children"
+    return as_indices(offsets, what), as_indices(flat, what)
+
+
+def make_topology(children: Any, name: str) -> Any:
+    """The engine's graph of child lists or an (offsets, children) pair. Raises GraphError."""
+    is_csr = (
+        isinstance(children, tuple)
+        and len(children) == 2
+        and all(isinstance(part, np.ndarray) for part in children)
+    )
+    if is_csr:
+        offsets = as_indices(children[0], f"{graph_label(name)}: offsets")
+        flat = as_indices(children[1], f"{graph_label(name)}: children")
+    else:
+        offsets, flat = _flatten(children, name)
+    try:
+        return EngineGraph(offsets, flat)
+    except GraphError as error:
+        raise graph_error(name, error.what, error.vertex) from None
+
+
+def csr(
+    num_vertices: int, child: Indices, parent: Indices
+) -> tuple[tuple[Indices, Indices], NDArray[np.intp]]:
+    """Edges to (offsets, children), and the order that sorts the edges so; keeps ties in order."""
+    order = np.argsort(parent, kind="stable")
+    offsets = np.zeros(num_vertices + 1, np.int32)
+    np.cumsum(np.bincount(parent, minlength=num_vertices), out=offsets[1:])
+    return (offsets, child[order]), order

@@ -1,0 +1,8 @@
+"""What a user writes: vertex functions, models, parameters."""
+
+from cavs.frontend.batch import Schema, SymbolicBatch
+from cavs.frontend.model import Model
+from cavs.frontend.parameter import Module, Parameter
+from cavs.frontend.vertex import State, VertexFunction
+
+__all__ = ["Model", "Module", "Parameter", "Schema", "State", "SymbolicBatch", "VertexFunction"]

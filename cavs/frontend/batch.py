@@ -1,0 +1,60 @@
+"""The symbolic batch that Model.loss sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cavs.errors import FeatureError, user_line
+from cavs.ir import EDGE, FLOAT, GRAPH, INT, VERTEX, Node, apply
+
+_DOMAIN = {"vertex": VERTEX, "edge": EDGE, "graph": GRAPH}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Declared type of a feature.
+
+    where: "vertex", "edge" or "graph"; dtype: "int" or "float"; shape: of one row; optional: an
+    integer feature that may be -1, absent.
+    """
+
+    where: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    optional: bool = False
+
+
+Schema = Mapping[str, Feature]
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolicGraph:
+    """Stands for the input graphs of a batch."""
+
+    batch: SymbolicBatch
+
+
+class SymbolicBatch:
+    """Stands for a batch: ``batch["token"]`` is a feature, ``batch.graph`` the structure."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.graph = SymbolicGraph(self)
+
+    def __getitem__(self, name: str) -> Node:
+        feature = self.schema.get(name)
+        if feature is None:
+            raise FeatureError(
+                f"no feature {name!r} in the data; there are {', '.join(sorted(self.schema)) or 'none'}",
+                where=user_line(),
+                hint="give it to cavs.Graph(features=...), or mend the name",
+            )
+        return apply(
+            "feature",
+            name=name,
+            dtype=INT if feature.dtype == "int" else FLOAT,
+            shape=feature.shape,
+            domain=_DOMAIN[feature.where],
+            optional=feature.optional,
+        )

@@ -1,0 +1,57 @@
+"""Models: vertex functions and layers around them, with a loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cavs.errors import ShapeError, TraceError
+from cavs.frontend.batch import Schema, SymbolicBatch
+from cavs.frontend.parameter import Module
+from cavs.ir import Graph, Node, apply
+from cavs.ir.trace import tracing
+
+
+class Model(Module):
+    """Subclasses define ``forward(batch)`` (a value, or several by name) and ``loss(batch)``.
+
+    Both are traced once on a symbolic batch; ``loss`` returns one number for the batch.
+    """
+
+    def forward(self, batch: SymbolicBatch) -> Any:
+        """What the model predicts: one value, or a dict of values by name."""
+        raise NotImplementedError
+
+    def loss(self, batch: SymbolicBatch) -> Any:
+        """What training lowers: one number."""
+        raise NotImplementedError
+
+
+def trace_model(model: Model, schema: Schema, *, training: bool, with_loss: bool = True) -> Graph:
+    """Traces ``model`` into a Graph with outputs "loss" and, outside training, the predictions.
+
+    Raises the errors of the user's own code with its line, see cavs.errors.
+    """
+    model.parameters()  # names them
+    name = type(model).__name__
+    with tracing(training) as trace:
+        batch = SymbolicBatch(schema)
+        outputs: dict[str, Node] = {}
+        if with_loss:
+            loss = model.loss(batch)
+            if not isinstance(loss, Node):
+                raise TraceError(f"{name}.loss returned {type(loss).__name__}, not a traced value")
+            if loss.type.domain.base != "one" or loss.type.width != 1:
+                raise ShapeError(
+                    f"{name}.loss returned {loss.type}, not one number",
+                    where=loss.where,
+                    hint='use ops.cross_entropy(..., reduction="mean"), or reduce over rows',
+                )
+            outputs["loss"] = loss if not loss.shape else apply("reshape", loss, shape=())
+        if not training and type(model).forward is not Model.forward:
+            value = model.forward(batch)
+            values = value if isinstance(value, dict) else {"output": value}
+            for key, node in values.items():
+                if not isinstance(node, Node):
+                    raise TraceError(f"{name}.forward returned {type(node).__name__} for {key!r}")
+                outputs[key] = node
+        return Graph(outputs, dict(trace.slots))

@@ -1,0 +1,201 @@
+"""Parameters and the modules that hold them."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cavs.errors import ConfigError, ShapeError, user_line
+from cavs.ir import REGISTRY, Node, apply
+
+Initializer = str | float | npt.ArrayLike | Callable[[np.random.Generator, tuple[int, ...]], Any]
+
+
+def _draw(init: Initializer, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    fan_in = shape[0] if len(shape) > 1 else 1
+    fan_out = shape[-1]
+    if init == "zeros":
+        return np.zeros(shape)
+    if init == "ones":
+        return np.ones(shape)
+    if init == "xavier":  # Glorot and Bengio 2010
+        limit = math.sqrt(6.0 / (fan_in + fan_out))
+        return rng.uniform(-limit, limit, shape)
+    if init == "normal":
+        return rng.normal(0.0, 0.01, shape)
+    if init == "uniform":
+        return rng.uniform(-0.05, 0.05, shape)
+    if isinstance(init, str):
+        raise ConfigError(
+            f"unknown initialiser {init!r}",
+            hint='use "xavier", "zeros", "ones", "normal", "uniform", a number, an array or a function'
+            " of (generator, shape)",
+        )
+    if callable(init):
+        return init(rng, shape)
+    return np.broadcast_to(np.asarray(init, dtype=np.float64), shape)
+
+
+class Parameter:
+    """A trained array.
+
+    shape: sizes of its axes. init: "xavier" (default of matrices), "zeros" (default of vectors),
+    "ones", "normal" (0.01), "uniform" (0.05), a number, an array of that shape, or a function
+    (generator, shape) -> array. sparse: only rows that a batch looks up have a gradient and move.
+    """
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        init: Initializer | None = None,
+        *,
+        trainable: bool = True,
+        sparse: bool = False,
+    ) -> None:
+        shape = (shape,) if isinstance(shape, int) else shape
+        self.shape = tuple(int(s) for s in shape)
+        if not self.shape or min(self.shape) < 1:
+            raise ShapeError(
+                f"a parameter of shape {list(self.shape)}",
+                where=user_line(),
+                hint="give at least one axis, every size at least 1",
+            )
+        self.init: Initializer = ("xavier" if len(self.shape) > 1 else "zeros") if init is None else init
+        self.trainable, self.sparse = trainable, sparse
+        self.name = ""
+        self._value: npt.NDArray[Any] | None = None
+
+    def initialize(self, seed: int, dtype: npt.DTypeLike = np.float32) -> None:
+        """Draws the value from ``seed`` and the parameter's name, whatever the order of others."""
+        rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
+        drawn = np.asarray(_draw(self.init, rng, self.shape))
+        if drawn.shape != self.shape:
+            raise ShapeError(
+                f"initial value of {self.name or 'a parameter'} has shape {list(drawn.shape)}, "
+                f"the parameter {list(self.shape)}"
+            )
+        self._value = np.ascontiguousarray(drawn, dtype=dtype)
+        self._value = self._value.copy() if not self._value.flags.writeable else self._value
+
+    def convert(self, dtype: npt.DTypeLike) -> None:
+        """Changes the dtype of the value; sessions made before keep the old array."""
+        self._value = np.ascontiguousarray(self.value, dtype=dtype)
+
+    @property
+    def value(self) -> npt.NDArray[Any]:
+        """The array itself, C-contiguous; the engine writes it in place."""
+        if self._value is None:
+            self.initialize(0)
+        assert self._value is not None
+        return self._value
+
+    @value.setter
+    def value(self, array: npt.ArrayLike) -> None:
+        new = np.asarray(array)
+        if new.shape != self.shape:
+            raise ShapeError(
+                f"parameter {self.name!r} has shape {list(self.shape)}, the new value {list(new.shape)}",
+                where=user_line(),
+            )
+        self.value[...] = new
+
+    def as_node(self) -> Node:
+        """The parameter as a value of the trace."""
+        return apply("parameter", parameter=self)
+
+    def __lt__(self, other: Parameter) -> bool:  # a stable order of attributes
+        return id(self) < id(other)
+
+    def __matmul__(self, other: Any) -> Node:
+        return self.as_node() @ other
+
+    def __rmatmul__(self, other: Any) -> Node:
+        return apply("matmul", other, self)
+
+    def __add__(self, other: Any) -> Node:
+        return self.as_node() + other
+
+    def __radd__(self, other: Any) -> Node:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Node:
+        return self.as_node() - other
+
+    def __rsub__(self, other: Any) -> Node:
+        return apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return self.as_node() * other
+
+    def __rmul__(self, other: Any) -> Node:
+        return apply("mul", other, self)
+
+    def __neg__(self) -> Node:
+        return -self.as_node()
+
+    def __getitem__(self, key: Any) -> Node:
+        return self.as_node()[key]
+
+    @property
+    def T(self) -> Node:
+        """The transpose, as a value of the trace."""
+        return self.as_node().T
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.name or '?'}, {list(self.shape)})"
+
+
+class Module:
+    """Holds parameters and other modules in its attributes (also in lists and dicts)."""
+
+    def children(self) -> Iterator[tuple[str, Parameter | Module]]:
+        """Named parameters and modules of this object, in the order they were set."""
+        for name, value in vars(self).items():
+            if isinstance(value, (Parameter, Module)):
+                yield name, value
+            elif isinstance(value, (list, tuple)):
+                for i, x in enumerate(value):
+                    if isinstance(x, (Parameter, Module)):
+                        yield f"{name}.{i}", x
+            elif isinstance(value, dict):
+                for k, x in value.items():
+                    if isinstance(x, (Parameter, Module)):
+                        yield f"{name}.{k}", x
+
+    def parameters(self) -> dict[str, Parameter]:
+        """All parameters by dotted name; one shared by two modules keeps its first name."""
+        found: dict[str, Parameter] = {}
+        seen: set[int] = set()
+
+        def visit(prefix: str, module: Module) -> None:
+            for name, value in module.children():
+                if id(value) in seen:
+                    continue
+                seen.add(id(value))
+                if isinstance(value, Parameter):
+                    value.name = prefix + name
+                    found[value.name] = value
+                else:
+                    visit(f"{prefix}{name}.", value)
+
+        visit("", self)
+        return found
+
+    def initialize(self, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> None:
+        """Draws every parameter anew from ``seed``; each depends on its own name only."""
+        for parameter in self.parameters().values():
+            parameter.initialize(seed, dtype)
+
+
+def parameter_of(node: Node) -> Parameter:
+    """The Parameter behind a parameter node."""
+    assert node.op is REGISTRY["parameter"]
+    parameter: Parameter = node.attr("parameter")
+    return parameter
+
+

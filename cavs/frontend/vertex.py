@@ -1,0 +1,205 @@
+"""Vertex functions: gather, scatter, pull, push (Cavs, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from cavs.errors import FeatureError, ShapeError, TraceError, user_line
+from cavs.frontend.batch import SymbolicGraph
+from cavs.frontend.parameter import Module
+from cavs.ir import EDGE, FLOAT, VERTEX, Node, Slot, Structure, apply, as_node
+from cavs.ir.trace import current_trace
+
+
+class State:
+    """What a vertex scatters and its parents gather: names and shapes, ``State(c=150, h=150)``."""
+
+    def __init__(self, **shapes: int | tuple[int, ...]) -> None:
+        if not shapes:
+            raise TraceError("a state without values", where=user_line(), hint="State(h=128)")
+        self.shapes: dict[str, tuple[int, ...]] = {
+            k: (s,) if isinstance(s, int) else tuple(s) for k, s in shapes.items()
+        }
+
+
+class Gathered:
+    """States of children: attributes of the state's names. Use ``.h`` or ``["h"]``."""
+
+    def __init__(self, values: Mapping[str, Node], read: set[str]) -> None:
+        self._values, self._read = values, read
+
+    def __getitem__(self, name: str) -> Node:
+        if name not in self._values:
+            raise TraceError(
+                f"no state {name!r}; the state has {', '.join(self._values)}", where=user_line()
+            )
+        self._read.add(name)
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Node:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+
+class Vertex:
+    """The vertex that a vertex function is written for."""
+
+    def __init__(self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]) -> None:
+        self._function, self._slots, self._pulled = function, slots, pulled
+        self._edges: dict[str, Node] = {}
+        self._read: set[str] = set()
+        self._scattered: dict[str, Node] = {}
+        self._pushed: dict[str, Node] | Node | None = None
+
+    def gather(self, k: int | None = None) -> Gathered:
+        """States of the children: one row a child, or the ``k``-th child's (zeros if absent)."""
+        edge = {n: apply("gather", slot=s, domain=EDGE) for n, s in self._slots.items()}
+        if k is None:
+            return Gathered(edge, self._read)
+        if not isinstance(k, int) or k < 0:
+            raise TraceError(f"gather({k!r})", where=user_line(), hint="children count from 0")
+        nth = {n: apply("nth_child", x, k=k) for n, x in edge.items()}
+        return Gathered(nth, self._read)
+
+    def scatter(self, **states: Any) -> None:
+        """Gives states to the parents; every value of the declared state, once."""
+        where = user_line()
+        if self._scattered:
+            raise TraceError("scatter is called twice", where=where, hint="scatter all states at once")
+        declared = self._function.state.shapes
+        if set(states) != set(declared):
+            raise TraceError(
+                f"scatter({', '.join(states)}) does not fit State({', '.join(declared)})", where=where
+            )
+        for name, value in states.items():
+            node = as_node(value)
+            if node.type.domain.base not in ("vertex", "one"):
+                raise TraceError(
+                    f"scatter({name}=...) needs a value of the vertex, not {node.type}",
+                    where=where,
+                    hint="reduce over the children first: .sum(), .mean(), .max()",
+                )
+            if node.shape != declared[name]:
+                raise ShapeError(
+                    f"[scatter] {name} has shape {list(node.shape)}, its state {list(declared[name])}",
+                    where=where,
+                )
+            self._scattered[name] = _at_vertex(node)
+
+    def pull(self, name: str) -> Node:
+        """An input of this vertex: a keyword of the call, or a feature of the graph."""
+        if name not in self._pulled:
+            raise FeatureError(
+                f"pull({name!r}): the call passes {', '.join(self._pulled) or 'nothing'}",
+                where=user_line(),
+                hint=f"call the vertex function with {name}=...",
+            )
+        return self._pulled[name]
+
+    def edge(self, name: str) -> Node:
+        """A feature of the edges to the children: one row a child."""
+        if name not in self._pulled and name not in self._edges:
+            raise FeatureError(
+                f"edge({name!r}): the call passes {', '.join(self._pulled) or 'nothing'}",
+                where=user_line(),
+                hint=f"call the vertex function with {name}=batch[{name!r}], an edge feature",
+            )
+        value = self._pulled[name]
+        if value.type.domain.base != "edge":
+            raise FeatureError(f"edge({name!r}) is a value of every {value.type.domain}", where=user_line())
+        return value
+
+    def push(self, value: Any = None, **values: Any) -> None:
+        """Gives a value (or several by name) to the world outside the structure."""
+        if self._pushed is not None:
+            raise TraceError("push is called twice", where=user_line(), hint="push(a=..., b=...)")
+        if (value is None) == (not values):
+            raise TraceError("push one value, or several by name", where=user_line())
+        for v in values.values() if value is None else (value,):
+            if as_node(v).type.domain.base not in ("vertex", "one"):
+                raise TraceError(
+                    f"push needs a value of the vertex, not {as_node(v).type}", where=user_line()
+                )
+        self._pushed = (
+            _pushed(value) if value is not None else {k: _pushed(v) for k, v in values.items()}
+        )
+
+
+def _at_vertex(node: Any) -> Node:
+    node = as_node(node)
+    if node.type.domain.base == "vertex":
+        return node
+    return apply("broadcast", node, shape=node.shape, domain=VERTEX)
+
+
+def _pushed(value: Any) -> Node:
+    return apply("push", _at_vertex(value))
+
+
+class VertexFunction(Module):
+    """A cell, declared once and run at every vertex of every input graph.
+
+    Subclasses set ``self.state = State(...)`` and parameters in ``__init__`` and define
+    ``vertex(self, v)``, which is traced once and never runs per vertex. A call
+    ``f(batch.graph, x=values)`` returns what the cell pushes, one row a vertex.
+    """
+
+    state: State
+
+    def vertex(self, v: Vertex) -> None:
+        """The function F of one vertex; see Vertex for what it can do."""
+        raise NotImplementedError
+
+    def __call__(self, graph: SymbolicGraph, **inputs: Any) -> Any:
+        trace = current_trace()
+        if not isinstance(graph, SymbolicGraph):
+            raise TraceError(
+                f"a vertex function is called with batch.graph, not {type(graph).__name__}",
+                where=user_line(),
+            )
+        if not isinstance(getattr(self, "state", None), State):
+            raise TraceError(
+                f"{type(self).__name__} has no state",
+                where=user_line(),
+                hint="set self.state = cavs.State(h=...) in __init__",
+            )
+        pulled = {k: as_node(x) for k, x in inputs.items()}
+        key = (self, graph, tuple(sorted((k, x.serial) for k, x in pulled.items())))
+        if key not in trace.memo:
+            trace.memo[key] = (pulled, self._trace(pulled))  # keeps the inputs, and so the key, alive
+        return trace.memo[key][1]
+
+    def _trace(self, pulled: dict[str, Node]) -> Any:
+        for name, x in pulled.items():
+            if x.type.domain.base not in ("vertex", "edge", "one", "graph") or (
+                x.type.dtype != FLOAT and x.shape
+            ):
+                raise FeatureError(f"{name} cannot be pulled: {x.type}", where=user_line())
+        structure = Structure(type(self).__name__)
+        slots = {n: Slot(n, structure, s) for n, s in self.state.shapes.items()}
+        v = Vertex(self, slots, pulled)
+        where = user_line()
+        self.vertex(v)
+        name = type(self).__name__
+        if not v._scattered:
+            raise TraceError(
+                f"{name}.vertex never calls scatter", where=where, hint="v.scatter(h=h)"
+            )
+        if v._pushed is None:
+            raise TraceError(f"{name}.vertex never calls push", where=where, hint="v.push(h)")
+        unread = sorted(set(slots) - v._read)
+        if unread:
+            raise TraceError(
+                f"{name} never reads its state {', '.join(unread)}",
+                where=where,
+                hint="gather it, or drop it from State and scatter",
+            )
+        trace = current_trace()
+        for n, slot in slots.items():
+            trace.slots[slot] = v._scattered[n]
+        if isinstance(v._pushed, dict):
+            return SimpleNamespace(**v._pushed)
+        return v._pushed

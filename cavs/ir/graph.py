@@ -1,0 +1,108 @@
+"""Graphs of nodes: outputs and recurrent states, and the walks every pass needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cavs.ir.node import Node, make
+from cavs.ir.types import Domain
+
+
+@dataclass(eq=False)
+class Structure:
+    """One application of a vertex function to the input graphs."""
+
+    name: str
+
+
+@dataclass(eq=False)
+class Slot:
+    """A recurrent value: what a vertex scatters and its neighbours gather.
+
+    Forward slots hold one row a vertex, read through ``gather`` (one row an edge). Backward slots
+    hold one row an edge (the cotangent of a gather), read through ``gather_grad`` (one row a vertex,
+    summed over the edges that leave it). The split breaks the cycle of the recurrence.
+    """
+
+    name: str
+    structure: Structure
+    shape: tuple[int, ...]
+    backward: bool = False
+
+    def __repr__(self) -> str:
+        return f"{self.structure.name}.{self.name}" + ("'" if self.backward else "")
+
+    def __lt__(self, other: Slot) -> bool:
+        return repr(self) < repr(other)
+
+
+@dataclass
+class Graph:
+    """Named outputs, and the value behind every slot. Passes map Graph to Graph."""
+
+    outputs: dict[str, Node]
+    slots: dict[Slot, Node] = field(default_factory=dict)
+
+    def roots(self) -> list[Node]:
+        """All nodes that must be computed."""
+        return [*self.outputs.values(), *self.slots.values()]
+
+    def nodes(self) -> list[Node]:
+        """Every node the roots need, inputs first."""
+        return toposort(self.roots())
+
+
+def toposort(roots: Iterable[Node]) -> list[Node]:
+    """Nodes reachable from ``roots``, inputs before users; without recursion."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    for root in roots:
+        stack: list[tuple[Node, int]] = [(root, 0)]
+        while stack:
+            node, i = stack.pop()
+            if i == 0:
+                if node in seen:
+                    continue
+                seen.add(node)
+            while i < len(node.inputs) and node.inputs[i] in seen:
+                i += 1
+            if i < len(node.inputs):
+                stack.append((node, i + 1))
+                stack.append((node.inputs[i], 0))
+            else:
+                order.append(node)
+    return order
+
+
+def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+    """For every node, those among ``nodes`` that read it."""
+    result: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for x in dict.fromkeys(node.inputs):
+            result.setdefault(x, []).append(node)
+    return result
+
+
+def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) -> Node:
+    """``node`` with other inputs; its type is inferred anew from them."""
+    attrs: dict[str, Any] = dict(node.attrs)
+    if domain is not None and "domain" in attrs:
+        attrs["domain"] = domain
+    if inputs == node.inputs and attrs == dict(node.attrs):
+        return node
+    tensor_type = node.op.infer([x.type for x in inputs], attrs)
+    return make(node.op, inputs, attrs, tensor_type, node.where)
+
+
+def rewrite(graph: Graph, rule: Callable[[Node, tuple[Node, ...]], Node | None]) -> Graph:
+    """Rebuilds ``graph`` bottom-up; ``rule(node, new_inputs)`` may return a replacement."""
+    new: dict[Node, Node] = {}
+    for node in graph.nodes():
+        inputs = tuple(new[x] for x in node.inputs)
+        replacement = rule(node, inputs)
+        new[node] = rebuild(node, inputs) if replacement is None else replacement
+    return Graph(
+        {k: new[v] for k, v in graph.outputs.items()}, {s: new[v] for s, v in graph.slots.items()}
+    )

@@ -1,0 +1,159 @@
+"""The oracle: evaluates a graph in float64 NumPy, one row at a time, by definition.
+
+Nothing is batched, scheduled or fused, and no operator knows of the engine. Slow on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cavs.ir.graph import Graph
+from cavs.ir.node import Node
+from cavs.ir.random import uniform
+
+Float = npt.NDArray[np.float64]
+
+
+@dataclass
+class Inputs:
+    """What a graph is evaluated on: CSR children, graph of each vertex, features, parameters.
+
+    offsets, children: child lists of all vertices of the batch, as global vertex ids.
+    graph_of: graph of each vertex. features: by name, in vertex, edge or graph order.
+    """
+
+    offsets: Sequence[int]
+    children: Sequence[int]
+    graph_of: Sequence[int]
+    features: Mapping[str, npt.NDArray[Any]]
+    seed: int = 0
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self.offsets = [int(x) for x in self.offsets]
+        self.children = [int(x) for x in self.children]
+        self.graph_of = [int(x) for x in self.graph_of]
+        self.num_vertices = len(self.offsets) - 1
+        self.num_graphs = max(self.graph_of, default=-1) + 1
+        self.parent = [
+            v
+            for v in range(self.num_vertices)
+            for _ in range(self.offsets[v], self.offsets[v + 1])
+        ]
+        self.out: list[list[int]] = [[] for _ in range(self.num_vertices)]
+        for e, child in enumerate(self.children):
+            self.out[child].append(e)
+        self.members: list[list[int]] = [[] for _ in range(self.num_graphs)]
+        for v, g in enumerate(self.graph_of):
+            self.members[g].append(v)
+
+    def rows(self, base: str) -> int:
+        """Number of rows of a domain."""
+        return {
+            "one": 1,
+            "graph": self.num_graphs,
+            "vertex": self.num_vertices,
+            "edge": len(self.children),
+        }[base]
+
+    def edges(self, v: int) -> range:
+        """Edges to the children of vertex ``v``."""
+        return range(self.offsets[v], self.offsets[v + 1])
+
+
+def _row(source: str, target: str, row: int, inputs: Inputs) -> int:
+    """The row of domain ``source`` that row ``row`` of domain ``target`` reads."""
+    if source == target:
+        return row
+    if source == "one":
+        return 0
+    vertex = inputs.parent[row] if target == "edge" else row
+    return vertex if source == "vertex" else inputs.graph_of[vertex]
+
+
+def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Node, int]]:
+    """The (node, row) pairs whose values make row ``row`` of ``node``."""
+    name = node.op.name
+    if name == "gather":
+        return [(graph.slots[node.attr("slot")], inputs.children[row])]
+    if name == "gather_grad":
+        return [(graph.slots[node.attr("slot")], e) for e in inputs.out[row]]
+    if name in ("sum_children", "max_children"):
+        return [(node.inputs[0], e) for e in inputs.edges(row)]
+    if name == "nth_child":
+        edges = inputs.edges(row)
+        k = node.attr("k")
+        return [(node.inputs[0], edges[k])] if k < len(edges) else []
+    if name == "to_nth_child":
+        v = inputs.parent[row]
+        return [(node.inputs[0], v)] if row - inputs.offsets[v] == node.attr("k") else []
+    if name == "sum_vertices":
+        return [(node.inputs[0], v) for v in inputs.members[row]]
+    base = node.type.domain.base
+    if node.op.rule.value == "reduce":
+        top = max((x.type.domain for x in node.inputs), key=lambda d: d.rank).base
+        return [
+            (x, _row(x.type.domain.base, top, r, inputs))
+            for r in range(inputs.rows(top))
+            for x in node.inputs
+        ]
+    return [(x, _row(x.type.domain.base, base, row, inputs)) for x in node.inputs]
+
+
+def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
+    name = node.op.name
+    if name == "parameter":
+        return np.asarray(node.attr("parameter").value, dtype=np.float64)
+    if name == "feature":
+        return inputs.features[node.attr("name")][row]
+    if name == "uniform":
+        return uniform(inputs.seed, inputs.step, node.attr("stream"), row, node.type.width).reshape(
+            node.shape
+        )
+    if name == "num_children":
+        return float(len(inputs.edges(row)))
+    if name == "max_children":
+        return np.max(values, axis=0) if values else np.zeros(node.shape)
+    if node.op.rule.value == "graph":
+        return np.sum(values, axis=0) if values else np.zeros(node.shape)
+    if node.op.rule.value == "reduce":
+        assert node.op.evaluate is not None
+        n = len(node.inputs)
+        total: Any = np.zeros(node.shape)
+        for i in range(0, len(values), n):
+            total = total + node.op.evaluate(node, *values[i : i + n])
+        return total
+    assert node.op.evaluate is not None, name
+    return node.op.evaluate(node, *values)
+
+
+def interpret(graph: Graph, inputs: Inputs) -> dict[str, Float]:
+    """Every output of ``graph``: rows of its domain, or one value; float64."""
+    memo: dict[tuple[Node, int], Any] = {}
+    result: dict[str, Float] = {}
+    for key, output in graph.outputs.items():
+        base = output.type.domain.base
+        rows = []
+        for row in range(inputs.rows(base)):
+            stack = [(output, row, False)]
+            while stack:
+                node, r, ready = stack.pop()
+                if (node, r) in memo:
+                    continue
+                needs = _needs(node, r, graph, inputs)
+                if ready:
+                    memo[node, r] = _combine(node, r, [memo[x] for x in needs], inputs)
+                    continue
+                stack.append((node, r, True))
+                stack += [(*x, False) for x in needs if x not in memo]
+            rows.append(np.asarray(memo[output, row], dtype=np.float64))
+        if base == "one":
+            result[key] = rows[0]
+        else:
+            result[key] = np.stack(rows) if rows else np.zeros((0, *output.shape))
+    return result

@@ -1,0 +1,269 @@
+"""Interned immutable nodes, operators and their registry."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from cavs.errors import ShapeError, TraceError, user_line
+from cavs.ir.types import ONE, TensorType
+
+Array = npt.NDArray[Any]
+
+
+class BatchRule(enum.Enum):
+    """How an operator acts on the rows of a batch."""
+
+    ROWWISE = "rowwise"  # row r of the result needs row r of the inputs only
+    REDUCE = "reduce"  # sums over rows: parameter gradients, losses
+    GRAPH = "graph"  # reads rows through the structure
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One operator, in one place.
+
+    infer(types, attrs) -> TensorType; raises ValueError with a short reason.
+    vjp(node, cotangent) -> a cotangent (or None) for each input, of the input's or a broadcast type.
+    evaluate(node, *rows) -> the result of one row in NumPy (ROWWISE operators).
+    expr(e, *inputs, **attrs) -> scalar expression of an elementwise operator, from which the CPU
+    and CUDA kernels and the NumPy reference are made.
+    cost: rough instructions an element; decides what is recomputed in backward.
+    """
+
+    name: str
+    infer: Callable[[Sequence[TensorType], dict[str, Any]], TensorType]
+    vjp: Callable[[Node, Node], Sequence[Node | None]] | None = None
+    evaluate: Callable[..., Any] | None = None
+    expr: Callable[..., Any] | None = None
+    rule: BatchRule = BatchRule.ROWWISE
+    cost: int = 1
+
+    @property
+    def elementwise(self) -> bool:
+        """True where one scalar expression gives every element."""
+        return self.expr is not None
+
+
+REGISTRY: dict[str, Op] = {}
+
+
+def defop(name: str, **fields: Any) -> Op:
+    """Registers an operator under ``name`` and returns it; a second definition is an error."""
+    if name in REGISTRY:
+        raise ValueError(f"operator {name!r} is defined twice")
+    op = REGISTRY[name] = Op(name, **fields)
+    return op
+
+
+_interned: WeakValueDictionary[Any, Node] = WeakValueDictionary()
+_serial = itertools.count()
+
+
+class Node:
+    """A value: an operator applied to inputs. Equal nodes are one object.
+
+    Python operators build further nodes, so a Node is also what user code computes with.
+    """
+
+    __array_ufunc__ = None  # so that ndarray + Node asks Node
+    __slots__ = ("__weakref__", "attrs", "inputs", "op", "serial", "type", "where")
+
+    op: Op
+    inputs: tuple[Node, ...]
+    attrs: tuple[tuple[str, Any], ...]
+    type: TensorType
+    where: str
+    serial: int
+
+    def attr(self, name: str) -> Any:
+        """The value of attribute ``name``."""
+        return dict(self.attrs)[name]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self.type.shape
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name} {self.type}>"
+
+    # Python operators, looked up by name so that this file needs no operator.
+    def __add__(self, other: Any) -> Node:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Node:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Node:
+        return apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Node:
+        return apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Node:
+        return apply("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Node:
+        return apply("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Node:
+        return apply("div", other, self)
+
+    def __neg__(self) -> Node:
+        return apply("neg", self)
+
+    def __matmul__(self, other: Any) -> Node:
+        return apply("matmul", self, other)
+
+    def __gt__(self, other: Any) -> Node:
+        return apply("greater", self, other)
+
+    def __ge__(self, other: Any) -> Node:
+        return apply("greater_equal", self, other)
+
+    def __bool__(self) -> bool:
+        raise TraceError(
+            "a traced value has no truth: it stands for every vertex at once",
+            where=user_line(),
+            hint="use cavs.ops.where(condition, a, b) instead of if",
+        )
+
+    def __iter__(self) -> Any:
+        raise TraceError(
+            "a traced value cannot be iterated",
+            where=user_line(),
+            hint="use cavs.ops.split(value, n)",
+        )
+
+    def __getitem__(self, key: Any) -> Node:
+        if not isinstance(key, slice) or key.step not in (None, 1):
+            raise TraceError(
+                f"a traced value takes a slice of its last axis, not {key!r}",
+                where=user_line(),
+                hint="write value[a:b]",
+            )
+        if not self.shape:
+            raise ShapeError("a scalar cannot be sliced", where=user_line())
+        start, stop, _ = key.indices(self.shape[-1])
+        return apply("slice", self, start=start, stop=stop)
+
+    @property
+    def T(self) -> Node:
+        """The transpose of a parameter matrix."""
+        return apply("transpose", self)
+
+    def sum(self, axis: int | None = None) -> Node:
+        """Edge values without ``axis``: the sum over the children of each vertex. Else an axis."""
+        if axis is None and self.type.domain.base == "edge":
+            return apply("sum_children", self)
+        return apply("sum_axis", self) if axis == -1 else apply("sum_axis", _flat(self, axis))
+
+    def mean(self, axis: int | None = None) -> Node:
+        """As sum, divided by the number of children or elements; 0 without children."""
+        if axis is None and self.type.domain.base == "edge":
+            return self.sum() / apply("maximum", apply("num_children"), 1.0)
+        size = self.shape[-1] if axis == -1 else self.type.width
+        return self.sum(axis) / float(size)
+
+    def max(self, axis: int | None = None) -> Node:
+        """Edge values without ``axis``: the maximum over the children, 0 without any."""
+        if axis is None and self.type.domain.base == "edge":
+            return apply("max_children", self)
+        return apply("max_axis", self) if axis == -1 else apply("max_axis", _flat(self, axis))
+
+    def softmax(self) -> Node:
+        """Softmax over the children of each vertex (edge values), else over the last axis."""
+        if self.type.domain.base != "edge":
+            shifted = apply("exp", self - apply("keep_axis", self.max(-1)))
+            return shifted / apply("keep_axis", shifted.sum(-1))
+        weight = apply("exp", self - self.max())
+        return weight / weight.sum()
+
+
+def _flat(x: Node, axis: int | None) -> Node:
+    if axis is not None:
+        raise ShapeError(
+            f"axis {axis} of a value of shape {list(x.shape)} cannot be reduced",
+            where=user_line(),
+            hint="reduce the last axis with axis=-1, or all of them without axis",
+        )
+    return x if len(x.shape) == 1 else apply("reshape", x, shape=(x.type.width,))
+
+
+def apply(name: str, /, *inputs: Any, **attrs: Any) -> Node:
+    """Applies the operator ``name``; numbers become constants.
+
+    Raises ShapeError or TraceError with the equation and the user's line.
+    """
+    op = REGISTRY[name]
+    nodes = tuple(as_node(x) for x in inputs)
+    try:
+        tensor_type = op.infer([n.type for n in nodes], attrs)
+    except ValueError as error:
+        equation = " , ".join(str(n.type) for n in nodes)
+        raise ShapeError(f"[{name}] {error}: {equation}", where=user_line()) from None
+    return make(op, nodes, attrs, tensor_type)
+
+
+def make(
+    op: Op,
+    inputs: tuple[Node, ...],
+    attrs: dict[str, Any],
+    tensor_type: TensorType,
+    where: str | None = None,
+) -> Node:
+    """The interned node; no inference."""
+    key = (op.name, inputs, tuple(sorted(attrs.items(), key=lambda kv: kv[0])), tensor_type)
+    found = _interned.get(key)
+    if found is not None:
+        return found
+    node = Node.__new__(Node)
+    node.op, node.inputs, node.attrs, node.type = op, inputs, key[2], tensor_type
+    node.where = user_line() if where is None else where
+    node.serial = next(_serial)
+    _interned[key] = node
+    return node
+
+
+def as_node(value: Any) -> Node:
+    """A Node as it is; a Python or NumPy number as a constant.
+
+    Raises TraceError for anything else.
+    """
+    if isinstance(value, Node):
+        return value
+    as_value = getattr(value, "as_node", None)
+    if as_value is not None:
+        return as_value()  # type: ignore[no-any-return]
+    if isinstance(value, (int, float, np.integer, np.floating)):
+        return constant(float(value))
+    raise TraceError(
+        f"a {type(value).__name__} cannot take part in a vertex function: {value!r:.60}",
+        where=user_line(),
+        hint="use numbers, parameters, features and what operators return",
+    )
+
+
+def constant(value: float, shape: tuple[int, ...] = ()) -> Node:
+    """The same number everywhere; shape is that of a row."""
+    return make(REGISTRY["constant"], (), {"value": value}, TensorType("f32", shape, ONE))
+
+
+defop(
+    "constant",
+    infer=lambda types, attrs: TensorType("f32", (), ONE),
+    evaluate=lambda node: np.full(node.shape, node.attr("value")),
+    expr=lambda e, *, value: e.constant(value),
+    cost=0,
+)

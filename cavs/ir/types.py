@@ -1,0 +1,86 @@
+"""Types of values: dtype, per-row shape and domain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+FLOAT = "f32"  # the floating type of the session: float32, or float64 for checks
+INT = "i32"
+
+_RANK = {"one": 0, "graph": 1, "vertex": 2, "edge": 3}
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What a row of a value is: one row in all, or one a graph, a vertex, an edge.
+
+    ``kind`` restricts vertices (or the edges below them) to those specialised alike; None is all.
+    """
+
+    base: str
+    kind: int | None = None
+
+    @property
+    def rank(self) -> int:
+        """Order of broadcasting: one < graph < vertex < edge."""
+        return _RANK[self.base]
+
+    @property
+    def by_structure(self) -> bool:
+        """True for vertices and edges, whose rows the schedule orders."""
+        return self.base in ("vertex", "edge")
+
+    def of_kind(self, kind: int | None) -> Domain:
+        """The same base restricted to ``kind``."""
+        return replace(self, kind=kind) if self.by_structure else self
+
+    def __str__(self) -> str:
+        return self.base if self.kind is None else f"{self.base}.{self.kind}"
+
+
+ONE, GRAPH, VERTEX, EDGE = Domain("one"), Domain("graph"), Domain("vertex"), Domain("edge")
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """dtype, shape of one row, and domain of a value."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    domain: Domain
+
+    @property
+    def width(self) -> int:
+        """Elements a row."""
+        n = 1
+        for s in self.shape:
+            n *= s
+        return n
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]@{self.domain}"
+
+
+def join_domains(domains: list[Domain]) -> Domain:
+    """The domain that all ``domains`` broadcast to.
+
+    Raises ValueError when two kinds of vertices meet.
+    """
+    top = max(domains, key=lambda d: d.rank)
+    kinds = {d.kind for d in domains if d.kind is not None}
+    if len(kinds) > 1:
+        raise ValueError(f"values of vertex kinds {sorted(kinds)} meet")
+    return top.of_kind(kinds.pop()) if kinds else top
+
+
+def broadcast_shapes(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """NumPy's rule on per-row shapes; ValueError names the two sizes that differ."""
+    rank = max(len(s) for s in shapes)
+    result = [1] * rank
+    for shape in shapes:
+        for i, size in enumerate(reversed(shape), 1):
+            if size != 1:
+                if result[-i] not in (1, size):
+                    raise ValueError(f"{result[-i]} != {size}")
+                result[-i] = size
+    return tuple(result)

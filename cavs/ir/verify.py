@@ -1,0 +1,45 @@
+"""Checks that every graph a pass returns is well formed."""
+
+from __future__ import annotations
+
+from cavs.errors import CompileError
+from cavs.ir.graph import Graph
+from cavs.ir.node import REGISTRY, BatchRule, Node
+from cavs.ir.printer import number, print_node
+
+
+def _fail(graph: Graph, node: Node, stage: str, reason: str) -> None:
+    names = number(graph)
+    raise CompileError(
+        f"after pass {stage}: {reason}\n  in {print_node(node, names)}", where=node.where
+    )
+
+
+def verify(graph: Graph, stage: str) -> Graph:
+    """Returns ``graph`` unchanged or raises CompileError with the equation and the user's line."""
+    for node in graph.nodes():
+        if REGISTRY.get(node.op.name) is not node.op:
+            _fail(graph, node, stage, f"unknown operator {node.op.name}")
+        attrs = dict(node.attrs)
+        try:
+            inferred = node.op.infer([x.type for x in node.inputs], attrs)
+        except ValueError as error:
+            _fail(graph, node, stage, str(error))
+        if node.op.name != "constant" and inferred != node.type:
+            _fail(graph, node, stage, f"type {node.type}, inferred {inferred}")
+        if node.op.rule is BatchRule.ROWWISE and any(
+            x.type.domain.rank > node.type.domain.rank for x in node.inputs
+        ):
+            _fail(graph, node, stage, "a rowwise operator reads rows finer than its own")
+        if node.op.name in ("gather", "gather_grad"):
+            slot = attrs["slot"]
+            if slot not in graph.slots:
+                _fail(graph, node, stage, f"slot {slot} has no value")
+            if slot.backward is not (node.op.name == "gather_grad"):
+                _fail(graph, node, stage, f"slot {slot} is read in the wrong direction")
+    for slot, source in graph.slots.items():
+        if source.shape != slot.shape:
+            _fail(graph, source, stage, f"slot {slot} holds {slot.shape}")
+        if source.type.domain.base != ("edge" if slot.backward else "vertex"):
+            _fail(graph, source, stage, f"slot {slot} is fed by {source.type.domain} rows")
+    return graph

@@ -1,0 +1,71 @@
+"""Layers around vertex functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cavs import ops
+from cavs.frontend.parameter import Initializer, Module, Parameter
+from cavs.ir import Node, apply, as_node
+from cavs.ops.leaves import lookup
+
+
+class Embedding(Module):
+    """A table of ``num_rows`` x ``width``; an index of -1 gives zeros.
+
+    Its gradient is sparse: only rows a batch looks up are updated.
+    """
+
+    def __init__(self, num_rows: int, width: int, init: Initializer = "uniform") -> None:
+        self.weight = Parameter((num_rows, width), init=init, sparse=True)
+
+    def __call__(self, index: Any) -> Node:
+        """index: integers of any domain; returns rows (width,)."""
+        return lookup(self.weight, index)
+
+
+class Linear(Module):
+    """x @ W + b, W of shape (in_size, out_size)."""
+
+    def __init__(self, in_size: int, out_size: int, bias: bool = True) -> None:
+        limit = 1.0 / math.sqrt(in_size)
+        self.weight = Parameter(
+            (in_size, out_size), init=lambda rng, shape: rng.uniform(-limit, limit, shape)
+        )
+        self.bias = Parameter((out_size,), init="zeros") if bias else None
+
+    def __call__(self, x: Any) -> Node:
+        """x: rows (in_size,); returns rows (out_size,)."""
+        y = as_node(x) @ self.weight
+        return y if self.bias is None else y + self.bias
+
+
+class LayerNorm(Module):
+    """Zero mean and unit variance over the last axis, then scale and shift (Ba et al. 2016)."""
+
+    def __init__(self, size: int, eps: float = 1e-5) -> None:
+        self.scale = Parameter((size,), init="ones")
+        self.shift = Parameter((size,), init="zeros")
+        self.eps = eps
+
+    def __call__(self, x: Any) -> Node:
+        """x: rows (size,); returns rows (size,)."""
+        x = as_node(x)
+        centred = x - apply("keep_axis", x.mean(-1))
+        variance = (centred * centred).mean(-1)
+        return centred / apply("keep_axis", ops.sqrt(variance + self.eps)) * self.scale + self.shift
+
+
+class Dropout(Module):
+    """Zeroes elements with probability ``rate`` in training."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, x: Any) -> Node:
+        """x of any shape; returns the same shape."""
+        return ops.dropout(x, self.rate)
+
+
+__all__ = ["Dropout", "Embedding", "LayerNorm", "Linear"]

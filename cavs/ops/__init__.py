@@ -1,0 +1,54 @@
+"""The operators. Importing a family registers it; each operator is defined in one place."""
+
+from cavs.ops.elementwise import (
+    absolute,
+    exp,
+    gelu,
+    log,
+    maximum,
+    minimum,
+    relu,
+    sigmoid,
+    silu,
+    softplus,
+    sqrt,
+    square,
+    tanh,
+    where,
+)
+from cavs.ops.graph import sum_graph
+from cavs.ops.leaves import lookup
+from cavs.ops.linalg import bilinear, matmul
+from cavs.ops.loss import cross_entropy, mean_squared_error
+from cavs.ops.random import dropout
+from cavs.ops.reduce import log_softmax, softmax
+from cavs.ops.shape import concat, reshape, split
+
+__all__ = [
+    "absolute",
+    "bilinear",
+    "concat",
+    "cross_entropy",
+    "dropout",
+    "exp",
+    "gelu",
+    "log",
+    "log_softmax",
+    "lookup",
+    "matmul",
+    "maximum",
+    "mean_squared_error",
+    "minimum",
+    "relu",
+    "reshape",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "split",
+    "sqrt",
+    "square",
+    "sum_graph",
+    "tanh",
+    "where",
+]

@@ -1,0 +1,169 @@
+"""Elementwise operators.
+
+One ``expr`` an operator gives the NumPy reference, the CPU kernel and the CUDA text: it is called
+with ``e`` (see cavs.ops.expression) and symbolic or NumPy operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cavs.ir import FLOAT, Node, TensorType, apply, broadcast_shapes, constant, defop, join_domains
+from cavs.ops.expression import NumpyExpression
+
+CHEAP, COSTLY = 1, 10
+
+
+def broadcast_type(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    """All operands floats, broadcast over rows and inside them."""
+    for t in types:
+        if t.dtype != FLOAT:
+            raise ValueError(f"needs floats, not {t.dtype}")
+    shape = broadcast_shapes([t.shape for t in types])
+    return TensorType(FLOAT, shape, join_domains([t.domain for t in types]))
+
+
+def elementwise(
+    name: str,
+    expr: Callable[..., Any],
+    vjp: Callable[[Node, Node], Sequence[Node | None]] | None,
+    cost: int = CHEAP,
+) -> None:
+    """Defines an elementwise operator ``name``."""
+
+    def evaluate(node: Node, *rows: Any) -> Any:
+        return expr(NumpyExpression, *rows, **dict(node.attrs))
+
+    defop(name, infer=broadcast_type, vjp=vjp, evaluate=evaluate, expr=expr, cost=cost)
+
+
+elementwise("add", lambda e, a, b: a + b, lambda n, d: (d, d))
+elementwise("sub", lambda e, a, b: a - b, lambda n, d: (d, -d))
+elementwise("mul", lambda e, a, b: a * b, lambda n, d: (d * n.inputs[1], d * n.inputs[0]))
+elementwise(
+    "div",
+    lambda e, a, b: a / b,
+    lambda n, d: (d / n.inputs[1], -(d * n / n.inputs[1])),
+    cost=3,
+)
+elementwise("neg", lambda e, a: -a, lambda n, d: (-d,))
+elementwise(
+    "maximum",
+    lambda e, a, b: e.maximum(a, b),
+    lambda n, d: (d * (n.inputs[0] >= n.inputs[1]), d * (n.inputs[1] > n.inputs[0])),
+)
+elementwise(
+    "minimum",
+    lambda e, a, b: e.minimum(a, b),
+    lambda n, d: (d * (n.inputs[1] >= n.inputs[0]), d * (n.inputs[0] > n.inputs[1])),
+)
+elementwise("greater", lambda e, a, b: e.greater(a, b), lambda n, d: (None, None))
+elementwise("greater_equal", lambda e, a, b: e.greater_equal(a, b), lambda n, d: (None, None))
+elementwise("equal", lambda e, a, b: e.equal(a, b), lambda n, d: (None, None))
+elementwise(
+    "where",
+    lambda e, c, a, b: e.select(c, a, b),
+    lambda n, d: (None, where(n.inputs[0], d, 0.0), where(n.inputs[0], 0.0, d)),
+)
+elementwise("exp", lambda e, a: e.exp(a), lambda n, d: (d * n,), COSTLY)
+elementwise("log", lambda e, a: e.log(a), lambda n, d: (d / n.inputs[0],), COSTLY)
+elementwise("tanh", lambda e, a: e.tanh(a), lambda n, d: (d * (1.0 - n * n),), COSTLY)
+elementwise("sigmoid", lambda e, a: e.sigmoid(a), lambda n, d: (d * (n * (1.0 - n)),), COSTLY)
+elementwise("sqrt", lambda e, a: e.sqrt(a), lambda n, d: (d * (0.5 / n),), 5)
+elementwise("abs", lambda e, a: e.absolute(a), lambda n, d: (where(n.inputs[0] >= 0.0, d, -d),))
+elementwise("relu", lambda e, a: e.maximum(a, e.constant(0.0)), lambda n, d: (where(n > 0.0, d, 0.0),))
+
+
+# Copies whose type is given: rows or elements are repeated to fill it.
+def _broadcast_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    domain = join_domains([types[0].domain, attrs["domain"]])
+    if domain.rank != attrs["domain"].rank:
+        raise ValueError(f"{types[0].domain} does not broadcast to {attrs['domain']}")
+    shape = broadcast_shapes([types[0].shape, attrs["shape"]])
+    return TensorType(FLOAT, shape, domain)
+
+
+def _broadcast_evaluate(node: Node, a: Any) -> Any:
+    return a + 0.0 * NumpyExpression.zeros(node.shape)
+
+
+defop(
+    "broadcast",
+    infer=_broadcast_infer,
+    vjp=lambda n, d: (d,),
+    evaluate=_broadcast_evaluate,
+    expr=lambda e, a, **attrs: a,
+    cost=0,
+)
+
+
+def exp(x: Any) -> Node:
+    """e to the power of each element."""
+    return apply("exp", x)
+
+
+def log(x: Any) -> Node:
+    """Natural logarithm of each element."""
+    return apply("log", x)
+
+
+def tanh(x: Any) -> Node:
+    """Hyperbolic tangent of each element."""
+    return apply("tanh", x)
+
+
+def sigmoid(x: Any) -> Node:
+    """1 / (1 + exp(-x)) of each element."""
+    return apply("sigmoid", x)
+
+
+def relu(x: Any) -> Node:
+    """max(x, 0) of each element; its derivative at 0 is 0."""
+    return apply("relu", x)
+
+
+def sqrt(x: Any) -> Node:
+    """Square root of each element."""
+    return apply("sqrt", x)
+
+
+def square(x: Any) -> Node:
+    """x * x of each element."""
+    return apply("mul", x, x)
+
+
+def absolute(x: Any) -> Node:
+    """Magnitude of each element."""
+    return apply("abs", x)
+
+
+def maximum(a: Any, b: Any) -> Node:
+    """The larger of two elements; ties give the gradient to the first."""
+    return apply("maximum", a, b)
+
+
+def minimum(a: Any, b: Any) -> Node:
+    """The smaller of two elements; ties give the gradient to the first."""
+    return apply("minimum", a, b)
+
+
+def where(condition: Any, a: Any, b: Any) -> Node:
+    """``a`` where the condition is not 0, else ``b``."""
+    return apply("where", condition, a, b)
+
+
+def softplus(x: Any) -> Node:
+    """log(1 + exp(x)), written so that it does not overflow."""
+    return maximum(x, 0.0) + log(1.0 + exp(-absolute(x)))
+
+
+def silu(x: Any) -> Node:
+    """x * sigmoid(x) (Swish)."""
+    return apply("mul", x, sigmoid(x))
+
+
+def gelu(x: Any) -> Node:
+    """The tanh form of GELU (Hendrycks and Gimpel 2016)."""
+    x = x + constant(0.0) if not isinstance(x, Node) else x
+    return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))

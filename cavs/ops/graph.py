@@ -1,0 +1,101 @@
+"""Operators that read rows through the structure: the paper's primitives and their adjoints.
+
+The gradient of gather is scatter and the reverse; the interpreter and the lowering give them their
+meaning (rule GRAPH), so they have no one-row reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cavs.errors import TraceError, user_line
+from cavs.ir import EDGE, FLOAT, GRAPH, VERTEX, BatchRule, Node, TensorType, apply, as_node, defop
+
+
+def _edge_to_vertex(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    (t,) = types
+    if t.domain.base != "edge":
+        raise ValueError("needs a value of every child, as v.gather() gives")
+    return TensorType(FLOAT, t.shape, VERTEX.of_kind(t.domain.kind))
+
+
+def _domain_attr(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    return TensorType(FLOAT, attrs["slot"].shape, attrs["domain"])
+
+
+# gather: the scattered value of the child of each edge. Cotangents go to the slot (differentiate).
+defop("gather", infer=_domain_attr, rule=BatchRule.GRAPH)
+# gather_grad: the sum of a backward slot over the edges that leave each vertex.
+defop("gather_grad", infer=_domain_attr, rule=BatchRule.GRAPH)
+defop(
+    "sum_children",
+    infer=_edge_to_vertex,
+    vjp=lambda n, d: (d,),
+    rule=BatchRule.GRAPH,
+)
+
+
+def _max_vjp(n: Node, d: Node) -> list[Node]:
+    hit = apply("equal", n.inputs[0], n)
+    return [hit * (d / apply("maximum", apply("sum_children", hit), 1.0))]
+
+
+defop("max_children", infer=_edge_to_vertex, vjp=_max_vjp, rule=BatchRule.GRAPH)
+# The value at the edge to the k-th child, zeros where there is none; and the reverse.
+defop(
+    "nth_child",
+    infer=_edge_to_vertex,
+    vjp=lambda n, d: (apply("to_nth_child", d, k=n.attr("k")),),
+    rule=BatchRule.GRAPH,
+)
+defop(
+    "to_nth_child",
+    infer=lambda types, attrs: TensorType(
+        FLOAT, types[0].shape, EDGE.of_kind(types[0].domain.kind)
+    ),
+    vjp=lambda n, d: (apply("nth_child", d, k=n.attr("k")),),
+    rule=BatchRule.GRAPH,
+)
+defop(
+    "num_children",
+    infer=lambda types, attrs: TensorType(FLOAT, (), attrs.get("domain", VERTEX)),
+    rule=BatchRule.GRAPH,
+)
+
+
+def _graph_sum_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    if types[0].domain != VERTEX:
+        raise ValueError("needs a value of every vertex")
+    return TensorType(FLOAT, types[0].shape, GRAPH)
+
+
+defop(
+    "sum_vertices",
+    infer=_graph_sum_infer,
+    vjp=lambda n, d: (d,),
+    rule=BatchRule.GRAPH,
+)
+# What the outside sees of a structure, and what the structure sees of the outside: the borders
+# where specialisation by kind of vertex stops and starts.
+defop(
+    "push",
+    infer=lambda types, attrs: types[0],
+    vjp=lambda n, d: (d,),
+    evaluate=lambda n, x: x,
+    cost=0,
+)
+# One value from the values of each kind of vertex; rows of a kind come from its input.
+defop(
+    "merge",
+    infer=lambda types, attrs: TensorType(FLOAT, attrs["shape"], attrs["domain"]),
+    rule=BatchRule.GRAPH,
+)
+
+
+def sum_graph(value: Any) -> Node:
+    """The sum over the vertices of each graph: vertex rows to one row a graph."""
+    x = as_node(value)
+    if x.type.domain.base != "vertex":
+        raise TraceError(f"[sum_graph] needs vertex values: {x.type}", where=user_line())
+    return apply("sum_vertices", x)

@@ -1,0 +1,97 @@
+"""Matrix products, the only operators with a floor of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cavs.errors import ShapeError, user_line
+from cavs.ir import FLOAT, ONE, BatchRule, Node, TensorType, apply, as_node, defop
+
+
+def _matmul_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    x, w = types
+    if w.domain != ONE or len(w.shape) != 2:
+        raise ValueError("the right side must be a parameter matrix")
+    if len(x.shape) != 1:
+        raise ValueError("the left side must have one axis a row")
+    if x.dtype != FLOAT or w.dtype != FLOAT:
+        raise ValueError("both sides must be floats")
+    if x.shape[0] != w.shape[0]:
+        raise ValueError(f"inner sizes differ ({x.shape[0]} != {w.shape[0]})")
+    return TensorType(FLOAT, (w.shape[1],), x.domain)
+
+
+defop(
+    "matmul",
+    infer=_matmul_infer,
+    vjp=lambda n, d: (
+        apply("matmul", d, transpose(n.inputs[1])),
+        apply("matmul_tn", n.inputs[0], d),
+    ),
+    evaluate=lambda n, x, w: x @ w,
+    cost=100,
+)
+
+
+def _matmul_tn_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    return TensorType(FLOAT, (types[0].shape[0], types[1].shape[0]), ONE)
+
+
+# The gradient of a parameter matrix: sum over all rows of the outer products.
+defop(
+    "matmul_tn",
+    infer=_matmul_tn_infer,
+    evaluate=lambda n, x, y: np.outer(x, y),
+    rule=BatchRule.REDUCE,
+    cost=100,
+)
+
+
+def _transpose_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    (w,) = types
+    if w.domain != ONE or len(w.shape) != 2:
+        raise ValueError("only a parameter matrix can be transposed")
+    return TensorType(FLOAT, (w.shape[1], w.shape[0]), ONE)
+
+
+defop(
+    "transpose",
+    infer=_transpose_infer,
+    vjp=lambda n, d: (transpose(d),),
+    evaluate=lambda n, w: w.T,
+    cost=0,
+)
+
+
+def transpose(w: Node) -> Node:
+    """W^T of a parameter matrix or its gradient; undoes itself."""
+    if w.op.name == "transpose":
+        return w.inputs[0]
+    if w.op.name == "matmul_tn":
+        return apply("matmul_tn", w.inputs[1], w.inputs[0])
+    return apply("transpose", w)
+
+
+def matmul(x: Any, w: Any) -> Node:
+    """x @ W: rows of shape (k,) times a parameter of shape (k, n)."""
+    return apply("matmul", x, w)
+
+
+def bilinear(x: Any, v: Any, y: Any) -> Node:
+    """The tensor product x^T V_k y for each k (Socher et al. 2013).
+
+    x: rows (a,); V: parameter (a, c * b), V_k its columns [k * b, (k + 1) * b); y: rows (b,).
+    Returns rows (c,).
+    """
+    x, y = as_node(x), as_node(y)
+    t = matmul(x, v)
+    b = y.shape[-1]
+    if t.type.width % b:
+        raise ShapeError(
+            f"[bilinear] {t.type.width} columns of V are no multiple of {b} elements of y",
+            where=user_line(),
+        )
+    return (apply("reshape", t, shape=(t.type.width // b, b)) * y).sum(-1)

@@ -1,0 +1,82 @@
+"""Losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cavs.ir import FLOAT, INT, ONE, BatchRule, Node, TensorType, apply, as_node, defop
+
+
+def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    logits, label = types
+    if logits.dtype != FLOAT or len(logits.shape) != 1:
+        raise ValueError("logits must be rows of floats (classes,)")
+    if label.dtype != INT or label.shape:
+        raise ValueError("labels must be one integer a row")
+    if label.domain.base != logits.domain.base:
+        raise ValueError(f"labels of every {label.domain}, logits of every {logits.domain}")
+    return TensorType(FLOAT, (), logits.domain)
+
+
+def _log_softmax(x: Any) -> Any:
+    shifted = x - np.max(x)
+    return shifted - np.log(np.sum(np.exp(shifted)))
+
+
+def _grad_evaluate(node: Node, x: Any, label: Any) -> Any:
+    if label < 0:
+        return np.zeros_like(x)
+    result = np.exp(_log_softmax(x))
+    result[int(label)] -= 1
+    return result
+
+
+# -log softmax(logits)[label] of each row; 0 where the label is absent (-1).
+defop(
+    "cross_entropy_rows",
+    infer=_rows_infer,
+    vjp=lambda n, d: (apply("cross_entropy_grad", *n.inputs) * apply("keep_axis", d), None),
+    evaluate=lambda n, x, label: -_log_softmax(x)[int(label)] if label >= 0 else 0.0,
+    cost=100,
+)
+defop(
+    "cross_entropy_grad",
+    infer=lambda types, attrs: TensorType(FLOAT, types[0].shape, types[0].domain),
+    evaluate=_grad_evaluate,
+    cost=100,
+)
+# How many values of an integer feature are present (>= 0).
+defop(
+    "count_present",
+    infer=lambda types, attrs: TensorType(FLOAT, (), ONE),
+    vjp=lambda n, d: (None,),
+    evaluate=lambda n, index: float(index >= 0),
+    rule=BatchRule.REDUCE,
+)
+
+
+def cross_entropy(logits: Any, label: Any, reduction: str = "mean") -> Node:
+    """Cross entropy of rows of logits (classes,) against integer labels; -1 is no label.
+
+    reduction: "mean" over the labelled rows, "sum" over them, or "none" (one number a row).
+    """
+    rows = apply("cross_entropy_rows", logits, label)
+    if reduction == "none":
+        return rows
+    total = apply("sum_rows", rows)
+    if reduction == "sum":
+        return total
+    return total / apply("maximum", apply("count_present", label), 1.0)
+
+
+def mean_squared_error(prediction: Any, target: Any) -> Node:
+    """Sum over rows of the squared differences, divided by the number of elements."""
+    difference = as_node(prediction) - as_node(target)
+    squared = difference * difference
+    count = apply("sum_rows", apply("broadcast", 1.0, shape=squared.shape, domain=squared.type.domain))
+    total = apply("sum_rows", squared)
+    flat = [x.sum() if x.shape else x for x in (total, count)]
+    return flat[0] / apply("maximum", flat[1], 1.0)

@@ -1,0 +1,33 @@
+"""Counter-based random numbers: the same on every device, thread count and schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cavs.errors import ConfigError, user_line
+from cavs.ir import FLOAT, Node, TensorType, apply, as_node, defop
+from cavs.ops.elementwise import where
+from cavs.ir.trace import current_trace
+
+# Uniform numbers in [0, 1): a function of (seed, step, stream, vertex or edge, column).
+defop(
+    "uniform",
+    infer=lambda types, attrs: TensorType(FLOAT, attrs["shape"], attrs["domain"]),
+    expr=lambda e, *, stream, shape, domain: e.uniform(stream),
+    cost=2,
+)
+
+
+def dropout(value: Any, rate: float) -> Node:
+    """Zeroes elements with probability ``rate`` and scales the rest by 1 / (1 - rate).
+
+    The identity outside training.
+    """
+    x = as_node(value)
+    if not 0 <= rate < 1:
+        raise ConfigError(f"dropout rate {rate}", where=user_line(), hint="choose 0 <= rate < 1")
+    trace = current_trace()
+    if rate == 0 or not trace.training:
+        return x
+    u = apply("uniform", stream=trace.next_stream(), shape=x.shape, domain=x.type.domain)
+    return where(u >= rate, x * (1 / (1 - rate)), 0.0)

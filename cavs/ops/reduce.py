@@ -1,0 +1,62 @@
+"""Reductions inside a row and over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cavs.ir import FLOAT, ONE, BatchRule, Node, TensorType, apply, as_node, defop
+
+
+def _last_axis(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    (t,) = types
+    if not t.shape or t.dtype != FLOAT:
+        raise ValueError("needs floats with at least one axis")
+    return TensorType(FLOAT, t.shape[:-1], t.domain)
+
+
+defop(
+    "sum_axis",
+    infer=_last_axis,
+    vjp=lambda n, d: (apply("keep_axis", d),),
+    evaluate=lambda n, x: np.sum(x, -1),
+    cost=2,
+)
+
+
+def _max_vjp(n: Node, d: Node) -> list[Node]:
+    hit = apply("equal", n.inputs[0], apply("keep_axis", n))
+    return [hit * apply("keep_axis", d / hit.sum(-1))]
+
+
+defop(
+    "max_axis",
+    infer=_last_axis,
+    vjp=_max_vjp,
+    evaluate=lambda n, x: np.max(x, -1),
+    cost=2,
+)
+# The sum over all rows of a domain: losses, and gradients of what is broadcast to rows.
+defop(
+    "sum_rows",
+    infer=lambda types, attrs: TensorType(FLOAT, types[0].shape, ONE),
+    vjp=lambda n, d: (d,),
+    evaluate=lambda n, x: x,
+    rule=BatchRule.REDUCE,
+)
+
+
+def softmax(x: Any) -> Node:
+    """exp(x) normalised over the last axis."""
+    x = as_node(x)
+    weight = apply("exp", x - apply("keep_axis", x.max(-1)))
+    return weight / apply("keep_axis", weight.sum(-1))
+
+
+def log_softmax(x: Any) -> Node:
+    """log(softmax(x)) over the last axis, without overflow."""
+    x = as_node(x)
+    shifted = x - apply("keep_axis", x.max(-1))
+    return shifted - apply("keep_axis", apply("log", apply("exp", shifted).sum(-1)))

@@ -1,0 +1,130 @@
+"""Operators that move elements inside a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cavs.errors import ShapeError, user_line
+from cavs.ir import FLOAT, Node, TensorType, apply, as_node, defop, join_domains
+
+
+def _slice_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    (t,) = types
+    size = t.shape[-1] if t.shape else 0
+    start, stop = attrs["start"], attrs["stop"]
+    if not 0 <= start < stop <= size:
+        raise ValueError(f"slice {start}:{stop} of {size} elements")
+    return TensorType(t.dtype, (*t.shape[:-1], stop - start), t.domain)
+
+
+defop(
+    "slice",
+    infer=_slice_infer,
+    vjp=lambda n, d: (
+        apply("pad", d, start=n.attr("start"), size=n.inputs[0].shape[-1]),
+    ),
+    evaluate=lambda n, x: x[..., n.attr("start") : n.attr("stop")],
+    cost=0,
+)
+
+
+def _pad_evaluate(node: Node, x: Any) -> Any:
+    result = np.zeros(node.shape, dtype=x.dtype)
+    result[..., node.attr("start") : node.attr("start") + x.shape[-1]] = x
+    return result
+
+
+# The transpose of slice: zeros around the input on the last axis.
+defop(
+    "pad",
+    infer=lambda types, attrs: TensorType(
+        FLOAT, (*types[0].shape[:-1], attrs["size"]), types[0].domain
+    ),
+    vjp=lambda n, d: (
+        d[n.attr("start") : n.attr("start") + n.inputs[0].shape[-1]],
+    ),
+    evaluate=_pad_evaluate,
+    cost=0,
+)
+
+
+def _concat_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    if any(not t.shape for t in types):
+        raise ValueError("scalars cannot be concatenated; reshape them to (1,)")
+    axis = attrs["axis"]
+    heads = {(*t.shape[:-2], t.shape[-1]) if axis == -2 else t.shape[:-1] for t in types}
+    if len(heads) > 1:
+        raise ValueError("sizes differ outside the concatenated axis")
+    total = sum(t.shape[axis] for t in types)
+    first = types[0].shape
+    shape = (*first[:-1], total) if axis == -1 else (*first[:-2], total, first[-1])
+    return TensorType(FLOAT, shape, join_domains([t.domain for t in types]))
+
+
+def _concat_vjp(node: Node, d: Node) -> list[Node]:
+    if node.attr("axis") != -1:
+        raise ShapeError("the gradient of a concatenation of rows is not defined")
+    result, start = [], 0
+    for x in node.inputs:
+        result.append(d[start : start + x.shape[-1]])
+        start += x.shape[-1]
+    return result
+
+
+defop(
+    "concat",
+    infer=_concat_infer,
+    vjp=_concat_vjp,
+    evaluate=lambda n, *xs: np.concatenate(xs, n.attr("axis")),
+    cost=0,
+)
+
+
+def _reshape_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    result = TensorType(types[0].dtype, attrs["shape"], types[0].domain)
+    if result.width != types[0].width:
+        raise ValueError(f"{types[0].width} elements do not fill {list(attrs['shape'])}")
+    return result
+
+
+defop(
+    "reshape",
+    infer=_reshape_infer,
+    vjp=lambda n, d: (apply("reshape", d, shape=n.inputs[0].shape),),
+    evaluate=lambda n, x: np.reshape(x, n.shape),
+    cost=0,
+)
+# (...,) -> (..., 1), so that a reduced axis broadcasts again.
+defop(
+    "keep_axis",
+    infer=lambda types, attrs: TensorType(types[0].dtype, (*types[0].shape, 1), types[0].domain),
+    vjp=lambda n, d: (apply("reshape", d, shape=n.inputs[0].shape),),
+    evaluate=lambda n, x: np.reshape(x, n.shape),
+    cost=0,
+)
+
+
+def concat(values: Sequence[Any]) -> Node:
+    """Joins rows on their last axis: shapes (..., a), (..., b) give (..., a + b)."""
+    nodes = [as_node(v) for v in values]
+    if not nodes:
+        raise ShapeError("concat of no values", where=user_line(), hint="pass at least one value")
+    return nodes[0] if len(nodes) == 1 else apply("concat", *nodes, axis=-1)
+
+
+def split(value: Any, n: int) -> list[Node]:
+    """Cuts the last axis into ``n`` equal parts."""
+    x = as_node(value)
+    size = x.shape[-1] if x.shape else 0
+    if n < 1 or size == 0 or size % n:
+        raise ShapeError(f"[split] {size} elements do not divide by {n}: {x.type}", where=user_line())
+    step = size // n
+    return [x[i * step : (i + 1) * step] for i in range(n)]
+
+
+def reshape(value: Any, shape: Sequence[int]) -> Node:
+    """The same elements of a row in another shape (row-major)."""
+    return apply("reshape", value, shape=tuple(int(s) for s in shape))

@@ -1,0 +1,227 @@
+"""How a value that needs no computation of its own is read out of one that is stored (pass 6).
+
+Slices, gathers, lookups and sums over children are row maps and column offsets on a buffer, so they
+cost no pass over memory: the kernel that needs them reads through the map. ``insert_copies`` puts a
+copy where two maps would have to be composed that cannot be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from cavs.ir import INT, BatchRule, Graph, Node, apply, rebuild, rewrite
+
+# Row maps that stay inside a chunk of rows (a vertex range and its edges).
+LOCAL_ARRAYS = frozenset({"none", "parent", "edges", "nth_edge", "parent_if_nth"})
+
+_VIEWS = frozenset(
+    "slice reshape keep_axis push concat gather gather_grad nth_child sum_children to_nth_child num_children lookup"
+    " feature parameter merge count_present constant sum_vertices".split()
+)
+_LEAVES = frozenset("parameter feature num_children count_present constant".split())
+
+_COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
+    ("sum_children", "none"): ("segment_sum", "edges"),
+    ("sum_children", "child"): ("segment_sum", "children"),
+    ("max_children", "none"): ("segment_sum", "edges"),
+    ("max_children", "child"): ("segment_sum", "children"),
+    ("nth_child", "none"): ("index", "nth_edge"),
+    ("nth_child", "child"): ("index", "nth_child"),
+    ("to_nth_child", "none"): ("index", "parent_if_nth"),
+    ("sum_vertices", "none"): ("segment_sum", "graph_rows"),
+}
+_ACROSS = {("vertex", "edge"): "parent", ("graph", "vertex"): "graph_of"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Columns [column, column + width) of what ``source`` stores, rows by ``map`` and ``array``.
+
+    source is a computed node, or a leaf: parameter, feature, merge, num_children, count_present.
+    """
+
+    source: Node
+    column: int
+    width: int
+    map: str = "self"
+    array: str = "none"
+    argument: int | str = 0
+
+
+class NoAccessError(Exception):
+    """``node`` must be stored before it can be read that way."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.node = node
+
+
+def is_view(node: Node) -> bool:
+    """True where reading needs no kernel before it."""
+    if node.op.name in ("slice", "concat"):
+        return len(node.shape) == 1 and not (node.op.name == "concat" and node.attr("axis") != -1)
+    return node.op.name in _VIEWS
+
+
+def is_leaf(node: Node) -> bool:
+    """True for what is there before anything is computed."""
+    return node.op.name in _LEAVES
+
+
+class Accesses:
+    """Resolves the nodes of one graph to pieces."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._memo: dict[Node, list[Piece]] = {}
+
+    def pieces(self, node: Node) -> list[Piece]:
+        """The stored columns that make a row of ``node``, left to right, over its own domain."""
+        found = self._memo.get(node)
+        if found is None:
+            found = self._memo[node] = self._resolve(node)
+        return found
+
+    def _resolve(self, node: Node) -> list[Piece]:
+        name, width = node.op.name, node.type.width
+        if not is_view(node) or name == "merge":
+            return [Piece(node, 0, width)]
+        if name in ("parameter", "count_present", "constant"):
+            return [Piece(node, 0, width, "one")]
+        if name == "feature":
+            array = {"vertex": "order", "edge": "edge_order"}.get(node.type.domain.base, "none")
+            return [Piece(node, 0, width, "self" if array == "none" else "index", array)]
+        if name == "num_children":
+            return [Piece(node, 0, 1, "segment_sum", "edges")]
+        if name in ("gather", "gather_grad"):
+            source = self.graph.slots[node.attr("slot")]
+            row_map, array = ("index", "child") if name == "gather" else ("segment_sum", "out")
+            return [Piece(source, 0, width, row_map, array)]
+        if name == "lookup":
+            table, index = node.inputs
+            return [Piece(table, 0, width, "index", "index_feature", index.attr("name"))]
+        if name == "concat":
+            return [p for x in node.inputs for p in self.at(x, node)]
+        if name == "slice":
+            return _columns(self.pieces(node.inputs[0]), node.attr("start"), node.attr("stop"))
+        if name in ("reshape", "keep_axis", "push"):
+            return self.pieces(node.inputs[0])
+        return self._compose(node)
+
+    def _compose(self, node: Node) -> list[Piece]:
+        (x,) = node.inputs
+        argument = dict(node.attrs).get("k", 0)
+        result = []
+        for p in self.pieces(x):
+            if (node.op.name, p.array) not in _COMPOSED or p.map == "one":
+                raise NoAccessError(x)
+            row_map, array = _COMPOSED[node.op.name, p.array]
+            result.append(replace(p, map=row_map, array=array, argument=argument))
+        return result
+
+    def at(self, node: Node, reader: Node) -> list[Piece]:
+        """The pieces of ``node`` as a kernel over the rows of ``reader`` finds them."""
+        source, target = node.type.domain.base, reader.type.domain.base
+        pieces = self.pieces(node)
+        if source == target:
+            return pieces
+        if source == "one":
+            return [replace(p, map="one") for p in pieces]
+        array = _ACROSS[source, target]
+        if any(p.map not in ("self", "one") for p in pieces):
+            raise NoAccessError(node)
+        return [p if p.map == "one" else replace(p, map="index", array=array) for p in pieces]
+
+    def operands(self, node: Node) -> list[tuple[Node, list[Piece]]]:
+        """The float values that a kernel for the computed ``node`` reads, with their pieces."""
+        inputs = [x for x in node.inputs if x.type.dtype != INT and x.op.name != "constant"]
+        if node.op.name == "matmul":
+            inputs = inputs[:1]
+        if node.op.name == "max_children":  # the engine reads the segments as a maximum
+            return [(node.inputs[0], self._compose(node))]
+        reader = max(inputs, key=lambda x: x.type.domain.rank) if _reduces(node) else node
+        return [(x, self.at(x, reader)) for x in inputs]
+
+    def check(self, node: Node) -> None:
+        """Raises NoAccessError with the input of ``node`` that must be stored first."""
+        if is_view(node):
+            if node.op.name not in ("merge", "gather", "gather_grad"):
+                self.pieces(node)
+            return
+        many = ("matmul", "matmul_tn", "sum_rows", "broadcast")
+        for x, pieces in self.operands(node):
+            if len(pieces) > 1 and node.op.name not in many:
+                raise NoAccessError(x)
+
+    def storage(self, node: Node) -> Iterator[Node]:
+        """The computed nodes behind what ``node`` reads; merges are looked through."""
+        for _, pieces in self.operands(node):
+            for p in pieces:
+                yield from behind(p.source)
+
+
+def _reduces(node: Node) -> bool:
+    return node.op.rule is BatchRule.REDUCE
+
+
+def behind(source: Node) -> Iterator[Node]:
+    """The computed nodes that fill ``source``."""
+    if source.op.name == "merge":
+        for x in source.inputs:
+            yield from behind(x)
+    elif not is_leaf(source):
+        yield source
+
+
+def _columns(pieces: list[Piece], start: int, stop: int) -> list[Piece]:
+    result, at = [], 0
+    for p in pieces:
+        low, high = max(start - at, 0), min(stop - at, p.width)
+        if low < high:
+            result.append(replace(p, column=p.column + low, width=high - low))
+        at += p.width
+    return result
+
+
+def copy_of(node: Node) -> Node:
+    """A computed node equal to ``node``."""
+    return apply("broadcast", node, shape=node.shape, domain=node.type.domain)
+
+
+def insert_copies(graph: Graph) -> Graph:
+    """Puts copies where a view cannot be read through, and where a merge needs a value of its own.
+
+    Afterwards every slot and output is a computed node or a merge of computed nodes, and no
+    computed node feeds two merges.
+    """
+    owner: dict[Node, Node] = {}
+    accesses = Accesses(graph)
+
+    def owned(x: Node, key: Node) -> Node:
+        while is_view(x) or owner.setdefault(x, key) is not key:
+            x = copy_of(x)
+        return x
+
+    def rule(n: Node, inputs: tuple[Node, ...]) -> Node:
+        if n.op.name == "merge":
+            inputs = tuple(owned(x, n) for x in inputs)
+        new = rebuild(n, inputs)
+        while True:
+            try:
+                accesses.check(new)
+                return new
+            except NoAccessError as error:
+                bad = error.node
+                inputs = tuple(copy_of(x) if x is bad else x for x in new.inputs)
+                new = rebuild(new, inputs)
+
+    new = rewrite(graph, rule)
+
+    def stored(n: Node) -> Node:
+        return copy_of(n) if is_view(n) and n.op.name != "merge" else n
+
+    outputs = {
+        k: n if k.startswith("grad:") else stored(n) for k, n in new.outputs.items()
+    }
+    return Graph(outputs, {s: stored(n) for s, n in new.slots.items()})

@@ -1,0 +1,172 @@
+"""Pass 1: reverse-mode differentiation of the joint graph (Cavs, section 3.4; thesis 6.5.3).
+
+The cycle of the recurrence is cut at the slots: the cotangent of what a vertex scatters is a
+``gather_grad`` of a new backward slot, and the cotangents of the gathers feed that slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cavs.errors import CompileError
+from cavs.ir import (
+    EDGE,
+    ONE,
+    REGISTRY,
+    VERTEX,
+    Graph,
+    Node,
+    Slot,
+    TensorType,
+    apply,
+    broadcast_shapes,
+    constant,
+    toposort,
+)
+
+
+def reduce_to(d: Node, target: TensorType) -> Node:
+    """Sums the cotangent ``d`` over the rows and elements that broadcasting repeated."""
+    if d.type.domain.rank > target.domain.rank:
+        steps = {
+            ("edge", "vertex"): ["sum_children"],
+            ("edge", "graph"): ["sum_children", "sum_vertices"],
+            ("edge", "one"): ["sum_rows"],
+            ("vertex", "graph"): ["sum_vertices"],
+            ("vertex", "one"): ["sum_rows"],
+            ("graph", "one"): ["sum_rows"],
+        }[d.type.domain.base, target.domain.base]
+        for step in steps:
+            d = apply(step, d)
+    return _reduce_shape(d, target.shape)
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    try:
+        return broadcast_shapes([shape, target]) == target
+    except ValueError:
+        return False
+
+
+def _reduce_shape(d: Node, shape: tuple[int, ...]) -> Node:
+    if _broadcasts(d.shape, shape):
+        return d
+    if len(d.shape) > len(shape) or (len(d.shape) == len(shape) == 2 and shape[0] < d.shape[0]):
+        # Sum over leading axes: add the slices of the flattened row.
+        head, tail = d.shape[0], d.shape[1:]
+        if not tail:
+            return _reduce_shape(apply("sum_axis", d), shape)
+        inner = 1
+        for s in tail:
+            inner *= s
+        flat = apply("reshape", d, shape=(head * inner,))
+        total = flat[0:inner]
+        for i in range(1, head):
+            total = total + flat[i * inner : (i + 1) * inner]
+        kept = (1, *tail) if len(d.shape) == len(shape) else tail
+        return _reduce_shape(apply("reshape", total, shape=kept), shape)
+    if shape and shape[-1] == 1 and d.shape[-1] > 1:
+        return _reduce_shape(apply("keep_axis", apply("sum_axis", d)), shape)
+    raise CompileError(f"cannot reduce a cotangent of shape {list(d.shape)} to {list(shape)}")
+
+
+def expand(d: Node, target: TensorType) -> Node:
+    """Repeats ``d`` to exactly the type of the value it is the cotangent of."""
+    if d.type == target:
+        return d
+    return apply("broadcast", d, shape=target.shape, domain=target.domain)
+
+
+def gradients(graph: Graph, output: Node, wrt: Iterable[Node]) -> tuple[list[Node], dict[Slot, Node]]:
+    """Cotangents of the one-row value ``output`` by each of ``wrt``, and the backward slots.
+
+    The slots map each new backward slot to the cotangent of its gathers.
+    """
+    nodes = toposort([output, *graph.slots.values()])
+    wanted = list(wrt)
+    forward = _depends_on(nodes, set(wanted), graph)
+    cotangent: dict[Node, Node] = {}
+
+    def add(node: Node, d: Node | None) -> None:
+        if d is None or node not in forward:
+            return
+        d = expand(reduce_to(d, node.type), node.type) if d.type != node.type else d
+        cotangent[node] = d if node not in cotangent else cotangent[node] + d
+
+    backward: dict[Slot, Slot] = {}
+    for slot, source in graph.slots.items():
+        gather = [n for n in nodes if n.op.name == "gather" and n.attr("slot") is slot]
+        if source in forward and gather:
+            back = backward[slot] = Slot(slot.name, slot.structure, slot.shape, backward=True)
+            add(source, apply("gather_grad", slot=back, domain=VERTEX))
+    add(output, constant(1.0))
+    for node in reversed(nodes):
+        d = cotangent.get(node)
+        if d is None or not node.inputs:
+            continue
+        if node.op.vjp is None:
+            raise CompileError(f"operator {node.op.name} has no gradient", where=node.where)
+        for x, dx in zip(node.inputs, node.op.vjp(node, d), strict=True):
+            add(x, dx)
+    slots: dict[Slot, Node] = {}
+    for slot, back in backward.items():
+        gather_node = apply("gather", slot=slot, domain=EDGE)
+        d = cotangent.get(gather_node)
+        zero = apply("broadcast", constant(0.0), shape=slot.shape, domain=EDGE)
+        slots[back] = d if d is not None else zero
+    for w in wanted:
+        if w not in cotangent:
+            cotangent[w] = apply("broadcast", constant(0.0), shape=w.shape, domain=ONE)
+    return [cotangent[w] for w in wanted], slots
+
+
+def _depends_on(nodes: list[Node], wanted: set[Node], graph: Graph) -> set[Node]:
+    """Nodes whose value depends on ``wanted``; slots carry dependence round the recurrence."""
+    found: set[Node] = set(wanted)
+    while True:
+        before = len(found)
+        for node in nodes:
+            if node in found:
+                continue
+            if any(x in found for x in node.inputs) or (
+                node.op.name == "gather" and graph.slots[node.attr("slot")] in found
+            ):
+                found.add(node)
+        if len(found) == before:
+            return found
+
+
+def differentiate(graph: Graph) -> Graph:
+    """Adds an output "grad:NAME" for every trainable parameter that the loss can reach."""
+    loss = graph.outputs["loss"]
+    parameters = [
+        n
+        for n in graph.nodes()
+        if n.op is REGISTRY["parameter"] and n.attr("parameter").trainable
+    ]
+    found, slots = gradients(graph, loss, parameters)
+    outputs = dict(graph.outputs)
+    for node, d in zip(parameters, found, strict=True):
+        outputs[f"grad:{node.attr('parameter').name}"] = d
+    return Graph(outputs, {**graph.slots, **slots})
+
+
+def split_gradients(graph: Graph) -> Graph:
+    """Outputs "grad:NAME" that are sums become one output a term, "grad:NAME#0", ...
+
+    Each term is then added into the gradient by itself, as soon as it is known.
+    """
+    outputs: dict[str, Node] = {}
+    for key, value in graph.outputs.items():
+        if not key.startswith("grad:"):
+            outputs[key] = value
+            continue
+        stack, count = [value], 0
+        while stack:
+            x = stack.pop()
+            if x.op.name == "add" and all(y.type == value.type for y in x.inputs):
+                stack += reversed(x.inputs)
+            else:
+                outputs[f"{key}#{count}"] = x
+                count += 1
+    return Graph(outputs, dict(graph.slots))

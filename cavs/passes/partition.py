@@ -1,0 +1,267 @@
+"""Pass 5: what runs a task at a time, and what once over the whole batch (Cavs, section 3.5).
+
+A node is in a loop iff it depends on a gather of the structure and feeds its scatter. Eager nodes
+(no gather before them) and lazy ones (no scatter after them), so every parameter gradient, run once
+over all rows. Elementwise nodes then move to, or are recomputed by, the loop that reads them where
+that saves memory traffic.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cavs.ir import BatchRule, Graph, Node, Structure, toposort
+from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind, is_leaf, is_view
+
+CHEAP = 3  # operators up to this cost are recomputed rather than read again
+FEW = 3  # at most so many of them, from no more than two stored values
+
+
+@dataclass(eq=False)
+class Loop:
+    """The batch tasks of one structure, forward or backward."""
+
+    structure: Structure
+    backward: bool
+
+    def __repr__(self) -> str:
+        return f"{self.structure.name} {'backward' if self.backward else 'forward'}"
+
+
+@dataclass(eq=False)
+class Body:
+    """Nodes that run together: whole-batch rows of one space, one kind of a loop, or a reduction.
+
+    base: "one", "graph" or "rows" (vertices of ``kind`` and the edges to their children).
+    """
+
+    base: str
+    kind: int | None
+    loop: Loop | None = None
+    reduction: bool = False
+    stage: int = 0
+    nodes: list[Node] = field(default_factory=list)
+
+
+@dataclass
+class Partition:
+    """Bodies by stage. kept: nodes stored for other bodies than their own."""
+
+    graph: Graph
+    accesses: Accesses
+    bodies: list[Body]
+    kept: set[Node]
+
+
+def is_elementwise(node: Node) -> bool:
+    """Runs in a fused kernel: elementwise, or a reduction of the last axis at its rim."""
+    return node.op.elementwise or node.op.name in ("sum_axis", "max_axis")
+
+
+def loops_of(graph: Graph) -> dict[Node, Loop]:
+    """The loop of every node that must run a task at a time."""
+    nodes = graph.nodes()
+    loops: dict[tuple[Structure, bool], Loop] = {}
+    for slot in graph.slots:
+        key = (slot.structure, slot.backward)
+        loops.setdefault(key, Loop(*key))
+    result: dict[Node, Loop] = {}
+    for (structure, backward), loop in loops.items():
+        slots = [s for s in graph.slots if s.structure is structure and s.backward is backward]
+        after: set[Node] = set()
+        for n in nodes:
+            reads = n.op.name in ("gather", "gather_grad") and n.attr("slot") in slots
+            if reads or any(x in after for x in n.inputs):
+                after.add(n)
+        for n in toposort(graph.slots[s] for s in slots):
+            if n in after and not is_view(n):
+                result[n] = loop
+    return result
+
+
+def _space(node: Node) -> tuple[str, int | None]:
+    domain = node.type.domain
+    return ("rows", domain.kind) if domain.by_structure else (domain.base, None)
+
+
+class _Partitioner:
+    def __init__(self, graph: Graph, hoist: bool, recompute: bool) -> None:
+        self.graph, self.recompute = graph, recompute
+        self.accesses = Accesses(graph)
+        self.loop = loops_of(graph)
+        self.compute = [n for n in graph.nodes() if not is_view(n) and not is_leaf(n)]
+        if not hoist:
+            self._keep_in_loops()
+        self.reads = {n: list(dict.fromkeys(self.accesses.storage(n))) for n in self.compute}
+        self.readers: dict[Node, list[Node]] = defaultdict(list)
+        for n in self.compute:
+            for x in self.reads[n]:
+                self.readers[x].append(n)
+        self.roots = {x for r in graph.roots() for x in behind(r)}
+
+    def _keep_in_loops(self) -> None:
+        """Without hoisting (for ablation): eager nodes of a structure run in its loop too."""
+        for structure_loop in dict.fromkeys(self.loop.values()):
+            before = toposort(n for n, loop in self.loop.items() if loop is structure_loop)
+            for n in before:
+                if (
+                    n in self.compute
+                    and n not in self.loop
+                    and n.type.domain.by_structure
+                    and n.op.name == "matmul"
+                    and structure_loop.backward is False
+                    and _space(n) in {_space(m) for m, p in self.loop.items() if p is structure_loop}
+                    and all(is_leaf(x) or p.source in self.loop or is_leaf(p.source)
+                            for x, ps in self.accesses.operands(n) for p in ps)
+                ):
+                    self.loop[n] = structure_loop
+
+    def sink(self) -> None:
+        """Eager elementwise nodes that one loop alone reads move into it."""
+        for n in reversed(self.compute):
+            if n in self.loop or not is_elementwise(n) or n in self.roots or not self.readers[n]:
+                continue
+            loops = {self.loop.get(r) for r in self.readers[n]}
+            if len(loops) != 1 or None in loops:
+                continue
+            if any(_space(r) != _space(n) and n.type.domain.kind is not None for r in self.readers[n]):
+                continue
+            stored = [x for x in self.reads[n] if x.type.width > 1 and x.type.domain.by_structure]
+            if len(stored) > 1 or n.type.domain.kind != self.readers[n][0].type.domain.kind:
+                continue
+            loop = loops.pop()
+            assert loop is not None
+            self.loop[n] = loop
+
+    def place(self) -> Partition:
+        """Homes, stages, and which values are kept or recomputed."""
+        home = self._homes()
+        kept: set[Node] = set(self.roots)
+        clones: dict[Body, list[Node]] = defaultdict(list)
+        for n in self.compute:
+            for body in dict.fromkeys(home[r] for r in self.readers[n] if home[r] is not home[n]):
+                readers = [r for r in self.readers[n] if home[r] is body]
+                plan = self._recompute(n, body, home, kept) if not body.reduction else None
+                if plan is None or not self._pays(plan) or any(not is_elementwise(r) and r.op.name != "matmul" for r in readers):
+                    kept.add(n)
+                else:
+                    clones[body] += plan
+        bodies = sorted(dict.fromkeys(home.values()), key=lambda b: b.stage)
+        position = {n: i for i, n in enumerate(self.compute)}
+        for body in bodies:
+            own = [n for n in self.compute if home[n] is body]
+            repeated = {n for n in clones[body] if n not in kept}
+            body.nodes = sorted({*own, *repeated}, key=lambda n: position[n])
+        self._drop_unread(bodies, home, kept)
+        return Partition(self.graph, self.accesses, [b for b in bodies if b.nodes], kept)
+
+    def _recompute(
+        self, n: Node, body: Body, home: dict[Node, Body], kept: set[Node]
+    ) -> list[Node] | None:
+        """The nodes to repeat in ``body`` for ``n``; None where reading is cheaper or the only way."""
+        if not self.recompute or n in kept or not n.op.elementwise or n.op.cost > CHEAP:
+            return None
+        if _space(n) != (body.base, body.kind):
+            return None
+        plan = [n]
+        for x in self.reads[n]:
+            if x in kept:
+                continue
+            if home[x] is body:
+                continue
+            deeper = self._recompute(x, body, home, kept)
+            if deeper is None:
+                return None
+            plan += deeper
+        return plan
+
+    def _pays(self, plan: list[Node]) -> bool:
+        nodes = set(plan)
+        stored = {x for n in nodes for x in self.reads[n] if x not in nodes}
+        return len(nodes) <= FEW and len(stored) <= 2
+
+    def _drop_unread(self, bodies: list[Body], home: dict[Node, Body], kept: set[Node]) -> None:
+        """Nodes that every reader recomputes need not run at home."""
+        for body in reversed(bodies):
+            for n in reversed(list(body.nodes)):
+                if n in self.roots or n in kept or n.op.rule is BatchRule.REDUCE:
+                    continue
+                if not any(r in body.nodes for r in self.readers[n]):
+                    body.nodes.remove(n)
+
+    def _homes(self) -> dict[Node, Body]:
+        """A body for every computed node; bodies numbered by longest path of stages."""
+        stage: dict[object, int] = {}
+        members: dict[Loop, list[Node]] = defaultdict(list)
+        for n, loop in self.loop.items():
+            members[loop].append(n)
+
+        def needs(item: Node | Loop) -> Iterable[Node | Loop]:
+            nodes = members[item] if isinstance(item, Loop) else [item]
+            found = dict.fromkeys(self.loop.get(x, x) for n in nodes for x in self.reads[n])
+            return [x for x in found if x is not item]
+
+        def number(item: Node | Loop) -> int:
+            if isinstance(item, Loop):
+                return 1 + max((stage[x] for x in needs(item)), default=-1)
+            level = 0
+            for _, pieces in self.accesses.operands(item):
+                for p in pieces:
+                    for x in behind(p.source):
+                        where = self.loop.get(x, x)
+                        same = (
+                            isinstance(where, Node)
+                            and item.op.rule is not BatchRule.REDUCE
+                            and x.op.rule is not BatchRule.REDUCE
+                            and p.array in LOCAL_ARRAYS
+                            and p.source.op.name != "merge"
+                            and _space(x) == _space(item)
+                        )
+                        level = max(level, stage[where] + (0 if same else 1))
+            return level
+
+        order: list[Node | Loop] = []
+        seen: set[Node | Loop] = set()
+        for root in self.compute:
+            stack: list[tuple[Node | Loop, bool]] = [(self.loop.get(root, root), False)]
+            while stack:
+                item, ready = stack.pop()
+                if ready:
+                    order.append(item)
+                elif item not in seen:
+                    seen.add(item)
+                    stack.append((item, True))
+                    stack += [(x, False) for x in needs(item) if x not in seen]
+        for item in order:
+            stage[item] = number(item)
+        home: dict[Node, Body] = {}
+        bodies: dict[object, Body] = {}
+        for n in self.compute:
+            loop = self.loop.get(n)
+            base, kind = _space(n)
+            if loop is not None:
+                key: object = (loop, base, kind)
+                body = Body(base, kind, loop=loop, stage=2 * stage[loop])
+            elif n.op.rule is BatchRule.REDUCE:
+                key, body = n, Body("one", None, reduction=True, stage=2 * stage[n] + 1)
+            else:
+                key = (stage[n], base, kind)
+                body = Body(base, kind, stage=2 * stage[n])
+            home[n] = bodies.setdefault(key, body)
+        return home
+
+
+def partition(
+    graph: Graph, *, hoist: bool = True, sink: bool = True, recompute: bool = True
+) -> Partition:
+    """Splits ``graph`` (with copies inserted) into bodies by stage.
+
+    hoist: eager products run once for all rows; sink: elementwise nodes move into the loop that
+    reads them; recompute: cheap values are computed again instead of kept.
+    """
+    p = _Partitioner(graph, hoist, recompute)
+    if sink:
+        p.sink()
+    return p.place()

@@ -1,0 +1,352 @@
+"""Pass 2: algebraic simplification. Common subexpressions are one node already (interning).
+
+Also the shape rules that fusion and specialisation rely on: slices move towards the products they
+cut, cotangents of slices become concatenations, zeros vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cavs.ir import (
+    VERTEX,
+    BatchRule,
+    Graph,
+    Node,
+    TensorType,
+    apply,
+    constant,
+    rebuild,
+    rewrite,
+    toposort,
+)
+
+Rule = Callable[[Node], Node | None]
+
+
+def zeros(t: TensorType) -> Node:
+    """Zeros of type ``t``."""
+    return full(0.0, t)
+
+
+def full(value: float, t: TensorType) -> Node:
+    """The same number at every element of type ``t``."""
+    if t == constant(value).type:
+        return constant(value)
+    return apply("broadcast", constant(value), shape=t.shape, domain=t.domain)
+
+
+def constant_of(node: Node) -> float | None:
+    """The number that every element of ``node`` is known to be, or None."""
+    if node.op.name == "constant":
+        return float(node.attr("value"))
+    if node.op.name == "broadcast" and node.inputs[0].op.name == "constant":
+        return float(node.inputs[0].attr("value"))
+    return None
+
+
+def _fold(node: Node) -> Node | None:
+    """Elementwise operators of known numbers."""
+    if not node.op.elementwise or not node.inputs or node.op.name == "broadcast":
+        return None
+    values = [constant_of(x) for x in node.inputs]
+    if any(v is None for v in values):
+        return None
+    assert node.op.evaluate is not None
+    with np.errstate(all="ignore"):
+        return full(float(node.op.evaluate(node, *(np.float64(v) for v in values))), node.type)
+
+
+def _identity(node: Node) -> Node | None:
+    """x + 0, x * 1, x * 0, x / 1, and the like."""
+    name = node.op.name
+    if name not in ("add", "sub", "mul", "div"):
+        return None
+    a, b = node.inputs
+    ca, cb = constant_of(a), constant_of(b)
+    if name == "mul" and 0.0 in (ca, cb):
+        return zeros(node.type)
+    if name == "div" and ca == 0.0:
+        return zeros(node.type)
+    neutral = 0.0 if name in ("add", "sub") else 1.0
+    if cb == neutral:
+        return _as(a, node.type)
+    if ca == neutral and name in ("add", "mul"):
+        return _as(b, node.type)
+    if ca == 0.0 and name == "sub":
+        return _as(-b, node.type)
+    if name == "sub" and b.op.name == "neg":
+        return a + b.inputs[0]
+    if name == "add" and b.op.name == "neg":
+        return a - b.inputs[0]
+    return None
+
+
+def _as(x: Node, t: TensorType) -> Node:
+    return x if x.type == t else apply("broadcast", x, shape=t.shape, domain=t.domain)
+
+
+def _zero(node: Node) -> Node | None:
+    """Linear operators of zeros."""
+    linear = (
+        "matmul matmul_tn sum_rows sum_axis sum_children sum_vertices nth_child to_nth_child slice"
+        " pad reshape keep_axis neg transpose lookup_grad push"
+    )
+    name = node.op.name
+    if name in linear.split():
+        data = node.inputs[:2] if name == "matmul_tn" else node.inputs[:1]
+        return zeros(node.type) if any(constant_of(x) == 0.0 for x in data) else None
+    if name in ("concat", "merge") and all(constant_of(x) == 0.0 for x in node.inputs):
+        return zeros(node.type)
+    return None
+
+
+def _broadcast(node: Node) -> Node | None:
+    """Explicit repetition that the operator does anyway is dropped."""
+    name = node.op.name
+    if name == "broadcast":
+        (x,) = node.inputs
+        if x.type == node.type:
+            return x
+        return _as(x.inputs[0], node.type) if x.op.name == "broadcast" else None
+    if not node.op.elementwise or not node.inputs:
+        return None
+    for i, x in enumerate(node.inputs):
+        if x.op.name != "broadcast":
+            continue
+        inputs = (*node.inputs[:i], x.inputs[0], *node.inputs[i + 1 :])
+        try:
+            kept = node.op.infer([y.type for y in inputs], dict(node.attrs)) == node.type
+        except ValueError:
+            kept = False
+        if kept:
+            return rebuild(node, inputs)
+    return None
+
+
+def _shape(node: Node) -> Node | None:
+    """Slices, concatenations and reshapes of each other."""
+    name = node.op.name
+    x = node.inputs[0] if node.inputs else None
+    if x is None:
+        return None
+    if name == "keep_axis":
+        return apply("reshape", x, shape=node.shape)
+    if name == "reshape":
+        if x.shape == node.shape:
+            return x
+        value = constant_of(x)
+        if value is not None:
+            return full(value, node.type)
+        if x.op.name == "reshape":
+            return apply("reshape", x.inputs[0], shape=node.shape)
+        if x.op.name == "broadcast" and x.inputs[0].shape == x.shape:
+            inner = apply("reshape", x.inputs[0], shape=node.shape)
+            return apply("broadcast", inner, shape=node.shape, domain=node.type.domain)
+        return None
+    if name == "slice":
+        return _slice(node, x)
+    if name == "concat" and node.attr("axis") == -1:
+        return _concat(node)
+    if name == "push" and x.op.name == "push":
+        return x
+    return None
+
+
+def _slice(node: Node, x: Node) -> Node | None:
+    start, stop = node.attr("start"), node.attr("stop")
+    if start == 0 and stop == x.shape[-1]:
+        return x
+    if x.op.name == "slice":
+        inner = x.attr("start")
+        return x.inputs[0][inner + start : inner + stop]
+    if x.op.name == "concat" and x.attr("axis") == -1:
+        pieces, at = [], 0
+        for piece in x.inputs:
+            low, high = max(start - at, 0), min(stop - at, piece.shape[-1])
+            if low < high:
+                pieces.append(piece[low:high] if high - low < piece.shape[-1] else piece)
+            at += piece.shape[-1]
+        return pieces[0] if len(pieces) == 1 else apply("concat", *pieces, axis=-1)
+    if x.op.name == "pad":
+        at = x.attr("start")
+        size = x.inputs[0].shape[-1]
+        if start >= at and stop <= at + size:
+            return x.inputs[0][start - at : stop - at]
+        if stop <= at or start >= at + size:
+            return zeros(node.type)
+        return None
+    if x.op.elementwise and x.inputs and x.op.name != "uniform":
+        return _slice_elementwise(node, x, start, stop)
+    return None
+
+
+def _slice_elementwise(node: Node, x: Node, start: int, stop: int) -> Node | None:
+    """slice(f(a, b)) = f(slice(a), slice(b)), so that fused kernels have the width of a gate."""
+
+    def cut(y: Node) -> Node:
+        return y[start:stop] if y.shape and y.shape[-1] > 1 else y
+
+    inputs = tuple(cut(y) for y in x.inputs)
+    if x.op.name == "broadcast":
+        return apply("broadcast", *inputs, shape=node.shape, domain=node.type.domain)
+    return rebuild(x, inputs)
+
+
+def _concat(node: Node) -> Node | None:
+    if any(x.op.name == "concat" for x in node.inputs):
+        flat = [
+            y for x in node.inputs for y in (x.inputs if x.op.name == "concat" else (x,))
+        ]
+        return apply("concat", *flat, axis=-1)
+    merged: list[Node] = []
+    for x in node.inputs:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.op.name == x.op.name == "slice"
+            and last.inputs == x.inputs
+            and last.attr("stop") == x.attr("start")
+        ):
+            merged[-1] = x.inputs[0][last.attr("start") : x.attr("stop")]
+        else:
+            merged.append(x)
+    if len(merged) == len(node.inputs):
+        return None
+    return merged[0] if len(merged) == 1 else apply("concat", *merged, axis=-1)
+
+
+def _placed(x: Node) -> list[tuple[tuple[int, int], Node]] | None:
+    """Columns and values of a pad, or of a concatenation with gaps of zeros."""
+    if x.op.name == "pad":
+        start = x.attr("start")
+        return [((start, start + x.inputs[0].shape[-1]), x.inputs[0])]
+    if x.op.name != "concat" or all(constant_of(y) != 0.0 for y in x.inputs):
+        return None
+    result, at = [], 0
+    for y in x.inputs:
+        if constant_of(y) != 0.0:
+            result.append(((at, at + y.shape[-1]), y))
+        at += y.shape[-1]
+    return result
+
+
+def _pads(node: Node) -> Node | None:
+    """Sums of pads, the cotangents of split, become one concatenation."""
+    if node.op.name != "add":
+        return None
+    terms: list[Node] = []
+    stack = [node]
+    while stack:
+        x = stack.pop()
+        if x.op.name == "add" and x.type == node.type:
+            stack += x.inputs
+        else:
+            terms.append(x)
+    ranges: dict[tuple[int, int], Node] = {}
+    rest: list[Node] = []
+    found = 0
+    for x in terms:
+        pieces = _placed(x)
+        if pieces is None:
+            rest.append(x)
+            continue
+        found += 1
+        for key, piece in pieces:
+            ranges[key] = ranges[key] + piece if key in ranges else piece
+    if found < 2:
+        return None
+    order = sorted(ranges)
+    if any(a[1] > b[0] for a, b in zip(order, order[1:], strict=False)):
+        return None
+    parts, at, size = [], 0, node.shape[-1]
+    for low, high in [*order, (size, size)]:
+        if low > at:
+            gap = TensorType(node.type.dtype, (*node.shape[:-1], low - at), node.type.domain)
+            parts.append(zeros(gap))
+        if high > low:
+            parts.append(ranges[low, high])
+        at = high
+    total = apply("concat", *parts, axis=-1) if len(parts) > 1 else parts[0]
+    for x in rest:
+        total = total + x
+    return total
+
+
+def _transpose(node: Node) -> Node | None:
+    if node.op.name == "transpose":
+        x = node.inputs[0]
+        if x.op.name == "transpose":
+            return x.inputs[0]
+        if x.op.name == "matmul_tn":
+            return apply("matmul_tn", x.inputs[1], x.inputs[0])
+        if x.op.name == "add":
+            return apply("transpose", x.inputs[0]) + apply("transpose", x.inputs[1])
+    return None
+
+
+def _graph_at_edges(node: Node) -> Node | None:
+    """A value of the graph reaches edges by way of the vertices."""
+    if node.op.rule is not BatchRule.ROWWISE or node.type.domain.base != "edge":
+        return None
+    for i, x in enumerate(node.inputs):
+        if x.type.domain.base == "graph":
+            at = VERTEX.of_kind(node.type.domain.kind)
+            y = apply("broadcast", x, shape=x.shape, domain=at)
+            return rebuild(node, (*node.inputs[:i], y, *node.inputs[i + 1 :]))
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    _fold,
+    _identity,
+    _zero,
+    _broadcast,
+    _shape,
+    _pads,
+    _transpose,
+    _graph_at_edges,
+)
+
+
+CANONICAL: tuple[Rule, ...] = (_transpose, _graph_at_edges)  # what the lowering relies on
+
+
+def simplify_node(node: Node, rules: Sequence[Rule] = RULES) -> Node:
+    """Applies the rules to one node until none fits; its inputs are simplified already."""
+    for _ in range(100):
+        for rule in rules:
+            new = rule(node)
+            if new is not None and new is not node:
+                node = new
+                break
+        else:
+            return node
+    return node
+
+
+def prune(graph: Graph) -> Graph:
+    """Drops slots that no output needs."""
+    needed: dict[Any, Node] = {}
+    roots = list(graph.outputs.values())
+    while True:
+        found = {
+            n.attr("slot")
+            for n in toposort([*roots, *needed.values()])
+            if n.op.name in ("gather", "gather_grad")
+        }
+        if found == set(needed):
+            return Graph(dict(graph.outputs), {s: graph.slots[s] for s in graph.slots if s in found})
+        needed = {s: graph.slots[s] for s in found}
+
+
+def simplify(graph: Graph, rules: Sequence[Rule] = RULES) -> Graph:
+    """Simplifies until nothing changes, and drops what no output needs."""
+    while True:
+        new = prune(rewrite(graph, lambda n, inputs: simplify_node(rebuild(n, inputs), rules)))
+        if new.roots() == graph.roots():
+            return new
+        graph = new

@@ -1,0 +1,166 @@
+"""Pass 3: partial evaluation of F for every kind of vertex that the data has.
+
+A kind is (has children or not, which optional features are present). Values that depend on either
+are computed per kind, where gathered zeros and absent inputs fold away: leaves never multiply by U,
+vertices without input never by W. Values that do not stay whole. The paper has none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cavs.ir import BatchRule, Graph, Node, apply, make, rebuild
+from cavs.passes.simplify import constant_of, simplify_node, zeros
+
+_STRUCTURAL = (
+    "gather gather_grad sum_children max_children nth_child to_nth_child num_children".split()
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Vertices specialised alike. key: as the schedule numbers it, 2 * presence bits + inner."""
+
+    key: int
+    inner: bool
+    present: frozenset[str]
+
+    @staticmethod
+    def of(key: int, optional: Sequence[str]) -> Kind:
+        """The kind with number ``key`` when bit i of the presence bits is ``optional[i]``."""
+        present = frozenset(n for i, n in enumerate(optional) if (key >> 1) >> i & 1)
+        return Kind(key, bool(key & 1), present)
+
+
+def optional_features(graph: Graph) -> tuple[str, ...]:
+    """Index features that may be absent and that a lookup reads: what kinds depend on."""
+    names = {
+        n.inputs[1].attr("name")
+        for n in graph.nodes()
+        if n.op.name == "lookup"
+        and n.inputs[1].op.name == "feature"
+        and n.inputs[1].attr("optional")
+        and n.type.domain.base == "vertex"
+    }
+    return tuple(sorted(names))
+
+
+class _Specialiser:
+    def __init__(self, graph: Graph, kinds: Sequence[Kind]) -> None:
+        self.graph, self.kinds = graph, kinds
+        self.optional = set(optional_features(graph))
+        self.dependent: set[Node] = set()
+        self.order = graph.nodes()
+        for n in self.order:
+            if n.type.domain.by_structure and self._depends(n):
+                self.dependent.add(n)
+        self.whole: dict[Node, Node] = {}
+        self.kinded: dict[tuple[Node, int], Node | None] = {}
+
+    def _depends(self, n: Node) -> bool:
+        if n.type.domain.base == "edge" or n.op.name in _STRUCTURAL:
+            return True
+        if n.op.name in ("lookup", "cross_entropy_rows", "cross_entropy_grad"):
+            index = n.inputs[1]
+            if n.op.name == "lookup" and index.op.name == "feature":
+                if index.attr("name") in self.optional:
+                    return True
+        if n.op.name == "push":
+            return False
+        return any(x in self.dependent for x in n.inputs)
+
+    def run(self) -> Graph:
+        for n in self.order:  # inputs first, so no recursion is deep
+            self._whole(n) if n not in self.dependent else self._each_kind(n)
+        outputs = {k: self._merged(n) for k, n in self.graph.outputs.items()}
+        slots = {s: self._merged(n) for s, n in self.graph.slots.items()}
+        return Graph(outputs, slots)
+
+    def _each_kind(self, n: Node) -> None:
+        for k in range(len(self.kinds)):
+            self.kinded[n, k] = self._of_kind(n, k)
+
+    def _of_kind(self, n: Node, k: int) -> Node | None:
+        """``n`` for kind ``k``; None where it has no rows (edges of childless vertices)."""
+        kind = self.kinds[k]
+        domain = n.type.domain.of_kind(k)
+        if n.type.domain.base == "edge" and not kind.inner:
+            return None
+        t = type(n.type)(n.type.dtype, n.shape, domain)
+        if n.op.name in _STRUCTURAL and not kind.inner and n.op.name != "gather_grad":
+            return zeros(t)
+        if n.op.name in ("gather", "gather_grad", "num_children"):
+            return make(n.op, (), {**dict(n.attrs), "domain": domain}, t, n.where)
+        if n.op.name == "lookup" and self._absent(n.inputs[1], kind):
+            return zeros(t)
+        inputs = []
+        for x in n.inputs:
+            y = self.kinded[x, k] if x in self.dependent else self._restricted(self.whole[x], k)
+            assert y is not None, n
+            inputs.append(y)
+        new = rebuild(n, tuple(inputs), domain)
+        if new.type.domain != domain:  # no input is of a kind: the value is the same for all
+            new = apply("broadcast", new, shape=n.shape, domain=domain)
+        return simplify_node(new)
+
+    def _restricted(self, x: Node, k: int) -> Node:
+        """A value that is the same for all kinds, typed for kind ``k`` where that costs nothing."""
+        if x.op.name == "feature" or constant_of(x) is not None and x.type.domain.by_structure:
+            domain = x.type.domain.of_kind(k)
+            attrs = {**dict(x.attrs), "domain": domain}
+            return make(x.op, x.inputs, attrs, replace(x.type, domain=domain), x.where)
+        return x
+
+    def _absent(self, index: Node, kind: Kind) -> bool:
+        return (
+            index.op.name == "feature"
+            and index.attr("name") in self.optional
+            and index.attr("name") not in kind.present
+        )
+
+    def _whole(self, n: Node) -> None:
+        if n.op.name == "push":
+            self.whole[n] = self._merged(n.inputs[0])
+        elif not any(x in self.dependent for x in n.inputs):
+            self.whole[n] = simplify_node(rebuild(n, tuple(self.whole[x] for x in n.inputs)))
+        elif n.op.rule is BatchRule.REDUCE:
+            self.whole[n] = self._reduced(n)
+        else:  # sum_vertices
+            self.whole[n] = rebuild(n, tuple(self._merged(x) for x in n.inputs))
+
+    def _reduced(self, n: Node) -> Node:
+        """A sum over rows is the sum over the kinds."""
+        total: Node | None = None
+        for k, kind in enumerate(self.kinds):
+            inputs = [
+                self.kinded[x, k] if x in self.dependent else self._restricted(self.whole[x], k)
+                for x in n.inputs
+            ]
+            if any(x is None for x in inputs):
+                continue
+            if n.op.name == "lookup_grad" and self._absent(n.inputs[1], kind):
+                continue
+            part = simplify_node(rebuild(n, tuple(x for x in inputs if x is not None)))
+            total = part if total is None else simplify_node(total + part)
+        return zeros(n.type) if total is None else total
+
+    def _merged(self, n: Node) -> Node:
+        if n not in self.dependent:
+            return self.whole[n]
+        parts = [(k, self.kinded[n, k]) for k in range(len(self.kinds))]
+        found = [(k, x) for k, x in parts if x is not None]
+        if not found:
+            return zeros(n.type)
+        return apply(
+            "merge",
+            *(x for _, x in found),
+            kinds=tuple(k for k, _ in found),
+            shape=n.shape,
+            domain=n.type.domain,
+        )
+
+
+def specialise(graph: Graph, kinds: Sequence[Kind]) -> Graph:
+    """Clones what depends on the kind of vertex for each of ``kinds``."""
+    return _Specialiser(graph, kinds).run()

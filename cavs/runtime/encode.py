@@ -1,0 +1,30 @@
+"""From the compiler's program to the engine's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cavs import _engine
+from cavs.compiler.program import Program
+
+
+def encode(program: Program) -> Any:
+    """An ``_engine.Program`` equal to ``program``; the engine validates it."""
+    p = _engine.Program()
+    p.kinds = program.kinds
+    for b in program.buffers:
+        unused = b.last < b.first
+        p.add_buffer(
+            b.role, b.index, b.space, b.width, 0 if unused else b.first, 0 if unused else b.last
+        )
+    for w in program.weights:
+        p.add_weight(w.k, w.n, w.pieces)
+    for i in program.instructions:
+        fields = dict(vars(i))
+        if i.out is None:
+            del fields["out"]
+        p.add_instruction(fields)
+    for s in program.stages:
+        p.add_stage(dict(vars(s)))
+    p.finish(program.loss, sorted(set(program.outputs.values())))
+    return p

@@ -1,0 +1,168 @@
+"""What a checkpoint holds: parameters, optimiser states, and where the training stood.
+
+Parameters stand under their own names, so that any safetensors reader finds them; states are
+called ``optimizer.<parameter>.<i>``; the rest is JSON in the metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata as packages
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.errors import CheckpointError
+from cavs.train import safetensors
+from cavs.train.optim import TrainableParameter
+
+Array = NDArray[Any]
+_FORMAT = "1"
+
+
+class ParameterizedModel(Protocol):
+    """Anything with named parameters."""
+
+    def parameters(self) -> Mapping[str, TrainableParameter]:
+        """Dotted names to parameters, in a stable order."""
+        ...
+
+
+def version() -> str:
+    """The installed version of cavs."""
+    try:
+        return packages.version("cavs")
+    except packages.PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass
+class Checkpoint:
+    """The content of a checkpoint file. `config` and `progress` are JSON objects."""
+
+    parameters: dict[str, Array]
+    states: dict[str, list[Array]] = field(default_factory=dict)
+    model: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    progress: dict[str, Any] = field(default_factory=dict)
+    version: str = ""
+
+
+def model_name(model: object) -> str:
+    """The class of `model`, as a checkpoint names it."""
+    return type(model).__qualname__
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: ParameterizedModel,
+    *,
+    states: Sequence[Sequence[Array]] = (),
+    config: Mapping[str, Any] | None = None,
+    progress: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the parameters of `model` and the rest to `path`, atomically.
+
+    `states` holds the optimiser's arrays in the order of ``model.parameters()``, or nothing.
+    Raises `CheckpointError` if the path cannot be written; a file there before is untouched.
+    """
+    parameters = model.parameters()
+    tensors: dict[str, Array] = {name: p.value for name, p in parameters.items()}
+    for name, arrays in zip(parameters, states, strict=bool(states)):
+        for i, array in enumerate(arrays):
+            key = f"optimizer.{name}.{i}"
+            if key in tensors:
+                raise CheckpointError(
+                    f"the parameter {key!r} has the name of an optimiser state",
+                    hint="give the attribute of the model another name than 'optimizer'",
+                )
+            tensors[key] = array
+    try:
+        texts = {k: json.dumps(v or {}) for k, v in (("config", config), ("progress", progress))}
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"config or progress is no JSON: {error}", hint="keep to strings, numbers and lists"
+        ) from error
+    metadata = {
+        "format": "cavs",
+        "cavs_format": _FORMAT,
+        "cavs_version": version(),
+        "model": model_name(model),
+        "parameters": json.dumps(list(parameters)),
+        **texts,
+    }
+    safetensors.write(path, tensors, metadata)
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read `path` whole. Raises `CheckpointError` if it is truncated or not written by cavs."""
+    tensors, metadata = safetensors.read(path)
+    if metadata.get("cavs_format") != _FORMAT:
+        raise CheckpointError(
+            f"{path} has cavs_format {metadata.get('cavs_format')!r}, not {_FORMAT!r}",
+            hint="it was not written by this version of cavs; "
+            "cavs.load_parameters reads the arrays of any safetensors file",
+        )
+    try:
+        names = json.loads(metadata["parameters"])
+        config, progress = json.loads(metadata["config"]), json.loads(metadata["progress"])
+        parameters = {name: tensors.pop(name) for name in names}
+        states: dict[str, list[Array]] = {name: [] for name in names}
+        for name in names:
+            while (key := f"optimizer.{name}.{len(states[name])}") in tensors:
+                states[name].append(tensors.pop(key))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its metadata is damaged ({error})") from error
+    if tensors:
+        raise CheckpointError(f"{path}: tensor {min(tensors)!r} belongs to no parameter")
+    if not isinstance(config, dict) or not isinstance(progress, dict):
+        raise CheckpointError(f"{path}: its config or progress is no JSON object")
+    return Checkpoint(
+        parameters,
+        states,
+        metadata.get("model", ""),
+        config,
+        progress,
+        metadata.get("cavs_version", ""),
+    )
+
+
+def check_fit(
+    path: object, what: str, stored: Mapping[str, Array], own: Mapping[str, Array]
+) -> None:
+    """Raise `CheckpointError` unless both have the same names, shapes and dtypes."""
+    missing, extra = sorted(set(own) - set(stored)), sorted(set(stored) - set(own))
+    if missing or extra:
+        parts = [f"{len(missing)} missing, such as {missing[0]!r}"] if missing else []
+        parts += [f"{len(extra)} unknown, such as {extra[0]!r}"] if extra else []
+        raise CheckpointError(
+            f"{path} has other {what} than the model: {'; '.join(parts)}",
+            hint="build the model with the options it was trained with",
+        )
+    for name, array in own.items():
+        found = stored[name]
+        if found.shape != array.shape or found.dtype != array.dtype:
+            raise CheckpointError(
+                f"{path}: {what} {name!r} is {found.dtype}{list(found.shape)}, "
+                f"but the model has {array.dtype}{list(array.shape)}",
+                hint="build the model with the options it was trained with",
+            )
+
+
+def load_parameters(model: ParameterizedModel, path: str | os.PathLike[str]) -> None:
+    """Copy the parameters in `path` into those of `model`, in place; optimiser states are left.
+
+    Takes any safetensors file with the same names, shapes and dtypes. Raises `CheckpointError`,
+    with the model untouched, if the file is damaged or does not fit.
+    """
+    tensors, metadata = safetensors.read(path)
+    if "cavs_format" in metadata:
+        tensors = read_checkpoint(path).parameters
+    own = {name: p.value for name, p in model.parameters().items()}
+    check_fit(path, "parameters", tensors, own)
+    for name, array in own.items():
+        np.copyto(array, tensors[name])

@@ -1,0 +1,84 @@
+"""What training asks of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class StepOutcome(Protocol):
+    """What a step of the engine returns."""
+
+    @property
+    def loss(self) -> float:
+        """Of the batch, before the update."""
+        ...
+
+    @property
+    def grad_norm(self) -> float:
+        """Global norm, before clipping."""
+        ...
+
+
+class EvalOutcome(Protocol):
+    """What a forward run returns."""
+
+    @property
+    def loss(self) -> float:
+        """Of the batch."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, Array]:
+        """What ``Model.forward`` gives, by name."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """What the loss of this batch counts in a mean over batches."""
+        ...
+
+
+class Engine(Protocol):
+    """The session a trainer drives (`cavs.runtime.Session`)."""
+
+    def prepare(self, batch: Any) -> None:
+        """Make the schedule of a coming batch; safe in a background thread."""
+        ...
+
+    def invalidate(self) -> None:
+        """Take note that parameters were written from outside."""
+        ...
+
+    def step(
+        self,
+        batch: Any,
+        hyper: dict[str, Any],
+        states: list[list[Array]],
+        *,
+        seed: int,
+        step: int,
+        max_norm: float | None,
+    ) -> StepOutcome:
+        """Forward, backward, update; nothing is updated if loss or norm is not finite."""
+        ...
+
+    def evaluate(self, batch: Any) -> EvalOutcome:
+        """Forward only."""
+        ...
+
+    def predict(self, batch: Any) -> dict[str, Array]:
+        """The outputs of a forward run by name; the batch needs no labels."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the model is compiled for, as JSON values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Compile for the same; raises `CheckpointError` on anything else."""
+        ...

@@ -1,0 +1,299 @@
+"""The epochs of `Trainer.fit`: training, evaluation, early stopping, checkpoints, log."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cavs.errors import CheckpointError, ConfigError, NumericsError
+from cavs.train.interrupt import DeferredInterrupt
+from cavs.train.loader import DataLoader, iterating
+from cavs.train.log import JsonLines
+from cavs.train.metrics import Metric
+from cavs.train.progress import Progress, duration
+from cavs.train.schedules import require_count
+
+if TYPE_CHECKING:
+    from cavs.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The arguments of `Trainer.fit`, see there."""
+
+    epochs: int
+    metrics: list[Metric]
+    monitor: str | None = None
+    patience: int | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    checkpoint_every: int | None = None
+    restore_best: bool = False
+    progress: bool = True
+
+
+@dataclass
+class FitResult:
+    """What `Trainer.fit` did.
+
+    `epochs` has one record an epoch of this call: ``epoch``, ``train_loss``, ``lr``, ``step``,
+    ``seconds``, ``graphs_per_second`` and the values on `dev` as ``dev_NAME``.
+    """
+
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    monitor: str = "loss"
+    best: float | None = None
+    best_epoch: int | None = None
+    stopped_early: bool = False
+
+
+@dataclass
+class Standing:
+    """Where a run stands between two steps; what a checkpoint keeps of it."""
+
+    epoch: int = 0  # epochs finished
+    trained: bool = False  # the training half of epoch + 1 is finished too
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    best: float | None = None
+    best_epoch: int | None = None
+    bad_epochs: int = 0
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Standing:
+        """The inverse of `asdict`. Raises `CheckpointError`."""
+        try:
+            best, epoch = values["best"], values["best_epoch"]
+            return Standing(
+                int(values["epoch"]),
+                bool(values["trained"]),
+                float(values["loss_sum"]),
+                int(values["loss_count"]),
+                None if best is None else float(best),
+                None if epoch is None else int(epoch),
+                int(values["bad_epochs"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the standing of the run is {values!r}") from error
+
+
+def best_path(checkpoint: str | os.PathLike[str]) -> Path:
+    """Where the best parameters go: ``NAME.best.safetensors`` for ``NAME.safetensors``."""
+    path = Path(checkpoint)
+    return path.with_name(f"{path.stem}.best{path.suffix}")
+
+
+class Run:
+    """One call of `Trainer.fit`."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        train: DataLoader,
+        dev: Iterable[Any] | None,
+        options: FitOptions,
+        *,
+        log: str | os.PathLike[str] | None,
+        resumed: Mapping[str, Any] | None,
+    ) -> None:
+        _check(options, dev)
+        self.trainer, self.train, self.dev, self.options = trainer, train, dev, options
+        self.monitor = _monitored(options, dev)
+        self.standing = Standing()
+        self.result = FitResult(monitor=self.monitor.name)
+        if resumed is not None and "fit" in resumed:
+            self._continue(resumed)
+        if options.checkpoint is not None:
+            _check_writable(Path(options.checkpoint))
+        self.log = JsonLines(log) if log is not None else None
+        self.interrupt = DeferredInterrupt()
+        self.best_values: dict[str, np.ndarray[Any, Any]] | None = None
+        self.since_checkpoint = 0
+
+    def _continue(self, resumed: Mapping[str, Any]) -> None:
+        standing = Standing.from_json(resumed["fit"])
+        if resumed.get("monitor") != self.monitor.name and standing.best is not None:
+            raise CheckpointError(
+                f"the run monitored {resumed.get('monitor')!r}, not {self.monitor.name!r}",
+                hint=f"pass monitor={resumed.get('monitor')!r}",
+            )
+        self.train.load_state_dict(resumed.get("loader") or {})
+        self.standing = standing
+        self.result.best, self.result.best_epoch = standing.best, standing.best_epoch
+
+    def go(self) -> FitResult:
+        """Run to the last epoch, to the end of patience, or to Ctrl-C."""
+        trainer, standing = self.trainer, self.standing
+        about = {"optimizer": repr(trainer.optimizer), "seed": trainer.seed}
+        about |= {"max_norm": trainer.max_norm, "epochs": self.options.epochs}
+        about |= {"loader": self.train.state_dict()}
+        self._write("start", epoch=standing.epoch, step=trainer.steps, **about)
+        patience = self.options.patience
+        with self.interrupt:
+            while standing.epoch < self.options.epochs:
+                if patience is not None and standing.bad_epochs > patience:
+                    self.result.stopped_early = True
+                    break
+                try:
+                    self._epoch()
+                except NumericsError as error:
+                    self._write("numerics", step=trainer.steps + 1, error=str(error))
+                    raise
+        if self.options.restore_best:
+            self._restore()
+        self._write("end", step=trainer.steps, **asdict(self.result) | {"epochs": standing.epoch})
+        return self.result
+
+    def _epoch(self) -> None:
+        trainer, standing = self.trainer, self.standing
+        number, total = standing.epoch + 1, len(self.train)
+        title = f"epoch {number}/{self.options.epochs}"
+        done = self.train.position
+        bar = Progress(title, total, done=done, enabled=self.options.progress)
+        with bar:
+            if not standing.trained:
+                self._train(bar)
+                standing.trained = True
+            lr = trainer.optimizer.rate(max(trainer.steps - 1, 0))  # of the last update
+            train_loss = standing.loss_sum / max(standing.loss_count, 1)
+            record: dict[str, Any] = {"epoch": number, "step": trainer.steps, "lr": lr}
+            record |= {"train_loss": train_loss, "seconds": bar.seconds}
+            record["graphs_per_second"] = bar.rate
+            values = self._evaluate()
+            record |= {f"dev_{name}": value for name, value in values.items()}
+            record["dev_seconds"] = bar.seconds - record["seconds"]
+            improved = self._judge(number, values.get(self.monitor.name, train_loss))
+            shown = [f"loss {train_loss:.4f}"]
+            shown += [f"dev {name} {value:.4f}" for name, value in values.items()]
+            took = f"{record['graphs_per_second']:.0f} graphs/s  {duration(bar.seconds)}"
+            bar.finish("  ".join([*shown, took]) + ("  best so far" if improved else ""))
+        standing.epoch, standing.trained = number, False
+        standing.loss_sum, standing.loss_count = 0.0, 0
+        self.result.epochs.append(record)
+        self._write("epoch", **record, best=improved)
+        self._checkpoint(improved)
+
+    def _train(self, bar: Progress) -> None:
+        trainer, standing, every = self.trainer, self.standing, self.options.checkpoint_every
+        with iterating(self.train) as batches:
+            for batch in batches:
+                outcome = trainer.advance(batch)
+                standing.loss_sum += outcome.loss
+                standing.loss_count += 1
+                mean = standing.loss_sum / standing.loss_count
+                bar.advance(batch.num_graphs, loss=mean)
+                self._stop_if_asked()
+                self.since_checkpoint += 1
+                if every is not None and self.since_checkpoint >= every:
+                    self._checkpoint(improved=False)
+                    self._stop_if_asked()
+
+    def _evaluate(self) -> dict[str, float]:
+        if self.dev is None:
+            return {}
+        asked = self.interrupt
+        values = self.trainer.evaluate(self.dev, self.options.metrics, stop=lambda: asked.requested)
+        self._stop_if_asked()
+        return values
+
+    def _judge(self, epoch: int, value: float) -> bool:
+        """Whether the monitored value is the best so far; tells the schedule too."""
+        standing, score = self.standing, self.monitor.score
+        if not math.isnan(value):
+            self.trainer.optimizer.observe(score(value))
+        best = standing.best
+        if math.isnan(value) or (best is not None and score(value) >= score(best)):
+            standing.bad_epochs += 1
+            return False
+        standing.best, standing.best_epoch, standing.bad_epochs = value, epoch, 0
+        self.result.best, self.result.best_epoch = value, epoch
+        if self.options.restore_best and self.options.checkpoint is None:
+            own = self.trainer.parameters
+            self.best_values = {name: p.value.copy() for name, p in own.items()}
+        return True
+
+    def _stop_if_asked(self) -> None:
+        if not self.interrupt.requested:
+            return
+        self._checkpoint(improved=False)
+        self._write("interrupt", epoch=self.standing.epoch, step=self.trainer.steps)
+        where = self.trainer.last_checkpoint if self.options.checkpoint is not None else None
+        saved = f"saved {where}" if where else "no checkpoint= was given, nothing was saved"
+        raise KeyboardInterrupt(f"stopped after step {self.trainer.steps}; {saved}")
+
+    def _checkpoint(self, improved: bool) -> None:
+        path = self.options.checkpoint
+        if path is None:
+            return
+        progress = {
+            "fit": asdict(self.standing),
+            "monitor": self.monitor.name,
+            "loader": self.train.state_dict(),
+        }
+        if improved and self.dev is not None:
+            self.trainer.save(best_path(path), progress=progress, states=False)
+        self.trainer.save(path, progress=progress)
+        self.since_checkpoint = 0
+
+    def _restore(self) -> None:
+        if self.best_values is not None:
+            for name, values in self.best_values.items():
+                np.copyto(self.trainer.parameters[name].value, values)
+            self.trainer.session.invalidate()
+        elif self.options.checkpoint is not None and self.standing.best is not None:
+            self.trainer.load(best_path(self.options.checkpoint))
+
+    def _write(self, event: str, **record: Any) -> None:
+        if self.log is not None:
+            self.log.write(event, **record)
+
+
+def _check(options: FitOptions, dev: Iterable[Any] | None) -> None:
+    require_count("epochs", options.epochs)
+    if options.patience is not None:
+        require_count("patience", options.patience, 0)
+    if options.checkpoint_every is not None:
+        require_count("checkpoint_every", options.checkpoint_every)
+        if options.checkpoint is None:
+            raise ConfigError(
+                f"checkpoint_every={options.checkpoint_every} without checkpoint",
+                hint='pass checkpoint="runs/model.safetensors"',
+            )
+    for name, value in (("patience", options.patience), ("restore_best", options.restore_best)):
+        if value not in (None, False) and dev is None:
+            raise ConfigError(f"{name}={value} without dev", hint="pass dev=, a loader to judge by")
+
+
+def _monitored(options: FitOptions, dev: Iterable[Any] | None) -> Metric:
+    loss = Metric("loss", lambda outputs, batch: (0.0, 0.0), "lower")
+    known = {metric.name: metric for metric in [*options.metrics, loss]}
+    if options.monitor is None:
+        return next(iter(known.values())) if dev is not None else loss
+    if options.monitor not in known:
+        raise ConfigError(
+            f"monitor is {options.monitor!r}, but the metrics are {', '.join(known)}",
+            hint="pass one of them",
+        )
+    return known[options.monitor]
+
+
+def _check_writable(path: Path) -> None:
+    """Find out before the first epoch that a checkpoint could not be written."""
+    probe = path.parent / f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.probe"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch(exist_ok=False)
+        probe.unlink()
+        if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
+            raise PermissionError("it exists and is not a file that may be written")
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write the checkpoint {path}: {error.strerror or error}",
+            hint="choose a folder and file that you may write to",
+        ) from error

@@ -1,0 +1,231 @@
+"""`DataLoader`: graphs in, collated and scheduled batches out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.errors import CavsError, CheckpointError, ConfigError, DataError
+from cavs.train.prefetch import prefetch
+from cavs.train.schedules import require, require_count
+
+Collate = Callable[[Sequence[Any], NDArray[np.int64]], Any]
+_IDENTITY = ("num_graphs", "batch_size", "shuffle", "seed", "bucket", "drop_last")
+
+
+def _collate(graphs: Sequence[Any], ids: NDArray[np.int64]) -> Any:
+    from cavs.data import batch
+
+    return batch(graphs, ids.tolist())
+
+
+class DataLoader:
+    """Cuts `graphs` into batches, epoch by epoch.
+
+    Args:
+        graphs: The data set; ``graphs[i]`` is a `Graph`.
+        batch_size: Graphs a batch; the last one of an epoch may be smaller.
+        shuffle: A new order every epoch, drawn from ``(seed, epoch)``.
+        seed: Of the order.
+        bucket: ``"size"`` or ``"depth"`` puts graphs with a similar number of vertices or levels
+            into one batch, which keeps frontiers wide; the batches themselves are shuffled.
+        drop_last: Leave out what does not fill a batch.
+        prefetch: Batches made ahead by a background thread; 0 makes them in the caller.
+        cache: Keep batches and their schedules for the next epochs: True, or a limit in bytes.
+            Needs ``shuffle=False``.
+        collate: ``(graphs, ids) -> batch``; `cavs.data.batch` unless given.
+
+    Every ``iter(loader)`` runs the next epoch. `state_dict` says where the running one stands;
+    after `load_state_dict` the next ``iter`` goes on from there with the identical batches.
+    `prepare`, if set, is called with every new batch in the background thread.
+    """
+
+    def __init__(
+        self,
+        graphs: Sequence[Any],
+        batch_size: int = 64,
+        shuffle: bool = False,
+        seed: int = 0,
+        *,
+        bucket: Literal["size", "depth"] | None = None,
+        drop_last: bool = False,
+        prefetch: int = 2,
+        cache: bool | int = False,
+        collate: Collate | None = None,
+    ) -> None:
+        require_count("batch_size", batch_size)
+        require_count("seed", seed, 0)
+        require_count("prefetch", prefetch, 0)
+        require(bucket in (None, "size", "depth"), "bucket", bucket, "None, 'size' or 'depth'")
+        require_count("cache", int(cache), 0)
+        if cache and shuffle:
+            raise ConfigError(
+                "cache=True with shuffle=True: no batch comes twice",
+                hint="pass shuffle=False or cache=False",
+            )
+        if len(graphs) == 0:
+            raise ConfigError("DataLoader got no graphs", hint="pass at least one graph")
+        if drop_last and len(graphs) < batch_size:
+            raise ConfigError(
+                f"drop_last=True leaves nothing of {len(graphs)} graphs at batch_size={batch_size}",
+                hint="pass a smaller batch_size or drop_last=False",
+            )
+        self.graphs, self.batch_size, self.shuffle, self.seed = graphs, batch_size, shuffle, seed
+        self.bucket, self.drop_last, self.prefetch = bucket, drop_last, prefetch
+        self.prepare: Callable[[Any], None] | None = None
+        self._collate = collate or _collate
+        self._sizes = self._bucket_sizes()
+        self._epoch, self._position = 0, 0  # of the running iteration, or of the next one
+        self._running = False
+        self._cache_limit = (1 << 62 if cache is True else int(cache)) if cache else 0
+        self._cache: dict[int, Any] = {}
+        self._cached_bytes = 0
+
+    def __len__(self) -> int:
+        """Batches an epoch."""
+        whole, rest = divmod(len(self.graphs), self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    @property
+    def epoch(self) -> int:
+        """The running epoch, or the next one if none runs."""
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """Batches of that epoch already handed out."""
+        return self._position
+
+    def _bucket_sizes(self) -> NDArray[np.int64] | None:
+        if self.bucket is None:
+            return None
+        name = "num_vertices" if self.bucket == "size" else "depth"
+        return np.array([getattr(graph, name) for graph in self.graphs], dtype=np.int64)
+
+    def epoch_ids(self, epoch: int) -> list[NDArray[np.int64]]:
+        """The indices of the graphs of every batch of `epoch`; depends on nothing else."""
+        count, size = len(self.graphs), self.batch_size
+        rng = np.random.default_rng((self.seed, epoch))
+        order = rng.permutation(count) if self.shuffle else np.arange(count)
+        order = order.astype(np.int64, copy=False)
+        if self.drop_last:
+            order = order[: count // size * size]
+        if self._sizes is not None:
+            order = order[np.argsort(self._sizes[order], kind="stable")]
+        batches = [order[i : i + size] for i in range(0, len(order), size)]
+        if self._sizes is not None and self.shuffle:
+            batches = [batches[i] for i in rng.permutation(len(batches))]
+        return batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the next epoch, or the rest of the one `load_state_dict` set."""
+        if self._running:  # an earlier iteration was left before its end
+            self._epoch, self._position = self._epoch + 1, 0
+        self._running = True
+        epoch, first = self._epoch, self._position
+        batches = self.epoch_ids(epoch)[first:]
+
+        def make(i: int) -> Any:
+            return self._make(batches[i], epoch, first + i)
+
+        for i, item in enumerate(prefetch(make, len(batches), self.prefetch)):
+            self._epoch, self._position = epoch, first + i + 1
+            yield item
+        self._epoch, self._position, self._running = epoch + 1, 0, False
+
+    def _make(self, ids: NDArray[np.int64], epoch: int, position: int) -> Any:
+        cached = self._cache.get(position)
+        if cached is not None:
+            return cached
+        try:
+            item = self._collate([self.graphs[i] for i in ids], ids)
+            if self.prepare is not None:
+                self.prepare(item)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self._named(error, ids, epoch, position) from error
+        if self._cache_limit:
+            size = _bytes(item)
+            if self._cached_bytes + size <= self._cache_limit:
+                self._cache[position] = item
+                self._cached_bytes += size
+        return item
+
+    def _named(
+        self, error: Exception, ids: NDArray[np.int64], epoch: int, position: int
+    ) -> CavsError:
+        """The error with the graph to blame, found by trying the graphs one by one."""
+        blamed = [int(i) for i in ids if not self._collates_alone(int(i))]
+        listed = ", ".join(map(str, blamed or ids.tolist()))
+        which = "graph" if len(blamed) == 1 else "graphs"
+        where = f"{which} {listed} of the data set (batch {position} of epoch {epoch})"
+        if isinstance(error, CavsError) and type(error).__init__ is CavsError.__init__:
+            return type(error)(f"{error.what}\n  in {where}", where=error.where, hint=error.hint)
+        return DataError(f"cannot prepare {where}: {type(error).__name__}: {error}")
+
+    def _collates_alone(self, i: int) -> bool:
+        try:
+            item = self._collate([self.graphs[i]], np.array([i], dtype=np.int64))
+            if self.prepare is not None:
+                self.prepare(item)
+        except Exception:
+            return False
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands, and what makes its order, as JSON values."""
+        state = {name: getattr(self, name) for name in _IDENTITY if name != "num_graphs"}
+        return state | {
+            "num_graphs": len(self.graphs),
+            "epoch": self._epoch,
+            "position": self._position,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where `state` was taken.
+
+        Raises `CheckpointError`, naming both values, if this loader would order its batches
+        differently.
+        """
+        own = self.state_dict()
+        for name in (*_IDENTITY, "epoch", "position"):
+            if name not in state:
+                raise CheckpointError(f"the state of the loader has no {name!r}")
+        for name in _IDENTITY:
+            if state[name] != own[name]:
+                raise CheckpointError(
+                    f"the loader was saved with {name}={state[name]!r}, but has {own[name]!r}",
+                    hint=f"resume with the same data and {name}={state[name]!r}",
+                )
+        epoch, position = state["epoch"], state["position"]
+        if not (isinstance(epoch, int) and isinstance(position, int)) or not (
+            epoch >= 0 and 0 <= position <= len(self)
+        ):
+            raise CheckpointError(
+                f"the loader was saved at epoch {epoch!r}, batch {position!r} of {len(self)}"
+            )
+        self._epoch, self._position, self._running = epoch, position, False
+
+
+def _bytes(batch: Any) -> int:
+    """Memory a batch holds: its features, and the topology and schedule at 4 bytes an index."""
+    groups = (batch.features, batch.edge_features, batch.graph_features)
+    features = sum(array.nbytes for group in groups for array in group.values())
+    return int(features + 4 * (10 * batch.num_vertices + 7 * batch.num_edges))
+
+
+@contextmanager
+def iterating(loader: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """``iter(loader)`` whose background thread ends with the block, also after an exception."""
+    iterator = iter(loader)
+    try:
+        yield iterator
+    finally:
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,140 @@
+"""What an evaluation counts.
+
+A metric is a function ``(outputs, batch) -> (sum, count)``; its value over a data set is the sum
+of sums over the sum of counts. `Metric` adds which way is better and a last transformation.
+``outputs`` holds what ``Model.forward`` gives by name (``"output"`` for a single value) and,
+always, ``"loss"`` (mean of the batch) and ``"weight"`` (how many terms that mean has).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.errors import ConfigError, FeatureError
+
+Measure = Callable[[Mapping[str, Any], Any], tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named measure. `better` is the direction of progress; `finish` maps the mean at the end."""
+
+    name: str
+    measure: Measure
+    better: Literal["lower", "higher"] = "higher"
+    finish: Callable[[float], float] = float
+
+    def __call__(self, outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
+        """Sum and count over one batch."""
+        return self.measure(outputs, batch)
+
+    def score(self, value: float) -> float:
+        """`value` such that lower is better."""
+        return value if self.better == "lower" else -value
+
+
+def as_metrics(
+    metrics: Iterable[Metric | Measure] | Mapping[str, Metric | Measure],
+) -> list[Metric]:
+    """`Metric`s with unique names. Raises `ConfigError`."""
+    named: list[tuple[str, Metric | Measure]]
+    if isinstance(metrics, Mapping):
+        named = list(metrics.items())
+    else:
+        named = [(getattr(m, "name", getattr(m, "__name__", "metric")), m) for m in metrics]
+    result: list[Metric] = []
+    for name, metric in named:
+        if not callable(metric):
+            raise ConfigError(
+                f"metric {name!r} is {metric!r}, but must be a function",
+                hint="a metric is a function (outputs, batch) -> (sum, count)",
+            )
+        if isinstance(metric, Metric):
+            result.append(Metric(name, metric.measure, metric.better, metric.finish))
+        else:
+            result.append(Metric(name, metric))
+    names = [m.name for m in result] + ["loss"]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(
+            f"several metrics are called {twice[0]!r}", hint='pass metrics={"name": metric, ...}'
+        )
+    return result
+
+
+def _logits(outputs: Mapping[str, Any], output: str) -> NDArray[Any]:
+    if output in outputs:
+        return np.asarray(outputs[output])
+    names = sorted(set(outputs) - {"loss", "weight"})
+    raise FeatureError(
+        f"the metric reads the output {output!r}, but the model has {names}",
+        hint=f"pass output={names[0]!r}" if names else "the model declares no output",
+    )
+
+
+def _labels(batch: Any, label: str, rows: int) -> NDArray[Any]:
+    labels = np.asarray(batch[label])
+    if labels.shape != (rows,):
+        raise FeatureError(f"label {label!r} has shape {labels.shape}, the output {rows} rows")
+    return labels
+
+
+def accuracy(output: str = "output", label: str = "label", name: str = "accuracy") -> Metric:
+    """Share of rows with ``label >= 0`` whose largest logit is the label's.
+
+    ``outputs[output]`` is ``[rows, classes]``, ``batch[label]`` ``int[rows]``.
+    """
+
+    def measure(outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
+        logits = _logits(outputs, output)
+        labels = _labels(batch, label, len(logits))
+        known = labels >= 0
+        right = logits[known].argmax(axis=1) == labels[known]
+        return float(right.sum()), float(known.sum())
+
+    return Metric(name, measure)
+
+
+def root_accuracy(
+    output: str = "output", label: str = "label", name: str = "root_accuracy"
+) -> Metric:
+    """`accuracy` over the roots (the vertices no other vertex gathers from)."""
+
+    def measure(outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
+        logits = _logits(outputs, output)
+        labels = _labels(batch, label, len(logits))
+        roots = batch_roots(batch)
+        roots = roots[labels[roots] >= 0]
+        right = logits[roots].argmax(axis=1) == labels[roots]
+        return float(right.sum()), float(len(roots))
+
+    return Metric(name, measure)
+
+
+def batch_roots(batch: Any) -> NDArray[np.int64]:
+    """The vertices of a `GraphBatch` that no vertex gathers from, ascending."""
+    is_root = np.ones(batch.num_vertices, dtype=np.bool_)
+    topology = batch.topology
+    for graph, first in zip(topology.graphs, topology.vertex_offsets[:-1], strict=True):
+        is_root[graph.children + first] = False
+    return np.flatnonzero(is_root)
+
+
+def perplexity(label: str = "label", name: str = "perplexity") -> Metric:
+    """``exp`` of the loss, for a loss that is the mean cross-entropy over labels >= 0."""
+
+    def measure(outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
+        count = float(np.count_nonzero(np.asarray(batch[label]) >= 0))
+        return float(outputs["loss"]) * count, count
+
+    return Metric(name, measure, "lower", _exp)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf

@@ -1,0 +1,230 @@
+"""Optimisers as data: which rule, which numbers, which state arrays.
+
+The engine applies the rule in the same call that runs forward and backward; a parameter with a
+sparse gradient (an embedding table) moves only in the rows that were looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.errors import ConfigError
+from cavs.train.schedules import (
+    Plateau,
+    Schedule,
+    WarmUp,
+    as_schedule,
+    require,
+    require_number,
+)
+
+Array = NDArray[Any]
+
+
+class TrainableParameter(Protocol):
+    """What training needs to know of a parameter."""
+
+    @property
+    def name(self) -> str:
+        """Dotted name in the model."""
+        ...
+
+    @property
+    def value(self) -> Array:
+        """Float32 or float64, C-contiguous; written in place, never reallocated."""
+        ...
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the optimiser moves it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What all optimisers share: a learning rate and a weight decay.
+
+    `lr` is a number or a schedule. `weight_decay` is added to the gradient as
+    `weight_decay * value` (`AdamW`: subtracted from the value, scaled by the rate).
+    """
+
+    lr: float | Schedule
+    _: KW_ONLY
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = ""
+    states_per_parameter: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        as_schedule(self.lr)
+        require_number("weight_decay", self.weight_decay, "a number >= 0", lambda x: x >= 0)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of the update that follows `step` updates."""
+        return float(as_schedule(self.lr)(step))
+
+    def hyper(self, step: int) -> dict[str, Any]:
+        """The numbers of the update that follows `step` updates, as the engine takes them."""
+        return {
+            "kind": self.kind,
+            "lr": self.rate(step),
+            "momentum": 0.0,
+            "nesterov": False,
+            "beta1": 0.0,
+            "beta2": 0.0,
+            "eps": 0.0,
+            "weight_decay": float(self.weight_decay),
+            "bias1": 1.0,
+            "bias2": 1.0,
+        }
+
+    def num_states(self) -> int:
+        """State arrays a trainable parameter."""
+        return self.states_per_parameter
+
+    def init_states(self, parameters: Sequence[TrainableParameter]) -> list[list[Array]]:
+        """Fresh state arrays in the order of `parameters`; none for one that is not trainable."""
+        return [
+            [np.zeros_like(p.value) for _ in range(self.num_states())] if p.trainable else []
+            for p in parameters
+        ]
+
+    def plateau(self) -> Plateau | None:
+        """The `Plateau` inside `lr`, if there is one."""
+        lr = self.lr
+        while isinstance(lr, WarmUp):
+            lr = lr.after
+        return lr if isinstance(lr, Plateau) else None
+
+    def observe(self, value: float) -> None:
+        """Tell a `Plateau` schedule the monitored value; nothing for other schedules."""
+        plateau = self.plateau()
+        if plateau is not None:
+            plateau.observe(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides the state arrays, as JSON values."""
+        plateau = self.plateau()
+        return {"kind": self.kind, "schedule": plateau.state_dict() if plateau else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`; a schedule without state ignores the stored one."""
+        plateau, stored = self.plateau(), state.get("schedule")
+        if plateau is not None and stored is not None:
+            plateau.load_state_dict(stored)
+
+
+def _check_beta(name: str, value: float) -> None:
+    require_number(name, value, "a number in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def _check_eps(value: float) -> None:
+    require_number("eps", value, "a number above 0", lambda x: x > 0)
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """`value -= lr * g`; with momentum `m = momentum * m + g; value -= lr * m`.
+
+    Nesterov: `value -= lr * (g + momentum * m)`.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_beta("momentum", self.momentum)
+        require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
+        if self.nesterov and self.momentum == 0:
+            raise ConfigError("nesterov=True with momentum=0", hint="pass momentum=0.9")
+
+    def num_states(self) -> int:
+        """One with momentum, none without."""
+        return 1 if self.momentum else 0
+
+    def hyper(self, step: int) -> dict[str, Any]:
+        """See `Optimizer.hyper`."""
+        kind = "momentum" if self.momentum else "sgd"
+        own = {"kind": kind, "momentum": float(self.momentum), "nesterov": self.nesterov}
+        return super().hyper(step) | own
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Optimizer.state_dict`."""
+        return super().state_dict() | {"kind": self.hyper(0)["kind"]}
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """`s += g * g; value -= lr * g / (sqrt(s) + eps)`; `s` starts at `initial`."""
+
+    eps: float = 1e-10
+    initial: float = 0.0
+    kind: ClassVar[str] = "adagrad"
+    states_per_parameter: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_eps(self.eps)
+        require_number("initial", self.initial, "a number >= 0", lambda x: x >= 0)
+
+    def init_states(self, parameters: Sequence[TrainableParameter]) -> list[list[Array]]:
+        """Sums that start at `initial`."""
+        states = super().init_states(parameters)
+        for arrays in states:
+            for array in arrays:
+                array.fill(self.initial)
+        return states
+
+    def hyper(self, step: int) -> dict[str, Any]:
+        """See `Optimizer.hyper`."""
+        return super().hyper(step) | {"eps": float(self.eps)}
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Kingma and Ba 2015, with bias correction; weight decay is part of the gradient."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    kind: ClassVar[str] = "adam"
+    states_per_parameter: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_beta("beta1", self.beta1)
+        _check_beta("beta2", self.beta2)
+        _check_eps(self.eps)
+
+    def hyper(self, step: int) -> dict[str, Any]:
+        """See `Optimizer.hyper`; `bias1 = 1 - beta1 ** (step + 1)`, `bias2` alike."""
+        own = {
+            "beta1": float(self.beta1),
+            "beta2": float(self.beta2),
+            "eps": float(self.eps),
+            "bias1": 1.0 - self.beta1 ** (step + 1),
+            "bias2": 1.0 - self.beta2 ** (step + 1),
+        }
+        return super().hyper(step) | own
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
+    _: KW_ONLY
+    weight_decay: float = 0.01
+    kind: ClassVar[str] = "adamw"
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "adam": Adam,
+    "adamw": AdamW,
+}

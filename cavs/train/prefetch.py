@@ -1,0 +1,104 @@
+"""Items made by a background thread, a few ahead of the consumer."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from cavs.errors import CavsError
+
+T = TypeVar("T")
+
+
+class _Channel(Generic[T]):
+    """What the thread and the consumer share; the thread holds nothing else of the consumer's."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.changed = threading.Condition()
+        self.items: deque[T] = deque()
+        self.error: BaseException | None = None
+        self.finished = False  # the thread has made all items or failed
+        self.closed = False  # the consumer wants no more
+        self.thread: threading.Thread | None = None
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.items.clear()
+            self.changed.notify_all()
+        thread = self.thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+
+# A daemon thread inside native code while the interpreter dies would crash it: end them before.
+_open: weakref.WeakSet[_Channel[object]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for channel in list(_open):
+        channel.close()
+
+
+def _produce(channel: _Channel[T], make: Callable[[int], T], count: int) -> None:
+    try:
+        for i in range(count):
+            with channel.changed:
+                while len(channel.items) >= channel.depth and not channel.closed:
+                    channel.changed.wait()
+                if channel.closed:
+                    return
+            item = make(i)
+            with channel.changed:
+                channel.items.append(item)
+                channel.changed.notify_all()
+    except BaseException as error:  # carried to the consumer, whatever it is
+        channel.error = error
+    finally:
+        with channel.changed:
+            channel.finished = True
+            channel.changed.notify_all()
+
+
+def prefetch(make: Callable[[int], T], count: int, depth: int) -> Iterator[T]:
+    """Yield ``make(0) ... make(count - 1)``, at most `depth` of them made ahead in a thread.
+
+    An exception in `make` is raised here, after the items before it. The thread ends with the
+    iteration: at its end, when it is closed or dropped, or at interpreter exit. ``depth=0``
+    runs `make` in the caller.
+    """
+    if depth == 0:
+        yield from map(make, range(count))
+        return
+    channel: _Channel[T] = _Channel(depth)
+    channel.thread = threading.Thread(
+        target=_produce, args=(channel, make, count), name="cavs-prefetch", daemon=True
+    )
+    _open.add(channel)  # type: ignore[arg-type]
+    channel.thread.start()
+    try:
+        while True:
+            with channel.changed:
+                while not channel.items and not channel.finished:
+                    channel.changed.wait(1.0)
+                    if not channel.thread.is_alive() and not channel.finished:
+                        raise CavsError(
+                            "the thread that prepares batches is gone",
+                            hint="a forked process must start an iteration of its own",
+                        )
+                if not channel.items:
+                    break
+                item = channel.items.popleft()
+                channel.changed.notify_all()
+            yield item
+            del item
+        if channel.error is not None:
+            raise channel.error
+    finally:
+        channel.close()

@@ -1,0 +1,127 @@
+"""A progress line on stderr: a redrawn bar on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+_REDRAW_SECONDS = 0.1
+_LINE_SECONDS = 10.0
+
+
+def duration(seconds: float) -> str:
+    """``4.2s``, ``1:05`` or ``2:03:04``."""
+    if not math.isfinite(seconds):
+        return "?"
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    tail = f"{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+    return f"{hours}:{tail}" if hours else tail
+
+
+class Progress:
+    """Counts `total` batches of one pass; use it as a context manager.
+
+    `done` batches are already behind (a resumed pass). `clock` and `stream` are for tests.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        *,
+        done: int = 0,
+        enabled: bool = True,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.title, self.total, self.done, self.enabled = title, total, done, enabled
+        self.graphs = 0
+        self._stream = stream if stream is not None else sys.stderr
+        self._clock = clock
+        self._first = done
+        self._start = self._clock()
+        self._tty = self._stream.isatty()
+        self._shown = self._start if not self._tty else -math.inf
+        self._drawn = False
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time since the start."""
+        return float(self._clock() - self._start)
+
+    @property
+    def rate(self) -> float:
+        """Graphs a second."""
+        return self.graphs / max(self.seconds, 1e-9)
+
+    def advance(self, graphs: int, **values: float) -> None:
+        """One batch of `graphs` graphs is done; `values` are shown, such as ``loss=0.4``."""
+        self.done += 1
+        self.graphs += graphs
+        if not self.enabled:
+            return
+        now = self._clock()
+        wait = _REDRAW_SECONDS if self._tty else _LINE_SECONDS
+        if now - self._shown >= wait:
+            self._shown = now
+            self._draw(values)
+
+    def finish(self, text: str) -> None:
+        """Replace the bar by a last line."""
+        if self.enabled:
+            self._clear()
+            self._write(f"{self.title}  {text}\n")
+
+    def __enter__(self) -> Progress:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the cursor on a fresh line."""
+        self._clear()
+
+    def _draw(self, values: dict[str, float]) -> None:
+        left = self.total - self.done
+        each = self.seconds / max(self.done - self._first, 1)
+        numbers = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        tail = f"{self.done}/{self.total}  {numbers}  {self.rate:.0f} graphs/s"
+        if left > 0:
+            tail += f"  {duration(left * each)} left"
+        if not self._tty:
+            self._write(f"{self.title}  {tail}\n")
+            return
+        columns = shutil.get_terminal_size().columns
+        room = columns - len(self.title) - len(tail) - 7
+        bar = ""
+        if room >= 8:
+            size = min(room, 30)
+            full = size * self.done // max(self.total, 1)
+            bar = "[" + "#" * full + "." * (size - full) + "]  "
+        self._write("\r" + f"{self.title}  {bar}{tail}"[: columns - 1].ljust(columns - 1))
+        self._drawn = True
+
+    def _clear(self) -> None:
+        if self._drawn:
+            self._write("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r")
+            self._drawn = False
+
+    def _write(self, text: str) -> None:
+        # A closed or broken stderr must not end a training run.
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            self.enabled = False

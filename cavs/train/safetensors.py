@@ -1,0 +1,225 @@
+"""The safetensors file format: an 8-byte length, a JSON header, raw little-endian arrays.
+
+Writing is atomic: a whole file appears under the final name or the old one stays. Reading checks
+every length and offset before any array is made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.errors import CheckpointError
+
+Array = NDArray[Any]
+_DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "|u1",
+    "BOOL": "|b1",
+}
+_NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
+_MAX_HEADER = 100_000_000  # the limit of the format's reference reader
+_CHECKSUM = "crc32"  # our own metadata key; files of others have none
+
+
+def write(
+    path: str | os.PathLike[str], tensors: Mapping[str, Array], metadata: Mapping[str, str]
+) -> None:
+    """Write `tensors` and `metadata` to `path` in one atomic step.
+
+    Folders on the way are made. Raises `CheckpointError` (old file untouched) if the folder
+    cannot be written, the disk is full, or a dtype has no name in the format.
+    """
+    final = Path(os.path.realpath(path))
+    arrays = {name: _little_endian(name, array) for name, array in tensors.items()}
+    header = _header(arrays, metadata)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        if final.exists() and not (final.is_file() and os.access(final, os.W_OK)):
+            raise PermissionError("it exists and is not a file that may be written")
+        _replace(final, header, list(arrays.values()))
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write the checkpoint {path}: {error.strerror or error}",
+            hint=_cure(error) + "; a checkpoint written there before is untouched",
+        ) from error
+
+
+def _cure(error: OSError) -> str:
+    import errno
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free some space or choose another disk"
+    return "choose a folder and file that you may write to"
+
+
+def _little_endian(name: str, array: Array) -> Array:
+    array = np.asarray(array)
+    dtype = array.dtype.newbyteorder("<")
+    if dtype not in _NAMES:
+        raise CheckpointError(
+            f"tensor {name!r} has dtype {array.dtype}, which safetensors cannot hold",
+            hint=f"use one of {', '.join(str(d) for d in _NAMES)}",
+        )
+    # ascontiguousarray would turn a scalar into a vector.
+    return np.asarray(array, dtype=dtype, order="C")
+
+
+def _header(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+    checksum, offset = 0, 0
+    entries: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if name == "__metadata__":
+            raise CheckpointError("a tensor may not be called '__metadata__'")
+        end = offset + array.nbytes
+        entries[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
+        checksum = zlib.crc32(_raw(array), checksum)
+        offset = end
+    entries["__metadata__"] = {**metadata, _CHECKSUM: f"{checksum:08x}"}
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-len(text) % 8)  # arrays start at a multiple of eight bytes
+    if len(text) > _MAX_HEADER:
+        raise CheckpointError(f"the header has {len(text)} bytes, more than {_MAX_HEADER}")
+    return len(text).to_bytes(8, "little") + text
+
+
+def _raw(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _replace(final: Path, header: bytes, arrays: list[Array]) -> None:
+    # Every writer has a file of its own, so that two processes both leave a whole checkpoint.
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(header)
+            for array in arrays:
+                file.write(_raw(array))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, final)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
+    """Tensors (read-only views of one buffer, except big-endian hosts) and metadata of `path`.
+
+    Raises `CheckpointError` for a file that is missing, truncated, corrupt or of another format.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read the checkpoint {path}: {error.strerror or error}",
+            hint="check the path",
+        ) from error
+    entries, start = _parse_header(path, content)
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _damaged(path, "its __metadata__ is not a map of strings")
+    data = memoryview(content)[start:]
+    tensors, end = _tensors(path, entries, data)
+    if end != len(data):
+        raise _damaged(path, f"it has {len(data)} bytes of arrays, but its header says {end}")
+    stored = metadata.pop(_CHECKSUM, None)
+    if stored is not None and stored != f"{zlib.crc32(data):08x}":
+        raise _damaged(path, f"its checksum is {zlib.crc32(data):08x}, not {stored}")
+    return tensors, metadata
+
+
+def _damaged(path: object, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is not a whole safetensors file: {what}",
+        hint="it was cut off, changed, or is of another format; take an older checkpoint",
+    )
+
+
+def _parse_header(path: object, content: bytes) -> tuple[dict[str, Any], int]:
+    if len(content) < 8:
+        raise _damaged(path, f"it has {len(content)} bytes, fewer than 8")
+    length = int.from_bytes(content[:8], "little")
+    if length > _MAX_HEADER:
+        raise _damaged(path, f"its first 8 bytes say a header of {length} bytes")
+    if length > len(content) - 8:
+        raise _damaged(path, f"its header has {length} bytes, the file {len(content)}")
+    text = content[8 : 8 + length]
+    if not text.startswith(b"{"):
+        raise _damaged(path, f"its header starts with {text[:1]!r}, not b'{{'")
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"its header is not JSON ({error})") from error
+    if not isinstance(entries, dict):  # pragma: no cover - a text that starts with { is a dict
+        raise _damaged(path, "its header is not a JSON object")
+    return entries, 8 + length
+
+
+def _counts(value: object) -> list[int] | None:
+    """`value` if it is a list of integers >= 0."""
+    if isinstance(value, list) and all(type(v) is int and v >= 0 for v in value):
+        return value
+    return None
+
+
+def _tensors(
+    path: object, entries: dict[str, Any], data: memoryview
+) -> tuple[dict[str, Array], int]:
+    tensors: dict[str, Array] = {}
+    ranges: list[tuple[int, int]] = []
+    for name, entry in entries.items():
+        if not isinstance(entry, dict):
+            raise _damaged(path, f"the entry of tensor {name!r} is {entry!r}")
+        kind = entry.get("dtype")
+        shape, offsets = _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
+        if not isinstance(kind, str) or kind not in _DTYPES:
+            raise CheckpointError(
+                f"{path}: tensor {name!r} has dtype {kind!r}, not one of {', '.join(_DTYPES)}"
+            )
+        if shape is None or offsets is None or len(offsets) != 2:
+            raise _damaged(path, f"the entry of tensor {name!r} is {entry!r}")
+        dtype, (begin, end) = np.dtype(_DTYPES[kind]), offsets
+        if end - begin != math.prod(shape) * dtype.itemsize:
+            raise _damaged(
+                path, f"tensor {name!r} of shape {shape} and {kind} has {end - begin} bytes"
+            )
+        if end > len(data):
+            raise _damaged(path, f"tensor {name!r} ends at byte {end} of {len(data)}")
+        array = np.frombuffer(data[begin:end], dtype=dtype).reshape(shape)
+        tensors[name] = array.astype(dtype.newbyteorder("="), copy=False)
+        ranges.append((begin, end))
+    position = 0
+    for begin, end in sorted(ranges):
+        if begin != position:
+            raise _damaged(path, f"its arrays leave a hole or overlap at byte {begin}")
+        position = end
+    return tensors, position

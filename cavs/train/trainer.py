@@ -1,0 +1,309 @@
+"""`Trainer`: a model, an optimiser and the engine that runs both."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.errors import CheckpointError, ConfigError, DeviceError, NumericsError
+from cavs.frontend.model import Model
+from cavs.runtime import Session
+from cavs.train.checkpoint import (
+    Checkpoint,
+    ParameterizedModel,
+    check_fit,
+    load_parameters,
+    model_name,
+    read_checkpoint,
+    save_checkpoint,
+)
+from cavs.train.engine import Engine, StepOutcome
+from cavs.train.fit import FitOptions, FitResult, Run
+from cavs.train.loader import DataLoader, iterating
+from cavs.train.metrics import Measure, Metric, as_metrics
+from cavs.train.optim import Optimizer
+from cavs.train.progress import Progress
+from cavs.train.schedules import require, require_count, require_number
+
+Array = NDArray[Any]
+Metrics = Iterable[Metric | Measure] | Mapping[str, Metric | Measure]
+
+
+class Trainer:
+    """Trains `model` with `optimizer`.
+
+    Args:
+        model: A `cavs.Model`; its parameters are written in place.
+        optimizer: Such as `cavs.optim.Adagrad(lr=0.05)`.
+        device: ``"cpu"``.
+        seed: Of everything random inside a step (dropout).
+        max_norm: Clip the gradient to this global norm.
+        threads: Of the engine; by default what the affinity mask and the quota allow.
+        session: An engine to use instead of a new `cavs.runtime.Session`.
+        config: A JSON object kept in every checkpoint, such as the options of the model.
+
+    Same seed and thread count: bit-identical parameters.
+    """
+
+    def __init__(
+        self,
+        model: ParameterizedModel,
+        optimizer: Optimizer,
+        *,
+        device: str = "cpu",
+        seed: int = 0,
+        max_norm: float | None = None,
+        threads: int | None = None,
+        session: Engine | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        if device != "cpu":
+            raise DeviceError(f"device is {device!r}, but cavs runs on 'cpu'", hint="device='cpu'")
+        require(isinstance(optimizer, Optimizer), "optimizer", optimizer, "a cavs.optim optimiser")
+        require_count("seed", seed, 0)
+        if max_norm is not None:
+            require_number("max_norm", max_norm, "None or a number above 0", lambda x: x > 0)
+        if threads is not None:
+            require_count("threads", threads)
+        self.model, self.optimizer, self.seed, self.max_norm = model, optimizer, seed, max_norm
+        self.config = dict(config or {})
+        self.parameters = model.parameters()
+        if not any(p.trainable for p in self.parameters.values()):
+            raise ConfigError("the model has no trainable parameter", hint="add a cavs.Parameter")
+        self.session: Engine = session if session is not None else _new_session(model, threads)
+        self.states = optimizer.init_states(list(self.parameters.values()))
+        self.steps = 0
+        self.last_checkpoint: Path | None = None
+        self._resumed: dict[str, Any] | None = None
+
+    def step(self, batch: Any) -> float:
+        """One update on `batch`; the loss before it.
+
+        Raises `NumericsError`, with nothing updated, if the loss or the gradient is not finite.
+        """
+        return self.advance(batch).loss
+
+    def advance(self, batch: Any) -> StepOutcome:
+        """`step`, returning the gradient's norm too."""
+        outcome = self.session.step(
+            batch,
+            self.optimizer.hyper(self.steps),
+            self.states,
+            seed=self.seed,
+            step=self.steps,
+            max_norm=self.max_norm,
+        )
+        if not (math.isfinite(outcome.loss) and math.isfinite(outcome.grad_norm)):
+            raise self._not_finite(batch, outcome)
+        self.steps += 1
+        return outcome
+
+    def _not_finite(self, batch: Any, outcome: StepOutcome) -> NumericsError:
+        found = f"loss is {outcome.loss}, the norm of the gradient {outcome.grad_norm}"
+        return NumericsError(
+            f"step {self.steps + 1}: the {found}, on {_graphs(batch)}; nothing was updated\n"
+            f"  last good checkpoint: {self.last_checkpoint or 'none was written'}",
+            hint="look for NaN in the features of these graphs, lower lr, or set max_norm",
+        )
+
+    def _attach(self, loader: Iterable[Any]) -> None:
+        if isinstance(loader, DataLoader) and loader.prepare is None:
+            loader.prepare = self.session.prepare
+
+    def evaluate(
+        self,
+        loader: Iterable[Any],
+        metrics: Metrics = (),
+        *,
+        progress: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> dict[str, float]:
+        """``"loss"`` (mean over all terms) and every metric over the batches of `loader`.
+
+        Ends early, with what it has, once `stop` says so. Raises `NumericsError` if the loss of
+        a batch is not finite.
+        """
+        used = as_metrics(metrics)
+        self._attach(loader)
+        sums = {metric.name: [0.0, 0.0] for metric in used}
+        loss, weight = 0.0, 0.0
+        total = len(loader) if isinstance(loader, Sized) else 0
+        with (
+            Progress("evaluate", total, enabled=progress) as bar,
+            iterating(loader) as batches,
+        ):
+            for batch in batches:
+                result = self.session.evaluate(batch)
+                if not math.isfinite(result.loss):
+                    raise NumericsError(
+                        f"evaluation: the loss is {result.loss} on {_graphs(batch)}",
+                        hint="look for NaN in their features, or lower lr",
+                    )
+                loss += result.loss * result.weight
+                weight += result.weight
+                outputs = {**result.outputs, "loss": result.loss, "weight": result.weight}
+                for metric in used:
+                    part, count = metric(outputs, batch)
+                    sums[metric.name][0] += part
+                    sums[metric.name][1] += count
+                bar.advance(batch.num_graphs)
+                if stop():
+                    break
+        values = {"loss": loss / weight if weight else math.nan}
+        for metric in used:
+            part, count = sums[metric.name]
+            values[metric.name] = metric.finish(part / count) if count else math.nan
+        return values
+
+    def fit(
+        self,
+        train: DataLoader,
+        *,
+        epochs: int,
+        dev: Iterable[Any] | None = None,
+        metrics: Metrics = (),
+        monitor: str | None = None,
+        patience: int | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        restore_best: bool = False,
+        log: str | os.PathLike[str] | None = None,
+        progress: bool = True,
+    ) -> FitResult:
+        """Train for `epochs` epochs (counted from the start of a resumed run).
+
+        Args:
+            train: The training batches.
+            epochs: Passes over `train`.
+            dev: Evaluated after every epoch.
+            metrics: Of that evaluation, besides the loss.
+            monitor: What tells the best epoch: by default the first metric, else ``"loss"``.
+            patience: Stop after this many epochs without improvement on `dev`.
+            checkpoint: Written after every epoch, and when Ctrl-C stops the run. The best
+                parameters go to ``NAME.best.safetensors`` beside it.
+            checkpoint_every: Steps between further checkpoints inside an epoch.
+            restore_best: End with the parameters of the best epoch.
+            log: JSON-lines file, appended to.
+            progress: Show a progress bar on stderr.
+
+        Ctrl-C lets the running step end, writes the checkpoint and raises `KeyboardInterrupt`.
+        """
+        used = as_metrics(metrics)
+        options = FitOptions(
+            epochs, used, monitor, patience, checkpoint, checkpoint_every, restore_best, progress
+        )
+        self._attach(train)
+        resumed, self._resumed = self._resumed, None
+        return Run(self, train, dev, options, log=log, resumed=resumed).go()
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        progress: Mapping[str, Any] | None = None,
+        states: bool = True,
+    ) -> None:
+        """Write a checkpoint, atomically: parameters, optimiser states, step, seed, `progress`.
+
+        Raises `CheckpointError` if it cannot be written and `NumericsError` if a parameter is
+        not finite; a file there before is untouched.
+        """
+        for name, parameter in self.parameters.items():
+            if not np.isfinite(parameter.value).all():
+                raise NumericsError(
+                    f"step {self.steps}: parameter {name!r} is not finite, no checkpoint written\n"
+                    f"  last good checkpoint: {self.last_checkpoint or 'none was written'}",
+                    hint="lower lr, or set max_norm",
+                )
+        own = {
+            "step": self.steps,
+            "seed": self.seed,
+            "optimizer": self.optimizer.state_dict(),
+            "session": self.session.state_dict(),
+        }
+        save_checkpoint(
+            path,
+            self.model,
+            states=self.states if states else (),
+            config=self.config,
+            progress={**own, **(progress or {})},
+        )
+        self.last_checkpoint = Path(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Copy the parameters in `path` into the model, in place, and nothing else.
+
+        Raises `CheckpointError`, with the model untouched, if the file does not fit.
+        """
+        load_parameters(self.model, path)
+        self.session.invalidate()
+
+    def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
+        """Continue the run that wrote `path`: the next `fit` goes on where it stood.
+
+        Parameters and optimiser states are written in place; step and seed are the run's. Raises
+        `CheckpointError`, with everything untouched, if the file does not fit.
+        """
+        stored = read_checkpoint(path)
+        own = {name: p.value for name, p in self.parameters.items()}
+        if stored.model != model_name(self.model):
+            raise CheckpointError(
+                f"{path} holds a {stored.model}, not a {model_name(self.model)}",
+                hint="build the model it was trained with, or use load() for the arrays alone",
+            )
+        check_fit(path, "parameters", stored.parameters, own)
+        kept, kind = stored.progress.get("optimizer"), self.optimizer.state_dict()["kind"]
+        step, seed = stored.progress.get("step"), stored.progress.get("seed")
+        if not isinstance(kept, dict) or not isinstance(step, int) or not isinstance(seed, int):
+            raise CheckpointError(f"{path} does not say where the training stood")
+        if kept.get("kind") != kind:
+            raise CheckpointError(
+                f"{path} was trained with {kept.get('kind')!r}, not {kind!r}",
+                hint="resume with the same optimiser, or use load() for the parameters alone",
+            )
+        self._check_states(path, stored)
+        self.session.load_state_dict(stored.progress.get("session") or {})
+        self.optimizer.load_state_dict(kept)
+        for (name, array), arrays in zip(own.items(), self.states, strict=True):
+            np.copyto(array, stored.parameters[name])
+            for state, saved in zip(arrays, stored.states[name], strict=True):
+                np.copyto(state, saved)
+        self.session.invalidate()
+        self.steps, self.seed, self._resumed = step, seed, stored.progress
+        self.last_checkpoint = Path(path)
+        return stored
+
+    def _check_states(self, path: object, stored: Checkpoint) -> None:
+        def flat(states: Iterable[Iterable[Array]]) -> dict[str, Array]:
+            return {
+                f"{name}.{i}": array
+                for name, arrays in zip(self.parameters, states, strict=True)
+                for i, array in enumerate(arrays)
+            }
+
+        if any(self.states) and not any(stored.states.values()):
+            raise CheckpointError(
+                f"{path} has no optimiser states",
+                hint="resume from the last checkpoint, not from the best; load() takes it",
+            )
+        saved = (stored.states[name] for name in self.parameters)
+        check_fit(path, "optimiser states", flat(saved), flat(self.states))
+
+
+def _graphs(batch: Any) -> str:
+    """The graphs of a batch as an error names them."""
+    if batch.ids is None:
+        return f"the {batch.num_graphs} graphs of a batch without ids"
+    listed = ", ".join(str(int(i)) for i in batch.ids[:64])
+    return f"graphs {listed}" + (", ..." if len(batch.ids) > 64 else "")
+
+
+def _new_session(model: ParameterizedModel, threads: int | None) -> Engine:
+    require(isinstance(model, Model), "model", model, "a cavs.Model")
+    return Session(model, threads=threads)  # type: ignore[arg-type]

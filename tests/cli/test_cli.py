@@ -1,0 +1,251 @@
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cavs.cli import main, registry
+from cavs.errors import ConfigError
+from cavs.train import read_checkpoint, safetensors
+from tests.train.fake import FakeSession
+
+TOY = str(Path(__file__).with_name("toy.py"))
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    """Every test has a working folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def numpy_engine(monkeypatch, request):
+    """The commands run on the engine in NumPy, but where a test is about the real one."""
+    if "real_engine" in request.fixturenames:
+        return
+    monkeypatch.setattr(
+        "cavs.train.trainer._new_session", lambda model, threads: FakeSession(model)
+    )
+
+
+@pytest.fixture
+def real_engine():
+    """Asks for `cavs.runtime.Session`."""
+
+
+def cavs(*words):
+    return main([str(word) for word in words])
+
+
+def train(*words):
+    return cavs("train", TOY, "--quiet", *words)
+
+
+RUN = Path("runs/toy")
+LAST, BEST = RUN / "checkpoint.safetensors", RUN / "checkpoint.best.safetensors"
+
+
+def test_train_evaluate_predict_info(capsys):
+    assert train("--offset", "0.5") == 0
+    out = capsys.readouterr().out
+    assert "best epoch" in out
+    assert f"saved {BEST}" in out
+    log = [json.loads(line) for line in (RUN / "log.jsonl").read_text().splitlines()]
+    assert (log[0]["event"], log[0]["offset"], log[0]["lr"]) == ("options", 0.5, 0.5)
+    assert [r["epoch"] for r in log if r["event"] == "epoch"] == [1, 2, 3]
+    config = read_checkpoint(LAST).config
+    assert config["options"] == {"offset": 0.5}
+    assert config["assets"] == {"classes": ["low", "middle", "high"]}
+
+    assert cavs("evaluate", BEST, "--json") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["graphs"] == 20
+    assert values["accuracy"] > 0.7
+    assert f"root_accuracy {values['root_accuracy']:.4f}" in out
+    assert cavs("evaluate", BEST, "--split", "dev", "--limit", "5") == 0
+    assert "dev: 5 graphs" in capsys.readouterr().out
+
+    Path("input").write_text("1 0 0 0 0 0\n0 9 0 0 0 0\n")
+    assert cavs("predict", BEST, "input") == 0
+    lines = capsys.readouterr().out.split()
+    assert len(lines) == 2
+    assert set(lines) <= {"low", "middle", "high"}
+    assert cavs("predict", BEST, "--split", "test", "--limit", "7") == 0
+    assert len(capsys.readouterr().out.split()) == 7
+
+    assert cavs("info", LAST) == 0
+    out = capsys.readouterr().out
+    assert "offset=0.5" in out
+    assert "3 epochs finished" in out
+    assert "float32[6, 3]" in out
+
+
+def test_ctrl_c_then_resume_equals_an_uninterrupted_run(monkeypatch, capsys):
+    assert train("--out", "whole") == 0
+    step = FakeSession.step
+
+    def interrupted(self, *args, **kwargs):
+        if kwargs["step"] == 11:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeSession, "step", interrupted)
+        assert train() == 130
+    assert "stopped after step 12; saved runs/toy/checkpoint" in capsys.readouterr().err
+    assert train() == 1
+    assert "pass --resume, --overwrite" in capsys.readouterr().err
+    assert train("--resume") == 0
+    for name in (LAST.name, BEST.name):
+        ours, theirs = read_checkpoint(RUN / name), read_checkpoint(Path("whole") / name)
+        for key, array in ours.parameters.items():
+            assert np.array_equal(array, theirs.parameters[key])
+    assert train("--overwrite", "--epochs", "1") == 0
+    assert read_checkpoint(LAST).progress["fit"]["epoch"] == 1
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "step", "exponential", "plateau"])
+def test_schedules_and_optimizers(schedule):
+    words = ("--schedule", schedule, "--warm-up", "2", "--optimizer", "adamw", "--lr", "0.05")
+    assert train(*words, "--max-norm", "1", "--patience", "1", "--weight-decay", "0.1") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("train", "none.py"), "no file none.py"),
+        (("train", TOY, "--quiet", "--data", "nowhere"), "DataError: nowhere is no folder"),
+        (("train", TOY, "--resume"), "nothing to resume"),
+        (("train", TOY, "--resume", "--overwrite"), "exclude each other"),
+        (("train", TOY, "--momentum", "0.9"), "only sgd takes it"),
+        (("train", TOY, "--lr", "-1"), "lr is -1"),
+        (("train", TOY, "--device", "cuda"), "DeviceError"),
+        (("train", TOY, "--out", "/proc/none"), "cannot write the log"),
+        (("evaluate", "nothing"), "No such file"),
+        (("predict", "nothing"), "exactly one of them"),
+        (("info", "nothing"), "No such file"),
+        (("bench", TOY, "--seconds", "0"), "--seconds is 0.0"),
+    ],
+)
+def test_errors_are_one_message_without_a_traceback(words, text, capsys):
+    assert cavs(*words) == 1
+    err = capsys.readouterr().err
+    assert text in err.partition("cavs: ")[2]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((), "COMMAND"),
+        (("fly",), "invalid choice: 'fly'"),
+        (("train",), "MODEL"),
+        (("train", "no-such-model"), "invalid choice: 'no-such-model'"),
+        (("train", TOY, "--epochs", "0"), "'0' is no whole number of at least 1"),
+        (("train", TOY, "--epochs", "many"), "'many' is no whole number"),
+        (("train", TOY, "--optimizer", "lion"), "invalid choice: 'lion'"),
+    ],
+)
+def test_bad_usage(words, text, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cavs(*words)
+    assert stop.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "bench", "explain", "info"])
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cavs(command, "--help")
+    assert stop.value.code == 0
+    assert "usage: cavs " + command in capsys.readouterr().out
+
+
+def test_help_of_a_model_shows_its_options_and_defaults(capsys):
+    with pytest.raises(SystemExit):
+        cavs("train", TOY, "--help")
+    out = capsys.readouterr().out
+    assert "--offset" in out
+    assert "Softmax regression on made-up chains." in out
+    assert "second line" not in out
+    assert "default: 3" in out
+
+
+def test_bench(capsys):
+    assert cavs("bench", TOY, "--seconds", "0.05", "--batches", "3", "--batch-size", "4") == 0
+    out = capsys.readouterr().out
+    assert "3 batches of 4" in out
+    assert cavs("bench", TOY, "--seconds", "0.05", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["train"]["ms_low"] <= record["train"]["ms"] <= record["train"]["ms_high"]
+    assert record["infer"]["rounds"] >= 3
+
+
+def test_info_names_the_version_and_the_models(capsys, monkeypatch):
+    monkeypatch.setattr(registry, "PACKAGES", ("tests.cli",))
+    assert cavs("info") == 0
+    out = capsys.readouterr().out
+    assert "numpy" in out
+    assert "Softmax regression on made-up chains." in out
+    assert registry.find("toy").build is not None
+    assert "test-cli" in registry.names()
+
+
+def test_a_checkpoint_from_python_is_refused_by_name(capsys):
+    from cavs.train import save_checkpoint
+    from tests.train.fake import FakeModel
+
+    save_checkpoint("m", FakeModel())
+    assert cavs("evaluate", "m") == 1
+    assert "Trainer.load" in capsys.readouterr().err
+    safetensors.write("foreign", {"a": np.zeros(3)}, {})
+    assert cavs("evaluate", "foreign") == 1
+    assert "cavs_format" in capsys.readouterr().err
+
+
+def test_the_registry_refuses_what_is_no_model(tmp_path):
+    with pytest.raises(ConfigError, match="no model is called 'lion'"):
+        registry.find("lion")
+    (tmp_path / "empty.py").write_text('"""Nothing."""\n')
+    with pytest.raises(ConfigError, match="has no function build"):
+        registry.find(str(tmp_path / "empty.py"))
+    (tmp_path / "odd.py").write_text("def build(args, assets=None):\n    return 3\n")
+    entry = registry.find(str(tmp_path / "odd.py"))
+    with pytest.raises(ConfigError, match="returned int"):
+        entry.build(argparse.Namespace())
+    (tmp_path / "keys.py").write_text('DEFAULTS = {"epoch": 1}\n' + "build = print\n")
+    assert main(["train", str(tmp_path / "keys.py")]) == 1
+
+
+def test_closed_output_ends_quietly():
+    done = subprocess.run(
+        f"{sys.executable} -m cavs.cli info | head -c 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.usefixtures("real_engine")
+def test_all_commands_on_the_engine(capsys):
+    tree = Path(__file__).with_name("tree_toy.py")
+    assert cavs("train", tree, "--quiet", "--threads", "1", "--out", "run") == 0
+    assert "test  loss" in capsys.readouterr().out
+    best = "run/checkpoint.best.safetensors"
+    assert cavs("evaluate", best) == 0
+    assert "accuracy" in capsys.readouterr().out
+    assert cavs("predict", best, "--split", "dev") == 0
+    assert set(capsys.readouterr().out.split()) <= {"0", "1", "2"}
+    assert cavs("bench", tree, "--seconds", "0.05", "--batches", "2") == 0
+    assert "graphs/s" in capsys.readouterr().out
+    assert cavs("explain", tree) == 0
+    out = capsys.readouterr().out
+    for part in ("== trace", "== differentiate", "== program", "== one step", "tasks", "gather"):
+        assert part in out

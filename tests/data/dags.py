@@ -1,0 +1,59 @@
+"""Random graphs for the tests of this folder, and slow plain versions of what the engine does."""
+
+from hypothesis import strategies as st
+
+
+@st.composite
+def child_lists(draw, max_vertices=24, max_arity=6):
+    """Child lists of any DAG: several roots, shared and repeated children, isolated vertices."""
+    n = draw(st.integers(1, max_vertices))
+    rank = draw(st.permutations(range(n)))  # vertices are numbered in any order
+    by_rank = {r: v for v, r in enumerate(rank)}
+    children = []
+    for v in range(n):
+        below = [by_rank[r] for r in range(rank[v])]
+        size = st.integers(0, max_arity if below else 0)
+        few = st.lists(st.sampled_from(below), max_size=draw(size)) if below else st.just([])
+        children.append(draw(few))
+    return children
+
+
+def random_children(rng, n, max_arity):
+    """The same from a numpy generator, for sizes that hypothesis is too slow for."""
+    rank = rng.permutation(n)
+    by_rank = rng.permutation(n)
+    by_rank[rank] = range(n)
+    arity = rng.integers(0, max_arity + 1, n)
+    return [
+        [int(by_rank[r]) for r in rng.integers(0, rank[v], arity[v])] if rank[v] else []
+        for v in range(n)
+    ]
+
+
+def naive_levels(children):
+    levels = [0] * len(children)
+    for _ in children:  # as many sweeps as the longest path can need
+        new = [1 + max((levels[c] for c in kids), default=-1) for kids in children]
+        if new == levels:
+            return levels
+        levels = new
+    return levels
+
+
+def naive_schedule(graphs, presence):
+    """Rows by (kind, level, vertex), tasks, and edge rows by (row, position)."""
+    children, levels, base = [], [], 0
+    for graph in graphs:
+        local = [[int(c) for c in graph.children(v)] for v in range(graph.num_vertices)]
+        children += [[base + c for c in kids] for kids in local]
+        levels += naive_levels(local)
+        base += len(local)
+    keys = [2 * int(presence[v]) + bool(children[v]) for v in range(base)]
+    order = sorted(range(base), key=lambda v: (keys[v], levels[v], v))
+    row = {v: r for r, v in enumerate(order)}
+    edges = [(r, row[c]) for r, v in enumerate(order) for c in children[v]]
+    first_edge = [0]
+    for kids in children:
+        first_edge.append(first_edge[-1] + len(kids))
+    edge_order = [first_edge[v] + k for v in order for k in range(len(children[v]))]
+    return keys, levels, order, edges, edge_order

@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+from dags import child_lists
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cavs.data import FeatureSpec, Graph, batch
+from cavs.errors import FeatureError
+
+
+def featured(children, seed):
+    rng = np.random.default_rng(seed)
+    n, m = len(children), sum(map(len, children))
+    return Graph(
+        children,
+        {"token": rng.integers(-1, 5, n), "x": rng.normal(size=(n, 3))},
+        {"w": rng.normal(size=m)},
+        graph_features={"y": seed},
+        name=f"g{seed}",
+    )
+
+
+@given(st.lists(child_lists(max_vertices=8), min_size=1, max_size=5))
+def test_collation_equals_the_naive_one(many):
+    graphs = [featured(children, i) for i, children in enumerate(many)]
+    b = batch(graphs)
+    sizes = [g.num_vertices for g in graphs]
+    assert b.topology.vertex_offsets.tolist() == np.cumsum([0, *sizes]).tolist()
+    edges = [g.num_edges for g in graphs]
+    assert b.topology.edge_offsets.tolist() == np.cumsum([0, *edges]).tolist()
+    for name in ("token", "x"):
+        assert np.array_equal(b[name], np.concatenate([g.features[name] for g in graphs]))
+    assert np.array_equal(b["w"], np.concatenate([g.edge_features["w"] for g in graphs]))
+    assert b["y"].tolist() == list(range(len(graphs)))
+    assert (b.num_graphs, b.num_vertices, b.num_edges) == (len(graphs), sum(sizes), sum(edges))
+    owner = [b.graph_of_vertex(v) for v in range(b.num_vertices)]
+    assert owner == np.repeat(np.arange(len(graphs)), sizes).tolist()
+
+
+def test_presence_bits_and_schedule_cache():
+    graph = Graph([[], [], [0, 1]], {"a": [3, -1, -1], "b": [-1, 0, 0]})
+    b = batch([graph, graph])
+    s = b.schedule(("a", "b"))
+    assert [key for key, *_ in s.kinds] == [2 * 0b01, 2 * 0b10, 2 * 0b10 + 1]
+    assert s is b.schedule(("a", "b")) and s is not b.schedule(("b", "a"))
+    assert [key for key, *_ in b.schedule().kinds] == [0, 1]
+
+
+def test_schema():
+    b = batch([featured([[], [0]], 1)])
+    schema = b.feature_schema()
+    assert schema["x"] == FeatureSpec("vertex", "float", (3,), False)
+    assert schema["w"] == ("edge", "float", (), False)
+    assert schema["y"] == ("graph", "int", (), False)
+    assert batch([Graph([[]], {"t": [-1]})]).feature_schema()["t"].has_absent
+    assert not batch([Graph([[]], {"t": [0]})]).feature_schema()["t"].has_absent
+
+
+def test_ids_and_labels():
+    graphs = [Graph([[]], name="a"), Graph([[]])]
+    b = batch(graphs, ids=[17, 4])
+    assert b.ids == (17, 4) and b.names == ("a", "")
+    assert b.graph_label(0) == 'graph 17 "a"' and b.graph_label(1) == "graph 4"
+    with pytest.raises(FeatureError, match="1 ids for 2 graphs"):
+        batch(graphs, ids=[1])
+
+
+def test_edge_features_without_edges_take_the_dtype_of_the_others():
+    lone = Graph([[]], edge_features={"w": []})
+    pair = Graph([[], [0]], edge_features={"w": [2.5]})
+    for graphs in ([lone, pair], [pair, lone]):
+        b = batch(graphs)
+        assert b["w"].dtype == np.float32 and b["w"].tolist() == [2.5]
+    whole = Graph([[], [0]], edge_features={"w": [[1, 2]]})
+    assert batch([lone, whole])["w"].tolist() == [[1, 2]]
+
+
+def test_order_of_features_does_not_matter():
+    b = batch([Graph([[]], {"a": [1], "b": [2]}), Graph([[]], {"b": [4], "a": [3]})])
+    assert b["a"].tolist() == [1, 3] and b["b"].tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"y": [1]}, 'feature "token" is in graph 0 "first", but not in graph 1 "second"'),
+        ({"token": [1], "y": [1]}, 'feature "y" is in graph 1 "second", but not in graph 0'),
+        ({"token": [0.5]}, r"int32 vertex rows of shape \(\) in graph 0.*float32.*in graph 1"),
+        ({"token": [[1, 2]]}, r"shape \(\) in graph 0.*shape \(2,\) in graph 1"),
+    ],
+)
+def test_features_that_disagree_name_both_graphs(other, message):
+    with pytest.raises(FeatureError, match=message):
+        batch([Graph([[]], {"token": [1]}, name="first"), Graph([[]], other, name="second")])
+
+
+def test_a_feature_of_another_kind():
+    with pytest.raises(FeatureError, match=r"int32 vertex rows.*int32 graph rows"):
+        batch([Graph([[]], {"y": [1]}), Graph([[]], graph_features={"y": 1})])
+
+
+def test_bad_requests():
+    with pytest.raises(FeatureError, match="empty batch"):
+        batch([])
+    b = batch([featured([[], [0]], 0)])
+    assert "token" in b and "tokn" not in b
+    with pytest.raises(FeatureError, match=r'no feature "tokn".*"token" \(vertex\)'):
+        b["tokn"]
+    with pytest.raises(FeatureError, match='no vertex feature "w"'):
+        b.schedule(("w",))
+    with pytest.raises(FeatureError, match='"x" cannot be absent: it is float32'):
+        b.schedule(("x",))
+    with pytest.raises(FeatureError, match="33 features may be absent; at most 32"):
+        b.schedule(("token",) * 33)
+    with pytest.raises(ValueError, match="read-only"):
+        b["token"][0] = 1

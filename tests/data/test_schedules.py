@@ -1,0 +1,194 @@
+import threading
+
+import numpy as np
+import pytest
+from dags import child_lists, naive_schedule, random_children
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cavs import _engine
+from cavs.data import Graph
+from cavs.errors import GraphError
+
+
+def schedule_of(graphs, presence=None):
+    return _engine.make_schedule(_engine.collate([g.topology for g in graphs]), presence)
+
+
+def check_invariants(s):
+    """What every pass and kernel relies on; vectorised, so that it runs on large batches too."""
+    n, m = s.batch.num_vertices, s.batch.num_edges
+    assert np.array_equal(np.sort(s.order), np.arange(n))
+    assert np.array_equal(s.row[s.order], np.arange(n))
+    assert np.array_equal(np.sort(s.edge_order), np.arange(m))
+    counts = np.diff(s.edge_offsets)
+    assert s.edge_offsets[0] == 0 and s.edge_offsets[-1] == m and (counts >= 0).all()
+    assert np.array_equal(s.parent, np.repeat(np.arange(n), counts))
+    assert s.max_arity == counts.max()
+
+    level = np.concatenate([g.level for g in s.batch.graphs])[s.order]
+    assert (level[s.child] < level[s.parent]).all()
+
+    kind = np.full(n, -1)
+    for i, (key, (begin, end), edges) in enumerate(s.kinds):
+        assert begin < end and edges == (s.edge_offsets[begin], s.edge_offsets[end])
+        assert ((counts[begin:end] > 0) == (key & 1)).all()
+        kind[begin:end] = i
+    assert (np.diff(kind) >= 0).all() and kind.min() == 0
+    keys = [key for key, *_ in s.kinds]
+    assert keys == sorted(set(keys))
+
+    covered = np.zeros(n, np.int64)
+    for k, lv, (begin, end), edges in s.tasks:
+        assert begin < end and edges == (s.edge_offsets[begin], s.edge_offsets[end])
+        assert (kind[begin:end] == k).all() and (level[begin:end] == lv).all()
+        covered[begin:end] += 1
+        assert (np.diff(s.order[begin:end]) > 0).all()
+    assert (covered == 1).all()
+    places = [(lv, k) for k, lv, *_ in s.tasks]
+    assert places == sorted(set(places))
+
+    by_child = np.argsort(s.child, kind="stable")
+    assert np.array_equal(s.out_edges, by_child)
+    assert np.array_equal(np.diff(s.out_offsets), np.bincount(s.child, minlength=n))
+    sizes = np.diff(s.batch.vertex_offsets)
+    assert np.array_equal(s.graph_of[s.row], np.repeat(np.arange(len(sizes)), sizes))
+    assert np.array_equal(s.graph_offsets, s.batch.vertex_offsets)
+    assert np.array_equal(s.graph_rows, s.row)
+
+
+def check_derived(s, arities):
+    counts = np.diff(s.edge_offsets)
+    for k in arities:
+        has = counts > k
+        edge = np.where(has, s.edge_offsets[:-1] + k, -1)
+        assert np.array_equal(s.nth_edge(k), edge)
+        nth_child = s.nth_child(k)
+        assert (nth_child[~has] == -1).all()
+        assert np.array_equal(nth_child[has], s.child[edge[has]])
+        parent = np.full(len(s.child), -1)
+        parent[edge[has]] = np.flatnonzero(has)
+        assert np.array_equal(s.parent_if_nth(k), parent)
+
+
+@settings(max_examples=150)
+@given(st.lists(child_lists(max_vertices=12), min_size=1, max_size=4), st.data())
+def test_schedule_equals_the_naive_one(batches, data):
+    graphs = [Graph(children) for children in batches]
+    n = sum(g.num_vertices for g in graphs)
+    masks = st.lists(st.sampled_from([0, 1, 2, 2**32 - 1]), min_size=n, max_size=n)
+    presence = np.array(data.draw(masks), np.uint32)
+    s = schedule_of(graphs, presence)
+    keys, levels, order, edges, edge_order = naive_schedule(graphs, presence)
+    assert s.order.tolist() == order
+    assert list(zip(s.parent.tolist(), s.child.tolist(), strict=True)) == edges
+    assert s.edge_order.tolist() == edge_order
+    assert [key for key, *_ in s.kinds] == sorted(set(keys))
+    assert len(s.tasks) == len(set(zip(keys, levels, strict=True)))
+    assert s.num_levels == max(levels) + 1
+    check_invariants(s)
+    check_derived(s, range(s.max_arity + 2))
+
+
+@pytest.mark.parametrize(("n", "max_arity"), [(1, 0), (50, 0), (300, 1), (500, 50), (3000, 3)])
+def test_random_shapes(n, max_arity):
+    rng = np.random.default_rng(n)
+    graphs = [Graph(random_children(rng, size, max_arity)) for size in (n, 1, max(1, n // 3))]
+    total = sum(g.num_vertices for g in graphs)
+    for presence in (None, rng.integers(0, 4, total).astype(np.uint32)):
+        s = schedule_of(graphs, presence)
+        check_invariants(s)
+        check_derived(s, (0, 1, max_arity, 70))
+
+
+def test_more_kinds_times_levels_than_vertices():
+    n = 3000
+    s = schedule_of([Graph.chain(n)], np.arange(n, dtype=np.uint32)[::-1].copy())
+    check_invariants(s)
+    assert len(s.kinds) == n and len(s.tasks) == n
+
+
+def test_no_presence_is_presence_of_nothing():
+    graphs = [Graph([[], [0], [0, 1]]), Graph([[]])]
+    s, t = schedule_of(graphs), schedule_of(graphs, np.zeros(4, np.uint32))
+    assert s.tasks == t.tasks and s.kinds == t.kinds and s.order.tolist() == t.order.tolist()
+
+
+def test_a_chain_of_5000_is_one_task_a_vertex():
+    s = schedule_of([Graph.chain(5000), Graph.chain(5000).reversed()])
+    check_invariants(s)
+    assert len(s.tasks) == 5000
+    assert all(end - begin == 2 for _, _, (begin, end), _ in s.tasks)
+
+
+@pytest.mark.parametrize("shape", ["chain", "star", "binary"])
+def test_a_million_vertices(shape):
+    n = 1_000_000
+    if shape == "chain":
+        graph = Graph.chain(n)
+    elif shape == "star":
+        graph = Graph.from_parents(np.where(np.arange(n) == n // 2, -1, n // 2))
+    else:
+        graph = Graph.from_parents((np.arange(n) - 1) // 2)
+    s = schedule_of([graph])
+    assert s.num_levels == {"chain": n, "star": 2, "binary": 20}[shape]
+    assert len(s.tasks) == s.num_levels  # leaves at level 0, inner vertices above
+    assert np.array_equal(s.row[s.order], np.arange(n, dtype=np.int32))
+    level = graph.topology.level[s.order]
+    assert (level[s.child] < level[s.parent]).all()
+    assert np.array_equal(s.child[s.out_edges], np.sort(s.child))
+
+
+def test_permutations_of_features():
+    graph = Graph([[1, 2], [], [3], []])
+    s = schedule_of([graph])
+    values = np.array([10, 11, 12, 13], np.int32)
+    assert s.permute_vertices(values).tolist() == values[s.order].tolist()
+    edges = np.array([5, 6, 7], np.int32)
+    assert s.permute_edges(edges).tolist() == edges[s.edge_order].tolist()
+    with pytest.raises(ValueError, match="of 4 values, found 3"):
+        s.permute_vertices(edges)
+    with pytest.raises(ValueError, match="of 3 values, found 4"):
+        s.permute_edges(values)
+
+
+def test_views_keep_the_schedule_and_cannot_be_written():
+    order = schedule_of([Graph.chain(4)]).order
+    child = schedule_of([Graph.chain(4)]).nth_child(0)
+    assert order.tolist() == [0, 1, 2, 3] and child.tolist() == [-1, 0, 1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        order[0] = 1
+
+
+def test_bad_arguments():
+    with pytest.raises(GraphError, match="at least one graph"):
+        _engine.collate([])
+    with pytest.raises(GraphError, match="found none in its list"):
+        _engine.collate([None])
+    batch = _engine.collate([Graph.chain(3).topology])
+    with pytest.raises(ValueError, match="of 3 values, found 2"):
+        _engine.make_schedule(batch, np.zeros(2, np.uint32))
+    with pytest.raises(TypeError):
+        _engine.make_schedule(None)
+    with pytest.raises(TypeError):
+        _engine.make_schedule(batch, np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="at least 0, found -1"):
+        _engine.make_schedule(batch).nth_child(-1)
+    with pytest.raises(ValueError, match="one dimension"):
+        _engine.Graph(np.zeros((1, 2), np.int32), np.zeros(0, np.int32))
+
+
+def test_threads_share_derived_arrays():
+    rng = np.random.default_rng(0)
+    s = schedule_of([Graph(random_children(rng, 2000, 4))])
+    found = []
+
+    def ask():
+        found.append([int(s.nth_child(k).sum()) + int(s.parent_if_nth(k).sum()) for k in range(5)])
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and all(sums == found[0] for sums in found)

@@ -1,0 +1,96 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cavs.data import Vocabulary, batch, chains, read_text
+from cavs.errors import ConfigError, DataError
+
+DATA = os.environ.get("CAVS_DATA")
+
+
+def test_lines_become_token_lists(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(" = Title = \n\n a b c d \n e <unk>\n")
+    assert list(read_text(path)) == [
+        ["=", "Title", "=", "<eos>"],
+        ["a", "b", "c", "d", "<eos>"],
+        ["e", "<unk>", "<eos>"],
+    ]
+    assert list(read_text(path, max_length=2, headings=False)) == [
+        ["a", "b"], ["c", "d"], ["<eos>"], ["e", "<unk>"], ["<eos>"],
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="max_length must be at least 2, found 1"):
+        list(read_text(path, max_length=1))
+    with pytest.raises(DataError, match="cannot be read"):
+        list(read_text(tmp_path))
+    path.write_text("\u2028\n", encoding="utf-8")
+    with pytest.raises(DataError, match=":1: no token in the file"):
+        list(read_text(path))
+
+
+def test_chains_predict_every_token_once():
+    vocabulary = Vocabulary(["<eos>", "a", "b"])
+    graph, other = chains([["a", "b", "<eos>"], ["c"]], vocabulary)
+    assert graph.features["token"].tolist() == [1, 2, 3]
+    assert graph.features["label"].tolist() == [2, 3, 1]
+    assert graph.depth == 3
+    assert other.features["token"].tolist() == [1] and other.features["label"].tolist() == [0]
+
+
+def test_vocabulary_orders_by_count_then_token():
+    vocabulary = Vocabulary.build(["b", "a", "c", "c", "b", "d", "<unk>"])
+    assert list(vocabulary) == ["<unk>", "b", "c", "a", "d"]
+    assert list(Vocabulary.build([*"baccbd"], min_count=2)) == [
+        "<unk>",
+        "b",
+        "c",
+    ]
+    assert len(Vocabulary.build([*"baccbd"], max_size=2)) == 2
+    assert vocabulary.encode(["c", "zzz", None, "<unk>"]).tolist() == [2, 0, -1, 0]
+    assert vocabulary.decode([2, -1, 0]) == ["c", None, "<unk>"]
+    assert "a" in vocabulary and "z" not in vocabulary and vocabulary["z"] == 0
+    with pytest.raises(ConfigError, match="index 5 is outside a vocabulary of 5"):
+        vocabulary.decode([5])
+    with pytest.raises(ConfigError, match="'a' twice"):
+        Vocabulary(["a", "a"])
+    with pytest.raises(ConfigError, match="max_size must be at least 1"):
+        Vocabulary.build([], max_size=0)
+
+
+@given(st.lists(st.text(max_size=5)))
+def test_vocabulary_survives_json(tokens):
+    vocabulary = Vocabulary.build(tokens)
+    assert Vocabulary(json.loads(json.dumps(vocabulary.to_json()))) == vocabulary
+    assert vocabulary.decode(vocabulary.encode(tokens)) == tokens
+
+
+def test_vocabulary_files(tmp_path):
+    vocabulary = Vocabulary(["ä", "b"])
+    path = tmp_path / "words.json"
+    vocabulary.save(path)
+    assert Vocabulary.load(path) == vocabulary and hash(Vocabulary.load(path)) == hash(vocabulary)
+    assert [p.name for p in tmp_path.iterdir()] == ["words.json"]
+    with pytest.raises(DataError, match="cannot be written"):
+        vocabulary.save(tmp_path / "no" / "folder.json")
+    with pytest.raises(DataError, match="cannot be read"):
+        Vocabulary.load(tmp_path / "other.json")
+    for text in ('["a"', '{"a": 1}', '["a", "a"]', "[1]", '"abc"'):
+        path.write_text(text)
+        with pytest.raises(DataError, match="no vocabulary"):
+            Vocabulary.load(path)
+    path.write_bytes(b'["\xff"]')
+    with pytest.raises(DataError, match="no vocabulary"):
+        Vocabulary.load(path)
+
+
+@pytest.mark.skipif(not DATA, reason="CAVS_DATA names no folder with texts")
+def test_wikitext():
+    sentences = list(read_text(Path(DATA, "wikitext2", "valid.txt"), max_length=70))
+    assert 210_000 < sum(map(len, sentences)) < 225_000
+    vocabulary = Vocabulary.build(token for tokens in sentences for token in tokens)
+    graphs = chains(sentences[:200], vocabulary)
+    assert batch(graphs).schedule().num_levels == 70

@@ -1,0 +1,172 @@
+"""Feeds readers and collation with broken input: ``python tests/fuzz_readers.py --minutes 10``.
+
+Only the errors of cavs may come out, and what is accepted must collate and schedule.
+"""
+
+import argparse
+import itertools
+import logging
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from cavs import _engine
+from cavs.data import (
+    Graph,
+    Vocabulary,
+    batch,
+    chains,
+    dependency_graphs,
+    read_conllu,
+    read_functions,
+    read_sst,
+    read_text,
+    sst_graphs,
+)
+from cavs.errors import CavsError
+
+WORDS = Vocabulary(["a", "b", "<eos>"])
+SEEDS = {
+    "sst": b"(3 (2 It) (4 (1 a) (0 -LRB-)))\n(2 (2 x) (1 y))\n",
+    "conllu": (
+        b"# text\n1\tI\t_\tPRON\t_\t_\t2\tnsubj\t_\t_\n1-2\tIx\t_\t_\t_\t_\t_\t_\t_\t_\n"
+        b"2\tsee\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n1\tYes\t_\tX\t_\t_\t0\troot\t_\t_\n\n"
+    ),
+    "text": b" = Title = \n\n a b <unk> c\nd\n",
+    "python": b"def get_a(x, *y):\n    '''s'''\n    return [get_a(z) for z in y if x.get_a]\n",
+}
+PIECES = [
+    b"(", b")", b"\t", b"\n", b"\n\n", b" ", b"0", b"-1", b"99999999999", b"1-2", b"1.1", b"_",
+    b"#", b"\xff", b"\xc3", b"\x00", b"\xe2\x80\xa8", b"\\", b"\r", b"(2 ", b"\xef\xbb\xbf",
+    b"def f(", b"'",
+]  # fmt: skip
+
+
+@st.composite
+def broken(draw, text):
+    """The text after some cuts, insertions and repetitions, or plain noise."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.binary(max_size=80))
+    for _ in range(draw(st.integers(0, 6))):
+        i = draw(st.integers(0, len(text)))
+        j = draw(st.integers(i, min(len(text), i + 20)))
+        new = draw(st.sampled_from([*PIECES, b"", text[i:j] * 2]) | st.binary(max_size=4))
+        text = text[:i] + new + text[j:]
+    return text
+
+
+def run_all(graphs):
+    found = batch(graphs)
+    names = tuple(k for k, v in found.feature_schema().items() if v.has_absent)
+    schedule = found.schedule(names)
+    assert sum(end - begin for _, _, (begin, end), _ in schedule.tasks) == found.num_vertices
+    assert np.array_equal(np.sort(schedule.order), np.arange(found.num_vertices))
+    schedule.nth_child(0)
+    batch([graph.reversed() for graph in graphs]).schedule()
+
+
+def read(kind, folder):
+    path = folder / "input.py"
+    if kind == "sst":
+        return sst_graphs(read_sst(path), WORDS)
+    if kind == "conllu":
+        return dependency_graphs(read_conllu(path), WORDS, Vocabulary(["nsubj"]))
+    if kind == "text":
+        return chains(read_text(path, max_length=4), WORDS)
+    return [Graph(f.children, name=f.name) for f in read_functions(folder, sizes=(1, 200))]
+
+
+def fuzz_reader(kind, folder, content):
+    (folder / "input.py").write_bytes(content)
+    try:
+        graphs = read(kind, folder)
+    except CavsError:
+        return
+    run_all(graphs)
+
+
+numbers = st.integers(-3, 9) | st.integers(-(2**40), 2**40)
+arrays = st.lists(numbers, max_size=8)
+values = arrays | st.lists(st.floats(), max_size=8) | st.lists(arrays, max_size=4)
+
+
+@st.composite
+def any_graph(draw):
+    children = draw(
+        st.lists(st.lists(st.integers(-1, 6), max_size=4), max_size=6)
+        | st.tuples(arrays.map(np.array), arrays.map(np.array))
+        | st.lists(st.lists(st.just(0), max_size=2), max_size=4).map(lambda kids: [[], *kids])
+    )
+    options = st.dictionaries(st.sampled_from(["a", "b"]), values, max_size=2)
+    return children, draw(options), draw(options)
+
+
+def fuzz_graphs(samples):
+    graphs = []
+    for children, features, edge_features in samples:
+        try:
+            graphs.append(Graph(children, features, edge_features))
+        except CavsError:
+            continue
+    try:
+        batch(graphs)
+    except CavsError:
+        graphs = [Graph(graph.topology) for graph in graphs]
+    if graphs:
+        run_all(graphs)
+        one = _engine.collate([graph.topology for graph in graphs])
+        presence = np.arange(one.num_vertices, dtype=np.uint32) * np.uint32(2654435761)
+        assert len(_engine.make_schedule(one, presence).order) == one.num_vertices
+
+
+def rounds(minutes, examples, first_seed):
+    """Runs every target again and again with new seeds; gives the number of inputs tried."""
+    end = time.monotonic() + 60 * minutes
+    tried = 0
+    quick = settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def try_reader(kind, content):
+            nonlocal tried
+            tried += 1
+            fuzz_reader(kind, folder, content)
+
+        def try_graphs(samples):
+            nonlocal tried
+            tried += 1
+            fuzz_graphs(samples)
+
+        for number in itertools.count(first_seed):
+            for kind, text in SEEDS.items():
+                target = given(kind=st.just(kind), content=broken(text))(try_reader)
+                seed(number)(quick(target))()
+            seed(number)(quick(given(samples=st.lists(any_graph(), max_size=4))(try_graphs)))()
+            if time.monotonic() >= end:
+                break
+    return tried
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    logging.getLogger("cavs.data").setLevel(logging.ERROR)  # sources left out are the aim here
+    tried = rounds(options.minutes, 500, options.seed)
+    print(f"{tried} inputs, no surprise")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

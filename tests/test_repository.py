@@ -1,0 +1,156 @@
+"""Rules every tracked file keeps: length, no machine paths, no registry hosts, working --help."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_LINES = 500
+SOURCE_SUFFIXES = {".py", ".pyi", ".cc", ".h", ".inc", ".cu", ".cuh", ".cmake"}
+# Spelled with classes, so that this file does not match itself.
+FORBIDDEN = {
+    "a path of one machine": re.compile(r"(?<![\w./~$}-])/(?:wor[k]|tm[p]|roo[t])(?![\w-])"),
+    "a package registry": re.compile(
+        r"pypi[.]org|pythonhosted[.]org|download[.]pytorch[.]org|anaconda[.]org|--index-ur[l]"
+        r"|--extra-index-ur[l]|--find-link[s]"
+    ),
+}
+
+
+def tracked_files() -> list[Path]:
+    """The files git tracks; in an unpacked archive without git, every test that asks is skipped."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no git, or no git checkout")
+    listed = subprocess.run(
+        ["git", "-c", "safe.directory=*", "ls-files", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def too_long(path: Path) -> str:
+    """Says so if a source file has more than ``MAX_LINES`` lines; else empty."""
+    if path.suffix not in SOURCE_SUFFIXES:
+        return ""
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    return f"{path.name}: {lines} lines, at most {MAX_LINES}" if lines > MAX_LINES else ""
+
+
+def forbidden_text(path: Path) -> list[str]:
+    """Each line of a text file that names a machine path or a registry, as ``file:line: what``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:  # a picture
+        return []
+    return [
+        f"{path.name}:{number}: {what}: {line.strip()}"
+        for number, line in enumerate(text.splitlines(), start=1)
+        for what, pattern in FORBIDDEN.items()
+        if pattern.search(line)
+    ]
+
+
+def test_source_files_are_short() -> None:
+    assert [message for path in tracked_files() if (message := too_long(path))] == []
+
+
+def test_no_machine_path_and_no_registry() -> None:
+    assert [message for path in tracked_files() for message in forbidden_text(path)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "see /wor" + "k/data for it",
+        '"/tm' + 'p/x"',
+        "cd /roo" + "t",
+        "--index-ur" + "l x",
+        "https://pypi" + ".org/simple",
+    ],
+)
+def test_scan_finds_planted_text(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "a.md"
+    path.write_text(f"fine: a/{'tm' + 'p'}/b, /workers, ./{'roo' + 't'}\n{line}\n")
+    (found,) = forbidden_text(path)
+    assert found.startswith("a.md:2")
+
+
+def test_scan_finds_a_long_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.cc"
+    path.write_text("int x;\n" * MAX_LINES)
+    assert not too_long(path)
+    path.write_text("int x;\n" * (MAX_LINES + 1))
+    assert too_long(path)
+
+
+def make_targets() -> set[str]:
+    """The targets of the Makefile, without its variables and stamps."""
+    return set(re.findall(r"^([a-z][a-z-]*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_make_commands_of_the_documents_exist() -> None:
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    commands = {
+        target
+        for document in documents
+        for target in re.findall(r"(?:^|`)make ([a-z][a-z-]*)", document.read_text(), re.MULTILINE)
+    }
+    assert {"demo", "test"} <= commands
+    assert commands <= make_targets()
+
+
+def test_make_help_lists_the_targets() -> None:
+    command = ["make", "--no-print-directory", "help"]
+    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    listed = {line.split()[0] for line in shown.stdout.splitlines()} - {"Variables:"}
+    wanted = {"help", "demo", "test", "lint", "format", "bench", "sanitize", "build", "clean"}
+    assert listed == wanted
+
+
+def shown_help(*command: str) -> str:
+    """What ``python COMMAND --help`` prints; fails if it does not exit with 0."""
+    done = subprocess.run(
+        [sys.executable, *command, "--help"],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, f"{command} --help: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def programs() -> list[str]:
+    """Modules below benchmarks/ and models/ that run as a program."""
+    return [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for folder in ("benchmarks", "models")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if re.search(r"^if __name__ == ", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize("module", programs())
+def test_program_shows_help(module: str) -> None:
+    """Without what only the bench group installs: imports of rivals stand inside functions."""
+    assert "usage:" in shown_help("-m", module)
+
+
+def test_command_line_shows_help() -> None:
+    if not any((ROOT / "cavs").glob("cli*")):
+        pytest.skip("no command line yet")
+    text = shown_help("-m", "cavs.cli")
+    commands = re.search(r"\{([a-z,-]+)\}", text)
+    assert commands, f"no commands listed in: {text}"
+    for command in commands.group(1).split(","):
+        assert "usage:" in shown_help("-m", "cavs.cli", command)

@@ -1,0 +1,109 @@
+import io
+import json
+
+import pytest
+
+from cavs.train.log import JsonLines
+from cavs.train.progress import Progress, duration
+
+
+class Terminal(io.StringIO):
+    def __init__(self, tty):
+        super().__init__()
+        self.tty = tty
+
+    def isatty(self):
+        return self.tty
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def run(tty, seconds, **options):
+    stream, clock = Terminal(tty), Clock()
+    with Progress("epoch 1/3", 40, stream=stream, clock=clock, **options) as bar:
+        for _ in range(40):
+            clock.now += seconds
+            bar.advance(64, loss=0.5)
+        bar.finish("loss 0.5")
+    return stream.getvalue()
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = run(True, 1.0)
+    draws = text.split("\r")
+    assert "epoch 1/3  [" in draws[10]
+    assert "10/40  loss 0.5  64 graphs/s  0:30 left" in draws[10]
+    assert all(len(draw) <= 99 for draw in draws[:-1])
+    assert draws[-1] == "epoch 1/3  loss 0.5\n"
+
+
+def test_a_narrow_terminal_is_not_overrun(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    assert all(len(draw) <= 29 for draw in run(True, 1.0).split("\r")[:-1])
+
+
+def test_plain_lines_elsewhere():
+    text = run(False, 1.0)
+    lines = text.splitlines()
+    assert "\r" not in text
+    assert len(lines) == 5
+    assert lines[0] == "epoch 1/3  10/40  loss 0.5  64 graphs/s  0:30 left"
+    assert run(False, 0.01) == "epoch 1/3  loss 0.5\n"
+    assert run(False, 1.0, enabled=False) == ""
+
+
+def test_a_resumed_pass_estimates_by_its_own_batches():
+    stream, clock = Terminal(False), Clock()
+    bar = Progress("epoch", 40, done=30, stream=stream, clock=clock)
+    clock.now = 20.0
+    bar.advance(1)
+    assert "31/40" in stream.getvalue()
+    assert "3:00 left" in stream.getvalue()
+
+
+def test_a_closed_stream_does_not_stop_training():
+    stream = Terminal(False)
+    stream.close = None
+    bar = Progress("epoch", 2, stream=stream)
+    io.StringIO.close(stream)
+    bar.finish("done")
+    assert not bar.enabled
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(4.21, "4.2s"), (65, "1:05"), (7384, "2:03:04"), (float("inf"), "?")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_log_lines_are_strict_json_and_a_torn_line_is_closed(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"event": "old"}\n{"event": "to')
+    JsonLines(path).write("epoch", loss=float("nan"), values=[1, {"a": float("inf")}])
+    lines = path.read_text().splitlines()
+    assert lines[1] == '{"event": "to'
+    record = json.loads(lines[2])
+    assert (record["event"], record["loss"], record["values"]) == (
+        "epoch",
+        "nan",
+        [1, {"a": "inf"}],
+    )
+
+
+def test_a_log_that_breaks_later_warns_once(tmp_path):
+    log = JsonLines(tmp_path / "logs" / "log.jsonl")
+    (tmp_path / "logs" / "log.jsonl").unlink()
+    (tmp_path / "logs").rmdir()
+    with pytest.warns(RuntimeWarning, match="cannot append to the log") as caught:
+        log.write("epoch")
+        log.write("epoch")
+    assert len(caught) == 1
