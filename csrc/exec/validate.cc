@@ -33,6 +33,8 @@ const char* role_name(Role r) {
 
 namespace {
 
+constexpr int32_t kMostIndices = 1 << 16;  // features and parameters; bounds what a typo allocates
+
 class Validator {
  public:
   explicit Validator(const Program& p) : p_(p) {}
@@ -56,7 +58,9 @@ class Validator {
              "lives in stages [" + std::to_string(b.first) + ", " + std::to_string(b.last) +
                  "] of " + std::to_string(stages));
       } else if (b.role != Role::kScratch && b.role != Role::kOnes) {
-        need(b.index >= 0, "index " + std::to_string(b.index) + " is negative");
+        need(b.index >= 0 && b.index < kMostIndices,
+             "index " + std::to_string(b.index) + " outside [0, " +
+                 std::to_string(kMostIndices) + ")");
       }
     }
     for (size_t i = 0; i < p_.weights.size(); ++i) check_weight(i);
@@ -192,7 +196,7 @@ class Validator {
     need(from && to, what);
     if (o.array == Array::kNthChild || o.array == Array::kNthEdge ||
         o.array == Array::kParentIfNth || o.array == Array::kIndexFeature) {
-      need(o.argument >= 0, what + " with argument " + std::to_string(o.argument));
+      need(o.argument >= 0 && o.argument < kMostIndices, what + " with argument " + std::to_string(o.argument));
     }
   }
 
@@ -268,7 +272,7 @@ class Validator {
       case InstructionKind::kLookupGrad:
         check_inputs(in, 1);
         need(in.inputs[0].map != RowMap::kSegmentSum, "reads sums of segments: copy them first");
-        need(in.argument >= 0 && in.argument2 >= 0,
+        need(in.argument >= 0 && in.argument < kMostIndices && in.argument2 >= 0,
              "int feature " + std::to_string(in.argument) + ", parameter " +
                  std::to_string(in.argument2));
         for (const Instruction& other : p_.instructions) {
@@ -282,7 +286,8 @@ class Validator {
     }
     if (in.kind == InstructionKind::kCrossEntropy ||
         in.kind == InstructionKind::kCrossEntropyGrad) {
-      need(in.argument >= 0, "int feature " + std::to_string(in.argument));
+      need(in.argument >= 0 && in.argument < kMostIndices,
+           "int feature " + std::to_string(in.argument));
     }
   }
 

@@ -124,7 +124,7 @@ class TreeRnn:
         d, h = self.d, self.h
         shapes = [(self.vocabulary, d), (d, h), (h, h), (h,), (h,)]
         self.parameters = [
-            np.ascontiguousarray(rng.standard_normal(s) * self.scale).astype(self.dtype) for s in shapes]
+            (rng.standard_normal(s) * self.scale).astype(self.dtype) for s in shapes]
         m = Hand()
         table = m.buffer("param", width=d, index=0)
         x = m.buffer("feature", VERTEX, d) if self.dense else table

@@ -132,6 +132,22 @@ def test_chunks_with_edges_in_scratch(rng):
         np.testing.assert_allclose(e.output(out), expected, rtol=1e-9, atol=1e-12)
 
 
+def test_scratch_in_a_stage_over_edges(rng):
+    graphs = graphs_of(rng, (300, 200))
+    edges = edges_of(batch_children(graphs))
+    m = Hand()
+    x = m.buffer("feature", EDGE, W)
+    s = m.buffer("scratch", EDGE, W)
+    y = m.buffer("arena", EDGE, W)
+    m.rows(EDGE, [
+        m.map(EDGE, [index(x, W, "edge_order")], [("exp", 1, 0, 0, 0)], [(s, 1)], W),
+        m.map(EDGE, [self_(s, W)], [("add", 1, 0, 0, 0)], [(y, 1)], W)])
+    e = _engine.Executor(m.finish(outputs=[y]), [np.zeros(1)])
+    xs = rng.standard_normal((len(edges), W))
+    e.run(schedule(graphs), [xs], [])
+    np.testing.assert_allclose(e.output(y), 2 * np.exp(xs), rtol=1e-12)
+
+
 def test_index_arrays(rng):
     graphs = graphs_of(rng)
     children = batch_children(graphs)
