@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,20 @@ def test_a_failing_runner_does_not_stop_the_others() -> None:
     assert entry["failed"] == {"b": "no such thing"}
     assert list(entry["runners"]) == ["a"]
     assert "failed" in harness.table([entry])
+
+
+def test_a_busy_machine_is_starred() -> None:
+    entry = measure(CASE, [Scripted("a", [1.0], [])], 1, "a")
+    quiet, busy = {**entry, "busy_before": 0.0}, {**entry, "busy_before": 0.5}
+    assert "*" not in harness.table([quiet])
+    assert f"{CASE.title} *" in harness.table([quiet, busy])
+
+
+def test_the_floor_is_left_out_with_two_threads() -> None:
+    order: list[str] = []
+    case = replace(CASE, threads=2)
+    entry = measure(case, [Scripted("floor", [], order), Scripted("a", [1.0], order)], 1, "a")
+    assert list(entry["runners"]) == ["a"] and entry["failed"] == {}
 
 
 def test_markdown_pads_columns() -> None:
