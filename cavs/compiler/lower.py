@@ -440,7 +440,7 @@ class Lowering:
             kind = "dense" if name in dense else "sparse" if name in sparse else "none"
             self.program.gradients[name] = kind
         self.grad_buffers: dict[str, int] = {}
-        for name in dense:
+        for name in sorted(dense):  # the order of a set of names changes from process to process
             node = self.graph.outputs[f"grad:{name}#0"]
             index = self.program.parameters.index(name)
             columns = node.shape[-1]  # the engine strides a gradient by its columns

@@ -69,14 +69,14 @@ def loops_of(graph: Graph) -> dict[Node, Loop]:
         loops.setdefault(key, Loop(*key))
     result: dict[Node, Loop] = {}
     for (structure, backward), loop in loops.items():
-        slots = {s for s in graph.slots if s.structure is structure and s.backward is backward}
+        slots = [s for s in graph.slots if s.structure is structure and s.backward is backward]
         after: set[Node] = set()
         for n in nodes:
             reads = n.op.name in ("gather", "gather_grad") and n.attr("slot") in slots
             if reads or any(x in after for x in n.inputs):
                 after.add(n)
-        for n in after & set(toposort(graph.slots[s] for s in slots)):
-            if not is_view(n):
+        for n in toposort(graph.slots[s] for s in slots):
+            if n in after and not is_view(n):
                 result[n] = loop
     return result
 
@@ -103,7 +103,7 @@ class _Partitioner:
 
     def _keep_in_loops(self) -> None:
         """Without hoisting (for ablation): eager nodes of a structure run in its loop too."""
-        for structure_loop in set(self.loop.values()):
+        for structure_loop in dict.fromkeys(self.loop.values()):
             before = toposort(n for n, loop in self.loop.items() if loop is structure_loop)
             for n in before:
                 if (
@@ -141,14 +141,14 @@ class _Partitioner:
         kept: set[Node] = set(self.roots)
         clones: dict[Body, list[Node]] = defaultdict(list)
         for n in self.compute:
-            for body in {home[r] for r in self.readers[n] if home[r] is not home[n]}:
+            for body in dict.fromkeys(home[r] for r in self.readers[n] if home[r] is not home[n]):
                 readers = [r for r in self.readers[n] if home[r] is body]
                 plan = self._recompute(n, body, home, kept) if not body.reduction else None
                 if plan is None or not self._pays(plan) or any(not is_elementwise(r) and r.op.name != "matmul" for r in readers):
                     kept.add(n)
                 else:
                     clones[body] += plan
-        bodies = sorted(set(home.values()), key=lambda b: b.stage)
+        bodies = sorted(dict.fromkeys(home.values()), key=lambda b: b.stage)
         position = {n: i for i, n in enumerate(self.compute)}
         for body in bodies:
             own = [n for n in self.compute if home[n] is body]
@@ -200,8 +200,8 @@ class _Partitioner:
 
         def needs(item: Node | Loop) -> Iterable[Node | Loop]:
             nodes = members[item] if isinstance(item, Loop) else [item]
-            found = {self.loop.get(x, x) for n in nodes for x in self.reads[n]}
-            return sorted(found - {item}, key=lambda x: getattr(x, "serial", -1))
+            found = dict.fromkeys(self.loop.get(x, x) for n in nodes for x in self.reads[n])
+            return [x for x in found if x is not item]
 
         def number(item: Node | Loop) -> int:
             if isinstance(item, Loop):

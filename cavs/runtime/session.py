@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes, compile_graph
-from cavs.errors import FeatureError
+from cavs.errors import CheckpointError, FeatureError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph
@@ -59,6 +59,8 @@ class _Variant:
     traced: Graph | None = None
     optional: tuple[str, ...] = ()
     kinds: tuple[int, ...] = ()
+    absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
+    restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
     executor: Any = None
 
@@ -195,7 +197,10 @@ class Session:
         old = variant.schema
         variant.schema = {
             n: Feature(
-                s.kind, s.dtype, tuple(s.shape), bool(s.has_absent or (n in old and old[n].optional))
+                s.kind,
+                s.dtype,
+                tuple(s.shape),
+                bool(s.has_absent or n in variant.absent or (n in old and old[n].optional)),
             )
             for n, s in schema.items()
         }
@@ -205,6 +210,8 @@ class Session:
         optional = optional_features(variant.traced)
         if optional != variant.optional:
             variant.optional, variant.kinds = optional, ()
+        if variant.restored:
+            variant.kinds, variant.restored = variant.restored, ()
         variant.executor = None
 
     def _compile(self, variant: _Variant, found: set[int], record: bool = False) -> None:
@@ -222,6 +229,41 @@ class Session:
         variant.executor = _engine.Executor(encode(variant.compiled.program), values)
         variant.executor.set_profiling(self._profiling)
         variant.executor.set_serial(self._serial)
+
+    # ---- resuming ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """For which features and kinds of vertices the model is compiled, as JSON values.
+
+        A session that continues from it runs the same programs, hence the same bits.
+        """
+        return {
+            "variants": [
+                {
+                    "training": v.training,
+                    "with_loss": v.with_loss,
+                    "absent": sorted(n for n, f in v.schema.items() if f.optional),
+                    "kinds": [int(k) for k in v.kinds],
+                }
+                for v in self._variants.values()
+                if v.traced is not None
+            ]
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``; CheckpointError, changing nothing, on anything else."""
+        variants: dict[tuple[bool, bool], _Variant] = {}
+        try:
+            for entry in state["variants"]:
+                key = (bool(entry["training"]), bool(entry["with_loss"]))
+                variants[key] = _Variant(
+                    *key,
+                    absent=frozenset(str(n) for n in entry["absent"]),
+                    restored=tuple(sorted(int(k) for k in entry["kinds"])),
+                )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the state of the session is {state!r}") from error
+        self._variants = variants
 
     # ---- looking inside ------------------------------------------------------------------------
 
