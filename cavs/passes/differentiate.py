@@ -29,9 +29,8 @@ def reduce_to(d: Node, target: TensorType) -> Node:
 
 
 def _reduce_shape(d: Node, shape: tuple[int, ...]) -> Node:
-    sizes = zip(reversed(d.shape), reversed(shape), strict=False)
-    if len(d.shape) <= len(shape) and all(have in (1, want) for have, want in sizes):
-        return d  # the same elements, or fewer that expand repeats, as below a sum over an axis
+    if d.shape == shape:
+        return d
     if len(d.shape) > len(shape) or (len(d.shape) == len(shape) == 2 and shape[0] < d.shape[0]):
         # Sum over leading axes: add the slices of the flattened row.
         head, tail = d.shape[0], d.shape[1:]
