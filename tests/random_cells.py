@@ -136,6 +136,9 @@ class RandomModel(cavs.Model):
         self.output = nn.Linear(width, 3)
         self.dense = cavs.Parameter((2, choices["x_width"]))
 
+    def __repr__(self):
+        return f"RandomModel({self.choices})"
+
     def forward(self, batch):
         x = self.embedding(batch["token"])
         if self.choices["dense"]:

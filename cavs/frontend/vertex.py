@@ -169,8 +169,8 @@ class VertexFunction(Module):
         pulled = {k: as_node(x) for k, x in inputs.items()}
         key = (self, graph, tuple(sorted((k, x.serial) for k, x in pulled.items())))
         if key not in trace.memo:
-            trace.memo[key] = self._trace(pulled)
-        return trace.memo[key]
+            trace.memo[key] = (pulled, self._trace(pulled))  # keeps the inputs, and so the key, alive
+        return trace.memo[key][1]
 
     def _trace(self, pulled: dict[str, Node]) -> Any:
         for name, x in pulled.items():

@@ -24,6 +24,8 @@ _LEAVES = frozenset("parameter feature num_children count_present constant".spli
 _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("sum_children", "none"): ("segment_sum", "edges"),
     ("sum_children", "child"): ("segment_sum", "children"),
+    ("max_children", "none"): ("segment_sum", "edges"),
+    ("max_children", "child"): ("segment_sum", "children"),
     ("nth_child", "none"): ("index", "nth_edge"),
     ("nth_child", "child"): ("index", "nth_child"),
     ("to_nth_child", "none"): ("index", "parent_if_nth"),
@@ -136,6 +138,8 @@ class Accesses:
         inputs = [x for x in node.inputs if x.type.dtype != INT and x.op.name != "constant"]
         if node.op.name == "matmul":
             inputs = inputs[:1]
+        if node.op.name == "max_children":  # the engine reads the segments as a maximum
+            return [(node.inputs[0], self._compose(node))]
         reader = max(inputs, key=lambda x: x.type.domain.rank) if _reduces(node) else node
         return [(x, self.at(x, reader)) for x in inputs]
 

@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cavs.errors import CompileError
-from cavs.ir import EDGE, ONE, REGISTRY, VERTEX, Graph, Node, Slot, TensorType, apply, constant, toposort
+from cavs.ir import (
+    EDGE,
+    ONE,
+    REGISTRY,
+    VERTEX,
+    Graph,
+    Node,
+    Slot,
+    TensorType,
+    apply,
+    broadcast_shapes,
+    constant,
+    toposort,
+)
 
 
 def reduce_to(d: Node, target: TensorType) -> Node:
@@ -28,8 +41,15 @@ def reduce_to(d: Node, target: TensorType) -> Node:
     return _reduce_shape(d, target.shape)
 
 
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    try:
+        return broadcast_shapes([shape, target]) == target
+    except ValueError:
+        return False
+
+
 def _reduce_shape(d: Node, shape: tuple[int, ...]) -> Node:
-    if d.shape == shape:
+    if _broadcasts(d.shape, shape):
         return d
     if len(d.shape) > len(shape) or (len(d.shape) == len(shape) == 2 and shape[0] < d.shape[0]):
         # Sum over leading axes: add the slices of the flattened row.

@@ -225,7 +225,8 @@ class Session:
             passes=self.passes,
             record=record,
         )
-        values = [p.value for p in self.parameters.values()]
+        # The engine takes its precision from the parameters; a model may have none.
+        values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
         variant.executor = _engine.Executor(encode(variant.compiled.program), values)
         variant.executor.set_profiling(self._profiling)
         variant.executor.set_serial(self._serial)
