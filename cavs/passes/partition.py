@@ -106,7 +106,9 @@ class _Partitioner:
         """
         for n in reversed(self.compute):
             movable = is_elementwise(n) or (products and n.op.name == "matmul")
-            if n in self.loop or not movable or n in self.roots or not self.readers[n]:
+            if n in self.loop or not movable or not n.type.domain.by_structure:
+                continue
+            if n in self.roots or not self.readers[n]:
                 continue
             loops = {self.loop.get(r) for r in self.readers[n]}
             if len(loops) != 1 or None in loops:
