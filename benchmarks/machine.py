@@ -109,8 +109,18 @@ def commit() -> str:
 
 
 def command() -> str:
-    """The command line that repeats this run."""
+    """The command line that repeats this run; folders of this machine are left out."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec else ""
-    program = f"python -m {name}" if name else f"python {sys.argv[0]}"
-    return shlex.join([*program.split(), *sys.argv[1:]])
+    program = ["python", "-m", name] if name else ["python", Path(sys.argv[0]).name]
+    shown, arguments = [], iter(sys.argv[1:])
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if option not in ("--data", "--out"):
+            shown.append(argument)
+            continue
+        if option == argument:
+            next(arguments, None)
+        if option == "--data":
+            shown += ["--data", "DIR"]
+    return shlex.join([*program, *shown])

@@ -97,6 +97,13 @@ def test_the_floor_is_left_out_with_two_threads() -> None:
     assert list(entry["runners"]) == ["a"] and entry["failed"] == {}
 
 
+def test_command_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["x.py", "--data", "/a/b", "--hidden", "4", "--out=/c/d", "--quick"]
+    monkeypatch.setattr("sys.argv", given)
+    monkeypatch.setattr("sys.modules", {"__main__": object()})
+    assert machine.command() == "python x.py --data DIR --hidden 4 --quick"
+
+
 def test_markdown_pads_columns() -> None:
     assert markdown(["a", "bb"], [["ccc", "d"]]) == "| a   | bb |\n|-----|----|\n| ccc | d  |"
 
