@@ -47,9 +47,15 @@ def report_products(table: Any, source: Any, dtype: str, budget: float) -> None:
         for m in rows:
             a, c = rng.standard_normal((m, k)).astype(dtype), np.zeros((m, n), dtype)
             repeat = max(1, 4_000_000 // (m * n * k))
-            time_one = best_seconds(
-                lambda a=a, c=c, r=repeat: table.matmul([source(a)], 0, len(a), packed, n, c,
-                                                        repeat=r), budget) / repeat
+            time_one = (
+                best_seconds(
+                    lambda a=a, c=c, r=repeat: table.matmul(
+                        [source(a)], 0, len(a), packed, n, c, repeat=r
+                    ),
+                    budget,
+                )
+                / repeat
+            )
             speed = 2e-9 * m * n * k / time_one
             line += f"{speed:7.0f} {100 * speed / peak:4.0f}%"
         print(line)
@@ -62,9 +68,15 @@ def report_products(table: Any, source: Any, dtype: str, budget: float) -> None:
             a, b = (rng.standard_normal((m, x)).astype(dtype) for x in (k, n))
             out = np.zeros((k, n), dtype)
             repeat = max(1, 4_000_000 // (m * n * k))
-            time_one = best_seconds(
-                lambda a=a, b=b, o=out, r=repeat: table.matmul_tn(
-                    [source(a)], [source(b)], 0, len(a), o, repeat=r), budget) / repeat
+            time_one = (
+                best_seconds(
+                    lambda a=a, b=b, o=out, r=repeat: table.matmul_tn(
+                        [source(a)], [source(b)], 0, len(a), o, repeat=r
+                    ),
+                    budget,
+                )
+                / repeat
+            )
             speed = 2e-9 * m * n * k / time_one
             line += f"{speed:7.0f} {100 * speed / peak:4.0f}%"
         print(line)
@@ -73,11 +85,15 @@ def report_products(table: Any, source: Any, dtype: str, budget: float) -> None:
 def tree_lstm_ops() -> list[tuple[Any, ...]]:
     """The pointwise block of a binary Tree-LSTM: i, o, u, two forget gates, two child cells."""
     return [
-        (CODE.SIGMOID, 7, 0, 0, 0, 0.0), (CODE.TANH, 8, 2, 0, 0, 0.0),
+        (CODE.SIGMOID, 7, 0, 0, 0, 0.0),
+        (CODE.TANH, 8, 2, 0, 0, 0.0),
         (CODE.MUL, 7, 7, 8, 0, 0.0),
-        (CODE.SIGMOID, 8, 3, 0, 0, 0.0), (CODE.FMA, 7, 8, 5, 7, 0.0),
-        (CODE.SIGMOID, 8, 4, 0, 0, 0.0), (CODE.FMA, 9, 8, 6, 7, 0.0),
-        (CODE.SIGMOID, 8, 1, 0, 0, 0.0), (CODE.TANH, 7, 9, 0, 0, 0.0),
+        (CODE.SIGMOID, 8, 3, 0, 0, 0.0),
+        (CODE.FMA, 7, 8, 5, 7, 0.0),
+        (CODE.SIGMOID, 8, 4, 0, 0, 0.0),
+        (CODE.FMA, 9, 8, 6, 7, 0.0),
+        (CODE.SIGMOID, 8, 1, 0, 0, 0.0),
+        (CODE.TANH, 7, 9, 0, 0, 0.0),
         (CODE.MUL, 10, 8, 7, 0, 0.0),
     ]
 
@@ -94,17 +110,41 @@ def report_map(table: Any, source: Any, store: Any, dtype: str, budget: float) -
         loads += [(source(cells, column=i * h, width=h), 0, False) for i in range(2)]
         stores = [store(out, 9), store(out, 10, column=h)]
         repeat = max(1, 200_000 // (rows * h))
-        seconds = best_seconds(lambda lo=loads, st=stores, r=rows, n=h, k=repeat: table.map(
-            lo, tree_lstm_ops(), st, 11, 1, n, 0, r, repeat=k), budget)
+        seconds = best_seconds(
+            lambda lo=loads, st=stores, r=rows, n=h, k=repeat: table.map(
+                lo, tree_lstm_ops(), st, 11, 1, n, 0, r, repeat=k
+            ),
+            budget,
+        )
         print(f"{rows:6} x {h:4}: {1e9 * seconds / (rows * h * repeat):.3f} ns/element")
     print("\nmap, one operation on 64 x 512 values (ns/element)")
     x = rng.uniform(0.1, 2, (64, 512)).astype(dtype)
     y = np.zeros_like(x)
-    for code in (CODE.COPY, CODE.ADD, CODE.DIV, CODE.SQRT, CODE.EXP, CODE.LOG, CODE.TANH,
-                 CODE.SIGMOID, CODE.UNIFORM):
-        seconds = best_seconds(lambda c=code: table.map(
-            [(source(x), 0, False)], [(c, 1, 0, 0, 0, 0.0)], [store(y, 1)], 2, 1, 512, 0, 64,
-            repeat=8), budget / 2)
+    for code in (
+        CODE.COPY,
+        CODE.ADD,
+        CODE.DIV,
+        CODE.SQRT,
+        CODE.EXP,
+        CODE.LOG,
+        CODE.TANH,
+        CODE.SIGMOID,
+        CODE.UNIFORM,
+    ):
+        seconds = best_seconds(
+            lambda c=code: table.map(
+                [(source(x), 0, False)],
+                [(c, 1, 0, 0, 0, 0.0)],
+                [store(y, 1)],
+                2,
+                1,
+                512,
+                0,
+                64,
+                repeat=8,
+            ),
+            budget / 2,
+        )
         print(f"  {code.name:8} {1e9 * seconds / (8 * x.size):.3f}")
 
 

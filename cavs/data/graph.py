@@ -37,7 +37,7 @@ class Graph:
 
     __slots__ = (
         "_edge_features", "_features", "_graph_features", "_name", "_schema", "_topology",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

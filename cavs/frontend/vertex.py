@@ -47,7 +47,9 @@ class Gathered:
 class Vertex:
     """The vertex that a vertex function is written for."""
 
-    def __init__(self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]) -> None:
+    def __init__(
+        self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]
+    ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
         self._edges: dict[str, Node] = {}
         self._read: set[str] = set()
@@ -68,11 +70,14 @@ class Vertex:
         """Gives states to the parents; every value of the declared state, once."""
         where = user_line()
         if self._scattered:
-            raise TraceError("scatter is called twice", where=where, hint="scatter all states at once")
+            raise TraceError(
+                "scatter is called twice", where=where, hint="scatter all states at once"
+            )
         declared = self._function.state.shapes
         if set(states) != set(declared):
             raise TraceError(
-                f"scatter({', '.join(states)}) does not fit State({', '.join(declared)})", where=where
+                f"scatter({', '.join(states)}) does not fit State({', '.join(declared)})",
+                where=where,
             )
         for name, value in states.items():
             node = as_node(value)
@@ -109,7 +114,9 @@ class Vertex:
             )
         value = self._pulled[name]
         if value.type.domain.base != "edge":
-            raise FeatureError(f"edge({name!r}) is a value of every {value.type.domain}", where=user_line())
+            raise FeatureError(
+                f"edge({name!r}) is a value of every {value.type.domain}", where=user_line()
+            )
         return value
 
     def push(self, value: Any = None, **values: Any) -> None:
@@ -128,8 +135,8 @@ class Vertex:
         )
 
 
-def _at_vertex(node: Any) -> Node:
-    node = as_node(node)
+def _at_vertex(value: Any) -> Node:
+    node = as_node(value)
     if node.type.domain.base == "vertex":
         return node
     return apply("broadcast", node, shape=node.shape, domain=VERTEX)
@@ -169,7 +176,10 @@ class VertexFunction(Module):
         pulled = {k: as_node(x) for k, x in inputs.items()}
         key = (self, graph, tuple(sorted((k, x.serial) for k, x in pulled.items())))
         if key not in trace.memo:
-            trace.memo[key] = (pulled, self._trace(pulled))  # keeps the inputs, and so the key, alive
+            trace.memo[key] = (
+                pulled,
+                self._trace(pulled),
+            )  # keeps the inputs, and so the key, alive
         return trace.memo[key][1]
 
     def _trace(self, pulled: dict[str, Node]) -> Any:

@@ -113,7 +113,9 @@ class _Partitioner:
             loops = {self.loop.get(r) for r in self.readers[n]}
             if len(loops) != 1 or None in loops:
                 continue
-            if any(_space(r) != _space(n) and n.type.domain.kind is not None for r in self.readers[n]):
+            if any(
+                _space(r) != _space(n) and n.type.domain.kind is not None for r in self.readers[n]
+            ):
                 continue
             stored = [x for x in self.reads[n] if x.type.width > 1 and x.type.domain.by_structure]
             if len(stored) > 1 or n.type.domain.kind != self.readers[n][0].type.domain.kind:
@@ -131,7 +133,11 @@ class _Partitioner:
             for body in dict.fromkeys(home[r] for r in self.readers[n] if home[r] is not home[n]):
                 readers = [r for r in self.readers[n] if home[r] is body]
                 plan = self._recompute(n, body, home, kept) if not body.reduction else None
-                if plan is None or not self._pays(plan) or any(not is_elementwise(r) and r.op.name != "matmul" for r in readers):
+                if (
+                    plan is None
+                    or not self._pays(plan)
+                    or any(not is_elementwise(r) and r.op.name != "matmul" for r in readers)
+                ):
                     kept.add(n)
                 else:
                     clones[body] += plan
@@ -226,11 +232,11 @@ class _Partitioner:
         home: dict[Node, Body] = {}
         bodies: dict[object, Body] = {}
         for n in self.compute:
-            loop = self.loop.get(n)
+            own = self.loop.get(n)
             base, kind = _space(n)
-            if loop is not None:
-                key: object = (loop, base, kind)
-                body = Body(base, kind, loop=loop, stage=2 * stage[loop])
+            if own is not None:
+                key: object = (own, base, kind)
+                body = Body(base, kind, loop=own, stage=2 * stage[own])
             elif n.op.rule is BatchRule.REDUCE:
                 key, body = n, Body("one", None, reduction=True, stage=2 * stage[n] + 1)
             else:

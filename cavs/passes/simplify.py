@@ -198,9 +198,7 @@ def _slice_elementwise(node: Node, x: Node, start: int, stop: int) -> Node | Non
 
 def _concat(node: Node) -> Node | None:
     if any(x.op.name == "concat" for x in node.inputs):
-        flat = [
-            y for x in node.inputs for y in (x.inputs if x.op.name == "concat" else (x,))
-        ]
+        flat = [y for x in node.inputs for y in (x.inputs if x.op.name == "concat" else (x,))]
         return apply("concat", *flat, axis=-1)
     merged: list[Node] = []
     for x in node.inputs:
@@ -339,7 +337,9 @@ def prune(graph: Graph) -> Graph:
             if n.op.name in ("gather", "gather_grad")
         }
         if found == set(needed):
-            return Graph(dict(graph.outputs), {s: graph.slots[s] for s in graph.slots if s in found})
+            return Graph(
+                dict(graph.outputs), {s: graph.slots[s] for s in graph.slots if s in found}
+            )
         needed = {s: graph.slots[s] for s in found}
 
 
