@@ -81,9 +81,8 @@ def build(args, assets=None):
         best = outputs["output"].argmax(axis=1)
         return (CLASSES[best[root]] for root in metrics.batch_roots(batch))
 
-    model = SentimentClassifier(
-        len(vocabulary), args.embedding_size, args.hidden_size, args.dropout
-    )
+    sizes = len(vocabulary), args.embedding_size, args.hidden_size
+    model = SentimentClassifier(*sizes, args.dropout)
     model.initialize(args.seed)
     return Task(
         model,
