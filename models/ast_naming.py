@@ -73,11 +73,13 @@ def build(args, assets=None):
         return function_graphs(found, types, names, classes, keep_other=True)
 
     def predict(outputs, batch):
-        best = outputs["output"].argmax(axis=1)
-        return (classes[best[root]] for root in metrics.batch_roots(batch))
+        best = outputs["output"][metrics.batch_roots(batch)].argmax(axis=1)
+        return (f"{name}: {classes[i]}" for name, i in zip(batch.names, best, strict=True))
 
+    model = NamePredictor(len(types), len(names), len(classes), args.size, args.dropout)
+    model.initialize(args.seed)
     return Task(
-        NamePredictor(len(types), len(names), len(classes), args.size, args.dropout),
+        model,
         **{name: functools.partial(graphs, name) for name in ("train", "dev", "test")},
         metrics=[metrics.accuracy()],
         assets={"types": types.to_json(), "names": names.to_json(), "classes": list(classes)},

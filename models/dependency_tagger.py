@@ -9,6 +9,7 @@ word sees itself and everything that depends on it: any number of children.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -96,10 +97,12 @@ def build(args, assets=None):
     def predict(outputs, batch):
         tags = [UPOS[i] for i in outputs["output"].argmax(axis=1)]
         offsets = batch.topology.vertex_offsets
-        return (" ".join(tags[a:b]) for a, b in zip(offsets[:-1], offsets[1:], strict=True))
+        return (" ".join(tags[a:b]) for a, b in itertools.pairwise(offsets))
 
+    model = Tagger(len(vocabulary), args.embedding_size, args.hidden_size, args.dropout)
+    model.initialize(args.seed)
     return Task(
-        Tagger(len(vocabulary), args.embedding_size, args.hidden_size, args.dropout),
+        model,
         **{name: graphs(sentences) for name, sentences in found.items() if sentences},
         metrics=[metrics.accuracy()],
         assets={"forms": vocabulary.to_json()},

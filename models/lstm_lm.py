@@ -89,8 +89,10 @@ def build(args, assets=None):
     def read(text):  # the word after each line is asked for: a last, unknown one makes room for it
         return chains([[*line.split(), "<unk>"] for line in text.splitlines()], vocabulary)
 
+    model = LanguageModel(len(vocabulary), args.embedding_size, args.hidden_size, args.dropout)
+    model.initialize(args.seed)
     return Task(
-        LanguageModel(len(vocabulary), args.embedding_size, args.hidden_size, args.dropout),
+        model,
         **{name: lambda name=name: graphs(name) for name in ("train", "dev", "test")},
         metrics=[metrics.perplexity()],
         assets={"words": vocabulary.to_json()},

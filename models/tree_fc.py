@@ -3,7 +3,7 @@
     cavs train tree-fc
 
 Every symbol has a hidden weight; the label of a tree says whether the weights of its leaves sum to
-more than zero. h = tanh(x + [h_l, h_r] W + b) must learn the weights and to add (Looks et al. 2017).
+more than zero. The cell must learn the weights, and to add.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ def build(args, assets=None):
     if args.leaves < 2 or args.leaves & (args.leaves - 1):
         raise ConfigError(f"--leaves {args.leaves}", hint="choose a power of two, such as 32")
     held_out = max(args.trees // 10, 1)
+    model = TreeClassifier(args.hidden_size)
+    model.initialize(args.seed)
     return Task(
-        TreeClassifier(args.hidden_size),
+        model,
         train=lambda: made_up(args.trees, args.leaves, seed=0),
         dev=lambda: made_up(held_out, args.leaves, seed=1),
         test=lambda: made_up(held_out, args.leaves, seed=2),

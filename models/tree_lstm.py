@@ -9,6 +9,7 @@ phrases, and the root, which is the sentence (Socher et al. 2013; Tai et al. 201
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import cavs
@@ -51,9 +52,7 @@ def add_arguments(parser):
 
 def lowered(trees: list[Tree]) -> list[Tree]:
     """The trees in lower case: the treebank is too small to learn two forms of a word."""
-    for tree in trees:
-        tree.words[:] = [word and word.lower() for word in tree.words]
-    return trees
+    return [replace(t, words=[word and word.lower() for word in t.words]) for t in trees]
 
 
 def build(args, assets=None):
@@ -82,8 +81,11 @@ def build(args, assets=None):
         best = outputs["output"].argmax(axis=1)
         return (CLASSES[best[root]] for root in metrics.batch_roots(batch))
 
+    sizes = len(vocabulary), args.embedding_size, args.hidden_size
+    model = SentimentClassifier(*sizes, args.dropout)
+    model.initialize(args.seed)
     return Task(
-        SentimentClassifier(len(vocabulary), args.embedding_size, args.hidden_size, args.dropout),
+        model,
         train=lambda: graphs(train or split("train")),
         dev=lambda: graphs(split("dev")),
         test=lambda: graphs(split("test")),

@@ -106,9 +106,8 @@ def test_options_make_the_model(entry: registry.Entry, tmp_path: Path) -> None:
     small, again = build(entry, tmp_path), build(entry, tmp_path)
     size = "size" if "size" in OPTIONS[entry.name] else "hidden_size"
     large = build(entry, tmp_path, **{size: 12})
-    count = [
-        sum(p.value.size for p in t.model.parameters().values()) for t in (small, again, large)
-    ]
+    models = (task.model.parameters().values() for task in (small, again, large))
+    count = [sum(p.value.size for p in parameters) for parameters in models]
     assert count[0] == count[1] < count[2]
 
 
