@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from cavs.codegen.map import MapProgram, Register
@@ -18,7 +19,7 @@ from cavs.compiler.program import (
 from cavs.compiler.weights import weight_of
 from cavs.errors import CompileError
 from cavs.ir import BatchRule, Graph, Node
-from cavs.passes.access import Piece, is_leaf
+from cavs.passes.access import LOCAL_ARRAYS, Piece, is_leaf
 from cavs.passes.partition import Body, Partition, is_elementwise
 
 
@@ -60,6 +61,7 @@ class Lowering:
                 for x in n.inputs:
                     self.merge_of[x] = n
         self.stage = -1
+        self.kind: int | None = None  # stands for "all kinds" in a loop
 
     # ---- buffers -------------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ class Lowering:
             return self._arena(node)
         if node not in self.local:
             d = node.type.domain
-            space = space_of(d.base, d.kind)
+            space = self._space(d.base, d.kind)
             role = "scratch" if d.by_structure else "arena"
             self.local[node] = self._buffer(role, 0, space, node.type.width, _name(node))
         return self._touch(self.local[node])
@@ -145,17 +147,21 @@ class Lowering:
                 self.program.stages.append(stage)
                 if body.loop is not None:
                     loops[body.loop] = stage
-            self.local = {}
-            first = len(self.program.instructions)
-            if body.reduction:
-                self._reduction(body.nodes[0], gradients)
+            if body.loop is not None:
+                self._loop_body(stage, body)
+            elif body.reduction:
+                self._attach_reductions(stage, self._emitted(self._reduction, body, gradients))
             else:
-                self._rows(body)
-            ids = list(range(first, len(self.program.instructions)))
-            self._attach(stage, body, ids)
+                stage.body = self._emitted(self._rows, body)
         self._finish_gradients(gradients)
         self._finish_outputs()
-        self.program.stages = self._without_empty()
+
+    def _emitted(self, emit: Callable[..., None], *args: object) -> list[int]:
+        """The numbers of the instructions that ``emit`` adds."""
+        self.local = {}
+        first = len(self.program.instructions)
+        emit(*args)
+        return list(range(first, len(self.program.instructions)))
 
     def _new_stage(self, body: Body) -> Stage:
         if body.loop is not None:
@@ -167,32 +173,32 @@ class Lowering:
         label += "" if body.kind is None else f".{body.kind}"
         return Stage(kind, space_of(base, body.kind), label=label)
 
-    def _attach(self, stage: Stage, body: Body, ids: list[int]) -> None:
-        if body.loop is None:
-            if body.reduction and len(ids) > 1:  # one instruction a global stage
-                at = self.program.stages.index(stage)
-                stage.body = ids[:1]
-                for i, extra in enumerate(ids[1:], 1):
-                    self.program.stages.insert(at + i, Stage("global", body=[extra], label=stage.label))
-                self.stage = len(self.program.stages) - 1
-                for i in ids:
-                    self._touch_all(self.program.instructions[i])
-            else:
-                stage.body = ids
-            return
+    def _loop_body(self, stage: Stage, body: Body) -> None:
+        """A body for its kind; without specialisation a copy for each, over that kind's rows."""
         for k in range(len(self.program.kinds)):
             if body.kind is None or body.kind == k:
-                stage.bodies[k] += ids
+                self.kind = k if body.kind is None else None
+                stage.bodies[k] += self._emitted(self._rows, body)
+        self.kind = None
+
+    def _space(self, base: str, kind: int | None) -> int:
+        return space_of(base, self.kind if kind is None and base in ("vertex", "edge") else kind)
+
+    def _attach_reductions(self, stage: Stage, ids: list[int]) -> None:
+        """One instruction a global stage."""
+        at = self.program.stages.index(stage)
+        stage.body = ids[:1]
+        for i, extra in enumerate(ids[1:], 1):
+            self.program.stages.insert(at + i, Stage("global", body=[extra], label=stage.label))
+        self.stage = len(self.program.stages) - 1
+        for i in ids:
+            self._touch_all(self.program.instructions[i])
 
     def _touch_all(self, instruction: Instruction) -> None:
         for o in instruction.inputs:
             self._touch(o[0])
         if instruction.out is not None:
             self._touch(instruction.out[0])
-
-    def _without_empty(self) -> list[Stage]:
-        """Stages keep their numbers: lifetimes refer to them."""
-        return self.program.stages
 
     # ---- rows ----------------------------------------------------------------------------------
 
@@ -207,7 +213,7 @@ class Lowering:
             level = 0
             for x, pieces in self.accesses.operands(n):
                 for p in pieces:
-                    for source in self._inside(p.source, inside):
+                    for source in self._inside(p, inside):
                         joined = (
                             self.fuse
                             and fused
@@ -249,14 +255,15 @@ class Lowering:
                 step[n] = max(step[n], bound[n])
             for x, pieces in self.accesses.operands(n):
                 for p in pieces:
+                    if p.array not in LOCAL_ARRAYS:
+                        continue
                     joined = is_elementwise(n) and x is p.source and p.map == "self"
                     limit = step[n] if joined and _joinable(x, n) else step[n] - 1
                     bound[p.source] = min(bound.get(p.source, limit), limit)
 
-    def _inside(self, source: Node, inside: set[Node]) -> list[Node]:
-        if source.op.name == "merge":  # read through the loop's own rows: earlier tasks
-            return []
-        return [source] if source in inside else []
+    def _inside(self, p: Piece, inside: Container[Node]) -> list[Node]:
+        """The node of this body behind a piece; what other tasks made does not count."""
+        return [p.source] if p.source in inside and p.array in LOCAL_ARRAYS else []
 
     def _stored(self, body: Body, group_of: dict[Node, _Group]) -> set[Node]:
         """Nodes of ``body`` that something outside their kernel reads."""
@@ -316,7 +323,7 @@ class Lowering:
         self.program.instructions.append(
             Instruction(
                 "map",
-                space_of(group.base, group.kind),
+                self._space(group.base, group.kind),
                 loads=list(loads),
                 ops=ops,
                 stores=stores,
@@ -349,7 +356,7 @@ class Lowering:
         self.program.instructions.append(
             Instruction(
                 "map",
-                space_of(d.base, d.kind),
+                self._space(d.base, d.kind),
                 loads=loads,
                 ops=ops,
                 stores=[(buffer, column, store_stride, "write", 0)],
@@ -363,7 +370,7 @@ class Lowering:
     def _single(self, n: Node, body: Body) -> None:
         """An instruction of its own: a product, a loss, a maximum, a rearrangement."""
         name, d = n.op.name, n.type.domain
-        space = space_of(d.base, d.kind)
+        space = self._space(d.base, d.kind)
         pieces = [self.operand(p) for _, ps in self.accesses.operands(n) for p in ps]
         add = self.program.instructions.append
         if name in ("pad", "slice", "concat", "transpose"):
@@ -447,8 +454,9 @@ class Lowering:
             self.grad_buffers[name] = self._buffer("grad", index, ONE_SPACE, columns, name)
         return result
 
-    def _reduction(self, n: Node, gradients: dict[Node, str]) -> None:
+    def _reduction(self, body: Body, gradients: dict[Node, str]) -> None:
         """One instruction over all rows; into a gradient, or into a buffer of one row."""
+        (n,) = body.nodes
         owner = gradients.get(n)
         name = n.op.name
         operands = self.accesses.operands(n)

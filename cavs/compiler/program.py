@@ -66,7 +66,7 @@ class Instruction:
     label: str = ""
 
 
-@dataclass
+@dataclass(eq=False)
 class Stage:
     """Instructions that run together."""
 

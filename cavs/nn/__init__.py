@@ -1,4 +1,4 @@
-"""Layers around vertex functions."""
+"""Layers around vertex functions, and the vertex functions of the literature."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from typing import Any
 from cavs import ops
 from cavs.frontend.parameter import Initializer, Module, Parameter
 from cavs.ir import Node, apply, as_node
+from cavs.nn.cells import (
+    GRU,
+    LSTM,
+    RNTN,
+    BinaryTreeLSTM,
+    ChildSumTreeLSTM,
+    TreeAttention,
+    TreeFC,
+    TreeGRU,
+)
 from cavs.ops.leaves import lookup
 
 
@@ -68,4 +78,17 @@ class Dropout(Module):
         return ops.dropout(x, self.rate)
 
 
-__all__ = ["Dropout", "Embedding", "LayerNorm", "Linear"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNTN",
+    "BinaryTreeLSTM",
+    "ChildSumTreeLSTM",
+    "Dropout",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "TreeAttention",
+    "TreeFC",
+    "TreeGRU",
+]

@@ -172,7 +172,8 @@ class Session:
         program = variant.compiled.program
         ints = [self._feature(batch, name, np.dtype(np.int32)) for name in program.int_features]
         floats = [self._feature(batch, name, self.dtype) for name in program.float_features]
-        return variant, (schedule, [x.reshape(len(x), -1) for x in floats], ints)
+        rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
+        return variant, (schedule, rows, ints)
 
     def _feature(self, batch: BatchLike, name: str, dtype: np.dtype[Any]) -> Array:
         return np.ascontiguousarray(batch[name], dtype=dtype)
