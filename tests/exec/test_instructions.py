@@ -198,16 +198,12 @@ def test_index_arrays(rng):
     m = Hand()
     x, ex = m.buffer("feature", VERTEX, W), m.buffer("feature", EDGE, W, index=1)
     gx = m.buffer("feature", GRAPH, W, index=2)
-    h, eh = m.buffer("arena", VERTEX, W, last=16), m.buffer("arena", EDGE, W, last=16)
-    gh = m.buffer("arena", GRAPH, W, last=16)
-    m.rows(
-        VERTEX,
-        [
-            m.op("copy", VERTEX, inputs=[index(x, W, "order")], out=self_(h, W)),
-            m.op("copy", EDGE, inputs=[index(ex, W, "edge_order")], out=self_(eh, W)),
-        ],
-    )
+    h, eh = m.buffer("arena", VERTEX, W, last=17), m.buffer("arena", EDGE, W, last=17)
+    gh = m.buffer("arena", GRAPH, W, last=17)
+    m.rows(VERTEX, [m.op("copy", VERTEX, inputs=[index(x, W, "order")], out=self_(h, W)),
+                    m.op("copy", EDGE, inputs=[index(ex, W, "edge_order")], out=self_(eh, W))])
     m.rows(GRAPH, [m.op("copy", GRAPH, inputs=[self_(gx, W)], out=self_(gh, W))])
+    ones = m.buffer("ones", width=W)
     reads = {
         "child1": (VERTEX, index(h, W, "nth_child", 1)),
         "edge2": (VERTEX, index(eh, W, "nth_edge", 2)),
@@ -224,6 +220,7 @@ def test_index_arrays(rng):
         "graph rows": (GRAPH, segment(h, W, "graph_rows")),
         "inner children": (INNER, segment(h, 2, "children", column=3)),
         "inner parent": (INNER_EDGE, index(h, W, "parent")),
+        "arity": (VERTEX, segment(ones, W, "edges")),
     }
     outs = {}
     for i, (name, (space, read)) in enumerate(reads.items()):
@@ -263,6 +260,7 @@ def test_index_arrays(rng):
             xs[c].sum(0)[3:5] if i else zero[:2] for i, c in zip(inner, children, strict=True)
         ],
         "inner parent": [xs[v] for v, _, _ in edges],
+        "arity": [[len(c)] * W for c in children],
     }
     e = _engine.Executor(m.finish(outputs=outs.values()), [np.zeros(1)])
     e.run(schedule(graphs), [xs, es, gs], [ints, edge_ints])
