@@ -37,6 +37,7 @@ std::vector<T> scratch(size_t size) {
 template <class T>
 int64_t row_stride(const Values<T>& x) {
   if (x.ndim() != 2) throw std::invalid_argument("rows must be a 2-D array");
+  if (x.size() == 0) return x.shape(1);  // numpy's strides mean nothing then
   if (x.shape(1) > 1 && x.strides(1) != sizeof(T))
     throw std::invalid_argument("the columns of a row must be contiguous");
   return x.strides(0) / static_cast<int64_t>(sizeof(T));
