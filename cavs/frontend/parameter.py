@@ -33,8 +33,8 @@ def _draw(init: Initializer, rng: np.random.Generator, shape: tuple[int, ...]) -
     if isinstance(init, str):
         raise ConfigError(
             f"unknown initialiser {init!r}",
-            hint='use "xavier", "zeros", "ones", "normal", "uniform", a number, an array or a function'
-            " of (generator, shape)",
+            hint='use "xavier", "zeros", "ones", "normal", "uniform", a number, an array or a '
+            "function of (generator, shape)",
         )
     if callable(init):
         return init(rng, shape)
@@ -101,7 +101,8 @@ class Parameter:
         new = np.asarray(array)
         if new.shape != self.shape:
             raise ShapeError(
-                f"parameter {self.name!r} has shape {list(self.shape)}, the new value {list(new.shape)}",
+                f"parameter {self.name!r} has shape {list(self.shape)}, "
+                f"the new value {list(new.shape)}",
                 where=user_line(),
             )
         self.value[...] = new
