@@ -20,4 +20,7 @@ settings.register_profile(
     phases=find,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile(
+    "quick", deadline=None, max_examples=40, phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

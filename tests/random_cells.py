@@ -102,7 +102,9 @@ class RandomCell(cavs.VertexFunction):
             return self.linear(a)
         if op == "norm":
             mean = ops.reshape(a.mean(-1), (1,))
-            return (a - mean) / ops.sqrt(ops.reshape(((a - mean) * (a - mean)).mean(-1), (1,)) + 0.5)
+            return (a - mean) / ops.sqrt(
+                ops.reshape(((a - mean) * (a - mean)).mean(-1), (1,)) + 0.5
+            )
         if op == "softmax":
             return ops.softmax(a) * b
         if op == "relu":
@@ -135,6 +137,9 @@ class RandomModel(cavs.Model):
             width += sum(choices["cells"][-1]["state"].values())
         self.output = nn.Linear(width, 3)
         self.dense = cavs.Parameter((2, choices["x_width"]))
+
+    def __repr__(self):
+        return f"RandomModel({self.choices})"
 
     def forward(self, batch):
         x = self.embedding(batch["token"])

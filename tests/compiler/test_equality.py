@@ -26,7 +26,8 @@ def compare(model, batch, tolerance, *, dtype=np.float64, passes=None, serial=Fa
     loss, gradients = session.gradients(batch, seed=5, step=2)
     assert_close(loss, expected["loss"], tolerance, "loss")
     for name, g in gradients.items():
-        assert_close(g, expected[f"grad:{name}"], tolerance, name)
+        unused = np.zeros(model.parameters()[name].shape)
+        assert_close(g, expected.get(f"grad:{name}", unused), tolerance, name)
     result = session.evaluate(batch)
     assert_close(result.loss, forward["loss"], tolerance, "loss without dropout")
     for name, rows in result.outputs.items():
@@ -83,5 +84,9 @@ def test_gradients_equal_finite_differences(model, batch, seed):
     eps = 1e-5
     numeric = (at(eps) - at(-eps)) / (2 * eps)
     at(0.0)
-    exact = sum(float((expected[f"grad:{k}"] * d).sum()) for k, d in direction.items())
+    exact = sum(
+        float((expected[f"grad:{k}"] * d).sum())
+        for k, d in direction.items()
+        if f"grad:{k}" in expected
+    )
     assert exact == pytest.approx(numeric, rel=1e-5, abs=1e-7)
