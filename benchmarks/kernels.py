@@ -74,11 +74,15 @@ def report_products(table: Any, source: Any, dtype: str, budget: float) -> None:
 def tree_lstm_ops() -> list[tuple[Any, ...]]:
     """The pointwise block of a binary Tree-LSTM: i, o, u, two forget gates, two child cells."""
     return [
-        (CODE.SIGMOID, 7, 0, 0, 0, 0.0), (CODE.TANH, 8, 2, 0, 0, 0.0),
+        (CODE.SIGMOID, 7, 0, 0, 0, 0.0),
+        (CODE.TANH, 8, 2, 0, 0, 0.0),
         (CODE.MUL, 7, 7, 8, 0, 0.0),
-        (CODE.SIGMOID, 8, 3, 0, 0, 0.0), (CODE.FMA, 7, 8, 5, 7, 0.0),
-        (CODE.SIGMOID, 8, 4, 0, 0, 0.0), (CODE.FMA, 9, 8, 6, 7, 0.0),
-        (CODE.SIGMOID, 8, 1, 0, 0, 0.0), (CODE.TANH, 7, 9, 0, 0, 0.0),
+        (CODE.SIGMOID, 8, 3, 0, 0, 0.0),
+        (CODE.FMA, 7, 8, 5, 7, 0.0),
+        (CODE.SIGMOID, 8, 4, 0, 0, 0.0),
+        (CODE.FMA, 9, 8, 6, 7, 0.0),
+        (CODE.SIGMOID, 8, 1, 0, 0, 0.0),
+        (CODE.TANH, 7, 9, 0, 0, 0.0),
         (CODE.MUL, 10, 8, 7, 0, 0.0),
     ]
 

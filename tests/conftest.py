@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one engine thread a worker; set before cavs is imported
     os.environ.setdefault("CAVS_NUM_THREADS", "1")
@@ -12,5 +12,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one engine thread a worker; set befor
 settings.register_profile("default", deadline=None)
 settings.register_profile(
     "ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "quick", deadline=None, max_examples=40, phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cavs.cli import bench, evaluate, explain, info, train
+from cavs.cli import bench, demo, evaluate, explain, info, train
 from cavs.cli.registry import Task
 from cavs.errors import CavsError
 from cavs.train.checkpoint import version
@@ -22,6 +22,7 @@ def parser_for(argv: list[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cavs {version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    demo.add_parser(commands)
     train.add_parser(commands, argv)
     evaluate.add_parsers(commands)
     bench.add_parser(commands, argv)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cavs.cli import options
-from cavs.cli.registry import Entry
+from cavs.cli.registry import Entry, Task
 from cavs.errors import ConfigError
 from cavs.train import DataLoader, Trainer
 from cavs.train.fit import FitResult, best_path
@@ -37,15 +38,30 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     parser.set_defaults(run=run)
 
 
+@dataclass
+class Trained:
+    """What a run leaves behind; `kept` is the file with the best parameters."""
+
+    task: Task
+    trainer: Trainer
+    kept: Path
+
+
 def run(args: argparse.Namespace) -> int:
     """Train, keep the best, and report the test split."""
+    train(args)
+    return 0
+
+
+def train(args: argparse.Namespace) -> Trained:
+    """What `run` does; `args` has all options of ``cavs train``."""
     entry: Entry = args.entry
     stem = Path(entry.name).stem if entry.name.endswith(".py") else entry.name
     folder = Path(args.out) if args.out is not None else Path("runs") / stem
     checkpoint = folder / "checkpoint.safetensors"
     _check_folder(args, checkpoint)
     task = entry.build(args)
-    train = DataLoader(
+    loader = DataLoader(
         task.required("train"),
         args.batch_size,
         shuffle=True,
@@ -56,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     dev = DataLoader(dev_graphs, args.batch_size, cache=True) if dev_graphs else None
     trainer = Trainer(
         task.model,
-        options.make_optimizer(args, len(train)),
+        options.make_optimizer(args, len(loader)),
         device=args.device,
         seed=args.seed,
         max_norm=args.max_norm,
@@ -69,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
     JsonLines(folder / "log.jsonl").write("options", **settings)
     if not args.quiet:
         size = sum(p.value.size for p in trainer.parameters.values())
-        graphs = f"{len(train.graphs)} training graphs, {len(dev_graphs or ())} to judge by"
+        graphs = f"{len(loader.graphs)} training graphs, {len(dev_graphs or ())} to judge by"
         print(f"{entry.name}: {size:,} parameters, {graphs}", file=sys.stderr)
     result = trainer.fit(
-        train,
+        loader,
         epochs=args.epochs,
         dev=dev,
         metrics=task.metrics,
@@ -84,8 +100,7 @@ def run(args: argparse.Namespace) -> int:
         log=folder / "log.jsonl",
         progress=not args.quiet,
     )
-    _report(args, task, trainer, result, checkpoint)
-    return 0
+    return Trained(task, trainer, _report(args, task, trainer, result, checkpoint))
 
 
 def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
@@ -103,8 +118,8 @@ def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
 
 
 def _report(
-    args: argparse.Namespace, task: Any, trainer: Trainer, result: FitResult, checkpoint: Path
-) -> None:
+    args: argparse.Namespace, task: Task, trainer: Trainer, result: FitResult, checkpoint: Path
+) -> Path:
     kept = checkpoint
     if result.best_epoch is not None and best_path(checkpoint).exists():
         kept = best_path(checkpoint)
@@ -115,3 +130,4 @@ def _report(
         values = trainer.evaluate(DataLoader(test, args.batch_size), task.metrics)
         print("  ".join(["test", *(f"{name} {value:.4f}" for name, value in values.items())]))
     print(f"saved {kept}")
+    return kept

@@ -18,7 +18,7 @@ import sysconfig
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -227,16 +227,18 @@ def function_graphs(
     types: Vocabulary,
     names: Vocabulary,
     classes: tuple[str, ...],
+    keep_other: bool = False,
 ) -> list[Graph]:
     """Graphs with int features ``type``, ``name`` (-1 absent) and ``label`` (the root's class).
 
-    ``label`` is -1 below the root. Functions whose first word is not in ``classes`` are left out.
+    ``label`` is -1 below the root. Functions whose first word is not in ``classes`` are left out,
+    or with ``keep_other`` have label -1 at the root too.
     """
     class_of = {word: i for i, word in enumerate(classes)}
     graphs = []
     for function in functions:
-        label = class_of.get(function.words[0])
-        if label is None:
+        label = class_of.get(function.words[0], -1)
+        if label < 0 and not keep_other:
             continue
         labels = np.full(len(function.types), -1, np.int32)
         labels[-1] = label
@@ -255,6 +257,19 @@ def function_graphs(
     return graphs
 
 
+def function_vocabularies(
+    train: Sequence[Function], num_classes: int, min_count: int
+) -> tuple[Vocabulary, Vocabulary, tuple[str, ...]]:
+    """Types of nodes, identifiers seen ``min_count`` times or more, and classes of ``train``."""
+    values = [v for function in train for v in function.values if v is not None]
+    words = (word for v in values if not v.startswith("<") for word in words_of(v)[-1:])
+    return (
+        Vocabulary.build(t for function in train for t in function.types),
+        Vocabulary.build([*values, *words], min_count),
+        function_classes(train, num_classes),
+    )
+
+
 @_collector_paused()
 def load_functions(
     root: str | os.PathLike[str] | None = None,
@@ -271,11 +286,7 @@ def load_functions(
     for function in read_functions(root, limit):
         splits[split_of(function.module)].append(function)
     train = splits["train"]
-    classes = function_classes(train, num_classes)
-    types = Vocabulary.build(t for function in train for t in function.types)
-    values = [v for function in train for v in function.values if v is not None]
-    words = (word for v in values if not v.startswith("<") for word in words_of(v)[-1:])
-    names = Vocabulary.build([*values, *words], min_count)
+    types, names, classes = function_vocabularies(train, num_classes, min_count)
     graphs = {name: function_graphs(part, types, names, classes) for name, part in splits.items()}
     for name, part in graphs.items():
         if not part:

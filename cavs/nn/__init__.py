@@ -1,4 +1,4 @@
-"""Layers around vertex functions."""
+"""Layers around vertex functions, and the vertex functions of the literature."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from typing import Any
 from cavs import ops
 from cavs.frontend.parameter import Initializer, Module, Parameter
 from cavs.ir import Node, apply, as_node
+from cavs.nn.cells import (
+    GRU,
+    LSTM,
+    RNTN,
+    BinaryTreeLSTM,
+    ChildSumTreeLSTM,
+    TreeAttention,
+    TreeFC,
+    TreeGRU,
+)
 from cavs.ops.leaves import lookup
 
 
@@ -51,10 +61,11 @@ class LayerNorm(Module):
 
     def __call__(self, x: Any) -> Node:
         """x: rows (size,); returns rows (size,)."""
-        x = as_node(x)
-        centred = x - apply("keep_axis", x.mean(-1))
+        node = as_node(x)
+        centred = node - apply("keep_axis", node.mean(-1))
         variance = (centred * centred).mean(-1)
-        return centred / apply("keep_axis", ops.sqrt(variance + self.eps)) * self.scale + self.shift
+        deviation = apply("keep_axis", ops.sqrt(variance + self.eps))
+        return centred / deviation * self.scale + self.shift
 
 
 class Dropout(Module):
@@ -68,4 +79,17 @@ class Dropout(Module):
         return ops.dropout(x, self.rate)
 
 
-__all__ = ["Dropout", "Embedding", "LayerNorm", "Linear"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNTN",
+    "BinaryTreeLSTM",
+    "ChildSumTreeLSTM",
+    "Dropout",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "TreeAttention",
+    "TreeFC",
+    "TreeGRU",
+]

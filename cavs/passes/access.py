@@ -16,14 +16,34 @@ from cavs.ir import INT, BatchRule, Graph, Node, apply, rebuild, rewrite
 LOCAL_ARRAYS = frozenset({"none", "parent", "edges", "nth_edge", "parent_if_nth"})
 
 _VIEWS = frozenset(
-    "slice reshape keep_axis push concat gather gather_grad nth_child sum_children to_nth_child num_children lookup"
-    " feature parameter merge count_present constant sum_vertices".split()
+    [
+        "slice",
+        "reshape",
+        "keep_axis",
+        "push",
+        "concat",
+        "gather",
+        "gather_grad",
+        "nth_child",
+        "sum_children",
+        "to_nth_child",
+        "num_children",
+        "lookup",
+        "feature",
+        "parameter",
+        "merge",
+        "count_present",
+        "constant",
+        "sum_vertices",
+    ]
 )
-_LEAVES = frozenset("parameter feature num_children count_present constant".split())
+_LEAVES = frozenset(["parameter", "feature", "num_children", "count_present", "constant"])
 
 _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("sum_children", "none"): ("segment_sum", "edges"),
     ("sum_children", "child"): ("segment_sum", "children"),
+    ("max_children", "none"): ("segment_sum", "edges"),
+    ("max_children", "child"): ("segment_sum", "children"),
     ("nth_child", "none"): ("index", "nth_edge"),
     ("nth_child", "child"): ("index", "nth_child"),
     ("to_nth_child", "none"): ("index", "parent_if_nth"),
@@ -136,6 +156,8 @@ class Accesses:
         inputs = [x for x in node.inputs if x.type.dtype != INT and x.op.name != "constant"]
         if node.op.name == "matmul":
             inputs = inputs[:1]
+        if node.op.name == "max_children":  # the engine reads the segments as a maximum
+            return [(node.inputs[0], self._compose(node))]
         reader = max(inputs, key=lambda x: x.type.domain.rank) if _reduces(node) else node
         return [(x, self.at(x, reader)) for x in inputs]
 
@@ -217,7 +239,5 @@ def insert_copies(graph: Graph) -> Graph:
     def stored(n: Node) -> Node:
         return copy_of(n) if is_view(n) and n.op.name != "merge" else n
 
-    outputs = {
-        k: n if k.startswith("grad:") else stored(n) for k, n in new.outputs.items()
-    }
+    outputs = {k: n if k.startswith("grad:") else stored(n) for k, n in new.outputs.items()}
     return Graph(outputs, {s: stored(n) for s, n in new.slots.items()})

@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cavs.errors import CompileError
-from cavs.ir import EDGE, ONE, REGISTRY, VERTEX, Graph, Node, Slot, TensorType, apply, constant, toposort
+from cavs.ir import (
+    EDGE,
+    ONE,
+    REGISTRY,
+    VERTEX,
+    Graph,
+    Node,
+    Slot,
+    TensorType,
+    apply,
+    broadcast_shapes,
+    constant,
+    toposort,
+)
 
 
 def reduce_to(d: Node, target: TensorType) -> Node:
@@ -28,8 +41,15 @@ def reduce_to(d: Node, target: TensorType) -> Node:
     return _reduce_shape(d, target.shape)
 
 
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    try:
+        return broadcast_shapes([shape, target]) == target
+    except ValueError:
+        return False
+
+
 def _reduce_shape(d: Node, shape: tuple[int, ...]) -> Node:
-    if d.shape == shape:
+    if _broadcasts(d.shape, shape):
         return d
     if len(d.shape) > len(shape) or (len(d.shape) == len(shape) == 2 and shape[0] < d.shape[0]):
         # Sum over leading axes: add the slices of the flattened row.
@@ -57,7 +77,9 @@ def expand(d: Node, target: TensorType) -> Node:
     return apply("broadcast", d, shape=target.shape, domain=target.domain)
 
 
-def gradients(graph: Graph, output: Node, wrt: Iterable[Node]) -> tuple[list[Node], dict[Slot, Node]]:
+def gradients(
+    graph: Graph, output: Node, wrt: Iterable[Node]
+) -> tuple[list[Node], dict[Slot, Node]]:
     """Cotangents of the one-row value ``output`` by each of ``wrt``, and the backward slots.
 
     The slots map each new backward slot to the cotangent of its gathers.
@@ -120,9 +142,7 @@ def differentiate(graph: Graph) -> Graph:
     """Adds an output "grad:NAME" for every trainable parameter that the loss can reach."""
     loss = graph.outputs["loss"]
     parameters = [
-        n
-        for n in graph.nodes()
-        if n.op is REGISTRY["parameter"] and n.attr("parameter").trainable
+        n for n in graph.nodes() if n.op is REGISTRY["parameter"] and n.attr("parameter").trainable
     ]
     found, slots = gradients(graph, loss, parameters)
     outputs = dict(graph.outputs)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes, compile_graph
-from cavs.errors import FeatureError
+from cavs.errors import CheckpointError, FeatureError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph
@@ -26,9 +26,18 @@ class BatchLike(Protocol):
     """What the session needs of a batch; cavs.data.GraphBatch has it."""
 
     @property
-    def num_graphs(self) -> int: ...
-    def feature_schema(self) -> Mapping[str, Any]: ...
-    def schedule(self, optional: tuple[str, ...] = ()) -> Any: ...
+    def num_graphs(self) -> int:
+        """Graphs in the batch."""
+        ...
+
+    def feature_schema(self) -> Mapping[str, Any]:
+        """Type of every feature by name."""
+        ...
+
+    def schedule(self, optional: tuple[str, ...] = ()) -> Any:
+        """The engine's schedule for the features that may be absent."""
+        ...
+
     def __getitem__(self, name: str) -> Array: ...
 
 
@@ -59,6 +68,8 @@ class _Variant:
     traced: Graph | None = None
     optional: tuple[str, ...] = ()
     kinds: tuple[int, ...] = ()
+    absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
+    restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
     executor: Any = None
 
@@ -170,7 +181,8 @@ class Session:
         program = variant.compiled.program
         ints = [self._feature(batch, name, np.dtype(np.int32)) for name in program.int_features]
         floats = [self._feature(batch, name, self.dtype) for name in program.float_features]
-        return variant, (schedule, [x.reshape(len(x), -1) for x in floats], ints)
+        rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
+        return variant, (schedule, rows, ints)
 
     def _feature(self, batch: BatchLike, name: str, dtype: np.dtype[Any]) -> Array:
         return np.ascontiguousarray(batch[name], dtype=dtype)
@@ -184,18 +196,28 @@ class Session:
                 if spec is None:
                     continue
                 if (spec.kind, spec.dtype, tuple(spec.shape)) != (
-                    known.where, known.dtype, known.shape,
-                ):  # fmt: skip
+                    known.where,
+                    known.dtype,
+                    known.shape,
+                ):
                     raise FeatureError(
                         f"feature {name!r} was {known.dtype} {list(known.shape)} of every "
-                        f"{known.where}, and is now {spec.dtype} {list(spec.shape)} of every {spec.kind}"
+                        f"{known.where}, and is now {spec.dtype} {list(spec.shape)} of "
+                        f"every {spec.kind}"
                     )
-            if all(not s.has_absent or variant.schema[n].optional for n, s in schema.items() if n in variant.schema):
+            if all(
+                not s.has_absent or variant.schema[n].optional
+                for n, s in schema.items()
+                if n in variant.schema
+            ):
                 return
         old = variant.schema
         variant.schema = {
             n: Feature(
-                s.kind, s.dtype, tuple(s.shape), bool(s.has_absent or (n in old and old[n].optional))
+                s.kind,
+                s.dtype,
+                tuple(s.shape),
+                bool(s.has_absent or n in variant.absent or (n in old and old[n].optional)),
             )
             for n, s in schema.items()
         }
@@ -205,6 +227,8 @@ class Session:
         optional = optional_features(variant.traced)
         if optional != variant.optional:
             variant.optional, variant.kinds = optional, ()
+        if variant.restored:
+            variant.kinds, variant.restored = variant.restored, ()
         variant.executor = None
 
     def _compile(self, variant: _Variant, found: set[int], record: bool = False) -> None:
@@ -218,10 +242,46 @@ class Session:
             passes=self.passes,
             record=record,
         )
-        values = [p.value for p in self.parameters.values()]
+        # The engine takes its precision from the parameters; a model may have none.
+        values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
         variant.executor = _engine.Executor(encode(variant.compiled.program), values)
         variant.executor.set_profiling(self._profiling)
         variant.executor.set_serial(self._serial)
+
+    # ---- resuming ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """For which features and kinds of vertices the model is compiled, as JSON values.
+
+        A session that continues from it runs the same programs, hence the same bits.
+        """
+        return {
+            "variants": [
+                {
+                    "training": v.training,
+                    "with_loss": v.with_loss,
+                    "absent": sorted(n for n, f in v.schema.items() if f.optional),
+                    "kinds": [int(k) for k in v.kinds],
+                }
+                for v in self._variants.values()
+                if v.traced is not None
+            ]
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``; CheckpointError, changing nothing, on anything else."""
+        variants: dict[tuple[bool, bool], _Variant] = {}
+        try:
+            for entry in state["variants"]:
+                key = (bool(entry["training"]), bool(entry["with_loss"]))
+                variants[key] = _Variant(
+                    *key,
+                    absent=frozenset(str(n) for n in entry["absent"]),
+                    restored=tuple(sorted(int(k) for k in entry["kinds"])),
+                )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the state of the session is {state!r}") from error
+        self._variants = variants
 
     # ---- looking inside ------------------------------------------------------------------------
 

@@ -13,16 +13,34 @@ Array = NDArray[Any]
 class StepOutcome(Protocol):
     """What a step of the engine returns."""
 
-    loss: float
-    grad_norm: float
+    @property
+    def loss(self) -> float:
+        """Of the batch, before the update."""
+        ...
+
+    @property
+    def grad_norm(self) -> float:
+        """Global norm, before clipping."""
+        ...
 
 
 class EvalOutcome(Protocol):
-    """What a forward run returns; `loss` is a mean over `weight` terms."""
+    """What a forward run returns."""
 
-    loss: float
-    outputs: Mapping[str, Array]
-    weight: float
+    @property
+    def loss(self) -> float:
+        """Of the batch."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, Array]:
+        """What ``Model.forward`` gives, by name."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """What the loss of this batch counts in a mean over batches."""
+        ...
 
 
 class Engine(Protocol):
@@ -55,4 +73,12 @@ class Engine(Protocol):
 
     def predict(self, batch: Any) -> dict[str, Array]:
         """The outputs of a forward run by name; the batch needs no labels."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the model is compiled for, as JSON values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Compile for the same; raises `CheckpointError` on anything else."""
         ...

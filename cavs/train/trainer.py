@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.errors import CheckpointError, ConfigError, DeviceError, NumericsError
+from cavs.frontend.model import Model
+from cavs.runtime import Session
 from cavs.train.checkpoint import (
     Checkpoint,
     ParameterizedModel,
@@ -219,7 +221,12 @@ class Trainer:
                     f"  last good checkpoint: {self.last_checkpoint or 'none was written'}",
                     hint="lower lr, or set max_norm",
                 )
-        own = {"step": self.steps, "seed": self.seed, "optimizer": self.optimizer.state_dict()}
+        own = {
+            "step": self.steps,
+            "seed": self.seed,
+            "optimizer": self.optimizer.state_dict(),
+            "session": self.session.state_dict(),
+        }
         save_checkpoint(
             path,
             self.model,
@@ -261,6 +268,7 @@ class Trainer:
                 hint="resume with the same optimiser, or use load() for the parameters alone",
             )
         self._check_states(path, stored)
+        self.session.load_state_dict(stored.progress.get("session") or {})
         self.optimizer.load_state_dict(kept)
         for (name, array), arrays in zip(own.items(), self.states, strict=True):
             np.copyto(array, stored.parameters[name])
@@ -297,7 +305,5 @@ def _graphs(batch: Any) -> str:
 
 
 def _new_session(model: ParameterizedModel, threads: int | None) -> Engine:
-    from cavs.runtime import Session
-
-    session: Engine = Session(model, threads=threads)
-    return session
+    require(isinstance(model, Model), "model", model, "a cavs.Model")
+    return Session(model, threads=threads)  # type: ignore[arg-type]

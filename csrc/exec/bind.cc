@@ -60,10 +60,9 @@ class Binder {
     place(o.buffer, data, s.stride, s.base);
     s.data = data;
     switch (b.role) {
-      case Role::kOnes:
+      case Role::kOnes:  // stride 0: a segment sum over it counts the segment
         s.data = at_.ones;
-        s.map = RowMap::kOne;
-        return s;
+        break;
       case Role::kCount:
         s.data = at_.counts + b.index;
         s.map = RowMap::kOne;
@@ -71,7 +70,7 @@ class Binder {
       case Role::kFeature: feature(in, o, b, s); break;
       default: break;
     }
-    if (s.data != nullptr) s.data += o.column;
+    if (s.data != nullptr && b.role != Role::kOnes) s.data += o.column;
     if (o.map == RowMap::kIndex || o.map == RowMap::kSegmentSum) {
       const Rows rows = rows_of(o, in.space, *at_.schedule, *at_.index_features);
       s.index = rows.index;

@@ -18,17 +18,24 @@ TOY = str(Path(__file__).with_name("toy.py"))
 
 
 @pytest.fixture(autouse=True)
-def numpy_engine(monkeypatch, tmp_path):
-    """The commands run on the engine in NumPy, in a folder of their own."""
-    sessions = []
-
-    def session(model, threads):
-        sessions.append(FakeSession(model))
-        return sessions[-1]
-
-    monkeypatch.setattr("cavs.train.trainer._new_session", session)
+def own_folder(monkeypatch, tmp_path):
+    """Every test has a working folder of its own."""
     monkeypatch.chdir(tmp_path)
-    return sessions
+
+
+@pytest.fixture(autouse=True)
+def numpy_engine(monkeypatch, request):
+    """The commands run on the engine in NumPy, but where a test is about the real one."""
+    if "real_engine" in request.fixturenames:
+        return
+    monkeypatch.setattr(
+        "cavs.train.trainer._new_session", lambda model, threads: FakeSession(model)
+    )
+
+
+@pytest.fixture
+def real_engine():
+    """Asks for `cavs.runtime.Session`."""
 
 
 def cavs(*words):
@@ -78,7 +85,7 @@ def test_train_evaluate_predict_info(capsys):
     assert "float32[6, 3]" in out
 
 
-def test_ctrl_c_then_resume_equals_an_uninterrupted_run(numpy_engine, monkeypatch, capsys):
+def test_ctrl_c_then_resume_equals_an_uninterrupted_run(monkeypatch, capsys):
     assert train("--out", "whole") == 0
     step = FakeSession.step
 
@@ -224,3 +231,21 @@ def test_closed_output_ends_quietly():
         check=False,
     )
     assert done.stderr == ""
+
+
+@pytest.mark.usefixtures("real_engine")
+def test_all_commands_on_the_engine(capsys):
+    tree = Path(__file__).with_name("tree_toy.py")
+    assert cavs("train", tree, "--quiet", "--threads", "1", "--out", "run") == 0
+    assert "test  loss" in capsys.readouterr().out
+    best = "run/checkpoint.best.safetensors"
+    assert cavs("evaluate", best) == 0
+    assert "accuracy" in capsys.readouterr().out
+    assert cavs("predict", best, "--split", "dev") == 0
+    assert set(capsys.readouterr().out.split()) <= {"0", "1", "2"}
+    assert cavs("bench", tree, "--seconds", "0.05", "--batches", "2") == 0
+    assert "graphs/s" in capsys.readouterr().out
+    assert cavs("explain", tree) == 0
+    out = capsys.readouterr().out
+    for part in ("== trace", "== differentiate", "== program", "== one step", "tasks", "gather"):
+        assert part in out

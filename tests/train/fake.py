@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,12 @@ class FakeSession:
 
     def invalidate(self) -> None:
         self.changed += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": len(self.batches)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.restored = state["steps"]
 
     def predict(self, batch: GraphBatch) -> dict[str, np.ndarray]:
         assert batch._schedules, "the schedule was not made"

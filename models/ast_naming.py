@@ -1,0 +1,88 @@
+"""Names of functions: a child-sum Tree-LSTM on syntax trees of the standard library.
+
+    cavs train ast-naming [--data DIR]
+
+A sample is the tree of one function of Python's own library, or of the .py files below DIR, with
+its name hidden; the first word of the name (get, is, set, ...) is to be guessed at the root. Needs
+no download.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import cavs
+from cavs import nn, ops
+from cavs.cli import Task
+from cavs.data import Vocabulary, function_graphs, read_functions
+from cavs.data.pyast import function_vocabularies, functions_of, split_of
+from cavs.train import metrics
+
+DEFAULTS = {"epochs": 8, "batch_size": 32, "lr": 0.05}
+
+
+class NamePredictor(cavs.Model):
+    """A vertex is its class of node and, where it has one, its identifier."""
+
+    def __init__(self, num_types: int, num_names: int, num_classes: int, size: int, dropout: float):
+        self.type = nn.Embedding(num_types, size)
+        self.name = nn.Embedding(num_names, size)
+        self.tree = nn.ChildSumTreeLSTM(size, size)
+        self.output = nn.Linear(size, num_classes)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, batch):
+        """Scores of the words at every vertex; the root's are meant."""
+        x = self.dropout(self.type(batch["type"]) + self.name(batch["name"]))
+        return self.output(self.dropout(self.tree(batch.graph, x=x)))
+
+    def loss(self, batch):
+        """Mean over the roots: no other vertex has a label."""
+        return ops.cross_entropy(self.forward(batch), batch["label"])
+
+
+def add_arguments(parser):
+    """Options of this model."""
+    parser.add_argument("--size", type=int, default=96, help="of embeddings and hidden state")
+    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--classes", type=int, default=20, help="most frequent words to tell apart")
+    parser.add_argument("--min-count", type=int, default=3, help="rarer identifiers are <unk>")
+
+
+def build(args, assets=None):
+    """The model and the functions, split by module; most are trained on, a tenth is tested."""
+
+    @functools.cache
+    def functions():
+        return read_functions(args.data)
+
+    def part(name):
+        return [f for f in functions() if split_of(f.module) == name]
+
+    if assets is None:
+        types, names, classes = function_vocabularies(part("train"), args.classes, args.min_count)
+    else:
+        types, names = Vocabulary(assets["types"]), Vocabulary(assets["names"])
+        classes = tuple(assets["classes"])
+
+    def graphs(name):
+        return function_graphs(part(name), types, names, classes)
+
+    def read(text):
+        found = functions_of(text, "input", sizes=(2, 1000))
+        return function_graphs(found, types, names, classes, keep_other=True)
+
+    def predict(outputs, batch):
+        best = outputs["output"][metrics.batch_roots(batch)].argmax(axis=1)
+        return (f"{name}: {classes[i]}" for name, i in zip(batch.names, best, strict=True))
+
+    model = NamePredictor(len(types), len(names), len(classes), args.size, args.dropout)
+    model.initialize(args.seed)
+    return Task(
+        model,
+        **{name: functools.partial(graphs, name) for name in ("train", "dev", "test")},
+        metrics=[metrics.accuracy()],
+        assets={"types": types.to_json(), "names": names.to_json(), "classes": list(classes)},
+        predict=predict,
+        read=read,
+    )

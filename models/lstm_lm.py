@@ -1,0 +1,101 @@
+"""Word-level language model: an LSTM on chains of WikiText-2, each as long as it is.
+
+    cavs train lstm-lm --data DIR [--length 35]
+
+DIR holds train.txt, valid.txt and test.txt, a paragraph a line; without train.txt, nine tenths of
+the paragraphs of valid.txt take its place. Every paragraph is a chain of its own; ``--length N``
+cuts the text into stretches of N words instead, the fixed-length LSTM of the Cavs paper.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+
+import cavs
+from cavs import nn, ops
+from cavs.cli import Task
+from cavs.data import Vocabulary, chains, read_text
+from cavs.errors import DataError
+from cavs.train import metrics
+
+DEFAULTS = {"epochs": 8, "batch_size": 16, "lr": 0.1, "max_norm": 5.0, "bucket": "size"}
+
+
+class LanguageModel(cavs.Model):
+    """The next word from the state of the LSTM after all words before it."""
+
+    def __init__(self, num_words: int, embedding_size: int, hidden_size: int, dropout: float):
+        self.embedding = nn.Embedding(num_words, embedding_size)
+        self.chain = nn.LSTM(embedding_size, hidden_size)
+        self.output = nn.Linear(hidden_size, num_words)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, batch):
+        """Scores of all words at every vertex."""
+        words = self.dropout(self.embedding(batch["token"]))
+        return self.output(self.dropout(self.chain(batch.graph, x=words)))
+
+    def loss(self, batch):
+        """Mean over all words."""
+        return ops.cross_entropy(self.forward(batch), batch["label"])
+
+
+def add_arguments(parser):
+    """Options of this model."""
+    parser.add_argument("--embedding-size", type=int, default=200)
+    parser.add_argument("--hidden-size", type=int, default=200)
+    parser.add_argument("--dropout", type=float, default=0.3)
+    parser.add_argument("--vocabulary-size", type=int, default=5000, help="rarer words are <unk>")
+    parser.add_argument("--length", type=int, help="words of a chain (default: a paragraph)")
+    parser.add_argument("--max-length", type=int, default=80, help="longer paragraphs are cut")
+
+
+def stretches(sentences: list[list[str]], length: int) -> list[list[str]]:
+    """The running text cut into pieces of one length; what is left over is dropped."""
+    text = list(itertools.chain.from_iterable(sentences))
+    return [text[i : i + length] for i in range(0, len(text) - length + 1, length)]
+
+
+def build(args, assets=None):
+    """The model and the chains; the vocabulary is that of the training text."""
+    if args.data is None and assets is None:
+        raise DataError("lstm-lm has no data of its own", hint="pass --data DIR")
+    has_train = args.data is not None and Path(args.data, "train.txt").exists()
+
+    def sentences(split):
+        cut = args.max_length if args.length is None else None
+        file = {"train": "train" if has_train else "valid", "dev": "valid", "test": "test"}[split]
+        found = list(read_text(Path(args.data, f"{file}.txt"), cut, headings=False))
+        if not has_train and split != "test":
+            found = found[::10] if split == "dev" else [s for i, s in enumerate(found) if i % 10]
+        return found if args.length is None else stretches(found, args.length)
+
+    def graphs(split):
+        return None if args.data is None else chains(sentences(split), vocabulary)
+
+    if assets is None:
+        words = itertools.chain.from_iterable(sentences("train"))
+        vocabulary = Vocabulary.build(words, max_size=args.vocabulary_size)
+    else:
+        vocabulary = Vocabulary(assets["words"])
+
+    def predict(outputs, batch):
+        ends = np.asarray(batch.topology.vertex_offsets[1:]) - 1
+        return (str(w) for w in vocabulary.decode(outputs["output"][ends].argmax(axis=1)))
+
+    def read(text):  # the word after each line is asked for: a last, unknown one makes room for it
+        return chains([[*line.split(), "<unk>"] for line in text.splitlines()], vocabulary)
+
+    model = LanguageModel(len(vocabulary), args.embedding_size, args.hidden_size, args.dropout)
+    model.initialize(args.seed)
+    return Task(
+        model,
+        **{name: lambda name=name: graphs(name) for name in ("train", "dev", "test")},
+        metrics=[metrics.perplexity()],
+        assets={"words": vocabulary.to_json()},
+        predict=predict,
+        read=read,
+    )

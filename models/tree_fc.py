@@ -1,0 +1,81 @@
+"""Tree-FC on complete binary trees: the Cavs paper's simplest tree, with data made up.
+
+    cavs train tree-fc
+
+Every symbol has a hidden weight; the label of a tree says whether the weights of its leaves sum to
+more than zero. The cell must learn the weights, and to add.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import cavs
+from cavs import nn, ops
+from cavs.cli import Task
+from cavs.errors import ConfigError
+from cavs.train import metrics
+
+DEFAULTS = {"epochs": 10, "batch_size": 32, "lr": 0.02}
+NUM_SYMBOLS = 50
+
+
+class TreeClassifier(cavs.Model):
+    """The embedding of a symbol is the input of a leaf as it is; the root is judged."""
+
+    def __init__(self, hidden_size: int):
+        self.embedding = nn.Embedding(NUM_SYMBOLS, hidden_size)
+        self.tree = nn.TreeFC(hidden_size)
+        self.output = nn.Linear(hidden_size, 2)
+
+    def forward(self, batch):
+        """Scores of the two classes at every vertex; the root's are meant."""
+        return self.output(self.tree(batch.graph, x=self.embedding(batch["token"])))
+
+    def loss(self, batch):
+        """Mean over the roots: no other vertex has a label."""
+        return ops.cross_entropy(self.forward(batch), batch["label"])
+
+
+def add_arguments(parser):
+    """Options of this model."""
+    parser.add_argument("--hidden-size", type=int, default=64)
+    parser.add_argument("--leaves", type=int, default=32, help="of a tree, a power of two")
+    parser.add_argument("--trees", type=int, default=3000, help="to train on")
+
+
+def complete_tree(symbols: np.ndarray, label: int) -> cavs.Graph:
+    """The complete binary tree over these leaves: level by level, the root last."""
+    leaves = len(symbols)
+    parents = leaves + np.arange(2 * leaves - 1) // 2
+    parents[-1] = -1
+    above = np.full(leaves - 1, -1)
+    features = {
+        "token": np.concatenate([symbols, above]),
+        "label": np.concatenate([np.full(2 * leaves - 2, -1), [label]]),
+    }
+    return cavs.Graph.from_parents(parents, features=features)
+
+
+def made_up(count: int, leaves: int, seed: int) -> list[cavs.Graph]:
+    """Trees whose labels follow one secret; `seed` draws the symbols."""
+    weights = np.random.default_rng(0).normal(size=NUM_SYMBOLS)
+    symbols = np.random.default_rng((1, seed)).integers(0, NUM_SYMBOLS, (count, leaves))
+    labels = weights[symbols].sum(axis=1) > 0
+    return [complete_tree(row, int(label)) for row, label in zip(symbols, labels, strict=True)]
+
+
+def build(args, assets=None):
+    """The model and trees that depend on ``--leaves`` and ``--trees`` alone."""
+    if args.leaves < 2 or args.leaves & (args.leaves - 1):
+        raise ConfigError(f"--leaves {args.leaves}", hint="choose a power of two, such as 32")
+    held_out = max(args.trees // 10, 1)
+    model = TreeClassifier(args.hidden_size)
+    model.initialize(args.seed)
+    return Task(
+        model,
+        train=lambda: made_up(args.trees, args.leaves, seed=0),
+        dev=lambda: made_up(held_out, args.leaves, seed=1),
+        test=lambda: made_up(held_out, args.leaves, seed=2),
+        metrics=[metrics.accuracy()],
+    )

@@ -1,0 +1,97 @@
+"""Sentiment of sentences: a binary Tree-LSTM on the Stanford Sentiment Treebank.
+
+    cavs train tree-lstm --data DIR
+
+DIR holds train.txt, dev.txt and test.txt with one bracketed tree a line, ``(3 (2 It) (4 works))``.
+Five classes, from very negative to very positive, are predicted at every vertex: the words, all
+phrases, and the root, which is the sentence (Socher et al. 2013; Tai et al. 2015).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import cavs
+from cavs import nn, ops
+from cavs.cli import Task
+from cavs.data import Tree, Vocabulary, parse_tree, read_sst, sst_graphs
+from cavs.errors import DataError
+from cavs.train import metrics
+
+CLASSES = ("very negative", "negative", "neutral", "positive", "very positive")
+DEFAULTS = {"epochs": 12, "batch_size": 25, "lr": 0.05, "weight_decay": 1e-4}
+
+
+class SentimentClassifier(cavs.Model):
+    """Words are embedded, the cell composes phrases, a linear layer judges each of them."""
+
+    def __init__(self, num_words: int, embedding_size: int, hidden_size: int, dropout: float):
+        self.embedding = nn.Embedding(num_words, embedding_size)
+        self.tree = nn.BinaryTreeLSTM(embedding_size, hidden_size)
+        self.output = nn.Linear(hidden_size, len(CLASSES))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, batch):
+        """Scores of the classes at every vertex."""
+        words = self.dropout(self.embedding(batch["token"]))
+        return self.output(self.dropout(self.tree(batch.graph, x=words)))
+
+    def loss(self, batch):
+        """Mean over all vertices."""
+        return ops.cross_entropy(self.forward(batch), batch["label"])
+
+
+def add_arguments(parser):
+    """Options of this model."""
+    parser.add_argument("--embedding-size", type=int, default=300)
+    parser.add_argument("--hidden-size", type=int, default=150)
+    parser.add_argument("--dropout", type=float, default=0.5, help="of the words and the output")
+    parser.add_argument("--min-count", type=int, default=1, help="rarer words are <unk>")
+
+
+def lowered(trees: list[Tree]) -> list[Tree]:
+    """The trees in lower case: the treebank is too small to learn two forms of a word."""
+    return [replace(t, words=[word and word.lower() for word in t.words]) for t in trees]
+
+
+def build(args, assets=None):
+    """The model and the three splits; the vocabulary is that of the training trees."""
+    if args.data is None and assets is None:
+        raise DataError("tree-lstm has no data of its own", hint="pass --data DIR: see --help")
+
+    def split(name):
+        return None if args.data is None else lowered(read_sst(Path(args.data, f"{name}.txt")))
+
+    def graphs(trees):
+        return None if trees is None else sst_graphs(trees, vocabulary)
+
+    if assets is None:
+        train = split("train")
+        words = (word for tree in train for word in tree.tokens)
+        vocabulary = Vocabulary.build(words, args.min_count)
+    else:
+        train, vocabulary = None, Vocabulary(assets["words"])
+
+    def read(text):
+        lines = [line for line in text.splitlines() if line.strip()]
+        return graphs(lowered([parse_tree(line, number=i) for i, line in enumerate(lines, 1)]))
+
+    def predict(outputs, batch):
+        best = outputs["output"].argmax(axis=1)
+        return (CLASSES[best[root]] for root in metrics.batch_roots(batch))
+
+    sizes = len(vocabulary), args.embedding_size, args.hidden_size
+    model = SentimentClassifier(*sizes, args.dropout)
+    model.initialize(args.seed)
+    return Task(
+        model,
+        train=lambda: graphs(train or split("train")),
+        dev=lambda: graphs(split("dev")),
+        test=lambda: graphs(split("test")),
+        metrics=[metrics.accuracy(), metrics.root_accuracy()],
+        monitor="root_accuracy",
+        assets={"words": vocabulary.to_json()},
+        predict=predict,
+        read=read,
+    )

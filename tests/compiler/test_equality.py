@@ -1,0 +1,92 @@
+"""Every optimised path equals the float64 oracle on random cells over random graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cavs
+from cavs.compiler.pipeline import Passes
+from tests.oracle import assert_close, loss_of, reference
+from tests.random_cells import batches, models, traced_parameters
+
+FLOAT64, FLOAT32 = 1e-9, 1e-4
+CASES = 250  # twice: values and gradients in each
+
+
+def compare(model, batch, tolerance, *, dtype=np.float64, passes=None, serial=False):
+    """Loss, predictions and gradients of the engine against the oracle."""
+    traced_parameters(model, batch)
+    graph, expected = reference(model, batch, seed=5, step=2)
+    _, forward = reference(model, batch, training=False)
+    session = cavs.Session(model, dtype=dtype, passes=passes)
+    session.set_serial(serial)
+    loss, gradients = session.gradients(batch, seed=5, step=2)
+    assert_close(loss, expected["loss"], tolerance, "loss")
+    for name, g in gradients.items():
+        unused = np.zeros(model.parameters()[name].shape)
+        assert_close(g, expected.get(f"grad:{name}", unused), tolerance, name)
+    result = session.evaluate(batch)
+    assert_close(result.loss, forward["loss"], tolerance, "loss without dropout")
+    for name, rows in result.outputs.items():
+        assert_close(rows, forward[name], tolerance, name)
+    return graph, expected
+
+
+@settings(max_examples=CASES)
+@given(models(), batches())
+def test_float64_equals_the_oracle(model, batch):
+    compare(model, batch, FLOAT64)
+
+
+@settings(max_examples=CASES)
+@given(models(smooth=True), batches())
+def test_float32_equals_the_oracle(model, batch):
+    compare(model, batch, FLOAT32, dtype=np.float32)
+
+
+@settings(max_examples=60)
+@given(models(), batches(), st.sampled_from(sorted(vars(Passes()))))
+def test_each_pass_can_be_switched_off(model, batch, name):
+    compare(model, batch, FLOAT64, passes=Passes(**{name: False}))
+
+
+@settings(max_examples=30)
+@given(models(), batches())
+def test_all_passes_off(model, batch):
+    off = Passes(**dict.fromkeys(vars(Passes()), False))
+    compare(model, batch, FLOAT64, passes=off)
+
+
+@settings(max_examples=40)
+@given(models(), batches())
+def test_one_vertex_at_a_time(model, batch):
+    compare(model, batch, FLOAT64, serial=True)
+
+
+@settings(max_examples=25)
+@given(models(smooth=True), batches(max_vertices=6, max_graphs=2), st.integers(0, 2**31))
+def test_gradients_equal_finite_differences(model, batch, seed):
+    traced_parameters(model, batch)
+    graph, expected = reference(model, batch)
+    rng = np.random.default_rng(seed)
+    parameters = model.parameters()
+    direction = {k: rng.normal(size=p.shape) for k, p in parameters.items()}
+    start = {k: p.value.copy() for k, p in parameters.items()}
+
+    def at(t):
+        for k, p in parameters.items():
+            p.value = start[k] + t * direction[k]
+        return loss_of(graph, batch)
+
+    eps = 1e-5
+    numeric = (at(eps) - at(-eps)) / (2 * eps)
+    at(0.0)
+    exact = sum(
+        float((expected[f"grad:{k}"] * d).sum())
+        for k, d in direction.items()
+        if f"grad:{k}" in expected
+    )
+    assert exact == pytest.approx(numeric, rel=1e-5, abs=1e-7)

@@ -1,0 +1,141 @@
+"""Every cell of cavs.nn, values and gradients, against the interpreter in float64."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.frontend.batch import Feature
+from cavs.frontend.model import trace_model
+from cavs.ir.interpret import Inputs, interpret
+from cavs.passes.differentiate import differentiate
+
+SIZE, WORDS, CLASSES = 4, 7, 3
+CELLS = {
+    "lstm": lambda: nn.LSTM(SIZE, SIZE + 1),
+    "gru": lambda: nn.GRU(SIZE, SIZE + 1),
+    "binary-tree-lstm": lambda: nn.BinaryTreeLSTM(SIZE, SIZE + 1),
+    "child-sum-tree-lstm": lambda: nn.ChildSumTreeLSTM(SIZE, SIZE + 1),
+    "tree-gru": lambda: nn.TreeGRU(SIZE, SIZE + 1),
+    "tree-fc": lambda: nn.TreeFC(SIZE),
+    "tree-attention": lambda: nn.TreeAttention(SIZE, SIZE + 1),
+    "rntn": lambda: nn.RNTN(SIZE),
+}
+# Chains, binary trees, many children, a shared child, several roots, one vertex.
+STRUCTURES = {
+    "chain": [[], [0], [1], [2]],
+    "binary": [[], [], [0, 1], [], [2, 3]],
+    "wide": [[], [], [], [], [0, 1, 2], [3, 4]],
+    "shared": [[], [0], [0, 1], [1, 2, 0]],
+    "forest": [[], [0], [], [2]],
+    "single": [[]],
+}
+
+
+class Classifier(cavs.Model):
+    """An embedding, a cell, a linear layer."""
+
+    def __init__(self, cell: cavs.VertexFunction) -> None:
+        self.embedding = nn.Embedding(WORDS, SIZE, init="xavier")
+        self.cell = cell
+        self.output = nn.Linear(cell.state.shapes["h"][0], CLASSES)
+
+    def forward(self, batch: Any) -> Any:
+        return self.output(self.cell(batch.graph, x=self.embedding(batch["token"])))
+
+    def loss(self, batch: Any) -> Any:
+        return ops.cross_entropy(self.forward(batch), batch["label"])
+
+
+def graphs(structures: list[list[list[int]]], seed: int = 0) -> list[cavs.Graph]:
+    """Leaves have words, one vertex above has none, and some labels are absent."""
+    random = np.random.default_rng(seed)
+    made = []
+    for children in structures:
+        n = len(children)
+        token, label = random.integers(0, WORDS, n), random.integers(0, CLASSES, n)
+        token[n // 2] = token[n // 2] if n < 3 else -1
+        label[1:2] = -1
+        made.append(cavs.Graph(children, {"token": token, "label": label}))
+    return made
+
+
+def inputs(made: list[cavs.Graph]) -> Inputs:
+    """The graphs as the interpreter takes them."""
+    firsts = [0, *itertools.accumulate(g.num_vertices for g in made)]
+    offsets, children, owner = [0], [], []
+    for i, (graph, first) in enumerate(zip(made, firsts, strict=False)):
+        for v in range(graph.num_vertices):
+            children += [int(c) + first for c in graph.children(v)]
+            offsets.append(len(children))
+            owner.append(i)
+    features = {k: np.concatenate([g.features[k] for g in made]) for k in ("token", "label")}
+    return Inputs(offsets, children, owner, features)
+
+
+@pytest.fixture(params=CELLS)
+def model(request: pytest.FixtureRequest) -> Classifier:
+    made = Classifier(CELLS[request.param]())
+    made.initialize(3, np.float64)
+    random = np.random.default_rng(4)
+    for parameter in made.parameters().values():  # zero biases would hide their use
+        parameter.value += random.normal(0, 0.3, parameter.shape)
+    return made
+
+
+def test_equals_the_oracle(model: Classifier) -> None:
+    made = graphs(list(STRUCTURES.values()))
+    session = cavs.Session(model, dtype=np.float64)
+    loss, gradients = session.gradients(cavs.batch(made))
+    schema = {"token": Feature("vertex", "int", (), True), "label": Feature("vertex", "int")}
+    traced = trace_model(model, schema, training=True)
+    expected = interpret(differentiate(traced), inputs(made))
+    assert loss == pytest.approx(float(expected["loss"]), rel=1e-12)
+    for name in model.parameters():
+        want = expected[f"grad:{name}"]
+        assert np.abs(want).max() > 0
+        np.testing.assert_allclose(
+            gradients[name], want, rtol=1e-9, atol=1e-12 * np.abs(want).max(), err_msg=name
+        )
+
+
+def test_predictions_equal_the_oracle(model: Classifier) -> None:
+    made = graphs(list(STRUCTURES.values()))
+    session = cavs.Session(model, dtype=np.float64)
+    got = session.predict(cavs.batch(made))["output"]
+    schema = {"token": Feature("vertex", "int", (), True), "label": Feature("vertex", "int")}
+    traced = trace_model(model, schema, training=False)
+    np.testing.assert_allclose(got, interpret(traced, inputs(made))["output"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_graph_alone_gives_what_it_gives_in_a_batch(model: Classifier, structure: str) -> None:
+    made = graphs([STRUCTURES[structure]] * 3)
+    session = cavs.Session(model, dtype=np.float64)
+    together = session.predict(cavs.batch(made))["output"]
+    apart = [session.predict(cavs.batch([graph]))["output"] for graph in made]
+    np.testing.assert_allclose(together, np.concatenate(apart), rtol=1e-9)
+
+
+def test_gradient_follows_the_loss(model: Classifier) -> None:
+    """Along a random direction, the gradient is the slope of the loss."""
+    batch = cavs.batch(graphs([STRUCTURES["binary"], STRUCTURES["chain"]]))
+    session = cavs.Session(model, dtype=np.float64)
+    _, gradients = session.gradients(batch)
+    random, step = np.random.default_rng(5), 1e-6
+    directions = {n: random.normal(size=p.shape) for n, p in model.parameters().items()}
+    slope = sum(float((gradients[n] * d).sum()) for n, d in directions.items())
+    ends = []
+    for sign in (1, -1):
+        for name, parameter in model.parameters().items():
+            parameter.value += sign * step * directions[name]
+        session.invalidate()
+        ends.append(session.evaluate(batch).loss)
+        for name, parameter in model.parameters().items():
+            parameter.value -= sign * step * directions[name]
+    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(slope, rel=1e-6)

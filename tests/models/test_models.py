@@ -1,0 +1,177 @@
+"""Every model of models/: it builds, learns a little data by heart, and comes back from a file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs.cli import Task, main, registry
+from cavs.errors import ConfigError, DataError
+
+SENTENCES = [
+    "(3 (2 It) (4 (3 works) (2 .)))",
+    "(1 (2 It) (0 (1 fails) (2 .)))",
+    "(4 (4 Lovely) (2 film))",
+    "(2 plain)",
+    "(0 (0 Awful) (2 (2 ,) (2 film)))",
+]
+CONLLU = """1\tDogs\tdog\tNOUN\t_\t_\t2\tnsubj\t_\t_
+2\tbark\tbark\tVERB\t_\t_\t0\troot\t_\t_
+3\t.\t.\tPUNCT\t_\t_\t2\tpunct\t_\t_
+
+1\tGo\tgo\tVERB\t_\t_\t0\troot\t_\t_
+2\tnow\tnow\tADV\t_\t_\t1\tadvmod\t_\t_
+
+"""
+TEXT = "the dog runs\nthe cat runs and the dog sleeps\na cat sleeps\n"
+CODE = """
+def get_{0}(self):
+    return self.{0}
+
+def set_{0}(self, value):
+    self.{0} = value
+    self.changed = True
+
+def is_{0}(self):
+    return self.{0} is not None
+"""
+
+
+def write_data(name: str, folder: Path) -> Path | None:
+    """A tiny data set for a model, None for one that makes its own."""
+    if name == "tree-lstm":
+        for split in ("train", "dev", "test"):
+            (folder / f"{split}.txt").write_text("\n".join(SENTENCES) + "\n")
+    elif name == "dependency-tagger":
+        for split in ("dev", "test"):
+            (folder / f"xx-ud-{split}.conllu").write_text(CONLLU * 20)
+    elif name == "lstm-lm":
+        for split in ("valid", "test"):
+            (folder / f"{split}.txt").write_text(TEXT * 10)
+    elif name == "ast-naming":
+        for i in range(30):
+            (folder / f"m{i}.py").write_text(CODE.format("abcdefghij"[i % 10] * (i // 10 + 1)))
+    else:
+        return None
+    return folder
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "tree-lstm": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
+    "dependency-tagger": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
+    "lstm-lm": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
+    "ast-naming": {"size": 8, "dropout": 0.0, "classes": 3},
+    "tree-fc": {"hidden_size": 8, "trees": 20, "leaves": 4},
+}
+
+
+def test_every_model_is_tested() -> None:
+    assert sorted(OPTIONS) == registry.names()
+
+
+@pytest.fixture(params=OPTIONS)
+def entry(request: pytest.FixtureRequest) -> registry.Entry:
+    return registry.find(request.param)
+
+
+def namespace(entry: registry.Entry, folder: Path, **more: Any) -> argparse.Namespace:
+    data = write_data(entry.name, folder)
+    own = {**entry.options(), **OPTIONS[entry.name], **more}
+    return argparse.Namespace(**own, data=data and str(data), seed=0)
+
+
+def build(entry: registry.Entry, folder: Path, **more: Any) -> Task:
+    return entry.build(namespace(entry, folder, **more))
+
+
+def test_learns_little_data_by_heart(entry: registry.Entry, tmp_path: Path) -> None:
+    task = build(entry, tmp_path)
+    task.model.initialize(1)
+    batch = cavs.batch(task.required("train")[:20])
+    trainer = cavs.Trainer(task.model, cavs.optim.Adam(0.03))
+    first = trainer.step(batch)
+    for _ in range(150):
+        last = trainer.step(batch)
+    assert last < 0.5 * first
+    values = trainer.evaluate([batch], task.metrics)
+    assert set(values) == {"loss", *(metric.name for metric in task.metrics)}
+
+
+def test_options_make_the_model(entry: registry.Entry, tmp_path: Path) -> None:
+    small, again = build(entry, tmp_path), build(entry, tmp_path)
+    size = "size" if "size" in OPTIONS[entry.name] else "hidden_size"
+    large = build(entry, tmp_path, **{size: 12})
+    models = (task.model.parameters().values() for task in (small, again, large))
+    count = [sum(p.value.size for p in parameters) for parameters in models]
+    assert count[0] == count[1] < count[2]
+
+
+def test_train_evaluate_predict(
+    entry: registry.Entry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_data(entry.name, tmp_path)
+    words = [f"--{k.replace('_', '-')}={v}" for k, v in OPTIONS[entry.name].items()]
+    words += ["--quiet", "--epochs", "2", "--out", str(tmp_path / "run")]
+    words += ["--data", str(data)] if data else []
+    assert main(["train", entry.name, *words]) == 0
+    trained = capsys.readouterr().out
+    assert "test  loss" in trained
+    best = str(tmp_path / "run" / "checkpoint.best.safetensors")
+    assert main(["evaluate", best]) == 0
+    evaluated = capsys.readouterr().out
+    assert evaluated.splitlines()[-1].split()[-1] in trained  # the last metric, to the digit
+    task = build(entry, tmp_path)
+    if task.predict is not None:
+        assert main(["predict", best, "--split", "test"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == len(task.required("test"))
+        assert all(lines)
+
+
+@pytest.mark.parametrize("name", ["tree-lstm", "dependency-tagger", "lstm-lm"])
+def test_a_model_without_data_says_what_it_needs(name: str) -> None:
+    entry = registry.find(name)
+    with pytest.raises(DataError, match="pass --data DIR"):
+        entry.build(argparse.Namespace(**entry.options(), data=None, seed=0))
+
+
+def test_predictions_of_new_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = {
+        "tree-lstm": ("(2 (2 Lovely) (2 day))\n", 1),
+        "lstm-lm": ("the\nthe dog\n", 2),
+        "ast-naming": (CODE.format("unseen"), 3),
+    }
+    for name, (text, count) in new.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        data = write_data(name, folder)
+        words = [f"--{k.replace('_', '-')}={v}" for k, v in OPTIONS[name].items()]
+        words += ["--quiet", "--epochs", "1", "--data", str(data), "--out", str(folder / "run")]
+        assert main(["train", name, *words]) == 0
+        (tmp_path / "new").write_text(text)
+        capsys.readouterr()
+        best = str(folder / "run" / "checkpoint.best.safetensors")
+        assert main(["predict", best, str(tmp_path / "new")]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == count
+
+
+def test_fixed_length_chains(tmp_path: Path) -> None:
+    task = build(registry.find("lstm-lm"), tmp_path, length=5)
+    assert {graph.num_vertices for graph in task.required("train")} == {5}
+    paragraphs = build(registry.find("lstm-lm"), tmp_path)
+    assert len({graph.num_vertices for graph in paragraphs.required("train")}) > 1
+
+
+def test_tree_fc_makes_complete_trees(tmp_path: Path) -> None:
+    entry = registry.find("tree-fc")
+    trees = build(entry, tmp_path, leaves=8).required("train")
+    assert {(t.num_vertices, t.depth, t.arity, len(t.roots)) for t in trees} == {(15, 4, 2, 1)}
+    labels = [int(t.features["label"][-1]) for t in trees]
+    assert 0 < np.mean(labels) < 1
+    with pytest.raises(ConfigError, match="power of two"):
+        build(entry, tmp_path, leaves=6)

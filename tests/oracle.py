@@ -1,0 +1,58 @@
+"""The float64 oracle on a batch, and the comparison every optimised path is put to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cavs import data
+from cavs.frontend.model import trace_model
+from cavs.ir import Graph
+from cavs.ir.interpret import Inputs, interpret
+from cavs.ir.verify import verify
+from cavs.passes.differentiate import differentiate
+from cavs.passes.simplify import CANONICAL, simplify
+
+
+def inputs_of(batch: data.GraphBatch, seed: int = 0, step: int = 0) -> Inputs:
+    """What the interpreter needs of a batch."""
+    topology = batch.topology
+    offsets, children, graph_of = [0], [], []
+    for g, graph in enumerate(topology.graphs):
+        base = int(topology.vertex_offsets[g])
+        local = np.asarray(graph.offsets)
+        kids = np.asarray(graph.children)
+        for v in range(graph.num_vertices):
+            children += [base + int(c) for c in kids[local[v] : local[v + 1]]]
+            offsets.append(len(children))
+            graph_of.append(g)
+    names = batch.feature_schema()
+    return Inputs(offsets, children, graph_of, {n: batch[n] for n in names}, seed, step)
+
+
+def reference(model, batch, *, training=True, seed=0, step=0):
+    """Outputs of the traced model by the interpreter; with gradients in training."""
+    from cavs.frontend.batch import Feature
+
+    schema = {
+        n: Feature(s.kind, s.dtype, tuple(s.shape), s.has_absent)
+        for n, s in batch.feature_schema().items()
+    }
+    graph = trace_model(model, schema, training=training)
+    graph = verify(simplify(graph, CANONICAL), "trace")
+    if training:
+        graph = verify(simplify(differentiate(graph), CANONICAL), "differentiate")
+    return graph, interpret(graph, inputs_of(batch, seed, step))
+
+
+def loss_of(graph: Graph, batch, seed=0, step=0) -> float:
+    only = Graph({"loss": graph.outputs["loss"]}, graph.slots)
+    return float(interpret(only, inputs_of(batch, seed, step))["loss"])
+
+
+def assert_close(actual, expected, tolerance, what):
+    """Relative to the largest magnitude (at least 1)."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape, (what, actual.shape, expected.shape)
+    scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
+    error = float(np.abs(actual - expected).max(initial=0.0))
+    assert error <= tolerance * scale, f"{what}: {error / scale:.3g} > {tolerance}"

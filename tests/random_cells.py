@@ -1,0 +1,227 @@
+"""Random models over random graphs, for the equality of every path with the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+import cavs
+from cavs import data, nn, ops
+from tests.data.dags import child_lists
+
+WIDTHS = (1, 2, 3, 5, 17)
+VOCABULARY = 7
+
+
+class RandomCell(cavs.VertexFunction):
+    """A vertex function drawn from a list of choices; ``smooth`` leaves out kinks."""
+
+    def __init__(self, choices, x_width):
+        self.choices = choices
+        self.state = cavs.State(**choices["state"])
+        self.width = choices["width"]
+        self.weights = []
+        self.x_width = x_width
+
+    def linear(self, x):
+        i = self.used
+        self.used += 1
+        if i == len(self.weights):
+            self.weights.append(cavs.Parameter((x.shape[0], self.width)))
+            if i % 2:
+                self.weights.append(cavs.Parameter(self.width, init="uniform"))
+            else:
+                self.weights.append(None)
+            self.used = i + 2
+        else:
+            self.used = i + 2
+        y = x @ self.weights[i]
+        return y if self.weights[i + 1] is None else y + self.weights[i + 1]
+
+    def vertex(self, v):
+        self.used = 0
+        c = self.choices
+        children = v.gather()
+        values = [self.linear(v.pull("x"))]
+        edges = []
+        for name in self.state.shapes:
+            child = getattr(children, name)
+            how = c["reads"][name]
+            if how == "sum":
+                values.append(self.linear(child.sum()))
+            elif how == "mean":
+                values.append(self.linear(child.mean()))
+            elif how == "max":
+                values.append(self.linear(child.max()))
+            elif how == "edge":
+                edges.append(self.linear(child))
+            elif how == "attend":
+                key = self.linear(child)
+                score = (key * values[0]).sum(-1)
+                weight = ops.reshape(score.softmax(), (1,))
+                values.append((weight * key).sum())
+            elif how == "nth":
+                first, second = v.gather(0)[name], v.gather(1)[name]
+                values.append(self.linear(ops.concat([first, second])))
+            elif how == "nths":
+                values.append(self.linear(v.gather(0)[name]) + self.linear(v.gather(2)[name]))
+        if c["edge_feature"]:
+            edges.append(self.linear(v.edge("relation")))
+        if edges:
+            mixed = edges[0]
+            for e in edges[1:]:
+                mixed = mixed * ops.sigmoid(e)
+            mixed = ops.tanh(mixed + values[0])
+            values.append(mixed.sum() if c["edge_sum"] else mixed.mean())
+        for op, i, j in c["steps"]:
+            a, b = values[i % len(values)], values[j % len(values)]
+            values.append(self.apply(op, a, b))
+        total = values[-1]
+        for x in values[:-1]:
+            total = total + x
+        states = {}
+        for name, width in c["state"].items():
+            w = self.linear(ops.tanh(total))
+            states[name] = ops.tanh(cut(w, width))
+        v.scatter(**states)
+        v.push(ops.concat([total, *states.values()]) if c["push_all"] else total)
+
+    def apply(self, op, a, b):
+        if op == "add":
+            return a + b
+        if op == "mul":
+            return a * ops.sigmoid(b)
+        if op == "sub":
+            return a - 0.5 * b
+        if op == "tanh":
+            return ops.tanh(a)
+        if op == "gate":
+            i, o = ops.split(ops.concat([a, b]), 2)
+            return ops.sigmoid(i) * ops.tanh(o)
+        if op == "linear":
+            return self.linear(a)
+        if op == "norm":
+            mean = ops.reshape(a.mean(-1), (1,))
+            return (a - mean) / ops.sqrt(
+                ops.reshape(((a - mean) * (a - mean)).mean(-1), (1,)) + 0.5
+            )
+        if op == "softmax":
+            return ops.softmax(a) * b
+        if op == "relu":
+            return ops.relu(a) - 0.1 * ops.maximum(b, a)
+        if op == "outer":
+            matrix = ops.reshape(self.outer(a), (2, self.width)) * b
+            return ops.tanh(matrix).sum(-1)[0:1] + a
+        raise AssertionError(op)
+
+    def outer(self, a):
+        return ops.concat([a, 0.5 * a])
+
+
+def cut(x, width):
+    """The first ``width`` columns, repeated if there are too few."""
+    while x.shape[0] < width:
+        x = ops.concat([x, x])
+    return x[0:width]
+
+
+class RandomModel(cavs.Model):
+    """An embedding, one or two random cells, a classifier and a second loss."""
+
+    def __init__(self, choices):
+        self.choices = choices
+        self.embedding = nn.Embedding(VOCABULARY, choices["x_width"], init="xavier")
+        self.cells = [RandomCell(c, choices["x_width"]) for c in choices["cells"]]
+        width = choices["cells"][-1]["width"]
+        if choices["cells"][-1]["push_all"]:
+            width += sum(choices["cells"][-1]["state"].values())
+        self.output = nn.Linear(width, 3)
+        self.dense = cavs.Parameter((2, choices["x_width"]))
+
+    def __repr__(self):
+        return f"RandomModel({self.choices})"
+
+    def forward(self, batch):
+        x = self.embedding(batch["token"])
+        if self.choices["dense"]:
+            x = x + batch["dense"] @ self.dense
+        for cell in self.cells:
+            x = cell(batch.graph, x=x, relation=batch["relation"])
+            if self.choices["dropout"]:
+                x = ops.dropout(x, 0.3)
+        return {"logits": self.output(x), "pushed": x}
+
+    def loss(self, batch):
+        out = self.forward(batch)
+        loss = ops.cross_entropy(out["logits"], batch["label"])
+        if self.choices["graph_loss"]:
+            whole = ops.sum_graph(ops.tanh(out["pushed"]))
+            loss = loss + 0.1 * ops.mean_squared_error(whole, 0.25)
+        return loss
+
+
+OPS = ("add", "mul", "sub", "tanh", "gate", "linear", "norm", "softmax", "outer")
+
+
+@st.composite
+def cells(draw, smooth):
+    state = {n: draw(st.sampled_from(WIDTHS)) for n in ("c", "h")[: draw(st.integers(1, 2))]}
+    reads = ("sum", "mean", "edge", "attend", "nth", "nths") + (() if smooth else ("max",))
+    kinds = OPS if smooth else (*OPS, "relu")
+    step = st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(0, 9))
+    return {
+        "state": state,
+        "width": draw(st.sampled_from(WIDTHS)),
+        "reads": {n: draw(st.sampled_from(reads)) for n in state},
+        "edge_feature": draw(st.booleans()),
+        "edge_sum": draw(st.booleans()),
+        "steps": draw(st.lists(step, max_size=4)),
+        "push_all": draw(st.booleans()),
+    }
+
+
+@st.composite
+def models(draw, smooth=False):
+    choices = {
+        "x_width": draw(st.sampled_from(WIDTHS)),
+        "cells": draw(st.lists(cells(smooth), min_size=1, max_size=2)),
+        "dense": draw(st.booleans()),
+        "dropout": draw(st.booleans()),
+        "graph_loss": draw(st.booleans()),
+    }
+    model = RandomModel(choices)
+    return model
+
+
+@st.composite
+def batches(draw, max_vertices=9, max_graphs=4):
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    graphs = []
+    for _ in range(draw(st.integers(1, max_graphs))):
+        children = draw(child_lists(max_vertices=max_vertices, max_arity=4))
+        graphs.append(graph_of(children, rng))
+    return data.batch(graphs)
+
+
+def graph_of(children, rng):
+    """A graph with the features of RandomModel; some tokens and labels are absent."""
+    n, edges = len(children), sum(map(len, children))
+    return data.Graph(
+        children,
+        {
+            "token": rng.integers(-1, VOCABULARY, n),
+            "label": rng.integers(-1, 3, n),
+            "dense": rng.normal(size=(n, 2)),
+        },
+        {"relation": rng.normal(size=(edges, 3))},
+    )
+
+
+def traced_parameters(model, batch):
+    """Traces once, so that parameters made in vertex() exist, and draws their values."""
+    from tests.oracle import reference
+
+    for cell in model.cells:
+        cell.used = 0
+    reference(model, batch, training=False)
+    model.initialize(3, np.float64)
