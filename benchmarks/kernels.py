@@ -91,7 +91,7 @@ def report_map(table: Any, source: Any, store: Any, dtype: str, budget: float) -
     """Prints nanoseconds an element of the fused Tree-LSTM block, and of single operations."""
     rng = np.random.default_rng(0)
     print("\nmap, Tree-LSTM pointwise block")
-    for rows, h in ((1, 150), (64, 150), (64, 512), (4096, 512)):
+    for rows, h in ((1, 150), (64, 150), (64, 512), (2560, 150), (4096, 512)):
         gates = rng.standard_normal((rows, 5 * h)).astype(dtype)
         cells = rng.standard_normal((rows, 2 * h)).astype(dtype)
         out = np.zeros((rows, 2 * h), dtype)

@@ -40,8 +40,9 @@ def test_accuracy(case: Case, name: str, reference: object, low: float, high: fl
     if case.dtype == "float32":
         assert np.abs(got - expected)[np.abs(expected) <= 1].max() <= 2e-7
     relative = np.abs(got - expected) / np.maximum(np.abs(expected), 1e-300)
-    # The hardware without fused multiply-add rounds twice.
-    bound = 1e-14 if case.dtype == "float64" else 5e-7
+    bound = 1e-14
+    if case.dtype == "float32":  # sigmoid's far tail has the rounding of its whole argument
+        bound = 5e-6 if name == "SIGMOID" else 5e-7
     assert relative[expected != 0].max() <= bound
 
 
