@@ -11,11 +11,13 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 STAMP := $(VENV)/stamp
 CPP_DIRS := $(wildcard csrc cuda)
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
+# Without the package installed: what lint finds never hangs on what else an environment holds.
+LINT_VENV := $(VENV)-lint
 SANITIZE_VENV := $(VENV)-sanitize
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lint-python lint-format lint-cpp lint-types lint-layers format
-.PHONY: bench sanitize sanitized-engine build clean
+.PHONY: help demo test lint format bench sanitize build clean
+.PHONY: checks ruff ruff-format clang-format mypy layers rewrite sanitized-engine
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -27,23 +29,11 @@ demo: build  ## train a Tree-LSTM on real trees, a few minutes
 test: build $(STAMP)-test  ## run the whole test suite
 	$(RUN) -m pytest -n $(JOBS)
 
-lint: lint-python lint-format lint-cpp lint-types lint-layers  ## style, types and layers; changes nothing
+lint:  ## style, types and layers; changes nothing
+	@$(MAKE) --no-print-directory --keep-going VENV=$(LINT_VENV) checks
 
-lint-python: $(STAMP)-lint
-	$(BIN)/ruff check .
-lint-format: $(STAMP)-lint
-	$(BIN)/ruff format --check .
-lint-cpp: $(STAMP)-lint
-	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
-lint-types: $(STAMP)-lint
-	$(BIN)/mypy
-lint-layers: $(STAMP)-lint
-	$(BIN)/lint-imports --no-logo
-
-format: $(STAMP)-lint  ## rewrite Python and C++ files in the project's style
-	$(BIN)/ruff check --fix-only --quiet .
-	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CPP_FILES)
+format:  ## rewrite Python and C++ files in the project's style
+	@$(MAKE) --no-print-directory VENV=$(LINT_VENV) rewrite
 
 bench: build $(STAMP)-bench  ## measure against the rivals; writes benchmarks/results
 	$(RUN) -m benchmarks
@@ -55,8 +45,8 @@ build: $(STAMP)-build  ## create the environment and build the engine
 	@$(RUN) -c "import cavs._engine"
 
 clean:  ## remove environments, builds and caches
-	rm -rf $(VENV) $(SANITIZE_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(SANITIZE_VENV) build dist *.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP)-python:
@@ -83,6 +73,23 @@ $(STAMP)-build: csrc/CMakeLists.txt $(STAMP)-requirements
 $(STAMP)-test $(STAMP)-lint $(STAMP)-bench: $(STAMP)-%: pyproject.toml $(STAMP)-python
 	$(PIP) --group $*
 	@touch $@
+
+checks: ruff ruff-format clang-format mypy layers
+ruff: $(STAMP)-lint
+	$(BIN)/ruff check .
+ruff-format: $(STAMP)-lint
+	$(BIN)/ruff format --check .
+clang-format: $(STAMP)-lint
+	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+mypy: $(STAMP)-lint
+	$(BIN)/mypy
+layers: $(STAMP)-lint
+	$(BIN)/lint-imports --no-logo
+
+rewrite: $(STAMP)-lint
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_FILES)
 
 # ASan must be loaded before Python, and libstdc++ before ASan looks for __cxa_throw. Preloading into
 # the compiler would be slow, so this engine is not rebuilt on import. CPython frees little at exit:

@@ -28,6 +28,8 @@ from benchmarks.sessions import LocalSession, RemoteSession, Session, SessionErr
 from benchmarks.workloads import Case
 
 RESULTS = ROOT / "benchmarks" / "results"
+ONE_THREAD = {"floor"}  # left out where a case asks for more threads
+QUIET = 0.05  # of all cores; above it a measurement is marked
 REST = 0.005  # seconds between passes: the threads of the one before fall asleep
 
 
@@ -66,10 +68,13 @@ def measure(case: Case, sessions: SequenceOf[Session], rounds: int, reference: s
     Times are seconds a vertex, so that runners that got fewer batches still compare. A runner that
     fails is recorded with its error and left out; the others go on.
     """
+    before = machine.busy()
     vertices: dict[str, int] = {}
     failed: dict[str, str] = {}
     live = []
     for session in sessions:
+        if session.name in ONE_THREAD and case.threads > 1:
+            continue
         try:
             vertices[session.name] = session.configure(case)
             live.append(session)
@@ -116,31 +121,38 @@ def measure(case: Case, sessions: SequenceOf[Session], rounds: int, reference: s
         "reference": reference,
         "ratios": ratios,
         "failed": failed,
-        "load": os.getloadavg()[0],
+        "busy_before": before,
     }
 
 
-def table(measured: Iterable[Any]) -> str:
-    """One row a case and runner: milliseconds a batch, spread, and time over the reference's."""
-    rows = []
+def table(measured: SequenceOf[Any]) -> str:
+    """One row a case and runner: milliseconds a batch, spread, and time over the reference's.
+
+    A case is starred where other work used more than `QUIET` of the cores just before it.
+    """
+    rows, starred = [], False
     for entry in measured:
+        disturbed = (entry["busy_before"] or 0) > QUIET
+        starred |= disturbed
+        title = entry["title"] + (" *" if disturbed else "")
         for name, runner in entry["runners"].items():
             step, prepare = runner["step"], runner["prepare"]
             found = entry["ratios"].get(name)
+            alone = "1" if name == entry["reference"] else ""
             rows.append(
                 [
-                    entry["title"],
+                    title,
                     name,
                     f"{step['median'] * 1e3:.3g}",
                     f"{step['q25'] * 1e3:.3g}-{step['q75'] * 1e3:.3g}",
                     f"{runner['step_cpu']['median'] * 1e3:.3g}",
                     f"{prepare['median'] * 1e3:.2g}",
                     f"{runner['vertices_per_second'] / 1e3:.0f} k",
-                    f"{found['wall']['median']:.2f}" if found else "1",
-                    f"{found['cpu']['median']:.2f}" if found else "1",
+                    f"{found['wall']['median']:.2f}" if found else alone,
+                    f"{found['cpu']['median']:.2f}" if found else alone,
                 ]
             )
-        rows += [[entry["title"], name, "failed", *[""] * 6] for name in entry["failed"]]
+        rows += [[title, name, "failed", *[""] * 6] for name in entry["failed"]]
     reference = next((entry["reference"] for entry in measured), "")
     headers = [
         "case",
@@ -153,7 +165,10 @@ def table(measured: Iterable[Any]) -> str:
         f"time / {reference}",
         "CPU time / same",
     ]
-    return markdown(headers, rows)
+    note = (
+        f"\n\n\\* other work used more than {QUIET:.0%} of the cores just before" if starred else ""
+    )
+    return markdown(headers, rows) + note
 
 
 def parser_for(

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,28 @@ def _quota() -> float | None:
     return None if limit == "max" else int(limit) / int(period)
 
 
+def busy(seconds: float = 0.2) -> float | None:
+    """Share of all cores that other work used just now; None where the system does not say.
+
+    Above a few hundredths, times of several threads mean little: threads that wait for each other
+    wait for the other work too.
+    """
+
+    def ticks() -> tuple[int, int]:
+        fields = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
+        values = [int(field) for field in fields]
+        return sum(values), values[3] + values[4]
+
+    try:
+        total, idle = ticks()
+        time.sleep(seconds)
+        later_total, later_idle = ticks()
+    except (OSError, ValueError, IndexError):
+        return None
+    passed = later_total - total
+    return round(1 - (later_idle - idle) / passed, 3) if passed else None
+
+
 def machine() -> dict[str, Any]:
     """CPU model, vector extensions, cores this process may use, memory, load."""
     model, flags = _cpu()
@@ -52,6 +75,7 @@ def machine() -> dict[str, Any]:
         "quota": _quota(),
         "memory_gib": round(pages / 2**30, 1),
         "load": round(os.getloadavg()[0], 2),
+        "busy": busy(),
         "system": f"{platform.system()} {platform.release()}",
     }
 
@@ -85,8 +109,18 @@ def commit() -> str:
 
 
 def command() -> str:
-    """The command line that repeats this run."""
+    """The command line that repeats this run; folders of this machine are left out."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec else ""
-    program = f"python -m {name}" if name else f"python {sys.argv[0]}"
-    return shlex.join([*program.split(), *sys.argv[1:]])
+    program = ["python", "-m", name] if name else ["python", Path(sys.argv[0]).name]
+    shown, arguments = [], iter(sys.argv[1:])
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if option not in ("--data", "--out"):
+            shown.append(argument)
+            continue
+        if option == argument:
+            next(arguments, None)
+        if option == "--data":
+            shown += ["--data", "DIR"]
+    return shlex.join([*program, *shown])

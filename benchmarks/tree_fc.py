@@ -1,4 +1,4 @@
-"""Tree-FC: h = tanh([h_l, h_r] W + b) on complete binary trees."""
+"""Tree-FC: h = tanh(x + [h_l, h_r] W + b) on complete binary trees."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The four workloads of the Cavs paper: cases, samples, and the parameters all runners start from.
 
 tree-lstm   binary Tree-LSTM on the Stanford Sentiment Treebank, a label at every vertex
-tree-fc     h = tanh([h_l, h_r] W + b) on complete binary trees, a label at the root
+tree-fc     h = tanh(x + [h_l, h_r] W + b) on complete binary trees, a label at the root
 var-lstm    LSTM over sentences of WikiText-2
 fixed-lstm  LSTM over stretches of WikiText-2 of one length
 
@@ -10,7 +10,7 @@ The parameters, as every runner gives and takes them (h: hidden, e: embedding):
 
 tree-lstm   embedding [V, e], W [e, 3h] (i, o, u), U [2h, 5h] (i, o, u, f_l, f_r; rows h_l, h_r),
             b [5h] (a leaf uses its first 3h), W_out [h, classes], b_out [classes]
-tree-fc     embedding [V, h], W [2h, h], b [h], W_out, b_out; a leaf's h is its embedding
+tree-fc     embedding [V, h], W [2h, h], b [h], W_out, b_out; at a leaf h = tanh(x + b)
 LSTMs       embedding [V, e], W [e, 4h], U [h, 4h], b [4h] (i, f, g, o), W_out, b_out
 """
 

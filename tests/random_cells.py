@@ -102,7 +102,9 @@ class RandomCell(cavs.VertexFunction):
             return self.linear(a)
         if op == "norm":
             mean = ops.reshape(a.mean(-1), (1,))
-            return (a - mean) / ops.sqrt(ops.reshape(((a - mean) * (a - mean)).mean(-1), (1,)) + 0.5)
+            return (a - mean) / ops.sqrt(
+                ops.reshape(((a - mean) * (a - mean)).mean(-1), (1,)) + 0.5
+            )
         if op == "softmax":
             return ops.softmax(a) * b
         if op == "relu":

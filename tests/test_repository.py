@@ -42,7 +42,7 @@ def too_long(path: Path) -> str:
     if path.suffix not in SOURCE_SUFFIXES:
         return ""
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    return f"{path.name}: {lines} lines, at most {MAX_LINES}" if lines > MAX_LINES else ""
+    return f"{path}: {lines} lines, at most {MAX_LINES}" if lines > MAX_LINES else ""
 
 
 def forbidden_text(path: Path) -> list[str]:
@@ -52,7 +52,7 @@ def forbidden_text(path: Path) -> list[str]:
     except UnicodeDecodeError:  # a picture
         return []
     return [
-        f"{path.name}:{number}: {what}: {line.strip()}"
+        f"{path}:{number}: {what}: {line.strip()}"
         for number, line in enumerate(text.splitlines(), start=1)
         for what, pattern in FORBIDDEN.items()
         if pattern.search(line)
@@ -81,7 +81,7 @@ def test_scan_finds_planted_text(tmp_path: Path, line: str) -> None:
     path = tmp_path / "a.md"
     path.write_text(f"fine: a/{'tm' + 'p'}/b, /workers, ./{'roo' + 't'}\n{line}\n")
     (found,) = forbidden_text(path)
-    assert found.startswith("a.md:2")
+    assert "a.md:2" in found
 
 
 def test_scan_finds_a_long_file(tmp_path: Path) -> None:
@@ -147,10 +147,8 @@ def test_program_shows_help(module: str) -> None:
 
 
 def test_command_line_shows_help() -> None:
-    if not any((ROOT / "cavs").glob("cli*")):
-        pytest.skip("no command line yet")
     text = shown_help("-m", "cavs.cli")
-    commands = re.search(r"\{([a-z,-]+)\}", text)
-    assert commands, f"no commands listed in: {text}"
-    for command in commands.group(1).split(","):
+    commands = re.findall(r"^ {4}([a-z][a-z-]*)(?: |$)", text, re.MULTILINE)
+    assert {"train", "evaluate", "predict", "bench", "explain", "info"} <= set(commands), text
+    for command in commands:
         assert "usage:" in shown_help("-m", "cavs.cli", command)

@@ -56,7 +56,7 @@ class HandTreeFC(TorchRunner):
         return complete_plan(samples)
 
     def forward(self, plan: CompletePlan, embedding_rows: Tensor) -> Tensor:
-        h = F.embedding(plan.token, embedding_rows)
+        h = torch.tanh(F.embedding(plan.token, embedding_rows) + self.p["b"])
         for rows in plan.levels[1:]:
             h = torch.tanh(torch.addmm(self.p["b"], h.view(rows, -1), self.p["W"]))
         return torch.addmm(self.p["b_out"], h, self.p["W_out"])
@@ -95,6 +95,7 @@ class ManualTreeFC(TorchRunner):
         p, n = self.p, self.sizes.hidden
         h = self.buffers.take("h", sum(plan.levels), n)
         torch.index_select(p["embedding"], 0, plan.leaf_token, out=h[: plan.levels[0]])
+        h[: plan.levels[0]].add_(p["b"]).tanh_()
         begin = 0
         for below, rows in zip(plan.levels[:-1], plan.levels[1:], strict=True):
             end = begin + below
@@ -120,8 +121,10 @@ class ManualTreeFC(TorchRunner):
             torch.ops.aten.tanh_backward.grad_input(gate, h[begin:end], grad_input=gate)
             torch.mm(gate, p["W"].t(), out=dh[begin - below : begin].view(count, -1))
             end = begin
+        gate = dh[:leaves]
+        torch.ops.aten.tanh_backward.grad_input(gate, h[:leaves], grad_input=gate)
         torch.mm(h[: rows - roots].view(rows - leaves, -1).t(), dh[leaves:], out=g["W"])
-        torch.sum(dh[leaves:], 0, out=g["b"])
+        torch.sum(dh, 0, out=g["b"])
         grad = torch.ops.aten.embedding_dense_backward(
             dh[:leaves], plan.token, len(plan.unique), -1, False
         )

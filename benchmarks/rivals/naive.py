@@ -101,7 +101,7 @@ class NaiveTreeFC(_Naive):
 
         def visit(v: int) -> Tensor:
             if left[v] < 0:
-                h: Tensor = self.embedding(torch.tensor([token[v]]))
+                h = torch.tanh(self.embedding(torch.tensor([token[v]])) + p["b"])
             else:
                 children = torch.cat([visit(left[v]), visit(right[v])], 1)
                 h = torch.tanh(children @ p["W"] + p["b"])

@@ -14,6 +14,11 @@ from cavs.ir import Node
 OpTuple = tuple[str, int, int, int, int, float]  # code, dst, a, b, c, immediate
 
 
+def reads_of(op: OpTuple) -> tuple[int, ...]:
+    """The registers that ``op`` reads."""
+    return op[2:5][: arity(op[0])]
+
+
 @dataclass(frozen=True)
 class Register:
     """A symbolic value: one block of columns in a register of the interpreter."""
@@ -181,27 +186,27 @@ class MapProgram:
         for op in reversed(self.ops):
             if op[1] in needed:
                 kept.append(op)
-                needed.update(op[2 : 2 + arity(op[0])])
+                needed.update(reads_of(op))
         return kept[::-1]
 
     def _fuse_multiply_add(self, ops: list[OpTuple], stored: set[int]) -> list[OpTuple]:
         reads: dict[int, int] = {r: 1 for r in stored}
         for op in ops:
-            for r in op[2 : 2 + arity(op[0])]:
+            for r in reads_of(op):
                 reads[r] = reads.get(r, 0) + 1
         made = {op[1]: op for op in ops}
         dropped: set[int] = set()
         result = []
         for op in ops:
-            code, dst, a, b, _, _ = op
-            if code == "add":
-                for x, y in ((a, b), (b, a)):
-                    product = made.get(x)
-                    if product and product[0] == "mul" and reads[x] == 1 and x not in dropped:
+            product = None
+            if op[0] == "add":
+                for x, y in ((op[2], op[3]), (op[3], op[2])):
+                    found = made.get(x)
+                    if found and found[0] == "mul" and reads[x] == 1 and x not in dropped:
+                        product = ("fma", op[1], found[2], found[3], y, 0.0)
                         dropped.add(x)
-                        op = ("fma", dst, product[2], product[3], y, 0.0)
                         break
-            result.append(op)
+            result.append(product or op)
         return [op for op in result if op[1] not in dropped]
 
 

@@ -66,7 +66,7 @@ class Instruction:
     label: str = ""
 
 
-@dataclass
+@dataclass(eq=False)
 class Stage:
     """Instructions that run together."""
 
@@ -93,4 +93,6 @@ class Program:
     stages: list[Stage] = field(default_factory=list)
     loss: int = -1
     outputs: dict[str, int] = field(default_factory=dict)
-    gradients: dict[str, str] = field(default_factory=dict)  # parameter -> "dense" | "sparse" | "none"
+    gradients: dict[str, str] = field(
+        default_factory=dict
+    )  # parameter -> "dense" | "sparse" | "none"

@@ -31,9 +31,14 @@ def _parts(w: Node, parameters: Sequence[str]) -> list[_Part]:
     if name == "transpose":
         return [
             replace(
-                p, row_stride=p.col_stride, col_stride=p.row_stride, rows=p.cols, cols=p.rows,
-                k0=p.n0, n0=p.k0,
-            )  # fmt: skip
+                p,
+                row_stride=p.col_stride,
+                col_stride=p.row_stride,
+                rows=p.cols,
+                cols=p.rows,
+                k0=p.n0,
+                n0=p.k0,
+            )
             for p in _parts(w.inputs[0], parameters)
         ]
     if name == "slice":
@@ -44,9 +49,11 @@ def _parts(w: Node, parameters: Sequence[str]) -> list[_Part]:
             if low < high:
                 result.append(
                     replace(
-                        p, offset=p.offset + low * p.col_stride, cols=high - low,
+                        p,
+                        offset=p.offset + low * p.col_stride,
+                        cols=high - low,
                         n0=p.n0 + low - start,
-                    )  # fmt: skip
+                    )
                 )
         return result
     if name == "concat":

@@ -36,8 +36,13 @@ class Graph:
     """
 
     __slots__ = (
-        "_edge_features", "_features", "_graph_features", "_name", "_schema", "_topology",
-    )  # fmt: skip
+        "_edge_features",
+        "_features",
+        "_graph_features",
+        "_name",
+        "_schema",
+        "_topology",
+    )
 
     def __init__(
         self,

@@ -33,8 +33,8 @@ def _draw(init: Initializer, rng: np.random.Generator, shape: tuple[int, ...]) -
     if isinstance(init, str):
         raise ConfigError(
             f"unknown initialiser {init!r}",
-            hint='use "xavier", "zeros", "ones", "normal", "uniform", a number, an array or a function'
-            " of (generator, shape)",
+            hint='use "xavier", "zeros", "ones", "normal", "uniform", a number, an array or a '
+            "function of (generator, shape)",
         )
     if callable(init):
         return init(rng, shape)
@@ -65,7 +65,9 @@ class Parameter:
                 where=user_line(),
                 hint="give at least one axis, every size at least 1",
             )
-        self.init: Initializer = ("xavier" if len(self.shape) > 1 else "zeros") if init is None else init
+        self.init: Initializer = (
+            ("xavier" if len(self.shape) > 1 else "zeros") if init is None else init
+        )
         self.trainable, self.sparse = trainable, sparse
         self.name = ""
         self._value: npt.NDArray[Any] | None = None
@@ -99,7 +101,8 @@ class Parameter:
         new = np.asarray(array)
         if new.shape != self.shape:
             raise ShapeError(
-                f"parameter {self.name!r} has shape {list(self.shape)}, the new value {list(new.shape)}",
+                f"parameter {self.name!r} has shape {list(self.shape)}, "
+                f"the new value {list(new.shape)}",
                 where=user_line(),
             )
         self.value[...] = new
@@ -112,25 +115,25 @@ class Parameter:
         return id(self) < id(other)
 
     def __matmul__(self, other: Any) -> Node:
-        return self.as_node() @ other
+        return apply("matmul", self, other)
 
     def __rmatmul__(self, other: Any) -> Node:
         return apply("matmul", other, self)
 
     def __add__(self, other: Any) -> Node:
-        return self.as_node() + other
+        return apply("add", self, other)
 
     def __radd__(self, other: Any) -> Node:
         return apply("add", other, self)
 
     def __sub__(self, other: Any) -> Node:
-        return self.as_node() - other
+        return apply("sub", self, other)
 
     def __rsub__(self, other: Any) -> Node:
         return apply("sub", other, self)
 
     def __mul__(self, other: Any) -> Node:
-        return self.as_node() * other
+        return apply("mul", self, other)
 
     def __rmul__(self, other: Any) -> Node:
         return apply("mul", other, self)
@@ -197,5 +200,3 @@ def parameter_of(node: Node) -> Parameter:
     assert node.op is REGISTRY["parameter"]
     parameter: Parameter = node.attr("parameter")
     return parameter
-
-

@@ -47,7 +47,9 @@ class Gathered:
 class Vertex:
     """The vertex that a vertex function is written for."""
 
-    def __init__(self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]) -> None:
+    def __init__(
+        self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]
+    ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
         self._edges: dict[str, Node] = {}
         self._read: set[str] = set()
@@ -68,11 +70,14 @@ class Vertex:
         """Gives states to the parents; every value of the declared state, once."""
         where = user_line()
         if self._scattered:
-            raise TraceError("scatter is called twice", where=where, hint="scatter all states at once")
+            raise TraceError(
+                "scatter is called twice", where=where, hint="scatter all states at once"
+            )
         declared = self._function.state.shapes
         if set(states) != set(declared):
             raise TraceError(
-                f"scatter({', '.join(states)}) does not fit State({', '.join(declared)})", where=where
+                f"scatter({', '.join(states)}) does not fit State({', '.join(declared)})",
+                where=where,
             )
         for name, value in states.items():
             node = as_node(value)
@@ -84,7 +89,8 @@ class Vertex:
                 )
             if node.shape != declared[name]:
                 raise ShapeError(
-                    f"[scatter] {name} has shape {list(node.shape)}, its state {list(declared[name])}",
+                    f"[scatter] {name} has shape {list(node.shape)}, "
+                    f"its state {list(declared[name])}",
                     where=where,
                 )
             self._scattered[name] = _at_vertex(node)
@@ -109,7 +115,9 @@ class Vertex:
             )
         value = self._pulled[name]
         if value.type.domain.base != "edge":
-            raise FeatureError(f"edge({name!r}) is a value of every {value.type.domain}", where=user_line())
+            raise FeatureError(
+                f"edge({name!r}) is a value of every {value.type.domain}", where=user_line()
+            )
         return value
 
     def push(self, value: Any = None, **values: Any) -> None:
@@ -128,8 +136,8 @@ class Vertex:
         )
 
 
-def _at_vertex(node: Any) -> Node:
-    node = as_node(node)
+def _at_vertex(value: Any) -> Node:
+    node = as_node(value)
     if node.type.domain.base == "vertex":
         return node
     return apply("broadcast", node, shape=node.shape, domain=VERTEX)
@@ -154,6 +162,7 @@ class VertexFunction(Module):
         raise NotImplementedError
 
     def __call__(self, graph: SymbolicGraph, **inputs: Any) -> Any:
+        """Traces the cell over ``batch.graph``; inputs are what ``pull`` and ``edge`` give."""
         trace = current_trace()
         if not isinstance(graph, SymbolicGraph):
             raise TraceError(
@@ -169,7 +178,10 @@ class VertexFunction(Module):
         pulled = {k: as_node(x) for k, x in inputs.items()}
         key = (self, graph, tuple(sorted((k, x.serial) for k, x in pulled.items())))
         if key not in trace.memo:
-            trace.memo[key] = (pulled, self._trace(pulled))  # keeps the inputs, and so the key, alive
+            trace.memo[key] = (
+                pulled,
+                self._trace(pulled),
+            )  # keeps the inputs, and so the key, alive
         return trace.memo[key][1]
 
     def _trace(self, pulled: dict[str, Node]) -> Any:

@@ -41,9 +41,7 @@ class Inputs:
         self.num_vertices = len(self.offsets) - 1
         self.num_graphs = max(self.graph_of, default=-1) + 1
         self.parent = [
-            v
-            for v in range(self.num_vertices)
-            for _ in range(self.offsets[v], self.offsets[v + 1])
+            v for v in range(self.num_vertices) for _ in range(self.offsets[v], self.offsets[v + 1])
         ]
         self.out: list[list[int]] = [[] for _ in range(self.num_vertices)]
         for e, child in enumerate(self.children):

@@ -31,7 +31,7 @@ class Op:
     """One operator, in one place.
 
     infer(types, attrs) -> TensorType; raises ValueError with a short reason.
-    vjp(node, cotangent) -> a cotangent (or None) for each input, of the input's or a broadcast type.
+    vjp(node, cotangent) -> a cotangent (or None) for each input, of a type that broadcasts to it.
     evaluate(node, *rows) -> the result of one row in NumPy (ROWWISE operators).
     expr(e, *inputs, **attrs) -> scalar expression of an elementwise operator, from which the CPU
     and CUDA kernels and the NumPy reference are made.

@@ -61,10 +61,11 @@ class LayerNorm(Module):
 
     def __call__(self, x: Any) -> Node:
         """x: rows (size,); returns rows (size,)."""
-        x = as_node(x)
-        centred = x - apply("keep_axis", x.mean(-1))
+        node = as_node(x)
+        centred = node - apply("keep_axis", node.mean(-1))
         variance = (centred * centred).mean(-1)
-        return centred / apply("keep_axis", ops.sqrt(variance + self.eps)) * self.scale + self.shift
+        deviation = apply("keep_axis", ops.sqrt(variance + self.eps))
+        return centred / deviation * self.scale + self.shift
 
 
 class Dropout(Module):

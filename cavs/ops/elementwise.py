@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cavs.ir import FLOAT, Node, TensorType, apply, broadcast_shapes, constant, defop, join_domains
+from cavs.ir import FLOAT, Node, TensorType, apply, as_node, broadcast_shapes, defop, join_domains
 from cavs.ops.expression import NumpyExpression
 
 CHEAP, COSTLY = 1, 10
@@ -72,7 +72,9 @@ elementwise("tanh", lambda e, a: e.tanh(a), lambda n, d: (d * (1.0 - n * n),), C
 elementwise("sigmoid", lambda e, a: e.sigmoid(a), lambda n, d: (d * (n * (1.0 - n)),), COSTLY)
 elementwise("sqrt", lambda e, a: e.sqrt(a), lambda n, d: (d * (0.5 / n),), 5)
 elementwise("abs", lambda e, a: e.absolute(a), lambda n, d: (where(n.inputs[0] >= 0.0, d, -d),))
-elementwise("relu", lambda e, a: e.maximum(a, e.constant(0.0)), lambda n, d: (where(n > 0.0, d, 0.0),))
+elementwise(
+    "relu", lambda e, a: e.maximum(a, e.constant(0.0)), lambda n, d: (where(n > 0.0, d, 0.0),)
+)
 
 
 # Copies whose type is given: rows or elements are repeated to fill it.
@@ -165,5 +167,6 @@ def silu(x: Any) -> Node:
 
 def gelu(x: Any) -> Node:
     """The tanh form of GELU (Hendrycks and Gimpel 2016)."""
-    x = x + constant(0.0) if not isinstance(x, Node) else x
-    return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    node = as_node(x)
+    inner = 0.7978845608028654 * (node + 0.044715 * node * node * node)
+    return 0.5 * node * (1.0 + tanh(inner))

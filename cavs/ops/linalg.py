@@ -86,12 +86,12 @@ def bilinear(x: Any, v: Any, y: Any) -> Node:
     x: rows (a,); V: parameter (a, c * b), V_k its columns [k * b, (k + 1) * b); y: rows (b,).
     Returns rows (c,).
     """
-    x, y = as_node(x), as_node(y)
-    t = matmul(x, v)
-    b = y.shape[-1]
+    right = as_node(y)
+    t = matmul(as_node(x), v)
+    b = right.shape[-1]
     if t.type.width % b:
         raise ShapeError(
             f"[bilinear] {t.type.width} columns of V are no multiple of {b} elements of y",
             where=user_line(),
         )
-    return (apply("reshape", t, shape=(t.type.width // b, b)) * y).sum(-1)
+    return (apply("reshape", t, shape=(t.type.width // b, b)) * right).sum(-1)

@@ -76,7 +76,9 @@ def mean_squared_error(prediction: Any, target: Any) -> Node:
     """Sum over rows of the squared differences, divided by the number of elements."""
     difference = as_node(prediction) - as_node(target)
     squared = difference * difference
-    count = apply("sum_rows", apply("broadcast", 1.0, shape=squared.shape, domain=squared.type.domain))
+    count = apply(
+        "sum_rows", apply("broadcast", 1.0, shape=squared.shape, domain=squared.type.domain)
+    )
     total = apply("sum_rows", squared)
     flat = [x.sum() if x.shape else x for x in (total, count)]
     return flat[0] / apply("maximum", flat[1], 1.0)

@@ -6,8 +6,8 @@ from typing import Any
 
 from cavs.errors import ConfigError, user_line
 from cavs.ir import FLOAT, Node, TensorType, apply, as_node, defop
-from cavs.ops.elementwise import where
 from cavs.ir.trace import current_trace
+from cavs.ops.elementwise import where
 
 # Uniform numbers in [0, 1): a function of (seed, step, stream, vertex or edge, column).
 defop(

@@ -57,6 +57,6 @@ def softmax(x: Any) -> Node:
 
 def log_softmax(x: Any) -> Node:
     """log(softmax(x)) over the last axis, without overflow."""
-    x = as_node(x)
-    shifted = x - apply("keep_axis", x.max(-1))
+    node = as_node(x)
+    shifted = node - apply("keep_axis", node.max(-1))
     return shifted - apply("keep_axis", apply("log", apply("exp", shifted).sum(-1)))

@@ -23,9 +23,7 @@ def _slice_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTy
 defop(
     "slice",
     infer=_slice_infer,
-    vjp=lambda n, d: (
-        apply("pad", d, start=n.attr("start"), size=n.inputs[0].shape[-1]),
-    ),
+    vjp=lambda n, d: (apply("pad", d, start=n.attr("start"), size=n.inputs[0].shape[-1]),),
     evaluate=lambda n, x: x[..., n.attr("start") : n.attr("stop")],
     cost=0,
 )
@@ -43,9 +41,7 @@ defop(
     infer=lambda types, attrs: TensorType(
         FLOAT, (*types[0].shape[:-1], attrs["size"]), types[0].domain
     ),
-    vjp=lambda n, d: (
-        d[n.attr("start") : n.attr("start") + n.inputs[0].shape[-1]],
-    ),
+    vjp=lambda n, d: (d[n.attr("start") : n.attr("start") + n.inputs[0].shape[-1]],),
     evaluate=_pad_evaluate,
     cost=0,
 )
@@ -120,7 +116,9 @@ def split(value: Any, n: int) -> list[Node]:
     x = as_node(value)
     size = x.shape[-1] if x.shape else 0
     if n < 1 or size == 0 or size % n:
-        raise ShapeError(f"[split] {size} elements do not divide by {n}: {x.type}", where=user_line())
+        raise ShapeError(
+            f"[split] {size} elements do not divide by {n}: {x.type}", where=user_line()
+        )
     step = size // n
     return [x[i * step : (i + 1) * step] for i in range(n)]
 

@@ -16,10 +16,28 @@ from cavs.ir import INT, BatchRule, Graph, Node, apply, rebuild, rewrite
 LOCAL_ARRAYS = frozenset({"none", "parent", "edges", "nth_edge", "parent_if_nth"})
 
 _VIEWS = frozenset(
-    "slice reshape keep_axis push concat gather gather_grad nth_child sum_children to_nth_child num_children lookup"
-    " feature parameter merge count_present constant sum_vertices".split()
+    [
+        "slice",
+        "reshape",
+        "keep_axis",
+        "push",
+        "concat",
+        "gather",
+        "gather_grad",
+        "nth_child",
+        "sum_children",
+        "to_nth_child",
+        "num_children",
+        "lookup",
+        "feature",
+        "parameter",
+        "merge",
+        "count_present",
+        "constant",
+        "sum_vertices",
+    ]
 )
-_LEAVES = frozenset("parameter feature num_children count_present constant".split())
+_LEAVES = frozenset(["parameter", "feature", "num_children", "count_present", "constant"])
 
 _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("sum_children", "none"): ("segment_sum", "edges"),
@@ -221,7 +239,5 @@ def insert_copies(graph: Graph) -> Graph:
     def stored(n: Node) -> Node:
         return copy_of(n) if is_view(n) and n.op.name != "merge" else n
 
-    outputs = {
-        k: n if k.startswith("grad:") else stored(n) for k, n in new.outputs.items()
-    }
+    outputs = {k: n if k.startswith("grad:") else stored(n) for k, n in new.outputs.items()}
     return Graph(outputs, {s: stored(n) for s, n in new.slots.items()})

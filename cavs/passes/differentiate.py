@@ -77,7 +77,9 @@ def expand(d: Node, target: TensorType) -> Node:
     return apply("broadcast", d, shape=target.shape, domain=target.domain)
 
 
-def gradients(graph: Graph, output: Node, wrt: Iterable[Node]) -> tuple[list[Node], dict[Slot, Node]]:
+def gradients(
+    graph: Graph, output: Node, wrt: Iterable[Node]
+) -> tuple[list[Node], dict[Slot, Node]]:
     """Cotangents of the one-row value ``output`` by each of ``wrt``, and the backward slots.
 
     The slots map each new backward slot to the cotangent of its gathers.
@@ -140,9 +142,7 @@ def differentiate(graph: Graph) -> Graph:
     """Adds an output "grad:NAME" for every trainable parameter that the loss can reach."""
     loss = graph.outputs["loss"]
     parameters = [
-        n
-        for n in graph.nodes()
-        if n.op is REGISTRY["parameter"] and n.attr("parameter").trainable
+        n for n in graph.nodes() if n.op is REGISTRY["parameter"] and n.attr("parameter").trainable
     ]
     found, slots = gradients(graph, loss, parameters)
     outputs = dict(graph.outputs)

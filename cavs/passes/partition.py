@@ -87,13 +87,11 @@ def _space(node: Node) -> tuple[str, int | None]:
 
 
 class _Partitioner:
-    def __init__(self, graph: Graph, hoist: bool, recompute: bool) -> None:
+    def __init__(self, graph: Graph, recompute: bool) -> None:
         self.graph, self.recompute = graph, recompute
         self.accesses = Accesses(graph)
         self.loop = loops_of(graph)
         self.compute = [n for n in graph.nodes() if not is_view(n) and not is_leaf(n)]
-        if not hoist:
-            self._keep_in_loops()
         self.reads = {n: list(dict.fromkeys(self.accesses.storage(n))) for n in self.compute}
         self.readers: dict[Node, list[Node]] = defaultdict(list)
         for n in self.compute:
@@ -101,32 +99,23 @@ class _Partitioner:
                 self.readers[x].append(n)
         self.roots = {x for r in graph.roots() for x in behind(r)}
 
-    def _keep_in_loops(self) -> None:
-        """Without hoisting (for ablation): eager nodes of a structure run in its loop too."""
-        for structure_loop in dict.fromkeys(self.loop.values()):
-            before = toposort(n for n, loop in self.loop.items() if loop is structure_loop)
-            for n in before:
-                if (
-                    n in self.compute
-                    and n not in self.loop
-                    and n.type.domain.by_structure
-                    and n.op.name == "matmul"
-                    and structure_loop.backward is False
-                    and _space(n) in {_space(m) for m, p in self.loop.items() if p is structure_loop}
-                    and all(is_leaf(x) or p.source in self.loop or is_leaf(p.source)
-                            for x, ps in self.accesses.operands(n) for p in ps)
-                ):
-                    self.loop[n] = structure_loop
+    def sink(self, products: bool) -> None:
+        """Eager elementwise nodes that one loop alone reads move into it.
 
-    def sink(self) -> None:
-        """Eager elementwise nodes that one loop alone reads move into it."""
+        With ``products`` matrix products do too, which is what batching without hoisting does.
+        """
         for n in reversed(self.compute):
-            if n in self.loop or not is_elementwise(n) or n in self.roots or not self.readers[n]:
+            movable = is_elementwise(n) or (products and n.op.name == "matmul")
+            if n in self.loop or not movable or not n.type.domain.by_structure:
+                continue
+            if n in self.roots or not self.readers[n]:
                 continue
             loops = {self.loop.get(r) for r in self.readers[n]}
             if len(loops) != 1 or None in loops:
                 continue
-            if any(_space(r) != _space(n) and n.type.domain.kind is not None for r in self.readers[n]):
+            if any(
+                _space(r) != _space(n) and n.type.domain.kind is not None for r in self.readers[n]
+            ):
                 continue
             stored = [x for x in self.reads[n] if x.type.width > 1 and x.type.domain.by_structure]
             if len(stored) > 1 or n.type.domain.kind != self.readers[n][0].type.domain.kind:
@@ -144,7 +133,11 @@ class _Partitioner:
             for body in dict.fromkeys(home[r] for r in self.readers[n] if home[r] is not home[n]):
                 readers = [r for r in self.readers[n] if home[r] is body]
                 plan = self._recompute(n, body, home, kept) if not body.reduction else None
-                if plan is None or not self._pays(plan) or any(not is_elementwise(r) and r.op.name != "matmul" for r in readers):
+                if (
+                    plan is None
+                    or not self._pays(plan)
+                    or any(not is_elementwise(r) and r.op.name != "matmul" for r in readers)
+                ):
                     kept.add(n)
                 else:
                     clones[body] += plan
@@ -160,7 +153,7 @@ class _Partitioner:
     def _recompute(
         self, n: Node, body: Body, home: dict[Node, Body], kept: set[Node]
     ) -> list[Node] | None:
-        """The nodes to repeat in ``body`` for ``n``; None where reading is cheaper or the only way."""
+        """The nodes to repeat in ``body`` for ``n``; None where it must be read."""
         if not self.recompute or n in kept or not n.op.elementwise or n.op.cost > CHEAP:
             return None
         if _space(n) != (body.base, body.kind):
@@ -239,11 +232,11 @@ class _Partitioner:
         home: dict[Node, Body] = {}
         bodies: dict[object, Body] = {}
         for n in self.compute:
-            loop = self.loop.get(n)
+            own = self.loop.get(n)
             base, kind = _space(n)
-            if loop is not None:
-                key: object = (loop, base, kind)
-                body = Body(base, kind, loop=loop, stage=2 * stage[loop])
+            if own is not None:
+                key: object = (own, base, kind)
+                body = Body(base, kind, loop=own, stage=2 * stage[own])
             elif n.op.rule is BatchRule.REDUCE:
                 key, body = n, Body("one", None, reduction=True, stage=2 * stage[n] + 1)
             else:
@@ -261,7 +254,7 @@ def partition(
     hoist: eager products run once for all rows; sink: elementwise nodes move into the loop that
     reads them; recompute: cheap values are computed again instead of kept.
     """
-    p = _Partitioner(graph, hoist, recompute)
-    if sink:
-        p.sink()
+    p = _Partitioner(graph, recompute)
+    if sink or not hoist:
+        p.sink(products=not hoist)
     return p.place()

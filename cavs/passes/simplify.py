@@ -7,6 +7,7 @@ cut, cotangents of slices become concatenations, zeros vanish.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -198,9 +199,7 @@ def _slice_elementwise(node: Node, x: Node, start: int, stop: int) -> Node | Non
 
 def _concat(node: Node) -> Node | None:
     if any(x.op.name == "concat" for x in node.inputs):
-        flat = [
-            y for x in node.inputs for y in (x.inputs if x.op.name == "concat" else (x,))
-        ]
+        flat = [y for x in node.inputs for y in (x.inputs if x.op.name == "concat" else (x,))]
         return apply("concat", *flat, axis=-1)
     merged: list[Node] = []
     for x in node.inputs:
@@ -260,7 +259,7 @@ def _pads(node: Node) -> Node | None:
     if found < 2:
         return None
     order = sorted(ranges)
-    if any(a[1] > b[0] for a, b in zip(order, order[1:], strict=False)):
+    if any(a[1] > b[0] for a, b in pairwise(order)):
         return None
     parts, at, size = [], 0, node.shape[-1]
     for low, high in [*order, (size, size)]:
@@ -339,7 +338,9 @@ def prune(graph: Graph) -> Graph:
             if n.op.name in ("gather", "gather_grad")
         }
         if found == set(needed):
-            return Graph(dict(graph.outputs), {s: graph.slots[s] for s in graph.slots if s in found})
+            return Graph(
+                dict(graph.outputs), {s: graph.slots[s] for s in graph.slots if s in found}
+            )
         needed = {s: graph.slots[s] for s in found}
 
 

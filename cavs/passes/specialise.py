@@ -13,9 +13,15 @@ from dataclasses import dataclass, replace
 from cavs.ir import BatchRule, Graph, Node, apply, make, rebuild
 from cavs.passes.simplify import constant_of, simplify_node, zeros
 
-_STRUCTURAL = (
-    "gather gather_grad sum_children max_children nth_child to_nth_child num_children".split()
-)
+_STRUCTURAL = [
+    "gather",
+    "gather_grad",
+    "sum_children",
+    "max_children",
+    "nth_child",
+    "to_nth_child",
+    "num_children",
+]
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,8 @@ class _Specialiser:
     def _depends(self, n: Node) -> bool:
         if n.type.domain.base == "edge" or n.op.name in _STRUCTURAL:
             return True
-        if n.op.name in ("lookup", "cross_entropy_rows", "cross_entropy_grad"):
-            index = n.inputs[1]
-            if n.op.name == "lookup" and index.op.name == "feature":
-                if index.attr("name") in self.optional:
-                    return True
+        if n.op.name == "lookup" and dict(n.inputs[1].attrs).get("name") in self.optional:
+            return True
         if n.op.name == "push":
             return False
         return any(x in self.dependent for x in n.inputs)
@@ -106,7 +109,7 @@ class _Specialiser:
 
     def _restricted(self, x: Node, k: int) -> Node:
         """A value that is the same for all kinds, typed for kind ``k`` where that costs nothing."""
-        if x.op.name == "feature" or constant_of(x) is not None and x.type.domain.by_structure:
+        if x.op.name == "feature" or (constant_of(x) is not None and x.type.domain.by_structure):
             domain = x.type.domain.of_kind(k)
             attrs = {**dict(x.attrs), "domain": domain}
             return make(x.op, x.inputs, attrs, replace(x.type, domain=domain), x.where)

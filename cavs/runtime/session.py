@@ -26,9 +26,18 @@ class BatchLike(Protocol):
     """What the session needs of a batch; cavs.data.GraphBatch has it."""
 
     @property
-    def num_graphs(self) -> int: ...
-    def feature_schema(self) -> Mapping[str, Any]: ...
-    def schedule(self, optional: tuple[str, ...] = ()) -> Any: ...
+    def num_graphs(self) -> int:
+        """Graphs in the batch."""
+        ...
+
+    def feature_schema(self) -> Mapping[str, Any]:
+        """Type of every feature by name."""
+        ...
+
+    def schedule(self, optional: tuple[str, ...] = ()) -> Any:
+        """The engine's schedule for the features that may be absent."""
+        ...
+
     def __getitem__(self, name: str) -> Array: ...
 
 
@@ -172,7 +181,8 @@ class Session:
         program = variant.compiled.program
         ints = [self._feature(batch, name, np.dtype(np.int32)) for name in program.int_features]
         floats = [self._feature(batch, name, self.dtype) for name in program.float_features]
-        return variant, (schedule, [x.reshape(len(x), -1) for x in floats], ints)
+        rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
+        return variant, (schedule, rows, ints)
 
     def _feature(self, batch: BatchLike, name: str, dtype: np.dtype[Any]) -> Array:
         return np.ascontiguousarray(batch[name], dtype=dtype)
@@ -186,13 +196,20 @@ class Session:
                 if spec is None:
                     continue
                 if (spec.kind, spec.dtype, tuple(spec.shape)) != (
-                    known.where, known.dtype, known.shape,
-                ):  # fmt: skip
+                    known.where,
+                    known.dtype,
+                    known.shape,
+                ):
                     raise FeatureError(
                         f"feature {name!r} was {known.dtype} {list(known.shape)} of every "
-                        f"{known.where}, and is now {spec.dtype} {list(spec.shape)} of every {spec.kind}"
+                        f"{known.where}, and is now {spec.dtype} {list(spec.shape)} of "
+                        f"every {spec.kind}"
                     )
-            if all(not s.has_absent or variant.schema[n].optional for n, s in schema.items() if n in variant.schema):
+            if all(
+                not s.has_absent or variant.schema[n].optional
+                for n, s in schema.items()
+                if n in variant.schema
+            ):
                 return
         old = variant.schema
         variant.schema = {

@@ -37,6 +37,7 @@ std::vector<T> scratch(size_t size) {
 template <class T>
 int64_t row_stride(const Values<T>& x) {
   if (x.ndim() != 2) throw std::invalid_argument("rows must be a 2-D array");
+  if (x.size() == 0) return x.shape(1);  // numpy's strides mean nothing then
   if (x.shape(1) > 1 && x.strides(1) != sizeof(T))
     throw std::invalid_argument("the columns of a row must be contiguous");
   return x.strides(0) / static_cast<int64_t>(sizeof(T));
@@ -138,30 +139,35 @@ void bind_typed(py::module_& m, const std::string& dtype) {
       .def("matmul",
            [](const Table& t, const std::vector<S>& a, int64_t r0, int64_t r1,
               const Values<T>& packed, int64_t n, Values<T> c, int64_t c_base, bool accumulate,
-              int64_t p0, int64_t p1) {
+              int64_t p0, int64_t p1, int repeat) {
              const auto sources = plain(a);
              const int64_t k = total_width(sources), panel = t.kernels.panel;
              auto space = scratch<T>(t.kernels.matmul_scratch(k));
-             t.kernels.matmul(sources.data(), static_cast<int32_t>(sources.size()), r0, r1,
-                              packed.data(), k, n, p0, p1 < 0 ? (n + panel - 1) / panel : p1,
-                              c.mutable_data(), row_stride(c), c_base, accumulate, space.data());
+             for (int i = 0; i < repeat; ++i)
+               t.kernels.matmul(sources.data(), static_cast<int32_t>(sources.size()), r0, r1,
+                                packed.data(), k, n, p0, p1 < 0 ? (n + panel - 1) / panel : p1,
+                                c.mutable_data(), row_stride(c), c_base, accumulate,
+                                space.data());
            },
            py::arg("a"), py::arg("r0"), py::arg("r1"), py::arg("packed").noconvert(),
            py::arg("n"), py::arg("c").noconvert(), py::arg("c_base") = 0,
-           py::arg("accumulate") = false, py::arg("p0") = 0, py::arg("p1") = -1)
+           py::arg("accumulate") = false, py::arg("p0") = 0, py::arg("p1") = -1,
+           py::arg("repeat") = 1)
       .def("matmul_tn",
            [](const Table& t, const std::vector<S>& a, const std::vector<S>& b, int64_t r0,
-              int64_t r1, Values<T> out, bool accumulate, int64_t n0, int64_t n1) {
+              int64_t r1, Values<T> out, bool accumulate, int64_t n0, int64_t n1, int repeat) {
              const auto sa = plain(a), sb = plain(b);
              const int64_t k = total_width(sa), n = total_width(sb);
              auto space = scratch<T>(t.kernels.matmul_tn_scratch(k, n));
-             t.kernels.matmul_tn(sa.data(), static_cast<int32_t>(sa.size()), sb.data(),
-                                 static_cast<int32_t>(sb.size()), r0, r1, k, n, n0,
-                                 n1 < 0 ? n : n1, out.mutable_data(), row_stride(out), accumulate,
-                                 space.data());
+             for (int i = 0; i < repeat; ++i)
+               t.kernels.matmul_tn(sa.data(), static_cast<int32_t>(sa.size()), sb.data(),
+                                   static_cast<int32_t>(sb.size()), r0, r1, k, n, n0,
+                                   n1 < 0 ? n : n1, out.mutable_data(), row_stride(out),
+                                   accumulate, space.data());
            },
            py::arg("a"), py::arg("b"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
-           py::arg("accumulate") = false, py::arg("n0") = 0, py::arg("n1") = -1)
+           py::arg("accumulate") = false, py::arg("n0") = 0, py::arg("n1") = -1,
+           py::arg("repeat") = 1)
       .def("map",
            // loads: (source, outer_stride, scalar); ops: (code, dst, a, b, c, imm).
            [](const Table& t, const std::vector<std::tuple<S, int32_t, bool>>& loads,

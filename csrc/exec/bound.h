@@ -30,7 +30,7 @@ struct Bound {
 // A scratch operand: its address is known to the thread only, its first row to the chunk.
 struct Patch {
   enum class Place : uint8_t { kSource, kLoad, kStore, kOut } place;
-  bool edges;
+  bool edges;      // its rows are the edges of the chunk's rows
   int32_t at;      // number of the source, load, store or instruction
   int32_t buffer;
   int32_t column;

@@ -108,6 +108,16 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   counts_.reserve((index_features_.num_features() + 1) * sizeof(T));
   context_.tables = make_tables(p, analysis_.dense_gradient, context_.sizes);
   bind_shapes(p, bound_, patches_);
+  // In a stage over edges an edge row is a row of the chunk itself.
+  for (const Body& body : analysis_.bodies) {
+    for (int32_t id : body.instructions) {
+      Bound<T>& b = bound_.instructions[id];
+      b.edges &= is_vertex(body.space);
+      for (int32_t i = b.first_patch; i < b.end_patch; ++i) {
+        patches_[i].edges &= is_vertex(body.space);
+      }
+    }
+  }
   context_.kernel_elements = kernel_scratch(bound_, kernels_);
   stage_seconds_.assign(p.stages.size(), 0);
 }

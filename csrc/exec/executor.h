@@ -57,6 +57,7 @@ struct Report {
   size_t arena_bytes = 0, peak_bytes = 0, scratch_bytes = 0, packed_bytes = 0;
   int64_t runs = 0;           // while profiling
   double pack_seconds = 0;
+  // Global stages that ran side by side have their common time at the first of them.
   std::vector<Line> stages, instructions;
   std::vector<int32_t> widths;  // rows of each task
   int32_t segments = 0, threads = 0;

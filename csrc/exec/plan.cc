@@ -174,7 +174,7 @@ class Planner {
                      [&](int32_t a, int32_t b) { return global_cost(a) > global_cost(b); });
     for (int32_t s : order_) {
       const int32_t pieces = static_cast<int32_t>(
-          std::clamp(global_cost(s) / kGlobalNs, 1.0, o_.threads == 1 ? 1.0 : 4.0 * o_.threads));
+          std::clamp(global_cost(s) / kGlobalNs, 1.0, o_.threads == 1 ? 1.0 : 2.0 * o_.threads));
       put_global(p_.stages[s].body[0], pieces);
     }
     stage_ = last;

@@ -33,6 +33,8 @@ const char* role_name(Role r) {
 
 namespace {
 
+constexpr int32_t kMostIndices = 1 << 16;  // features and parameters; bounds what a typo allocates
+
 class Validator {
  public:
   explicit Validator(const Program& p) : p_(p) {}
@@ -56,7 +58,9 @@ class Validator {
              "lives in stages [" + std::to_string(b.first) + ", " + std::to_string(b.last) +
                  "] of " + std::to_string(stages));
       } else if (b.role != Role::kScratch && b.role != Role::kOnes) {
-        need(b.index >= 0, "index " + std::to_string(b.index) + " is negative");
+        need(b.index >= 0 && b.index < kMostIndices,
+             "index " + std::to_string(b.index) + " outside [0, " +
+                 std::to_string(kMostIndices) + ")");
       }
     }
     for (size_t i = 0; i < p_.weights.size(); ++i) check_weight(i);
@@ -133,7 +137,8 @@ class Validator {
     const std::string reads = std::string(role_name(b.role)) + " buffer " +
                               std::to_string(o.buffer) + " of " + space_name(b.space) + " from " +
                               space_name(s);
-    if (b.role == Role::kOnes || b.role == Role::kCount) return;
+    const bool constant = b.role == Role::kOnes || b.role == Role::kCount;
+    if (constant && (o.map == RowMap::kOne || o.map == RowMap::kSelf)) return;
     switch (o.map) {
       case RowMap::kOne:
         need(b.role == Role::kParam || b.role == Role::kGrad || b.space == kOneSpace,
@@ -168,6 +173,7 @@ class Validator {
       need(b.role == Role::kParam && o.array == Array::kIndexFeature, what);
       return;
     }
+    const bool constant = b.role == Role::kOnes || b.role == Role::kCount;
     switch (o.array) {
       case Array::kOrder: from = is_vertex(s), to = feature; break;
       case Array::kEdgeOrder: from = is_edge(s), to = feature; break;
@@ -189,10 +195,10 @@ class Validator {
         break;
       case Array::kNone: from = false; break;
     }
-    need(from && to, what);
+    need(from && (to || constant), what);
     if (o.array == Array::kNthChild || o.array == Array::kNthEdge ||
         o.array == Array::kParentIfNth || o.array == Array::kIndexFeature) {
-      need(o.argument >= 0, what + " with argument " + std::to_string(o.argument));
+      need(o.argument >= 0 && o.argument < kMostIndices, what + " with argument " + std::to_string(o.argument));
     }
   }
 
@@ -268,7 +274,7 @@ class Validator {
       case InstructionKind::kLookupGrad:
         check_inputs(in, 1);
         need(in.inputs[0].map != RowMap::kSegmentSum, "reads sums of segments: copy them first");
-        need(in.argument >= 0 && in.argument2 >= 0,
+        need(in.argument >= 0 && in.argument < kMostIndices && in.argument2 >= 0,
              "int feature " + std::to_string(in.argument) + ", parameter " +
                  std::to_string(in.argument2));
         for (const Instruction& other : p_.instructions) {
@@ -282,7 +288,8 @@ class Validator {
     }
     if (in.kind == InstructionKind::kCrossEntropy ||
         in.kind == InstructionKind::kCrossEntropyGrad) {
-      need(in.argument >= 0, "int feature " + std::to_string(in.argument));
+      need(in.argument >= 0 && in.argument < kMostIndices,
+           "int feature " + std::to_string(in.argument));
     }
   }
 
@@ -444,76 +451,5 @@ class Validator {
 }  // namespace
 
 void validate(const Program& program) { Validator(program).check(); }
-
-void validate_parameters(const Program& program, const std::vector<int64_t>& sizes) {
-  const auto need = [](bool ok, const std::string& label, const std::string& what) {
-    if (!ok) throw std::invalid_argument("[" + label + "] " + what);
-  };
-  const auto size_of = [&](int32_t param, const std::string& label) {
-    need(param >= 0 && param < static_cast<int32_t>(sizes.size()), label,
-         "parameter " + std::to_string(param) + " of " + std::to_string(sizes.size()));
-    return sizes[param];
-  };
-  for (size_t i = 0; i < program.weights.size(); ++i) {
-    for (const WeightPiece& q : program.weights[i].pieces) {
-      const std::string label = "weight " + std::to_string(i);
-      const int64_t end = q.offset + (q.rows - 1) * q.row_stride + (q.cols - 1) * q.col_stride + 1;
-      const int64_t size = size_of(q.param, label);
-      need(end <= size, label, "reads up to element " + std::to_string(end) + " of parameter " +
-                                   std::to_string(q.param) + ", which has " +
-                                   std::to_string(size));
-    }
-  }
-  const auto check = [&](const std::string& label, int32_t buffer, int64_t elements) {
-    const Buffer& b = program.buffers[buffer];
-    if (b.role != Role::kParam && b.role != Role::kGrad) return;
-    const int64_t size = size_of(b.index, label);
-    need(elements <= size, label, "uses " + std::to_string(elements) + " elements of parameter " +
-                                      std::to_string(b.index) + ", which has " +
-                                      std::to_string(size));
-  };
-  for (size_t i = 0; i < program.buffers.size(); ++i) {
-    const Buffer& b = program.buffers[i];
-    if (b.role != Role::kParam && b.role != Role::kGrad) continue;
-    const std::string label = "buffer " + std::to_string(i);
-    const int64_t size = size_of(b.index, label);
-    need(size % b.width == 0, label, "rows of " + std::to_string(b.width) + " of parameter " +
-                                         std::to_string(b.index) + ", which has " +
-                                         std::to_string(size) + " elements");
-  }
-  for (const Instruction& in : program.instructions) {
-    const std::string label = in.label.empty() ? instruction_name(in.kind) : in.label;
-    for (const Operand& o : in.inputs) check(label, o.buffer, int64_t{o.column} + o.width);
-    for (const MapLoadSpec& l : in.loads) {
-      check(label, l.operand.buffer, int64_t{l.operand.column} + l.operand.width);
-    }
-    for (const MapStoreSpec& s : in.stores) {
-      check(label, s.buffer, s.column + int64_t{in.outer - 1} * s.outer_stride +
-                                 (s.mode == StoreMode::kWrite ? in.inner : 1));
-    }
-    switch (in.kind) {
-      case InstructionKind::kMap: break;
-      case InstructionKind::kMatmulTN: {
-        int64_t k = 0;
-        for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
-        const Buffer& b = program.buffers[in.out.buffer];
-        const int64_t stride = b.role == Role::kGrad ? b.width : in.out.width;
-        need(in.out.width <= stride, label, "writes " + std::to_string(in.out.width) +
-                                                " columns into rows of " + std::to_string(stride));
-        check(label, in.out.buffer, in.out.column + (k - 1) * stride + in.out.width);
-        break;
-      }
-      case InstructionKind::kLookupGrad: {
-        const int64_t size = size_of(in.argument2, label);
-        need(size % in.inputs[0].width == 0, label,
-             "rows of " + std::to_string(in.inputs[0].width) + " of parameter " +
-                 std::to_string(in.argument2) + ", which has " + std::to_string(size) +
-                 " elements");
-        break;
-      }
-      default: check(label, in.out.buffer, int64_t{in.out.column} + in.out.width);
-    }
-  }
-}
 
 }  // namespace cavs

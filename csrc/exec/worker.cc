@@ -127,8 +127,7 @@ void Worker<T>::run(const Item& item) {
       for (int32_t id : body.instructions) {
         const Bound<T>& b = own_.instructions[id];
         patch(b, scratch_.template as<T>(), item.r0);
-        const bool edges = b.edges && body.edges;
-        execute(id, edges ? e0 : item.r0, edges ? e1 : item.r1);
+        execute(id, b.edges ? e0 : item.r0, b.edges ? e1 : item.r1);
       }
       return;
     }

@@ -33,6 +33,7 @@ struct MathConstants<float> {
   static constexpr int kMantissa = 23, kBias = 127;
   static constexpr float kRound = 0x1.8p23f;  // adding it rounds to an integer in the low bits
   static constexpr float kExpLow = -104.f, kExpHigh = 89.f;
+  static constexpr float kSigmoidLow = -87.f, kSigmoidHigh = 88.7f;
   static constexpr float kLog2E = 1.44269504f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
   static constexpr float kSmallest = 0x1p-126f, kTiny = 0x1p25f;
   static constexpr int kTinyShift = 25;
@@ -43,6 +44,7 @@ struct MathConstants<double> {
   static constexpr int kMantissa = 52, kBias = 1023;
   static constexpr double kRound = 0x1.8p52;
   static constexpr double kExpLow = -746., kExpHigh = 710.;
+  static constexpr double kSigmoidLow = -708., kSigmoidHigh = 709.7;
   static constexpr double kLog2E = 1.4426950408889634, kLn2High = 0x1.62e42feep-1,
                           kLn2Low = 0x1.a39ef35793c76p-33;
   static constexpr double kSmallest = 0x1p-1022, kTiny = 0x1p54;
@@ -50,23 +52,37 @@ struct MathConstants<double> {
   static constexpr double kSqrtHalf = 0.7071067811865476;
 };
 
-// x * 2^n for n in [-2^10, 2^10], in two steps so that the result may be denormal or infinite.
-template <class T>
-CAVS_INLINE Vector<T> scale(Vector<T> x, IntVector<T> n) {
-  using C = MathConstants<T>;
-  const IntVector<T> half = n >> 1, rest = n - half;
-  return x * from_bits<T>((half + C::kBias) << C::kMantissa) *
-         from_bits<T>((rest + C::kBias) << C::kMantissa);
-}
-
 // x = n ln 2 + r with |r| <= ln 2 / 2.
 template <class T>
-CAVS_INLINE Vector<T> reduce(Vector<T> x, IntVector<T>& n) {
+struct Reduced {
+  Vector<T> r, n, shifted;
+};
+template <class T>
+CAVS_INLINE Reduced<T> reduce(Vector<T> x) {
   using C = MathConstants<T>;
-  const Vector<T> shifted = x * C::kLog2E + C::kRound;
-  n = bits<T>(shifted) - bits<T>(broadcast(C::kRound));
-  const Vector<T> rounded = shifted - C::kRound;
-  return (x - rounded * C::kLn2High) - rounded * C::kLn2Low;
+  // The sum rounds to an integer and leaves n plus the exponent's bias in its lowest bits.
+  constexpr T magic = C::kRound + C::kBias;
+  const Vector<T> shifted = x * C::kLog2E + magic, n = shifted - magic;
+  return {(x - n * C::kLn2High) - n * C::kLn2Low, n, shifted};
+}
+// 2^n for normal results and 2^(largest exponent + 1), which is infinity.
+template <class T>
+CAVS_INLINE Vector<T> power_of_two(const Reduced<T>& x) {
+  return from_bits<T>(bits<T>(x.shifted) << MathConstants<T>::kMantissa);
+}
+// y * 2^n, also where that is denormal.
+template <class T>
+CAVS_INLINE Vector<T> scale(Vector<T> y, const Reduced<T>& x) {
+#if CAVS_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4) return _mm512_maskz_scalef_ps(0xffff, y, x.n);
+  else return _mm512_maskz_scalef_pd(0xff, y, x.n);
+#else
+  using C = MathConstants<T>;
+  const IntVector<T> n = bits<T>(x.shifted) - bits<T>(broadcast(C::kRound + C::kBias));
+  const IntVector<T> half = n >> 1, rest = n - half;
+  return y * from_bits<T>((half + C::kBias) << C::kMantissa) *
+         from_bits<T>((rest + C::kBias) << C::kMantissa);
+#endif
 }
 
 // (exp(r) - 1 - r) / r^2 for |r| <= ln 2 / 2.
@@ -83,13 +99,15 @@ CAVS_INLINE Vector<double> exp_tail(Vector<double> r) {
 }
 
 template <class T>
+CAVS_INLINE Vector<T> exp_of_rest(Vector<T> r) {
+  return exp_tail(r) * r * r + r + T(1);
+}
+
+template <class T>
 CAVS_INLINE Vector<T> exponential(Vector<T> x) {
   using C = MathConstants<T>;
-  x = x > C::kExpHigh ? broadcast(C::kExpHigh) : x;
-  x = x < C::kExpLow ? broadcast(C::kExpLow) : x;
-  IntVector<T> n;
-  const Vector<T> r = reduce<T>(x, n);
-  return scale<T>(exp_tail(r) * r * r + r + T(1), n);
+  const Reduced<T> parts = reduce<T>(clamp<T>(x, C::kExpLow, C::kExpHigh));
+  return scale<T>(exp_of_rest<T>(parts.r), parts);
 }
 
 // x = m 2^n with m in [sqrt(1/2), sqrt(2)); x > 0 and finite.
@@ -135,34 +153,38 @@ CAVS_INLINE Vector<T> logarithm(Vector<T> x) {
   return (x < T(0)) | (x != x) ? broadcast(static_cast<T>(__builtin_nan(""))) : y;
 }
 
-// A 9/8 rational minimax fit on [-9.02, 9.02], 2.1e-8 relative before rounding; beyond, tanh is 1
-// to the last bit.
+// With u = tanh(x / 2) = n / d, tanh(x) = 2 n d / (n^2 + d^2): the rounding of n and d dies out
+// where tanh is near 1, and one division is enough. n / d is a rational minimax fit (x P2(x^2) /
+// Q3(x^2)) good to 7e-9 of tanh(x) on [-9.02, 9.02]; beyond, tanh is 1 to the last bit.
 CAVS_INLINE Vector<float> hyperbolic_tangent(Vector<float> x) {
-  constexpr float p[] = {1.33189723e-08f, 2.05834072e-05f, 3.49403003e-03f, 1.33797141e-01f,
-                         9.99999979e-01f};
-  constexpr float q[] = {7.76197794e-07f, 3.28308544e-04f, 2.58710560e-02f, 4.67130294e-01f, 1.f};
-  x = x > 9.02f ? broadcast(9.02f) : x;
-  x = x < -9.02f ? broadcast(-9.02f) : x;
+  constexpr float p[] = {0x1.616dc4p-14f, 0x1.67fe4cp-6f, 0x1.79e614p-1f};
+  constexpr float q[] = {0x1.e65aa2p-20f, 0x1.d2b83cp-10f, 0x1.55ee42p-3f, 0x1.79e614p+0f};
+  x = clamp<float>(x, -9.02f, 9.02f);
   const Vector<float> z = x * x;
-  Vector<float> y = x * polynomial<float>(z, p) / polynomial<float>(z, q);
-  y = y > 1.f ? broadcast(1.f) : y;
-  return y < -1.f ? broadcast(-1.f) : y;
+  const Vector<float> n = x * polynomial<float>(z, p), d = polynomial<float>(z, q);
+  const Vector<float> y = (n + n) * d / (n * n + d * d);
+#if defined(__FMA__)
+  return y;
+#else
+  return clamp<float>(y, -1.f, 1.f);  // every product rounded on its own, y can be 1 + 2^-23
+#endif
 }
 // With e = exp(2|x|) - 1, tanh |x| = e / (e + 2): nothing cancels.
 CAVS_INLINE Vector<double> hyperbolic_tangent(Vector<double> x) {
   const IntVector<double> sign = bits<double>(x) & bits<double>(broadcast(-0.));
-  Vector<double> twice = 2. * from_bits<double>(bits<double>(x) ^ sign);
-  twice = twice > 40. ? broadcast(40.) : twice;
-  IntVector<double> n;
-  const Vector<double> r = reduce<double>(twice, n);
-  const Vector<double> power = scale<double>(broadcast(1.), n);
+  const Vector<double> magnitude = from_bits<double>(bits<double>(x) ^ sign);
+  const Reduced<double> parts = reduce<double>(clamp<double>(2. * magnitude, 0., 40.));
+  const Vector<double> r = parts.r, power = power_of_two(parts);
   const Vector<double> e = power * (exp_tail(r) * r * r + r) + (power - 1.);
   return from_bits<double>(bits<double>(e / (e + 2.)) | sign);
 }
 
+// 1 / (1 + exp(-x)), with exp in [2^-126, infinity] (float): no second scaling is needed.
 template <class T>
 CAVS_INLINE Vector<T> sigmoid(Vector<T> x) {
-  return T(1) / (T(1) + exponential<T>(-x));
+  using C = MathConstants<T>;
+  const Reduced<T> parts = reduce<T>(clamp<T>(-x, C::kSigmoidLow, C::kSigmoidHigh));
+  return T(1) / (T(1) + exp_of_rest<T>(parts.r) * power_of_two(parts));
 }
 
 }  // namespace

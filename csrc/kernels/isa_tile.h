@@ -38,6 +38,11 @@ __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c,
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) acc[i][v] = Vector<T>{};
   A rows = a;  // a local copy: its pointers stay in registers
+  // C is touched once, at the end: its lines come while k runs.
+#pragma GCC unroll 32
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) __builtin_prefetch(c + i * c_stride + v * kLanes<T>, 1);
   for (int64_t k = 0; k < depth; ++k) {
     Vector<T> bv[V];
 #pragma GCC unroll 4

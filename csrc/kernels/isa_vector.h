@@ -56,6 +56,9 @@ template <class T>
 CAVS_INLINE Vector<T> broadcast(T x) {
   return x - Vector<T>{};
 }
+// The intrinsics below are the masked forms under a full mask: gcc 12 warns about its own header's
+// unmasked ones, and the mask folds away.
+
 // 0, 1, 2, ... in the lanes.
 template <class T, class V = IntVector<T>>
 CAVS_INLINE V iota() {
@@ -110,7 +113,6 @@ CAVS_INLINE void store_partial(T* p, Vector<T> v, int n) {
 template <class T>
 CAVS_INLINE Vector<T> square_root(Vector<T> x) {
 #if CAVS_VECTOR_BYTES == 64
-  // Masked by ones: gcc 12 warns about its own header's unmasked form.
   if constexpr (sizeof(T) == 4) return _mm512_maskz_sqrt_ps(0xffff, x);
   else return _mm512_maskz_sqrt_pd(0xff, x);
 #elif CAVS_VECTOR_BYTES == 32
@@ -124,14 +126,38 @@ CAVS_INLINE Vector<T> square_root(Vector<T> x) {
 #endif
 }
 
+// a < b ? a : b and a > b ? a : b, one instruction: a NaN anywhere gives b.
+template <class T>
+CAVS_INLINE Vector<T> lesser_or_second(Vector<T> a, Vector<T> b) {
+#if CAVS_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4) return _mm512_maskz_min_ps(0xffff, a, b);
+  else return _mm512_maskz_min_pd(0xff, a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+template <class T>
+CAVS_INLINE Vector<T> greater_or_second(Vector<T> a, Vector<T> b) {
+#if CAVS_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4) return _mm512_maskz_max_ps(0xffff, a, b);
+  else return _mm512_maskz_max_pd(0xff, a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+// x in [low, high]; a NaN stays.
+template <class T>
+CAVS_INLINE Vector<T> clamp(Vector<T> x, T low, T high) {
+  return greater_or_second<T>(broadcast(low), lesser_or_second<T>(broadcast(high), x));
+}
 // maximum and minimum hand a NaN of either operand on.
 template <class T>
 CAVS_INLINE Vector<T> maximum(Vector<T> a, Vector<T> b) {
-  return ((a > b) | (a != a)) ? a : b;
+  return a != a ? a : greater_or_second<T>(a, b);
 }
 template <class T>
 CAVS_INLINE Vector<T> minimum(Vector<T> a, Vector<T> b) {
-  return ((a < b) | (a != a)) ? a : b;
+  return a != a ? a : lesser_or_second<T>(a, b);
 }
 
 // Lanes are added pairwise, always in the same order.

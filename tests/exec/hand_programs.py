@@ -53,15 +53,24 @@ class Hand:
         registers = max([len(loads), *(o[1] + 1 for o in ops)])
         stores = [(s[0], 0, 0, s[2] if len(s) > 2 else "write", s[1]) for s in stores]
         loads = [o if isinstance(o[0], tuple) else (o, 0, False) for o in loads]
-        return self.op("map", space, loads=loads, ops=ops, stores=stores, registers=registers,
-                       inner=inner, **rest)
+        return self.op(
+            "map",
+            space,
+            loads=loads,
+            ops=ops,
+            stores=stores,
+            registers=registers,
+            inner=inner,
+            **rest,
+        )
 
     def rows(self, space, body, label="rows"):
         return self.p.add_stage({"kind": "rows", "space": space, "body": body, "label": label})
 
     def loop(self, bodies, reversed=False, label="loop"):
         return self.p.add_stage(
-            {"kind": "loop", "bodies": bodies, "reversed": reversed, "label": label})
+            {"kind": "loop", "bodies": bodies, "reversed": reversed, "label": label}
+        )
 
     def global_(self, instruction, label="global"):
         return self.p.add_stage({"kind": "global", "body": [instruction], "label": label})
@@ -123,8 +132,7 @@ class TreeRnn:
         rng = np.random.default_rng(self.seed)
         d, h = self.d, self.h
         shapes = [(self.vocabulary, d), (d, h), (h, h), (h,), (h,)]
-        self.parameters = [
-            np.ascontiguousarray(rng.standard_normal(s) * self.scale).astype(self.dtype) for s in shapes]
+        self.parameters = [(rng.standard_normal(s) * self.scale).astype(self.dtype) for s in shapes]
         m = Hand()
         table = m.buffer("param", width=d, index=0)
         x = m.buffer("feature", VERTEX, d) if self.dense else table
@@ -145,44 +153,109 @@ class TreeRnn:
         wt = m.weight(h, d, [(1, 0, 1, h, h, d, 0, 0)])
         ut = m.weight(h, h, [(2, 0, 1, h, h, h, 0, 0)])
         read_x = index(x, d, "order") if self.dense else index(x, d, "index_feature", 0)
-        m.rows(VERTEX, [
-            m.matmul(VERTEX, [read_x], w, self_(wx, h), label="x W"),
-            m.map(VERTEX, [self_(wx, h), one(b, h)], [("add", 2, 0, 1, 0)], [(wx, 2)], h),
-        ], "eager")
+        m.rows(
+            VERTEX,
+            [
+                m.matmul(VERTEX, [read_x], w, self_(wx, h), label="x W"),
+                m.map(VERTEX, [self_(wx, h), one(b, h)], [("add", 2, 0, 1, 0)], [(wx, 2)], h),
+            ],
+            "eager",
+        )
         leaf = m.map(LEAF, [self_(wx, h)], [("tanh", 1, 0, 0, 0)], [(state, 1)], h, label="leaf")
         inner = [
             m.matmul(INNER, [segment(state, h, "children")], u, self_(pre, h), label="h U"),
-            m.map(INNER, [self_(wx, h), self_(pre, h)],
-                  [("add", 2, 0, 1, 0), ("tanh", 3, 2, 0, 0)], [(state, 3)], h, label="cell"),
+            m.map(
+                INNER,
+                [self_(wx, h), self_(pre, h)],
+                [("add", 2, 0, 1, 0), ("tanh", 3, 2, 0, 0)],
+                [(state, 3)],
+                h,
+                label="cell",
+            ),
         ]
         m.loop([[leaf], inner], label="forward")
-        m.rows(VERTEX, [m.map(VERTEX, [self_(state, h), one(v, h)], [("mul", 2, 0, 1, 0)],
-                              [(losses, 2, "sum")], h, label="loss")], "losses")
+        m.rows(
+            VERTEX,
+            [
+                m.map(
+                    VERTEX,
+                    [self_(state, h), one(v, h)],
+                    [("mul", 2, 0, 1, 0)],
+                    [(losses, 2, "sum")],
+                    h,
+                    label="loss",
+                )
+            ],
+            "losses",
+        )
         m.global_(m.op("sum_rows", VERTEX, inputs=[self_(losses, 1)], out=self_(loss, 1)))
 
         def backward(space):
-            return m.map(space, [segment(de, h, "out"), one(v, h), self_(state, h)], [
-                ("add", 3, 0, 1, 0), ("mul", 4, 2, 2, 0), ("constant", 5, 0, 0, 0, 1.0),
-                ("sub", 6, 5, 4, 0), ("mul", 7, 3, 6, 0)], [(dpre, 7)], h, label="cell'")
+            return m.map(
+                space,
+                [segment(de, h, "out"), one(v, h), self_(state, h)],
+                [
+                    ("add", 3, 0, 1, 0),
+                    ("mul", 4, 2, 2, 0),
+                    ("constant", 5, 0, 0, 0, 1.0),
+                    ("sub", 6, 5, 4, 0),
+                    ("mul", 7, 3, 6, 0),
+                ],
+                [(dpre, 7)],
+                h,
+                label="cell'",
+            )
 
-        m.loop([[backward(LEAF)], [
-            backward(INNER),
-            m.matmul(INNER, [self_(dpre, h)], ut, self_(ds, h), label="dpre Ut"),
-            m.op("copy", INNER_EDGE, inputs=[index(ds, h, "parent")], out=self_(de, h)),
-        ]], reversed=True, label="backward")
-        m.global_(m.op("matmul_tn", VERTEX, inputs=[read_x, self_(dpre, h)], split=1,
-                       out=self_(gw, h), label="dW"))
-        m.global_(m.op("matmul_tn", INNER, inputs=[segment(state, h, "children"), self_(dpre, h)],
-                       split=1, out=self_(gu, h), label="dU"))
+        m.loop(
+            [
+                [backward(LEAF)],
+                [
+                    backward(INNER),
+                    m.matmul(INNER, [self_(dpre, h)], ut, self_(ds, h), label="dpre Ut"),
+                    m.op("copy", INNER_EDGE, inputs=[index(ds, h, "parent")], out=self_(de, h)),
+                ],
+            ],
+            reversed=True,
+            label="backward",
+        )
+        m.global_(
+            m.op(
+                "matmul_tn",
+                VERTEX,
+                inputs=[read_x, self_(dpre, h)],
+                split=1,
+                out=self_(gw, h),
+                label="dW",
+            )
+        )
+        m.global_(
+            m.op(
+                "matmul_tn",
+                INNER,
+                inputs=[segment(state, h, "children"), self_(dpre, h)],
+                split=1,
+                out=self_(gu, h),
+                label="dU",
+            )
+        )
         m.global_(m.op("sum_rows", VERTEX, inputs=[self_(dpre, h)], out=self_(gb, h)))
-        m.global_(m.op("sum_rows", VERTEX, inputs=[self_(state, h)], out=self_(gv, h),
-                       accumulate=True))
+        m.global_(
+            m.op("sum_rows", VERTEX, inputs=[self_(state, h)], out=self_(gv, h), accumulate=True)
+        )
         m.rows(VERTEX, [m.matmul(VERTEX, [self_(dpre, h)], wt, self_(dx, d), label="dx")])
         if self.dense:
             self.program = m.finish(loss, [state])
         else:
-            m.global_(m.op("lookup_grad", VERTEX, inputs=[self_(dx, d)], argument=0, argument2=0,
-                           label="dtable"))
+            m.global_(
+                m.op(
+                    "lookup_grad",
+                    VERTEX,
+                    inputs=[self_(dx, d)],
+                    argument=0,
+                    argument2=0,
+                    label="dtable",
+                )
+            )
             self.program = m.finish(loss, [state])
         self.h_out = state
 

@@ -27,33 +27,50 @@ def copy_program(read, space=VERTEX, width=4, build=None):
     m.h = m.buffer("arena", VERTEX, 4, first=0, last=1)
     m.table = m.buffer("param", width=4)
     m.scratch = m.buffer("scratch", VERTEX, 4)
+    m.ones = m.buffer("ones", width=4)
     m.out = m.buffer("arena", space, width, first=1, last=1)
     m.rows(VERTEX, [m.op("copy", VERTEX, inputs=[index(m.x, 4, "order")], out=self_(m.h, 4))])
     m.rows(space, [m.op("copy", space, inputs=[read(m)], out=self_(m.out, width), label="second")])
     return m.finish(outputs=[m.out])
 
 
-@pytest.mark.parametrize(("read", "space", "message"), [
-    (lambda m: self_(m.h, 5), VERTEX, r"\[second\] columns \[0, 5\) of buffer 1, which has 4"),
-    (lambda m: self_(m.h, 3), VERTEX, r"\[second\] widths of input and output differ: 3 != 4"),
-    (lambda m: self_(99, 4), VERTEX, r"buffer 99 of 5"),
-    (lambda m: self_(m.x, 4), VERTEX, r"without an order"),
-    (lambda m: self_(m.h, 4), GRAPH, r"arena buffer 1 of vertex from graph row by row"),
-    (lambda m: one(m.h, 4), VERTEX, r"reads one row of arena buffer 1 of vertex from vertex"),
-    (lambda m: index(m.h, 4, "child"), VERTEX, r"from vertex through child"),
-    (lambda m: index(m.h, 4, "order"), VERTEX, r"through order"),
-    (lambda m: index(m.h, 4, "children"), VERTEX, r"by index with array children"),
-    (lambda m: segment(m.h, 4, "nth_child"), VERTEX, r"sums segments .* with array nth_child"),
-    (lambda m: segment(m.h, 4, "graph_rows"), VERTEX, r"through graph_rows"),
-    (lambda m: segment(m.h, 4, "out"), VERTEX, r"of vertex from vertex through out"),
-    (lambda m: index(m.h, 4, "nth_child", -1), VERTEX, r"argument -1"),
-    (lambda m: index(m.h, 4, "index_feature"), VERTEX, r"arena buffer 1 .* index_feature"),
-    (lambda m: self_(m.table, 4), VERTEX, r"param buffer 2 .* row by row"),
-    (lambda m: segment(m.scratch, 4, "children"), VERTEX, r"buffer 3 through children in the"),
-    (lambda m: segment(m.out, 4, "children"), VERTEX, r"buffer 4 through children in the stage"),
-    (lambda m: (m.h, 0, 4, "diagonal", "none", 0), VERTEX, r"row map 'diagonal' is none of self"),
-    (lambda m: (m.h, 0, 4), VERTEX, r"has 3 elements, needs 6"),
-])
+@pytest.mark.parametrize(
+    ("read", "space", "message"),
+    [
+        (lambda m: self_(m.h, 5), VERTEX, r"\[second\] columns \[0, 5\) of buffer 1, which has 4"),
+        (lambda m: self_(m.h, 3), VERTEX, r"\[second\] widths of input and output differ: 3 != 4"),
+        (lambda m: self_(99, 4), VERTEX, r"buffer 99 of 6"),
+        (lambda m: self_(m.x, 4), VERTEX, r"without an order"),
+        (lambda m: self_(m.h, 4), GRAPH, r"arena buffer 1 of vertex from graph row by row"),
+        (lambda m: one(m.h, 4), VERTEX, r"reads one row of arena buffer 1 of vertex from vertex"),
+        (lambda m: index(m.h, 4, "child"), VERTEX, r"from vertex through child"),
+        (lambda m: index(m.h, 4, "order"), VERTEX, r"through order"),
+        (lambda m: index(m.h, 4, "children"), VERTEX, r"by index with array children"),
+        (lambda m: segment(m.h, 4, "nth_child"), VERTEX, r"sums segments .* with array nth_child"),
+        (lambda m: segment(m.h, 4, "graph_rows"), VERTEX, r"through graph_rows"),
+        (lambda m: segment(m.h, 4, "out"), VERTEX, r"of vertex from vertex through out"),
+        (lambda m: index(m.h, 4, "nth_child", -1), VERTEX, r"argument -1"),
+        (lambda m: index(m.h, 4, "index_feature"), VERTEX, r"arena buffer 1 .* index_feature"),
+        (
+            lambda m: segment(m.ones, 4, "edges"),
+            GRAPH,
+            r"ones buffer 4 .* from graph through edges",
+        ),
+        (lambda m: self_(m.table, 4), VERTEX, r"param buffer 2 .* row by row"),
+        (lambda m: segment(m.scratch, 4, "children"), VERTEX, r"buffer 3 through children in the"),
+        (
+            lambda m: segment(m.out, 4, "children"),
+            VERTEX,
+            r"buffer 5 through children in the stage",
+        ),
+        (
+            lambda m: (m.h, 0, 4, "diagonal", "none", 0),
+            VERTEX,
+            r"row map 'diagonal' is none of self",
+        ),
+        (lambda m: (m.h, 0, 4), VERTEX, r"has 3 elements, needs 6"),
+    ],
+)
 def test_operands(read, space, message):
     with pytest.raises(ValueError, match=message):
         copy_program(read, space)
@@ -65,31 +82,41 @@ def simple(**changes):
     x = m.buffer("feature", VERTEX, 4)
     y = m.buffer("arena", VERTEX, 4)
     instruction = {
-        "kind": "map", "space": VERTEX, "label": "double", "registers": 2, "inner": 4,
-        "loads": [(index(x, 4, "order"), 0, False)], "ops": [("add", 1, 0, 0, 0, 0.0)],
-        "stores": [(y, 0, 0, "write", 1)], **changes}
+        "kind": "map",
+        "space": VERTEX,
+        "label": "double",
+        "registers": 2,
+        "inner": 4,
+        "loads": [(index(x, 4, "order"), 0, False)],
+        "ops": [("add", 1, 0, 0, 0, 0.0)],
+        "stores": [(y, 0, 0, "write", 1)],
+        **changes,
+    }
     m.rows(VERTEX, [m.p.add_instruction(instruction)])
     m.finish(outputs=[y])
     return m, x, y
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    (dict(registers=1), r"\[double\] register 1 of 1"),
-    (dict(registers=0), r"0 registers for 1 loads"),
-    (dict(ops=[("add", 5, 0, 0, 0, 0.0)]), r"register 5 of 2"),
-    (dict(ops=[("add", -1, 0, 0, 0, 0.0)]), r"register -1 of 2"),
-    (dict(ops=[("sinh", 1, 0, 0, 0, 0.0)]), r"opcode 'sinh' is none of"),
-    (dict(inner=5), r"reads 5 columns of an operand of 4"),
-    (dict(inner=0), r"iterates over 1 x 0 elements"),
-    (dict(outer=2, loads=[], registers=2), r"double"),
-    (dict(stores=[]), r"stores nothing"),
-    (dict(stores=[(1, 2, 0, "write", 1)]), r"columns \[2, 6\) of buffer 1"),
-    (dict(stores=[(0, 0, 0, "write", 1)]), r"writes feature buffer 0"),
-    (dict(space=EDGE, loads=[]), r"writes buffer 1 of vertex from edge"),
-    (dict(space=44), r"space 44 outside \[0, 8\)"),
-    (dict(kind="matmul"), r"out"),
-    (dict(colour=1), r"unknown key 'colour'"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(registers=1), r"\[double\] register 1 of 1"),
+        (dict(registers=0), r"0 registers for 1 loads"),
+        (dict(ops=[("add", 5, 0, 0, 0, 0.0)]), r"register 5 of 2"),
+        (dict(ops=[("add", -1, 0, 0, 0, 0.0)]), r"register -1 of 2"),
+        (dict(ops=[("sinh", 1, 0, 0, 0, 0.0)]), r"opcode 'sinh' is none of"),
+        (dict(inner=5), r"reads 5 columns of an operand of 4"),
+        (dict(inner=0), r"iterates over 1 x 0 elements"),
+        (dict(outer=2, loads=[], registers=2), r"double"),
+        (dict(stores=[]), r"stores nothing"),
+        (dict(stores=[(1, 2, 0, "write", 1)]), r"columns \[2, 6\) of buffer 1"),
+        (dict(stores=[(0, 0, 0, "write", 1)]), r"writes feature buffer 0"),
+        (dict(space=EDGE, loads=[]), r"writes buffer 1 of vertex from edge"),
+        (dict(space=44), r"space 44 outside \[0, 8\)"),
+        (dict(kind="matmul"), r"out"),
+        (dict(colour=1), r"unknown key 'colour'"),
+    ],
+)
 def test_maps(changes, message):
     if "outer" in changes:
         changes = {**changes, "stores": [(1, 0, 3, "write", 1)]}
@@ -156,11 +183,14 @@ def test_parameters():
     with pytest.raises(ValueError, match=r"parameter 2 of 2"):
         _engine.Executor(cell.program, cell.parameters[:2])
     with pytest.raises(TypeError, match=r"parameter 1 is float32, needs float64"):
-        _engine.Executor(cell.program, [p.astype(np.float32) if i == 1 else p
-                                        for i, p in enumerate(cell.parameters)])
+        _engine.Executor(
+            cell.program,
+            [p.astype(np.float32) if i == 1 else p for i, p in enumerate(cell.parameters)],
+        )
     with pytest.raises(ValueError, match=r"parameter 0 is not C-contiguous"):
-        _engine.Executor(cell.program, [p if i else np.asfortranarray(p) for i, p in
-                                        enumerate(cell.parameters)])
+        _engine.Executor(
+            cell.program, [p if i else np.asfortranarray(p) for i, p in enumerate(cell.parameters)]
+        )
     small = [*cell.parameters[:2], np.zeros((4, 5)), *cell.parameters[3:]]
     with pytest.raises(ValueError, match=r"element 25 of parameter 2, which has 20"):
         _engine.Executor(cell.program, small)
@@ -225,8 +255,18 @@ def test_label_out_of_range():
     m = Hand()
     x = m.buffer("feature", GRAPH, 3)
     loss = m.buffer("arena", GRAPH, 1)
-    m.rows(GRAPH, [m.op("cross_entropy", GRAPH, inputs=[self_(x, 3)], out=self_(loss, 1),
-                        label="loss of roots")])
+    m.rows(
+        GRAPH,
+        [
+            m.op(
+                "cross_entropy",
+                GRAPH,
+                inputs=[self_(x, 3)],
+                out=self_(loss, 1),
+                label="loss of roots",
+            )
+        ],
+    )
     executor = _engine.Executor(m.finish(outputs=[loss]), [np.zeros(1)])
     executor.run(schedule(GRAPHS), [np.zeros((2, 3))], [np.array([2, -1], np.int32)])
     np.testing.assert_allclose(executor.output(loss)[:, 0], [np.log(3), 0])

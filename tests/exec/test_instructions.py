@@ -60,13 +60,25 @@ def test_product_and_map_over_all_vertices(rng):
     z = m.buffer("arena", VERTEX, 8, first=0, last=0)
     # Two pieces side by side, the second transposed, and rows 4.. of the second left zero.
     w = m.weight(W, 8, [(0, 0, 5, 1, W, 5, 0, 0), (2, 1, 1, 5, 4, 3, 0, 5)])
-    m.rows(VERTEX, [
-        m.matmul(VERTEX, [index(x, 2, "order", column=0), index(x, W - 2, "order", column=2)], w,
-                 self_(y, 8)),
-        m.matmul(VERTEX, [index(x, W, "order")], w, self_(z, 8)),
-        m.map(VERTEX, [self_(y, 8), one(bias, 8), self_(z, 8)],
-              [("add", 3, 0, 1, 0), ("tanh", 4, 3, 0, 0), ("fma", 5, 4, 2, 0)], [(y, 5)], 8),
-    ])
+    m.rows(
+        VERTEX,
+        [
+            m.matmul(
+                VERTEX,
+                [index(x, 2, "order", column=0), index(x, W - 2, "order", column=2)],
+                w,
+                self_(y, 8),
+            ),
+            m.matmul(VERTEX, [index(x, W, "order")], w, self_(z, 8)),
+            m.map(
+                VERTEX,
+                [self_(y, 8), one(bias, 8), self_(z, 8)],
+                [("add", 3, 0, 1, 0), ("tanh", 4, 3, 0, 0), ("fma", 5, 4, 2, 0)],
+                [(y, 5)],
+                8,
+            ),
+        ],
+    )
     p = m.finish(outputs=[y, z])
     params = [rng.standard_normal((W, 5)), rng.standard_normal(8), rng.standard_normal((3, 5))]
     xs = rng.standard_normal((n, W))
@@ -77,8 +89,9 @@ def test_product_and_map_over_all_vertices(rng):
     assert e.run(schedule(graphs), [xs], []) == 0
     xw = xs @ packed
     np.testing.assert_allclose(e.output(z), xw, rtol=1e-12)
-    np.testing.assert_allclose(e.output(y), np.tanh(xw + params[1]) * xw + xw,
-                               rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(
+        e.output(y), np.tanh(xw + params[1]) * xw + xw, rtol=1e-10, atol=1e-13
+    )
     params[0] *= 2
     e.run(schedule(graphs), [xs], [])
     np.testing.assert_allclose(e.output(z), xw, rtol=1e-12)  # packed before the change
@@ -103,19 +116,43 @@ def test_chunks_with_edges_in_scratch(rng):
     weighted = m.buffer("scratch", EDGE, W)
     out = m.buffer("arena", VERTEX, W, first=1, last=1)
     m.rows(VERTEX, [m.op("copy", VERTEX, inputs=[index(x, W, "order")], out=self_(h, W))])
-    m.rows(VERTEX, [
-        m.map(EDGE, [index(h, W, "child"), index(h, W, "parent"),
-                     (index(ex, 1, "edge_order"), 0, True)],
-              [("mul", 3, 0, 1, 0), ("mul", 4, 3, 2, 0)], [(score, 4, "sum")], W),
-        m.op("segment_max", VERTEX, inputs=[segment(score, 1, "edges")], out=self_(top, 1)),
-        m.map(EDGE, [self_(score, 1), index(top, 1, "parent")],
-              [("sub", 2, 0, 1, 0), ("exp", 3, 2, 0, 0)], [(score, 3)], 1),
-        m.op("copy", VERTEX, inputs=[segment(score, 1, "edges")], out=self_(total, 1)),
-        m.map(EDGE, [(self_(score, 1), 0, True), (index(total, 1, "parent"), 0, True),
-                     index(h, W, "child")],
-              [("div", 3, 0, 1, 0), ("mul", 4, 3, 2, 0)], [(weighted, 4)], W),
-        m.op("copy", VERTEX, inputs=[segment(weighted, W, "edges")], out=self_(out, W)),
-    ])
+    m.rows(
+        VERTEX,
+        [
+            m.map(
+                EDGE,
+                [
+                    index(h, W, "child"),
+                    index(h, W, "parent"),
+                    (index(ex, 1, "edge_order"), 0, True),
+                ],
+                [("mul", 3, 0, 1, 0), ("mul", 4, 3, 2, 0)],
+                [(score, 4, "sum")],
+                W,
+            ),
+            m.op("segment_max", VERTEX, inputs=[segment(score, 1, "edges")], out=self_(top, 1)),
+            m.map(
+                EDGE,
+                [self_(score, 1), index(top, 1, "parent")],
+                [("sub", 2, 0, 1, 0), ("exp", 3, 2, 0, 0)],
+                [(score, 3)],
+                1,
+            ),
+            m.op("copy", VERTEX, inputs=[segment(score, 1, "edges")], out=self_(total, 1)),
+            m.map(
+                EDGE,
+                [
+                    (self_(score, 1), 0, True),
+                    (index(total, 1, "parent"), 0, True),
+                    index(h, W, "child"),
+                ],
+                [("div", 3, 0, 1, 0), ("mul", 4, 3, 2, 0)],
+                [(weighted, 4)],
+                W,
+            ),
+            m.op("copy", VERTEX, inputs=[segment(weighted, W, "edges")], out=self_(out, W)),
+        ],
+    )
     m.finish(outputs=[out])
     xs, es = rng.standard_normal((n, W)), rng.standard_normal((len(edges), 1))
     e = _engine.Executor(m.p, [np.zeros(1)])
@@ -132,6 +169,26 @@ def test_chunks_with_edges_in_scratch(rng):
         np.testing.assert_allclose(e.output(out), expected, rtol=1e-9, atol=1e-12)
 
 
+def test_scratch_in_a_stage_over_edges(rng):
+    graphs = graphs_of(rng, (300, 200))
+    edges = edges_of(batch_children(graphs))
+    m = Hand()
+    x = m.buffer("feature", EDGE, W)
+    s = m.buffer("scratch", EDGE, W)
+    y = m.buffer("arena", EDGE, W)
+    m.rows(
+        EDGE,
+        [
+            m.map(EDGE, [index(x, W, "edge_order")], [("exp", 1, 0, 0, 0)], [(s, 1)], W),
+            m.map(EDGE, [self_(s, W)], [("add", 1, 0, 0, 0)], [(y, 1)], W),
+        ],
+    )
+    e = _engine.Executor(m.finish(outputs=[y]), [np.zeros(1)])
+    xs = rng.standard_normal((len(edges), W))
+    e.run(schedule(graphs), [xs], [])
+    np.testing.assert_allclose(e.output(y), 2 * np.exp(xs), rtol=1e-12)
+
+
 def test_index_arrays(rng):
     graphs = graphs_of(rng)
     children = batch_children(graphs)
@@ -141,11 +198,17 @@ def test_index_arrays(rng):
     m = Hand()
     x, ex = m.buffer("feature", VERTEX, W), m.buffer("feature", EDGE, W, index=1)
     gx = m.buffer("feature", GRAPH, W, index=2)
-    h, eh = m.buffer("arena", VERTEX, W, last=16), m.buffer("arena", EDGE, W, last=16)
-    gh = m.buffer("arena", GRAPH, W, last=16)
-    m.rows(VERTEX, [m.op("copy", VERTEX, inputs=[index(x, W, "order")], out=self_(h, W)),
-                    m.op("copy", EDGE, inputs=[index(ex, W, "edge_order")], out=self_(eh, W))])
+    h, eh = m.buffer("arena", VERTEX, W, last=17), m.buffer("arena", EDGE, W, last=17)
+    gh = m.buffer("arena", GRAPH, W, last=17)
+    m.rows(
+        VERTEX,
+        [
+            m.op("copy", VERTEX, inputs=[index(x, W, "order")], out=self_(h, W)),
+            m.op("copy", EDGE, inputs=[index(ex, W, "edge_order")], out=self_(eh, W)),
+        ],
+    )
     m.rows(GRAPH, [m.op("copy", GRAPH, inputs=[self_(gx, W)], out=self_(gh, W))])
+    ones = m.buffer("ones", width=W)
     reads = {
         "child1": (VERTEX, index(h, W, "nth_child", 1)),
         "edge2": (VERTEX, index(eh, W, "nth_edge", 2)),
@@ -162,14 +225,21 @@ def test_index_arrays(rng):
         "graph rows": (GRAPH, segment(h, W, "graph_rows")),
         "inner children": (INNER, segment(h, 2, "children", column=3)),
         "inner parent": (INNER_EDGE, index(h, W, "parent")),
+        "arity": (VERTEX, segment(ones, W, "edges")),
     }
     outs = {}
     for i, (name, (space, read)) in enumerate(reads.items()):
         width = read[2]
         outs[name] = m.buffer("arena", space, width, first=2 + i, last=2 + i)
-        m.p.add_stage({"kind": "rows", "space": space - space % 2 if space in (3, 7) else space,
-                       "body": [m.op("copy", space, inputs=[read], out=self_(outs[name], width),
-                                     label=name)]})
+        m.p.add_stage(
+            {
+                "kind": "rows",
+                "space": space - space % 2 if space in (3, 7) else space,
+                "body": [
+                    m.op("copy", space, inputs=[read], out=self_(outs[name], width), label=name)
+                ],
+            }
+        )
     xs, es = rng.standard_normal((n, W)), rng.standard_normal((len(edges), W))
     gs = rng.standard_normal((g, W))
     ints = rng.integers(-1, n, n).astype(np.int32)
@@ -191,15 +261,18 @@ def test_index_arrays(rng):
         "edges": [es[first_edge[v] : first_edge[v + 1]].sum(0) for v in range(n)],
         "out": [sum((es[i] for i, e in enumerate(edges) if e[1] == v), zero) for v in range(n)],
         "graph rows": [xs[graph_of == i].sum(0) for i in range(g)],
-        "inner children": [xs[c].sum(0)[3:5] if i else zero[:2]
-                           for i, c in zip(inner, children, strict=True)],
+        "inner children": [
+            xs[c].sum(0)[3:5] if i else zero[:2] for i, c in zip(inner, children, strict=True)
+        ],
         "inner parent": [xs[v] for v, _, _ in edges],
+        "arity": [[len(c)] * W for c in children],
     }
     e = _engine.Executor(m.finish(outputs=outs.values()), [np.zeros(1)])
     e.run(schedule(graphs), [xs, es, gs], [ints, edge_ints])
     for name, buffer in outs.items():
-        np.testing.assert_allclose(e.output(buffer), np.array(expected[name]), rtol=1e-12,
-                                   atol=1e-13, err_msg=name)
+        np.testing.assert_allclose(
+            e.output(buffer), np.array(expected[name]), rtol=1e-12, atol=1e-13, err_msg=name
+        )
 
 
 def test_sums_over_all_rows(rng):
@@ -211,22 +284,49 @@ def test_sums_over_all_rows(rng):
     k, w = 70, 90
     x, y = m.buffer("feature", VERTEX, k), m.buffer("feature", VERTEX, w, index=1)
     ones = m.buffer("ones", ONE, 1)
-    outs = {name: m.buffer("arena", ONE, width, first=0, last=6)
-            for name, width in {"xy": k * w, "leaf": (10 + k) * 7, "twice": w, "n": 1,
-                                "mean": 1}.items()}
+    outs = {
+        name: m.buffer("arena", ONE, width, first=0, last=6)
+        for name, width in {
+            "xy": k * w,
+            "leaf": (10 + k) * 7,
+            "twice": w,
+            "n": 1,
+            "mean": 1,
+        }.items()
+    }
     count = m.buffer("count", ONE, 1)
     xs_, ys_ = index(x, k, "order"), index(y, w, "order")
     m.global_(m.op("matmul_tn", VERTEX, inputs=[xs_, ys_], split=1, out=self_(outs["xy"], w)))
-    m.global_(m.op("matmul_tn", LEAF, inputs=[index(x, 10, "order", column=5), xs_,
-                                              index(y, 3, "order", column=2),
-                                              index(y, 4, "order", column=60)],
-                   split=2, out=self_(outs["leaf"], 7)))
+    m.global_(
+        m.op(
+            "matmul_tn",
+            LEAF,
+            inputs=[
+                index(x, 10, "order", column=5),
+                xs_,
+                index(y, 3, "order", column=2),
+                index(y, 4, "order", column=60),
+            ],
+            split=2,
+            out=self_(outs["leaf"], 7),
+        )
+    )
     m.global_(m.op("sum_rows", VERTEX, inputs=[ys_], out=self_(outs["twice"], w)))
     m.global_(m.op("sum_rows", LEAF, inputs=[ys_], out=self_(outs["twice"], w), accumulate=True))
     m.global_(m.op("sum_rows", VERTEX, inputs=[one(ones, 1)], out=self_(outs["n"], 1)))
     m.rows(ONE, [])
-    m.rows(ONE, [m.map(ONE, [self_(outs["n"], 1), one(count, 1)], [("div", 2, 0, 1, 0)],
-                       [(outs["mean"], 2)], 1)])
+    m.rows(
+        ONE,
+        [
+            m.map(
+                ONE,
+                [self_(outs["n"], 1), one(count, 1)],
+                [("div", 2, 0, 1, 0)],
+                [(outs["mean"], 2)],
+                1,
+            )
+        ],
+    )
     xs, ys = rng.standard_normal((n, k)), rng.standard_normal((n, w))
     labels = rng.integers(-3, 4, n).astype(np.int32)
     e = _engine.Executor(m.finish(outputs=outs.values()), [np.zeros(1)])
@@ -251,8 +351,13 @@ def test_cross_entropy(rng):
     grad = m.buffer("arena", VERTEX, 9, first=0, last=1)
     total = m.buffer("arena", ONE, 1, first=1, last=1)
     logits = index(x, 9, "order")
-    m.rows(VERTEX, [m.op("cross_entropy", VERTEX, inputs=[logits], out=self_(loss, 1)),
-                    m.op("cross_entropy_grad", VERTEX, inputs=[logits], out=self_(grad, 9))])
+    m.rows(
+        VERTEX,
+        [
+            m.op("cross_entropy", VERTEX, inputs=[logits], out=self_(loss, 1)),
+            m.op("cross_entropy_grad", VERTEX, inputs=[logits], out=self_(grad, 9)),
+        ],
+    )
     m.global_(m.op("sum_rows", VERTEX, inputs=[self_(loss, 1)], out=self_(total, 1)))
     e = _engine.Executor(m.finish(total, [loss, grad]), [np.zeros(1)])
     xs, labels = rng.standard_normal((n, 9)), rng.integers(-1, 9, n).astype(np.int32)
@@ -281,8 +386,18 @@ def test_two_lookups_of_one_table(rng, dense):
         m.rows(ONE, [m.map(ONE, [one(table, 40 * W)], [("add", 1, 0, 0, 0)], [(grad, 1)], 40 * W)])
     else:
         m.rows(ONE, [])
-    m.rows(VERTEX, [m.map(VERTEX, [index(x, W, "order"), index(table, W, "index_feature", 0)],
-                          [("add", 2, 0, 1, 0)], [(y, 2)], W)])
+    m.rows(
+        VERTEX,
+        [
+            m.map(
+                VERTEX,
+                [index(x, W, "order"), index(table, W, "index_feature", 0)],
+                [("add", 2, 0, 1, 0)],
+                [(y, 2)],
+                W,
+            )
+        ],
+    )
     m.global_(m.op("lookup_grad", VERTEX, inputs=[self_(y, W)], argument=0, argument2=0))
     m.global_(m.op("lookup_grad", EDGE, inputs=[index(y, W, "child")], argument=1, argument2=0))
     values = rng.standard_normal((40, W))

@@ -18,9 +18,19 @@ def threads(request):
 
 
 def options(kind, t=1, **rest):
-    return {"kind": kind, "lr": LR, "momentum": 0.9, "nesterov": False, "beta1": 0.9,
-            "beta2": 0.99, "eps": EPS, "weight_decay": DECAY, "bias1": 1 - 0.9**t,
-            "bias2": 1 - 0.99**t, **rest}
+    return {
+        "kind": kind,
+        "lr": LR,
+        "momentum": 0.9,
+        "nesterov": False,
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "eps": EPS,
+        "weight_decay": DECAY,
+        "bias1": 1 - 0.9**t,
+        "bias2": 1 - 0.99**t,
+        **rest,
+    }
 
 
 def reference_update(kind, t, p, g, states, *, nesterov):
@@ -60,8 +70,16 @@ def test_three_steps(kind, max_norm):
         children = batch_children(graphs)
         tokens = rng.integers(0, 6, len(children)).astype(np.int32)
         loss, norm = executor.step(
-            schedule(graphs), [], [tokens], 0, t, options(kind, t, nesterov=nesterov), states,
-            trainable, max_norm)
+            schedule(graphs),
+            [],
+            [tokens],
+            0,
+            t,
+            options(kind, t, nesterov=nesterov),
+            states,
+            trainable,
+            max_norm,
+        )
         now = list(mine)
         cell.parameters, keep = now, cell.parameters
         expected, _, grads = cell.reference(children, mine[0][tokens])
@@ -98,8 +116,16 @@ def test_nothing_is_updated_when_not_finite(bad):
         cell.parameters[4][:] = 1e200  # the square of its gradient overflows
     before = [p.copy() for p in cell.parameters]
     executor = cell.executor()
-    loss, norm = executor.step(schedule([[[], [0]]]), [], [np.zeros(2, np.int32)], 0, 0,
-                               options("sgd"), [[]] * 5, [True] * 5)
+    loss, norm = executor.step(
+        schedule([[[], [0]]]),
+        [],
+        [np.zeros(2, np.int32)],
+        0,
+        0,
+        options("sgd"),
+        [[]] * 5,
+        [True] * 5,
+    )
     assert not (np.isfinite(loss) and np.isfinite(norm))
     for a, b in zip(cell.parameters, before, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -116,8 +142,10 @@ def test_training_is_reproducible_and_learns():
         cell = TreeRnn(h=64, dtype=np.float32)
         executor = cell.executor()
         states = [[np.zeros_like(p)] for p in cell.parameters]
-        losses = [executor.step(plan, [], [tokens], 0, t, options("adagrad"), states, [True] * 5)[0]
-                  for t in range(5)]
+        losses = [
+            executor.step(plan, [], [tokens], 0, t, options("adagrad"), states, [True] * 5)[0]
+            for t in range(5)
+        ]
         return losses, cell.parameters
 
     losses, parameters = train(1)

@@ -1,0 +1,179 @@
+"""The models of the workloads in cavs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.runner import Runner
+from benchmarks.samples import Sample, Tree
+from benchmarks.workloads import Parameters, Sizes, Workload
+from cavs import data, nn, ops
+from cavs.compiler.pipeline import Passes
+from cavs.frontend import Model, Parameter, State, VertexFunction
+from cavs.runtime import Session
+from cavs.train.optim import SGD, Adagrad
+from cavs.train.trainer import Trainer
+
+
+class BinaryTreeLSTM(VertexFunction):
+    """Tai et al. 2015, N-ary with N = 2."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        h = sizes.hidden
+        self.state = State(c=h, h=h)
+        self.W = Parameter((sizes.embedding, 3 * h))
+        self.U = Parameter((2 * h, 5 * h))
+        self.b = Parameter((5 * h,))
+
+    def vertex(self, v: Any) -> None:
+        left, right = v.gather(0), v.gather(1)
+        xi, xo, xu = ops.split(v.pull("x") @ self.W, 3)
+        i, o, u, f_l, f_r = ops.split(ops.concat([left.h, right.h]) @ self.U + self.b, 5)
+        c = ops.sigmoid(xi + i) * ops.tanh(xu + u)
+        c = c + ops.sigmoid(f_l) * left.c + ops.sigmoid(f_r) * right.c
+        h = ops.sigmoid(xo + o) * ops.tanh(c)
+        v.scatter(c=c, h=h)
+        v.push(h)
+
+
+class FullyConnected(VertexFunction):
+    """h = tanh(x + [h_l, h_r] W + b): leaves have x, inner vertices have children."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.state = State(h=sizes.hidden)
+        self.W = Parameter((2 * sizes.hidden, sizes.hidden))
+        self.b = Parameter((sizes.hidden,))
+
+    def vertex(self, v: Any) -> None:
+        children = ops.concat([v.gather(0).h, v.gather(1).h])
+        h = ops.tanh(v.pull("x") + children @ self.W + self.b)
+        v.scatter(h=h)
+        v.push(h)
+
+
+class Cell(VertexFunction):
+    """LSTM."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        h = sizes.hidden
+        self.state = State(c=h, h=h)
+        self.W = Parameter((sizes.embedding, 4 * h))
+        self.U = Parameter((h, 4 * h))
+        self.b = Parameter((4 * h,))
+
+    def vertex(self, v: Any) -> None:
+        before = v.gather(0)
+        i, f, g, o = ops.split(v.pull("x") @ self.W + before.h @ self.U + self.b, 4)
+        c = ops.sigmoid(f) * before.c + ops.sigmoid(i) * ops.tanh(g)
+        h = ops.sigmoid(o) * ops.tanh(c)
+        v.scatter(c=c, h=h)
+        v.push(h)
+
+
+class Classifier(Model):
+    """A vertex function between an embedding and an output layer."""
+
+    def __init__(self, sizes: Sizes, cell: VertexFunction) -> None:
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.embedding)
+        self.cell = cell
+        self.output = nn.Linear(sizes.hidden, sizes.classes)
+
+    def forward(self, batch: Any) -> Any:
+        h = self.cell(batch.graph, x=self.embedding(batch["token"]))
+        return self.output(h)
+
+    def loss(self, batch: Any) -> Any:
+        return ops.cross_entropy(self.forward(batch), batch["label"])
+
+
+# Names in the benchmarks -> names in the model.
+_NAMES = {
+    "embedding": "embedding.weight",
+    "W": "cell.W",
+    "U": "cell.U",
+    "b": "cell.b",
+    "W_out": "output.weight",
+    "b_out": "output.bias",
+}
+
+
+class CavsRunner(Runner):
+    """Trains by ``Trainer.step``, infers by ``Session.predict``.
+
+    ``without``: a compiler pass that is switched off.
+    """
+
+    cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
+
+    def __init__(self, workload: Workload, parameters: Parameters, without: str = "") -> None:
+        self.passes = Passes(**{without: False}) if without else Passes()
+        # Samples become graphs once, as they would when a data set is read.
+        self.graphs = {
+            id(sample): self._graph(sample) for batch in workload.batches for sample in batch
+        }
+        super().__init__(workload, parameters)
+
+    @staticmethod
+    def _graph(sample: Sample) -> data.Graph:
+        features = {"token": sample.token, "label": sample.label}
+        if not isinstance(sample, Tree):
+            return data.Graph.chain(len(sample), features=features)
+        inner = sample.left >= 0
+        offsets = np.zeros(len(sample) + 1, np.int32)
+        np.cumsum(2 * inner, out=offsets[1:])
+        children = np.stack([sample.left[inner], sample.right[inner]], axis=1).ravel()
+        return data.Graph((offsets, children), features)
+
+    def load_parameters(self, parameters: Parameters) -> None:
+        model = Classifier(self.sizes, self.cell(self.sizes))
+        named = model.parameters()
+        for name, value in parameters.items():
+            named[_NAMES[name]].value = value
+        self.model = model
+        self.session = Session(model, threads=self.case.threads, passes=self.passes)
+        rule = {"sgd": SGD, "adagrad": Adagrad}[self.case.optimizer]
+        self.trainer = Trainer(model, rule(self.case.lr), session=self.session)
+
+    def prepare(self, samples: SequenceOf[Sample]) -> data.GraphBatch:
+        plan = data.batch([self.graphs[id(sample)] for sample in samples])
+        self.session.prepare(plan)
+        return plan
+
+    def train(self, plan: data.GraphBatch) -> float:
+        return self.trainer.step(plan)
+
+    def infer(self, plan: data.GraphBatch) -> Any:
+        return self.session.predict(plan)
+
+    def parameters(self) -> Parameters:
+        named = self.model.parameters()
+        return {name: named[full].value.copy() for name, full in _NAMES.items() if full in named}
+
+    def gradients(self, plan: data.GraphBatch) -> tuple[float, Parameters]:
+        loss, found = self.session.gradients(plan)
+        return loss, {
+            name: np.asarray(found[full]) for name, full in _NAMES.items() if full in found
+        }
+
+    def logits(self, plan: data.GraphBatch) -> npt.NDArray[np.float32]:
+        return np.asarray(self.session.predict(plan)["output"])[plan["label"] >= 0]
+
+    def report(self) -> dict[str, Any]:
+        """What the engine counted in the last run of the case's mode."""
+        return self.session.report(training=self.case.training)
+
+
+class TreeLSTM(CavsRunner):
+    cell = BinaryTreeLSTM
+
+
+class TreeFC(CavsRunner):
+    cell = FullyConnected
+
+
+class LSTM(CavsRunner):
+    cell = Cell

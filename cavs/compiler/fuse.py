@@ -1,0 +1,307 @@
+"""Pass 6: a body becomes instructions. Elementwise nodes fuse into as few kernels as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from cavs.codegen.map import MapProgram, Register
+from cavs.compiler.program import Instruction, Operand, Program
+from cavs.compiler.storage import Storage, name_of
+from cavs.compiler.weights import weight_of
+from cavs.errors import CompileError
+from cavs.ir import Node
+from cavs.passes.access import LOCAL_ARRAYS, Piece
+from cavs.passes.partition import Body, Partition, is_elementwise
+
+
+def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
+    """A row as outer x inner blocks."""
+    if len(shape) < 2:
+        return 1, shape[0] if shape else 1
+    outer = 1
+    for s in shape[:-1]:
+        outer *= s
+    return outer, shape[-1]
+
+
+@dataclass(eq=False)
+class _Group:
+    """Elementwise nodes that become one kernel."""
+
+    base: str
+    kind: int | None
+    shape: tuple[int, ...]
+    step: int
+    nodes: list[Node] = field(default_factory=list)
+
+
+class RowLowering(Storage):
+    """Lowers the nodes of one body; rows stay in a chunk from instruction to instruction."""
+
+    def __init__(self, partition: Partition, program: Program, fuse: bool) -> None:
+        super().__init__(partition, program)
+        self.fuse = fuse
+        self.weights: dict[Node, int] = {}
+
+    def _rows(self, body: Body) -> None:
+        """Groups the elementwise nodes of ``body`` by step and emits everything in order."""
+        inside = set(body.nodes)
+        group_of: dict[Node, _Group] = {}
+        groups: dict[object, _Group] = {}
+        step: dict[Node, int] = {}
+        for n in body.nodes:
+            fused = is_elementwise(n)
+            level = 0
+            for x, pieces in self.accesses.operands(n):
+                for p in pieces:
+                    for source in self._inside(p, inside):
+                        joined = (
+                            self.fuse
+                            and fused
+                            and x is source
+                            and p.map == "self"
+                            and _joinable(source, n)
+                        )
+                        level = max(level, step[source] + (0 if joined else 1))
+            step[n] = level
+        self._as_late_as_useful(body, step)
+        for n in body.nodes:
+            base, shape, level = n.type.domain.base, _kernel_shape(n), step[n]
+            if is_elementwise(n):
+                key = (level, base, shape) if self.fuse else n
+                kind = n.type.domain.kind
+                group = groups.setdefault(key, _Group(base, kind, shape, level))
+                group.nodes.append(n)
+                group_of[n] = group
+        items: list[tuple[int, int, Node | _Group]] = []
+        for i, n in enumerate(body.nodes):
+            if n not in group_of:
+                items.append((step[n], i, n))
+            elif group_of[n].nodes[0] is n:
+                items.append((step[n], i, group_of[n]))
+        stored = self._stored(body, group_of)
+        for _, _, item in sorted(items, key=lambda t: t[:2]):
+            if isinstance(item, _Group):
+                self._map(item, stored)
+            else:
+                self._single(item)
+
+    def _as_late_as_useful(self, body: Body, step: dict[Node, int]) -> None:
+        """Elementwise nodes join the latest kernel that can hold them, next to their readers."""
+        if not self.fuse:
+            return
+        bound: dict[Node, int] = {}
+        for n in reversed(body.nodes):
+            if is_elementwise(n) and not _reduces_axis(n) and n in bound:
+                step[n] = max(step[n], bound[n])
+            for x, pieces in self.accesses.operands(n):
+                for p in pieces:
+                    if p.array not in LOCAL_ARRAYS:
+                        continue
+                    joined = is_elementwise(n) and x is p.source and p.map == "self"
+                    limit = step[n] if joined and _joinable(x, n) else step[n] - 1
+                    bound[p.source] = min(bound.get(p.source, limit), limit)
+
+    def _inside(self, p: Piece, inside: Container[Node]) -> list[Node]:
+        """The node of this body behind a piece; what other tasks made does not count."""
+        return [p.source] if p.source in inside and p.array in LOCAL_ARRAYS else []
+
+    def _stored(self, body: Body, group_of: dict[Node, _Group]) -> set[Node]:
+        """Nodes of ``body`` that something outside their kernel reads."""
+        stored = set()
+        for n in body.nodes:
+            if n in self.partition.kept:
+                stored.add(n)
+        for n in body.nodes:
+            for x, pieces in self.accesses.operands(n):
+                for p in pieces:
+                    together = n in group_of and group_of.get(x) is group_of[n] and p.map == "self"
+                    if not together or _reduces_axis(p.source):
+                        stored.add(p.source)
+        return stored
+
+    def _map(self, group: _Group, stored: set[Node]) -> None:
+        """One fused kernel."""
+        for n in list(group.nodes):
+            if n.op.name == "broadcast" and self._is_joined_copy(n):
+                self._joined_copy(n)
+                group.nodes.remove(n)
+        if not group.nodes:
+            return
+        outer, inner = _grid(group.shape)
+        loads: dict[tuple[Operand, int, bool], int] = {}
+        inputs: dict[tuple[Node, Node], int] = {}
+        members = set(group.nodes)
+        for n in group.nodes:
+            for x, pieces in self.accesses.operands(n):
+                if x in members:
+                    continue
+                load = (self.operand(pieces[0]), *_block(x, group.shape))
+                inputs[n, x] = loads.setdefault(load, len(loads))
+        program = MapProgram(len(loads))
+        registers: dict[Node, Register] = {}
+        results: dict[Node, tuple[str, Register]] = {}
+        for n in group.nodes:
+            args = [
+                program.constant(float(x.attr("value")))
+                if x.op.name == "constant"
+                else registers[x]
+                if x in registers
+                else Register(program, inputs[n, x])
+                for x in n.inputs
+            ]
+            if _reduces_axis(n):
+                results[n] = ("sum" if n.op.name == "sum_axis" else "max", args[0])
+            else:
+                registers[n] = program.apply(n, args)
+                if n in stored:
+                    results[n] = ("write", registers[n])
+        ops, place, count = program.finish({r.number for _, r in results.values()})
+        stores = []
+        for n, (mode, register) in results.items():
+            stride = (1 if mode != "write" else inner) if outer > 1 else 0
+            stores.append((self._write(n), 0, stride, mode, place[register.number]))
+        self.program.instructions.append(
+            Instruction(
+                "map",
+                self._space(group.base, group.kind),
+                loads=list(loads),
+                ops=ops,
+                stores=stores,
+                registers=max(count, 1),
+                outer=outer,
+                inner=inner,
+                label="map " + "+".join(dict.fromkeys(n.op.name for n in group.nodes)),
+            )
+        )
+
+    def _is_joined_copy(self, n: Node) -> bool:
+        x = n.inputs[0]
+        return x.op.name != "constant" and len(self.accesses.at(x, n)) > 1
+
+    def _joined_copy(self, n: Node) -> None:
+        """A copy out of several pieces: one kernel a piece, side by side."""
+        buffer = self._write(n)
+        column = 0
+        for p in self.accesses.at(n.inputs[0], n):
+            self._copy_map(n, self.operand(p), buffer, column, 1, p.width, 0, 0)
+            column += p.width
+
+    def _copy_map(
+        self,
+        n: Node,
+        source: Operand | None,
+        buffer: int,
+        column: int,
+        outer: int,
+        inner: int,
+        load_stride: int,
+        store_stride: int,
+    ) -> None:
+        loads = [] if source is None else [(source, load_stride, False)]
+        ops = [("constant", 0, 0, 0, 0, 0.0)] if source is None else []
+        d = n.type.domain
+        self.program.instructions.append(
+            Instruction(
+                "map",
+                self._space(d.base, d.kind),
+                loads=loads,
+                ops=ops,
+                stores=[(buffer, column, store_stride, "write", 0)],
+                registers=1,
+                outer=outer,
+                inner=inner,
+                label=f"copy {n.op.name}",
+            )
+        )
+
+    def _single(self, n: Node) -> None:
+        """An instruction of its own: a product, a loss, a maximum, a rearrangement."""
+        name, d = n.op.name, n.type.domain
+        space = self._space(d.base, d.kind)
+        pieces = [self.operand(p) for _, ps in self.accesses.operands(n) for p in ps]
+        add = self.program.instructions.append
+        if name in ("pad", "slice", "concat", "transpose"):
+            self._rearrange(n)
+            return
+        out: Operand = (self._write(n), 0, n.type.width, "self", "none", 0)
+        if name == "matmul":
+            weight = self._weight(n.inputs[1])
+            k, width = n.inputs[1].shape
+            label = f"matmul {k}x{width} {name_of(n)}"
+            add(Instruction("matmul", space, inputs=pieces, out=out, weight=weight, label=label))
+        elif name == "max_children":
+            add(
+                Instruction("segment_max", space, inputs=pieces, out=out, label="max over children")
+            )
+        elif name in ("cross_entropy_rows", "cross_entropy_grad"):
+            kind = "cross_entropy" if name == "cross_entropy_rows" else name
+            index = self.program.int_features.index(n.inputs[1].attr("name"))
+            add(Instruction(kind, space, inputs=pieces, out=out, argument=index, label=kind))
+        else:
+            raise CompileError(f"operator {name} cannot be lowered", where=n.where)
+
+    def _rearrange(self, n: Node) -> None:
+        """Rank-2 slices and concatenations, pads and transposes: strided copies."""
+        buffer = self._write(n)
+        outer, size = _grid(n.shape)
+        column = 0
+        if n.op.name == "transpose":
+            raise CompileError(
+                "a transposed parameter can only be a factor of a product", where=n.where
+            )
+        if n.op.name == "pad":
+            self._copy_map(n, None, buffer, 0, outer, size, 0, size)
+            column = n.attr("start")
+        if n.op.name == "concat" and n.attr("axis") != -1:
+            raise CompileError("rows of values cannot be concatenated", where=n.where)
+        for x, pieces in self.accesses.operands(n):
+            inner = n.shape[-1] if n.op.name == "slice" else x.shape[-1]
+            source = self.operand(pieces[0])
+            start = n.attr("start") if n.op.name == "slice" else 0
+            stride = x.shape[-1]
+            moved = (source[0], source[1] + start, (outer - 1) * stride + inner, *source[3:])
+            self._copy_map(n, moved, buffer, column, outer, inner, stride, size)
+            column += inner
+
+    def _weight(self, w: Node) -> int:
+        if w not in self.weights:
+            self.program.weights.append(weight_of(w, self.program.parameters))
+            self.weights[w] = len(self.program.weights) - 1
+        return self.weights[w]
+
+
+def _kernel_shape(node: Node) -> tuple[int, ...]:
+    return node.inputs[0].shape if _reduces_axis(node) else node.shape
+
+
+def _joinable(source: Node, reader: Node) -> bool:
+    """Whether the elementwise ``source`` can be in one kernel with its ``reader``."""
+    return (
+        is_elementwise(source)
+        and not _reduces_axis(source)
+        and source.shape == _kernel_shape(reader)
+        and source.type.domain == reader.type.domain
+    )
+
+
+def _reduces_axis(node: Node) -> bool:
+    return node.op.name in ("sum_axis", "max_axis")
+
+
+def _block(x: Node, shape: tuple[int, ...]) -> tuple[int, bool]:
+    """How an operand of a fused kernel repeats: outer stride and whether one number a block."""
+    outer, inner = _grid(shape)
+    if x.shape == shape or (x.type.width == outer * inner and _grid(x.shape) == (outer, inner)):
+        return (inner if outer > 1 else 0), False
+    if x.type.width == 1:
+        return 0, inner > 1
+    if _grid(x.shape) == (1, inner):
+        return 0, False
+    if len(x.shape) == len(shape) and x.shape[-1] == 1 and x.type.width == outer:
+        return 1, True
+    raise CompileError(
+        f"a value of shape {list(x.shape)} repeated to {list(shape)} cannot be lowered",
+        where=x.where,
+    )

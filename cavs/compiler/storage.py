@@ -1,0 +1,101 @@
+"""Where values live: parameters, features, arena buffers with lifetimes, scratch (pass 7)."""
+
+from __future__ import annotations
+
+from cavs.compiler.program import ONE_SPACE, Buffer, Operand, Program, space_of
+from cavs.ir import Node
+from cavs.passes.access import Piece, is_leaf
+from cavs.passes.partition import Partition
+
+
+class Storage:
+    """Buffers of a program under construction; ``stage`` is the one being lowered."""
+
+    def __init__(self, partition: Partition, program: Program) -> None:
+        self.partition, self.program = partition, program
+        self.graph = partition.graph
+        self.accesses = partition.accesses
+        self.arena: dict[Node, int] = {}
+        self.local: dict[Node, int] = {}
+        self.leaves: dict[Node, int] = {}
+        self.merge_of: dict[Node, Node] = {}
+        for n in self.graph.nodes():
+            if n.op.name == "merge":
+                for x in n.inputs:
+                    self.merge_of[x] = n
+        self.stage = -1
+        self.kind: int | None = None  # stands for "all kinds" in a loop
+
+    def _buffer(self, role: str, index: int, space: int, width: int, name: str) -> int:
+        self.program.buffers.append(Buffer(role, index, space, width, name))
+        return len(self.program.buffers) - 1
+
+    def _touch(self, buffer: int) -> int:
+        b = self.program.buffers[buffer]
+        b.first, b.last = min(b.first, self.stage), max(b.last, self.stage)
+        return buffer
+
+    def _arena(self, node: Node) -> int:
+        """The buffer of a kept node; a merged one lives in the buffer of its merge."""
+        home = self.merge_of.get(node, node)
+        if home not in self.arena:
+            d = home.type.domain
+            space = space_of(d.base, d.kind)
+            self.arena[home] = self._buffer("arena", 0, space, home.type.width, name_of(home))
+        return self._touch(self.arena[home])
+
+    def _leaf(self, node: Node) -> int:
+        if node not in self.leaves:
+            self.leaves[node] = self._new_leaf(node)
+        return self.leaves[node]
+
+    def _new_leaf(self, node: Node) -> int:
+        name, d, width = node.op.name, node.type.domain, node.type.width
+        p = self.program
+        if name == "parameter":
+            parameter = node.attr("parameter").name
+            index = p.parameters.index(parameter)
+            rows = node.shape[0] if len(node.shape) == 2 else 1
+            return self._buffer("param", index, ONE_SPACE, width // rows, parameter)
+        if name == "feature":
+            index = p.float_features.index(node.attr("name"))
+            return self._buffer("feature", index, space_of(d.base, None), width, node.attr("name"))
+        if name == "count_present":
+            index = p.int_features.index(node.inputs[0].attr("name"))
+            return self._buffer("count", index, ONE_SPACE, 1, "count")
+        assert name == "num_children", name
+        return self._buffer("ones", 0, ONE_SPACE, 1, "ones")
+
+    def _read(self, node: Node) -> int:
+        """The buffer to read ``node`` from, in the body at hand."""
+        if is_leaf(node):
+            return self._leaf(node)
+        return self.local[node] if node in self.local else self._arena(node)
+
+    def _write(self, node: Node) -> int:
+        """The buffer to store ``node`` of the body at hand in."""
+        if node in self.partition.kept and node not in self.local:
+            return self._arena(node)
+        if node not in self.local:
+            d = node.type.domain
+            space = self._space(d.base, d.kind)
+            role = "scratch" if d.by_structure else "arena"
+            self.local[node] = self._buffer(role, 0, space, node.type.width, name_of(node))
+        return self._touch(self.local[node])
+
+    def operand(self, p: Piece) -> Operand:
+        """A piece as the engine names it."""
+        buffer = self._read(p.source)
+        self._touch(buffer)
+        argument = p.argument
+        if p.array == "index_feature":
+            argument = self.program.int_features.index(str(argument))
+        return (buffer, p.column, p.width, p.map, p.array, int(argument))
+
+    def _space(self, base: str, kind: int | None) -> int:
+        return space_of(base, self.kind if kind is None and base in ("vertex", "edge") else kind)
+
+
+def name_of(node: Node) -> str:
+    """What reports call a value: its operator and the user's line."""
+    return f"{node.op.name}.{node.where}" if node.where else node.op.name

@@ -1,0 +1,324 @@
+#include "exec/executor.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "base/thread_pool.h"
+#include "bindings/fields.h"
+#include "bindings/module.h"
+
+namespace py = pybind11;
+
+namespace cavs {
+namespace {
+
+OptimizerKind parse_optimizer(const std::string& s) {
+  return parse<OptimizerKind>(s, {"sgd", "momentum", "adagrad", "adam", "adamw"}, "optimizer");
+}
+
+// A C-contiguous array of T, not converted: the engine reads (or writes) the caller's memory.
+template <class T>
+T* data_of(const py::array& array, const std::string& name, bool write) {
+  if (!py::isinstance<py::array_t<T>>(array)) {
+    throw py::type_error(name + " is " + std::string(py::str(array.dtype())) + ", needs " +
+                         std::string(py::str(py::dtype::of<T>())));
+  }
+  if (!(array.flags() & py::array::c_style)) {
+    throw py::value_error(name + " is not C-contiguous");
+  }
+  if (write && !array.writeable()) throw py::value_error(name + " is read-only");
+  return static_cast<T*>(const_cast<void*>(array.data()));
+}
+
+// Names for the map of the report.
+py::dict to_dict(const Report& r) {
+  const auto lines = [](const std::vector<Report::Line>& from, bool instruction) {
+    py::list out;
+    for (const Report::Line& line : from) {
+      py::dict d;
+      d["label"] = line.label;
+      d["kind"] = line.kind;
+      d["seconds"] = line.seconds;
+      if (instruction) {
+        d["calls"] = line.calls;
+        d["flops"] = line.flops;
+        d["gather_bytes"] = line.gather_bytes;
+        d["write_bytes"] = line.write_bytes;
+      }
+      out.append(std::move(d));
+    }
+    return out;
+  };
+  double products = 0, maps = 0, other = 0, flops = 0;
+  int64_t gather = 0, write = 0;
+  for (const Report::Line& line : r.instructions) {
+    (line.flops > 0 ? products : line.kind == "map" ? maps : other) += line.seconds;
+    flops += line.flops;
+    gather += line.gather_bytes;
+    write += line.write_bytes;
+  }
+  py::dict d;
+  d["arena_bytes"] = r.arena_bytes;
+  d["peak_bytes"] = r.peak_bytes;
+  d["scratch_bytes"] = r.scratch_bytes;
+  d["packed_bytes"] = r.packed_bytes;
+  d["runs"] = r.runs;
+  d["pack_seconds"] = r.pack_seconds;
+  d["product_seconds"] = products;
+  d["map_seconds"] = maps;
+  d["other_seconds"] = other;
+  d["flops"] = flops;
+  d["gather_bytes"] = gather;
+  d["write_bytes"] = write;
+  d["tasks"] = r.widths.size();
+  d["widths"] = r.widths;
+  d["segments"] = r.segments;
+  d["threads"] = r.threads;
+  d["estimated_seconds"] = r.estimated_seconds;
+  d["stages"] = lines(r.stages, false);
+  d["instructions"] = lines(r.instructions, true);
+  return d;
+}
+
+struct StepOptions {
+  py::dict optimizer;
+  py::list states;
+  std::vector<bool> trainable;
+  std::optional<double> max_norm;
+};
+
+// An executor of either precision; holds the parameter arrays.
+template <class T>
+class Engine {
+ public:
+  Engine(std::shared_ptr<const Program> program, const std::vector<py::array>& parameters)
+      : arrays_(parameters), executor_(std::move(program), views(parameters)) {}
+
+  double run(const std::shared_ptr<Schedule>& schedule, const py::list& floats,
+             const py::list& ints, uint64_t seed, uint64_t step) {
+    const Inputs<T> inputs = to_inputs(schedule, floats, ints, seed, step);
+    const py::gil_scoped_release release;
+    return executor_.run(inputs);
+  }
+
+  std::pair<double, double> step(const std::shared_ptr<Schedule>& schedule, const py::list& floats,
+                                 const py::list& ints, uint64_t seed, uint64_t step,
+                                 const StepOptions& options) {
+    const Inputs<T> inputs = to_inputs(schedule, floats, ints, seed, step);
+    const Update<T> update = to_update(options);
+    const py::gil_scoped_release release;
+    const StepResult result = executor_.step(inputs, update);
+    return {result.loss, result.grad_norm};
+  }
+
+  py::array gradient(int32_t param) const {
+    if (param < 0 || param >= static_cast<int32_t>(arrays_.size())) {
+      throw py::index_error("parameter " + std::to_string(param) + " of " +
+                            std::to_string(arrays_.size()));
+    }
+    const py::array& like = arrays_[param];
+    py::array_t<T> out(std::vector<py::ssize_t>(like.shape(), like.shape() + like.ndim()));
+    executor_.gradient(param, out.mutable_data());
+    return out;
+  }
+
+  py::object gradient_rows(int32_t param) const {
+    const auto rows = executor_.gradient_rows(param);
+    if (!rows) return py::none();
+    const auto n = static_cast<py::ssize_t>(rows->first.size());
+    const auto width = n == 0 ? 0 : static_cast<py::ssize_t>(rows->second.size()) / n;
+    return py::make_tuple(py::array_t<int32_t>(n, rows->first.data()),
+                          py::array_t<T>({n, width}, rows->second.data()));
+  }
+
+  py::array output(int32_t buffer) const {
+    const auto [rows, width] = executor_.output_shape(buffer);
+    py::array_t<T> out({rows, width});
+    executor_.output(buffer, out.mutable_data());
+    return out;
+  }
+
+  Executor<T>& executor() { return executor_; }
+
+ private:
+  static std::vector<Parameter<T>> views(const std::vector<py::array>& parameters) {
+    std::vector<Parameter<T>> out;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      out.push_back({data_of<T>(parameters[i], "parameter " + std::to_string(i), true),
+                     parameters[i].size()});
+    }
+    return out;
+  }
+
+  static Inputs<T> to_inputs(const std::shared_ptr<Schedule>& schedule, const py::list& floats,
+                             const py::list& ints, uint64_t seed, uint64_t step) {
+    Inputs<T> inputs;
+    inputs.schedule = schedule;
+    inputs.seed = seed;
+    inputs.step = step;
+    for (size_t i = 0; i < floats.size(); ++i) {
+      const std::string name = "float feature " + std::to_string(i);
+      const auto array = floats[i].cast<py::array>();
+      if (array.ndim() != 2) {
+        throw py::value_error(name + " has " + std::to_string(array.ndim()) +
+                              " dimensions, needs 2");
+      }
+      inputs.float_features.push_back(
+          {data_of<T>(array, name, false), array.shape(0), array.shape(1)});
+    }
+    for (size_t i = 0; i < ints.size(); ++i) {
+      const std::string name = "int feature " + std::to_string(i);
+      const auto array = ints[i].cast<py::array>();
+      if (array.ndim() != 1) {
+        throw py::value_error(name + " has " + std::to_string(array.ndim()) +
+                              " dimensions, needs 1");
+      }
+      inputs.int_features.push_back({data_of<int32_t>(array, name, false), array.shape(0)});
+    }
+    return inputs;
+  }
+
+  Update<T> to_update(const StepOptions& options) const {
+    const Fields f(options.optimizer, {"kind", "lr", "momentum", "nesterov", "beta1", "beta2",
+                                       "eps", "weight_decay", "bias1", "bias2"});
+    Update<T> update;
+    OptimizerStep& s = update.step;
+    s.kind = parse_optimizer(f.need<std::string>("kind"));
+    s.lr = f.need<double>("lr");
+    s.momentum = f.get("momentum", 0.0);
+    s.nesterov = f.get("nesterov", false);
+    s.beta1 = f.get("beta1", 0.9);
+    s.beta2 = f.get("beta2", 0.999);
+    s.eps = f.get("eps", 1e-8);
+    s.weight_decay = f.get("weight_decay", 0.0);
+    s.bias1 = f.get("bias1", 1.0);
+    s.bias2 = f.get("bias2", 1.0);
+    s.grad_scale = 1;
+    update.max_norm = options.max_norm;
+    update.trainable = options.trainable;
+    const size_t needed = s.kind == OptimizerKind::kSgd                                    ? 0
+                          : s.kind == OptimizerKind::kAdam || s.kind == OptimizerKind::kAdamW ? 2
+                                                                                           : 1;
+    for (size_t i = 0; i < options.states.size(); ++i) {
+      const auto states = options.states[i].cast<py::list>();
+      T* of[2] = {nullptr, nullptr};
+      const std::string name = "state of parameter " + std::to_string(i);
+      const bool trained = i >= update.trainable.size() || update.trainable[i];
+      if (states.size() > 2 || (trained && states.size() < needed)) {
+        throw py::value_error(name + ": " + std::to_string(states.size()) +
+                              " arrays, the optimizer needs " + std::to_string(needed));
+      }
+      for (size_t j = 0; j < states.size(); ++j) {
+        const auto array = states[j].cast<py::array>();
+        of[j] = data_of<T>(array, name, true);
+        if (i < arrays_.size() && array.size() != arrays_[i].size()) {
+          throw py::value_error(name + " has " + std::to_string(array.size()) +
+                                " elements, the parameter " + std::to_string(arrays_[i].size()));
+        }
+      }
+      update.states.emplace_back(of[0], of[1]);
+    }
+    return update;
+  }
+
+  std::vector<py::array> arrays_;
+  Executor<T> executor_;
+};
+
+using AnyEngine = std::variant<std::unique_ptr<Engine<float>>, std::unique_ptr<Engine<double>>>;
+
+struct PyExecutor {
+  AnyEngine engine;
+  template <class F>
+  auto visit(F&& f) {
+    return std::visit([&](auto& e) { return f(*e); }, engine);
+  }
+};
+
+std::unique_ptr<PyExecutor> make_executor(const Builder& b,
+                                          const std::vector<py::array>& parameters) {
+  if (!b.finished) throw py::value_error("the program is not finished: call finish() first");
+  auto out = std::make_unique<PyExecutor>();
+  if (!parameters.empty() && py::isinstance<py::array_t<double>>(parameters[0])) {
+    out->engine = std::make_unique<Engine<double>>(b.program, parameters);
+  } else {
+    out->engine = std::make_unique<Engine<float>>(b.program, parameters);
+  }
+  return out;
+}
+
+void bind_class(py::module_& m) {
+  py::classh<PyExecutor>(m, "Executor", "Runs a program over the schedules of batches.")
+      .def(py::init(&make_executor), py::arg("program"), py::arg("parameters"),
+           "The parameters (all float32 or all float64, C-contiguous) are read and written in "
+           "place.")
+      .def(
+          "run",
+          [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
+             const py::list& ints, uint64_t seed, uint64_t step) {
+            return x.visit([&](auto& e) { return e.run(schedule, floats, ints, seed, step); });
+          },
+          py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
+          py::arg("seed") = 0, py::arg("step") = 0, "One pass over a batch; returns the loss.")
+      .def(
+          "step",
+          [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
+             const py::list& ints, uint64_t seed, uint64_t step, const py::dict& optimizer,
+             const py::list& states, std::vector<bool> trainable, std::optional<double> max_norm) {
+            const StepOptions options{optimizer, states, std::move(trainable), max_norm};
+            return x.visit([&](auto& e) {
+              return e.step(schedule, floats, ints, seed, step, options);
+            });
+          },
+          py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
+          py::arg("seed"), py::arg("step"), py::arg("optimizer"), py::arg("states"),
+          py::arg("trainable"), py::arg("max_norm") = py::none(),
+          "run and one update; returns (loss, gradient norm). Updates nothing if one of them is "
+          "not finite.")
+      .def(
+          "gradient", [](PyExecutor& x, int32_t i) {
+            return x.visit([&](auto& e) { return e.gradient(i); });
+          },
+          py::arg("parameter"), "A copy of the gradient, in the shape of the parameter.")
+      .def(
+          "gradient_rows", [](PyExecutor& x, int32_t i) {
+            return x.visit([&](auto& e) { return e.gradient_rows(i); });
+          },
+          py::arg("parameter"), "(rows, values) of a sparse gradient; None if it is dense.")
+      .def(
+          "output", [](PyExecutor& x, int32_t buffer) {
+            return x.visit([&](auto& e) { return e.output(buffer); });
+          },
+          py::arg("buffer"), "A copy of an output in the caller's order; zero rows where absent.")
+      .def("report", [](PyExecutor& x) {
+        return to_dict(x.visit([](auto& e) { return e.executor().report(); }));
+      })
+      .def(
+          "set_profiling", [](PyExecutor& x, bool on) {
+            x.visit([&](auto& e) { e.executor().set_profiling(on); });
+          },
+          py::arg("on"), "Starts (from zero) or stops the clocks of report().")
+      .def(
+          "set_serial", [](PyExecutor& x, bool on) {
+            x.visit([&](auto& e) { e.executor().set_serial(on); });
+          },
+          py::arg("on"), "One vertex at a time on one thread: slow, for comparison.")
+      .def("invalidate_parameters", [](PyExecutor& x) {
+        x.visit([](auto& e) { e.executor().invalidate_parameters(); });
+      }, "Call after writing to a parameter: packed copies are made anew.");
+}
+
+}  // namespace
+
+void bind_executor(py::module_& m) {
+  bind_class(m);
+  m.def("num_threads", [] { return thread_pool().num_threads(); });
+  m.def(
+      "set_num_threads", [](int n) { thread_pool().set_num_threads(n); }, py::arg("n"),
+      py::call_guard<py::gil_scoped_release>());
+}
+}  // namespace cavs

@@ -1,0 +1,69 @@
+// Reading the dicts and names that describe programs.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exec/program.h"
+
+namespace cavs {
+
+// The number of `name` among `names`.
+template <class E>
+inline E parse(const std::string& name, std::initializer_list<const char*> names, const char* what) {
+  int i = 0;
+  std::string all;
+  for (const char* n : names) {
+    if (name == n) return static_cast<E>(i);
+    all += std::string(i++ ? ", " : "") + n;
+  }
+  throw pybind11::value_error(std::string(what) + " '" + name + "' is none of " + all);
+}
+// A dict with defaults that refuses keys it does not know.
+class Fields {
+ public:
+  Fields(const pybind11::dict& dict, std::initializer_list<const char*> known) : dict_(dict) {
+    for (const auto& [key, value] : dict) {
+      const std::string name = pybind11::str(key);
+      bool found = false;
+      for (const char* k : known) found |= name == k;
+      if (!found) throw pybind11::key_error("unknown key '" + name + "'");
+    }
+  }
+  template <class V>
+  V get(const char* key, V missing) const {
+    return dict_.contains(key) ? dict_[key].cast<V>() : std::move(missing);
+  }
+  template <class V>
+  V need(const char* key) const {
+    if (!dict_.contains(key)) throw pybind11::key_error(std::string("missing key '") + key + "'");
+    return dict_[key].cast<V>();
+  }
+  bool has(const char* key) const { return dict_.contains(key) && !dict_[key].is_none(); }
+
+ private:
+  const pybind11::dict& dict_;
+};
+
+// The program while Python builds it; frozen once finished.
+struct Builder {
+  std::shared_ptr<Program> program = std::make_shared<Program>();
+  bool finished = false;
+
+  Program& open() {
+    if (finished) throw pybind11::value_error("the program is finished");
+    return *program;
+  }
+  template <class V>
+  static int32_t add(std::vector<V>& to, V value) {
+    to.push_back(std::move(value));
+    return static_cast<int32_t>(to.size()) - 1;
+  }
+};
+
+}  // namespace cavs

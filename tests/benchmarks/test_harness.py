@@ -1,0 +1,172 @@
+"""The harness on runners that take a known time, and what it writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import harness, machine
+from benchmarks.harness import batches_for, cases_from, markdown, measure, parser_for, write_json
+from benchmarks.ratios import ratio, summary
+from benchmarks.report import read_results, section
+from benchmarks.sessions import LocalSession, Pass, RemoteSession, Session, SessionError
+from benchmarks.workloads import Case
+
+
+class Scripted(Session):
+    """Answers with given times instead of running anything."""
+
+    def __init__(self, name: str, walls: list[float], order: list[str], vertices: int = 10) -> None:
+        super().__init__(name)
+        self.walls, self.order, self.vertices = iter(walls), order, vertices
+
+    def configure(self, case: Case) -> int:
+        return self.vertices
+
+    def run(self) -> Pass:
+        self.order.append(self.name)
+        wall = next(self.walls)
+        return Pass(wall, 2 * wall)
+
+    def prepare(self) -> Pass:
+        return Pass(1.0, 1.0)
+
+    def peak_memory(self) -> int:
+        return 7
+
+    def close(self) -> None:
+        return
+
+
+CASE = Case("tree-fc", 8, 2, batches=2, leaves=4)
+
+
+def test_ratio_is_paired_by_round() -> None:
+    # The machine slows down tenfold in the middle; every round still says 2.
+    assert ratio([2.0, 20.0, 2.0], [1.0, 10.0, 1.0])["median"] == 2.0
+    assert ratio([2.0, 20.0, 2.0], [1.0, 10.0, 1.0])["q75"] == 2.0
+    with pytest.raises(ValueError, match="2 and 1 rounds"):
+        ratio([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="no values"):
+        summary([])
+
+
+def test_rounds_change_order_and_times_are_by_vertex() -> None:
+    order: list[str] = []
+    sessions = [Scripted("a", [1.0] * 3, order), Scripted("b", [2.0] * 3, order, vertices=5)]
+    entry = measure(CASE, sessions, 3, "a")
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    # b needed twice the time for half the vertices.
+    assert entry["ratios"]["b"]["wall"]["median"] == pytest.approx(4.0)
+    assert "a" not in entry["ratios"]
+    assert entry["vertices_per_batch"] == 5
+    assert entry["runners"]["a"]["step"]["median"] == pytest.approx(0.5)
+    assert entry["runners"]["a"]["step_cpu"]["median"] == pytest.approx(1.0)
+    assert entry["runners"]["b"]["vertices_per_second"] == pytest.approx(2.5)
+    text = harness.table([entry])
+    assert "time / a" in text and "4.00" in text
+
+
+def test_a_failing_runner_does_not_stop_the_others() -> None:
+    class Broken(Scripted):
+        def configure(self, case: Case) -> int:
+            raise SessionError("no such thing")
+
+    order: list[str] = []
+    entry = measure(CASE, [Broken("b", [], order), Scripted("a", [1.0], order)], 1, "a")
+    assert entry["failed"] == {"b": "no such thing"}
+    assert list(entry["runners"]) == ["a"]
+    assert "failed" in harness.table([entry])
+
+
+def test_a_busy_machine_is_starred() -> None:
+    entry = measure(CASE, [Scripted("a", [1.0], [])], 1, "a")
+    quiet, busy = {**entry, "busy_before": 0.0}, {**entry, "busy_before": 0.5}
+    assert "*" not in harness.table([quiet])
+    assert f"{CASE.title} *" in harness.table([quiet, busy])
+
+
+def test_the_floor_is_left_out_with_two_threads() -> None:
+    order: list[str] = []
+    case = replace(CASE, threads=2)
+    entry = measure(case, [Scripted("floor", [], order), Scripted("a", [1.0], order)], 1, "a")
+    assert list(entry["runners"]) == ["a"] and entry["failed"] == {}
+
+
+def test_command_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["x.py", "--data", "/a/b", "--hidden", "4", "--out=/c/d", "--quick"]
+    monkeypatch.setattr("sys.argv", given)
+    monkeypatch.setattr("sys.modules", {"__main__": object()})
+    assert machine.command() == "python x.py --data DIR --hidden 4 --quick"
+
+
+def test_markdown_pads_columns() -> None:
+    assert markdown(["a", "bb"], [["ccc", "d"]]) == "| a   | bb |\n|-----|----|\n| ccc | d  |"
+
+
+def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "x.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_report_reads_what_was_written(tmp_path: Path) -> None:
+    entry = measure(CASE, [Scripted("a", [1.0], [])], 1, "a")
+    record = {
+        "benchmark": "tree-fc", "created": "now", "commit": "", "command": "python -m x",
+        "machine": machine.machine(), "versions": machine.versions(), "cases": [entry],
+    }  # fmt: skip
+    write_json(tmp_path / "x.json", record)
+    assert read_results(tmp_path).keys() == {"x"}
+    text = section("x", read_results(tmp_path)["x"], ["x.png"])
+    assert CASE.title in text and "![x.png](x.png)" in text and "commit unknown" in text
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ValueError, match=r"bad\.json is no JSON"):
+        read_results(tmp_path)
+
+
+def _options(*arguments: str) -> argparse.Namespace:
+    parser = parser_for("x", "y", hidden=(4, 8), batch_sizes=(1, 16, 64), runners=("a",))
+    return parser.parse_args(arguments)
+
+
+def test_grid_of_cases() -> None:
+    base = Case("tree-fc", 0, 0, embedding=0)
+    assert len(cases_from(_options(), base)) == 2 * 3 * 2 * 2
+    quick = cases_from(_options("--quick", "--threads", "1"), base)
+    assert {(c.hidden, c.batch_size, c.threads) for c in quick} == {(4, 1, 1), (4, 64, 1)}
+    assert {c.embedding for c in quick} == {4}
+    assert batches_for(1, False) == 32 and batches_for(256, False) == 1
+
+
+def test_unknown_runner_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    given = _options("--runners", "nobody")
+    assert harness.run(given, [CASE]) == 2
+    assert "nobody" in capsys.readouterr().err
+
+
+def test_cavs_in_a_process_of_its_own() -> None:
+    session = RemoteSession("cavs")
+    try:
+        assert session.configure(CASE) == 2 * 2 * 7
+        done = session.run()
+        assert done.wall > 0 and done.cpu > 0 and session.prepare().wall > 0
+        assert session.peak_memory() > 1 << 20
+        with pytest.raises(SessionError, match="no such workload"):
+            session.configure(Case("no such workload", 8, 2))
+    finally:
+        session.close()
+    assert not session.process.is_alive()
+
+
+def test_floor_runs_here() -> None:
+    session = LocalSession("floor")
+    assert session.configure(CASE) == 28
+    assert session.run().wall > 0

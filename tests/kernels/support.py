@@ -1,0 +1,138 @@
+"""What the kernel tests share: tables of every instruction set, sources, guarded memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cavs import _engine
+
+KERNELS = _engine.kernels
+RowMap = KERNELS.RowMap
+SIZES = (0, 1, 2, 5, 6, 7, 15, 16, 17, 31, 33, 63, 64, 65, 150, 300)
+SENTINEL = -12345.5
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel table and the wrappers of its dtype."""
+
+    isa: str
+    dtype: str
+
+    @property
+    def table(self) -> Any:
+        return getattr(KERNELS, f"table_{self.dtype}")(self.isa)
+
+    @property
+    def eps(self) -> float:
+        return float(np.finfo(self.dtype).eps)
+
+    def source(self, data: np.ndarray, **options: Any) -> Any:
+        return getattr(KERNELS, f"Source_{self.dtype}")(data, **options)
+
+    def store(self, data: np.ndarray, reg: int, **options: Any) -> Any:
+        return getattr(KERNELS, f"Store_{self.dtype}")(data, reg, **options)
+
+    def normal(self, rng: np.random.Generator, *shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(self.dtype)
+
+
+every_case = pytest.mark.parametrize(
+    "case",
+    [Case(isa, dtype) for isa in KERNELS.supported_isas() for dtype in DTYPES],
+    ids=lambda c: f"{c.isa}-{c.dtype}",
+)
+
+
+class Guarded:
+    """A 2-D output inside a larger one of sentinels; ``check`` sees that only ``view`` changed."""
+
+    def __init__(self, rows: int, cols: int, dtype: str, fill: float = SENTINEL) -> None:
+        self.whole = np.full((rows + 2, cols + 9), SENTINEL, dtype)
+        self.view = self.whole[1 : rows + 1, 4 : 4 + cols]
+        self.view[...] = fill
+
+    def check(self) -> np.ndarray:
+        copy = self.whole.copy()
+        copy[1 : 1 + self.view.shape[0], 4 : 4 + self.view.shape[1]] = SENTINEL
+        assert (copy == SENTINEL).all(), "written outside the output"
+        return self.view
+
+
+_pages: list[mmap.mmap] = []  # arrays of at_page_end point into them
+
+
+def at_page_end(array: np.ndarray) -> np.ndarray:
+    """A copy whose last byte is the last of readable memory: reading past it ends the process."""
+    page = mmap.PAGESIZE
+    size = -(-max(array.nbytes, 1) // page) * page
+    memory = mmap.mmap(-1, size + page)
+    _pages.append(memory)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(address + size), page, 0) == 0
+    flat = np.frombuffer(memory, array.dtype, array.size, size - array.nbytes)
+    copy = flat.reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def make_source(
+    case: Case, rng: np.random.Generator, kind: str, r0: int, r1: int, width: int
+) -> tuple[Any, np.ndarray]:
+    """A source of row map `kind` for rows [r0, r1), and the rows it stands for, in float64.
+
+    The buffer starts at another row than r0, has NaN beside the columns that may be read, and
+    ends where memory ends.
+    """
+    rows, base, column = r1 - r0, max(r0 - 2, 0), 3
+    height = {"self": r1 - base, "one": 1}.get(kind, rows + 3)
+    data = np.full((height, column + width), np.nan, case.dtype)
+    data[:, column:] = case.normal(rng, height, width)
+    data = at_page_end(data)
+    clean = data[:, column:].astype("f8")
+    options: dict[str, Any] = {"column": column, "width": width, "base": base}
+    if kind == "self":
+        return case.source(data, map=RowMap.SELF, **options), clean[r0 - base :]
+    if kind == "one":
+        return case.source(data, map=RowMap.ONE, **options), np.repeat(clean, rows, 0)
+    if kind == "index":
+        index = rng.integers(-1, height, r1).astype("i4")
+        values = np.where(index[r0:, None] < 0, 0.0, clean[index[r0:]])
+        index[index >= 0] += base
+        return case.source(data, map=RowMap.INDEX, index=index, **options), values
+    counts = rng.integers(0, 4, r1)
+    counts[:r0] = 0
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype("i4")
+    if kind == "segment":  # the segment's own rows
+        data = at_page_end(case.normal(rng, max(int(offsets[-1]), 1), width))
+        options = {"base": 0, "width": width}
+        index, clean, picked = None, data.astype("f8"), np.arange(offsets[-1])
+    else:  # "segment_index"
+        picked = rng.integers(-1, height, int(offsets[-1])).astype("i4")
+        index = np.where(picked < 0, -1, picked + base).astype("i4")
+    values = np.zeros((rows, width))
+    for r in range(r0, r1):
+        for j in picked[offsets[r] : offsets[r + 1]]:
+            if j >= 0:
+                values[r - r0] += clean[j]
+    source = case.source(data, map=RowMap.SEGMENT_SUM, index=index, offsets=offsets, **options)
+    return source, values
+
+
+SOURCE_KINDS = ("self", "one", "index", "segment", "segment_index")
+
+
+def packed_weight(case: Case, w: np.ndarray) -> np.ndarray:
+    """The packed copy of a K x N matrix."""
+    k, n = w.shape
+    packed = case.table.packed(k, n)
+    case.table.pack(w, 0, 0, k, n, packed)
+    return packed

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from .support import (
+    DTYPES,
+    KERNELS,
+    SIZES,
+    SOURCE_KINDS,
+    Case,
+    Guarded,
+    every_case,
+    make_source,
+    packed_weight,
+)
+
+
+def assert_product(case: Case, got: np.ndarray, a: np.ndarray, b: np.ndarray,
+                   start: float = 0.0, slack: float = 0.0) -> None:
+    """Compares with start + a @ b; the bound grows with the terms of each sum.
+
+    `slack`: how much larger than `a` the terms are that its own values were summed from.
+    """
+    a, b = a.astype("f8"), b.astype("f8")
+    bound = case.eps * (2 + a.shape[1] / 2) * (
+        (np.abs(a) + slack) @ np.abs(b) + abs(start))
+    assert (np.abs(got - (start + a @ b)) <= bound).all()
+
+
+@every_case
+def test_matmul_sizes(case: Case) -> None:
+    rng = np.random.default_rng(0)
+    all_rows = itertools.cycle((0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 33))
+    for k in SIZES:
+        for n in SIZES[1:]:
+            rows = next(all_rows)
+            a, w = case.normal(rng, rows, k), case.normal(rng, k, n)
+            c = Guarded(rows, n, case.dtype)
+            case.table.matmul([case.source(a)], 0, rows, packed_weight(case, w), n, c.view)
+            assert_product(case, c.check(), a, w)
+
+
+@every_case
+@pytest.mark.parametrize("kind", SOURCE_KINDS)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_matmul_row_maps(case: Case, kind: str, accumulate: bool) -> None:
+    rng = np.random.default_rng(1)
+    for r0, r1, k, n in ((0, 1, 5, 3), (3, 20, 17, 65), (5, 131, 33, 150)):
+        source, a = make_source(case, rng, kind, r0, r1, k)
+        w = case.normal(rng, k, n)
+        c = Guarded(r1 - r0 + 1, n, case.dtype, fill=2.0)
+        case.table.matmul([source], r0, r1, packed_weight(case, w), n, c.view, c_base=r0 - 1,
+                          accumulate=accumulate)
+        assert_product(case, c.check()[1:], a, w, 2.0 if accumulate else 0.0, slack=4.0)
+        assert (c.view[0] == 2.0).all()
+
+
+@every_case
+def test_matmul_sources_side_by_side_and_panel_ranges(case: Case) -> None:
+    rng = np.random.default_rng(2)
+    widths, n, r0, r1 = (7, 1, 33, 64, 5), 300, 2, 40
+    pairs = [make_source(case, rng, kind, r0, r1, width)
+             for kind, width in zip(SOURCE_KINDS, widths, strict=True)]
+    a = np.concatenate([values for _, values in pairs], 1)
+    w = case.normal(rng, sum(widths), n)
+    packed, panel = packed_weight(case, w), case.table.panel
+    p0, p1 = 1, 2
+    c = Guarded(r1 - r0, n, case.dtype)
+    case.table.matmul([s for s, _ in pairs], r0, r1, packed, n, c.view, c_base=r0, p0=p0, p1=p1)
+    inside = slice(p0 * panel, min(p1 * panel, n))
+    assert_product(case, c.check()[:, inside], a, w[:, inside], slack=4.0)
+    untouched = np.ones(n, bool)
+    untouched[inside] = False
+    assert (c.view[:, untouched] == -12345.5).all()
+
+
+@every_case
+def test_matmul_deep(case: Case) -> None:
+    rng = np.random.default_rng(3)
+    a, w = case.normal(rng, 7, 2500), case.normal(rng, 2500, 65)
+    c = Guarded(7, 65, case.dtype)
+    case.table.matmul([case.source(a)], 0, 7, packed_weight(case, w), 65, c.view)
+    assert_product(case, c.check(), a, w)
+
+
+@every_case
+def test_a_row_does_not_depend_on_its_neighbours(case: Case) -> None:
+    rng = np.random.default_rng(4)
+    a, packed = case.normal(rng, 100, 150), packed_weight(case, case.normal(rng, 150, 70))
+    whole = np.zeros((100, 70), case.dtype)
+    case.table.matmul([case.source(a)], 0, 100, packed, 70, whole)
+    for r0, r1 in ((0, 1), (13, 17), (50, 100)):
+        part = np.zeros((r1 - r0, 70), case.dtype)
+        case.table.matmul([case.source(a)], r0, r1, packed, 70, part, c_base=r0)
+        assert (part == whole[r0:r1]).all()
+
+
+@every_case
+def test_pack_pieces_and_transposes(case: Case) -> None:
+    rng = np.random.default_rng(5)
+    w = case.normal(rng, 40, 150)
+    packed = case.table.packed(40, 150)
+    for k0, k1 in ((0, 13), (13, 40)):
+        for n0, n1 in ((0, 1), (1, 70), (70, 150)):
+            piece = w[k0:k1, n0:n1]
+            if n0 == 1:  # stored the other way round
+                piece = np.asfortranarray(piece)
+            case.table.pack(piece, k0, n0, 40, 150, packed)
+    assert (packed == packed_weight(case, w)).all()
+
+
+@every_case
+@pytest.mark.parametrize("rows", [0, 1, 7, 255, 256, 257, 600])
+def test_matmul_tn_rows(case: Case, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    for k, n in ((1, 1), (6, 64), (13, 33), (150, 65)):
+        a, b = case.normal(rng, rows, k), case.normal(rng, rows, n)
+        out = Guarded(k, n, case.dtype)
+        case.table.matmul_tn([case.source(a)], [case.source(b)], 0, rows, out.view)
+        assert_product(case, out.check(), a.T, b)
+
+
+@every_case
+def test_matmul_tn_sizes(case: Case) -> None:
+    rng = np.random.default_rng(6)
+    for k in SIZES[1:]:
+        for n in SIZES[1:]:
+            a, b = case.normal(rng, 9, k), case.normal(rng, 9, n)
+            out = Guarded(k, n, case.dtype, fill=1.0)
+            case.table.matmul_tn([case.source(a)], [case.source(b)], 0, 9, out.view,
+                                 accumulate=True)
+            assert_product(case, out.check(), a.T, b, 1.0)
+
+
+@every_case
+@pytest.mark.parametrize("kind_a", SOURCE_KINDS)
+@pytest.mark.parametrize("kind_b", SOURCE_KINDS)
+def test_matmul_tn_row_maps_and_column_ranges(case: Case, kind_a: str, kind_b: str) -> None:
+    rng = np.random.default_rng(7)
+    r0, r1 = 4, 280
+    sa, a = make_source(case, rng, kind_a, r0, r1, 17)
+    sa2, a2 = make_source(case, rng, "index", r0, r1, 5)
+    sb, b = make_source(case, rng, kind_b, r0, r1, 100)
+    sb2, b2 = make_source(case, rng, "self", r0, r1, 71)
+    n0 = case.table.panel
+    out = Guarded(22, 171, case.dtype)
+    case.table.matmul_tn([sa, sa2], [sb, sb2], r0, r1, out.view, n0=n0, n1=170)
+    got = out.check()
+    left, right = np.concatenate([a, a2], 1), np.concatenate([b, b2], 1)
+    assert_product(case, got[:, n0:170], left.T, right[:, n0:170], slack=4.0)
+    assert (got[:, :n0] == -12345.5).all()
+    assert (got[:, 170:] == -12345.5).all()
+
+
+@given(data=st.data())
+def test_products_of_any_shape(data: st.DataObject) -> None:
+    case = Case(data.draw(st.sampled_from(KERNELS.supported_isas())),
+                data.draw(st.sampled_from(DTYPES)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    r0 = data.draw(st.integers(0, 9))
+    r1 = r0 + data.draw(st.integers(0, 40))
+    kinds = data.draw(st.lists(st.sampled_from(SOURCE_KINDS), min_size=1, max_size=3))
+    widths = [data.draw(st.integers(1, 70)) for _ in kinds]
+    n = data.draw(st.integers(1, 200))
+    pairs = [make_source(case, rng, kind, r0, r1, w) for kind, w in zip(kinds, widths, strict=True)]
+    a = np.concatenate([values for _, values in pairs], 1)
+    w = case.normal(rng, sum(widths), n)
+    c = Guarded(r1 - r0, n, case.dtype)
+    case.table.matmul([s for s, _ in pairs], r0, r1, packed_weight(case, w), n, c.view, c_base=r0)
+    assert_product(case, c.check(), a, w, slack=4.0)
+    b = case.normal(rng, r1 - r0, n)
+    out = Guarded(sum(widths), n, case.dtype)
+    case.table.matmul_tn([s for s, _ in pairs], [case.source(b, base=r0)], r0, r1, out.view)
+    assert_product(case, out.check(), a.T, b, slack=4.0)

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from .support import KERNELS
+
+
+def test_task_t_runs_on_thread_t() -> None:
+    pool = KERNELS.ThreadPool(4)
+    for _ in range(20):
+        seen: dict[int, int] = {}
+        pool.parallel(4, lambda t, seen=seen: seen.__setitem__(t, threading.get_ident()))
+        assert sorted(seen) == [0, 1, 2, 3]
+        assert len(set(seen.values())) == 4
+        assert seen[0] == threading.get_ident()
+        again: dict[int, int] = {}
+        pool.parallel(3, lambda t, again=again: again.__setitem__(t, threading.get_ident()))
+        assert again == {t: seen[t] for t in range(3)}
+
+
+def test_sleeping_workers_wake() -> None:
+    pool = KERNELS.ThreadPool(3)
+    for _ in range(5):
+        time.sleep(0.002)
+        seen: list[int] = []
+        pool.parallel(3, seen.append)
+        assert sorted(seen) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_barrier_holds_everybody(threads: int) -> None:
+    assert KERNELS.ThreadPool(threads).barrier_faults(threads, 300) == 0
+
+
+def test_the_lowest_tasks_exception_comes_back() -> None:
+    pool = KERNELS.ThreadPool(3)
+
+    def fail(t: int) -> None:
+        if t > 0:
+            raise KeyError(t)
+
+    for _ in range(3):
+        with pytest.raises(KeyError, match="1"):
+            pool.parallel(3, fail)
+    seen: list[int] = []
+    pool.parallel(3, seen.append)
+    assert sorted(seen) == [0, 1, 2]
+
+
+def test_nested_regions_run_one_after_the_other() -> None:
+    pool = KERNELS.ThreadPool(2)
+    seen: list[tuple[int, int]] = []
+    pool.parallel(2, lambda t: pool.parallel(5, lambda u: seen.append((t, u))))
+    for t in range(2):
+        assert [u for s, u in seen if s == t] == list(range(5))
+    with pytest.raises(RuntimeError, match="cannot change in a parallel region"):
+        pool.parallel(2, lambda t: pool.set_num_threads(3))
+
+
+def test_regions_of_several_threads_take_turns() -> None:
+    pool = KERNELS.ThreadPool(2)
+    counts = [0, 0, 0]
+
+    def work(who: int) -> None:
+        for _ in range(100):
+            inside: list[int] = []
+            pool.parallel(2, inside.append)
+            counts[who] += len(inside)
+
+    callers = [threading.Thread(target=work, args=(who,)) for who in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert counts == [200, 200, 200]
+
+
+def test_number_of_threads() -> None:
+    pool = KERNELS.ThreadPool(2)
+    pool.set_num_threads(4)
+    assert pool.num_threads == 4
+    assert pool.barrier_faults(4, 10) == 0
+    pool.set_num_threads(1)
+    with pytest.raises(ValueError, match="2 tasks for 1 threads"):
+        pool.parallel(2, print)
+    for bad in (0, -1, 257):
+        with pytest.raises(ValueError, match=f"from 1 to 256, not {bad}"):
+            pool.set_num_threads(bad)
+
+
+def default_threads(wish: str) -> subprocess.CompletedProcess[str]:
+    code = "from cavs import _engine; print(_engine.kernels.default_num_threads())"
+    return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True,
+                          env={**os.environ, "CAVS_NUM_THREADS": wish}, check=False)
+
+
+def test_default_number_of_threads() -> None:
+    assert default_threads("3").stdout.strip() == "3"
+    assert 1 <= int(default_threads("").stdout) <= len(os.sched_getaffinity(0))
+    for bad in ("0", "2x"):
+        assert f'from 1 to 256, not "{bad}"' in default_threads(bad).stderr
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_has_its_own_threads() -> None:
+    pool = KERNELS.thread_pool()
+    threads = pool.num_threads
+    pool.set_num_threads(3)
+    try:
+        assert pool.barrier_faults(3, 10) == 0
+        pid = os.fork()
+        if pid == 0:
+            os._exit(7 if pool.num_threads == 3 and pool.barrier_faults(3, 10) == 0 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert pool.barrier_faults(3, 10) == 0
+    finally:
+        pool.set_num_threads(threads)
