@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import nn, ops
+from cavs import ops
 from cavs.compiler.pipeline import Passes
 from cavs.ir import EDGE, REGISTRY, VERTEX, apply
 from tests.oracle import assert_close, loss_of, reference
