@@ -87,7 +87,7 @@ def _identity(node: Node) -> Node | None:
 
 
 def _choice(node: Node) -> Node | None:
-    """``where`` whose branches are equal, as dropout of an absent input, or whose answer is known."""
+    """``where`` with equal branches, as dropout of an absent input, or with a known condition."""
     if node.op.name != "where":
         return None
     condition, a, b = node.inputs
