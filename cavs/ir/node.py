@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -32,7 +33,7 @@ class Op:
 
     infer(types, attrs) -> TensorType; raises ValueError (shapes, rows) or TypeError (dtypes) with a
     short reason.
-    vjp(node, cotangent) -> a cotangent (or None) for each input, of the input's or a broadcast type.
+    vjp(node, cotangent) -> a cotangent (or None) for each input, of its type or broadcast to it.
     evaluate(node, *rows) -> the result of one row in NumPy (ROWWISE operators).
     expr(e, *inputs, **attrs) -> scalar expression of an elementwise operator, from which the CPU
     and CUDA kernels and the NumPy reference are made.
@@ -266,10 +267,25 @@ def make(
         return found
     node = Node.__new__(Node)
     node.op, node.inputs, node.attrs, node.type = op, inputs, key[2], tensor_type
-    node.where = user_line() if where is None else where
+    if where is None:
+        where = _origin[-1] if _origin else user_line()
+    node.where = where
     node.serial = next(_serial)
     _interned[key] = node
     return node
+
+
+_origin: list[str] = []
+
+
+@contextmanager
+def origin(where: str) -> Iterator[None]:
+    """Nodes that passes make come from the user's line of the node they are made for."""
+    _origin.append(where)
+    try:
+        yield
+    finally:
+        _origin.pop()
 
 
 def as_node(value: Any) -> Node:
