@@ -36,7 +36,12 @@ class Graph:
     """
 
     __slots__ = (
-        "_edge_features", "_features", "_graph_features", "_name", "_schema", "_topology",
+        "_edge_features",
+        "_features",
+        "_graph_features",
+        "_name",
+        "_schema",
+        "_topology",
     )
 
     def __init__(

@@ -45,8 +45,9 @@ class SymbolicBatch:
     def __getitem__(self, name: str) -> Node:
         feature = self.schema.get(name)
         if feature is None:
+            known = ", ".join(sorted(self.schema)) or "none"
             raise FeatureError(
-                f"no feature {name!r} in the data; there are {', '.join(sorted(self.schema)) or 'none'}",
+                f"no feature {name!r} in the data; there are {known}",
                 where=user_line(),
                 hint="give it to cavs.Graph(features=...), or mend the name",
             )

@@ -105,7 +105,8 @@ class Parameter:
         new = np.asarray(array)
         if new.shape != self.shape:
             raise ShapeError(
-                f"parameter {self.name!r} has shape {list(self.shape)}, the new value {list(new.shape)}",
+                f"parameter {self.name!r} has shape {list(self.shape)}, "
+                f"the new value {list(new.shape)}",
                 where=user_line(),
             )
         self.value[...] = new

@@ -96,7 +96,8 @@ class Vertex:
                 )
             if node.shape != declared[name]:
                 raise ShapeError(
-                    f"[scatter] {name} has shape {list(node.shape)}, its state {list(declared[name])}",
+                    f"[scatter] {name} has shape {list(node.shape)}, "
+                    f"its state {list(declared[name])}",
                     where=where,
                     hint=f"{name}={node.shape[0] if len(node.shape) == 1 else node.shape} in State",
                 )
@@ -184,6 +185,7 @@ class VertexFunction(Module):
         raise NotImplementedError
 
     def __call__(self, graph: SymbolicGraph, **inputs: Any) -> Any:
+        """Traces the cell over ``batch.graph``; inputs are what ``pull`` and ``edge`` give."""
         trace = current_trace()
         if not isinstance(graph, SymbolicGraph):
             raise TraceError(

@@ -27,8 +27,8 @@ class Slot:
     """A recurrent value: what a vertex scatters and its neighbours gather.
 
     Forward slots hold one row a vertex, read through ``gather`` (one row an edge). Backward slots
-    hold one row an edge (the cotangent of a gather), read by ``gather_grad`` (one row a vertex,
-    summed over the edges that leave it). The split breaks the cycle of the recurrence.
+    hold one row an edge (the cotangent of a gather), read through ``gather_grad`` (one row a
+    vertex, summed over the edges that leave it). The split breaks the cycle of the recurrence.
     """
 
     name: str

@@ -33,7 +33,7 @@ class Op:
 
     infer(types, attrs) -> TensorType; raises ValueError (shapes, rows) or TypeError (dtypes) with a
     short reason.
-    vjp(node, cotangent) -> a cotangent (or None) for each input, of its type or broadcast to it.
+    vjp(node, cotangent) -> a cotangent (or None) for each input, of a type that broadcasts to it.
     evaluate(node, *rows) -> the result of one row in NumPy (ROWWISE operators).
     expr(e, *inputs, **attrs) -> scalar expression of an elementwise operator, from which the CPU
     and CUDA kernels and the NumPy reference are made.

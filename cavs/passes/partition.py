@@ -153,7 +153,7 @@ class _Partitioner:
     def _recompute(
         self, n: Node, body: Body, home: dict[Node, Body], kept: set[Node]
     ) -> list[Node] | None:
-        """The nodes to repeat in ``body`` for ``n``; None where reading is cheaper or the only way."""
+        """The nodes to repeat in ``body`` for ``n``; None where it must be read."""
         if not self.recompute or n in kept or not n.op.elementwise or n.op.cost > CHEAP:
             return None
         if _space(n) != (body.base, body.kind):

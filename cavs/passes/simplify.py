@@ -7,6 +7,7 @@ cut, cotangents of slices become concatenations, zeros vanish.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -258,7 +259,7 @@ def _pads(node: Node) -> Node | None:
     if found < 2:
         return None
     order = sorted(ranges)
-    if any(a[1] > b[0] for a, b in zip(order, order[1:], strict=False)):
+    if any(a[1] > b[0] for a, b in pairwise(order)):
         return None
     parts, at, size = [], 0, node.shape[-1]
     for low, high in [*order, (size, size)]:

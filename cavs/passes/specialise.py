@@ -67,9 +67,8 @@ class _Specialiser:
     def _depends(self, n: Node) -> bool:
         if n.type.domain.base == "edge" or n.op.name in _STRUCTURAL:
             return True
-        if n.op.name == "lookup" and n.inputs[1].op.name == "feature":
-            if n.inputs[1].attr("name") in self.optional:
-                return True
+        if n.op.name == "lookup" and dict(n.inputs[1].attrs).get("name") in self.optional:
+            return True
         if n.op.name == "push":
             return False
         return any(x in self.dependent for x in n.inputs)

@@ -34,28 +34,43 @@ def copy_program(read, space=VERTEX, width=4, build=None):
     return m.finish(outputs=[m.out])
 
 
-@pytest.mark.parametrize(("read", "space", "message"), [
-    (lambda m: self_(m.h, 5), VERTEX, r"\[second\] columns \[0, 5\) of buffer 1, which has 4"),
-    (lambda m: self_(m.h, 3), VERTEX, r"\[second\] widths of input and output differ: 3 != 4"),
-    (lambda m: self_(99, 4), VERTEX, r"buffer 99 of 6"),
-    (lambda m: self_(m.x, 4), VERTEX, r"without an order"),
-    (lambda m: self_(m.h, 4), GRAPH, r"arena buffer 1 of vertex from graph row by row"),
-    (lambda m: one(m.h, 4), VERTEX, r"reads one row of arena buffer 1 of vertex from vertex"),
-    (lambda m: index(m.h, 4, "child"), VERTEX, r"from vertex through child"),
-    (lambda m: index(m.h, 4, "order"), VERTEX, r"through order"),
-    (lambda m: index(m.h, 4, "children"), VERTEX, r"by index with array children"),
-    (lambda m: segment(m.h, 4, "nth_child"), VERTEX, r"sums segments .* with array nth_child"),
-    (lambda m: segment(m.h, 4, "graph_rows"), VERTEX, r"through graph_rows"),
-    (lambda m: segment(m.h, 4, "out"), VERTEX, r"of vertex from vertex through out"),
-    (lambda m: index(m.h, 4, "nth_child", -1), VERTEX, r"argument -1"),
-    (lambda m: index(m.h, 4, "index_feature"), VERTEX, r"arena buffer 1 .* index_feature"),
-    (lambda m: segment(m.ones, 4, "edges"), GRAPH, r"ones buffer 4 .* from graph through edges"),
-    (lambda m: self_(m.table, 4), VERTEX, r"param buffer 2 .* row by row"),
-    (lambda m: segment(m.scratch, 4, "children"), VERTEX, r"buffer 3 through children in the"),
-    (lambda m: segment(m.out, 4, "children"), VERTEX, r"buffer 5 through children in the stage"),
-    (lambda m: (m.h, 0, 4, "diagonal", "none", 0), VERTEX, r"row map 'diagonal' is none of self"),
-    (lambda m: (m.h, 0, 4), VERTEX, r"has 3 elements, needs 6"),
-])
+@pytest.mark.parametrize(
+    ("read", "space", "message"),
+    [
+        (lambda m: self_(m.h, 5), VERTEX, r"\[second\] columns \[0, 5\) of buffer 1, which has 4"),
+        (lambda m: self_(m.h, 3), VERTEX, r"\[second\] widths of input and output differ: 3 != 4"),
+        (lambda m: self_(99, 4), VERTEX, r"buffer 99 of 6"),
+        (lambda m: self_(m.x, 4), VERTEX, r"without an order"),
+        (lambda m: self_(m.h, 4), GRAPH, r"arena buffer 1 of vertex from graph row by row"),
+        (lambda m: one(m.h, 4), VERTEX, r"reads one row of arena buffer 1 of vertex from vertex"),
+        (lambda m: index(m.h, 4, "child"), VERTEX, r"from vertex through child"),
+        (lambda m: index(m.h, 4, "order"), VERTEX, r"through order"),
+        (lambda m: index(m.h, 4, "children"), VERTEX, r"by index with array children"),
+        (lambda m: segment(m.h, 4, "nth_child"), VERTEX, r"sums segments .* with array nth_child"),
+        (lambda m: segment(m.h, 4, "graph_rows"), VERTEX, r"through graph_rows"),
+        (lambda m: segment(m.h, 4, "out"), VERTEX, r"of vertex from vertex through out"),
+        (lambda m: index(m.h, 4, "nth_child", -1), VERTEX, r"argument -1"),
+        (lambda m: index(m.h, 4, "index_feature"), VERTEX, r"arena buffer 1 .* index_feature"),
+        (
+            lambda m: segment(m.ones, 4, "edges"),
+            GRAPH,
+            r"ones buffer 4 .* from graph through edges",
+        ),
+        (lambda m: self_(m.table, 4), VERTEX, r"param buffer 2 .* row by row"),
+        (lambda m: segment(m.scratch, 4, "children"), VERTEX, r"buffer 3 through children in the"),
+        (
+            lambda m: segment(m.out, 4, "children"),
+            VERTEX,
+            r"buffer 5 through children in the stage",
+        ),
+        (
+            lambda m: (m.h, 0, 4, "diagonal", "none", 0),
+            VERTEX,
+            r"row map 'diagonal' is none of self",
+        ),
+        (lambda m: (m.h, 0, 4), VERTEX, r"has 3 elements, needs 6"),
+    ],
+)
 def test_operands(read, space, message):
     with pytest.raises(ValueError, match=message):
         copy_program(read, space)

@@ -200,8 +200,13 @@ def test_index_arrays(rng):
     gx = m.buffer("feature", GRAPH, W, index=2)
     h, eh = m.buffer("arena", VERTEX, W, last=17), m.buffer("arena", EDGE, W, last=17)
     gh = m.buffer("arena", GRAPH, W, last=17)
-    m.rows(VERTEX, [m.op("copy", VERTEX, inputs=[index(x, W, "order")], out=self_(h, W)),
-                    m.op("copy", EDGE, inputs=[index(ex, W, "edge_order")], out=self_(eh, W))])
+    m.rows(
+        VERTEX,
+        [
+            m.op("copy", VERTEX, inputs=[index(x, W, "order")], out=self_(h, W)),
+            m.op("copy", EDGE, inputs=[index(ex, W, "edge_order")], out=self_(eh, W)),
+        ],
+    )
     m.rows(GRAPH, [m.op("copy", GRAPH, inputs=[self_(gx, W)], out=self_(gh, W))])
     ones = m.buffer("ones", width=W)
     reads = {
