@@ -86,6 +86,20 @@ def _identity(node: Node) -> Node | None:
     return None
 
 
+def _select(node: Node) -> Node | None:
+    """A choice between equals, or by a known condition; what dropout leaves of absent inputs."""
+    if node.op.name != "where":
+        return None
+    condition, a, b = node.inputs
+    known = constant_of(condition)
+    if known is not None:
+        return _as(a if known != 0.0 else b, node.type)
+    ca, cb = constant_of(a), constant_of(b)
+    if a is b or (ca is not None and ca == cb):
+        return _as(a, node.type)
+    return None
+
+
 def _as(x: Node, t: TensorType) -> Node:
     return x if x.type == t else apply("broadcast", x, shape=t.shape, domain=t.domain)
 
@@ -309,6 +323,7 @@ def _one_row(node: Node) -> Node | None:
 RULES: tuple[Rule, ...] = (
     _fold,
     _identity,
+    _select,
     _zero,
     _broadcast,
     _shape,
