@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -266,10 +267,25 @@ def make(
         return found
     node = Node.__new__(Node)
     node.op, node.inputs, node.attrs, node.type = op, inputs, key[2], tensor_type
-    node.where = user_line() if where is None else where
+    if where is None:
+        where = _origin[-1] if _origin else user_line()
+    node.where = where
     node.serial = next(_serial)
     _interned[key] = node
     return node
+
+
+_origin: list[str] = []
+
+
+@contextmanager
+def origin(where: str) -> Iterator[None]:
+    """Nodes that passes make come from the user's line of the node they are made for."""
+    _origin.append(where)
+    try:
+        yield
+    finally:
+        _origin.pop()
 
 
 def as_node(value: Any) -> Node:

@@ -16,7 +16,7 @@ from cavs.compiler.pipeline import Compiled, Passes, compile_graph
 from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
-from cavs.ir import Graph
+from cavs.ir import Graph, origin
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_schema, explain_range
 from cavs.runtime.encode import encode
@@ -250,14 +250,15 @@ class Session:
     def _compile(self, variant: _Variant, found: set[int], record: bool = False) -> None:
         assert variant.traced is not None
         variant.kinds = tuple(sorted(set(variant.kinds) | found))
-        variant.compiled = compile_graph(
-            variant.traced,
-            variant.kinds,
-            list(self.parameters),
-            training=variant.training,
-            passes=self.passes,
-            record=record,
-        )
+        with origin(""):
+            variant.compiled = compile_graph(
+                variant.traced,
+                variant.kinds,
+                list(self.parameters),
+                training=variant.training,
+                passes=self.passes,
+                record=record,
+            )
         # The engine takes its precision from the parameters; a model may have none.
         values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
         variant.executor = _engine.Executor(encode(variant.compiled.program), values)
