@@ -48,9 +48,12 @@ def report_products(table: Any, source: Any, dtype: str, budget: float) -> None:
         for m in rows:
             a, c = rng.standard_normal((m, k)).astype(dtype), np.zeros((m, n), dtype)
             repeat = max(1, 4_000_000 // (m * n * k))
-            time_one = best_seconds(
-                partial(table.matmul, [source(a)], 0, m, packed, n, c, repeat=repeat),
-                budget) / repeat
+            time_one = (
+                best_seconds(
+                    partial(table.matmul, [source(a)], 0, m, packed, n, c, repeat=repeat), budget
+                )
+                / repeat
+            )
             speed = 2e-9 * m * n * k / time_one
             line += f"{speed:7.0f} {100 * speed / peak:4.0f}%"
         print(line)
@@ -63,9 +66,13 @@ def report_products(table: Any, source: Any, dtype: str, budget: float) -> None:
             a, b = (rng.standard_normal((m, x)).astype(dtype) for x in (k, n))
             out = np.zeros((k, n), dtype)
             repeat = max(1, 4_000_000 // (m * n * k))
-            time_one = best_seconds(
-                partial(table.matmul_tn, [source(a)], [source(b)], 0, m, out, repeat=repeat),
-                budget) / repeat
+            time_one = (
+                best_seconds(
+                    partial(table.matmul_tn, [source(a)], [source(b)], 0, m, out, repeat=repeat),
+                    budget,
+                )
+                / repeat
+            )
             speed = 2e-9 * m * n * k / time_one
             line += f"{speed:7.0f} {100 * speed / peak:4.0f}%"
         print(line)
@@ -91,7 +98,7 @@ def report_map(table: Any, source: Any, store: Any, dtype: str, budget: float) -
     """Prints nanoseconds an element of the fused Tree-LSTM block, and of single operations."""
     rng = np.random.default_rng(0)
     print("\nmap, Tree-LSTM pointwise block")
-    for rows, h in ((1, 150), (64, 150), (64, 512), (4096, 512)):
+    for rows, h in ((1, 150), (64, 150), (64, 512), (2560, 150), (4096, 512)):
         gates = rng.standard_normal((rows, 5 * h)).astype(dtype)
         cells = rng.standard_normal((rows, 2 * h)).astype(dtype)
         out = np.zeros((rows, 2 * h), dtype)
@@ -101,16 +108,38 @@ def report_map(table: Any, source: Any, store: Any, dtype: str, budget: float) -
         repeat = max(1, 200_000 // (rows * h))
         seconds = best_seconds(
             partial(table.map, loads, tree_lstm_ops(), stores, 11, 1, h, 0, rows, repeat=repeat),
-            budget)
+            budget,
+        )
         print(f"{rows:6} x {h:4}: {1e9 * seconds / (rows * h * repeat):.3f} ns/element")
     print("\nmap, one operation on 64 x 512 values (ns/element)")
     x = rng.uniform(0.1, 2, (64, 512)).astype(dtype)
     y = np.zeros_like(x)
-    for code in (CODE.COPY, CODE.ADD, CODE.DIV, CODE.SQRT, CODE.EXP, CODE.LOG, CODE.TANH,
-                 CODE.SIGMOID, CODE.UNIFORM):
+    for code in (
+        CODE.COPY,
+        CODE.ADD,
+        CODE.DIV,
+        CODE.SQRT,
+        CODE.EXP,
+        CODE.LOG,
+        CODE.TANH,
+        CODE.SIGMOID,
+        CODE.UNIFORM,
+    ):
         seconds = best_seconds(
-            partial(table.map, [(source(x), 0, False)], [(code, 1, 0, 0, 0, 0.0)], [store(y, 1)],
-                    2, 1, 512, 0, 64, repeat=8), budget / 2)
+            partial(
+                table.map,
+                [(source(x), 0, False)],
+                [(code, 1, 0, 0, 0, 0.0)],
+                [store(y, 1)],
+                2,
+                1,
+                512,
+                0,
+                64,
+                repeat=8,
+            ),
+            budget / 2,
+        )
         print(f"  {code.name:8} {1e9 * seconds / (8 * x.size):.3f}")
 
 

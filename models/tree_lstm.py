@@ -20,7 +20,7 @@ from cavs.errors import DataError
 from cavs.train import metrics
 
 CLASSES = ("very negative", "negative", "neutral", "positive", "very positive")
-DEFAULTS = {"epochs": 12, "batch_size": 25, "lr": 0.05, "weight_decay": 1e-4}
+DEFAULTS = {"epochs": 8, "batch_size": 25, "lr": 0.05, "schedule": "cosine"}
 
 
 class SentimentClassifier(cavs.Model):
@@ -90,7 +90,7 @@ def build(args, assets=None):
         dev=lambda: graphs(split("dev")),
         test=lambda: graphs(split("test")),
         metrics=[metrics.accuracy(), metrics.root_accuracy()],
-        monitor="root_accuracy",
+        monitor="accuracy",
         assets={"words": vocabulary.to_json()},
         predict=predict,
         read=read,

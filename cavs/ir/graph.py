@@ -12,9 +12,14 @@ from cavs.ir.types import Domain
 
 @dataclass(eq=False)
 class Structure:
-    """One application of a vertex function to the input graphs."""
+    """One application of a vertex function to the input graphs.
+
+    arity: how many children it looks at; None where it reads all. where: the user's line.
+    """
 
     name: str
+    arity: int | None = None
+    where: str = ""
 
 
 @dataclass(eq=False)

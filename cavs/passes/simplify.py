@@ -299,6 +299,13 @@ def _graph_at_edges(node: Node) -> Node | None:
     return None
 
 
+def _one_row(node: Node) -> Node | None:
+    """The sum over one row is that row."""
+    if node.op.name == "sum_rows" and node.inputs[0].type.domain.base == "one":
+        return node.inputs[0]
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     _fold,
     _identity,
@@ -308,10 +315,11 @@ RULES: tuple[Rule, ...] = (
     _pads,
     _transpose,
     _graph_at_edges,
+    _one_row,
 )
 
 
-CANONICAL: tuple[Rule, ...] = (_transpose, _graph_at_edges)  # what the lowering relies on
+CANONICAL: tuple[Rule, ...] = (_transpose, _graph_at_edges, _one_row)  # what the lowering relies on
 
 
 def simplify_node(node: Node, rules: Sequence[Rule] = RULES) -> Node:

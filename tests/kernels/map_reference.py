@@ -96,8 +96,9 @@ class Program:
                     elif code == CODE.UNIFORM:
                         row = self.r0 + i
                         row = row if self.row_ids is None else int(self.row_ids[row])
-                        reg[dst] = uniform(self.seed, self.step, int(imm), row,
-                                           o * self.inner + columns)
+                        reg[dst] = uniform(
+                            self.seed, self.step, int(imm), row, o * self.inner + columns
+                        )
                     else:
                         f = FUNCTIONS[code]
                         arity = 1 if code in UNARY else 3 if code in TERNARY else 2
@@ -106,9 +107,19 @@ class Program:
         return out
 
     def run(self, case: Case, stores: list[Any]) -> None:
-        case.table.map([(load.source, load.outer_stride, load.scalar) for load in self.loads],
-                       self.ops, stores, self.registers, self.outer, self.inner, self.r0, self.r1,
-                       seed=self.seed, step=self.step, row_ids=self.row_ids)
+        case.table.map(
+            [(load.source, load.outer_stride, load.scalar) for load in self.loads],
+            self.ops,
+            stores,
+            self.registers,
+            self.outer,
+            self.inner,
+            self.r0,
+            self.r1,
+            seed=self.seed,
+            step=self.step,
+            row_ids=self.row_ids,
+        )
 
 
 UNARY = {CODE.COPY, CODE.NEG, CODE.ABS, CODE.EXP, CODE.LOG, CODE.TANH, CODE.SIGMOID, CODE.SQRT}

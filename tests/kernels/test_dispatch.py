@@ -17,8 +17,13 @@ ROOT = Path(__file__).parents[2]
 
 def engine_isa(wish: str) -> subprocess.CompletedProcess[str]:
     code = "from cavs import _engine; print(_engine.isa())"
-    return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True,
-                          env={**os.environ, "CAVS_ISA": wish}, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        text=True,
+        capture_output=True,
+        env={**os.environ, "CAVS_ISA": wish},
+        check=False,
+    )
 
 
 def test_best_isa_is_the_default() -> None:

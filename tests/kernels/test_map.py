@@ -10,8 +10,19 @@ from hypothesis import strategies as st
 from .map_reference import CODE, FUNCTIONS, MODE, TERNARY, UNARY, Load, Program, uniform
 from .support import DTYPES, KERNELS, SIZES, SOURCE_KINDS, Case, Guarded, every_case, make_source
 
-SAFE = [CODE.ADD, CODE.SUB, CODE.MUL, CODE.MAX, CODE.MIN, CODE.NEG, CODE.ABS, CODE.TANH,
-        CODE.SIGMOID, CODE.COPY, CODE.FMA]
+SAFE = [
+    CODE.ADD,
+    CODE.SUB,
+    CODE.MUL,
+    CODE.MAX,
+    CODE.MIN,
+    CODE.NEG,
+    CODE.ABS,
+    CODE.TANH,
+    CODE.SIGMOID,
+    CODE.COPY,
+    CODE.FMA,
+]
 
 
 def plain(case: Case, x: np.ndarray, **options: Any) -> Load:
@@ -29,20 +40,25 @@ def test_every_operation_at_every_width(case: Case, code: Any) -> None:
         p = Program([plain(case, v) for v in x], [(code, 3, 0, 1, 2, 0.0)], 1, inner, 0, 3, 4)
         out = Guarded(3, inner, case.dtype)
         p.run(case, [case.store(out.view, 3)])
-        np.testing.assert_allclose(out.check(), p.reference()[3, :, 0], rtol=8 * case.eps,
-                                   atol=2 * case.eps)
+        np.testing.assert_allclose(
+            out.check(), p.reference()[3, :, 0], rtol=8 * case.eps, atol=2 * case.eps
+        )
 
 
 @every_case
 def test_nan_goes_through_comparisons_and_extrema(case: Case) -> None:
     x = np.array([[np.nan, 1.0, np.nan, 2.0, -np.inf]], case.dtype)
     y = np.array([[1.0, np.nan, np.nan, 3.0, 0.0]], case.dtype)
-    for code, expected in ((CODE.MAX, [np.nan, np.nan, np.nan, 3, 0]),
-                           (CODE.MIN, [np.nan, np.nan, np.nan, 2, -np.inf]),
-                           (CODE.GREATER, [0, 0, 0, 0, 0]), (CODE.EQUAL, [0, 0, 0, 0, 0])):
+    for code, expected in (
+        (CODE.MAX, [np.nan, np.nan, np.nan, 3, 0]),
+        (CODE.MIN, [np.nan, np.nan, np.nan, 2, -np.inf]),
+        (CODE.GREATER, [0, 0, 0, 0, 0]),
+        (CODE.EQUAL, [0, 0, 0, 0, 0]),
+    ):
         out = np.zeros((1, 5), case.dtype)
         Program([plain(case, x), plain(case, y)], [(code, 2, 0, 1, 0, 0.0)], 1, 5, 0, 1, 3).run(
-            case, [case.store(out, 2)])
+            case, [case.store(out, 2)]
+        )
         np.testing.assert_array_equal(out[0], expected)
 
 
@@ -56,19 +72,33 @@ def test_row_maps(case: Case, kind: str, scalar: bool) -> None:
         source, values = make_source(case, rng, kind, r0, r1, outer if scalar else outer * inner)
         load = Load(source, values, 1 if scalar else inner, scalar)
         other = case.normal(rng, r1, outer * inner)
-        p = Program([load, Load(case.source(other), other[r0:].astype("f8"), inner)],
-                    [(CODE.FMA, 2, 0, 1, 1, 0.0)], outer, inner, r0, r1, 3)
+        p = Program(
+            [load, Load(case.source(other), other[r0:].astype("f8"), inner)],
+            [(CODE.FMA, 2, 0, 1, 1, 0.0)],
+            outer,
+            inner,
+            r0,
+            r1,
+            3,
+        )
         out = Guarded(r1 - r0, outer * inner, case.dtype)
         sums, tops = Guarded(r1 - r0, outer, case.dtype), Guarded(r1 - r0, outer, case.dtype)
-        p.run(case, [case.store(out.view, 2, base=r0, outer_stride=inner),
-                     case.store(sums.view, 2, base=r0, outer_stride=1, mode=MODE.SUM),
-                     case.store(tops.view, 0, base=r0, outer_stride=1, mode=MODE.MAX)])
+        p.run(
+            case,
+            [
+                case.store(out.view, 2, base=r0, outer_stride=inner),
+                case.store(sums.view, 2, base=r0, outer_stride=1, mode=MODE.SUM),
+                case.store(tops.view, 0, base=r0, outer_stride=1, mode=MODE.MAX),
+            ],
+        )
         reg = p.reference()
         scale = np.abs(reg[2]).max() + 1
-        np.testing.assert_allclose(out.check(), reg[2].reshape(r1 - r0, -1), rtol=0,
-                                   atol=20 * scale * case.eps)
-        np.testing.assert_allclose(sums.check(), reg[2].sum(-1), rtol=0,
-                                   atol=20 * scale * inner * case.eps)
+        np.testing.assert_allclose(
+            out.check(), reg[2].reshape(r1 - r0, -1), rtol=0, atol=20 * scale * case.eps
+        )
+        np.testing.assert_allclose(
+            sums.check(), reg[2].sum(-1), rtol=0, atol=20 * scale * inner * case.eps
+        )
         np.testing.assert_allclose(tops.check(), reg[0].max(-1), rtol=0, atol=20 * case.eps)
 
 
@@ -78,8 +108,15 @@ def test_in_place_and_overlapping_reads(case: Case) -> None:
     for inner in (1, 5, 16, 150, 300):
         x = case.normal(rng, 40, inner)
         before = x.astype("f8")
-        p = Program([plain(case, x)], [(CODE.NEG, 1, 0, 0, 0, 0.0), (CODE.ADD, 2, 0, 0, 0, 0.0)],
-                    1, inner, 0, 40, 3)
+        p = Program(
+            [plain(case, x)],
+            [(CODE.NEG, 1, 0, 0, 0, 0.0), (CODE.ADD, 2, 0, 0, 0, 0.0)],
+            1,
+            inner,
+            0,
+            40,
+            3,
+        )
         twice = np.zeros_like(x)
         p.run(case, [case.store(x, 1), case.store(twice, 2)])
         np.testing.assert_allclose(x, -before)  # register 0 was still needed when 1 was ready
@@ -91,17 +128,22 @@ def test_registers_may_be_reused_even_those_of_loads(case: Case) -> None:
     rng = np.random.default_rng(3)
     for inner in (1, 8, 150, 300):
         x, one = case.normal(rng, 30, inner), case.normal(rng, 1, inner)
-        loads = [plain(case, x), Load(case.source(one, map=KERNELS.RowMap.ONE),
-                                      np.repeat(one.astype("f8"), 30, 0))]
-        ops = [(CODE.CONSTANT, 2, 0, 0, 0, 2.0), (CODE.MUL, 1, 1, 2, 0, 0.0),
-               (CODE.ADD, 0, 0, 1, 0, 0.0), (CODE.CONSTANT, 2, 0, 0, 0, -1.0),
-               (CODE.MUL, 2, 2, 0, 0, 0.0)]
+        loads = [
+            plain(case, x),
+            Load(case.source(one, map=KERNELS.RowMap.ONE), np.repeat(one.astype("f8"), 30, 0)),
+        ]
+        ops = [
+            (CODE.CONSTANT, 2, 0, 0, 0, 2.0),
+            (CODE.MUL, 1, 1, 2, 0, 0.0),
+            (CODE.ADD, 0, 0, 1, 0, 0.0),
+            (CODE.CONSTANT, 2, 0, 0, 0, -1.0),
+            (CODE.MUL, 2, 2, 0, 0, 0.0),
+        ]
         p = Program(loads, ops, 1, inner, 0, 30, 3)
         kept = x.copy()
         out = Guarded(30, inner, case.dtype)
         p.run(case, [case.store(out.view, 2)])
-        np.testing.assert_allclose(out.check(), p.reference()[2, :, 0], rtol=0,
-                                   atol=20 * case.eps)
+        np.testing.assert_allclose(out.check(), p.reference()[2, :, 0], rtol=0, atol=20 * case.eps)
         assert (x == kept).all()
 
 
@@ -113,7 +155,8 @@ def test_stores_of_loads_constants_and_the_same_register_twice(case: Case) -> No
         ops = [(CODE.CONSTANT, 1, 0, 0, 0, 0.5), (CODE.MUL, 2, 0, 1, 0, 0.0)]
         outs = [Guarded(21, inner, case.dtype) for _ in range(4)]
         Program([plain(case, x)], ops, 1, inner, 0, 21, 3).run(
-            case, [case.store(o.view, r) for o, r in zip(outs, (0, 1, 2, 2), strict=True)])
+            case, [case.store(o.view, r) for o, r in zip(outs, (0, 1, 2, 2), strict=True)]
+        )
         for out, expected in zip(outs, (x, np.full_like(x, 0.5), x / 2, x / 2), strict=True):
             np.testing.assert_array_equal(out.check(), expected)
 
@@ -125,8 +168,18 @@ def test_uniform(case: Case) -> None:
     for outer, inner in ((1, 1), (1, 17), (3, 5), (2, 300)):
         out = Guarded(5, outer * inner, case.dtype)
         for row_ids in (None, ids):
-            p = Program([], [(CODE.UNIFORM, 0, 0, 0, 0, float(stream))], outer, inner, 0, 5, 1,
-                        seed, step, row_ids)
+            p = Program(
+                [],
+                [(CODE.UNIFORM, 0, 0, 0, 0, float(stream))],
+                outer,
+                inner,
+                0,
+                5,
+                1,
+                seed,
+                step,
+                row_ids,
+            )
             p.run(case, [case.store(out.view, 0, outer_stride=inner)])
             for r in range(5):
                 row = (r if row_ids is None else int(row_ids[r])) % 2**32
@@ -177,13 +230,18 @@ def test_any_program(data: st.DataObject) -> None:
         mode = draw(st.sampled_from((MODE.WRITE, MODE.SUM, MODE.MAX)))
         narrow = mode != MODE.WRITE
         out = Guarded(r1 - r0, outer * (1 if narrow else inner), case.dtype)
-        stores.append(case.store(out.view, r, base=r0, mode=mode,
-                                 outer_stride=1 if narrow else inner))
-        value = {MODE.SUM: lambda v: v.sum(-1), MODE.MAX: lambda v: v.max(-1),
-                 MODE.WRITE: lambda v: v}[mode](reg[r])
+        stores.append(
+            case.store(out.view, r, base=r0, mode=mode, outer_stride=1 if narrow else inner)
+        )
+        value = {
+            MODE.SUM: lambda v: v.sum(-1),
+            MODE.MAX: lambda v: v.max(-1),
+            MODE.WRITE: lambda v: v,
+        }[mode](reg[r])
         checks.append((out, value))
     p.run(case, stores)
     scale = np.abs(reg).max(initial=1.0) ** 2
     for out, value in checks:
-        np.testing.assert_allclose(out.check(), value.reshape(out.view.shape), rtol=0,
-                                   atol=300 * scale * case.eps)
+        np.testing.assert_allclose(
+            out.check(), value.reshape(out.view.shape), rtol=0, atol=300 * scale * case.eps
+        )

@@ -20,15 +20,20 @@ from .support import (
 )
 
 
-def assert_product(case: Case, got: np.ndarray, a: np.ndarray, b: np.ndarray,
-                   start: float = 0.0, slack: float = 0.0) -> None:
+def assert_product(
+    case: Case,
+    got: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    start: float = 0.0,
+    slack: float = 0.0,
+) -> None:
     """Compares with start + a @ b; the bound grows with the terms of each sum.
 
     `slack`: how much larger than `a` the terms are that its own values were summed from.
     """
     a, b = a.astype("f8"), b.astype("f8")
-    bound = case.eps * (2 + a.shape[1] / 2) * (
-        (np.abs(a) + slack) @ np.abs(b) + abs(start))
+    bound = case.eps * (2 + a.shape[1] / 2) * ((np.abs(a) + slack) @ np.abs(b) + abs(start))
     assert (np.abs(got - (start + a @ b)) <= bound).all()
 
 
@@ -54,8 +59,16 @@ def test_matmul_row_maps(case: Case, kind: str, accumulate: bool) -> None:
         source, a = make_source(case, rng, kind, r0, r1, k)
         w = case.normal(rng, k, n)
         c = Guarded(r1 - r0 + 1, n, case.dtype, fill=2.0)
-        case.table.matmul([source], r0, r1, packed_weight(case, w), n, c.view, c_base=r0 - 1,
-                          accumulate=accumulate)
+        case.table.matmul(
+            [source],
+            r0,
+            r1,
+            packed_weight(case, w),
+            n,
+            c.view,
+            c_base=r0 - 1,
+            accumulate=accumulate,
+        )
         assert_product(case, c.check()[1:], a, w, 2.0 if accumulate else 0.0, slack=4.0)
         assert (c.view[0] == 2.0).all()
 
@@ -64,8 +77,10 @@ def test_matmul_row_maps(case: Case, kind: str, accumulate: bool) -> None:
 def test_matmul_sources_side_by_side_and_panel_ranges(case: Case) -> None:
     rng = np.random.default_rng(2)
     widths, n, r0, r1 = (7, 1, 33, 64, 5), 300, 2, 40
-    pairs = [make_source(case, rng, kind, r0, r1, width)
-             for kind, width in zip(SOURCE_KINDS, widths, strict=True)]
+    pairs = [
+        make_source(case, rng, kind, r0, r1, width)
+        for kind, width in zip(SOURCE_KINDS, widths, strict=True)
+    ]
     a = np.concatenate([values for _, values in pairs], 1)
     w = case.normal(rng, sum(widths), n)
     packed, panel = packed_weight(case, w), case.table.panel
@@ -132,8 +147,9 @@ def test_matmul_tn_sizes(case: Case) -> None:
         for n in SIZES[1:]:
             a, b = case.normal(rng, 9, k), case.normal(rng, 9, n)
             out = Guarded(k, n, case.dtype, fill=1.0)
-            case.table.matmul_tn([case.source(a)], [case.source(b)], 0, 9, out.view,
-                                 accumulate=True)
+            case.table.matmul_tn(
+                [case.source(a)], [case.source(b)], 0, 9, out.view, accumulate=True
+            )
             assert_product(case, out.check(), a.T, b, 1.0)
 
 
@@ -159,8 +175,9 @@ def test_matmul_tn_row_maps_and_column_ranges(case: Case, kind_a: str, kind_b: s
 
 @given(data=st.data())
 def test_products_of_any_shape(data: st.DataObject) -> None:
-    case = Case(data.draw(st.sampled_from(KERNELS.supported_isas())),
-                data.draw(st.sampled_from(DTYPES)))
+    case = Case(
+        data.draw(st.sampled_from(KERNELS.supported_isas())), data.draw(st.sampled_from(DTYPES))
+    )
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     r0 = data.draw(st.integers(0, 9))
     r1 = r0 + data.draw(st.integers(0, 40))

@@ -19,8 +19,9 @@ def test_copy_and_sum_rows(case: Case, kind: str) -> None:
             for start in (0.0, 3.0):
                 total = Guarded(1, width, case.dtype, fill=3.0)
                 case.table.sum_rows(source, r0, r1, total.view, accumulate=start != 0)
-                np.testing.assert_allclose(total.check()[0], start + values.sum(0), rtol=0,
-                                           atol=200 * case.eps)
+                np.testing.assert_allclose(
+                    total.check()[0], start + values.sum(0), rtol=0, atol=200 * case.eps
+                )
 
 
 @every_case
@@ -68,11 +69,13 @@ def test_cross_entropy(case: Case, classes: int) -> None:
     label = rng.integers(0, classes, r1).astype("i4")
     label[4] = -1
     loss, grad = Guarded(r1 - r0, 1, case.dtype), Guarded(r1 - r0, classes, case.dtype)
-    case.table.cross_entropy(source, label, r0, r1, loss.view, grad.view, loss_base=r0,
-                             grad_base=r0)
+    case.table.cross_entropy(
+        source, label, r0, r1, loss.view, grad.view, loss_base=r0, grad_base=r0
+    )
     expected_loss, expected_grad = cross_entropy(x, label[r0:])
-    np.testing.assert_allclose(loss.check()[:, 0], expected_loss, rtol=20 * case.eps,
-                               atol=20 * case.eps)
+    np.testing.assert_allclose(
+        loss.check()[:, 0], expected_loss, rtol=20 * case.eps, atol=20 * case.eps
+    )
     np.testing.assert_allclose(grad.check(), expected_grad, rtol=0, atol=20 * case.eps)
     alone = Guarded(r1 - r0, 1, case.dtype)
     case.table.cross_entropy(source, label, r0, r1, loss=alone.view, loss_base=r0)

@@ -96,8 +96,13 @@ def test_number_of_threads() -> None:
 
 def default_threads(wish: str) -> subprocess.CompletedProcess[str]:
     code = "from cavs import _engine; print(_engine.kernels.default_num_threads())"
-    return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True,
-                          env={**os.environ, "CAVS_NUM_THREADS": wish}, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        text=True,
+        capture_output=True,
+        env={**os.environ, "CAVS_NUM_THREADS": wish},
+        check=False,
+    )
 
 
 def test_default_number_of_threads() -> None:

@@ -8,8 +8,9 @@ from .support import KERNELS, SIZES, Case, every_case
 Kind = KERNELS.OptimizerKind
 
 
-def reference(kind: str, p: np.ndarray, g: np.ndarray, s1: np.ndarray, s2: np.ndarray,
-              o: dict[str, float]) -> None:
+def reference(
+    kind: str, p: np.ndarray, g: np.ndarray, s1: np.ndarray, s2: np.ndarray, o: dict[str, float]
+) -> None:
     """PyTorch's formulas in float64, in place."""
     g = g * o["grad_scale"]
     if kind == "ADAMW":
@@ -41,9 +42,18 @@ def test_updates(case: Case, kind: str) -> None:
             x[:n] = np.abs(case.normal(rng, n))
         p64, s164, s264 = (x[:n].astype("f8") for x in (p, s1, s2))
         for t in range(1, 4):
-            options = {"lr": 0.1, "momentum": 0.9, "nesterov": kind == "NESTEROV", "beta1": 0.9,
-                       "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.03, "grad_scale": 0.5,
-                       "bias1": 1 - 0.9**t, "bias2": 1 - 0.99**t}
+            options = {
+                "lr": 0.1,
+                "momentum": 0.9,
+                "nesterov": kind == "NESTEROV",
+                "beta1": 0.9,
+                "beta2": 0.99,
+                "eps": 1e-6,
+                "weight_decay": 0.03,
+                "grad_scale": 0.5,
+                "bias1": 1 - 0.9**t,
+                "bias2": 1 - 0.99**t,
+            }
             g = case.normal(rng, n)
             case.table.update(Kind.__members__[name], g, p[:n], s1[:n], s2[:n], **options)
             reference(name, p64, g.astype("f8"), s164, s264, options)
