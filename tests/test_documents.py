@@ -55,7 +55,7 @@ def test_errors_are_as_documented(tmp_path, monkeypatch):
     raised = set()
     for code, expected in blocks("docs/errors.md"):
         if not expected:
-            exec(compile(code, "example.py", "exec"), names)
+            exec(compile(code, "shared.py", "exec"), names)
             continue
         with pytest.raises(CavsError) as caught:
             exec(compile(code, "example.py", "exec"), names)
