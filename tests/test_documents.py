@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cavs.errors import CavsError
+from cavs.ir import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[1]
 # A block of code, and the block of text right behind it, if there is one.
@@ -34,7 +35,17 @@ def matches(shown: str, expected: str) -> bool:
     return re.fullmatch(pattern, shown, re.DOTALL) is not None
 
 
+@pytest.fixture
+def registry():
+    """Operators that a document defines are forgotten again."""
+    before = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_code_of_a_document_runs(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
