@@ -56,6 +56,12 @@ def trace_model(model: Model, schema: Schema, *, training: bool, with_loss: bool
                     hint='use ops.cross_entropy(..., reduction="mean"), or reduce over rows',
                 )
             outputs["loss"] = loss if not loss.shape else apply("reshape", loss, shape=())
+        if not outputs and type(model).forward is Model.forward:
+            raise TraceError(
+                f"{name} has no forward: there is nothing to predict",
+                where=line_of(type(model)),
+                hint="define forward(self, batch)",
+            )
         if not training and type(model).forward is not Model.forward:
             value = model.forward(batch)
             values = value if isinstance(value, dict) else {"output": value}
