@@ -86,18 +86,15 @@ def _identity(node: Node) -> Node | None:
     return None
 
 
-def _select(node: Node) -> Node | None:
-    """A choice between equals, or by a known condition; what dropout leaves of absent inputs."""
+def _choice(node: Node) -> Node | None:
+    """``where`` with equal branches, as dropout of an absent input, or with a known condition."""
     if node.op.name != "where":
         return None
     condition, a, b = node.inputs
-    known = constant_of(condition)
-    if known is not None:
-        return _as(a if known != 0.0 else b, node.type)
-    ca, cb = constant_of(a), constant_of(b)
-    if a is b or (ca is not None and ca == cb):
-        return _as(a, node.type)
-    return None
+    known, ca, cb = constant_of(condition), constant_of(a), constant_of(b)
+    if a is b or known is not None:
+        return _as(b if known == 0.0 else a, node.type)
+    return full(ca, node.type) if ca is not None and ca == cb else None
 
 
 def _as(x: Node, t: TensorType) -> Node:
@@ -323,7 +320,7 @@ def _one_row(node: Node) -> Node | None:
 RULES: tuple[Rule, ...] = (
     _fold,
     _identity,
-    _select,
+    _choice,
     _zero,
     _broadcast,
     _shape,

@@ -18,7 +18,8 @@ namespace {
 
 #if defined(__linux__)
 std::optional<int> affinity_cores() {
-  for (int cores = 1024; cores <= 1 << 20; cores *= 4) {  // the mask must be as large as the kernel's
+  for (int cores = 1024; cores <= 1 << 20;
+       cores *= 4) {  // the mask must be as large as the kernel's
     cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(cores));
     const size_t size = CPU_ALLOC_SIZE(static_cast<size_t>(cores));
     const bool known = sched_getaffinity(0, size, set) == 0;

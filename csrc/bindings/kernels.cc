@@ -123,129 +123,141 @@ void bind_typed(py::module_& m, const std::string& dtype) {
       .def_property_readonly("name", [](const Table& t) { return t.kernels.name; })
       .def_property_readonly("panel", [](const Table& t) { return t.kernels.panel; })
       .def("peak_gflops", &peak_gflops<T>, "The multiply-add ceiling of one core, measured.")
-      .def("packed",
-           [](const Table& t, int64_t k, int64_t n) {
-             return aligned_array<T>(t.kernels.packed_size(k, n));
-           })
-      .def("pack",
-           [](const Table& t, Values<T> w, int64_t k0, int64_t n0, int64_t k, int64_t n,
-              Values<T> packed) {
-             const int64_t size = sizeof(T);
-             t.kernels.pack(w.data(), w.strides(0) / size, w.strides(1) / size, w.shape(0),
-                            w.shape(1), k0, n0, k, n, packed.mutable_data());
-           },
-           py::arg("w").noconvert(), py::arg("k0"), py::arg("n0"), py::arg("k"), py::arg("n"),
-           py::arg("packed").noconvert())
-      .def("matmul",
-           [](const Table& t, const std::vector<S>& a, int64_t r0, int64_t r1,
-              const Values<T>& packed, int64_t n, Values<T> c, int64_t c_base, bool accumulate,
-              int64_t p0, int64_t p1, int repeat) {
-             const auto sources = plain(a);
-             const int64_t k = total_width(sources), panel = t.kernels.panel;
-             auto space = scratch<T>(t.kernels.matmul_scratch(k));
-             for (int i = 0; i < repeat; ++i)
-               t.kernels.matmul(sources.data(), static_cast<int32_t>(sources.size()), r0, r1,
-                                packed.data(), k, n, p0, p1 < 0 ? (n + panel - 1) / panel : p1,
-                                c.mutable_data(), row_stride(c), c_base, accumulate,
-                                space.data());
-           },
-           py::arg("a"), py::arg("r0"), py::arg("r1"), py::arg("packed").noconvert(),
-           py::arg("n"), py::arg("c").noconvert(), py::arg("c_base") = 0,
-           py::arg("accumulate") = false, py::arg("p0") = 0, py::arg("p1") = -1,
-           py::arg("repeat") = 1)
-      .def("matmul_tn",
-           [](const Table& t, const std::vector<S>& a, const std::vector<S>& b, int64_t r0,
-              int64_t r1, Values<T> out, bool accumulate, int64_t n0, int64_t n1, int repeat) {
-             const auto sa = plain(a), sb = plain(b);
-             const int64_t k = total_width(sa), n = total_width(sb);
-             auto space = scratch<T>(t.kernels.matmul_tn_scratch(k, n));
-             for (int i = 0; i < repeat; ++i)
-               t.kernels.matmul_tn(sa.data(), static_cast<int32_t>(sa.size()), sb.data(),
-                                   static_cast<int32_t>(sb.size()), r0, r1, k, n, n0,
-                                   n1 < 0 ? n : n1, out.mutable_data(), row_stride(out),
-                                   accumulate, space.data());
-           },
-           py::arg("a"), py::arg("b"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
-           py::arg("accumulate") = false, py::arg("n0") = 0, py::arg("n1") = -1,
-           py::arg("repeat") = 1)
-      .def("map",
-           // loads: (source, outer_stride, scalar); ops: (code, dst, a, b, c, imm).
-           [](const Table& t, const std::vector<std::tuple<S, int32_t, bool>>& loads,
-              const std::vector<std::tuple<MapOpcode, int16_t, int16_t, int16_t, int16_t, double>>&
-                  ops,
-              const std::vector<BoundStore<T>>& stores, int32_t registers, int32_t outer,
-              int32_t inner, int64_t r0, int64_t r1, uint64_t seed, uint64_t step,
-              std::optional<Indices> row_ids, int repeat) {
-             std::vector<MapLoad<T>> l;
-             for (const auto& [s, stride, scalar] : loads) l.push_back({s.source, stride, scalar});
-             std::vector<MapOp> o;
-             for (const auto& [code, d, a, b, c, imm] : ops) o.push_back({code, d, a, b, c, imm});
-             std::vector<MapStore<T>> s;
-             for (const auto& store : stores) s.push_back(store.store);
-             const MapKernel<T> kernel{l.data(), o.data(), s.data(),
-                                       static_cast<int32_t>(l.size()),
-                                       static_cast<int32_t>(o.size()),
-                                       static_cast<int32_t>(s.size()), registers, outer, inner,
-                                       seed, step, row_ids ? row_ids->data() : nullptr};
-             auto space = scratch<T>(t.kernels.map_scratch(kernel));
-             for (int i = 0; i < repeat; ++i) t.kernels.map(kernel, r0, r1, space.data());
-           },
-           py::arg("loads"), py::arg("ops"), py::arg("stores"), py::arg("registers"),
-           py::arg("outer"), py::arg("inner"), py::arg("r0"), py::arg("r1"), py::arg("seed") = 0,
-           py::arg("step") = 0, py::arg("row_ids") = py::none(), py::arg("repeat") = 1)
-      .def("sum_rows",
-           [](const Table& t, const S& s, int64_t r0, int64_t r1, Values<T> out, bool accumulate) {
-             t.kernels.sum_rows(s.source, r0, r1, out.mutable_data(), accumulate);
-           },
-           py::arg("source"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
-           py::arg("accumulate") = false)
-      .def("segment_max",
-           [](const Table& t, const S& s, int64_t r0, int64_t r1, Values<T> out, int64_t base) {
-             t.kernels.segment_max(s.source, r0, r1, out.mutable_data(), row_stride(out), base);
-           },
-           py::arg("source"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
-           py::arg("base") = 0)
-      .def("copy_rows",
-           [](const Table& t, const S& s, int64_t r0, int64_t r1, Values<T> out, int64_t base) {
-             t.kernels.copy_rows(s.source, r0, r1, out.mutable_data(), row_stride(out), base);
-           },
-           py::arg("source"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
-           py::arg("base") = 0)
-      .def("cross_entropy",
-           [](const Table& t, const S& s, const Indices& label, int64_t r0, int64_t r1,
-              std::optional<Values<T>> loss, std::optional<Values<T>> grad, int64_t loss_base,
-              int64_t grad_base) {
-             t.kernels.cross_entropy(s.source, label.data(), r0, r1,
-                                     loss ? loss->mutable_data() : nullptr,
-                                     loss ? row_stride(*loss) : 0, loss_base,
-                                     grad ? grad->mutable_data() : nullptr,
-                                     grad ? row_stride(*grad) : 0, grad_base);
-           },
-           py::arg("logits"), py::arg("label"), py::arg("r0"), py::arg("r1"),
-           py::arg("loss").noconvert() = py::none(), py::arg("grad").noconvert() = py::none(),
-           py::arg("loss_base") = 0, py::arg("grad_base") = 0)
-      .def("update",
-           [](const Table& t, OptimizerKind kind, const Values<T>& grad, Values<T> param,
-              std::optional<Values<T>> state1, std::optional<Values<T>> state2, double lr,
-              double momentum, bool nesterov, double beta1, double beta2, double eps,
-              double weight_decay, double grad_scale, double bias1, double bias2) {
-             const OptimizerStep step{kind,  nesterov,     lr,         momentum, beta1, beta2,
-                                      eps,   weight_decay, grad_scale, bias1,    bias2};
-             t.kernels.update(step, param.size(), grad.data(), param.mutable_data(),
-                              state1 ? state1->mutable_data() : nullptr,
-                              state2 ? state2->mutable_data() : nullptr);
-           },
-           py::arg("kind"), py::arg("grad").noconvert(), py::arg("param").noconvert(),
-           py::arg("state1").noconvert() = py::none(), py::arg("state2").noconvert() = py::none(),
-           py::arg("lr") = 0.1, py::arg("momentum") = 0.9, py::arg("nesterov") = false,
-           py::arg("beta1") = 0.9, py::arg("beta2") = 0.999, py::arg("eps") = 1e-8,
-           py::arg("weight_decay") = 0.0, py::arg("grad_scale") = 1.0, py::arg("bias1") = 1.0,
-           py::arg("bias2") = 1.0)
-      .def("sum_of_squares",
-           [](const Table& t, const Values<T>& x) {
-             return t.kernels.sum_of_squares(x.data(), x.size());
-           },
-           py::arg("x").noconvert());
+      .def("packed", [](const Table& t, int64_t k,
+                        int64_t n) { return aligned_array<T>(t.kernels.packed_size(k, n)); })
+      .def(
+          "pack",
+          [](const Table& t, Values<T> w, int64_t k0, int64_t n0, int64_t k, int64_t n,
+             Values<T> packed) {
+            const int64_t size = sizeof(T);
+            t.kernels.pack(w.data(), w.strides(0) / size, w.strides(1) / size, w.shape(0),
+                           w.shape(1), k0, n0, k, n, packed.mutable_data());
+          },
+          py::arg("w").noconvert(), py::arg("k0"), py::arg("n0"), py::arg("k"), py::arg("n"),
+          py::arg("packed").noconvert())
+      .def(
+          "matmul",
+          [](const Table& t, const std::vector<S>& a, int64_t r0, int64_t r1,
+             const Values<T>& packed, int64_t n, Values<T> c, int64_t c_base, bool accumulate,
+             int64_t p0, int64_t p1, int repeat) {
+            const auto sources = plain(a);
+            const int64_t k = total_width(sources), panel = t.kernels.panel;
+            auto space = scratch<T>(t.kernels.matmul_scratch(k));
+            for (int i = 0; i < repeat; ++i)
+              t.kernels.matmul(sources.data(), static_cast<int32_t>(sources.size()), r0, r1,
+                               packed.data(), k, n, p0, p1 < 0 ? (n + panel - 1) / panel : p1,
+                               c.mutable_data(), row_stride(c), c_base, accumulate, space.data());
+          },
+          py::arg("a"), py::arg("r0"), py::arg("r1"), py::arg("packed").noconvert(), py::arg("n"),
+          py::arg("c").noconvert(), py::arg("c_base") = 0, py::arg("accumulate") = false,
+          py::arg("p0") = 0, py::arg("p1") = -1, py::arg("repeat") = 1)
+      .def(
+          "matmul_tn",
+          [](const Table& t, const std::vector<S>& a, const std::vector<S>& b, int64_t r0,
+             int64_t r1, Values<T> out, bool accumulate, int64_t n0, int64_t n1, int repeat) {
+            const auto sa = plain(a), sb = plain(b);
+            const int64_t k = total_width(sa), n = total_width(sb);
+            auto space = scratch<T>(t.kernels.matmul_tn_scratch(k, n));
+            for (int i = 0; i < repeat; ++i)
+              t.kernels.matmul_tn(sa.data(), static_cast<int32_t>(sa.size()), sb.data(),
+                                  static_cast<int32_t>(sb.size()), r0, r1, k, n, n0,
+                                  n1 < 0 ? n : n1, out.mutable_data(), row_stride(out), accumulate,
+                                  space.data());
+          },
+          py::arg("a"), py::arg("b"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
+          py::arg("accumulate") = false, py::arg("n0") = 0, py::arg("n1") = -1,
+          py::arg("repeat") = 1)
+      .def(
+          "map",
+          // loads: (source, outer_stride, scalar); ops: (code, dst, a, b, c, imm).
+          [](const Table& t, const std::vector<std::tuple<S, int32_t, bool>>& loads,
+             const std::vector<std::tuple<MapOpcode, int16_t, int16_t, int16_t, int16_t, double>>&
+                 ops,
+             const std::vector<BoundStore<T>>& stores, int32_t registers, int32_t outer,
+             int32_t inner, int64_t r0, int64_t r1, uint64_t seed, uint64_t step,
+             std::optional<Indices> row_ids, int repeat) {
+            std::vector<MapLoad<T>> l;
+            for (const auto& [s, stride, scalar] : loads) l.push_back({s.source, stride, scalar});
+            std::vector<MapOp> o;
+            for (const auto& [code, d, a, b, c, imm] : ops) o.push_back({code, d, a, b, c, imm});
+            std::vector<MapStore<T>> s;
+            for (const auto& store : stores) s.push_back(store.store);
+            const MapKernel<T> kernel{l.data(),
+                                      o.data(),
+                                      s.data(),
+                                      static_cast<int32_t>(l.size()),
+                                      static_cast<int32_t>(o.size()),
+                                      static_cast<int32_t>(s.size()),
+                                      registers,
+                                      outer,
+                                      inner,
+                                      seed,
+                                      step,
+                                      row_ids ? row_ids->data() : nullptr};
+            auto space = scratch<T>(t.kernels.map_scratch(kernel));
+            for (int i = 0; i < repeat; ++i) t.kernels.map(kernel, r0, r1, space.data());
+          },
+          py::arg("loads"), py::arg("ops"), py::arg("stores"), py::arg("registers"),
+          py::arg("outer"), py::arg("inner"), py::arg("r0"), py::arg("r1"), py::arg("seed") = 0,
+          py::arg("step") = 0, py::arg("row_ids") = py::none(), py::arg("repeat") = 1)
+      .def(
+          "sum_rows",
+          [](const Table& t, const S& s, int64_t r0, int64_t r1, Values<T> out, bool accumulate) {
+            t.kernels.sum_rows(s.source, r0, r1, out.mutable_data(), accumulate);
+          },
+          py::arg("source"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
+          py::arg("accumulate") = false)
+      .def(
+          "segment_max",
+          [](const Table& t, const S& s, int64_t r0, int64_t r1, Values<T> out, int64_t base) {
+            t.kernels.segment_max(s.source, r0, r1, out.mutable_data(), row_stride(out), base);
+          },
+          py::arg("source"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
+          py::arg("base") = 0)
+      .def(
+          "copy_rows",
+          [](const Table& t, const S& s, int64_t r0, int64_t r1, Values<T> out, int64_t base) {
+            t.kernels.copy_rows(s.source, r0, r1, out.mutable_data(), row_stride(out), base);
+          },
+          py::arg("source"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
+          py::arg("base") = 0)
+      .def(
+          "cross_entropy",
+          [](const Table& t, const S& s, const Indices& label, int64_t r0, int64_t r1,
+             std::optional<Values<T>> loss, std::optional<Values<T>> grad, int64_t loss_base,
+             int64_t grad_base) {
+            t.kernels.cross_entropy(
+                s.source, label.data(), r0, r1, loss ? loss->mutable_data() : nullptr,
+                loss ? row_stride(*loss) : 0, loss_base, grad ? grad->mutable_data() : nullptr,
+                grad ? row_stride(*grad) : 0, grad_base);
+          },
+          py::arg("logits"), py::arg("label"), py::arg("r0"), py::arg("r1"),
+          py::arg("loss").noconvert() = py::none(), py::arg("grad").noconvert() = py::none(),
+          py::arg("loss_base") = 0, py::arg("grad_base") = 0)
+      .def(
+          "update",
+          [](const Table& t, OptimizerKind kind, const Values<T>& grad, Values<T> param,
+             std::optional<Values<T>> state1, std::optional<Values<T>> state2, double lr,
+             double momentum, bool nesterov, double beta1, double beta2, double eps,
+             double weight_decay, double grad_scale, double bias1, double bias2) {
+            const OptimizerStep step{kind, nesterov,     lr,         momentum, beta1, beta2,
+                                     eps,  weight_decay, grad_scale, bias1,    bias2};
+            t.kernels.update(step, param.size(), grad.data(), param.mutable_data(),
+                             state1 ? state1->mutable_data() : nullptr,
+                             state2 ? state2->mutable_data() : nullptr);
+          },
+          py::arg("kind"), py::arg("grad").noconvert(), py::arg("param").noconvert(),
+          py::arg("state1").noconvert() = py::none(), py::arg("state2").noconvert() = py::none(),
+          py::arg("lr") = 0.1, py::arg("momentum") = 0.9, py::arg("nesterov") = false,
+          py::arg("beta1") = 0.9, py::arg("beta2") = 0.999, py::arg("eps") = 1e-8,
+          py::arg("weight_decay") = 0.0, py::arg("grad_scale") = 1.0, py::arg("bias1") = 1.0,
+          py::arg("bias2") = 1.0)
+      .def(
+          "sum_of_squares",
+          [](const Table& t, const Values<T>& x) {
+            return t.kernels.sum_of_squares(x.data(), x.size());
+          },
+          py::arg("x").noconvert());
 }
 
 // Meets at a barrier `rounds` times; returns how often a thread found another one not yet there.
@@ -315,9 +327,10 @@ void bind_kernels(py::module_& m) {
       .value("ADAM", OptimizerKind::kAdam)
       .value("ADAMW", OptimizerKind::kAdamW);
   py::enum_<MapOpcode> opcode(k, "MapOpcode");
-  const char* names[] = {"CONSTANT", "COPY", "ADD",  "SUB",     "MUL",  "DIV",     "MAX",
-                         "MIN",      "NEG",  "ABS",  "EXP",     "LOG",  "TANH",    "SIGMOID",
-                         "SQRT",     "GREATER", "GREATER_EQUAL", "EQUAL", "SELECT", "FMA", "UNIFORM"};
+  const char* names[] = {"CONSTANT", "COPY",    "ADD",    "SUB",     "MUL",           "DIV",
+                         "MAX",      "MIN",     "NEG",    "ABS",     "EXP",           "LOG",
+                         "TANH",     "SIGMOID", "SQRT",   "GREATER", "GREATER_EQUAL", "EQUAL",
+                         "SELECT",   "FMA",     "UNIFORM"};
   for (size_t i = 0; i < std::size(names); ++i) opcode.value(names[i], static_cast<MapOpcode>(i));
   bind_pool(k);
   bind_typed<float>(k, "float32");

@@ -51,10 +51,13 @@ template <class T>
 const IsaTable<T>& isa_table(const std::string& name) {
   for (const Isa& isa : built_isas()) {
     if (name != isa.name || !isa.supported) continue;
-    if constexpr (std::is_same_v<T, float>) return *isa.float_table;
-    else return *isa.double_table;
+    if constexpr (std::is_same_v<T, float>)
+      return *isa.float_table;
+    else
+      return *isa.double_table;
   }
-  throw std::runtime_error("instruction set \"" + name + "\" (CAVS_ISA): this machine and build have " +
+  throw std::runtime_error("instruction set \"" + name +
+                           "\" (CAVS_ISA): this machine and build have " +
                            joined(supported_isas()));
 }
 

@@ -66,14 +66,14 @@ const T* load_block(const MapKernel<T>& kernel, const MapLoad<T>& load, const Ma
 }
 
 template <class T>
-CAVS_INLINE void load_blocks(const MapKernel<T>& kernel, const MapPlan<T>& plan,
-                             const MapWindow& w, bool first) {
+CAVS_INLINE void load_blocks(const MapKernel<T>& kernel, const MapPlan<T>& plan, const MapWindow& w,
+                             bool first) {
   for (int i = 0; i < kernel.num_loads; ++i) {
     const PlannedLoad<T>& planned = plan.load[i];
     const MapLoad<T>& load = kernel.loads[i];
     if (planned.plan == LoadPlan::kInPlace) {
-      plan.reg[i] = planned.origin + w.row * planned.row_stride + w.o * load.outer_stride +
-                    w.column;
+      plan.reg[i] =
+          planned.origin + w.row * planned.row_stride + w.o * load.outer_stride + w.column;
       continue;
     }
     if (planned.plan == LoadPlan::kOnce && !first) continue;
@@ -126,8 +126,7 @@ void draw_uniform(const MapKernel<T>& kernel, const MapOp& op, const MapWindow& 
 }
 
 template <class T>
-void run_block(const MapKernel<T>& kernel, const MapPlan<T>& plan, const MapWindow& w,
-               bool first) {
+void run_block(const MapKernel<T>& kernel, const MapPlan<T>& plan, const MapWindow& w, bool first) {
   const int64_t n = w.lines * w.cols;
   load_blocks(kernel, plan, w, first);
   for (int s = 0; s < kernel.num_stores; ++s) {

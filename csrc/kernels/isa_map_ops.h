@@ -18,8 +18,10 @@ struct MapOutput {
 
 template <class T>
 CAVS_INLINE void store_last(MapOutput<T> out, int64_t i, Vector<T> v, int count) {
-  if (out.padded) store(out.data + i, v);
-  else store_partial(out.data + i, v, count);
+  if (out.padded)
+    store(out.data + i, v);
+  else
+    store_partial(out.data + i, v, count);
 }
 template <class T, class F>
 CAVS_INLINE void unary(MapOutput<T> out, const T* a, int64_t n, F f) {
@@ -52,24 +54,37 @@ void run_op(const MapOp& op, const T* const* reg, MapOutput<T> out, int64_t n) {
   const T* b = op.b >= 0 ? reg[op.b] : nullptr;
   const V zero{}, one = broadcast(T(1));
   switch (op.code) {
-    case MapOpcode::kConstant: return fill(out.data, static_cast<T>(op.imm), n);
-    case MapOpcode::kCopy: return unary(out, a, n, [](V x) { return x; });
-    case MapOpcode::kAdd: return binary(out, a, b, n, [](V x, V y) { return x + y; });
-    case MapOpcode::kSub: return binary(out, a, b, n, [](V x, V y) { return x - y; });
-    case MapOpcode::kMul: return binary(out, a, b, n, [](V x, V y) { return x * y; });
-    case MapOpcode::kDiv: return binary(out, a, b, n, [](V x, V y) { return x / y; });
-    case MapOpcode::kMax: return binary(out, a, b, n, [](V x, V y) { return maximum<T>(x, y); });
-    case MapOpcode::kMin: return binary(out, a, b, n, [](V x, V y) { return minimum<T>(x, y); });
-    case MapOpcode::kNeg: return unary(out, a, n, [](V x) { return -x; });
+    case MapOpcode::kConstant:
+      return fill(out.data, static_cast<T>(op.imm), n);
+    case MapOpcode::kCopy:
+      return unary(out, a, n, [](V x) { return x; });
+    case MapOpcode::kAdd:
+      return binary(out, a, b, n, [](V x, V y) { return x + y; });
+    case MapOpcode::kSub:
+      return binary(out, a, b, n, [](V x, V y) { return x - y; });
+    case MapOpcode::kMul:
+      return binary(out, a, b, n, [](V x, V y) { return x * y; });
+    case MapOpcode::kDiv:
+      return binary(out, a, b, n, [](V x, V y) { return x / y; });
+    case MapOpcode::kMax:
+      return binary(out, a, b, n, [](V x, V y) { return maximum<T>(x, y); });
+    case MapOpcode::kMin:
+      return binary(out, a, b, n, [](V x, V y) { return minimum<T>(x, y); });
+    case MapOpcode::kNeg:
+      return unary(out, a, n, [](V x) { return -x; });
     case MapOpcode::kAbs:
-      return unary(out, a, n, [](V x) {
-        return from_bits<T>(bits<T>(x) & ~bits<T>(broadcast(T(-0.0))));
-      });
-    case MapOpcode::kExp: return unary(out, a, n, [](V x) { return exponential<T>(x); });
-    case MapOpcode::kLog: return unary(out, a, n, [](V x) { return logarithm<T>(x); });
-    case MapOpcode::kTanh: return unary(out, a, n, [](V x) { return hyperbolic_tangent(x); });
-    case MapOpcode::kSigmoid: return unary(out, a, n, [](V x) { return sigmoid(x); });
-    case MapOpcode::kSqrt: return unary(out, a, n, [](V x) { return square_root<T>(x); });
+      return unary(out, a, n,
+                   [](V x) { return from_bits<T>(bits<T>(x) & ~bits<T>(broadcast(T(-0.0)))); });
+    case MapOpcode::kExp:
+      return unary(out, a, n, [](V x) { return exponential<T>(x); });
+    case MapOpcode::kLog:
+      return unary(out, a, n, [](V x) { return logarithm<T>(x); });
+    case MapOpcode::kTanh:
+      return unary(out, a, n, [](V x) { return hyperbolic_tangent(x); });
+    case MapOpcode::kSigmoid:
+      return unary(out, a, n, [](V x) { return sigmoid(x); });
+    case MapOpcode::kSqrt:
+      return unary(out, a, n, [](V x) { return square_root<T>(x); });
     case MapOpcode::kGreater:
       return binary(out, a, b, n, [=](V x, V y) { return x > y ? one : zero; });
     case MapOpcode::kGreaterEqual:
@@ -80,7 +95,8 @@ void run_op(const MapOp& op, const T* const* reg, MapOutput<T> out, int64_t n) {
       return ternary(out, a, b, reg[op.c], n, [=](V x, V y, V z) { return x != zero ? y : z; });
     case MapOpcode::kFma:
       return ternary(out, a, b, reg[op.c], n, [](V x, V y, V z) { return x * y + z; });
-    case MapOpcode::kUniform: return;  // run_block draws it: it needs the lines
+    case MapOpcode::kUniform:
+      return;  // run_block draws it: it needs the lines
   }
 }
 

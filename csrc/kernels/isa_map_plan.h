@@ -13,9 +13,9 @@ template <class T>
 constexpr int64_t kRegisterSize = kMapBlock + kLanes<T>;
 
 enum class LoadPlan : int32_t {
-  kInPlace,     // the register points into the source
-  kOnce,        // the same for every block: read at the first
-  kEveryLine,   // a scalar broadcast along its line: read where a line begins
+  kInPlace,    // the register points into the source
+  kOnce,       // the same for every block: read at the first
+  kEveryLine,  // a scalar broadcast along its line: read where a line begins
   kEveryBlock,
 };
 template <class T>
@@ -27,14 +27,14 @@ struct PlannedLoad {
 
 template <class T>
 struct MapPlan {
-  const T** reg;         // register -> its block
-  T** target;            // store -> where the first line of the current block goes
+  const T** reg;  // register -> its block
+  T** target;     // store -> where the first line of the current block goes
   PlannedLoad<T>* load;
-  int32_t* through;      // op -> the store it may write straight into, or one of:
-  int32_t* writer;       // register -> the last op that writes it, or kNoOp
+  int32_t* through;  // op -> the store it may write straight into, or one of:
+  int32_t* writer;   // register -> the last op that writes it, or kNoOp
   T* registers;
-  int64_t lines;         // of a full block
-  bool apart;            // known: no store touches what a load reads
+  int64_t lines;  // of a full block
+  bool apart;     // known: no store touches what a load reads
 
   T* block(int64_t reg_index) const { return registers + reg_index * kRegisterSize<T>; }
 };
@@ -110,8 +110,8 @@ int64_t lines_of_block(const MapKernel<T>& kernel) {
   for (int i = 0; i < kernel.num_loads; ++i)
     free = free && (is_dense(kernel, kernel.loads[i]) || is_uniform(kernel, kernel.loads[i]));
   for (int i = 0; i < kernel.num_stores; ++i)
-    free = free && (is_dense(kernel, kernel.stores[i]) ||
-                    kernel.stores[i].mode != StoreMode::kWrite);
+    free =
+        free && (is_dense(kernel, kernel.stores[i]) || kernel.stores[i].mode != StoreMode::kWrite);
   return free || kernel.inner <= 2 * kLanes<T> ? kMapBlock / larger(kernel.inner, 1) : 1;
 }
 
@@ -141,8 +141,8 @@ CAVS_INLINE bool are_apart(const MapKernel<T>& kernel, const MapStore<T>& store,
   const T* store_end =
       store.data + (r1 - 1 - store.base) * store.stride + last * store.outer_stride + kernel.inner;
   const T* load_begin = planned.origin + r0 * planned.row_stride;
-  const T* load_end = planned.origin + (r1 - 1) * planned.row_stride + last * load.outer_stride +
-                      kernel.inner;
+  const T* load_end =
+      planned.origin + (r1 - 1) * planned.row_stride + last * load.outer_stride + kernel.inner;
   return load_end <= store_begin || store_end <= load_begin;
 }
 

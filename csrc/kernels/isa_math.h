@@ -72,8 +72,10 @@ CAVS_INLINE Vector<T> power_of_two(const Reduced<T>& x) {
 template <class T>
 CAVS_INLINE Vector<T> scale(Vector<T> y, const Reduced<T>& x) {
 #if CAVS_VECTOR_BYTES == 64
-  if constexpr (sizeof(T) == 4) return _mm512_maskz_scalef_ps(0xffff, y, x.n);
-  else return _mm512_maskz_scalef_pd(0xff, y, x.n);
+  if constexpr (sizeof(T) == 4)
+    return _mm512_maskz_scalef_ps(0xffff, y, x.n);
+  else
+    return _mm512_maskz_scalef_pd(0xff, y, x.n);
 #else
   using C = MathConstants<T>;
   const IntVector<T> n = bits<T>(x.shifted) - bits<T>(broadcast(C::kRound + C::kBias));
@@ -90,9 +92,19 @@ CAVS_INLINE Vector<float> exp_slope(Vector<float> r) {
   return polynomial<float>(r, c);
 }
 CAVS_INLINE Vector<double> exp_slope(Vector<double> r) {
-  constexpr double c[] = {1. / 6227020800., 1. / 479001600., 1. / 39916800., 1. / 3628800.,
-                          1. / 362880.,     1. / 40320.,     1. / 5040.,     1. / 720.,
-                          1. / 120.,        1. / 24.,        1. / 6.,        0.5, 1.};
+  constexpr double c[] = {1. / 6227020800.,
+                          1. / 479001600.,
+                          1. / 39916800.,
+                          1. / 3628800.,
+                          1. / 362880.,
+                          1. / 40320.,
+                          1. / 5040.,
+                          1. / 720.,
+                          1. / 120.,
+                          1. / 24.,
+                          1. / 6.,
+                          0.5,
+                          1.};
   return polynomial<double>(r, c);
 }
 

@@ -85,8 +85,8 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
         const int64_t depth = smaller(kDepth, k - k0);
         for (int64_t t = 0; t < tiles; ++t) {  // tiles as equal as they can be
           const int64_t t0 = rows * t / tiles, t1 = rows * (t + 1) / tiles;
-          RowsOfA<T> of = rows_of(a, b0 + t0, t1 - t0, k,
-                                  joined == nullptr ? nullptr : joined + t0 * k, zeros);
+          RowsOfA<T> of =
+              rows_of(a, b0 + t0, t1 - t0, k, joined == nullptr ? nullptr : joined + t0 * k, zeros);
           for (const T*& row : of.row) row += k0;
           run_tile(t1 - t0, of, depth, packed + (p * k + k0) * width,
                    c + (b0 + t0 - c_base) * c_stride + p * width, c_stride, cols,

@@ -13,7 +13,7 @@ constexpr int64_t kRowBlock = 256;
 // Scratch: A's block, one panel of B's block, a joined row of each.
 template <class T>
 size_t matmul_tn_scratch(int64_t k, int64_t n) {
-  return static_cast<size_t>(kRowBlock * (round_up(k, kTileRows) + kPanel<T>) + k + n);
+  return static_cast<size_t>(kRowBlock * (round_up(k, kTileRows) + kPanel<T>)+k + n);
 }
 
 // Rows [r0, r0 + rows) of A, in tiles of kTileRows columns: element (r, i) of tile t at

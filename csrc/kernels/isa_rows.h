@@ -27,8 +27,9 @@ void sum_rows(const Source<T>& source, int64_t r0, int64_t r1, T* out, bool accu
     for_each_vector<T>(
         n,
         [&](int64_t i) {
-          store(out + i, (((load(out + i) + load(rows[0] + i)) + load(rows[1] + i)) +
-                          load(rows[2] + i)) + load(rows[3] + i));
+          store(out + i,
+                (((load(out + i) + load(rows[0] + i)) + load(rows[1] + i)) + load(rows[2] + i)) +
+                    load(rows[3] + i));
         },
         [&](int64_t i, int c) {
           Vector<T> sum = load_partial(out + i, c);
@@ -42,8 +43,7 @@ void sum_rows(const Source<T>& source, int64_t r0, int64_t r1, T* out, bool accu
 template <class T>
 void copy_rows(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
                int64_t base) {
-  for (int64_t r = r0; r < r1; ++r)
-    copy_row(source, r, 0, source.width, out + (r - base) * stride);
+  for (int64_t r = r0; r < r1; ++r) copy_row(source, r, 0, source.width, out + (r - base) * stride);
 }
 
 template <class T>

@@ -48,8 +48,10 @@ const T* read_row(const Source<T>& s, int64_t r, int64_t first, int64_t n, T* bu
 template <class T>
 CAVS_INLINE void copy_row(const Source<T>& s, int64_t r, int64_t first, int64_t n, T* out) {
   const T* row = read_row(s, r, first, n, out);
-  if (row == nullptr) fill(out, T(0), n);
-  else if (row != out) copy(out, row, n);
+  if (row == nullptr)
+    fill(out, T(0), n);
+  else if (row != out)
+    copy(out, row, n);
 }
 
 // All sources side by side.

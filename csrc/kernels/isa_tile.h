@@ -28,7 +28,8 @@ struct ColumnsOfA {
   CAVS_INLINE T at(int i, int64_t k) const { return data[k * stride + i]; }
 };
 
-// c (R x cols) (+)= A (R x depth) B, B's row k at b + k * kPanel; (V - 1) * lanes < cols <= V * lanes.
+// c (R x cols) (+)= A (R x depth) B, B's row k at b + k * kPanel; (V - 1) * lanes < cols <= V *
+// lanes.
 template <class T, int R, int V, class A>
 __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c, int64_t c_stride,
                                     int cols, bool accumulate) {
@@ -89,12 +90,18 @@ template <class T, class A>
 void run_tile(int64_t rows, const A& a, int64_t depth, const T* b, T* c, int64_t c_stride,
               int64_t cols, bool accumulate) {
   switch (rows) {
-    case 1: return tile_rows<T, 1>(a, depth, b, c, c_stride, cols, accumulate);
-    case 2: return tile_rows<T, 2>(a, depth, b, c, c_stride, cols, accumulate);
-    case 3: return tile_rows<T, 3>(a, depth, b, c, c_stride, cols, accumulate);
-    case 4: return tile_rows<T, 4>(a, depth, b, c, c_stride, cols, accumulate);
-    case 5: return tile_rows<T, 5>(a, depth, b, c, c_stride, cols, accumulate);
-    default: return tile_rows<T, 6>(a, depth, b, c, c_stride, cols, accumulate);
+    case 1:
+      return tile_rows<T, 1>(a, depth, b, c, c_stride, cols, accumulate);
+    case 2:
+      return tile_rows<T, 2>(a, depth, b, c, c_stride, cols, accumulate);
+    case 3:
+      return tile_rows<T, 3>(a, depth, b, c, c_stride, cols, accumulate);
+    case 4:
+      return tile_rows<T, 4>(a, depth, b, c, c_stride, cols, accumulate);
+    case 5:
+      return tile_rows<T, 5>(a, depth, b, c, c_stride, cols, accumulate);
+    default:
+      return tile_rows<T, 6>(a, depth, b, c, c_stride, cols, accumulate);
   }
 }
 

@@ -28,9 +28,12 @@ CAVS_INLINE U mix(U x) {
 }
 
 CAVS_INLINE uint32_t row_key(uint64_t seed, uint64_t step, uint32_t stream, uint32_t row) {
-  const uint32_t words[] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
-                            static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32),
-                            stream,                      row};
+  const uint32_t words[] = {static_cast<uint32_t>(seed),
+                            static_cast<uint32_t>(seed >> 32),
+                            static_cast<uint32_t>(step),
+                            static_cast<uint32_t>(step >> 32),
+                            stream,
+                            row};
   uint32_t key = 0;
   for (uint32_t word : words) key = mix((key ^ word) + 0x9e3779b9u);
   return key;

@@ -113,11 +113,15 @@ CAVS_INLINE void store_partial(T* p, Vector<T> v, int n) {
 template <class T>
 CAVS_INLINE Vector<T> square_root(Vector<T> x) {
 #if CAVS_VECTOR_BYTES == 64
-  if constexpr (sizeof(T) == 4) return _mm512_maskz_sqrt_ps(0xffff, x);
-  else return _mm512_maskz_sqrt_pd(0xff, x);
+  if constexpr (sizeof(T) == 4)
+    return _mm512_maskz_sqrt_ps(0xffff, x);
+  else
+    return _mm512_maskz_sqrt_pd(0xff, x);
 #elif CAVS_VECTOR_BYTES == 32
-  if constexpr (sizeof(T) == 4) return _mm256_sqrt_ps(x);
-  else return _mm256_sqrt_pd(x);
+  if constexpr (sizeof(T) == 4)
+    return _mm256_sqrt_ps(x);
+  else
+    return _mm256_sqrt_pd(x);
 #else
   for (int i = 0; i < kLanes<T>; ++i)
     x[i] = sizeof(T) == 4 ? static_cast<T>(__builtin_sqrtf(static_cast<float>(x[i])))
@@ -130,8 +134,10 @@ CAVS_INLINE Vector<T> square_root(Vector<T> x) {
 template <class T>
 CAVS_INLINE Vector<T> lesser_or_second(Vector<T> a, Vector<T> b) {
 #if CAVS_VECTOR_BYTES == 64
-  if constexpr (sizeof(T) == 4) return _mm512_maskz_min_ps(0xffff, a, b);
-  else return _mm512_maskz_min_pd(0xff, a, b);
+  if constexpr (sizeof(T) == 4)
+    return _mm512_maskz_min_ps(0xffff, a, b);
+  else
+    return _mm512_maskz_min_pd(0xff, a, b);
 #else
   return a < b ? a : b;
 #endif
@@ -139,8 +145,10 @@ CAVS_INLINE Vector<T> lesser_or_second(Vector<T> a, Vector<T> b) {
 template <class T>
 CAVS_INLINE Vector<T> greater_or_second(Vector<T> a, Vector<T> b) {
 #if CAVS_VECTOR_BYTES == 64
-  if constexpr (sizeof(T) == 4) return _mm512_maskz_max_ps(0xffff, a, b);
-  else return _mm512_maskz_max_pd(0xff, a, b);
+  if constexpr (sizeof(T) == 4)
+    return _mm512_maskz_max_ps(0xffff, a, b);
+  else
+    return _mm512_maskz_max_pd(0xff, a, b);
 #else
   return a > b ? a : b;
 #endif
@@ -178,7 +186,8 @@ CAVS_INLINE T lane_max(Vector<T> v) {
   return best;
 }
 
-// for_each_vector(n, full, partial): full(i) for every whole vector, partial(i, count) for the rest.
+// for_each_vector(n, full, partial): full(i) for every whole vector, partial(i, count) for the
+// rest.
 template <class T, class Full, class Partial>
 CAVS_INLINE void for_each_vector(int64_t n, Full full, Partial partial) {
   int64_t i = 0;

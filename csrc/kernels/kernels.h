@@ -31,14 +31,27 @@ struct Source {
 
 // Scalar operations of the fused elementwise kernels. Registers hold one block of columns.
 enum class MapOpcode : uint8_t {
-  kConstant,    // dst = imm
-  kCopy,        // dst = a
-  kAdd, kSub, kMul, kDiv, kMax, kMin,          // dst = a . b
-  kNeg, kAbs, kExp, kLog, kTanh, kSigmoid, kSqrt,  // dst = f(a)
-  kGreater, kGreaterEqual, kEqual,             // dst = a . b ? 1 : 0
-  kSelect,      // dst = a != 0 ? b : c
-  kFma,         // dst = a * b + c
-  kUniform,     // dst = counter-based uniform in [0, 1): f(seed, step, imm = stream, row id, column)
+  kConstant,  // dst = imm
+  kCopy,      // dst = a
+  kAdd,
+  kSub,
+  kMul,
+  kDiv,
+  kMax,
+  kMin,  // dst = a . b
+  kNeg,
+  kAbs,
+  kExp,
+  kLog,
+  kTanh,
+  kSigmoid,
+  kSqrt,  // dst = f(a)
+  kGreater,
+  kGreaterEqual,
+  kEqual,    // dst = a . b ? 1 : 0
+  kSelect,   // dst = a != 0 ? b : c
+  kFma,      // dst = a * b + c
+  kUniform,  // dst = counter-based uniform in [0, 1): f(seed, step, imm = stream, row id, column)
 };
 
 struct MapOp {
@@ -78,8 +91,8 @@ struct MapKernel {
   const MapStore<T>* stores;
   int32_t num_loads, num_ops, num_stores, num_registers;
   int32_t outer, inner;
-  uint64_t seed, step;      // of kUniform
-  const int32_t* row_ids;   // of kUniform: the caller's number of row r; null = r
+  uint64_t seed, step;     // of kUniform
+  const int32_t* row_ids;  // of kUniform: the caller's number of row r; null = r
 };
 
 constexpr int32_t kMapBlock = 256;
@@ -90,14 +103,14 @@ struct OptimizerStep {
   OptimizerKind kind;
   bool nesterov;
   double lr, momentum, beta1, beta2, eps, weight_decay;
-  double grad_scale;   // multiplies the gradient first (clipping by global norm)
-  double bias1, bias2; // 1 - beta^t
+  double grad_scale;    // multiplies the gradient first (clipping by global norm)
+  double bias1, bias2;  // 1 - beta^t
 };
 
 template <class T>
 struct Kernels {
-  const char* name;          // "avx512", ...
-  int32_t panel;             // columns of a packed panel (a multiple of the vector length)
+  const char* name;  // "avx512", ...
+  int32_t panel;     // columns of a packed panel (a multiple of the vector length)
 
   // A packed weight of K x N: ceil(N / panel) panels, each K rows of `panel` columns, zero padded,
   // 64-byte aligned. packed_size in elements.
