@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from cavs.ir import Graph, Node, apply, rewrite, users
+from cavs.passes.partition import loops_of
 
 
 def _share_input(graph: Graph) -> Graph:
-    """x @ W1, x @ W2 -> x @ [W1 W2], cut again."""
-    by_input: dict[Node, list[Node]] = {}
+    """x @ W1, x @ W2 -> x @ [W1 W2], cut again; never one that must wait for a task with one that
+    runs once over the whole batch."""
+    by_input: dict[object, list[Node]] = {}
+    loops = loops_of(graph)
     for n in graph.nodes():
         if n.op.name == "matmul" and n.type.domain.base != "one":
-            by_input.setdefault(n.inputs[0], []).append(n)
+            by_input.setdefault((n.inputs[0], loops.get(n)), []).append(n)
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
-        products = by_input.get(n.inputs[0], []) if n.op.name == "matmul" else []
+        products = by_input.get((n.inputs[0], loops.get(n)), []) if n.op.name == "matmul" else []
         if len(products) < 2:
             return None
         weights = apply("concat", *(p.inputs[1] for p in products), axis=-1)
