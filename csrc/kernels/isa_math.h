@@ -17,6 +17,13 @@ CAVS_INLINE Vector<T> from_bits(IntVector<T> x) {
   return (Vector<T>)x;
 }
 
+// a - b of bit patterns: NaN and negative arguments may wrap round.
+template <class T>
+CAVS_INLINE IntVector<T> wrapping_difference(IntVector<T> a, IntVector<T> b) {
+  using Unsigned = typename VectorTypes<T>::UnsignedVector;
+  return (IntVector<T>)((Unsigned)a - (Unsigned)b);
+}
+
 // Horner's rule; coefficients from the highest power down.
 template <class T, int N>
 CAVS_INLINE Vector<T> polynomial(Vector<T> x, const T (&coefficients)[N]) {
@@ -78,7 +85,8 @@ CAVS_INLINE Vector<T> scale(Vector<T> y, const Reduced<T>& x) {
     return _mm512_maskz_scalef_pd(0xff, y, x.n);
 #else
   using C = MathConstants<T>;
-  const IntVector<T> n = bits<T>(x.shifted) - bits<T>(broadcast(C::kRound + C::kBias));
+  const IntVector<T> n =
+      wrapping_difference<T>(bits<T>(x.shifted), bits<T>(broadcast(C::kRound + C::kBias)));
   const IntVector<T> half = n >> 1, rest = n - half;
   return y * from_bits<T>((half + C::kBias) << C::kMantissa) *
          from_bits<T>((rest + C::kBias) << C::kMantissa);
@@ -123,8 +131,8 @@ CAVS_INLINE Vector<T> split_exponent(Vector<T> x, Vector<T>& n) {
   x = denormal ? x * C::kTiny : x;
   // Counting from sqrt(1/2) makes the mantissa of that interval come out in one subtraction.
   const IntVector<T> root = bits<T>(broadcast(C::kSqrtHalf));
-  const IntVector<T> shift = (bits<T>(x) - root) >> C::kMantissa;
-  const IntVector<T> m = bits<T>(x) - (shift << C::kMantissa);
+  const IntVector<T> shift = wrapping_difference<T>(bits<T>(x), root) >> C::kMantissa;
+  const IntVector<T> m = wrapping_difference<T>(bits<T>(x), shift << C::kMantissa);
   n = __builtin_convertvector(shift - (denormal & C::kTinyShift), Vector<T>);
   return from_bits<T>(m);
 }

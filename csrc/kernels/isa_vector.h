@@ -21,6 +21,7 @@ struct VectorTypes<float> {
   using Int = int32_t;
   typedef float Vector __attribute__((vector_size(CAVS_VECTOR_BYTES)));
   typedef int32_t IntVector __attribute__((vector_size(CAVS_VECTOR_BYTES)));
+  typedef uint32_t UnsignedVector __attribute__((vector_size(CAVS_VECTOR_BYTES)));
   typedef uint32_t HashVector __attribute__((vector_size(CAVS_VECTOR_BYTES)));
   typedef int32_t SmallVector __attribute__((vector_size(CAVS_VECTOR_BYTES)));
   typedef float Loose __attribute__((vector_size(CAVS_VECTOR_BYTES), aligned(4), may_alias));
@@ -30,6 +31,7 @@ struct VectorTypes<double> {
   using Int = int64_t;
   typedef double Vector __attribute__((vector_size(CAVS_VECTOR_BYTES)));
   typedef int64_t IntVector __attribute__((vector_size(CAVS_VECTOR_BYTES)));
+  typedef uint64_t UnsignedVector __attribute__((vector_size(CAVS_VECTOR_BYTES)));
   // As many 32-bit numbers as there are doubles.
   typedef uint32_t HashVector __attribute__((vector_size(CAVS_VECTOR_BYTES / 2)));
   typedef int32_t SmallVector __attribute__((vector_size(CAVS_VECTOR_BYTES / 2)));
