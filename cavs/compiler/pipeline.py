@@ -46,7 +46,7 @@ def compile_graph(
     parameters: Sequence[str],
     *,
     training: bool,
-    passes: Passes = Passes(),  # noqa: B008 (frozen)
+    passes: Passes = Passes(),
     record: bool = False,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).

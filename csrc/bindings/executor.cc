@@ -200,9 +200,9 @@ class Engine {
     s.grad_scale = 1;
     update.max_norm = options.max_norm;
     update.trainable = options.trainable;
-    const size_t needed = s.kind == OptimizerKind::kSgd                                    ? 0
+    const size_t needed = s.kind == OptimizerKind::kSgd                                       ? 0
                           : s.kind == OptimizerKind::kAdam || s.kind == OptimizerKind::kAdamW ? 2
-                                                                                           : 1;
+                                                                                              : 1;
     for (size_t i = 0; i < options.states.size(); ++i) {
       const auto states = options.states[i].cast<py::list>();
       T* of[2] = {nullptr, nullptr};
@@ -270,46 +270,46 @@ void bind_class(py::module_& m) {
              const py::list& ints, uint64_t seed, uint64_t step, const py::dict& optimizer,
              const py::list& states, std::vector<bool> trainable, std::optional<double> max_norm) {
             const StepOptions options{optimizer, states, std::move(trainable), max_norm};
-            return x.visit([&](auto& e) {
-              return e.step(schedule, floats, ints, seed, step, options);
-            });
+            return x.visit(
+                [&](auto& e) { return e.step(schedule, floats, ints, seed, step, options); });
           },
-          py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
-          py::arg("seed"), py::arg("step"), py::arg("optimizer"), py::arg("states"),
-          py::arg("trainable"), py::arg("max_norm") = py::none(),
+          py::arg("schedule"), py::arg("float_features"), py::arg("int_features"), py::arg("seed"),
+          py::arg("step"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
+          py::arg("max_norm") = py::none(),
           "run and one update; returns (loss, gradient norm). Updates nothing if one of them is "
           "not finite.")
       .def(
-          "gradient", [](PyExecutor& x, int32_t i) {
-            return x.visit([&](auto& e) { return e.gradient(i); });
-          },
+          "gradient",
+          [](PyExecutor& x, int32_t i) { return x.visit([&](auto& e) { return e.gradient(i); }); },
           py::arg("parameter"), "A copy of the gradient, in the shape of the parameter.")
       .def(
-          "gradient_rows", [](PyExecutor& x, int32_t i) {
+          "gradient_rows",
+          [](PyExecutor& x, int32_t i) {
             return x.visit([&](auto& e) { return e.gradient_rows(i); });
           },
           py::arg("parameter"), "(rows, values) of a sparse gradient; None if it is dense.")
       .def(
-          "output", [](PyExecutor& x, int32_t buffer) {
+          "output",
+          [](PyExecutor& x, int32_t buffer) {
             return x.visit([&](auto& e) { return e.output(buffer); });
           },
           py::arg("buffer"), "A copy of an output in the caller's order; zero rows where absent.")
-      .def("report", [](PyExecutor& x) {
-        return to_dict(x.visit([](auto& e) { return e.executor().report(); }));
-      })
+      .def("report",
+           [](PyExecutor& x) {
+             return to_dict(x.visit([](auto& e) { return e.executor().report(); }));
+           })
       .def(
-          "set_profiling", [](PyExecutor& x, bool on) {
-            x.visit([&](auto& e) { e.executor().set_profiling(on); });
-          },
+          "set_profiling",
+          [](PyExecutor& x, bool on) { x.visit([&](auto& e) { e.executor().set_profiling(on); }); },
           py::arg("on"), "Starts (from zero) or stops the clocks of report().")
       .def(
-          "set_serial", [](PyExecutor& x, bool on) {
-            x.visit([&](auto& e) { e.executor().set_serial(on); });
-          },
+          "set_serial",
+          [](PyExecutor& x, bool on) { x.visit([&](auto& e) { e.executor().set_serial(on); }); },
           py::arg("on"), "One vertex at a time on one thread: slow, for comparison.")
-      .def("invalidate_parameters", [](PyExecutor& x) {
-        x.visit([](auto& e) { e.executor().invalidate_parameters(); });
-      }, "Call after writing to a parameter: packed copies are made anew.");
+      .def(
+          "invalidate_parameters",
+          [](PyExecutor& x) { x.visit([](auto& e) { e.executor().invalidate_parameters(); }); },
+          "Call after writing to a parameter: packed copies are made anew.");
 }
 
 }  // namespace

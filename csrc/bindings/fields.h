@@ -15,7 +15,8 @@ namespace cavs {
 
 // The number of `name` among `names`.
 template <class E>
-inline E parse(const std::string& name, std::initializer_list<const char*> names, const char* what) {
+inline E parse(const std::string& name, std::initializer_list<const char*> names,
+               const char* what) {
   int i = 0;
   std::string all;
   for (const char* n : names) {

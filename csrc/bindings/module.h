@@ -3,8 +3,8 @@
 #include <pybind11/pybind11.h>
 
 namespace cavs {
-void bind_kernels(pybind11::module_& m);  // kernels.cc: isa(), kernels on numpy arrays
-void bind_graph(pybind11::module_& m);    // graph.cc: Graph, GraphBatch, Schedule
-void bind_program(pybind11::module_& m);  // program.cc: Program; calls bind_executor
-void bind_executor(pybind11::module_& m); // executor.cc: Executor, threads
+void bind_kernels(pybind11::module_& m);   // kernels.cc: isa(), kernels on numpy arrays
+void bind_graph(pybind11::module_& m);     // graph.cc: Graph, GraphBatch, Schedule
+void bind_program(pybind11::module_& m);   // program.cc: Program; calls bind_executor
+void bind_executor(pybind11::module_& m);  // executor.cc: Executor, threads
 }  // namespace cavs

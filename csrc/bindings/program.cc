@@ -22,22 +22,25 @@ RowMap parse_map(const std::string& s) {
   return parse<RowMap>(s, {"self", "one", "index", "segment_sum"}, "row map");
 }
 Array parse_array(const std::string& s) {
-  return parse<Array>(s, {"none", "order", "edge_order", "child", "parent", "nth_child", "nth_edge",
-                          "parent_if_nth", "graph_of", "index_feature", "children", "edges", "out",
-                          "graph_rows"},
-                      "array");
+  return parse<Array>(
+      s,
+      {"none", "order", "edge_order", "child", "parent", "nth_child", "nth_edge", "parent_if_nth",
+       "graph_of", "index_feature", "children", "edges", "out", "graph_rows"},
+      "array");
 }
 InstructionKind parse_kind(const std::string& s) {
-  return parse<InstructionKind>(s, {"matmul", "map", "segment_max", "cross_entropy",
-                                    "cross_entropy_grad", "copy", "matmul_tn", "sum_rows",
-                                    "lookup_grad"},
-                                "instruction kind");
+  return parse<InstructionKind>(
+      s,
+      {"matmul", "map", "segment_max", "cross_entropy", "cross_entropy_grad", "copy", "matmul_tn",
+       "sum_rows", "lookup_grad"},
+      "instruction kind");
 }
 MapOpcode parse_opcode(const std::string& s) {
-  return parse<MapOpcode>(s, {"constant", "copy", "add", "sub", "mul", "div", "max", "min", "neg",
-                              "abs", "exp", "log", "tanh", "sigmoid", "sqrt", "greater",
-                              "greater_equal", "equal", "select", "fma", "uniform"},
-                          "opcode");
+  return parse<MapOpcode>(
+      s, {"constant", "copy",    "add",           "sub",   "mul",    "div",  "max",
+          "min",      "neg",     "abs",           "exp",   "log",    "tanh", "sigmoid",
+          "sqrt",     "greater", "greater_equal", "equal", "select", "fma",  "uniform"},
+      "opcode");
 }
 StoreMode parse_mode(const std::string& s) {
   return parse<StoreMode>(s, {"write", "sum", "max"}, "store mode");
@@ -64,14 +67,15 @@ Operand to_operand(const py::handle& h) {
 }
 
 Instruction to_instruction(const py::dict& dict) {
-  const Fields f(dict, {"kind", "space", "inputs", "out", "accumulate", "weight", "split",
-                        "argument", "argument2", "loads", "ops", "stores", "registers", "outer",
-                        "inner", "label"});
+  const Fields f(dict,
+                 {"kind", "space", "inputs", "out", "accumulate", "weight", "split", "argument",
+                  "argument2", "loads", "ops", "stores", "registers", "outer", "inner", "label"});
   Instruction in{};
   in.kind = parse_kind(f.need<std::string>("kind"));
   in.space = f.need<int32_t>("space");
   in.label = f.get<std::string>("label", "");
-  for (const py::handle& h : f.get<py::sequence>("inputs", py::list())) in.inputs.push_back(to_operand(h));
+  for (const py::handle& h : f.get<py::sequence>("inputs", py::list()))
+    in.inputs.push_back(to_operand(h));
   if (f.has("out")) {
     in.out = to_operand(dict["out"]);
     if (in.out.map != RowMap::kSelf) throw py::value_error("[" + in.label + "] out is not self");
@@ -107,8 +111,8 @@ Instruction to_instruction(const py::dict& dict) {
   return in;
 }
 
-using Pieces = std::vector<std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                                      int64_t>>;
+using Pieces =
+    std::vector<std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>>;
 
 void bind_builder(py::module_& m) {
   py::classh<Builder>(m, "Program", "A compiled program: buffers, weights, instructions, stages.")

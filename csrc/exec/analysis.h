@@ -38,10 +38,10 @@ struct Analysis {
   // Global stages that touch different outputs and do not read each other's run as one step.
   std::vector<int32_t> step_of_stage;
   int32_t steps = 0;
-  std::vector<Cost> costs;            // of each instruction
-  std::vector<Lifetime> lifetimes;    // of each buffer, in steps; bytes are set for each batch
-  std::vector<bool> zero_gradient;    // parameter: its dense gradient must start from zeros
-  std::vector<bool> dense_gradient;   // parameter has a kGrad buffer
+  std::vector<Cost> costs;           // of each instruction
+  std::vector<Lifetime> lifetimes;   // of each buffer, in steps; bytes are set for each batch
+  std::vector<bool> zero_gradient;   // parameter: its dense gradient must start from zeros
+  std::vector<bool> dense_gradient;  // parameter has a kGrad buffer
 };
 
 // `element` is the size of a number in bytes; `num_parameters` and sizes are the caller's.

@@ -64,11 +64,10 @@ size_t pack_lifetimes(std::vector<Lifetime>& values) {
     }
     v.offset = best != SIZE_MAX ? best : end;
     total = std::max(total, v.offset + bytes);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), id,
-                                   [&](int32_t a, int32_t b) {
-                                     return values[a].offset < values[b].offset;
-                                   }),
-                  id);
+    placed.insert(
+        std::upper_bound(placed.begin(), placed.end(), id,
+                         [&](int32_t a, int32_t b) { return values[a].offset < values[b].offset; }),
+        id);
   }
   return total;
 }

@@ -16,20 +16,34 @@ struct Rows {
 
 Rows rows_of(const Operand& o, Space space, const Schedule& s, const IndexFeatures& features) {
   switch (o.array) {
-    case Array::kNone: return {};
-    case Array::kOrder: return {s.order.data(), nullptr};
-    case Array::kEdgeOrder: return {s.edge_order.data(), nullptr};
-    case Array::kChild: return {s.child.data(), nullptr};
-    case Array::kParent: return {s.parent.data(), nullptr};
-    case Array::kNthChild: return {s.nth_child(o.argument), nullptr};
-    case Array::kNthEdge: return {s.nth_edge(o.argument), nullptr};
-    case Array::kParentIfNth: return {s.parent_if_nth(o.argument), nullptr};
-    case Array::kGraphOf: return {s.graph_of.data(), nullptr};
-    case Array::kIndexFeature: return {features.rows(o.argument, space).data(), nullptr};
-    case Array::kChildren: return {s.child.data(), s.edge_offsets.data()};
-    case Array::kEdges: return {nullptr, s.edge_offsets.data()};
-    case Array::kOut: return {s.out_edges.data(), s.out_offsets.data()};
-    case Array::kGraphRows: return {s.graph_rows.data(), s.graph_offsets.data()};
+    case Array::kNone:
+      return {};
+    case Array::kOrder:
+      return {s.order.data(), nullptr};
+    case Array::kEdgeOrder:
+      return {s.edge_order.data(), nullptr};
+    case Array::kChild:
+      return {s.child.data(), nullptr};
+    case Array::kParent:
+      return {s.parent.data(), nullptr};
+    case Array::kNthChild:
+      return {s.nth_child(o.argument), nullptr};
+    case Array::kNthEdge:
+      return {s.nth_edge(o.argument), nullptr};
+    case Array::kParentIfNth:
+      return {s.parent_if_nth(o.argument), nullptr};
+    case Array::kGraphOf:
+      return {s.graph_of.data(), nullptr};
+    case Array::kIndexFeature:
+      return {features.rows(o.argument, space).data(), nullptr};
+    case Array::kChildren:
+      return {s.child.data(), s.edge_offsets.data()};
+    case Array::kEdges:
+      return {nullptr, s.edge_offsets.data()};
+    case Array::kOut:
+      return {s.out_edges.data(), s.out_offsets.data()};
+    case Array::kGraphRows:
+      return {s.graph_rows.data(), s.graph_offsets.data()};
   }
   return {};
 }
@@ -39,10 +53,14 @@ int64_t rows_needed(const Operand& o, Space space, const Schedule& s) {
   if (o.map == RowMap::kOne) return 1;
   if (o.map == RowMap::kSelf) return space == kGraphSpace ? s.batch->num_graphs() : 1;
   switch (o.array) {
-    case Array::kOrder: return static_cast<int64_t>(s.order.size());
-    case Array::kEdgeOrder: return static_cast<int64_t>(s.edge_order.size());
-    case Array::kGraphOf: return s.batch->num_graphs();
-    default: return -1;
+    case Array::kOrder:
+      return static_cast<int64_t>(s.order.size());
+    case Array::kEdgeOrder:
+      return static_cast<int64_t>(s.edge_order.size());
+    case Array::kGraphOf:
+      return s.batch->num_graphs();
+    default:
+      return -1;
   }
 }
 
@@ -67,8 +85,11 @@ class Binder {
         s.data = at_.counts + b.index;
         s.map = RowMap::kOne;
         return s;
-      case Role::kFeature: feature(in, o, b, s); break;
-      default: break;
+      case Role::kFeature:
+        feature(in, o, b, s);
+        break;
+      default:
+        break;
     }
     if (s.data != nullptr && b.role != Role::kOnes) s.data += o.column;
     if (o.map == RowMap::kIndex || o.map == RowMap::kSegmentSum) {
@@ -88,11 +109,18 @@ class Binder {
       case Role::kArena:
         data = at_.arena + (*at_.lifetimes)[buffer].offset / sizeof(T);
         break;
-      case Role::kParam: data = (*at_.params)[b.index], base = 0; break;
-      case Role::kGrad: data = (*at_.grads)[b.index], base = 0; break;
+      case Role::kParam:
+        data = (*at_.params)[b.index], base = 0;
+        break;
+      case Role::kGrad:
+        data = (*at_.grads)[b.index], base = 0;
+        break;
       case Role::kOnes:
-      case Role::kCount: stride = 0, base = 0; break;
-      default: break;
+      case Role::kCount:
+        stride = 0, base = 0;
+        break;
+      default:
+        break;
     }
   }
 
@@ -166,7 +194,8 @@ void bind_shapes(const Program& p, BoundProgram<T>& bound, std::vector<Patch>& p
         const Operand& o = in.inputs[j];
         patch(Patch::Place::kSource, bound.sources.size(), o.buffer, o.column);
         bound.sources.emplace_back();
-        (in.kind == InstructionKind::kMatmulTN && static_cast<int32_t>(j) >= in.split ? b.n : b.k) +=
+        (in.kind == InstructionKind::kMatmulTN && static_cast<int32_t>(j) >= in.split ? b.n
+                                                                                      : b.k) +=
             o.width;
       }
       if (in.kind == InstructionKind::kMatmul) b.n = p.weights[in.weight].n;
@@ -198,7 +227,8 @@ void bind_addresses(const Program& p, const Addresses<T>& at, BoundProgram<T>& b
       b.map.seed = at.seed;
       b.map.step = at.step;
       b.map.row_ids = is_vertex(in.space) ? s.order.data()
-                      : is_edge(in.space) ? s.edge_order.data() : nullptr;
+                      : is_edge(in.space) ? s.edge_order.data()
+                                          : nullptr;
       continue;
     }
     for (size_t j = 0; j < in.inputs.size(); ++j) {

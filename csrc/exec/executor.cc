@@ -15,8 +15,8 @@
 namespace cavs {
 namespace {
 
-constexpr double kParallelNs = 30000;       // a shorter run stays on one thread
-constexpr size_t kSmallArena = 256 << 10;   // fits the cache unpacked
+constexpr double kParallelNs = 30000;      // a shorter run stays on one thread
+constexpr size_t kSmallArena = 256 << 10;  // fits the cache unpacked
 constexpr int64_t kPieceElements = 1 << 15;
 
 void pause() {

@@ -50,12 +50,12 @@ struct Report {
     std::string kind;
     double seconds = 0;
     int64_t calls = 0;
-    double flops = 0;         // of the last run
-    int64_t gather_bytes = 0; // read through index and segment maps, last run
-    int64_t write_bytes = 0;  // last run
+    double flops = 0;          // of the last run
+    int64_t gather_bytes = 0;  // read through index and segment maps, last run
+    int64_t write_bytes = 0;   // last run
   };
   size_t arena_bytes = 0, peak_bytes = 0, scratch_bytes = 0, packed_bytes = 0;
-  int64_t runs = 0;           // while profiling
+  int64_t runs = 0;  // while profiling
   double pack_seconds = 0;
   // Global stages that ran side by side have their common time at the first of them.
   std::vector<Line> stages, instructions;

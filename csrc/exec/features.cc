@@ -8,16 +8,18 @@
 namespace cavs {
 namespace {
 
-Space order_of(Space s) {
-  return is_vertex(s) ? kVertexSpace : is_edge(s) ? kEdgeSpace : s;
-}
+Space order_of(Space s) { return is_vertex(s) ? kVertexSpace : is_edge(s) ? kEdgeSpace : s; }
 const char* noun(Space order) {
-  return order == kVertexSpace ? "vertex" : order == kEdgeSpace ? "edge"
-         : order == kGraphSpace ? "graph" : "row";
+  return order == kVertexSpace  ? "vertex"
+         : order == kEdgeSpace  ? "edge"
+         : order == kGraphSpace ? "graph"
+                                : "row";
 }
 const char* nouns(Space order) {
-  return order == kVertexSpace ? "vertices" : order == kEdgeSpace ? "edges"
-         : order == kGraphSpace ? "graphs" : "rows";
+  return order == kVertexSpace  ? "vertices"
+         : order == kEdgeSpace  ? "edges"
+         : order == kGraphSpace ? "graphs"
+                                : "rows";
 }
 
 }  // namespace
@@ -93,10 +95,12 @@ void IndexFeatures::bind(const Schedule& s, const std::vector<IntFeature>& featu
   for (Use& u : uses_) {
     const IntFeature& f = features[u.feature];
     const int32_t* order = u.order == kVertexSpace ? s.order.data()
-                           : u.order == kEdgeSpace ? s.edge_order.data() : nullptr;
+                           : u.order == kEdgeSpace ? s.edge_order.data()
+                                                   : nullptr;
     const size_t rows = u.order == kVertexSpace  ? s.order.size()
                         : u.order == kEdgeSpace  ? s.edge_order.size()
-                        : u.order == kGraphSpace ? s.batch->num_graphs() : 1;
+                        : u.order == kGraphSpace ? s.batch->num_graphs()
+                                                 : 1;
     if (f.rows != static_cast<int64_t>(rows)) {
       throw std::invalid_argument("int feature " + std::to_string(u.feature) + " has " +
                                   std::to_string(f.rows) + " values, the batch has " +

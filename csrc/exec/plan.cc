@@ -10,10 +10,10 @@ namespace cavs {
 namespace {
 
 // Below these, handing work over costs more than it saves.
-constexpr double kSerialNs = 3000;    // a task
-constexpr double kSplitNs = 2000;     // one instruction of a task of few rows
-constexpr double kGlobalNs = 20000;   // a piece of a sum over all rows
-constexpr int32_t kRowsEach = 8;      // fewer rows a thread: split by columns of the weight
+constexpr double kSerialNs = 3000;   // a task
+constexpr double kSplitNs = 2000;    // one instruction of a task of few rows
+constexpr double kGlobalNs = 20000;  // a piece of a sum over all rows
+constexpr int32_t kRowsEach = 8;     // fewer rows a thread: split by columns of the weight
 
 class Planner {
  public:
@@ -38,7 +38,9 @@ class Planner {
           }
           break;
         }
-        case StageKind::kGlobal: add_globals(); break;
+        case StageKind::kGlobal:
+          add_globals();
+          break;
       }
     }
   }

@@ -38,8 +38,8 @@ struct Segment {
 struct Plan {
   std::vector<Item> items;
   std::vector<Segment> segments;
-  double cost = 0;         // estimated nanoseconds on one thread
-  int32_t edge_rows = 0;   // most edges in one chunk that has more than one row or scratch
+  double cost = 0;        // estimated nanoseconds on one thread
+  int32_t edge_rows = 0;  // most edges in one chunk that has more than one row or scratch
   void clear();
 };
 

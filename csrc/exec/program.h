@@ -30,8 +30,8 @@ struct Buffer {
   Role role;
   int32_t index;
   Space space;
-  int32_t width;         // elements a row
-  int32_t first, last;   // stages, inclusive; kArena only
+  int32_t width;        // elements a row
+  int32_t first, last;  // stages, inclusive; kArena only
 };
 
 // Index arrays a row map can name.
@@ -62,17 +62,17 @@ struct Operand {
 };
 
 enum class InstructionKind : uint8_t {
-  kMatmul,        // out[r] (+)= [inputs side by side](r) @ weight
-  kMap,           // fused elementwise kernel
-  kSegmentMax,    // out[r] = max over the segment of inputs[0]
-  kCrossEntropy,  // out[r] = loss of logits inputs[0], labels int feature `argument`
+  kMatmul,            // out[r] (+)= [inputs side by side](r) @ weight
+  kMap,               // fused elementwise kernel
+  kSegmentMax,        // out[r] = max over the segment of inputs[0]
+  kCrossEntropy,      // out[r] = loss of logits inputs[0], labels int feature `argument`
   kCrossEntropyGrad,  // out[r] = softmax - onehot
-  kCopy,          // out[r] = inputs[0](r)
+  kCopy,              // out[r] = inputs[0](r)
   // Over all rows of `space`, in stages of their own:
-  kMatmulTN,      // out[K, N] (+)= sum_r inputs[0..split)(r)^T inputs[split..)(r)
-  kSumRows,       // out[0] (+)= sum_r inputs[0](r)
-  kLookupGrad,    // sparse gradient of parameter `argument2`: rows by int feature `argument`, values
-                  // inputs[0]; rows with a negative index are dropped
+  kMatmulTN,    // out[K, N] (+)= sum_r inputs[0..split)(r)^T inputs[split..)(r)
+  kSumRows,     // out[0] (+)= sum_r inputs[0](r)
+  kLookupGrad,  // sparse gradient of parameter `argument2`: rows by int feature `argument`, values
+                // inputs[0]; rows with a negative index are dropped
 };
 
 struct MapLoadSpec {
@@ -93,14 +93,14 @@ struct Instruction {
   std::vector<Operand> inputs;  // kMap: unused
   Operand out;                  // map is always kSelf; kMap: unused
   bool accumulate = false;
-  int32_t weight = -1;          // kMatmul: packed weight
-  int32_t split = 0;            // kMatmulTN
+  int32_t weight = -1;  // kMatmul: packed weight
+  int32_t split = 0;    // kMatmulTN
   int32_t argument = 0, argument2 = 0;
   std::vector<MapLoadSpec> loads;  // kMap
   std::vector<MapOp> ops;
   std::vector<MapStoreSpec> stores;
   int32_t registers = 0, outer = 1, inner = 0;
-  std::string label;            // for reports
+  std::string label;  // for reports
 };
 
 // A matrix assembled from pieces of parameters and packed once per update.
@@ -116,10 +116,10 @@ struct Weight {
 };
 
 enum class StageKind : uint8_t {
-  kRows,     // row-local instructions over all rows of one space (vertices and their edges), chunk
-             // by chunk: every instruction of the stage runs on a chunk before the next chunk
-  kLoop,     // the batch tasks in order (or reversed), bodies[kind] for each
-  kGlobal,   // one instruction over all rows
+  kRows,    // row-local instructions over all rows of one space (vertices and their edges), chunk
+            // by chunk: every instruction of the stage runs on a chunk before the next chunk
+  kLoop,    // the batch tasks in order (or reversed), bodies[kind] for each
+  kGlobal,  // one instruction over all rows
 };
 
 struct Stage {
@@ -132,7 +132,7 @@ struct Stage {
 };
 
 struct Program {
-  std::vector<uint64_t> kinds;   // keys; the k-th kind's spaces are kVertexKind0 + 2k, ...
+  std::vector<uint64_t> kinds;  // keys; the k-th kind's spaces are kVertexKind0 + 2k, ...
   std::vector<Buffer> buffers;
   std::vector<Weight> weights;
   std::vector<Instruction> instructions;

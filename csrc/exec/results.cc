@@ -87,7 +87,8 @@ void Executor<T>::output(int32_t buffer, T* out) const {
   const RowRange range = spaces_.ranges[b.space];
   if (range.size() != rows) std::fill_n(out, rows * width, T(0));
   const int32_t* order = is_vertex(b.space) ? schedule_->order.data()
-                         : is_edge(b.space) ? schedule_->edge_order.data() : nullptr;
+                         : is_edge(b.space) ? schedule_->edge_order.data()
+                                            : nullptr;
   const T* from = arena_.as<T>() + analysis_.lifetimes[buffer].offset / sizeof(T);
   for (int32_t r = range.begin; r < range.end; ++r, from += width) {
     std::copy_n(from, width, out + (order ? order[r] : r) * width);
@@ -181,14 +182,14 @@ Report Executor<T>::report() const {
   return report;
 }
 
-#define CAVS_INSTANTIATE(T)                                                                       \
-  template void Executor<T>::check_param(int32_t) const;                                          \
-  template void Executor<T>::check_ran() const;                                                   \
-  template void Executor<T>::gradient(int32_t, T*) const;                                         \
-  template std::optional<std::pair<std::vector<int32_t>, std::vector<T>>>                         \
-  Executor<T>::gradient_rows(int32_t) const;                                                      \
-  template std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t) const;                  \
-  template void Executor<T>::output(int32_t, T*) const;                                           \
+#define CAVS_INSTANTIATE(T)                                                      \
+  template void Executor<T>::check_param(int32_t) const;                         \
+  template void Executor<T>::check_ran() const;                                  \
+  template void Executor<T>::gradient(int32_t, T*) const;                        \
+  template std::optional<std::pair<std::vector<int32_t>, std::vector<T>>>        \
+  Executor<T>::gradient_rows(int32_t) const;                                     \
+  template std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t) const; \
+  template void Executor<T>::output(int32_t, T*) const;                          \
   template Report Executor<T>::report() const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

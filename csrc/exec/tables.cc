@@ -54,9 +54,8 @@ void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces
     each_row(lookup, [&](int32_t, int32_t i) { ++offsets[table.slot_of[i] + 2]; });
     std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
     lookup.rows.resize(offsets.back());
-    each_row(lookup, [&](int32_t r, int32_t i) {
-      lookup.rows[offsets[table.slot_of[i] + 1]++] = r;
-    });
+    each_row(lookup,
+             [&](int32_t r, int32_t i) { lookup.rows[offsets[table.slot_of[i] + 1]++] = r; });
     const Source<T>& values = bound.sources[bound.instructions[lookup.instruction].first];
     if (values.map == RowMap::kIndex) {
       for (int32_t& r : lookup.rows) r = values.index[r];

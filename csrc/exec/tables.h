@@ -21,11 +21,11 @@ struct Lookup {
 struct Table {
   int32_t param;
   int64_t width;
-  bool dense;                   // adds into the dense gradient of the parameter instead
-  std::vector<int32_t> slots;   // slot -> row of the table, in order of first use
-  std::vector<int32_t> slot_of; // row of the table -> slot, or -1 between runs
+  bool dense;                    // adds into the dense gradient of the parameter instead
+  std::vector<int32_t> slots;    // slot -> row of the table, in order of first use
+  std::vector<int32_t> slot_of;  // row of the table -> slot, or -1 between runs
   std::vector<Lookup> lookups;
-  Memory values;                // slots x width, unless dense
+  Memory values;  // slots x width, unless dense
 };
 
 std::vector<Table> make_tables(const Program& program, const std::vector<bool>& dense,

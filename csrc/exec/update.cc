@@ -9,8 +9,8 @@
 namespace cavs {
 namespace {
 
-constexpr int64_t kPiece = 1 << 14;       // elements; fixed, so that sums have one order
-constexpr int64_t kParallelPieces = 16;   // fewer stay on one thread
+constexpr int64_t kPiece = 1 << 14;      // elements; fixed, so that sums have one order
+constexpr int64_t kParallelPieces = 16;  // fewer stay on one thread
 
 // A stretch of one gradient: elements of a dense one, slots of a table.
 struct Stretch {
@@ -72,8 +72,8 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
   for_each_piece(pieces, threads, [&](int64_t i) {
     const Stretch& s = work[i];
     const int64_t width = s.table < 0 ? 1 : context_.tables[s.table].width;
-    const T* values = s.table < 0 ? context_.grads[s.param]
-                                  : context_.tables[s.table].values.template as<T>();
+    const T* values =
+        s.table < 0 ? context_.grads[s.param] : context_.tables[s.table].values.template as<T>();
     partial_[i] = kernels_.sum_of_squares(values + s.begin * width, (s.end - s.begin) * width);
   });
   double squares = 0;

@@ -13,9 +13,9 @@ std::string space_name(Space s) {
   return std::string(is_vertex(s) ? "vertex" : "edge") + " kind " + std::to_string(kind_of(s));
 }
 const char* array_name(Array a) {
-  static const char* const kNames[] = {"none",     "order",        "edge_order", "child",
-                                       "parent",   "nth_child",    "nth_edge",   "parent_if_nth",
-                                       "graph_of", "index_feature", "children",  "edges",
+  static const char* const kNames[] = {"none",     "order",         "edge_order", "child",
+                                       "parent",   "nth_child",     "nth_edge",   "parent_if_nth",
+                                       "graph_of", "index_feature", "children",   "edges",
                                        "out",      "graph_rows"};
   return kNames[static_cast<int>(a)];
 }
@@ -26,8 +26,8 @@ const char* instruction_name(InstructionKind k) {
   return kNames[static_cast<int>(k)];
 }
 const char* role_name(Role r) {
-  static const char* const kNames[] = {"arena", "scratch", "param", "grad",
-                                       "feature", "ones", "count"};
+  static const char* const kNames[] = {"arena",   "scratch", "param", "grad",
+                                       "feature", "ones",    "count"};
   return kNames[static_cast<int>(r)];
 }
 
@@ -50,24 +50,24 @@ class Validator {
     for (size_t i = 0; i < p_.buffers.size(); ++i) {
       const Buffer& b = p_.buffers[i];
       label_ = "buffer " + std::to_string(i);
-      need(b.space >= 0 && b.space < spaces, "space " + std::to_string(b.space) +
-                                                 " outside [0, " + std::to_string(spaces) + ")");
+      need(b.space >= 0 && b.space < spaces,
+           "space " + std::to_string(b.space) + " outside [0, " + std::to_string(spaces) + ")");
       need(b.width > 0, "width " + std::to_string(b.width) + ", needs at least 1");
       if (b.role == Role::kArena) {
         need(b.first >= 0 && b.first <= b.last && b.last < stages,
              "lives in stages [" + std::to_string(b.first) + ", " + std::to_string(b.last) +
                  "] of " + std::to_string(stages));
       } else if (b.role != Role::kScratch && b.role != Role::kOnes) {
-        need(b.index >= 0 && b.index < kMostIndices,
-             "index " + std::to_string(b.index) + " outside [0, " +
-                 std::to_string(kMostIndices) + ")");
+        need(b.index >= 0 && b.index < kMostIndices, "index " + std::to_string(b.index) +
+                                                         " outside [0, " +
+                                                         std::to_string(kMostIndices) + ")");
       }
     }
     for (size_t i = 0; i < p_.weights.size(); ++i) check_weight(i);
     for (const Instruction& in : p_.instructions) {
       label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
-      need(in.space >= 0 && in.space < spaces, "space " + std::to_string(in.space) +
-                                                   " outside [0, " + std::to_string(spaces) + ")");
+      need(in.space >= 0 && in.space < spaces,
+           "space " + std::to_string(in.space) + " outside [0, " + std::to_string(spaces) + ")");
       check_instruction(in);
     }
     scratch_.assign(p_.buffers.size(), -1);
@@ -125,10 +125,9 @@ class Validator {
     need(column >= 0 && width > 0, "columns [" + std::to_string(column) + ", " +
                                        std::to_string(column + width) + ") make no sense");
     if (flat && (b.role == Role::kParam || b.role == Role::kGrad)) return;
-    need(column + width <= b.width, "columns [" + std::to_string(column) + ", " +
-                                        std::to_string(column + width) + ") of buffer " +
-                                        std::to_string(buffer) + ", which has " +
-                                        std::to_string(b.width));
+    need(column + width <= b.width,
+         "columns [" + std::to_string(column) + ", " + std::to_string(column + width) +
+             ") of buffer " + std::to_string(buffer) + ", which has " + std::to_string(b.width));
   }
 
   void check_operand(const Operand& o, Space s) const {
@@ -175,13 +174,25 @@ class Validator {
     }
     const bool constant = b.role == Role::kOnes || b.role == Role::kCount;
     switch (o.array) {
-      case Array::kOrder: from = is_vertex(s), to = feature; break;
-      case Array::kEdgeOrder: from = is_edge(s), to = feature; break;
-      case Array::kIndexFeature: to = feature; break;
-      case Array::kGraphOf: from = is_vertex(s), to = feature || b.space == kGraphSpace; break;
-      case Array::kChild: from = is_edge(s), to = !feature && b.space == kVertexSpace; break;
+      case Array::kOrder:
+        from = is_vertex(s), to = feature;
+        break;
+      case Array::kEdgeOrder:
+        from = is_edge(s), to = feature;
+        break;
+      case Array::kIndexFeature:
+        to = feature;
+        break;
+      case Array::kGraphOf:
+        from = is_vertex(s), to = feature || b.space == kGraphSpace;
+        break;
+      case Array::kChild:
+        from = is_edge(s), to = !feature && b.space == kVertexSpace;
+        break;
       case Array::kNthChild:
-      case Array::kChildren: from = is_vertex(s), to = !feature && b.space == kVertexSpace; break;
+      case Array::kChildren:
+        from = is_vertex(s), to = !feature && b.space == kVertexSpace;
+        break;
       case Array::kParent:
       case Array::kParentIfNth:
         from = is_edge(s), to = !feature && from && contains(b.space, vertices_of(s));
@@ -190,25 +201,31 @@ class Validator {
       case Array::kEdges:
         from = is_vertex(s), to = !feature && from && contains(b.space, edges_of(s));
         break;
-      case Array::kOut: from = is_vertex(s), to = !feature && b.space == kEdgeSpace; break;
-      case Array::kGraphRows: from = s == kGraphSpace, to = !feature && b.space == kVertexSpace;
+      case Array::kOut:
+        from = is_vertex(s), to = !feature && b.space == kEdgeSpace;
         break;
-      case Array::kNone: from = false; break;
+      case Array::kGraphRows:
+        from = s == kGraphSpace, to = !feature && b.space == kVertexSpace;
+        break;
+      case Array::kNone:
+        from = false;
+        break;
     }
     need(from && (to || constant), what);
     if (o.array == Array::kNthChild || o.array == Array::kNthEdge ||
         o.array == Array::kParentIfNth || o.array == Array::kIndexFeature) {
-      need(o.argument >= 0 && o.argument < kMostIndices, what + " with argument " + std::to_string(o.argument));
+      need(o.argument >= 0 && o.argument < kMostIndices,
+           what + " with argument " + std::to_string(o.argument));
     }
   }
 
   void check_out(int32_t buffer, int64_t column, int64_t width, Space s) const {
     check_columns(buffer, column, width, s == kOneSpace);
     const Buffer& b = p_.buffers[buffer];
-    const bool writable = b.role == Role::kArena || b.role == Role::kScratch ||
-                          b.role == Role::kGrad;
-    need(writable, "writes " + std::string(role_name(b.role)) + " buffer " +
-                       std::to_string(buffer));
+    const bool writable =
+        b.role == Role::kArena || b.role == Role::kScratch || b.role == Role::kGrad;
+    need(writable,
+         "writes " + std::string(role_name(b.role)) + " buffer " + std::to_string(buffer));
     need(b.role == Role::kGrad ? s == kOneSpace : contains(b.space, s),
          "writes buffer " + std::to_string(buffer) + " of " + space_name(b.space) + " from " +
              space_name(s));
@@ -235,7 +252,9 @@ class Validator {
         check_out(in.out.buffer, in.out.column, in.out.width, in.space);
         return;
       }
-      case InstructionKind::kMap: check_map(in); return;
+      case InstructionKind::kMap:
+        check_map(in);
+        return;
       case InstructionKind::kSegmentMax:
         check_inputs(in, 1);
         need(in.inputs[0].map == RowMap::kSegmentSum, "reads no segments");
@@ -243,8 +262,8 @@ class Validator {
       case InstructionKind::kCopy:
       case InstructionKind::kCrossEntropyGrad:
         check_inputs(in, 1);
-        need(width(0) == in.out.width, differ("widths of input and output differ", width(0),
-                                              in.out.width));
+        need(width(0) == in.out.width,
+             differ("widths of input and output differ", width(0), in.out.width));
         check_out(in.out.buffer, in.out.column, in.out.width, in.space);
         break;
       case InstructionKind::kCrossEntropy:
@@ -267,8 +286,8 @@ class Validator {
       }
       case InstructionKind::kSumRows:
         check_inputs(in, 1);
-        need(width(0) == in.out.width, differ("widths of input and output differ", width(0),
-                                              in.out.width));
+        need(width(0) == in.out.width,
+             differ("widths of input and output differ", width(0), in.out.width));
         check_sum(in, in.out.width);
         return;
       case InstructionKind::kLookupGrad:
@@ -281,8 +300,8 @@ class Validator {
           if (other.kind != in.kind || other.argument2 != in.argument2 || other.inputs.empty()) {
             continue;
           }
-          need(other.inputs[0].width == width(0), differ("two row widths of one table", width(0),
-                                                         other.inputs[0].width));
+          need(other.inputs[0].width == width(0),
+               differ("two row widths of one table", width(0), other.inputs[0].width));
         }
         return;
     }
@@ -302,10 +321,10 @@ class Validator {
     need(b.role == Role::kArena && b.space == kOneSpace,
          "sums into " + std::string(role_name(b.role)) + " buffer " +
              std::to_string(in.out.buffer) + " of " + space_name(b.space));
-    need(in.out.column + elements <= b.width,
-         "writes " + std::to_string(elements) + " elements at " + std::to_string(in.out.column) +
-             " of buffer " + std::to_string(in.out.buffer) + ", which has " +
-             std::to_string(b.width));
+    need(in.out.column + elements <= b.width, "writes " + std::to_string(elements) +
+                                                  " elements at " + std::to_string(in.out.column) +
+                                                  " of buffer " + std::to_string(in.out.buffer) +
+                                                  ", which has " + std::to_string(b.width));
   }
 
   void check_map(const Instruction& in) const {
@@ -387,12 +406,12 @@ class Validator {
       if (!in.label.empty()) label_ = in.label;
       need(!used_[id], "stands in two bodies");
       used_[id] = true;
-      need(is_global(in.kind) == global, std::string(instruction_name(in.kind)) +
-                                             (global ? " in a global stage"
-                                                     : " needs a global stage of its own"));
+      need(is_global(in.kind) == global,
+           std::string(instruction_name(in.kind)) +
+               (global ? " in a global stage" : " needs a global stage of its own"));
       const bool own = in.space == space || (is_vertex(space) && in.space == edges_of(space));
-      need(own || (global && space < 0), "runs over " + space_name(in.space) +
-                                             " in a stage over " + space_name(space));
+      need(own || (global && space < 0),
+           "runs over " + space_name(in.space) + " in a stage over " + space_name(space));
       if (!global) each_out(in, [&](int32_t b) { written.push_back(b); });
       each_operand(in, [&](const Operand& o) { check_live(o.buffer, number); });
       each_out(in, [&](int32_t b) { check_live(b, number); });
@@ -408,9 +427,9 @@ class Validator {
           for (int32_t b : written) same_stage |= b == o.buffer;
         }
         label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
-        need(is_local(o) || (!scratch && !same_stage),
-             "reads buffer " + std::to_string(o.buffer) + " through " + array_name(o.array) +
-                 " in the stage that writes it");
+        need(is_local(o) || (!scratch && !same_stage), "reads buffer " + std::to_string(o.buffer) +
+                                                           " through " + array_name(o.array) +
+                                                           " in the stage that writes it");
       });
     }
   }
@@ -434,8 +453,8 @@ class Validator {
         }
         return;
       case StageKind::kGlobal:
-        need(stage.body.size() == 1, std::to_string(stage.body.size()) +
-                                         " instructions, a global stage has one");
+        need(stage.body.size() == 1,
+             std::to_string(stage.body.size()) + " instructions, a global stage has one");
         check_body(stage.body, -1, 0);
         return;
     }

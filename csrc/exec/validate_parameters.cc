@@ -19,27 +19,27 @@ void validate_parameters(const Program& program, const std::vector<int64_t>& siz
       const std::string label = "weight " + std::to_string(i);
       const int64_t end = q.offset + (q.rows - 1) * q.row_stride + (q.cols - 1) * q.col_stride + 1;
       const int64_t size = size_of(q.param, label);
-      need(end <= size, label, "reads up to element " + std::to_string(end) + " of parameter " +
-                                   std::to_string(q.param) + ", which has " +
-                                   std::to_string(size));
+      need(end <= size, label,
+           "reads up to element " + std::to_string(end) + " of parameter " +
+               std::to_string(q.param) + ", which has " + std::to_string(size));
     }
   }
   const auto check = [&](const std::string& label, int32_t buffer, int64_t elements) {
     const Buffer& b = program.buffers[buffer];
     if (b.role != Role::kParam && b.role != Role::kGrad) return;
     const int64_t size = size_of(b.index, label);
-    need(elements <= size, label, "uses " + std::to_string(elements) + " elements of parameter " +
-                                      std::to_string(b.index) + ", which has " +
-                                      std::to_string(size));
+    need(elements <= size, label,
+         "uses " + std::to_string(elements) + " elements of parameter " + std::to_string(b.index) +
+             ", which has " + std::to_string(size));
   };
   for (size_t i = 0; i < program.buffers.size(); ++i) {
     const Buffer& b = program.buffers[i];
     if (b.role != Role::kParam && b.role != Role::kGrad) continue;
     const std::string label = "buffer " + std::to_string(i);
     const int64_t size = size_of(b.index, label);
-    need(size % b.width == 0, label, "rows of " + std::to_string(b.width) + " of parameter " +
-                                         std::to_string(b.index) + ", which has " +
-                                         std::to_string(size) + " elements");
+    need(size % b.width == 0, label,
+         "rows of " + std::to_string(b.width) + " of parameter " + std::to_string(b.index) +
+             ", which has " + std::to_string(size) + " elements");
   }
   for (const Instruction& in : program.instructions) {
     const std::string label = in.label.empty() ? instruction_name(in.kind) : in.label;
@@ -48,18 +48,21 @@ void validate_parameters(const Program& program, const std::vector<int64_t>& siz
       check(label, l.operand.buffer, int64_t{l.operand.column} + l.operand.width);
     }
     for (const MapStoreSpec& s : in.stores) {
-      check(label, s.buffer, s.column + int64_t{in.outer - 1} * s.outer_stride +
-                                 (s.mode == StoreMode::kWrite ? in.inner : 1));
+      check(label, s.buffer,
+            s.column + int64_t{in.outer - 1} * s.outer_stride +
+                (s.mode == StoreMode::kWrite ? in.inner : 1));
     }
     switch (in.kind) {
-      case InstructionKind::kMap: break;
+      case InstructionKind::kMap:
+        break;
       case InstructionKind::kMatmulTN: {
         int64_t k = 0;
         for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
         const Buffer& b = program.buffers[in.out.buffer];
         const int64_t stride = b.role == Role::kGrad ? b.width : in.out.width;
-        need(in.out.width <= stride, label, "writes " + std::to_string(in.out.width) +
-                                                " columns into rows of " + std::to_string(stride));
+        need(in.out.width <= stride, label,
+             "writes " + std::to_string(in.out.width) + " columns into rows of " +
+                 std::to_string(stride));
         check(label, in.out.buffer, in.out.column + (k - 1) * stride + in.out.width);
         break;
       }
@@ -71,7 +74,8 @@ void validate_parameters(const Program& program, const std::vector<int64_t>& siz
                  " elements");
         break;
       }
-      default: check(label, in.out.buffer, int64_t{in.out.column} + in.out.width);
+      default:
+        check(label, in.out.buffer, int64_t{in.out.column} + in.out.width);
     }
   }
 }

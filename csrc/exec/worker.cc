@@ -81,7 +81,9 @@ void Worker<T>::run_rows(int32_t id, int64_t r0, int64_t r1) {
       k.matmul(sources, b.count, r0, r1, b.packed, b.k, b.n, 0, panels(b.n), b.out, b.stride,
                b.base, b.accumulate, scratch);
       return;
-    case InstructionKind::kMap: k.map(b.map, r0, r1, scratch); return;
+    case InstructionKind::kMap:
+      k.map(b.map, r0, r1, scratch);
+      return;
     case InstructionKind::kSegmentMax:
       k.segment_max(*sources, r0, r1, b.out, b.stride, b.base);
       return;
@@ -96,7 +98,8 @@ void Worker<T>::run_rows(int32_t id, int64_t r0, int64_t r1) {
       return;
     case InstructionKind::kMatmulTN:
     case InstructionKind::kSumRows:
-    case InstructionKind::kLookupGrad: return;  // never in a body of rows
+    case InstructionKind::kLookupGrad:
+      return;  // never in a body of rows
   }
 }
 
@@ -135,11 +138,21 @@ void Worker<T>::run(const Item& item) {
       patch(own_.instructions[item.id], c_.shared_scratch.template as<T>(), item.a);
       execute(item.id, item.r0, item.r1);
       return;
-    case ItemKind::kPanels: run_panels(item); break;
-    case ItemKind::kTransposed: run_transposed(item); break;
-    case ItemKind::kColumns: run_columns(item); break;
-    case ItemKind::kSlots: run_slots(item); break;
-    case ItemKind::kPack: pack(item); return;
+    case ItemKind::kPanels:
+      run_panels(item);
+      break;
+    case ItemKind::kTransposed:
+      run_transposed(item);
+      break;
+    case ItemKind::kColumns:
+      run_columns(item);
+      break;
+    case ItemKind::kSlots:
+      run_slots(item);
+      break;
+    case ItemKind::kPack:
+      pack(item);
+      return;
     case ItemKind::kZero: {
       const int64_t n = c_.sizes[item.id];
       T* grad = c_.grads[item.id];

@@ -23,11 +23,11 @@ struct RunContext {
   const std::vector<Patch>* patches;
   std::vector<size_t> scratch_offsets;  // of each buffer, in bytes
   size_t scratch_bytes = 0;
-  Memory shared_scratch;                // of tasks that all threads work on
-  size_t kernel_elements = 0;           // scratch of the kernels
-  std::vector<Memory> packed;           // of each weight
+  Memory shared_scratch;       // of tasks that all threads work on
+  size_t kernel_elements = 0;  // scratch of the kernels
+  std::vector<Memory> packed;  // of each weight
   std::vector<const T*> packed_data;
-  std::vector<T*> params, grads;        // grads: null without a dense gradient
+  std::vector<T*> params, grads;  // grads: null without a dense gradient
   std::vector<int64_t> sizes;
   std::vector<Table> tables;
   bool profiling = false;

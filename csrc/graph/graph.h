@@ -23,13 +23,15 @@ struct Graph {
 
 // What is wrong with a graph, and where. vertex is -1 when no single one is to blame.
 struct GraphError : std::runtime_error {
-  GraphError(const std::string& what, int64_t vertex_) : std::runtime_error(what), vertex(vertex_) {}
+  GraphError(const std::string& what, int64_t vertex_)
+      : std::runtime_error(what), vertex(vertex_) {}
   int64_t vertex;
 };
 
 // Checks offsets and children (dangling indices, cycles) and computes levels by one Kahn pass,
 // linear in vertices and edges, without recursion. Throws GraphError.
-std::shared_ptr<const Graph> make_graph(std::vector<int32_t> offsets, std::vector<int32_t> children);
+std::shared_ptr<const Graph> make_graph(std::vector<int32_t> offsets,
+                                        std::vector<int32_t> children);
 // Every edge turned round: children become parents. Order: by the original parent, then position.
 std::shared_ptr<const Graph> reverse_graph(const Graph& graph);
 

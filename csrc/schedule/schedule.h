@@ -23,7 +23,7 @@ struct RowRange {
 
 // A frontier of ready vertices of one kind and level.
 struct BatchTask {
-  int32_t kind;   // index into Schedule::kinds
+  int32_t kind;  // index into Schedule::kinds
   int32_t level;
   RowRange rows, edges;
 };
@@ -36,26 +36,26 @@ struct Kind {
 
 struct Schedule {
   std::shared_ptr<const GraphBatch> batch;
-  std::vector<Kind> kinds;        // ascending key; only those that occur
-  std::vector<BatchTask> tasks;   // ascending (level, kind)
+  std::vector<Kind> kinds;       // ascending key; only those that occur
+  std::vector<BatchTask> tasks;  // ascending (level, kind)
   int32_t num_levels = 0;
 
-  std::vector<int32_t> order;         // row -> vertex
-  std::vector<int32_t> row;           // vertex -> row
-  std::vector<int32_t> edge_order;    // edge row -> edge (global edge id in the batch's CSR)
-  std::vector<int32_t> edge_offsets;  // row -> first edge row; num_vertices + 1
-  std::vector<int32_t> child;         // edge row -> row of the child
-  std::vector<int32_t> parent;        // edge row -> row of the parent
-  std::vector<int32_t> out_offsets;   // row -> range in out_edges; num_vertices + 1
-  std::vector<int32_t> out_edges;     // edge rows that read this row, ascending
-  std::vector<int32_t> graph_of;      // row -> graph
-  std::vector<int32_t> graph_offsets; // graph -> range in graph_rows; num_graphs + 1
-  std::vector<int32_t> graph_rows;    // rows of each graph, ascending vertex id
+  std::vector<int32_t> order;          // row -> vertex
+  std::vector<int32_t> row;            // vertex -> row
+  std::vector<int32_t> edge_order;     // edge row -> edge (global edge id in the batch's CSR)
+  std::vector<int32_t> edge_offsets;   // row -> first edge row; num_vertices + 1
+  std::vector<int32_t> child;          // edge row -> row of the child
+  std::vector<int32_t> parent;         // edge row -> row of the parent
+  std::vector<int32_t> out_offsets;    // row -> range in out_edges; num_vertices + 1
+  std::vector<int32_t> out_edges;      // edge rows that read this row, ascending
+  std::vector<int32_t> graph_of;       // row -> graph
+  std::vector<int32_t> graph_offsets;  // graph -> range in graph_rows; num_graphs + 1
+  std::vector<int32_t> graph_rows;     // rows of each graph, ascending vertex id
   int32_t max_arity = 0;
 
   // Derived index arrays, made on first use and kept (thread safe).
-  const int32_t* nth_child(int32_t k) const;   // row -> row of the k-th child, or -1
-  const int32_t* nth_edge(int32_t k) const;    // row -> edge row of the k-th child, or -1
+  const int32_t* nth_child(int32_t k) const;      // row -> row of the k-th child, or -1
+  const int32_t* nth_edge(int32_t k) const;       // row -> edge row of the k-th child, or -1
   const int32_t* parent_if_nth(int32_t k) const;  // edge row -> row of the parent if the edge is
                                                   // its k-th, else -1
 
