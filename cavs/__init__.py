@@ -8,13 +8,14 @@ from cavs import data, nn, ops, train
 from cavs._engine import isa, num_threads, set_num_threads
 from cavs.data import Graph, GraphBatch, batch
 from cavs.frontend import Model, Module, Parameter, State, VertexFunction
-from cavs.runtime import Session
+from cavs.runtime import Explanation, Session, explain
 from cavs.train import DataLoader, Trainer, optim
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DataLoader",
+    "Explanation",
     "Graph",
     "GraphBatch",
     "Model",
@@ -26,6 +27,7 @@ __all__ = [
     "VertexFunction",
     "batch",
     "data",
+    "explain",
     "isa",
     "nn",
     "num_threads",

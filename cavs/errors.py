@@ -23,6 +23,14 @@ def user_line() -> str:
     return ""
 
 
+def line_of(function: object) -> str:
+    """Where a function of the user is defined, as ``file.py:12``; empty for our own."""
+    code = getattr(function, "__code__", None)
+    if code is None or os.path.abspath(code.co_filename).startswith(_PACKAGE + os.sep):
+        return ""
+    return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+
+
 class CavsError(Exception):
     """Base of all errors of cavs.
 

@@ -18,7 +18,7 @@ from cavs.data import Vocabulary, function_graphs, read_functions
 from cavs.data.pyast import function_vocabularies, functions_of, split_of
 from cavs.train import metrics
 
-DEFAULTS = {"epochs": 8, "batch_size": 32, "lr": 0.05}
+DEFAULTS = {"epochs": 10, "batch_size": 16, "lr": 0.05, "schedule": "cosine"}
 
 
 class NamePredictor(cavs.Model):
@@ -43,8 +43,8 @@ class NamePredictor(cavs.Model):
 
 def add_arguments(parser):
     """Options of this model."""
-    parser.add_argument("--size", type=int, default=96, help="of embeddings and hidden state")
-    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--size", type=int, default=128, help="of embeddings and hidden state")
+    parser.add_argument("--dropout", type=float, default=0.5)
     parser.add_argument("--classes", type=int, default=20, help="most frequent words to tell apart")
     parser.add_argument("--min-count", type=int, default=3, help="rarer identifiers are <unk>")
 

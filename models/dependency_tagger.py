@@ -17,7 +17,7 @@ from pathlib import Path
 import cavs
 from cavs import nn, ops
 from cavs.cli import Task
-from cavs.data import UPOS, Sentence, Vocabulary, dependency_graphs, read_conllu
+from cavs.data import UPOS, Sentence, Vocabulary, dependency_graphs, parse_conllu, read_conllu
 from cavs.errors import DataError
 from cavs.train import metrics
 
@@ -107,4 +107,5 @@ def build(args, assets=None):
         metrics=[metrics.accuracy()],
         assets={"forms": vocabulary.to_json()},
         predict=predict,
+        read=lambda text: graphs(parse_conllu(text.split("\n"))),
     )

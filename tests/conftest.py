@@ -9,9 +9,16 @@ from hypothesis import HealthCheck, Phase, settings
 if "PYTEST_XDIST_WORKER" in os.environ:  # one engine thread a worker; set before cavs is imported
     os.environ.setdefault("CAVS_NUM_THREADS", "1")
 
-settings.register_profile("default", deadline=None)
+# Explaining a failure can take minutes. The gate only says which example fails; being derandomised,
+# it fails again under the default profile, which shrinks it.
+find = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)
+settings.register_profile("default", deadline=None, phases=(*find, Phase.shrink))
 settings.register_profile(
-    "ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "ci",
+    deadline=None,
+    derandomize=True,
+    phases=find,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
     "quick", deadline=None, max_examples=40, phases=[Phase.explicit, Phase.generate]

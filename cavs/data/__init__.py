@@ -2,7 +2,7 @@
 
 from cavs.data.batch import GraphBatch, batch
 from cavs.data.builders import AST_TYPES, from_ast, from_networkx
-from cavs.data.conllu import UPOS, Sentence, dependency_graphs, read_conllu
+from cavs.data.conllu import UPOS, Sentence, dependency_graphs, parse_conllu, read_conllu
 from cavs.data.draw import dot_graph, dot_schedule, render
 from cavs.data.features import FeatureSpec
 from cavs.data.graph import Graph
@@ -39,6 +39,7 @@ __all__ = [
     "function_classes",
     "function_graphs",
     "load_functions",
+    "parse_conllu",
     "parse_tree",
     "read_conllu",
     "read_functions",

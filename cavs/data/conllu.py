@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,10 +59,13 @@ def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
     heads out of range, heads that run in a circle, a last sentence without its empty line (a
     truncated file) and text that is not UTF-8.
     """
-    path = Path(path)
+    return parse_conllu(read_lines(Path(path)), Path(path))
+
+
+def parse_conllu(lines: Sequence[str], path: Path = Path("<text>")) -> list[Sentence]:
+    """``read_conllu`` of lines already read; errors name ``path``."""
     sentences: list[Sentence] = []
     rows: list[tuple[int, list[str]]] = []
-    lines = read_lines(path)
     for number, line in enumerate(lines, 1):
         if line.startswith("#"):
             if rows:

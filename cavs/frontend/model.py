@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cavs.errors import ShapeError, TraceError
+from cavs.errors import ShapeError, TraceError, line_of
 from cavs.frontend.batch import Schema, SymbolicBatch
 from cavs.frontend.parameter import Module
 from cavs.ir import Graph, Node, apply
@@ -37,21 +37,40 @@ def trace_model(model: Model, schema: Schema, *, training: bool, with_loss: bool
         batch = SymbolicBatch(schema)
         outputs: dict[str, Node] = {}
         if with_loss:
+            if type(model).loss is Model.loss:
+                raise TraceError(
+                    f"{name} has no loss", hint=f"define {name}.loss(self, batch), or only predict"
+                )
             loss = model.loss(batch)
+            where = line_of(type(model).loss)
             if not isinstance(loss, Node):
-                raise TraceError(f"{name}.loss returned {type(loss).__name__}, not a traced value")
+                raise TraceError(
+                    f"{name}.loss returned {type(loss).__name__}, not a traced value",
+                    where=where,
+                    hint="return what operators made of batch, such as ops.cross_entropy(...)",
+                )
             if loss.type.domain.base != "one" or loss.type.width != 1:
                 raise ShapeError(
                     f"{name}.loss returned {loss.type}, not one number",
-                    where=loss.where,
+                    where=loss.where or where,
                     hint='use ops.cross_entropy(..., reduction="mean"), or reduce over rows',
                 )
             outputs["loss"] = loss if not loss.shape else apply("reshape", loss, shape=())
+        if not outputs and type(model).forward is Model.forward:
+            raise TraceError(
+                f"{name} has no forward: there is nothing to predict",
+                where=line_of(type(model)),
+                hint="define forward(self, batch)",
+            )
         if not training and type(model).forward is not Model.forward:
             value = model.forward(batch)
             values = value if isinstance(value, dict) else {"output": value}
             for key, node in values.items():
                 if not isinstance(node, Node):
-                    raise TraceError(f"{name}.forward returned {type(node).__name__} for {key!r}")
+                    raise TraceError(
+                        f"{name}.forward returned {type(node).__name__} for {key!r}",
+                        where=line_of(type(model).forward),
+                        hint="return one traced value, or a dict of them by name",
+                    )
                 outputs[key] = node
         return Graph(outputs, dict(trace.slots))

@@ -13,10 +13,15 @@ import numpy.typing as npt
 from cavs.errors import ConfigError, ShapeError, user_line
 from cavs.ir import REGISTRY, Node, apply
 
+_NAMED = ("xavier", "zeros", "ones", "normal", "uniform")
+
 Initializer = str | float | npt.ArrayLike | Callable[[np.random.Generator, tuple[int, ...]], Any]
 
 
 def _draw(init: Initializer, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    if not isinstance(init, str):
+        drawn = init(rng, shape) if callable(init) else init
+        return drawn if np.ndim(drawn) else np.full(shape, drawn, np.float64)
     fan_in = shape[0] if len(shape) > 1 else 1
     fan_out = shape[-1]
     if init == "zeros":
@@ -28,17 +33,7 @@ def _draw(init: Initializer, rng: np.random.Generator, shape: tuple[int, ...]) -
         return rng.uniform(-limit, limit, shape)
     if init == "normal":
         return rng.normal(0.0, 0.01, shape)
-    if init == "uniform":
-        return rng.uniform(-0.05, 0.05, shape)
-    if isinstance(init, str):
-        raise ConfigError(
-            f"unknown initialiser {init!r}",
-            hint='use "xavier", "zeros", "ones", "normal", "uniform", a number, an array or a '
-            "function of (generator, shape)",
-        )
-    if callable(init):
-        return init(rng, shape)
-    return np.broadcast_to(np.asarray(init, dtype=np.float64), shape)
+    return rng.uniform(-0.05, 0.05, shape)  # "uniform": the constructor knows the names
 
 
 class Parameter:
@@ -68,6 +63,14 @@ class Parameter:
         self.init: Initializer = (
             ("xavier" if len(self.shape) > 1 else "zeros") if init is None else init
         )
+        self._where = user_line()
+        if isinstance(self.init, str) and self.init not in _NAMED:
+            raise ConfigError(
+                f"unknown initialiser {self.init!r}",
+                where=self._where,
+                hint=f"use {', '.join(map(repr, _NAMED))}, a number, an array or a function of "
+                "(generator, shape)",
+            )
         self.trainable, self.sparse = trainable, sparse
         self.name = ""
         self._value: npt.NDArray[Any] | None = None
@@ -79,10 +82,11 @@ class Parameter:
         if drawn.shape != self.shape:
             raise ShapeError(
                 f"initial value of {self.name or 'a parameter'} has shape {list(drawn.shape)}, "
-                f"the parameter {list(self.shape)}"
+                f"the parameter {list(self.shape)}",
+                where=self._where,
+                hint="an initialiser is a number, or an array of the parameter's own shape",
             )
-        self._value = np.ascontiguousarray(drawn, dtype=dtype)
-        self._value = self._value.copy() if not self._value.flags.writeable else self._value
+        self._value = np.array(drawn, dtype=dtype, order="C")  # a copy: the engine writes it
 
     def convert(self, dtype: npt.DTypeLike) -> None:
         """Changes the dtype of the value; sessions made before keep the old array."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from cavs.errors import FeatureError, ShapeError, TraceError, user_line
+from cavs.errors import FeatureError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import SymbolicGraph
 from cavs.frontend.parameter import Module
 from cavs.ir import EDGE, FLOAT, VERTEX, Node, Slot, Structure, apply, as_node
@@ -33,7 +33,9 @@ class Gathered:
     def __getitem__(self, name: str) -> Node:
         if name not in self._values:
             raise TraceError(
-                f"no state {name!r}; the state has {', '.join(self._values)}", where=user_line()
+                f"no state {name!r}; the state has {', '.join(self._values)}",
+                where=user_line(),
+                hint=f"add {name}=... to State, or mend the name",
             )
         self._read.add(name)
         return self._values[name]
@@ -53,6 +55,7 @@ class Vertex:
         self._function, self._slots, self._pulled = function, slots, pulled
         self._edges: dict[str, Node] = {}
         self._read: set[str] = set()
+        self._arity: int | None = 0  # children looked at; None: every child
         self._scattered: dict[str, Node] = {}
         self._pushed: dict[str, Node] | Node | None = None
 
@@ -60,9 +63,12 @@ class Vertex:
         """States of the children: one row a child, or the ``k``-th child's (zeros if absent)."""
         edge = {n: apply("gather", slot=s, domain=EDGE) for n, s in self._slots.items()}
         if k is None:
+            self._arity = None
             return Gathered(edge, self._read)
-        if not isinstance(k, int) or k < 0:
+        if not isinstance(k, int) or isinstance(k, bool) or k < 0:
             raise TraceError(f"gather({k!r})", where=user_line(), hint="children count from 0")
+        if self._arity is not None:
+            self._arity = max(self._arity, k + 1)
         nth = {n: apply("nth_child", x, k=k) for n, x in edge.items()}
         return Gathered(nth, self._read)
 
@@ -78,6 +84,7 @@ class Vertex:
             raise TraceError(
                 f"scatter({', '.join(states)}) does not fit State({', '.join(declared)})",
                 where=where,
+                hint="scatter every declared value, and no other",
             )
         for name, value in states.items():
             node = as_node(value)
@@ -92,6 +99,7 @@ class Vertex:
                     f"[scatter] {name} has shape {list(node.shape)}, "
                     f"its state {list(declared[name])}",
                     where=where,
+                    hint=f"{name}={node.shape[0] if len(node.shape) == 1 else node.shape} in State",
                 )
             self._scattered[name] = _at_vertex(node)
 
@@ -103,7 +111,14 @@ class Vertex:
                 where=user_line(),
                 hint=f"call the vertex function with {name}=...",
             )
-        return self._pulled[name]
+        value = self._pulled[name]
+        if value.type.domain.base == "edge":
+            raise FeatureError(
+                f"pull({name!r}) is a value of every edge, not of the vertex: {value.type}",
+                where=user_line(),
+                hint=f"read it with v.edge({name!r}): one row a child",
+            )
+        return value
 
     def edge(self, name: str) -> Node:
         """A feature of the edges to the children: one row a child."""
@@ -116,7 +131,9 @@ class Vertex:
         value = self._pulled[name]
         if value.type.domain.base != "edge":
             raise FeatureError(
-                f"edge({name!r}) is a value of every {value.type.domain}", where=user_line()
+                f"edge({name!r}) is a value of every {value.type.domain}: {value.type}",
+                where=user_line(),
+                hint=f"read it with v.pull({name!r})",
             )
         return value
 
@@ -125,11 +142,17 @@ class Vertex:
         if self._pushed is not None:
             raise TraceError("push is called twice", where=user_line(), hint="push(a=..., b=...)")
         if (value is None) == (not values):
-            raise TraceError("push one value, or several by name", where=user_line())
+            raise TraceError(
+                "push takes one value, or several by name",
+                where=user_line(),
+                hint="v.push(h) or v.push(h=h, c=c)",
+            )
         for v in values.values() if value is None else (value,):
             if as_node(v).type.domain.base not in ("vertex", "one"):
                 raise TraceError(
-                    f"push needs a value of the vertex, not {as_node(v).type}", where=user_line()
+                    f"push needs a value of the vertex, not {as_node(v).type}",
+                    where=user_line(),
+                    hint="reduce over the children first: .sum(), .mean(), .max()",
                 )
         self._pushed = (
             _pushed(value) if value is not None else {k: _pushed(v) for k, v in values.items()}
@@ -168,6 +191,7 @@ class VertexFunction(Module):
             raise TraceError(
                 f"a vertex function is called with batch.graph, not {type(graph).__name__}",
                 where=user_line(),
+                hint="write cell(batch.graph, x=...)",
             )
         if not isinstance(getattr(self, "state", None), State):
             raise TraceError(
@@ -189,12 +213,17 @@ class VertexFunction(Module):
             if x.type.domain.base not in ("vertex", "edge", "one", "graph") or (
                 x.type.dtype != FLOAT and x.shape
             ):
-                raise FeatureError(f"{name} cannot be pulled: {x.type}", where=user_line())
-        structure = Structure(type(self).__name__)
+                raise FeatureError(
+                    f"{name} cannot be pulled: {x.type}",
+                    where=user_line(),
+                    hint="look integers up in an nn.Embedding first, or give floats",
+                )
+        where = line_of(type(self).vertex) or user_line()
+        structure = Structure(type(self).__name__, where=where)
         slots = {n: Slot(n, structure, s) for n, s in self.state.shapes.items()}
         v = Vertex(self, slots, pulled)
-        where = user_line()
         self.vertex(v)
+        structure.arity = v._arity
         name = type(self).__name__
         if not v._scattered:
             raise TraceError(

@@ -1,7 +1,18 @@
 """The intermediate representation: typed, interned, immutable nodes."""
 
 from cavs.ir.graph import Graph, Slot, Structure, rebuild, rewrite, toposort, users
-from cavs.ir.node import REGISTRY, BatchRule, Node, Op, apply, as_node, constant, defop, make
+from cavs.ir.node import (
+    REGISTRY,
+    BatchRule,
+    Node,
+    Op,
+    apply,
+    as_node,
+    constant,
+    defop,
+    make,
+    origin,
+)
 from cavs.ir.types import (
     EDGE,
     FLOAT,
@@ -38,6 +49,7 @@ __all__ = [
     "defop",
     "join_domains",
     "make",
+    "origin",
     "rebuild",
     "rewrite",
     "toposort",

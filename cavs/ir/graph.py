@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cavs.ir.node import Node, make
+from cavs.ir.node import Node, make, origin
 from cavs.ir.types import Domain
 
 
 @dataclass(eq=False)
 class Structure:
-    """One application of a vertex function to the input graphs."""
+    """One application of a vertex function to the input graphs.
+
+    arity: how many children it looks at; None where it reads all. where: the user's line.
+    """
 
     name: str
+    arity: int | None = None
+    where: str = ""
 
 
 @dataclass(eq=False)
@@ -101,8 +106,9 @@ def rewrite(graph: Graph, rule: Callable[[Node, tuple[Node, ...]], Node | None])
     new: dict[Node, Node] = {}
     for node in graph.nodes():
         inputs = tuple(new[x] for x in node.inputs)
-        replacement = rule(node, inputs)
-        new[node] = rebuild(node, inputs) if replacement is None else replacement
+        with origin(node.where):
+            replacement = rule(node, inputs)
+            new[node] = rebuild(node, inputs) if replacement is None else replacement
     return Graph(
         {k: new[v] for k, v in graph.outputs.items()}, {s: new[v] for s, v in graph.slots.items()}
     )

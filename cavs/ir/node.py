@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -12,7 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from cavs.errors import ShapeError, TraceError, user_line
+from cavs.errors import DTypeError, ShapeError, TraceError, user_line
 from cavs.ir.types import ONE, TensorType
 
 Array = npt.NDArray[Any]
@@ -30,7 +31,8 @@ class BatchRule(enum.Enum):
 class Op:
     """One operator, in one place.
 
-    infer(types, attrs) -> TensorType; raises ValueError with a short reason.
+    infer(types, attrs) -> TensorType; raises ValueError (shapes, rows) or TypeError (dtypes) with a
+    short reason.
     vjp(node, cotangent) -> a cotangent (or None) for each input, of a type that broadcasts to it.
     evaluate(node, *rows) -> the result of one row in NumPy (ROWWISE operators).
     expr(e, *inputs, **attrs) -> scalar expression of an elementwise operator, from which the CPU
@@ -129,6 +131,12 @@ class Node:
     def __gt__(self, other: Any) -> Node:
         return apply("greater", self, other)
 
+    def __lt__(self, other: Any) -> Node:
+        return apply("greater", other, self)
+
+    def __le__(self, other: Any) -> Node:
+        return apply("greater_equal", other, self)
+
     def __ge__(self, other: Any) -> Node:
         return apply("greater_equal", self, other)
 
@@ -204,16 +212,45 @@ def _flat(x: Node, axis: int | None) -> Node:
 def apply(name: str, /, *inputs: Any, **attrs: Any) -> Node:
     """Applies the operator ``name``; numbers become constants.
 
-    Raises ShapeError or TraceError with the equation and the user's line.
+    Raises ShapeError, DTypeError or TraceError with the equation and the user's line.
     """
     op = REGISTRY[name]
     nodes = tuple(as_node(x) for x in inputs)
     try:
         tensor_type = op.infer([n.type for n in nodes], attrs)
-    except ValueError as error:
-        equation = " , ".join(str(n.type) for n in nodes)
-        raise ShapeError(f"[{name}] {error}: {equation}", where=user_line()) from None
+    except (TypeError, ValueError) as error:
+        kind = DTypeError if isinstance(error, TypeError) else ShapeError
+        what, hint = _mismatch(name, nodes, str(error))
+        raise kind(what, where=user_line(), hint=hint) from None
     return make(op, nodes, attrs, tensor_type)
+
+
+def _mismatch(name: str, nodes: tuple[Node, ...], reason: str) -> tuple[str, str]:
+    """Types and equation of a refused operator, and where its operands come from."""
+    from cavs.ir.graph import Graph
+    from cavs.ir.printer import number
+
+    names = number(Graph({str(i): n for i, n in enumerate(nodes)}))
+    domains = {n.type.domain for n in nodes if n.op.name not in ("parameter", "constant")}
+    rows = len(domains) > 1  # say what rows are only where they differ
+    types = [str(n.type) if rows else str(n.type).split("@")[0] for n in nodes]
+    head, _, sizes = reason.partition(" (")
+    sign = {"matmul": " @ ", "add": " + ", "sub": " - ", "mul": " * ", "div": " / "}
+    equation = sign.get(name, ", ").join(types) + (f" ({sizes}" if sizes else "")
+    what = f"[{name}] {head}: {equation}\n"
+    what += f"  in %{len(names)} = {name} {', '.join(names[n] for n in nodes)}"
+    told = []
+    for n in dict.fromkeys(nodes):
+        shape = list(n.shape)
+        if n.op.name == "parameter":
+            told.append(f"{names[n]} is a parameter of shape {shape}")
+        elif n.op.name == "feature":
+            told.append(f"{names[n]} is feature {n.attr('name')!r}, {shape} of {n.type.dtype}")
+        elif n.op.name != "constant":
+            told.append(
+                f"{names[n]} is {n.op.name} {shape}" + (f" from {n.where}" if n.where else "")
+            )
+    return what, "; ".join(told)
 
 
 def make(
@@ -230,10 +267,25 @@ def make(
         return found
     node = Node.__new__(Node)
     node.op, node.inputs, node.attrs, node.type = op, inputs, key[2], tensor_type
-    node.where = user_line() if where is None else where
+    if where is None:
+        where = _origin[-1] if _origin else user_line()
+    node.where = where
     node.serial = next(_serial)
     _interned[key] = node
     return node
+
+
+_origin: list[str] = []
+
+
+@contextmanager
+def origin(where: str) -> Iterator[None]:
+    """Nodes that passes make come from the user's line of the node they are made for."""
+    _origin.append(where)
+    try:
+        yield
+    finally:
+        _origin.pop()
 
 
 def as_node(value: Any) -> Node:

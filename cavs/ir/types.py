@@ -81,6 +81,6 @@ def broadcast_shapes(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
         for i, size in enumerate(reversed(shape), 1):
             if size != 1:
                 if result[-i] not in (1, size):
-                    raise ValueError(f"{result[-i]} != {size}")
+                    raise ValueError(f"sizes differ ({result[-i]} != {size})")
                 result[-i] = size
     return tuple(result)

@@ -23,7 +23,7 @@ def verify(graph: Graph, stage: str) -> Graph:
         attrs = dict(node.attrs)
         try:
             inferred = node.op.infer([x.type for x in node.inputs], attrs)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             _fail(graph, node, stage, str(error))
         if node.op.name != "constant" and inferred != node.type:
             _fail(graph, node, stage, f"type {node.type}, inferred {inferred}")

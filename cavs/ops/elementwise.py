@@ -19,7 +19,7 @@ def broadcast_type(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tensor
     """All operands floats, broadcast over rows and inside them."""
     for t in types:
         if t.dtype != FLOAT:
-            raise ValueError(f"needs floats, not {t.dtype}")
+            raise TypeError(f"needs floats, not {t.dtype}")
     shape = broadcast_shapes([t.shape for t in types])
     return TensorType(FLOAT, shape, join_domains([t.domain for t in types]))
 

@@ -17,6 +17,8 @@ def _edge_to_vertex(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tenso
     (t,) = types
     if t.domain.base != "edge":
         raise ValueError("needs a value of every child, as v.gather() gives")
+    if t.dtype != FLOAT:
+        raise TypeError(f"needs floats, not {t.dtype}")
     return TensorType(FLOAT, t.shape, VERTEX.of_kind(t.domain.kind))
 
 

@@ -27,7 +27,9 @@ def _lookup_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorT
     table, index = types
     if table.domain != ONE or len(table.shape) != 2:
         raise ValueError("the table must be a parameter of two axes")
-    if index.dtype != INT or index.shape:
+    if index.dtype != INT:
+        raise TypeError("the index must be an integer feature")
+    if index.shape:
         raise ValueError("the index must be one integer a row")
     return TensorType(FLOAT, table.shape[1:], index.domain)
 

@@ -15,10 +15,10 @@ def _matmul_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorT
     x, w = types
     if w.domain != ONE or len(w.shape) != 2:
         raise ValueError("the right side must be a parameter matrix")
+    if x.dtype != FLOAT or w.dtype != FLOAT:
+        raise TypeError("both sides must be floats")
     if len(x.shape) != 1:
         raise ValueError("the left side must have one axis a row")
-    if x.dtype != FLOAT or w.dtype != FLOAT:
-        raise ValueError("both sides must be floats")
     if x.shape[0] != w.shape[0]:
         raise ValueError(f"inner sizes differ ({x.shape[0]} != {w.shape[0]})")
     return TensorType(FLOAT, (w.shape[1],), x.domain)

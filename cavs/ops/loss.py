@@ -12,9 +12,11 @@ from cavs.ir import FLOAT, INT, ONE, BatchRule, Node, TensorType, apply, as_node
 
 def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     logits, label = types
-    if logits.dtype != FLOAT or len(logits.shape) != 1:
-        raise ValueError("logits must be rows of floats (classes,)")
-    if label.dtype != INT or label.shape:
+    if logits.dtype != FLOAT or label.dtype != INT:
+        raise TypeError("logits must be floats, labels an integer feature")
+    if len(logits.shape) != 1:
+        raise ValueError("logits must have one axis a row, the classes")
+    if label.shape:
         raise ValueError("labels must be one integer a row")
     if label.domain.base != logits.domain.base:
         raise ValueError(f"labels of every {label.domain}, logits of every {logits.domain}")

@@ -12,8 +12,10 @@ from cavs.ir import FLOAT, ONE, BatchRule, Node, TensorType, apply, as_node, def
 
 def _last_axis(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     (t,) = types
-    if not t.shape or t.dtype != FLOAT:
-        raise ValueError("needs floats with at least one axis")
+    if t.dtype != FLOAT:
+        raise TypeError(f"needs floats, not {t.dtype}")
+    if not t.shape:
+        raise ValueError("needs at least one axis")
     return TensorType(FLOAT, t.shape[:-1], t.domain)
 
 

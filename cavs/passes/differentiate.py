@@ -21,6 +21,7 @@ from cavs.ir import (
     apply,
     broadcast_shapes,
     constant,
+    origin,
     toposort,
 )
 
@@ -108,8 +109,9 @@ def gradients(
             continue
         if node.op.vjp is None:
             raise CompileError(f"operator {node.op.name} has no gradient", where=node.where)
-        for x, dx in zip(node.inputs, node.op.vjp(node, d), strict=True):
-            add(x, dx)
+        with origin(node.where):
+            for x, dx in zip(node.inputs, node.op.vjp(node, d), strict=True):
+                add(x, dx)
     slots: dict[Slot, Node] = {}
     for slot, back in backward.items():
         gather_node = apply("gather", slot=slot, domain=EDGE)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from cavs.ir import Graph, Node, apply, rewrite, users
+from cavs.passes.partition import loops_of
 
 
 def _share_input(graph: Graph) -> Graph:
-    """x @ W1, x @ W2 -> x @ [W1 W2], cut again."""
-    by_input: dict[Node, list[Node]] = {}
+    """x @ W1, x @ W2 -> x @ [W1 W2], cut again. Products of a loop stay apart from eager ones."""
+    by_input: dict[object, list[Node]] = {}
+    loops = loops_of(graph)
     for n in graph.nodes():
         if n.op.name == "matmul" and n.type.domain.base != "one":
-            by_input.setdefault(n.inputs[0], []).append(n)
+            by_input.setdefault((n.inputs[0], loops.get(n)), []).append(n)
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
-        products = by_input.get(n.inputs[0], []) if n.op.name == "matmul" else []
+        products = by_input.get((n.inputs[0], loops.get(n)), []) if n.op.name == "matmul" else []
         if len(products) < 2:
             return None
         weights = apply("concat", *(p.inputs[1] for p in products), axis=-1)
@@ -25,7 +27,8 @@ def _share_input(graph: Graph) -> Graph:
 
 
 def _add_up(graph: Graph) -> Graph:
-    """a @ U + b @ V -> [a b] @ [U; V], where neither product is used elsewhere."""
+    """a @ U + b @ V -> [a b] @ [U; V], where both are used nowhere else and neither is hoisted."""
+    loops = loops_of(graph)
     readers = users(graph.nodes())
     roots = set(graph.roots())
 
@@ -33,6 +36,8 @@ def _add_up(graph: Graph) -> Graph:
         if n.op.name != "add" or any(x.op.name != "matmul" for x in n.inputs):
             return None
         if any(x in roots or len(readers[x]) > 1 for x in n.inputs):
+            return None
+        if loops.get(n.inputs[0]) is not loops.get(n.inputs[1]):
             return None
         a, b = inputs
         if a.op.name != "matmul" or b.op.name != "matmul" or a.type != b.type or a is b:

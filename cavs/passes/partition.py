@@ -127,6 +127,7 @@ class _Partitioner:
     def place(self) -> Partition:
         """Homes, stages, and which values are kept or recomputed."""
         home = self._homes()
+        self._delay(home)
         kept: set[Node] = set(self.roots)
         clones: dict[Body, list[Node]] = defaultdict(list)
         for n in self.compute:
@@ -149,6 +150,18 @@ class _Partitioner:
             body.nodes = sorted({*own, *repeated}, key=lambda n: position[n])
         self._drop_unread(bodies, home, kept)
         return Partition(self.graph, self.accesses, [b for b in bodies if b.nodes], kept)
+
+    def _delay(self, home: dict[Node, Body]) -> None:
+        """What backward alone reads is computed there, not next to the forward value it is of."""
+        for n in reversed(self.compute):
+            bodies = {home[r] for r in self.readers[n]}
+            if len(bodies) != 1 or n in self.roots or n in self.loop or not n.op.elementwise:
+                continue
+            (body,) = bodies
+            stored = [x for x in self.reads[n] if x.type.width > 1 and x.type.domain.by_structure]
+            same = (body.base, body.kind) == _space(n) and not body.reduction
+            if same and len(stored) <= 1 and n.type.domain.by_structure:
+                home[n] = body
 
     def _recompute(
         self, n: Node, body: Body, home: dict[Node, Body], kept: set[Node]

@@ -86,6 +86,17 @@ def _identity(node: Node) -> Node | None:
     return None
 
 
+def _choice(node: Node) -> Node | None:
+    """``where`` with equal branches, as dropout of an absent input, or with a known condition."""
+    if node.op.name != "where":
+        return None
+    condition, a, b = node.inputs
+    known, ca, cb = constant_of(condition), constant_of(a), constant_of(b)
+    if a is b or known is not None:
+        return _as(b if known == 0.0 else a, node.type)
+    return full(ca, node.type) if ca is not None and ca == cb else None
+
+
 def _as(x: Node, t: TensorType) -> Node:
     return x if x.type == t else apply("broadcast", x, shape=t.shape, domain=t.domain)
 
@@ -299,19 +310,28 @@ def _graph_at_edges(node: Node) -> Node | None:
     return None
 
 
+def _one_row(node: Node) -> Node | None:
+    """The sum over one row is that row."""
+    if node.op.name == "sum_rows" and node.inputs[0].type.domain.base == "one":
+        return node.inputs[0]
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     _fold,
     _identity,
+    _choice,
     _zero,
     _broadcast,
     _shape,
     _pads,
     _transpose,
     _graph_at_edges,
+    _one_row,
 )
 
 
-CANONICAL: tuple[Rule, ...] = (_transpose, _graph_at_edges)  # what the lowering relies on
+CANONICAL: tuple[Rule, ...] = (_transpose, _graph_at_edges, _one_row)  # what the lowering relies on
 
 
 def simplify_node(node: Node, rules: Sequence[Rule] = RULES) -> Node:

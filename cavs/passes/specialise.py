@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cavs.ir import BatchRule, Graph, Node, apply, make, rebuild
-from cavs.passes.simplify import constant_of, simplify_node, zeros
+from cavs.passes.simplify import simplify_node, zeros
 
 _STRUCTURAL = [
     "gather",
@@ -108,12 +108,24 @@ class _Specialiser:
         return simplify_node(new)
 
     def _restricted(self, x: Node, k: int) -> Node:
-        """A value that is the same for all kinds, typed for kind ``k`` where that costs nothing."""
-        if x.op.name == "feature" or (constant_of(x) is not None and x.type.domain.by_structure):
-            domain = x.type.domain.of_kind(k)
-            attrs = {**dict(x.attrs), "domain": domain}
-            return make(x.op, x.inputs, attrs, replace(x.type, domain=domain), x.where)
-        return x
+        """A value that is the same for all kinds, typed for kind ``k`` where that costs nothing:
+        features, numbers, dropout masks. Others are read where they stand."""
+        if not x.type.domain.by_structure or not self._free(x):
+            return x
+        inputs = tuple(self._restricted(y, k) for y in x.inputs)
+        domain = x.type.domain.of_kind(k)
+        attrs = dict(x.attrs)
+        if "domain" in attrs:
+            attrs["domain"] = domain
+        return make(x.op, inputs, attrs, replace(x.type, domain=domain), x.where)
+
+    def _free(self, x: Node) -> bool:
+        if x.op.name == "feature":
+            return True
+        return x.op.elementwise and all(
+            y.op.name == "constant" or (y.type.domain.by_structure and self._free(y))
+            for y in x.inputs
+        )
 
     def _absent(self, index: Node, kind: Kind) -> bool:
         return (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,11 +13,12 @@ import numpy.typing as npt
 
 from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes, compile_graph
-from cavs.errors import CheckpointError, FeatureError
+from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
-from cavs.ir import Graph
+from cavs.ir import Graph, origin
 from cavs.passes.specialise import optional_features
+from cavs.runtime.check import check_arity, check_schema, explain_range
 from cavs.runtime.encode import encode
 
 Array = npt.NDArray[Any]
@@ -28,6 +30,15 @@ class BatchLike(Protocol):
     @property
     def num_graphs(self) -> int:
         """Graphs in the batch."""
+        ...
+
+    @property
+    def topology(self) -> Any:
+        """The engine's graphs; ``vertex_offsets`` and ``edge_offsets`` say where each starts."""
+        ...
+
+    def graph_label(self, index: int) -> str:
+        """How errors call a graph of the batch."""
         ...
 
     def feature_schema(self) -> Mapping[str, Any]:
@@ -72,6 +83,19 @@ class _Variant:
     restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
     executor: Any = None
+
+
+@contextmanager
+def _readable_errors(variant: _Variant, batch: BatchLike) -> Iterator[None]:
+    """The engine knows features by number; a refused one is named with its graph and vertex."""
+    try:
+        yield
+    except (IndexError, ValueError) as error:
+        assert variant.traced is not None
+        known = explain_range(variant.traced, batch)
+        if known is None:
+            raise
+        raise known from error
 
 
 class Session:
@@ -119,9 +143,10 @@ class Session:
         """
         variant, inputs = self._prepare(batch, training=True, with_loss=True)
         trainable = [p.trainable for p in self.parameters.values()]
-        loss, norm = variant.executor.step(
-            *inputs, seed, step, hyper, [list(s) for s in states], trainable, max_norm
-        )
+        with _readable_errors(variant, batch):
+            loss, norm = variant.executor.step(
+                *inputs, seed, step, hyper, [list(s) for s in states], trainable, max_norm
+            )
         for other in self._variants.values():
             if other is not variant and other.executor is not None:
                 other.executor.invalidate_parameters()
@@ -140,7 +165,8 @@ class Session:
     ) -> tuple[float, dict[str, Array]]:
         """Loss and dense gradients of all trainable parameters, without an update."""
         variant, inputs = self._prepare(batch, training=True, with_loss=True)
-        loss = variant.executor.run(*inputs, seed, step)
+        with _readable_errors(variant, batch):
+            loss = variant.executor.run(*inputs, seed, step)
         assert variant.compiled is not None
         found = variant.compiled.program.gradients
         names = list(self.parameters)
@@ -154,7 +180,8 @@ class Session:
 
     def _forward(self, batch: BatchLike, with_loss: bool) -> EvalResult:
         variant, inputs = self._prepare(batch, training=False, with_loss=with_loss)
-        loss = variant.executor.run(*inputs, 0, 0)
+        with _readable_errors(variant, batch):
+            loss = variant.executor.run(*inputs, 0, 0)
         assert variant.compiled is not None and variant.traced is not None
         outputs = {}
         for name, buffer in variant.compiled.program.outputs.items():
@@ -173,7 +200,9 @@ class Session:
         if variant is None:
             variant = self._variants[key] = _Variant(training, with_loss)
         self._trace(variant, batch)
+        assert variant.traced is not None
         schedule = batch.schedule(variant.optional)
+        check_arity(variant.traced, schedule, batch)
         found = {k for k, _, _ in schedule.kinds}
         if variant.executor is None or not found <= set(variant.kinds):
             self._compile(variant, found)
@@ -191,20 +220,7 @@ class Session:
         """Traces the model, anew where a feature turns out to be absent at some vertex."""
         schema = batch.feature_schema()
         if variant.traced is not None:
-            for name, known in variant.schema.items():
-                spec = schema.get(name)
-                if spec is None:
-                    continue
-                if (spec.kind, spec.dtype, tuple(spec.shape)) != (
-                    known.where,
-                    known.dtype,
-                    known.shape,
-                ):
-                    raise FeatureError(
-                        f"feature {name!r} was {known.dtype} {list(known.shape)} of every "
-                        f"{known.where}, and is now {spec.dtype} {list(spec.shape)} of "
-                        f"every {spec.kind}"
-                    )
+            check_schema(variant.traced, variant.schema, schema)
             if all(
                 not s.has_absent or variant.schema[n].optional
                 for n, s in schema.items()
@@ -234,14 +250,15 @@ class Session:
     def _compile(self, variant: _Variant, found: set[int], record: bool = False) -> None:
         assert variant.traced is not None
         variant.kinds = tuple(sorted(set(variant.kinds) | found))
-        variant.compiled = compile_graph(
-            variant.traced,
-            variant.kinds,
-            list(self.parameters),
-            training=variant.training,
-            passes=self.passes,
-            record=record,
-        )
+        with origin(""):
+            variant.compiled = compile_graph(
+                variant.traced,
+                variant.kinds,
+                list(self.parameters),
+                training=variant.training,
+                passes=self.passes,
+                record=record,
+            )
         # The engine takes its precision from the parameters; a model may have none.
         values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
         variant.executor = _engine.Executor(encode(variant.compiled.program), values)

@@ -158,7 +158,9 @@ def test_bad_usage(words, text, capsys):
     assert text in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "bench", "explain", "info"])
+@pytest.mark.parametrize(
+    "command", ["demo", "train", "evaluate", "predict", "bench", "explain", "info"]
+)
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         cavs(command, "--help")

@@ -144,6 +144,7 @@ def test_predictions_of_new_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
     new = {
         "tree-lstm": ("(2 (2 Lovely) (2 day))\n", 1),
         "lstm-lm": ("the\nthe dog\n", 2),
+        "dependency-tagger": (CONLLU, 2),
         "ast-naming": (CODE.format("unseen"), 3),
     }
     for name, (text, count) in new.items():

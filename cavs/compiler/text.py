@@ -1,0 +1,145 @@
+"""The text of a compiled program: instructions as equations, fused kernels as expressions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from cavs.codegen.map import OpTuple, arity
+from cavs.compiler.program import Instruction, Operand, Program
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/",
+    "greater": ">", "greater_equal": ">=", "equal": "==",
+}  # fmt: skip
+_SUMMED = {"children": "child", "edges": "edge", "out": "parent edge", "graph_rows": "vertex"}
+
+
+def space_name(space: int) -> str:
+    """A space as the passes write domains: one, graph, vertex, edge, vertex.0, edge.0, ..."""
+    if space < 4:
+        return ("one", "graph", "vertex", "edge")[space]
+    return f"{'edge' if space % 2 else 'vertex'}.{(space - 4) // 2}"
+
+
+def buffer_name(program: Program, index: int) -> str:
+    """Parameters and features by their own name, what is computed by its number."""
+    b = program.buffers[index]
+    if b.role == "grad":
+        return f"grad({b.name})"
+    return b.name if b.role in ("param", "feature", "count", "ones") else f"b{index}"
+
+
+def operand_text(program: Program, o: Operand) -> str:
+    """A buffer seen through its row map: ``b3[0:6] of child``."""
+    buffer, column, width, row_map, array, argument = o
+    text = buffer_name(program, buffer)
+    if (column, width) != (0, program.buffers[buffer].width):
+        text += f"[{column}:{column + width}]"
+    if row_map == "segment_sum":
+        return f"sum({text} of each {_SUMMED.get(array, array)})"
+    if row_map != "index" or array in ("order", "edge_order"):
+        return text
+    if array == "index_feature":
+        return f"{text}[{program.int_features[argument]}]"
+    if array.startswith("nth_"):
+        return f"{text} of {array[4:]} {argument}"
+    if array == "parent_if_nth":
+        return f"{text} of the parent if child {argument}"
+    return f"{text} of {array.replace('graph_of', 'the graph').replace('parent', 'the parent')}"
+
+
+def _expression(op: OpTuple, inputs: list[str]) -> str:
+    code, imm = op[0], op[5]
+    if code == "constant":
+        return f"{imm:g}"
+    if code == "uniform":
+        return f"uniform(stream {imm:g})"
+    if code == "copy":
+        return inputs[0]
+    if code == "neg":
+        return f"-{inputs[0]}"
+    if code == "fma":
+        return f"({inputs[0]} * {inputs[1]} + {inputs[2]})"
+    if code in _INFIX:
+        return f"({inputs[0]} {_INFIX[code]} {inputs[1]})"
+    return f"{code}({', '.join(_bare(x) for x in inputs)})"
+
+
+def _bare(text: str) -> str:
+    """Without a pair of brackets around the whole."""
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and i < len(text) - 1:
+            return text
+    return text[1:-1] if text.startswith("(") else text
+
+
+def map_text(program: Program, i: Instruction) -> list[str]:
+    """A fused kernel as assignments; what is read once stands where it is read."""
+    value: dict[int, int] = {r: -1 - r for r in range(len(i.loads))}  # register -> its maker
+    sources: list[list[int]] = []
+    for n, op in enumerate(i.ops):
+        sources.append([value[r] for r in op[2:5][: arity(op[0])]])
+        value[op[1]] = n
+    stored = [(store, value[store[4]]) for store in i.stores]
+    reads = Counter(x for group in sources for x in group)
+    reads.update(x for _, x in stored)
+    lines: list[str] = []
+    text = {-1 - r: operand_text(program, load[0]) for r, load in enumerate(i.loads)}
+    for n, op in enumerate(i.ops):
+        text[n] = _expression(op, [text[x] for x in sources[n]])
+        if reads[n] > 1 and op[0] != "constant":
+            lines.append(f"t{n} = {_bare(text[n])}")
+            text[n] = f"t{n}"
+    for (buffer, column, _, mode, _), x in stored:
+        name, width = buffer_name(program, buffer), program.buffers[buffer].width
+        written = i.outer * i.inner if mode == "write" else i.outer
+        place = f"{name}[{column}:{column + written}]" if written != width else name
+        made = _bare(text[x])
+        lines.append(f"{place} = {made if mode == 'write' else f'{mode} of ({made})'}")
+    return lines
+
+
+def instruction_text(program: Program, i: Instruction) -> list[str]:
+    """One instruction as equations."""
+    if i.kind == "map":
+        return map_text(program, i)
+    inputs = [operand_text(program, o) for o in i.inputs]
+    if i.kind == "lookup_grad":
+        index = program.int_features[i.argument]
+        return [f"grad({program.parameters[i.argument2]})[{index}] += {', '.join(inputs)}"]
+    assert i.out is not None
+    sign = "+=" if i.accumulate else "="
+    out = operand_text(program, i.out)
+    side = [" | ".join(inputs[a:b]) for a, b in ((0, i.split), (i.split, len(inputs)))]
+    side = [f"[{s}]" if " | " in s else s for s in side]
+    if i.kind == "matmul":
+        w = program.weights[i.weight]
+        names = dict.fromkeys(program.parameters[p[0]] for p in w.pieces)
+        flipped = all(p[3] != 1 for p in w.pieces) and w.n > 1
+        weight = " ".join(names) + ("^T" if flipped else "")
+        return [f"{out} {sign} {side[1]} @ {weight} ({w.k} x {w.n})"]
+    if i.kind == "matmul_tn":
+        return [f"{out} {sign} {side[0]}^T @ {side[1]}, over all rows of {space_name(i.space)}"]
+    if i.kind == "sum_rows":
+        return [f"{out} {sign} sum of {inputs[0]}, over all rows of {space_name(i.space)}"]
+    if i.kind.startswith("cross_entropy"):
+        inputs.append(program.int_features[i.argument])
+    return [f"{out} {sign} {i.kind}({', '.join(inputs)})"]
+
+
+def program_text(program: Program) -> str:
+    """Every stage with its instructions, in the order they run."""
+    lines = []
+    for number, stage in enumerate(program.stages):
+        over = "" if stage.kind != "rows" else f" over {space_name(stage.space)}"
+        backward = ", tasks in reverse" if stage.reversed else ""
+        lines.append(f"stage {number}: {stage.kind}{over}  {stage.label}{backward}")
+        bodies = [("", stage.body), *((f"kind {k}: ", b) for k, b in enumerate(stage.bodies))]
+        for head, ids in bodies:
+            for n in ids:
+                i = program.instructions[n]
+                lines.append(f"  {head}#{n} {i.kind} over {space_name(i.space)}")
+                lines += [f"      {x}" for x in instruction_text(program, i)]
+    return "\n".join(lines)

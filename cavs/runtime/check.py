@@ -1,0 +1,97 @@
+"""What a batch must keep for a compiled model: known features in range, arity the cell can take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from cavs.errors import FeatureError, GraphError
+from cavs.frontend.batch import Feature
+from cavs.ir import Graph, Node
+
+
+def _at(batch: Any, kind: str, row: int) -> str:
+    """Graph and place of one row of a feature, in words; vertices count from 0 in their graph."""
+    if kind == "graph":
+        return str(batch.graph_label(row))
+    offsets = np.asarray(
+        batch.topology.vertex_offsets if kind == "vertex" else batch.topology.edge_offsets
+    )
+    graph = int(np.searchsorted(offsets, row, side="right")) - 1
+    return f"{kind} {row - int(offsets[graph])} of {batch.graph_label(graph)}"
+
+
+def check_arity(traced: Graph, schedule: Any, batch: Any) -> None:
+    """GraphError if a vertex has children that its vertex function never looks at.
+
+    A function that calls ``gather()`` takes any number; one that only calls ``gather(k)`` as many
+    as the largest k reaches.
+    """
+    for structure in dict.fromkeys(slot.structure for slot in traced.slots):
+        if structure.arity is None or schedule.max_arity <= structure.arity:
+            continue
+        arity = np.diff(np.asarray(schedule.edge_offsets))
+        wrong = np.asarray(schedule.order)[arity > structure.arity]
+        vertex = int(wrong.min())
+        count = int(arity[int(np.asarray(schedule.row)[vertex])])
+        error = GraphError(
+            f"{_at(batch, 'vertex', vertex)} has {count} children; "
+            f"{structure.name} reads {structure.arity} by gather(k)",
+            where=structure.where,
+            hint="read every child with v.gather() and reduce, or give the graph fewer children",
+        )
+        error.vertex = vertex
+        raise error
+
+
+def check_schema(traced: Graph, known: Mapping[str, Feature], schema: Mapping[str, Any]) -> None:
+    """FeatureError where a later batch lacks a feature, or has it with another type."""
+    for name, old in known.items():
+        new = schema.get(name)
+        if new is None:
+            if any(n.op.name == "feature" and n.attr("name") == name for n in traced.nodes()):
+                raise FeatureError(
+                    f"the batch has no feature {name!r}; earlier ones had it at every {old.where}",
+                    hint=f"it has {', '.join(sorted(schema)) or 'none'}",
+                )
+        elif (new.kind, new.dtype, tuple(new.shape)) != (old.where, old.dtype, old.shape):
+            raise FeatureError(
+                f"feature {name!r} was {old.dtype} {list(old.shape)} of every {old.where}, and is "
+                f"now {new.dtype} {list(new.shape)} of every {new.kind}",
+                hint="batches of one session need features of one type; make another Session",
+            )
+
+
+def _limits(nodes: list[Node]) -> Iterator[tuple[str, int, str, str]]:
+    """Integer features and the numbers they must stay below: name, limit, of what, user's line."""
+    for n in nodes:
+        if n.op.name == "lookup" and n.inputs[1].op.name == "feature":
+            table, index = n.inputs
+            name = table.attr("parameter").name if table.op.name == "parameter" else "table"
+            limit = table.shape[0]
+            yield index.attr("name"), limit, f"{name} has {limit} rows", n.where
+        elif n.op.name == "cross_entropy_rows" and n.inputs[1].op.name == "feature":
+            limit = n.inputs[0].shape[0]
+            yield n.inputs[1].attr("name"), limit, f"the logits have {limit} classes", n.where
+
+
+def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
+    """The error for the first integer that is too large for its table or classes; None if none is.
+
+    Called when the engine has refused a batch, so that a good batch costs nothing here.
+    """
+    schema = batch.feature_schema()
+    for name, limit, what, where in _limits(traced.nodes()):
+        values = np.asarray(batch[name])
+        wrong = np.flatnonzero(values >= limit)
+        if wrong.size:
+            row = int(wrong[0])
+            place = _at(batch, schema[name].kind, row)
+            return FeatureError(
+                f"feature {name!r} is {int(values[row])} at {place}, but {what}",
+                where=where,
+                hint=f"values are 0 to {limit - 1}, or -1 for none",
+            )
+    return None

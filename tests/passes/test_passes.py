@@ -1,0 +1,319 @@
+"""Each pass on a small graph, before and after, read off the printed equations."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.compiler.pipeline import Passes, compile_graph
+from cavs.frontend.batch import Feature
+from cavs.frontend.model import trace_model
+from cavs.ir import Graph, apply, constant
+from cavs.ir.printer import number, print_graph, print_node
+from cavs.passes.differentiate import differentiate
+from cavs.passes.merge_products import merge_products
+from cavs.passes.simplify import simplify
+from cavs.passes.specialise import Kind, specialise
+from tests.runtime.trees import Classifier, treebank
+
+SCHEMA = {
+    "token": Feature("vertex", "int", (), True),
+    "a": Feature("vertex", "float", (6,)),
+    "b": Feature("vertex", "float", (6,)),
+    "label": Feature("vertex", "int"),
+}
+LEAF, INNER = 2, 1  # keys of kinds: a word and no children; children and no word
+
+
+def equations(graph, op=None, kind=None):
+    """Equations without names and lines, of one operator or kind of vertex."""
+    names = number(graph)
+    lines = []
+    for n in graph.nodes():
+        if (op is None or n.op.name == op) and (kind is None or n.type.domain.kind == kind):
+            named = {x: x.attr("parameter").name for x in n.inputs if x.op.name == "parameter"}
+            lines.append(print_node(n, {**names, **named}).split(" = ", 1)[1])
+    return lines
+
+
+def traced(cell=None, training=True, rate=0.0):
+    model = Classifier(cell, rate=rate)
+    return simplify(trace_model(model, SCHEMA, training=training))
+
+
+def by_kind(cell=None, training=True):
+    graph = traced(cell)
+    if training:
+        graph = simplify(differentiate(graph))
+    return simplify(specialise(graph, [Kind.of(k, ("token",)) for k in (INNER, LEAF)]))
+
+
+def value(name):
+    """A feature as a value: rows of 6 floats."""
+    where = {"dtype": "f32", "shape": (6,), "optional": False}
+    from cavs.ir import VERTEX
+
+    return apply("feature", name=name, domain=VERTEX, **where)
+
+
+def simplified(node):
+    """What one value becomes."""
+    return simplify(Graph({"y": node})).outputs["y"]
+
+
+# ---- simplify ----
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda a, b: a + 0.0, lambda a, b: a),
+        (lambda a, b: 1.0 * a, lambda a, b: a),
+        (lambda a, b: a - (-b), lambda a, b: a + b),
+        (lambda a, b: a + 0.0 * b, lambda a, b: a),
+        (lambda a, b: ops.where(a > b, 0.0 * a, 0.0 * b), lambda a, b: a * 0.0),
+        (lambda a, b: ops.where(constant(1.0), a, b), lambda a, b: a),
+        (lambda a, b: ops.concat([a, b])[6:12], lambda a, b: b),
+        (lambda a, b: ops.concat([a[0:2], a[2:6]]), lambda a, b: a),
+        (lambda a, b: (a + b)[1:3], lambda a, b: a[1:3] + b[1:3]),
+        (lambda a, b: ops.reshape(ops.reshape(a, (2, 3)), (6,)), lambda a, b: a),
+        (lambda a, b: ops.exp(constant(0.0)) * a, lambda a, b: a),
+    ],
+)
+def test_simplify(make, expected):
+    a, b = value("a"), value("b")
+    assert simplified(make(a, b)) is simplified(expected(a, b))
+
+
+def test_the_sum_over_one_row_is_that_row():
+    total = apply("sum_rows", value("a"))
+    assert simplified(apply("sum_rows", total)) is total
+
+
+def test_equal_expressions_are_one_node():
+    a, b = value("a"), value("b")
+    assert ops.tanh(a + b) is ops.tanh(a + b)
+
+
+def test_cotangents_of_slices_become_one_concatenation():
+    before = differentiate(traced(nn.LSTM(8, 6)))
+    after = simplify(before)
+    assert len(equations(before, "pad")) >= 4  # one for each gate
+    assert equations(after, "pad") == []
+    assert [x for x in equations(after, "concat") if x.endswith("f32[24]@vertex")]
+
+
+# ---- differentiate ----
+
+
+def test_the_gradient_of_gather_is_scatter():
+    before = traced(nn.ChildSumTreeLSTM(8, 6))
+    after = differentiate(before)
+    assert equations(before, "gather_grad") == []
+    assert len(equations(after, "gather_grad")) == 2  # of c and h
+    assert {repr(s) for s in after.slots if s.backward} == {
+        "ChildSumTreeLSTM.c'",
+        "ChildSumTreeLSTM.h'",
+    }
+    text = print_graph(after)
+    for name in ("tree.W", "tree.U", "tree.U_f", "tree.b", "embedding.weight", "output.weight"):
+        assert f"return grad:{name} = " in text
+
+
+def test_what_is_not_trained_has_no_gradient():
+    model = Classifier()
+    model.embedding.weight.trainable = False
+    graph = differentiate(trace_model(model, SCHEMA, training=True))
+    assert "grad:embedding.weight" not in graph.outputs
+    assert equations(simplify(graph), "lookup_grad") == []
+
+
+# ---- specialise ----
+
+
+@pytest.mark.parametrize("cell", [nn.BinaryTreeLSTM, nn.ChildSumTreeLSTM, nn.TreeGRU])
+def test_leaves_never_multiply_by_the_recurrent_weights(cell):
+    graph = by_kind(cell(8, 6), training=False)
+    leaf = equations(graph, "matmul", kind=1)
+    assert len(leaf) == 1 and "tree.W" in leaf[0]
+    assert not any("tree.U" in x for x in leaf)
+    assert any("tree.U" in x for x in equations(graph, "matmul", kind=0))
+    assert equations(graph, "gather", kind=1) == []
+
+
+def test_nor_do_their_cotangents():
+    graph = by_kind()
+    for x in equations(graph, "matmul_tn", kind=None):
+        assert "f32[12,30]" not in x or "vertex.1" not in x
+    leaf = [n for n in graph.nodes() if n.op.name == "matmul" and n.type.domain.kind == 1]
+    assert [n.inputs[1].op.name for n in leaf] == ["parameter", "transpose"]  # W and its transpose
+    assert all(equations(Graph({"w": n.inputs[1]}), "parameter") for n in leaf)
+    assert "tree.U" not in str([n.inputs[1].inputs or n.inputs[1].attrs for n in leaf])
+
+
+def test_an_absent_input_is_never_multiplied():
+    graph = by_kind()
+    assert not any("tree.W" in x for x in equations(graph, "matmul", kind=0))
+    assert equations(graph, "lookup", kind=0) == []
+    assert len(equations(graph, "lookup_grad")) == 1  # of the leaves alone
+
+
+def test_dropout_of_an_absent_input_is_absent_too():
+    class Dropped(Classifier):
+        def forward(self, batch):
+            x = ops.dropout(self.embedding(batch["token"]), 0.5)
+            return self.output(self.tree(batch.graph, x=x))
+
+    graph = simplify(trace_model(Dropped(), SCHEMA, training=True))
+    kinds = [Kind.of(k, ("token",)) for k in (INNER, LEAF)]
+    found = simplify(specialise(graph, kinds))
+    assert not any("tree.W" in x for x in equations(found, "matmul", kind=0))
+
+
+def test_values_of_both_kinds_meet_in_a_merge():
+    graph = by_kind(training=False)
+    merged = equations(graph, "merge")
+    assert len(merged) == 2 and all("kinds=(0, 1)" in x and "@vertex" in x for x in merged)
+    (output,) = [x for x in equations(graph, "matmul") if "output.weight" in x]
+    assert output.endswith("f32[5]@vertex")  # around the structure all kinds are one
+
+
+# ---- merge products ----
+
+
+def test_products_of_one_input_become_one():
+    class Two(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=6)
+            self.W, self.V = (cavs.Parameter((8, 6)) for _ in range(2))
+
+        def vertex(self, v):
+            x = v.pull("x")
+            h = ops.tanh(x @ self.W) * ops.sigmoid(x @ self.V) + v.gather().h.sum()
+            v.scatter(h=h)
+            v.push(h)
+
+    before = traced(Two())
+    after = simplify(merge_products(before))
+    widths = [re.search(r"f32\[(\d+)\]", x)[1] for x in equations(after, "matmul")]
+    assert len(equations(before, "matmul")) == 3 and sorted(widths) == ["12", "5"]
+
+
+def test_a_sum_of_products_becomes_one_longer_product():
+    a = value("a")
+    W, V = cavs.Parameter((6, 4)), cavs.Parameter((6, 4))
+    y = Graph({"y": a @ W + value("b") @ V})
+    (product,) = equations(simplify(merge_products(y)), "matmul")
+    assert product.endswith("f32[4]@vertex")
+    joined = simplify(merge_products(y)).outputs["y"]
+    assert joined.op.name == "matmul" and joined.inputs[0].shape == (12,)
+    assert len(equations(y, "matmul")) == 2
+
+
+# ---- partition, lifetimes ----
+
+
+def compiled(cell=None, passes=None, training=True, kinds=(INNER, LEAF)):
+    model = Classifier(cell)
+    graph = trace_model(model, SCHEMA, training=training)
+    names = list(model.parameters())
+    return compile_graph(
+        graph, kinds, names, training=training, passes=passes or Passes(), record=True
+    )
+
+
+def test_one_parameter_gradient_a_kind_over_the_whole_batch():
+    c = compiled()
+    loops = [b for b in c.partition.bodies if b.loop is not None]
+    assert not any(n.op.name == "matmul_tn" for b in loops for n in b.nodes)
+    sums = [i for i in c.program.instructions if i.kind == "matmul_tn"]
+    labels = sorted(i.label for i in sums)
+    # U by inner vertices, W by leaves: no weight meets both kinds, so each has one product.
+    assert labels == ["gradient output.weight", "gradient tree.U", "gradient tree.W"]
+    both = compiled(nn.LSTM(8, 6))
+    assert [i.label for i in both.program.instructions if i.kind == "matmul_tn"].count(
+        "gradient tree.U"
+    ) == 1
+
+
+def test_only_recurrent_products_run_a_task_at_a_time():
+    c = compiled()
+    loops = [b for b in c.partition.bodies if b.loop is not None]
+    assert [(b.kind, b.loop.backward) for b in loops] == [(0, False), (0, True)]
+    assert all([n.op.name for n in b.nodes].count("matmul") == 1 for b in loops)
+
+
+@pytest.mark.parametrize(("hoist", "inside"), [(True, 2), (False, 3)])
+def test_products_of_inputs_are_hoisted(hoist, inside):
+    """With words at inner vertices x W is eager; without the pass it runs a task at a time."""
+    c = compiled(nn.ChildSumTreeLSTM(8, 6), Passes(partition=hoist), kinds=(2, 3))
+    forward = [b for b in c.partition.bodies if b.loop and not b.loop.backward]
+    assert sum(n.op.name == "matmul" for b in forward for n in b.nodes) == inside
+
+
+def test_cheap_values_are_computed_again_and_not_kept():
+    def stored(passes):
+        c = compiled(passes=passes)
+        arena = [b for b in c.program.buffers if b.role == "arena"]
+        return sum(b.width for b in arena if b.space > 1), c
+
+    with_plan, c = stored(Passes())
+    without, _ = stored(Passes(plan_memory=False))
+    assert with_plan < without
+    names = {b.name.split(".")[0] for b in c.program.buffers if b.role == "arena"}
+    assert not names & {"sub", "neg"}  # 1 - z and the like
+
+
+def test_a_value_read_after_its_stage_keeps_its_place():
+    """No two buffers that are alive at once share memory: the engine lays them out by lifetime."""
+    p = compiled().program
+    uses = {}
+    for at, stage in enumerate(p.stages):
+        for n in [*stage.body, *(x for body in stage.bodies for x in body)]:
+            i = p.instructions[n]
+            operands = [*i.inputs, *(load[0] for load in i.loads)]
+            touched = {o[0] for o in operands} | {s[0] for s in i.stores}
+            if i.out is not None:
+                touched.add(i.out[0])
+            for b in touched:
+                uses.setdefault(b, []).append(at)
+    for index, stages in uses.items():
+        b = p.buffers[index]
+        if b.role not in ("arena", "scratch"):
+            continue
+        assert b.first <= min(stages) and max(stages) <= b.last, (index, b)
+        if b.role == "scratch":  # gone with its chunk of rows
+            assert min(stages) == max(stages)
+    arena = [b for i, b in enumerate(p.buffers) if b.role == "arena" and i in uses]
+    assert any(b.last < len(p.stages) - 1 for b in arena)
+
+
+def test_the_arena_is_smaller_than_all_its_values_together():
+    model, batch = Classifier(input_size=32, hidden_size=32), treebank(20)
+    run = cavs.explain(model, batch)
+    together = sum(b.bytes for b in run.buffers if b.role == "arena")
+    off = cavs.explain(model, batch, passes=Passes(plan_memory=False))
+    assert run.run.peak_bytes < 0.9 * together
+    assert run.run.peak_bytes < off.run.peak_bytes
+
+
+def test_a_pass_that_is_off_leaves_no_stage():
+    names = [n for n, _ in compiled(passes=Passes(specialise=False)).stages]
+    assert "specialise" not in names and "merge_products" in names
+
+
+def test_compiling_twice_gives_the_same_program():
+    model = Classifier(nn.TreeGRU(8, 6))
+    graph = trace_model(model, SCHEMA, training=True)
+    programs = [
+        compile_graph(graph, (INNER, LEAF), list(model.parameters()), training=True).program
+        for _ in range(2)
+    ]
+    assert [vars(i) for i in programs[0].instructions] == [
+        vars(i) for i in programs[1].instructions
+    ]
+    assert np.array_equal(programs[0].kinds, programs[1].kinds)

@@ -1,0 +1,119 @@
+"""explain(): the stages, the program and one run, as fields and as text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn
+from cavs.compiler.pipeline import Passes
+from tests.runtime.trees import Classifier, graph, treebank
+
+
+@pytest.fixture(scope="module")
+def explained():
+    return cavs.explain(Classifier(), treebank(6))
+
+
+def test_every_stage_has_its_text(explained):
+    names = ["trace", "differentiate", "simplify", "specialise", "merge_products", "insert_copies"]
+    assert [name for name, _ in explained.stages] == names
+    text = dict(explained.stages)
+    assert "grad:" not in text["trace"] and "return grad:tree.U" in text["differentiate"]
+    assert "vertex.0" in text["specialise"] and "vertex.0" not in text["simplify"]
+    printed = str(explained)
+    for part in (*names, "partition", "program", "buffers", "one step", "not batched"):
+        assert f"== {part}" in printed
+
+
+def test_bodies_say_when_they_run_and_why(explained):
+    found = {(b.when, b.where) for b in explained.bodies}
+    assert ("eager", "vertex.1") in found  # leaves
+    assert ("loop", "vertex.0") in found
+    assert ("lazy", "vertex") in found  # the output layer
+    loops = [b for b in explained.bodies if b.when == "loop"]
+    assert len(loops) == 2 and all("a task at a time" in b.why for b in loops)
+    assert all(b.nodes.count("matmul") == 1 for b in loops)
+    assert not any("matmul_tn" in b.nodes for b in loops)
+    sums = [b for b in explained.bodies if "matmul_tn" in b.nodes]
+    assert sums and all(b.when == "lazy" and "once over all rows" in b.why for b in sums)
+
+
+def test_kernels_are_expressions(explained):
+    text = explained.program
+    assert "of child 0 | " in text and "@ tree.U (12 x 30)" in text
+    assert "@ tree.U^T (30 x 12)" in text
+    assert "embedding.weight[token] @ tree.W (8 x 18)" in text
+    lines = [line for kernel in explained.kernels.values() for line in kernel]
+    assert any("sigmoid(" in x and "tree.b[" in x for x in lines)
+    assert any("sum(" in x and "of each parent edge)" in x for x in lines)
+    assert all(x.count("(") == x.count(")") for x in lines)
+    stages = [x for x in text.splitlines() if x.startswith("stage ")]
+    assert any("loop" in x and "tasks in reverse" in x for x in stages)
+
+
+def test_buffers_have_roles_lifetimes_and_bytes(explained):
+    by_role = {}
+    for b in explained.buffers:
+        by_role.setdefault(b.role, []).append(b)
+    assert {"param", "grad", "arena", "scratch"} <= set(by_role)
+    for b in by_role["arena"]:
+        assert 0 <= b.first <= b.last and b.bytes > 0
+    assert all(b.bytes == 0 for b in by_role["param"])
+    h = [b for b in by_role["arena"] if b.space == "vertex" and b.width == 6]
+    assert h and all(b.bytes == 4 * 6 * explained.run.vertices for b in h)
+
+
+def test_one_run(explained):
+    batch, run = treebank(6), explained.run
+    assert (run.graphs, run.vertices, run.edges) == (6, batch.num_vertices, batch.num_edges)
+    depth = max(int(t.num_levels) for t in batch.topology.graphs)
+    assert run.task_bound == run.tasks == depth - 1  # leaves have no task of their own
+    assert sum(run.widths) == batch.num_vertices
+    assert run.product_seconds > 0 and run.map_seconds > 0
+    assert 0 < run.kept_bytes <= run.peak_bytes <= run.arena_bytes
+    assert run.gather_bytes > 0 and run.write_bytes > 0
+    assert len(run.stages) == explained.program.count("stage ")
+
+
+def test_what_was_not_batched():
+    rng = np.random.default_rng(0)
+    chain = graph([[], *([i] for i in range(9))], rng)
+    alone = cavs.explain(Classifier(nn.LSTM(8, 6)), cavs.batch([chain]))
+    assert any(x.startswith("9 of 9 tasks have one vertex") for x in alone.not_batched)
+    both = cavs.batch([chain, graph(chain_lists(9), rng, absent=lambda kids: False)])
+    mixed = cavs.explain(Classifier(nn.LSTM(8, 6)), both)
+    assert any("levels run as several tasks" in x for x in mixed.not_batched)
+    assert mixed.run.tasks == 2 * mixed.run.task_bound
+    assert any("computed again" in x for x in mixed.not_batched)
+    off = cavs.explain(Classifier(nn.LSTM(8, 6)), both, passes=Passes(specialise=False), run=False)
+    assert "passes switched off: specialise" in off.not_batched
+
+
+def chain_lists(n):
+    return [[], *([i] for i in range(n))]
+
+
+def test_inference_has_no_gradients_and_need_not_run():
+    e = cavs.explain(Classifier(), treebank(3), training=False, run=False)
+    assert e.run is None and "one step" not in str(e)
+    assert "differentiate" not in dict(e.stages)
+    assert not any(b.role == "grad" for b in e.buffers)
+    assert {b.when for b in e.bodies} == {"eager", "loop", "lazy"}
+
+
+def test_nothing_is_updated():
+    model = Classifier()
+    model.initialize(0)
+    before = {n: p.value.copy() for n, p in model.parameters().items()}
+    cavs.explain(model, treebank(3))
+    assert all((p.value == before[n]).all() for n, p in model.parameters().items())
+
+
+def test_double_precision_counts_eight_bytes():
+    single, double = Classifier(), Classifier()
+    double.initialize(0, np.float64)
+    batch = treebank(3)
+    of = [cavs.explain(m, batch, run=False).buffers for m in (single, double)]
+    assert [2 * b.bytes for b in of[0]] == [b.bytes for b in of[1]]

@@ -1,0 +1,85 @@
+"""The Python in the documents runs, and prints what they say it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from cavs.errors import CavsError
+from cavs.ir import REGISTRY
+
+ROOT = Path(__file__).resolve().parents[1]
+# A block of code, and the block of text right behind it, if there is one.
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+DOCUMENTS = ["README.md", "docs/tutorial.md", "docs/passes.md", "docs/operators.md"]
+
+
+def blocks(document: str) -> list[tuple[str, str]]:
+    """Code and expected text (empty where none follows) of a document, in order."""
+    return BLOCK.findall((ROOT / document).read_text(encoding="utf-8"))
+
+
+def matches(shown: str, expected: str) -> bool:
+    """Whether the document says what is shown.
+
+    ``...`` in the document stands for any text, also for many lines. Numbers of values of the IR
+    (``%12``) are not compared: they move with every pass that is bettered.
+    """
+    shown, expected = (re.sub(r"%\d+", "%", text.strip()) for text in (shown, expected))
+    parts = re.split(r"(\.\.\.)", expected)
+    pattern = "".join(".*" if part == "..." else re.escape(part) for part in parts)
+    return re.fullmatch(pattern, shown, re.DOTALL) is not None
+
+
+@pytest.fixture
+def registry():
+    """Operators that a document defines are forgotten again."""
+    before = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_code_of_a_document_runs(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "document"}
+    found = blocks(document)
+    assert found
+    for code, expected in found:
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(io.StringIO()):
+            exec(compile(code, "example.py", "exec"), names)
+        if expected:
+            assert matches(shown.getvalue(), expected), (code, shown.getvalue())
+
+
+def test_errors_are_as_documented(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "document"}
+    raised = set()
+    for code, expected in blocks("docs/errors.md"):
+        if not expected:
+            exec(compile(code, "shared.py", "exec"), names)
+            continue
+        with pytest.raises(CavsError) as caught:
+            exec(compile(code, "example.py", "exec"), names)
+        assert matches(f"{type(caught.value).__name__}: {caught.value}", expected), code
+        raised.add(type(caught.value))
+
+    def classes(base):
+        return {base}.union(*(classes(c) for c in base.__subclasses__()))
+
+    missing = {c for c in classes(CavsError) if c.__module__ == "cavs.errors"} - raised
+    assert missing <= {CavsError}
+
+
+def test_a_wrong_document_is_noticed():
+    assert matches("a 1\nb\n", "a ...\nb\n")
+    assert not matches("a 1\nc\n", "a ...\nb\n")
