@@ -1,6 +1,6 @@
 // Parameter gradients: out[K, N] (+)= sum over rows of A(r)^T B(r). A block of rows of A is
-// interleaved into tiles of columns, of B into one panel at a time; the register tile then runs
-// over the rows of the block.
+// interleaved into tiles of columns and of B cut into panels, both read in the order they lie in
+// memory; the register tile then runs over the rows of the block.
 #pragma once
 
 #include "kernels/isa_tile.h"
@@ -8,12 +8,23 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-constexpr int64_t kRowBlock = 256;
+constexpr int64_t kMaxRowBlock = 256;
 
-// Scratch: A's block, one panel of B's block, a joined row of each.
+// Rows of a block. Both copies of it should stay in L2; but each block also reads and writes `out`
+// once, which costs more where that does not fit a cache itself. Depends on the whole shape alone,
+// so that threads which share the columns sum alike.
+template <class T>
+CAVS_INLINE int64_t row_block(int64_t k, int64_t n) {
+  const int64_t size = sizeof(T);
+  if (k * n * size > (2 << 20)) return kMaxRowBlock;
+  return smaller(larger((512 << 10) / (size * (k + n + 1)), 64), kMaxRowBlock);
+}
+
+// Scratch: the block's copies of A and B, a row of each.
 template <class T>
 size_t matmul_tn_scratch(int64_t k, int64_t n) {
-  return static_cast<size_t>(kRowBlock * (round_up(k, kTileRows) + kPanel<T>)+k + n);
+  const int64_t width = round_up(k, kTileRows) + round_up(n, kPanel<T>);
+  return static_cast<size_t>((row_block<T>(k, n) + 1) * width);
 }
 
 // Rows [r0, r0 + rows) of A, in tiles of kTileRows columns: element (r, i) of tile t at
@@ -38,45 +49,63 @@ void interleave(const Source<T>* a, int32_t num_a, int64_t r0, int64_t rows, int
   }
 }
 
-// Columns [first, first + cols) of rows [r0, r0 + rows) of B, kPanel to a row.
+// Columns [n0, n1) of rows [r0, r0 + rows) of B: column n0 + p * kPanel + j of row r at
+// out[(p * rows + r) * kPanel + j]. Columns past n1 are zero: the tile reads whole vectors.
 template <class T>
-void gather_panel(const Source<T>* b, int32_t num_b, int64_t r0, int64_t rows, int64_t first,
-                  int64_t cols, T* out) {
-  for (int64_t r = 0; r < rows; ++r, out += kPanel<T>) {
-    int64_t start = 0;  // of source s in the joined row
-    for (int32_t s = 0; s < num_b; ++s) {
-      const int64_t from = larger(first - start, 0);
-      const int64_t to = smaller(first + cols - start, b[s].width);
-      if (from < to) copy_row(b[s], r0 + r, from, to - from, out + (start + from - first));
-      start += b[s].width;
+void cut_into_panels(const Source<T>* b, int32_t num_b, int64_t r0, int64_t rows, int64_t n0,
+                     int64_t n1, T* out, T* row_buffer) {
+  constexpr int64_t width = kPanel<T>;
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* row = row_buffer;
+    if (num_b == 1) {
+      row = read_row(b[0], r0 + r, n0, n1 - n0, row_buffer);
+      if (row == nullptr) fill(row_buffer, T(0), n1 - n0);
+      if (row == nullptr) row = row_buffer;
+    } else {
+      int64_t start = 0;  // of source s in the joined row
+      for (int32_t s = 0; s < num_b; ++s) {
+        const int64_t from = larger(n0 - start, 0), to = smaller(n1 - start, b[s].width);
+        if (from < to) copy_row(b[s], r0 + r, from, to - from, row_buffer + (start + from - n0));
+        start += b[s].width;
+      }
     }
-    // The tile reads whole vectors; what it computes from the padding is never stored, but
-    // garbage could be slow (denormals) or trap.
-    if (cols < kPanel<T>) fill(out + cols, T(0), kPanel<T> - cols);
+    T* to = out + r * width;
+    int64_t j = 0;
+    for (; j + width <= n1 - n0; j += width, to += rows * width) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kTileVectors; ++v)
+        store(to + v * kLanes<T>, load(row + j + v * kLanes<T>));
+    }
+    if (const int64_t rest = n1 - n0 - j; rest > 0) {
+      copy(to, row + j, rest);
+      fill(to + rest, T(0), width - rest);
+    }
   }
 }
 
 template <class T>
 void matmul_tn(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t num_b, int64_t r0,
-               int64_t r1, int64_t k, int64_t, int64_t n0, int64_t n1, T* out, int64_t out_stride,
+               int64_t r1, int64_t k, int64_t n, int64_t n0, int64_t n1, T* out, int64_t out_stride,
                bool accumulate, T* scratch) {
-  T* panel = scratch;
-  T* tiles = panel + kRowBlock * kPanel<T>;
-  T* row_buffer = tiles + kRowBlock * round_up(k, kTileRows);
+  const int64_t block = row_block<T>(k, n);
+  T* panels = scratch;
+  T* tiles = panels + block * round_up(n, kPanel<T>);
+  T* row_buffer = tiles + block * round_up(k, kTileRows);
   int64_t b0 = r0;
   do {  // once without rows too: out must be written
-    const int64_t rows = smaller(kRowBlock, r1 - b0);
+    const int64_t rows = smaller(block, r1 - b0);
     interleave(a, num_a, b0, rows, k, tiles, row_buffer);
-    for (int64_t column = n0; column < n1; column += kPanel<T>) {
+    cut_into_panels(b, num_b, b0, rows, n0, n1, panels, row_buffer);
+    const T* panel = panels;
+    for (int64_t column = n0; column < n1; column += kPanel<T>, panel += rows * kPanel<T>) {
       const int64_t cols = smaller(kPanel<T>, n1 - column);
-      gather_panel(b, num_b, b0, rows, column, cols, panel);
       for (int64_t i = 0; i < k; i += kTileRows) {
         const ColumnsOfA<T> of{tiles + i * rows, kTileRows};
         run_tile(smaller(kTileRows, k - i), of, rows, panel, out + i * out_stride + column,
                  out_stride, cols, accumulate || b0 > r0);
       }
     }
-    b0 += kRowBlock;
+    b0 += block;
   } while (b0 < r1);
 }
 
