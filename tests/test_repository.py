@@ -97,13 +97,26 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+CODE = re.compile(r"^```[^\n]*\n(.*?)^```|`([^`\n]+)`", re.MULTILINE | re.DOTALL)
+
+
+def make_commands(text: str) -> set[str]:
+    """The targets that the code of a document, in blocks or between backticks, gives to make."""
+    return {
+        target
+        for block, phrase in CODE.findall(text)
+        for target in re.findall(r"^make ([a-z][a-z-]*)", block or phrase, re.MULTILINE)
+    }
+
+
+def test_make_commands_are_read_from_code_alone() -> None:
+    text = "`make a`, `cmake b`, `x`\nmake c of it\n```bash\nmake d  # e\nmake f\n```\n`make g`"
+    assert make_commands(text) == {"a", "d", "f", "g"}
+
+
 def test_make_commands_of_the_documents_exist() -> None:
     documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    commands = {
-        target
-        for document in documents
-        for target in re.findall(r"(?:^|`)make ([a-z][a-z-]*)", document.read_text(), re.MULTILINE)
-    }
+    commands = {target for document in documents for target in make_commands(document.read_text())}
     assert {"demo", "test"} <= commands
     assert commands <= make_targets()
 
