@@ -86,23 +86,31 @@ class Lowering(RowLowering):
 
     def _gradient_terms(self) -> dict[Node, str]:
         """The reductions that are terms of exactly one gradient: they write it themselves."""
-        owner: dict[Node, list[str]] = defaultdict(list)
+        owner: dict[Node, list[tuple[str, int]]] = defaultdict(list)
         self.other_terms: dict[str, list[Node]] = {}
+        columns: dict[str, int] = {}
         for key, value in self.graph.outputs.items():
             if not key.startswith("grad:"):
                 continue
-            name = key[5:].split("#")[0]
+            name, _, place = key.removeprefix("grad:").partition("#")
+            start = int(place.partition("@")[2] or 0)
             self.other_terms.setdefault(name, [])
+            columns[name] = value.shape[-1]
             if value.op.rule is BatchRule.REDUCE and not is_leaf(value):
-                owner[value].append(name)
+                owner[value].append((name, start))
+            elif start > 0:
+                raise CompileError(f"rows {start}: of a gradient are no product", where=value.where)
             elif not _is_zero(value):
                 self.other_terms[name].append(value)
         result = {}
-        for t, names in owner.items():
-            if len(names) == 1:
-                result[t] = names[0]
+        self.first_row: dict[Node, int] = {}
+        for t, places in owner.items():
+            if len(places) == 1:
+                result[t], self.first_row[t] = places[0]
             else:
-                for name in names:
+                for name, start in places:
+                    if start > 0:
+                        raise CompileError(f"rows {start}: of two gradients", where=t.where)
                     self.other_terms[name].append(t)
         sparse = {n for t, n in result.items() if t.op.name == "lookup_grad"}
         dense = {n for t, n in result.items() if t.op.name != "lookup_grad"}
@@ -112,10 +120,8 @@ class Lowering(RowLowering):
             self.program.gradients[name] = kind
         self.grad_buffers: dict[str, int] = {}
         for name in sorted(dense):  # the order of a set of names changes from process to process
-            node = self.graph.outputs[f"grad:{name}#0"]
-            index = self.program.parameters.index(name)
-            columns = node.shape[-1]  # the engine strides a gradient by its columns
-            self.grad_buffers[name] = self._buffer("grad", index, ONE_SPACE, columns, name)
+            index = self.program.parameters.index(name)  # strided by its columns
+            self.grad_buffers[name] = self._buffer("grad", index, ONE_SPACE, columns[name], name)
         return result
 
     def _reduction(self, body: Body, gradients: dict[Node, str]) -> None:
@@ -148,7 +154,8 @@ class Lowering(RowLowering):
             return
         buffer = self.grad_buffers[owner] if owner else self._arena(n)
         if name == "matmul_tn":
-            out: Operand = (buffer, 0, n.shape[1], "self", "none", 0)
+            first = self.first_row[n] * n.shape[1] if owner else 0
+            out: Operand = (buffer, first, n.shape[1], "self", "none", 0)
             add(
                 Instruction(
                     "matmul_tn",

@@ -11,6 +11,7 @@ from cavs.ir import Graph
 from cavs.ir.printer import print_graph
 from cavs.ir.verify import verify
 from cavs.passes.access import insert_copies
+from cavs.passes.at_child import products_at_child
 from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.merge_vertices import merge_vertices
@@ -24,6 +25,7 @@ class Passes:
     """A switch for each pass that can be ablated; what is off is replaced by the plain way."""
 
     merge_vertices: bool = True
+    products_at_child: bool = True
     simplify: bool = True
     specialise: bool = True
     merge_products: bool = True
@@ -49,13 +51,15 @@ def compile_graph(
     *,
     training: bool,
     merging: bool = False,
+    at_child: bool = False,
     passes: Passes = Passes(),
     record: bool = False,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
     training adds the gradients of all trainable parameters. merging: rows are distinct vertices,
-    with the features of `cavs.passes.merge_vertices`. record keeps the text of every stage.
+    with the features of `cavs.passes.merge_vertices`. at_child: vertices have so many parents that
+    products of gathered values are done at the child. record keeps the text of every stage.
     """
     stages: list[tuple[str, str]] = []
 
@@ -67,9 +71,11 @@ def compile_graph(
 
     rules = RULES if passes.simplify else CANONICAL
     graph = done("trace", traced)
-    optional = optional_features(graph)
     if merging:
         graph = done("merge_vertices", merge_vertices(graph))
+    if at_child:
+        graph = done("products_at_child", products_at_child(graph))
+    optional = optional_features(graph)
     if training:
         graph = done("differentiate", differentiate(graph))
     graph = done("simplify", simplify(graph, rules))

@@ -23,8 +23,25 @@ class Storage:
             if n.op.name == "merge":
                 for x in n.inputs:
                     self.merge_of[x] = n
+        self._share_rows()
         self.stage = -1
         self.kind: int | None = None  # stands for "all kinds" in a loop
+
+    def _share_rows(self) -> None:
+        """What is held at first and at second children, say, shares a buffer: no row is both."""
+        self.shared: dict[Node, Node] = {}
+        held: dict[object, list[tuple[Node, set[int]]]] = {}
+        for slot, n in self.graph.slots.items():
+            if slot.child is None or slot.backward or n.op.name != "merge":
+                continue
+            kinds, taken = set(n.attr("kinds")), held.setdefault((slot.structure, n.shape), [])
+            for other, filled in taken:
+                if filled.isdisjoint(kinds):
+                    filled.update(kinds)
+                    self.shared[n] = other
+                    break
+            else:
+                taken.append((n, kinds))
 
     def _buffer(self, role: str, index: int, space: int, width: int, name: str) -> int:
         self.program.buffers.append(Buffer(role, index, space, width, name))
@@ -38,6 +55,7 @@ class Storage:
     def _arena(self, node: Node) -> int:
         """The buffer of a kept node; a merged one lives in the buffer of its merge."""
         home = self.merge_of.get(node, node)
+        home = self.shared.get(home, home)
         if home not in self.arena:
             d = home.type.domain
             space = space_of(d.base, d.kind)

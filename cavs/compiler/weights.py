@@ -56,6 +56,15 @@ def _parts(w: Node, parameters: Sequence[str]) -> list[_Part]:
                     )
                 )
         return result
+    if name == "rows":
+        start, stop = w.attr("start"), w.attr("stop")
+        result = []
+        for p in _parts(w.inputs[0], parameters):
+            low, high = max(start - p.k0, 0), min(stop - p.k0, p.rows)
+            if low < high:
+                offset, k0 = p.offset + low * p.row_stride, p.k0 + low - start
+                result.append(replace(p, offset=offset, rows=high - low, k0=k0))
+        return result
     if name == "concat":
         result, at = [], 0
         rowwise = w.attr("axis") == -2

@@ -47,7 +47,7 @@ class GraphBatch:
             }
         )
         self._schedules: dict[tuple[str, ...], Any] = {}
-        self._merged: dict[tuple[str, ...], MergedBatch] = {}
+        self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
         self._schema: dict[str, FeatureSpec] | None = None
 
     @property
@@ -125,11 +125,12 @@ class GraphBatch:
             self._schedules[optional] = found
         return found
 
-    def merged(self, names: tuple[str, ...]) -> MergedBatch:
+    def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> MergedBatch:
         """The distinct vertices as far as the features ``names`` tell; kept for the next call."""
-        found = self._merged.get(names)
+        key = names, child_numbers
+        found = self._merged.get(key)
         if found is None:
-            found = self._merged[names] = MergedBatch(self, names)
+            found = self._merged[key] = MergedBatch(self, names, child_numbers)
         return found
 
     def presence(self, optional: tuple[str, ...]) -> Array | None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+
 from cavs._engine import collate, make_schedule, merge_copies
+
+USED = "#child "  # + k, in place of a feature that may be absent
 
 if TYPE_CHECKING:
     from cavs.data.batch import GraphBatch
@@ -21,18 +25,20 @@ class MergedBatch:
     or edges.
 
     ``distinct``: int32 [vertices of batch], the distinct vertex that stands for each. ``copies``:
-    int32 [distinct vertices], for how many it stands.
+    int32 [distinct vertices], for how many it stands. ``used``: uint32 [distinct vertices], bit k
+    where it is the k-th child of another, k < ``child_numbers``; copies agree in that too.
     """
 
-    def __init__(self, batch: GraphBatch, names: tuple[str, ...]) -> None:
+    def __init__(self, batch: GraphBatch, names: tuple[str, ...], child_numbers: int = 0) -> None:
         self._batch = batch
         of_vertices = [batch.features[n] for n in names if n in batch.features]
         of_edges = [batch.edge_features[n] for n in names if n in batch.edge_features]
         if len(of_vertices) + len(of_edges) != len(names):
             raise ValueError(f"{names} are not all features of vertices or edges of {batch}")
-        graph, self._vertex, self._edge, self.distinct, self.copies = merge_copies(
-            batch.topology, of_vertices, of_edges
+        graph, self._vertex, self._edge, self.distinct, self.copies, self.used = merge_copies(
+            batch.topology, of_vertices, of_edges, child_numbers
         )
+        self._child_numbers = child_numbers
         self.topology: Any = collate([graph])
         self._schedules: dict[tuple[str, ...], Any] = {}
 
@@ -48,10 +54,29 @@ class MergedBatch:
         return found
 
     def schedule(self, optional: tuple[str, ...] = ()) -> Any:
-        """The engine's schedule, as `GraphBatch.schedule` makes it."""
+        """The engine's schedule, as `GraphBatch.schedule` makes it.
+
+        ``"#child k"`` among ``optional`` is present where a vertex is the k-th child of another.
+        """
         found = self._schedules.get(optional)
         if found is None:
-            presence = self._batch.presence(optional)
-            masks = None if presence is None else presence[self._vertex]
+            masks = np.zeros(self.num_vertices, np.uint32)
+            for bit, name in enumerate(optional):
+                if name.startswith(USED):
+                    here = self.used >> np.uint32(name.removeprefix(USED)) & 1
+                else:
+                    presence = self._batch.presence((name,))
+                    assert presence is not None
+                    here = presence[self._vertex]
+                masks |= here << np.uint32(bit)
             found = self._schedules[optional] = make_schedule(self.topology, masks)
         return found
+
+    @property
+    def parents_per_child(self) -> float:
+        """Of the vertices that are a k-th child, k < ``child_numbers``: how often one is."""
+        (graph,) = self.topology.graphs
+        offsets = np.asarray(graph.offsets)
+        arity = np.minimum(np.diff(offsets), self._child_numbers)
+        pairs = sum(int((self.used >> np.uint32(k) & 1).sum()) for k in range(self._child_numbers))
+        return float(arity.sum()) / max(pairs, 1)

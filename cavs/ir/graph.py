@@ -26,7 +26,8 @@ class Structure:
 class Slot:
     """A recurrent value: what a vertex scatters and its neighbours gather.
 
-    Forward slots hold one row a vertex, read through ``gather`` (one row an edge). Backward slots
+    Forward slots hold one row a vertex, read through ``gather`` (one row an edge); with ``child`` k
+    only where a vertex is the k-th child of another, and only so read. Backward slots
     hold one row an edge (the cotangent of a gather), read through ``gather_grad`` (one row a
     vertex, summed over the edges that leave it). With ``child`` k they hold one row a vertex, the
     cotangent of what it gathered from its k-th child, summed over the parents whose k-th child a

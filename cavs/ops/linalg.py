@@ -66,6 +66,37 @@ defop(
 )
 
 
+def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    (w,) = types
+    if w.domain != ONE or len(w.shape) != 2:
+        raise ValueError("only a parameter matrix has rows to cut")
+    if not 0 <= attrs["start"] < attrs["stop"] <= w.shape[0]:
+        raise ValueError(f"rows {attrs['start']}:{attrs['stop']} of {w.shape[0]}")
+    return TensorType(FLOAT, (attrs["stop"] - attrs["start"], w.shape[1]), ONE)
+
+
+def _pad_rows_evaluate(node: Node, d: Any) -> Any:
+    result = np.zeros(node.shape)
+    result[node.attr("start") : node.attr("start") + len(d)] = d
+    return result
+
+
+# Rows of a parameter matrix, and the reverse: zeros above and below.
+defop(
+    "rows",
+    infer=_rows_infer,
+    vjp=lambda n, d: (apply("pad_rows", d, start=n.attr("start"), size=n.inputs[0].shape[0]),),
+    evaluate=lambda n, w: w[n.attr("start") : n.attr("stop")],
+    cost=0,
+)
+defop(
+    "pad_rows",
+    infer=lambda types, attrs: TensorType(FLOAT, (attrs["size"], types[0].shape[1]), ONE),
+    evaluate=_pad_rows_evaluate,
+    cost=0,
+)
+
+
 def transpose(w: Node) -> Node:
     """W^T of a parameter matrix or its gradient; undoes itself."""
     if w.op.name == "transpose":

@@ -248,7 +248,7 @@ def insert_copies(graph: Graph) -> Graph:
 
     def held(s: Slot, n: Node) -> Node:
         """Columns of a stored value stay where they are if the reader can find them."""
-        if s.child is None or not is_view(n):
+        if s.child is None or not s.backward or not is_view(n):
             return stored(n)
         try:
             plain = all(p.map == "self" for p in accesses.pieces(n))

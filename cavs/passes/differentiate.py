@@ -165,7 +165,8 @@ def differentiate(graph: Graph) -> Graph:
 def split_gradients(graph: Graph) -> Graph:
     """Outputs "grad:NAME" that are sums become one output a term, "grad:NAME#0", ...
 
-    Each term is then added into the gradient by itself, as soon as it is known.
+    Each term is then added into the gradient by itself, as soon as it is known. "grad:NAME#1@300"
+    is added to the rows from 300 on.
     """
     outputs: dict[str, Node] = {}
     for key, value in graph.outputs.items():
@@ -175,9 +176,13 @@ def split_gradients(graph: Graph) -> Graph:
         stack, count = [value], 0
         while stack:
             x = stack.pop()
+            below = x.inputs[0] if x.op.name == "pad_rows" else x
             if x.op.name == "add" and all(y.type == value.type for y in x.inputs):
                 stack += reversed(x.inputs)
+            elif x is not below and below.op.name == "add":
+                stack += [apply("pad_rows", y, **dict(x.attrs)) for y in reversed(below.inputs)]
             else:
-                outputs[f"{key}#{count}"] = x
+                rows = "" if x is below else f"@{x.attr('start')}"
+                outputs[f"{key}#{count}{rows}"] = below
                 count += 1
     return Graph(outputs, dict(graph.slots))

@@ -105,7 +105,7 @@ def _zero(node: Node) -> Node | None:
     """Linear operators of zeros."""
     linear = (
         "matmul matmul_tn sum_rows sum_axis sum_children sum_vertices nth_child to_nth_child slice"
-        " pad reshape keep_axis neg transpose lookup_grad push"
+        " pad rows pad_rows reshape keep_axis neg transpose lookup_grad push"
     )
     name = node.op.name
     if name in linear.split():

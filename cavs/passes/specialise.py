@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild
+from cavs.passes.at_child import USED
 from cavs.passes.simplify import simplify_node, zeros
 
 _STRUCTURAL = [
@@ -40,8 +41,10 @@ class Kind:
 
 
 def optional_features(graph: Graph) -> tuple[str, ...]:
-    """Index features that may be absent and that a lookup reads: what kinds depend on."""
-    names = {
+    """What kinds depend on: index features that may be absent and that a lookup reads, and whether
+    a vertex is the k-th child of another, where products at children ask for it."""
+    names = {f"{USED}{s.child}" for s in graph.slots if s.child is not None and not s.backward}
+    names |= {
         n.inputs[1].attr("name")
         for n in graph.nodes()
         if n.op.name == "lookup"
@@ -81,15 +84,24 @@ class _Specialiser:
         return Graph(outputs, slots)
 
     def _slot(self, slot: Slot, n: Node) -> Node:
-        """What is held for a child is read where there are children: at inner vertices."""
-        inner = [k for k, kind in enumerate(self.kinds) if kind.inner]
+        """What is held for a child matters at vertices with children; what is held at a child,
+        where a vertex is one."""
         if slot.child is None or n not in self.dependent:
             return self._merged(n)
+        if not slot.backward:
+            used = [k for k, kind in enumerate(self.kinds) if self._used(slot, kind)]
+            return self._merged(n, used)
+        inner = [k for k, kind in enumerate(self.kinds) if kind.inner]
         if len(inner) == 1:
             value = self.kinded[n, inner[0]]
             assert value is not None, n
             return value
         return self._merged(n, inner)
+
+    def _used(self, slot: Slot, kind: Kind) -> bool:
+        """Whether vertices of ``kind`` may be the child that ``slot`` is held for."""
+        name = f"{USED}{slot.child}"
+        return name not in self.optional or name in kind.present
 
     def _each_kind(self, n: Node) -> None:
         for k in range(len(self.kinds)):
@@ -103,6 +115,8 @@ class _Specialiser:
             return None
         t = type(n.type)(n.type.dtype, n.shape, domain)
         if n.op.name in _STRUCTURAL and not kind.inner and n.op.name != "gather_grad":
+            return zeros(t)
+        if n.op.name == "gather_grad" and not self._used(n.attr("slot"), kind):
             return zeros(t)
         if n.op.name in ("gather", "gather_grad", "num_children"):
             return make(n.op, (), {**dict(n.attrs), "domain": domain}, t, n.where)

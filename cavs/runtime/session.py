@@ -17,6 +17,7 @@ from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph, origin
+from cavs.passes.at_child import multiplied_children, products_at_child
 from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_schema, explain_range
@@ -24,6 +25,8 @@ from cavs.runtime.encode import encode
 
 Array = npt.NDArray[Any]
 MERGED_FROM = 256  # vertices of a batch: below, looking for copies costs what they save
+MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there can be
+SHARED_FROM = 1.15  # parents a child from which products are done at the child
 
 
 class BatchLike(Protocol):
@@ -51,7 +54,7 @@ class BatchLike(Protocol):
         """The engine's schedule for the features that may be absent."""
         ...
 
-    def merged(self, names: tuple[str, ...]) -> Any:
+    def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> Any:
         """The distinct vertices as far as the features ``names`` tell, see cavs.data.merge."""
         ...
 
@@ -77,14 +80,17 @@ class EvalResult:
 
 @dataclass
 class _Variant:
-    """One way the model is compiled: for training or for inference, with or without its loss."""
+    """One way the model is compiled: for training or for inference, with or without its loss, for
+    batches as they are or for their distinct vertices (``merging``)."""
 
     training: bool
     with_loss: bool
+    merging: bool
     schema: dict[str, Feature] = field(default_factory=dict)
     traced: Graph | None = None
     optional: tuple[str, ...] = ()
     distinguishing: tuple[str, ...] | None = None  # by which vertices differ; None: not merged
+    child_numbers: int | None = None  # products at the first so many children; None: not decided
     kinds: tuple[int, ...] = ()
     absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
     restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
@@ -127,7 +133,8 @@ class Session:
                 p.convert(self.dtype)
         if threads is not None:
             _engine.set_num_threads(threads)
-        self._variants: dict[tuple[bool, bool], _Variant] = {}
+        self._variants: dict[tuple[bool, bool, bool], _Variant] = {}
+        self._latest: dict[bool, _Variant] = {}
         self._profiling = False
         self._serial = False
 
@@ -207,11 +214,9 @@ class Session:
         self, batch: BatchLike, training: bool, with_loss: bool
     ) -> tuple[_Variant, Any, Any]:
         """The variant compiled for what ``batch`` has, whose rows run, and the engine's inputs."""
-        key = (training, with_loss)
-        variant = self._variants.get(key)
-        if variant is None:
-            variant = self._variants[key] = _Variant(training, with_loss)
-        self._trace(variant, batch)
+        variant = self._variant(batch, training, with_loss, self._merges(batch))
+        if variant.merging and variant.distinguishing is None:
+            variant = self._variant(batch, training, with_loss, False)
         assert variant.traced is not None
         source = self._source(variant, batch)
         schedule = source.schedule(variant.optional)
@@ -220,23 +225,52 @@ class Session:
         if variant.executor is None or not found <= set(variant.kinds):
             self._compile(variant, found)
         assert variant.compiled is not None
+        self._latest[training] = variant
         program = variant.compiled.program
         ints = [self._feature(source, name, np.dtype(np.int32)) for name in program.int_features]
         floats = [self._feature(source, name, self.dtype) for name in program.float_features]
         rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
         return variant, source, (schedule, rows, ints)
 
+    def _merges(self, batch: BatchLike) -> bool:
+        return self.passes.merge_vertices and bool(batch.topology.num_vertices >= MERGED_FROM)
+
+    def _variant(
+        self, batch: BatchLike, training: bool, with_loss: bool, merging: bool
+    ) -> _Variant:
+        """The variant, traced for what ``batch`` has."""
+        key = training, with_loss, merging
+        variant = self._variants.setdefault(key, _Variant(*key))
+        self._trace(variant, batch)
+        return variant
+
     def _source(self, variant: _Variant, batch: BatchLike) -> Any:
         """What the engine runs: the distinct vertices of ``batch``, or ``batch`` itself."""
         names = variant.distinguishing
-        if names is None or batch.topology.num_vertices < MERGED_FROM:
+        if names is None:
             return batch
-        return batch.merged(names)
+        if variant.child_numbers is None:
+            self._decide_products(variant, batch)
+        return batch.merged(names, variant.child_numbers)
+
+    def _decide_products(self, variant: _Variant, batch: BatchLike) -> None:
+        """Whether children have enough parents, judged by the first batch, once and for all."""
+        assert variant.traced is not None and variant.distinguishing is not None
+        numbers = multiplied_children(variant.traced) if self.passes.products_at_child else 0
+        if 0 < numbers <= MOST_NUMBERS:
+            merged = batch.merged(variant.distinguishing, numbers)
+            numbers = numbers if merged.parents_per_child >= SHARED_FROM else 0
+        self._set_child_numbers(variant, numbers if numbers <= MOST_NUMBERS else 0)
+
+    def _set_child_numbers(self, variant: _Variant, numbers: int) -> None:
+        assert variant.traced is not None
+        variant.child_numbers = numbers
+        graph = products_at_child(variant.traced) if numbers else variant.traced
+        variant.optional = optional_features(graph)
 
     def _feature(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
         if name.startswith((COPIES, PRESENT)):
-            count = source.topology.num_vertices
-            copies: Array = getattr(source, "copies", np.ones(count, np.int32))
+            copies: Array = source.copies
             if name != COPIES:
                 copies = copies * (source[name.removeprefix(PRESENT)] >= 0)
             return copies.astype(dtype)
@@ -266,11 +300,13 @@ class Session:
         variant.traced = trace_model(
             self.model, variant.schema, training=variant.training, with_loss=variant.with_loss
         )
-        if self.passes.merge_vertices:
+        if variant.merging:
             variant.distinguishing = distinguishing(variant.traced)
-        optional = optional_features(variant.traced)
+        optional, decided = variant.optional, variant.child_numbers
+        self._set_child_numbers(variant, decided or 0)
+        variant.child_numbers = decided
         if optional != variant.optional:
-            variant.optional, variant.kinds = optional, ()
+            variant.kinds = ()
         if variant.restored:
             variant.kinds, variant.restored = variant.restored, ()
         variant.executor = None
@@ -285,6 +321,7 @@ class Session:
                 list(self.parameters),
                 training=variant.training,
                 merging=variant.distinguishing is not None,
+                at_child=bool(variant.child_numbers),
                 passes=self.passes,
                 record=record,
             )
@@ -306,6 +343,8 @@ class Session:
                 {
                     "training": v.training,
                     "with_loss": v.with_loss,
+                    "merging": v.merging,
+                    "child_numbers": v.child_numbers,
                     "absent": sorted(n for n, f in v.schema.items() if f.optional),
                     "kinds": [int(k) for k in v.kinds],
                 }
@@ -316,12 +355,14 @@ class Session:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; CheckpointError, changing nothing, on anything else."""
-        variants: dict[tuple[bool, bool], _Variant] = {}
+        variants: dict[tuple[bool, bool, bool], _Variant] = {}
         try:
             for entry in state["variants"]:
-                key = (bool(entry["training"]), bool(entry["with_loss"]))
+                key = bool(entry["training"]), bool(entry["with_loss"]), bool(entry["merging"])
+                numbers = entry["child_numbers"]
                 variants[key] = _Variant(
                     *key,
+                    child_numbers=None if numbers is None else int(numbers),
                     absent=frozenset(str(n) for n in entry["absent"]),
                     restored=tuple(sorted(int(k) for k in entry["kinds"])),
                 )
@@ -342,7 +383,7 @@ class Session:
     def prepare(self, batch: BatchLike) -> None:
         """Makes the schedule of a coming batch; safe in a background thread."""
         for variant in list(self._variants.values()):
-            if variant.traced is not None:
+            if variant.executor is not None and variant.merging == self._merges(batch):
                 self._source(variant, batch).schedule(variant.optional)
 
     def invalidate(self) -> None:
@@ -380,7 +421,5 @@ class Session:
 
     def report(self, training: bool = True) -> dict[str, Any]:
         """What the engine counted: memory, tasks, times, bytes; empty before a run."""
-        for (is_training, _), variant in self._variants.items():
-            if is_training is training and variant.executor is not None:
-                return dict(variant.executor.report())
-        return {}
+        variant = self._latest.get(training)
+        return {} if variant is None else dict(variant.executor.report())

@@ -125,19 +125,27 @@ void bind_structures(py::module_& m) {
   m.def(
       "merge_copies",
       [](const std::shared_ptr<const GraphBatch>& batch, const std::vector<py::array>& of_vertices,
-         const std::vector<py::array>& of_edges) {
+         const std::vector<py::array>& of_edges, int32_t child_numbers) {
+        if (child_numbers < 0 || child_numbers > 32) {
+          throw py::value_error("child_numbers must be 0 to 32, found " +
+                                std::to_string(child_numbers));
+        }
         const auto vertices = columns(of_vertices, batch->num_vertices(), "of_vertices");
         const auto edges = columns(of_edges, batch->num_edges(), "of_edges");
         MergedGraph merged;
         {
           const py::gil_scoped_release release;
-          merged = merge_copies(*batch, vertices, edges);
+          merged = merge_copies(*batch, vertices, edges, child_numbers);
         }
-        return py::make_tuple(std::const_pointer_cast<Graph>(merged.graph), owned(merged.vertex),
-                              owned(merged.edge), owned(merged.distinct), owned(merged.copies));
+        return py::make_tuple(
+            std::const_pointer_cast<Graph>(merged.graph), owned(merged.vertex), owned(merged.edge),
+            owned(merged.distinct), owned(merged.copies),
+            Masks(static_cast<py::ssize_t>(merged.used.size()), merged.used.data()));
       },
       py::arg("batch").none(false), py::arg("of_vertices"), py::arg("of_edges"),
-      "(graph of the distinct vertices, vertex, edge, distinct, copies), see csrc/graph/merge.h.");
+      py::arg("child_numbers") = 0,
+      "(graph of the distinct vertices, vertex, edge, distinct, copies, used), see "
+      "csrc/graph/merge.h.");
 }
 
 void bind_schedule(py::module_& m) {

@@ -49,11 +49,30 @@ struct ByLevel {
   std::vector<int32_t> order, graph_of;
 };
 
+// Bit k of the mask of a vertex: it is the k-th child of another, k < numbers.
+std::vector<uint32_t> uses_of(const GraphBatch& batch, int32_t numbers) {
+  std::vector<uint32_t> uses(batch.num_vertices());
+  for (int32_t g = 0; numbers > 0 && g < batch.num_graphs(); ++g) {
+    const Graph& graph = *batch.graphs[g];
+    for (int32_t v = 0; v < graph.num_vertices(); ++v) {
+      const int32_t begin = graph.offsets[v];
+      const int32_t end = std::min(graph.offsets[v + 1], begin + numbers);
+      for (int32_t e = begin; e < end; ++e) {
+        uses[batch.vertex_offsets[g] + graph.children[e]] |= uint32_t{1} << (e - begin);
+      }
+    }
+  }
+  return uses;
+}
+
 class Merging {
  public:
   Merging(const GraphBatch& batch, const std::vector<FeatureColumn>& of_vertices,
-          const std::vector<FeatureColumn>& of_edges)
-      : batch_(batch), of_vertices_(of_vertices), of_edges_(of_edges) {
+          const std::vector<FeatureColumn>& of_edges, int32_t child_numbers)
+      : batch_(batch),
+        of_vertices_(of_vertices),
+        of_edges_(of_edges),
+        uses_(uses_of(batch, child_numbers)) {
     size_t size = 16;
     while (size < 2 * static_cast<size_t>(batch.num_vertices())) size *= 2;
     table_.assign(size, -1);
@@ -91,7 +110,7 @@ class Merging {
   }
 
   uint64_t hash_of(int32_t v, int32_t edge) const {
-    uint64_t hash = children_.size();
+    uint64_t hash = mixed(children_.size(), uses_[v]);
     for (const auto& column : of_vertices_) hash = mixed(hash, column, v);
     for (size_t i = 0; i < children_.size(); ++i) {
       hash = mixed(hash, static_cast<uint64_t>(children_[i]));
@@ -104,7 +123,8 @@ class Merging {
   bool same(int32_t distinct, int32_t v, int32_t edge) const {
     const int32_t begin = graph_->offsets[distinct], end = graph_->offsets[distinct + 1];
     if (!std::equal(children_.begin(), children_.end(), graph_->children.begin() + begin,
-                    graph_->children.begin() + end)) {
+                    graph_->children.begin() + end) ||
+        merged_.used[distinct] != uses_[v]) {
       return false;
     }
     for (const auto& column : of_vertices_) {
@@ -127,12 +147,14 @@ class Merging {
     graph_->level.push_back(level);
     merged_.vertex.push_back(v);
     merged_.copies.push_back(0);
+    merged_.used.push_back(uses_[v]);
     hashes_.push_back(hash);
     return static_cast<int32_t>(hashes_.size()) - 1;
   }
 
   const GraphBatch& batch_;
   const std::vector<FeatureColumn>&of_vertices_, &of_edges_;
+  const std::vector<uint32_t> uses_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   MergedGraph merged_;
   std::vector<int32_t> table_, children_;  // open addressing, at most half full
@@ -142,8 +164,8 @@ class Merging {
 }  // namespace
 
 MergedGraph merge_copies(const GraphBatch& batch, const std::vector<FeatureColumn>& of_vertices,
-                         const std::vector<FeatureColumn>& of_edges) {
-  return Merging(batch, of_vertices, of_edges).run();
+                         const std::vector<FeatureColumn>& of_edges, int32_t child_numbers) {
+  return Merging(batch, of_vertices, of_edges, child_numbers).run();
 }
 
 }  // namespace cavs

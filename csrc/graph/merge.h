@@ -23,12 +23,16 @@ struct MergedGraph {
   std::vector<int32_t> edge;           // edge of graph -> that of the first copy, in the batch
   std::vector<int32_t> distinct;       // vertex of the batch -> distinct vertex
   std::vector<int32_t> copies;         // distinct vertex -> vertices of the batch it stands for
+  std::vector<uint32_t> used;          // distinct vertex -> which children it is; see merge_copies
 };
 
+// child_numbers: with K > 0 vertices are told apart also by how they are used: bit k of `used` says
+// that a vertex is the k-th child of another, for k < K <= 32.
+//
 // Two vertices are copies if their rows of all columns are equal byte by byte and their children,
 // in order, are copies over equal edges. Hash-consing in the order of the levels: linear in
 // vertices, edges and bytes; equality is tested on the values, never on the hash alone.
 MergedGraph merge_copies(const GraphBatch& batch, const std::vector<FeatureColumn>& of_vertices,
-                         const std::vector<FeatureColumn>& of_edges);
+                         const std::vector<FeatureColumn>& of_edges, int32_t child_numbers = 0);
 
 }  // namespace cavs

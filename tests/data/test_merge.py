@@ -78,6 +78,38 @@ def test_equals_the_plain_way(graphs, names):
     assert whole.merged(tuple(names)) is merged
 
 
+@given(graph_lists(), st.integers(1, 3))
+def test_copies_agree_in_which_children_they_are(graphs, numbers):
+    whole = batch(graphs)
+    merged = whole.merged((), numbers)
+    used, pairs, edges, first = [], set(), 0, 0
+    for g in graphs:
+        masks = [0] * g.num_vertices
+        for v in range(g.num_vertices):
+            for k, c in enumerate(g.children(v)[:numbers]):
+                masks[int(c)] |= 1 << k
+        used += masks
+        first += g.num_vertices
+    np.testing.assert_array_equal(merged.used[merged.distinct], used)
+    (run,) = merged.topology.graphs
+    offsets, children = np.asarray(run.offsets), np.asarray(run.children)
+    for d in range(merged.num_vertices):
+        for k, c in enumerate(children[offsets[d] : offsets[d + 1]][:numbers]):
+            pairs.add((k, int(c)))
+            edges += 1
+    assert merged.parents_per_child == edges / max(len(pairs), 1)
+    names = tuple(f"#child {k}" for k in range(numbers))
+    schedule = merged.schedule(names)
+    for key, (begin, end), _ in schedule.kinds:
+        rows = np.asarray(schedule.order)[begin:end]
+        assert (merged.used[rows] == key >> 1).all()
+
+
+def test_too_many_child_numbers():
+    with pytest.raises(ValueError, match="0 to 32, found 33"):
+        batch([Graph.chain(2)]).merged((), 33)
+
+
 def test_nothing_distinguishes_but_the_shape():
     merged = batch([Graph.chain(4), Graph.chain(3)]).merged(())
     assert merged.num_vertices == 4 and merged.copies.tolist() == [2, 2, 2, 1]
@@ -111,6 +143,41 @@ def test_sessions_run_distinct_vertices_only(always):
     rows = session.predict(whole)["output"]
     assert rows.shape == (whole.num_vertices, 5)
     np.testing.assert_allclose(rows, apart.predict(whole)["output"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shared", "numbers"), [(0.0, 2), (np.inf, 0)])
+def test_products_at_the_child(always, monkeypatch, shared, numbers):
+    """Where children have parents enough, inner vertices multiply nothing of their children."""
+    monkeypatch.setattr(session_module, "SHARED_FROM", shared)
+    model, whole = Classifier(), treebank(12)
+    session, apart = cavs.Session(model), cavs.Session(model, passes=OFF)
+    names = [name for name, _ in session.compiled(whole).stages]
+    assert names[1] == "merge_vertices" and ("products_at_child" in names) == bool(numbers)
+    assert session.schedule(whole).batch.num_vertices < whole.num_vertices
+    text = str(cavs.explain(model, whole))
+    assert ("of child 0 | " in text) == (numbers == 0)
+    (loss, found), (expected_loss, expected) = session.gradients(whole), apart.gradients(whole)
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    for name, g in expected.items():
+        assert_close(found[name], g, 1e-5, name)
+    # What is decided stays, also for a session that goes on from here.
+    monkeypatch.setattr(session_module, "SHARED_FROM", 1.0)
+    other = cavs.Session(model)
+    other.load_state_dict(session.state_dict())
+    again, same = other.gradients(whole)
+    assert again == loss
+    for name, g in found.items():
+        np.testing.assert_array_equal(same[name], g)
+
+
+def test_small_and_large_batches_in_turn():
+    """They run different programs on the same parameters."""
+    model, small, large = Classifier(), treebank(2), treebank(40)
+    session, apart = cavs.Session(model), cavs.Session(model, passes=OFF)
+    for whole in (small, large, small, large):
+        assert session.gradients(whole)[0] == pytest.approx(apart.gradients(whole)[0], rel=1e-6)
+        rows = session.predict(whole)["output"]
+        np.testing.assert_allclose(rows, apart.predict(whole)["output"], rtol=1e-5, atol=1e-6)
 
 
 def test_small_batches_run_as_they_are():

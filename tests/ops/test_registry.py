@@ -63,6 +63,8 @@ INSIDE = {
     "matmul": lambda e: e.x @ e.W,
     "matmul_tn": lambda e: ops.tanh(e.y @ e.W),
     "transpose": lambda e: e.x @ apply("transpose", e.W),
+    "rows": lambda e: e.x[1:4] @ apply("rows", e.W, start=1, stop=4),
+    "pad_rows": lambda e: ops.tanh(e.y[0:2] @ apply("rows", e.W, start=3, stop=5)),
     "parameter": lambda e: e.x * e.bias,
     "feature": lambda e: e.v.pull("a") * e.x,
     "sum_axis": lambda e: ops.square(e.x).sum(-1),
