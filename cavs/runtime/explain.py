@@ -49,7 +49,8 @@ class RunReport:
 
     tasks: batch tasks with work in a loop; task_bound: levels with such work, which no schedule
     can go below, since a vertex waits for its children. widths: vertices of every task of the
-    schedule. kept_bytes: values made before the backward loop that it or what follows reads.
+    schedule. kept_bytes: values made before the first backward loop or sum over all rows that it
+    or what follows reads.
     """
 
     graphs: int
@@ -250,12 +251,9 @@ def _not_batched(compiled: Compiled, schedule: Any, passes: Passes) -> tuple[str
 
 
 def _kept_bytes(program: Program, buffers: tuple[BufferReport, ...]) -> int:
-    """Bytes of values made before the backward loop (or the gradients) that it reads."""
-    starts = [i for i, s in enumerate(program.stages) if s.reversed]
-    starts += [i for i, s in enumerate(program.stages) if s.kind == "global"]
-    if not starts:
-        return 0
-    backward = starts[0]
+    """Bytes of values made before the first backward loop or sum over all rows that are read then."""
+    starts = (i for i, s in enumerate(program.stages) if s.reversed or s.kind == "global")
+    backward = next(starts, 0)
     return sum(b.bytes for b in buffers if b.first < backward <= b.last)
 
 
