@@ -18,6 +18,7 @@ namespace {
 constexpr double kParallelNs = 30000;      // a shorter run stays on one thread
 constexpr size_t kSmallArena = 256 << 10;  // fits the cache unpacked
 constexpr int64_t kPieceElements = 1 << 15;
+constexpr int32_t kWaitSpins = 256;  // some microseconds
 
 void pause() {
 #if defined(__x86_64__)
@@ -240,7 +241,7 @@ void Executor<T>::wait(const Counter& done, int32_t units) const {
   int32_t spins = 0;
   while (done.load(std::memory_order_acquire) < units) {
     // The thread at work may have lost its core to another process.
-    if (++spins < 4000) {
+    if (++spins < kWaitSpins) {
       pause();
     } else {
       std::this_thread::yield();
