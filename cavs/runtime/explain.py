@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cavs.compiler.pipeline import Compiled, Passes
-from cavs.compiler.program import Program
+from cavs.compiler.program import Program, Stage
 from cavs.compiler.text import buffer_name, map_text, program_text, space_name
 from cavs.frontend.model import Model
 from cavs.ir import BatchRule, Node
@@ -49,13 +49,14 @@ class RunReport:
 
     tasks: batch tasks with work in a loop; task_bound: levels with such work, which no schedule
     can go below, since a vertex waits for its children. widths: vertices of every task of the
-    schedule. kept_bytes: values made before the first backward loop or sum over all rows that it
-    or what follows reads.
+    schedule. distinct: vertices that ran, one for all copies. kept_bytes: values made before the
+    first backward loop or gradient that it or what follows reads.
     """
 
     graphs: int
     vertices: int
     edges: int
+    distinct: int
     tasks: int
     task_bound: int
     widths: tuple[int, ...]
@@ -116,7 +117,8 @@ def _counted(names: tuple[str, ...]) -> str:
 def _run_lines(r: RunReport) -> list[str]:
     total = r.product_seconds + r.map_seconds + r.other_seconds
     lines = [
-        f"== one step: {r.graphs} graphs, {r.vertices} vertices, {r.edges} edges",
+        f"== one step: {r.graphs} graphs, {r.vertices} vertices ({r.distinct} distinct), "
+        f"{r.edges} edges",
         f"tasks {r.tasks} with work in a loop, at least {r.task_bound} (the depth of the batch)",
         f"widths {min(r.widths, default=0)} to {max(r.widths, default=0)}, "
         f"mean {sum(r.widths) / max(len(r.widths), 1):.1f}",
@@ -251,10 +253,16 @@ def _not_batched(compiled: Compiled, schedule: Any, passes: Passes) -> tuple[str
 
 
 def _kept_bytes(program: Program, buffers: tuple[BufferReport, ...]) -> int:
-    """Bytes of values made before the first backward loop or sum over all rows that are read then."""
-    starts = (i for i, s in enumerate(program.stages) if s.reversed or s.kind == "global")
+    """Bytes of values made before the first backward loop or gradient that are read then."""
+    starts = (n for n, s in enumerate(program.stages) if s.reversed or _sums_gradient(program, s))
     backward = next(starts, 0)
     return sum(b.bytes for b in buffers if b.first < backward <= b.last)
+
+
+def _sums_gradient(program: Program, stage: Stage) -> bool:
+    found = [program.instructions[n] for n in stage.body]
+    outs = [program.buffers[i.out[0]] for i in found if i.out is not None]
+    return any(b.role == "grad" for b in outs) or any(i.kind == "lookup_grad" for i in found)
 
 
 def explain(
@@ -275,7 +283,7 @@ def explain(
     session = Session(model, dtype=dtype, passes=passes)
     compiled = session.compiled(batch, training=training)
     program = compiled.program
-    schedule = batch.schedule(program.optional)
+    schedule = session.schedule(batch, training=training)
     buffers = _buffers(program, schedule, session.dtype.itemsize)
     after = _after_gather(compiled)
     report: RunReport | None = None
@@ -284,7 +292,7 @@ def explain(
         step(batch)
         session.set_profiling(True)
         step(batch)
-        report = _ran(session.report(training), compiled, schedule, buffers)
+        report = _ran(session.report(training), compiled, batch, schedule, buffers)
     return Explanation(
         stages=tuple(compiled.stages),
         bodies=tuple(_body(b, after) for b in compiled.partition.bodies),
@@ -301,15 +309,20 @@ def explain(
 
 
 def _ran(
-    r: dict[str, Any], compiled: Compiled, schedule: Any, buffers: tuple[BufferReport, ...]
+    r: dict[str, Any],
+    compiled: Compiled,
+    batch: BatchLike,
+    schedule: Any,
+    buffers: tuple[BufferReport, ...],
 ) -> RunReport:
     working = _working_kinds(compiled.program, schedule)
     tasks = [t for t in schedule.tasks if t[0] in working]
-    topology = schedule.batch
+    topology = batch.topology
     return RunReport(
         graphs=int(topology.num_graphs),
         vertices=int(topology.num_vertices),
         edges=int(topology.num_edges),
+        distinct=int(schedule.batch.num_vertices),
         tasks=len(tasks),
         task_bound=len({level for _, level, _, _ in tasks}),
         widths=tuple(r["widths"]),
