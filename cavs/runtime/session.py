@@ -82,6 +82,7 @@ class _Variant:
     training: bool
     with_loss: bool
     schema: dict[str, Feature] = field(default_factory=dict)
+    passed: Mapping[str, Any] = field(default_factory=dict)  # of the last batch that fitted
     traced: Graph | None = None
     optional: tuple[str, ...] = ()
     distinguishing: tuple[str, ...] | None = None  # by which vertices differ; None: not merged
@@ -246,13 +247,17 @@ class Session:
         """Traces the model, anew where a feature turns out to be absent at some vertex."""
         schema = batch.feature_schema()
         if variant.traced is not None:
+            if schema == variant.passed:
+                return
             check_schema(variant.traced, variant.schema, schema)
             if all(
                 not s.has_absent or variant.schema[n].optional
                 for n, s in schema.items()
                 if n in variant.schema
             ):
+                variant.passed = schema
                 return
+        variant.passed = {}
         old = variant.schema
         variant.schema = {
             n: Feature(
