@@ -37,7 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--workload", choices=WORKLOADS, default="tree-lstm")
     parser.add_argument("--products", action="store_true", help="list the products only")
-    parser.set_defaults(threads=[1])
     given = parser.parse_args(arguments)
     embedding = 300 if given.workload == "tree-lstm" else 0
     cases = cases_from(given, Case(given.workload, 0, 0, embedding=embedding))

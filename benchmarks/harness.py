@@ -28,7 +28,6 @@ from benchmarks.sessions import LocalSession, RemoteSession, Session, SessionErr
 from benchmarks.workloads import Case
 
 RESULTS = ROOT / "benchmarks" / "results"
-ONE_THREAD = {"floor"}  # left out where a case asks for more threads
 QUIET = 0.05  # of all cores; above it a measurement is marked
 REST = 0.005  # seconds between passes: the threads of the one before fall asleep
 
@@ -73,8 +72,6 @@ def measure(case: Case, sessions: SequenceOf[Session], rounds: int, reference: s
     failed: dict[str, str] = {}
     live = []
     for session in sessions:
-        if session.name in ONE_THREAD and case.threads > 1:
-            continue
         try:
             vertices[session.name] = session.configure(case)
             live.append(session)

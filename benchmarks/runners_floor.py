@@ -18,11 +18,13 @@ Plan = list[Callable[[], None]]
 
 
 class EngineFloor(Timed):
-    """Weights are packed beforehand. One thread: the kernels are called from Python one by one."""
+    """Weights are packed beforehand; the kernels are called from Python one by one.
+
+    Threads share every product as the engine does: by rows, or by columns where rows are few.
+    """
 
     def load_parameters(self, parameters: Parameters) -> None:
-        if self.case.threads != 1:
-            raise ValueError(f"the floor runs on 1 thread, not {self.case.threads}")
+        _engine.set_num_threads(self.case.threads)
         self.table = _engine.kernels.table_float32(_engine.isa())
         self.arrays: dict[tuple[str, int, int], Any] = {}
 
@@ -41,12 +43,12 @@ class EngineFloor(Timed):
         m, k, n = product.m, product.k, product.n
         source = _engine.kernels.Source_float32
         a = [source(self._array("a", m, k))]
-        table = self.table
+        table, threads = self.table, self.case.threads
         if product.gradient:
             b, out = [source(self._array("b", m, n))], self._array("out", k, n)
-            return lambda: table.matmul_tn(a, b, 0, m, out)
+            return lambda: table.matmul_tn(a, b, 0, m, out, threads=threads)
         weight, out = self._array("weight", k, n), self._array("out", m, n)
-        return lambda: table.matmul(a, 0, m, weight, n, out)
+        return lambda: table.matmul(a, 0, m, weight, n, out, threads=threads)
 
     def prepare(self, samples: SequenceOf[Sample]) -> Plan:
         products = products_of(self.workload, samples, self.case.training)

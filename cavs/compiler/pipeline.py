@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cavs.compiler.lower import Lowering
 from cavs.compiler.program import Program
+from cavs.compiler.reuse import plan_reuse
 from cavs.ir import Graph
 from cavs.ir.printer import print_graph
 from cavs.ir.verify import verify
@@ -25,7 +26,8 @@ class Passes:
     """A switch for each pass that can be ablated; what is off is replaced by the plain way."""
 
     merge_vertices: bool = True
-    products_at_child: bool = True
+    products_at_child: bool = True  # without training
+    products_at_child_in_training: bool = False  # faster, but cotangents take more memory
     simplify: bool = True
     specialise: bool = True
     merge_products: bool = True
@@ -97,7 +99,9 @@ def compile_graph(
         optional=optional,
     )
     Lowering(parts, program, fuse=passes.fuse).run()
-    if not passes.plan_memory:
+    if passes.plan_memory:
+        plan_reuse(program)
+    else:
         for b in program.buffers:
             b.first, b.last = 0, max(len(program.stages) - 1, 0)
     return Compiled(program, graph, parts, stages)

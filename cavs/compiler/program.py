@@ -22,6 +22,11 @@ def space_of(base: str, kind: int | None) -> int:
     return number if kind is None else number + 2 + 2 * kind
 
 
+def kind_of(space: int) -> int | None:
+    """The kind whose vertices or edges a space has; None where it has those of all."""
+    return (space - 4) // 2 if space >= 4 else None
+
+
 @dataclass
 class Buffer:
     """Rows of ``width`` elements; see Role in program.h."""

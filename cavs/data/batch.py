@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class GraphBatch:
         first = graphs[0].schema
         if any(graph.schema != first for graph in graphs):
             graphs = _agree(graphs, self.graph_label)
+        self._absent = frozenset().union(*(graph.absent for graph in graphs))
         self._features = _concatenate(graphs, lambda graph: graph.features)
         self._edge_features = _concatenate(graphs, lambda graph: graph.edge_features)
         self._graph_features = MappingProxyType(
@@ -106,7 +107,7 @@ class GraphBatch:
         if self._schema is None:
             groups = (self._features, self._edge_features, self._graph_features)
             self._schema = {
-                name: _spec(kind, values)
+                name: _spec(kind, values, name in self._absent)
                 for kind, group in zip(_KINDS, groups, strict=True)
                 for name, values in group.items()
             }
@@ -141,7 +142,7 @@ class GraphBatch:
             raise FeatureError(
                 f"{len(optional)} features may be absent; at most {_MAX_OPTIONAL} can"
             )
-        presence = np.zeros(self.num_vertices, np.uint32)
+        presence: Array | None = None
         for bit, name in enumerate(optional):
             if name not in self._features:
                 raise self._unknown(name, "vertex ")
@@ -151,7 +152,8 @@ class GraphBatch:
                     f'feature "{name}" cannot be absent: it is {values.dtype} with rows of shape '
                     f"{values.shape[1:]}; only int features with one number a vertex can"
                 )
-            presence |= (values >= 0).astype(np.uint32) << np.uint32(bit)
+            mask = (values >= 0).astype(np.uint32)
+            presence = mask if presence is None else presence | mask << np.uint32(bit)
         return presence
 
     def _unknown(self, name: str, kind: str = "") -> FeatureError:
@@ -179,15 +181,16 @@ def _concatenate(
     graphs: Sequence[Graph], features: Callable[[Graph], Mapping[str, Array]]
 ) -> Mapping[str, Array]:
     groups = [features(graph) for graph in graphs]
+    if len(groups) == 1:  # as it is: it cannot be written to
+        return groups[0]
     return MappingProxyType(
         {name: _frozen(np.concatenate([group[name] for group in groups])) for name in groups[0]}
     )
 
 
-def _spec(kind: FeatureKind, values: Array) -> FeatureSpec:
-    is_int = values.dtype == np.int32
-    has_absent = bool(is_int and values.size and values.min() < 0)
-    return FeatureSpec(kind, "int" if is_int else "float", values.shape[1:], has_absent)
+def _spec(kind: FeatureKind, values: Array, has_absent: bool) -> FeatureSpec:
+    dtype: Literal["int", "float"] = "int" if values.dtype == np.int32 else "float"
+    return FeatureSpec(kind, dtype, values.shape[1:], has_absent)
 
 
 def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Graph]:

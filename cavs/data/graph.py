@@ -36,6 +36,7 @@ class Graph:
     """
 
     __slots__ = (
+        "_absent",
         "_edge_features",
         "_features",
         "_graph_features",
@@ -69,6 +70,7 @@ class Graph:
             tuple(sorted((k, v.dtype.char, v.shape[1:]) for k, v in self._edge_features.items())),
             tuple(sorted((k, v.dtype.char, v.shape) for k, v in self._graph_features.items())),
         )
+        self._absent: frozenset[str] | None = None
         names = [entry[0] for group in self._schema for entry in group]
         if len(set(names)) != len(names):
             twice = next(n for n in names if names.count(n) > 1)
@@ -106,6 +108,15 @@ class Graph:
     def schema(self) -> tuple[Any, ...]:
         """Names, dtypes and row shapes of all features; equal for graphs that batch together."""
         return self._schema
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Int features that hold -1 somewhere; found at the first call."""
+        if self._absent is None:
+            groups = (self._features, self._edge_features, self._graph_features)
+            ints = ((k, v) for group in groups for k, v in group.items() if v.dtype == np.int32)
+            self._absent = frozenset(k for k, v in ints if v.size and v.min() < 0)
+        return self._absent
 
     @property
     def num_vertices(self) -> int:

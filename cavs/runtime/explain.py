@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cavs.compiler.pipeline import Compiled, Passes
-from cavs.compiler.program import Program
+from cavs.compiler.program import Program, Stage
 from cavs.compiler.text import buffer_name, map_text, program_text, space_name
 from cavs.frontend.model import Model
 from cavs.ir import BatchRule, Node
@@ -50,7 +50,7 @@ class RunReport:
     tasks: batch tasks with work in a loop; task_bound: levels with such work, which no schedule
     can go below, since a vertex waits for its children. widths: vertices of every task of the
     schedule. distinct: vertices that ran, one for all copies. kept_bytes: values made before the
-    backward loop that it or what follows reads.
+    first backward loop or gradient that it or what follows reads.
     """
 
     graphs: int
@@ -253,13 +253,16 @@ def _not_batched(compiled: Compiled, schedule: Any, passes: Passes) -> tuple[str
 
 
 def _kept_bytes(program: Program, buffers: tuple[BufferReport, ...]) -> int:
-    """Bytes of values made before the backward loop (or the gradients) that it reads."""
-    starts = [i for i, s in enumerate(program.stages) if s.reversed]
-    starts += [i for i, s in enumerate(program.stages) if s.kind == "global"]
-    if not starts:
-        return 0
-    backward = starts[0]
+    """Bytes of values made before the first backward loop or gradient that are read then."""
+    starts = (n for n, s in enumerate(program.stages) if s.reversed or _sums_gradient(program, s))
+    backward = next(starts, 0)
     return sum(b.bytes for b in buffers if b.first < backward <= b.last)
+
+
+def _sums_gradient(program: Program, stage: Stage) -> bool:
+    found = [program.instructions[n] for n in stage.body]
+    outs = [program.buffers[i.out[0]] for i in found if i.out is not None]
+    return any(b.role == "grad" for b in outs) or any(i.kind == "lookup_grad" for i in found)
 
 
 def explain(

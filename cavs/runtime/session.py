@@ -87,6 +87,7 @@ class _Variant:
     with_loss: bool
     merging: bool
     schema: dict[str, Feature] = field(default_factory=dict)
+    passed: Mapping[str, Any] = field(default_factory=dict)  # of the last batch that fitted
     traced: Graph | None = None
     optional: tuple[str, ...] = ()
     distinguishing: tuple[str, ...] | None = None  # by which vertices differ; None: not merged
@@ -256,7 +257,9 @@ class Session:
     def _decide_products(self, variant: _Variant, batch: BatchLike) -> None:
         """Whether children have enough parents, judged by the first batch, once and for all."""
         assert variant.traced is not None and variant.distinguishing is not None
-        numbers = multiplied_children(variant.traced) if self.passes.products_at_child else 0
+        p = self.passes
+        wanted = p.products_at_child_in_training if variant.training else p.products_at_child
+        numbers = multiplied_children(variant.traced) if wanted else 0
         if 0 < numbers <= MOST_NUMBERS:
             merged = batch.merged(variant.distinguishing, numbers)
             numbers = numbers if merged.parents_per_child >= SHARED_FROM else 0
@@ -280,13 +283,17 @@ class Session:
         """Traces the model, anew where a feature turns out to be absent at some vertex."""
         schema = batch.feature_schema()
         if variant.traced is not None:
+            if schema == variant.passed:
+                return
             check_schema(variant.traced, variant.schema, schema)
             if all(
                 not s.has_absent or variant.schema[n].optional
                 for n, s in schema.items()
                 if n in variant.schema
             ):
+                variant.passed = schema
                 return
+        variant.passed = {}
         old = variant.schema
         variant.schema = {
             n: Feature(

@@ -35,6 +35,12 @@ std::vector<T> scratch(size_t size) {
 }
 
 template <class T>
+std::vector<std::vector<T>> scratch_of(int threads, size_t size) {
+  if (threads < 1) throw std::invalid_argument("threads must be at least 1");
+  return std::vector<std::vector<T>>(static_cast<size_t>(threads), scratch<T>(size));
+}
+
+template <class T>
 int64_t row_stride(const Values<T>& x) {
   if (x.ndim() != 2) throw std::invalid_argument("rows must be a 2-D array");
   if (x.size() == 0) return x.shape(1);  // numpy's strides mean nothing then
@@ -84,6 +90,16 @@ struct BoundStore {
   Values<T> data;
   MapStore<T> store;
 };
+
+// Runs task(t) for t in [0, threads) at once, without the GIL.
+template <class F>
+void on_threads(int threads, F&& task) {
+  const py::gil_scoped_release release;
+  thread_pool().parallel(threads, task);
+}
+int64_t part(int64_t begin, int64_t end, int64_t t, int64_t of) {
+  return begin + (end - begin) * t / of;
+}
 
 template <class T>
 double peak_gflops(const IsaTable<T>& table) {
@@ -139,34 +155,54 @@ void bind_typed(py::module_& m, const std::string& dtype) {
           "matmul",
           [](const Table& t, const std::vector<S>& a, int64_t r0, int64_t r1,
              const Values<T>& packed, int64_t n, Values<T> c, int64_t c_base, bool accumulate,
-             int64_t p0, int64_t p1, int repeat) {
+             int64_t p0, int64_t p1, int repeat, int threads) {
             const auto sources = plain(a);
             const int64_t k = total_width(sources), panel = t.kernels.panel;
-            auto space = scratch<T>(t.kernels.matmul_scratch(k));
-            for (int i = 0; i < repeat; ++i)
-              t.kernels.matmul(sources.data(), static_cast<int32_t>(sources.size()), r0, r1,
-                               packed.data(), k, n, p0, p1 < 0 ? (n + panel - 1) / panel : p1,
-                               c.mutable_data(), row_stride(c), c_base, accumulate, space.data());
+            if (p1 < 0) p1 = (n + panel - 1) / panel;
+            T* out = c.mutable_data();
+            const int64_t stride = row_stride(c);
+            auto space = scratch_of<T>(threads, t.kernels.matmul_scratch(k));
+            on_threads(threads, [&](int id) {
+              int64_t rows[] = {r0, r1}, panels[] = {p0, p1};
+              auto& cut = r1 - r0 >= 16 * threads ? rows : panels;
+              const int64_t begin = cut[0], end = cut[1];
+              cut[0] = part(begin, end, id, threads);
+              cut[1] = part(begin, end, id + 1, threads);
+              for (int i = 0; i < repeat; ++i)
+                t.kernels.matmul(sources.data(), static_cast<int32_t>(sources.size()), rows[0],
+                                 rows[1], packed.data(), k, n, panels[0], panels[1], out, stride,
+                                 c_base, accumulate, space[id].data());
+            });
           },
           py::arg("a"), py::arg("r0"), py::arg("r1"), py::arg("packed").noconvert(), py::arg("n"),
           py::arg("c").noconvert(), py::arg("c_base") = 0, py::arg("accumulate") = false,
-          py::arg("p0") = 0, py::arg("p1") = -1, py::arg("repeat") = 1)
+          py::arg("p0") = 0, py::arg("p1") = -1, py::arg("repeat") = 1, py::arg("threads") = 1,
+          "threads: of the pool, each with rows of its own; panels, where rows are few.")
       .def(
           "matmul_tn",
           [](const Table& t, const std::vector<S>& a, const std::vector<S>& b, int64_t r0,
-             int64_t r1, Values<T> out, bool accumulate, int64_t n0, int64_t n1, int repeat) {
+             int64_t r1, Values<T> out, bool accumulate, int64_t n0, int64_t n1, int repeat,
+             int threads) {
             const auto sa = plain(a), sb = plain(b);
-            const int64_t k = total_width(sa), n = total_width(sb);
-            auto space = scratch<T>(t.kernels.matmul_tn_scratch(k, n));
-            for (int i = 0; i < repeat; ++i)
-              t.kernels.matmul_tn(sa.data(), static_cast<int32_t>(sa.size()), sb.data(),
-                                  static_cast<int32_t>(sb.size()), r0, r1, k, n, n0,
-                                  n1 < 0 ? n : n1, out.mutable_data(), row_stride(out), accumulate,
-                                  space.data());
+            const int64_t k = total_width(sa), n = total_width(sb), panel = t.kernels.panel;
+            if (n1 < 0) n1 = n;
+            const int64_t first = n0 / panel, last = (n1 + panel - 1) / panel;
+            T* data = out.mutable_data();
+            const int64_t stride = row_stride(out);
+            auto space = scratch_of<T>(threads, t.kernels.matmul_tn_scratch(k, n));
+            on_threads(threads, [&](int id) {
+              const int64_t from = part(first, last, id, threads) * panel;
+              const int64_t to = std::min(n1, part(first, last, id + 1, threads) * panel);
+              for (int i = 0; i < repeat && from < to; ++i)
+                t.kernels.matmul_tn(sa.data(), static_cast<int32_t>(sa.size()), sb.data(),
+                                    static_cast<int32_t>(sb.size()), r0, r1, k, n, from, to, data,
+                                    stride, accumulate, space[id].data());
+            });
           },
           py::arg("a"), py::arg("b"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
           py::arg("accumulate") = false, py::arg("n0") = 0, py::arg("n1") = -1,
-          py::arg("repeat") = 1)
+          py::arg("repeat") = 1, py::arg("threads") = 1,
+          "threads: of the pool, each with panels of its own.")
       .def(
           "map",
           // loads: (source, outer_stride, scalar); ops: (code, dst, a, b, c, imm).

@@ -18,6 +18,7 @@ namespace {
 constexpr double kParallelNs = 30000;      // a shorter run stays on one thread
 constexpr size_t kSmallArena = 256 << 10;  // fits the cache unpacked
 constexpr int64_t kPieceElements = 1 << 15;
+constexpr int32_t kWaitSpins = 256;  // some microseconds
 
 void pause() {
 #if defined(__x86_64__)
@@ -46,10 +47,7 @@ void Executor<T>::Counters::reset(size_t n) {
     size = n + n / 2;
     return;
   }
-  for (size_t i = 0; i < n; ++i) {
-    data[i].next.store(0, std::memory_order_relaxed);
-    data[i].done.store(0, std::memory_order_relaxed);
-  }
+  for (size_t i = 0; i < n; ++i) data[i].store(0, std::memory_order_relaxed);
 }
 
 template <class T>
@@ -239,11 +237,11 @@ void Executor<T>::plan_prologue() {
 }
 
 template <class T>
-void Executor<T>::wait(const Counter& counter, int32_t units) const {
+void Executor<T>::wait(const Counter& done, int32_t units) const {
   int32_t spins = 0;
-  while (counter.done.load(std::memory_order_acquire) < units) {
+  while (done.load(std::memory_order_acquire) < units) {
     // The thread at work may have lost its core to another process.
-    if (++spins < 4000) {
+    if (++spins < kWaitSpins) {
       pause();
     } else {
       std::this_thread::yield();
@@ -251,10 +249,12 @@ void Executor<T>::wait(const Counter& counter, int32_t units) const {
   }
 }
 
-// Every thread goes through all segments and takes what is left of each; one that comes late finds
-// nothing to do and catches up, so a slow thread never holds up more than the piece it has.
+// Every thread goes through all segments. Of each it takes its own share first, so that its cache
+// meets the same panels of the weights again from task to task, then what is left of the others'.
+// One that comes late finds nothing to do and catches up, so a slow thread never holds up more than
+// the piece it has.
 template <class T>
-void Executor<T>::walk(int32_t thread) {
+void Executor<T>::walk(int32_t thread, int32_t threads) {
   Worker<T>& worker = *workers_[thread];
   worker.refresh();
   const bool timed = context_.profiling && thread == 0;
@@ -265,25 +265,32 @@ void Executor<T>::walk(int32_t thread) {
     seconds += t - start;
     start = t;
   };
-  const auto work = [&](Counter& counter, const Item* items, int32_t count, bool serial) {
-    const int32_t units = serial ? 1 : count;
-    int32_t unit;
-    while (counter.next.load(std::memory_order_relaxed) < units &&
-           (unit = counter.next.fetch_add(1, std::memory_order_relaxed)) < units) {
-      const int32_t end = serial ? count : unit + 1;
-      for (int32_t i = unit; i < end; ++i) worker.run(items[i]);
-      counter.done.fetch_add(1, std::memory_order_release);
-    }
-    wait(counter, units);
-  };
   Counter* counters = counters_.data.get();
+  const auto work = [&](const Item* items, int32_t count, bool serial) {
+    const int32_t units = serial ? 1 : count;
+    Counter& done = counters[0];
+    for (int32_t i = 0; i < threads; ++i) {
+      const int64_t share = (thread + i) % threads;
+      const auto begin = static_cast<int32_t>(units * share / threads);
+      const auto size = static_cast<int32_t>(units * (share + 1) / threads) - begin;
+      Counter& next = counters[1 + share];
+      int32_t taken;
+      while (next.load(std::memory_order_relaxed) < size &&
+             (taken = next.fetch_add(1, std::memory_order_relaxed)) < size) {
+        const int32_t first = begin + taken, end = serial ? count : first + 1;
+        for (int32_t j = first; j < end; ++j) worker.run(items[j]);
+        done.fetch_add(1, std::memory_order_release);
+      }
+    }
+    wait(done, units);
+    counters += threads + 1;
+  };
   if (!prologue_.empty()) {
-    work(counters[0], prologue_.data(), static_cast<int32_t>(prologue_.size()), false);
+    work(prologue_.data(), static_cast<int32_t>(prologue_.size()), false);
     lap(pack_seconds_);
   }
-  for (size_t i = 0; i < plan_.segments.size(); ++i) {
-    const Segment& s = plan_.segments[i];
-    work(counters[i + 1], plan_.items.data() + s.first, s.count, s.serial);
+  for (const Segment& s : plan_.segments) {
+    work(plan_.items.data() + s.first, s.count, s.serial);
     lap(stage_seconds_[s.stage]);
   }
 }
@@ -296,11 +303,11 @@ double Executor<T>::execute() {
   while (static_cast<int32_t>(workers_.size()) < threads) {
     workers_.push_back(std::make_unique<Worker<T>>(context_));
   }
-  counters_.reset(plan_.segments.size() + 1);
+  counters_.reset((plan_.segments.size() + 1) * (threads + 1));
   if (threads == 1) {
-    walk(0);
+    walk(0, 1);
   } else {
-    thread_pool().parallel(threads, [this](int32_t thread) { walk(thread); });
+    thread_pool().parallel(threads, [&](int32_t thread) { walk(thread, threads); });
   }
   if (context_.profiling) ++runs_;
   stale_.assign(stale_.size(), false);

@@ -91,10 +91,9 @@ class Executor {
   int64_t parameter_size(int32_t param) const { return context_.sizes.at(param); }
 
  private:
-  struct alignas(8) Counter {
-    std::atomic<int32_t> next{0}, done{0};
-  };
-  // Counts of one run; std::atomic cannot move, so growing makes new ones.
+  using Counter = std::atomic<int32_t>;
+  // Of each segment: units done, then units begun of every thread's share. std::atomic cannot move,
+  // so growing makes new ones.
   struct Counters {
     std::unique_ptr<Counter[]> data;
     size_t size = 0;
@@ -107,8 +106,8 @@ class Executor {
   void bind(const Inputs<T>& inputs);
   void plan_prologue();
   double execute();
-  void walk(int32_t thread);
-  void wait(const Counter& counter, int32_t units) const;
+  void walk(int32_t thread, int32_t threads);
+  void wait(const Counter& done, int32_t units) const;
   void check_param(int32_t param) const;
   void check_ran() const;
 

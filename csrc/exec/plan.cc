@@ -13,7 +13,7 @@ namespace {
 constexpr double kSerialNs = 3000;   // a task
 constexpr double kSplitNs = 2000;    // one instruction of a task of few rows
 constexpr double kGlobalNs = 20000;  // a piece of a sum over all rows
-constexpr int32_t kRowsEach = 8;     // fewer rows a thread: split by columns of the weight
+constexpr int32_t kRowsEach = 16;    // fewer rows a thread: split by columns of the weight
 
 class Planner {
  public:

@@ -110,8 +110,10 @@ CAVS_INLINE T* op_output(const MapKernel<T>& kernel, const MapPlan<T>& plan, int
   if (plan.through[i] < 0) return block;
   T* target = plan.target[plan.through[i]];
   if (plan.apart) return target;
-  for (int l = 0; l < kernel.num_loads; ++l)
-    if (plan.reg[l] < target + n && target < plan.reg[l] + n) return block;
+  for (int l = 0; l < kernel.num_loads; ++l) {
+    if (plan.reg[l] >= target + n || target >= plan.reg[l] + n) continue;
+    if (plan.reg[l] != target || plan.reader[l] > i) return block;  // else element over element
+  }
   return target;
 }
 

@@ -32,6 +32,7 @@ struct MapPlan {
   PlannedLoad<T>* load;
   int32_t* through;  // op -> the store it may write straight into, or one of:
   int32_t* writer;   // register -> the last op that writes it, or kNoOp
+  int32_t* reader;   // load -> the last op that reads it, num_ops if a store does, or kNoOp
   T* registers;
   int64_t lines;  // of a full block
   bool apart;     // known: no store touches what a load reads
@@ -52,7 +53,7 @@ template <class T>
 size_t map_scratch(const MapKernel<T>& kernel) {
   const int64_t bytes = (sizeof(T*) + sizeof(int32_t)) * map_registers(kernel) +
                         sizeof(T*) * kernel.num_stores + sizeof(int32_t) * kernel.num_ops +
-                        sizeof(PlannedLoad<T>) * kernel.num_loads + 64;
+                        (sizeof(PlannedLoad<T>) + sizeof(int32_t)) * kernel.num_loads + 64;
   return static_cast<size_t>(map_registers(kernel) * kRegisterSize<T> +
                              ceil_div(bytes, static_cast<int64_t>(sizeof(T))));
 }
@@ -72,6 +73,7 @@ MapPlan<T> carve(const MapKernel<T>& kernel, T* scratch) {
   take(plan.load, kernel.num_loads);
   take(plan.through, kernel.num_ops);
   take(plan.writer, map_registers(kernel));
+  take(plan.reader, kernel.num_loads);
   return plan;
 }
 
@@ -146,6 +148,43 @@ CAVS_INLINE bool are_apart(const MapKernel<T>& kernel, const MapStore<T>& store,
   return load_end <= store_begin || store_end <= load_begin;
 }
 
+// How many of its registers a, b, c an op reads.
+CAVS_INLINE int operands_of(MapOpcode code) {
+  switch (code) {
+    case MapOpcode::kConstant:
+    case MapOpcode::kUniform:
+      return 0;
+    case MapOpcode::kCopy:
+    case MapOpcode::kNeg:
+    case MapOpcode::kAbs:
+    case MapOpcode::kExp:
+    case MapOpcode::kLog:
+    case MapOpcode::kTanh:
+    case MapOpcode::kSigmoid:
+    case MapOpcode::kSqrt:
+      return 1;
+    case MapOpcode::kSelect:
+    case MapOpcode::kFma:
+      return 3;
+    default:
+      return 2;
+  }
+}
+
+template <class T>
+void find_readers(const MapKernel<T>& kernel, const MapPlan<T>& plan) {
+  for (int l = 0; l < kernel.num_loads; ++l) plan.reader[l] = kNoOp;
+  for (int i = 0; i < kernel.num_ops; ++i) {
+    const MapOp& op = kernel.ops[i];
+    const int16_t reads[] = {op.a, op.b, op.c};
+    for (int j = 0; j < operands_of(op.code); ++j)
+      if (reads[j] < kernel.num_loads) plan.reader[reads[j]] = i;
+  }
+  for (int s = 0; s < kernel.num_stores; ++s)
+    if (kernel.stores[s].reg < kernel.num_loads)
+      plan.reader[kernel.stores[s].reg] = kernel.num_ops;
+}
+
 // Which ops may write straight into a store; fills the constants.
 template <class T>
 void plan_ops(const MapKernel<T>& kernel, const MapPlan<T>& plan) {
@@ -180,6 +219,7 @@ MapPlan<T> make_plan(const MapKernel<T>& kernel, int64_t r0, int64_t r1, T* scra
   MapPlan<T> plan = carve(kernel, scratch);
   plan.lines = lines_of_block(kernel);
   plan_ops(kernel, plan);
+  find_readers(kernel, plan);
   plan.apart = r1 - r0 >= 8;  // for a few rows it costs more to find out than it saves
   for (int i = 0; i < kernel.num_loads; ++i) {
     plan.load[i] = plan_load(kernel, kernel.loads[i], plan.lines, plan.writer[i] != kNoOp);

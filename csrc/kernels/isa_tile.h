@@ -28,6 +28,15 @@ struct ColumnsOfA {
   CAVS_INLINE T at(int i, int64_t k) const { return data[k * stride + i]; }
 };
 
+// Keeps a value that several operations read in a register: with AVX-512 the compiler would fold
+// the load into each of them, and loads are what a tile of few rows waits for.
+template <class T>
+CAVS_INLINE void in_register([[maybe_unused]] T& x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#endif
+}
+
 // c (R x cols) (+)= A (R x depth) B, B's row k at b + k * kPanel; (V - 1) * lanes < cols <= V *
 // lanes.
 template <class T, int R, int V, class A>
@@ -44,13 +53,15 @@ __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c,
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) __builtin_prefetch(c + i * c_stride + v * kLanes<T>, 1);
+#pragma GCC unroll 4
   for (int64_t k = 0; k < depth; ++k) {
     Vector<T> bv[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) bv[v] = load(b + v * kLanes<T>);
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i) {
-      const Vector<T> x = broadcast(rows.at(i, k));
+      Vector<T> x = broadcast(rows.at(i, k));
+      in_register(x);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) acc[i][v] += x * bv[v];
     }

@@ -90,13 +90,6 @@ def test_a_busy_machine_is_starred() -> None:
     assert f"{CASE.title} *" in harness.table([quiet, busy])
 
 
-def test_the_floor_is_left_out_with_two_threads() -> None:
-    order: list[str] = []
-    case = replace(CASE, threads=2)
-    entry = measure(case, [Scripted("floor", [], order), Scripted("a", [1.0], order)], 1, "a")
-    assert list(entry["runners"]) == ["a"] and entry["failed"] == {}
-
-
 def test_command_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["x.py", "--data", "/a/b", "--hidden", "4", "--out=/c/d", "--quick"]
     monkeypatch.setattr("sys.argv", given)
@@ -166,7 +159,8 @@ def test_cavs_in_a_process_of_its_own() -> None:
     assert not session.process.is_alive()
 
 
-def test_floor_runs_here() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_floor_runs_here(threads: int) -> None:
     session = LocalSession("floor")
-    assert session.configure(CASE) == 28
+    assert session.configure(replace(CASE, threads=threads)) == 28
     assert session.run().wall > 0

@@ -16,7 +16,7 @@ from tests.data.dags import child_lists
 from tests.oracle import assert_close, reference
 from tests.runtime.trees import Classifier, binary, treebank
 
-OFF = Passes(merge_vertices=False)
+OFF, ON = Passes(merge_vertices=False), Passes(products_at_child_in_training=True)
 
 
 def plain(graphs, names):
@@ -150,11 +150,11 @@ def test_products_at_the_child(always, monkeypatch, shared, numbers):
     """Where children have parents enough, inner vertices multiply nothing of their children."""
     monkeypatch.setattr(session_module, "SHARED_FROM", shared)
     model, whole = Classifier(), treebank(12)
-    session, apart = cavs.Session(model), cavs.Session(model, passes=OFF)
+    session, apart = cavs.Session(model, passes=ON), cavs.Session(model, passes=OFF)
     names = [name for name, _ in session.compiled(whole).stages]
     assert names[1] == "merge_vertices" and ("products_at_child" in names) == bool(numbers)
     assert session.schedule(whole).batch.num_vertices < whole.num_vertices
-    text = str(cavs.explain(model, whole))
+    text = str(cavs.explain(model, whole, passes=ON))
     assert ("of child 0 | " in text) == (numbers == 0)
     (loss, found), (expected_loss, expected) = session.gradients(whole), apart.gradients(whole)
     assert loss == pytest.approx(expected_loss, rel=1e-6)
@@ -162,7 +162,7 @@ def test_products_at_the_child(always, monkeypatch, shared, numbers):
         assert_close(found[name], g, 1e-5, name)
     # What is decided stays, also for a session that goes on from here.
     monkeypatch.setattr(session_module, "SHARED_FROM", 1.0)
-    other = cavs.Session(model)
+    other = cavs.Session(model, passes=ON)
     other.load_state_dict(session.state_dict())
     again, same = other.gradients(whole)
     assert again == loss

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,27 @@ def test_in_place_and_overlapping_reads(case: Case) -> None:
         p.run(case, [case.store(x, 1), case.store(twice, 2)])
         np.testing.assert_allclose(x, -before)  # register 0 was still needed when 1 was ready
         np.testing.assert_allclose(twice, 2 * before)
+
+
+@every_case
+@pytest.mark.parametrize("places", list(permutations(range(4), 2)))
+def test_results_take_the_places_of_operands(case: Case, places: tuple[int, int]) -> None:
+    """Each of two results over each of four operands, read before, with, or after it."""
+    rng = np.random.default_rng(5)
+    for inner in (1, 7, 16, 150, 300):
+        x = [case.normal(rng, 20, inner) for _ in range(4)]
+        a, b, c, d = (v.astype("f8") for v in x)
+        ops = [
+            (CODE.MUL, 4, 0, 1, 0, 0.0),
+            (CODE.ADD, 5, 4, 2, 0, 0.0),  # first result: a * b + c
+            (CODE.FMA, 4, 2, 3, 4, 0.0),
+            (CODE.SUB, 6, 4, 1, 0, 0.0),  # second result: c * d + a * b - b
+        ]
+        p = Program([plain(case, v) for v in x], ops, 1, inner, 0, 20, 7)
+        p.run(case, [case.store(x[places[0]], 5), case.store(x[places[1]], 6)])
+        tolerance = {"rtol": 0, "atol": 200 * case.eps}
+        np.testing.assert_allclose(x[places[0]], a * b + c, **tolerance)
+        np.testing.assert_allclose(x[places[1]], c * d + a * b - b, **tolerance)
 
 
 @every_case

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavs import _engine
+
 from .support import (
     DTYPES,
     KERNELS,
@@ -113,6 +115,33 @@ def test_a_row_does_not_depend_on_its_neighbours(case: Case) -> None:
         part = np.zeros((r1 - r0, 70), case.dtype)
         case.table.matmul([case.source(a)], r0, r1, packed, 70, part, c_base=r0)
         assert (part == whole[r0:r1]).all()
+
+
+@every_case
+def test_threads_share_a_product(case: Case) -> None:
+    """By rows or by panels; every element is the same sum."""
+    before = _engine.num_threads()
+    _engine.set_num_threads(3)
+    try:
+        rng = np.random.default_rng(7)
+        for rows in (0, 1, 5, 47, 48, 131):
+            a, b, w = (case.normal(rng, *size) for size in ((rows, 33), (rows, 150), (33, 150)))
+            sources, packed = [case.source(a)], packed_weight(case, w)
+            c, g = np.zeros((4, rows, 150), case.dtype), np.zeros((4, 33, 150), case.dtype)
+            for threads in (1, 2, 3):
+                case.table.matmul(sources, 0, rows, packed, 150, c[threads], threads=threads)
+                case.table.matmul_tn(
+                    sources, [case.source(b)], 0, rows, g[threads], threads=threads
+                )
+                assert (c[threads] == c[1]).all() and (g[threads] == g[1]).all()
+            assert_product(case, c[1], a, w)
+            assert_product(case, g[1], a.T, b)
+        with pytest.raises(ValueError, match="threads"):
+            case.table.matmul(sources, 0, rows, packed, 150, c[1], threads=0)
+        with pytest.raises(ValueError, match="4 tasks for 3 threads"):
+            case.table.matmul(sources, 0, rows, packed, 150, c[1], threads=4)
+    finally:
+        _engine.set_num_threads(before)
 
 
 @every_case
