@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not given.runners:
         from cavs.compiler.pipeline import Passes
 
-        passes = [field.name for field in fields(Passes)]
+        passes = [field.name for field in fields(Passes) if field.default]
         given.runners = ["cavs", *(f"cavs-without-{name}" for name in passes)]
     embedding = 300 if given.workload == "tree-lstm" else 0
     return run(given, cases_from(given, Case(given.workload, 0, 0, embedding=embedding)))

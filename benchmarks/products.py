@@ -2,7 +2,8 @@
 
 Only what no program can leave out: leaves never meet U, inner vertices never meet W, a level or
 step is one product, a parameter gradient is one product over the whole batch, and equal vertices of
-a batch (token, label in training, and children) are computed once.
+a batch (token, label in training, and children) are computed once. Without training cavs goes below
+this floor where it multiplies at the children.
 """
 
 from __future__ import annotations

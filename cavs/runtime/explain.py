@@ -246,7 +246,8 @@ def _not_batched(compiled: Compiled, schedule: Any, passes: Passes) -> tuple[str
             f"{len(copies)} copies: two row maps that cannot be one, or a value two readers own: "
             + _counted(tuple(copies))
         )
-    off = [name for name, on in vars(passes).items() if not on]
+    default = vars(Passes())
+    off = [name for name, on in vars(passes).items() if default[name] and not on]
     if off:
         lines.append(f"passes switched off: {', '.join(off)}")
     return tuple(lines)

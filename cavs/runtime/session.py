@@ -252,7 +252,7 @@ class Session:
             return batch
         if variant.child_numbers is None:
             self._decide_products(variant, batch)
-        return batch.merged(names, variant.child_numbers)
+        return batch.merged(names, variant.child_numbers or 0)
 
     def _decide_products(self, variant: _Variant, batch: BatchLike) -> None:
         """Whether children have enough parents, judged by the first batch, once and for all."""
