@@ -58,7 +58,8 @@ def _ordered(touched: list[_Touched], first: list[bool]) -> list[int]:
     for late, (reads, writes) in enumerate(touched):
         before = enumerate(touched[:late])
         needs.append({e for e, (r, w) in before if reads & w or writes & (r | w)})
-    waiting, order = list(range(len(touched))), []
+    waiting = list(range(len(touched)))
+    order: list[int] = []
     while waiting:
         ready = [n for n in waiting if needs[n] <= set(order)]
         chosen = next((n for n in ready if first[n]), ready[0])

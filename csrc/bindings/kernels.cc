@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <memory>
 #include <optional>
 
 #include "base/thread_pool.h"
@@ -34,10 +35,13 @@ std::vector<T> scratch(size_t size) {
   return std::vector<T>(size + 16);
 }
 
+// Not filled: products are short, and what is in scratch before does not matter.
 template <class T>
-std::vector<std::vector<T>> scratch_of(int threads, size_t size) {
+std::vector<std::unique_ptr<T[]>> scratch_of(int threads, size_t size) {
   if (threads < 1) throw std::invalid_argument("threads must be at least 1");
-  return std::vector<std::vector<T>>(static_cast<size_t>(threads), scratch<T>(size));
+  std::vector<std::unique_ptr<T[]>> out;
+  for (int i = 0; i < threads; ++i) out.push_back(std::make_unique_for_overwrite<T[]>(size + 16));
+  return out;
 }
 
 template <class T>
@@ -171,7 +175,7 @@ void bind_typed(py::module_& m, const std::string& dtype) {
               for (int i = 0; i < repeat; ++i)
                 t.kernels.matmul(sources.data(), static_cast<int32_t>(sources.size()), rows[0],
                                  rows[1], packed.data(), k, n, panels[0], panels[1], out, stride,
-                                 c_base, accumulate, space[id].data());
+                                 c_base, accumulate, space[id].get());
             });
           },
           py::arg("a"), py::arg("r0"), py::arg("r1"), py::arg("packed").noconvert(), py::arg("n"),
@@ -196,7 +200,7 @@ void bind_typed(py::module_& m, const std::string& dtype) {
               for (int i = 0; i < repeat && from < to; ++i)
                 t.kernels.matmul_tn(sa.data(), static_cast<int32_t>(sa.size()), sb.data(),
                                     static_cast<int32_t>(sb.size()), r0, r1, k, n, from, to, data,
-                                    stride, accumulate, space[id].data());
+                                    stride, accumulate, space[id].get());
             });
           },
           py::arg("a"), py::arg("b"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),

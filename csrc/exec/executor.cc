@@ -227,6 +227,13 @@ void Executor<T>::plan_prologue() {
       add(ItemKind::kPack, static_cast<int32_t>(i), a, std::min(panels, a + each));
     }
   }
+  // In the order of the parameters, as they are updated: a thread packs what it has just written.
+  const auto parameter = [&](const Item& item) {
+    const Weight& w = program_->weights[item.id];
+    return w.pieces.empty() ? 0 : w.pieces[0].param;
+  };
+  std::stable_sort(prologue_.begin(), prologue_.end(),
+                   [&](const Item& a, const Item& b) { return parameter(a) < parameter(b); });
   for (size_t i = 0; i < context_.grads.size(); ++i) {
     if (!analysis_.zero_gradient[i]) continue;
     const auto pieces = static_cast<int32_t>(context_.sizes[i] / kPieceElements + 1);

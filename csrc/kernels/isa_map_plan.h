@@ -181,8 +181,7 @@ void find_readers(const MapKernel<T>& kernel, const MapPlan<T>& plan) {
       if (reads[j] < kernel.num_loads) plan.reader[reads[j]] = i;
   }
   for (int s = 0; s < kernel.num_stores; ++s)
-    if (kernel.stores[s].reg < kernel.num_loads)
-      plan.reader[kernel.stores[s].reg] = kernel.num_ops;
+    if (kernel.stores[s].reg < kernel.num_loads) plan.reader[kernel.stores[s].reg] = kernel.num_ops;
 }
 
 // Which ops may write straight into a store; fills the constants.

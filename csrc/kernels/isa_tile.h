@@ -28,8 +28,11 @@ struct ColumnsOfA {
   CAVS_INLINE T at(int i, int64_t k) const { return data[k * stride + i]; }
 };
 
+// A tile of so few rows waits for its loads and the branch of the loop, not for its multiply-adds.
+constexpr int kFewRows = 3;
+
 // Keeps a value that several operations read in a register: with AVX-512 the compiler would fold
-// the load into each of them, and loads are what a tile of few rows waits for.
+// the load into each of them.
 template <class T>
 CAVS_INLINE void in_register([[maybe_unused]] T& x) {
 #if defined(__x86_64__)
@@ -53,19 +56,24 @@ __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c,
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) __builtin_prefetch(c + i * c_stride + v * kLanes<T>, 1);
-#pragma GCC unroll 4
-  for (int64_t k = 0; k < depth; ++k) {
+  const auto step = [&](int64_t k) __attribute__((always_inline)) {
     Vector<T> bv[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) bv[v] = load(b + v * kLanes<T>);
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i) {
       Vector<T> x = broadcast(rows.at(i, k));
-      in_register(x);
+      if constexpr (R <= kFewRows) in_register(x);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) acc[i][v] += x * bv[v];
     }
     b += kPanel<T>;
+  };
+  if constexpr (R <= kFewRows) {
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < depth; ++k) step(k);
+  } else {
+    for (int64_t k = 0; k < depth; ++k) step(k);
   }
   const int tail = cols - (V - 1) * kLanes<T>;
 #pragma GCC unroll 32
