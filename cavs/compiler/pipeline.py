@@ -12,7 +12,7 @@ from cavs.ir import Graph
 from cavs.ir.printer import print_graph
 from cavs.ir.verify import verify
 from cavs.passes.access import insert_copies
-from cavs.passes.at_child import products_at_child
+from cavs.passes.at_nth_child import at_nth_child
 from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.merge_vertices import merge_vertices
@@ -26,8 +26,8 @@ class Passes:
     """A switch for each pass that can be ablated; what is off is replaced by the plain way."""
 
     merge_vertices: bool = True
-    products_at_child: bool = True  # without training
-    products_at_child_in_training: bool = False  # faster, but cotangents take more memory
+    at_nth_child: bool = True  # without training
+    at_nth_child_in_training: bool = False  # faster, but cotangents take more memory
     simplify: bool = True
     specialise: bool = True
     merge_products: bool = True
@@ -53,14 +53,14 @@ def compile_graph(
     *,
     training: bool,
     merging: bool = False,
-    at_child: bool = False,
+    nth_shared: bool = False,
     passes: Passes = Passes(),
     record: bool = False,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
     training adds the gradients of all trainable parameters. merging: rows are distinct vertices,
-    with the features of `cavs.passes.merge_vertices`. at_child: vertices have so many parents that
+    with the features of `cavs.passes.merge_vertices`. nth_shared: vertices have so many parents that
     products of gathered values are done at the child. record keeps the text of every stage.
     """
     stages: list[tuple[str, str]] = []
@@ -75,8 +75,8 @@ def compile_graph(
     graph = done("trace", traced)
     if merging:
         graph = done("merge_vertices", merge_vertices(graph))
-    if at_child:
-        graph = done("products_at_child", products_at_child(graph))
+    if nth_shared:
+        graph = done("at_nth_child", at_nth_child(graph))
     optional = optional_features(graph)
     if training:
         graph = done("differentiate", differentiate(graph))

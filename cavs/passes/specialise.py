@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild
-from cavs.passes.at_child import USED
+from cavs.passes.at_nth_child import USED
 from cavs.passes.simplify import simplify_node, zeros
 
 _STRUCTURAL = [

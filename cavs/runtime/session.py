@@ -17,7 +17,7 @@ from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph, origin
-from cavs.passes.at_child import multiplied_children, products_at_child
+from cavs.passes.at_nth_child import multiplied_children, at_nth_child
 from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_schema, explain_range
@@ -258,7 +258,7 @@ class Session:
         """Whether children have enough parents, judged by the first batch, once and for all."""
         assert variant.traced is not None and variant.distinguishing is not None
         p = self.passes
-        wanted = p.products_at_child_in_training if variant.training else p.products_at_child
+        wanted = p.at_nth_child_in_training if variant.training else p.at_nth_child
         numbers = multiplied_children(variant.traced) if wanted else 0
         if 0 < numbers <= MOST_NUMBERS:
             merged = batch.merged(variant.distinguishing, numbers)
@@ -268,7 +268,7 @@ class Session:
     def _set_child_numbers(self, variant: _Variant, numbers: int) -> None:
         assert variant.traced is not None
         variant.child_numbers = numbers
-        graph = products_at_child(variant.traced) if numbers else variant.traced
+        graph = at_nth_child(variant.traced) if numbers else variant.traced
         variant.optional = optional_features(graph)
 
     def _feature(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
@@ -328,7 +328,7 @@ class Session:
                 list(self.parameters),
                 training=variant.training,
                 merging=variant.distinguishing is not None,
-                at_child=bool(variant.child_numbers),
+                nth_shared=bool(variant.child_numbers),
                 passes=self.passes,
                 record=record,
             )

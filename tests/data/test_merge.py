@@ -16,7 +16,7 @@ from tests.data.dags import child_lists
 from tests.oracle import assert_close, reference
 from tests.runtime.trees import Classifier, binary, treebank
 
-OFF, ON = Passes(merge_vertices=False), Passes(products_at_child_in_training=True)
+OFF, ON = Passes(merge_vertices=False), Passes(at_nth_child_in_training=True)
 
 
 def plain(graphs, names):
@@ -152,7 +152,7 @@ def test_products_at_the_child(always, monkeypatch, shared, numbers):
     model, whole = Classifier(), treebank(12)
     session, apart = cavs.Session(model, passes=ON), cavs.Session(model, passes=OFF)
     names = [name for name, _ in session.compiled(whole).stages]
-    assert names[1] == "merge_vertices" and ("products_at_child" in names) == bool(numbers)
+    assert names[1] == "merge_vertices" and ("at_nth_child" in names) == bool(numbers)
     assert session.schedule(whole).batch.num_vertices < whole.num_vertices
     text = str(cavs.explain(model, whole, passes=ON))
     assert ("of child 0 | " in text) == (numbers == 0)

@@ -260,10 +260,13 @@ def test_any_program(data: st.DataObject) -> None:
             MODE.MAX: lambda v: v.max(-1),
             MODE.WRITE: lambda v: v,
         }[mode](reg[r])
-        checks.append((out, value))
+        checks.append((out, value, mode == MODE.SUM))
     p.run(case, stores)
     scale = np.abs(reg).max(initial=1.0) ** 2
-    for out, value in checks:
+    # A sum adds inner / 4 numbers a lane, or more lanes fewer: each rounds by up to eps of the sum.
+    added = case.eps * (inner / 4) * np.abs(reg).sum(-1).max(initial=0.0)
+    for out, value, is_sum in checks:
+        bound = 300 * scale * case.eps + (added if is_sum else 0.0)
         np.testing.assert_allclose(
-            out.check(), value.reshape(out.view.shape), rtol=0, atol=300 * scale * case.eps
+            out.check(), value.reshape(out.view.shape), rtol=0, atol=bound
         )
