@@ -214,6 +214,44 @@ def test_a_sum_of_products_becomes_one_longer_product():
     assert len(equations(y, "matmul")) == 2
 
 
+def products(node):
+    """Widths of the left sides of the products left in a value."""
+    joined = simplify(merge_products(Graph({"y": node})))
+    return sorted(n.inputs[0].shape[0] for n in joined.nodes() if n.op.name == "matmul")
+
+
+def test_products_of_a_sum_need_not_stand_side_by_side():
+    a, b, c = (value(n) for n in "abc")
+    W, V = cavs.Parameter((6, 6)), cavs.Parameter((6, 6))
+    assert products(a @ W + (c + ops.tanh(c)) + b @ V) == [12]
+    assert products(a @ W + (c + (ops.exp(c) + b @ V))) == [12]
+    inner = c + b @ V  # read elsewhere too, so a value of its own
+    assert products(a @ W + inner + ops.tanh(inner)) == [6, 6]
+    twice = a @ W
+    assert products(twice + b @ V + twice) == [6, 6]
+    assert products(ops.tanh(twice) + (twice + b @ V)) == [6, 6]
+
+
+def test_columns_of_a_sum_of_products_are_a_sum_of_products():
+    a, b, c = (value(n) for n in "abc")
+    W, V = cavs.Parameter((6, 12)), cavs.Parameter((6, 12))
+    total = simplified(ops.concat([c, c]) + a @ W + b @ V)
+    i, o = ops.split(total, 2)
+    assert products(simplified(ops.tanh(i) * ops.sigmoid(o))) == [12]
+    x, y = a @ W, b @ V  # the second columns are not added
+    assert products(ops.tanh(x[0:6] + y[0:6]) * x[6:12] * y[6:12]) == [6, 6]
+
+
+def test_a_product_that_needs_another_is_not_joined_with_it():
+    a, b = value("a"), value("b")
+    U, V, W = (cavs.Parameter((6, 6)) for _ in range(3))
+    r = ops.sigmoid(a @ U + b @ V)  # as a reset gate: one product
+    n = ops.tanh(b + (r * a) @ W)
+    assert products(r * a + n) == [6, 12]
+    cotangent = r @ W + (a + n) + n @ U  # n needs r, and both are there when the sum is made
+    assert products(cotangent) == [6, 12, 12]
+
+
 # ---- partition, lifetimes ----
 
 
