@@ -1,4 +1,4 @@
-"""Passes 6 and 7 put together: bodies to stages, gradients to where they are summed."""
+"""Fusion and storage put together: bodies to stages, gradients to where they are summed."""
 
 from __future__ import annotations
 
@@ -88,11 +88,13 @@ class Lowering(RowLowering):
         """The reductions that are terms of exactly one gradient: they write it themselves."""
         owner: dict[Node, list[str]] = defaultdict(list)
         self.other_terms: dict[str, list[Node]] = {}
+        columns: dict[str, int] = {}
         for key, value in self.graph.outputs.items():
             if not key.startswith("grad:"):
                 continue
             name = key[5:].split("#")[0]
             self.other_terms.setdefault(name, [])
+            columns[name] = value.shape[-1] if value.shape else 1
             if value.op.rule is BatchRule.REDUCE and not is_leaf(value):
                 owner[value].append(name)
             elif not _is_zero(value):
@@ -112,10 +114,8 @@ class Lowering(RowLowering):
             self.program.gradients[name] = kind
         self.grad_buffers: dict[str, int] = {}
         for name in sorted(dense):  # the order of a set of names changes from process to process
-            node = self.graph.outputs[f"grad:{name}#0"]
-            index = self.program.parameters.index(name)
-            columns = node.shape[-1]  # the engine strides a gradient by its columns
-            self.grad_buffers[name] = self._buffer("grad", index, ONE_SPACE, columns, name)
+            index = self.program.parameters.index(name)  # strided by its columns in the engine
+            self.grad_buffers[name] = self._buffer("grad", index, ONE_SPACE, columns[name], name)
         return result
 
     def _reduction(self, body: Body, gradients: dict[Node, str]) -> None:
@@ -148,7 +148,9 @@ class Lowering(RowLowering):
             return
         buffer = self.grad_buffers[owner] if owner else self._arena(n)
         if name == "matmul_tn":
-            out: Operand = (buffer, 0, n.shape[1], "self", "none", 0)
+            row, first = dict(n.attrs).get("at", (0, 0))
+            width = n.inputs[1].shape[0]
+            out: Operand = (buffer, row * n.shape[1] + first, width, "self", "none", 0)
             add(
                 Instruction(
                     "matmul_tn",
@@ -162,7 +164,7 @@ class Lowering(RowLowering):
             )
             return
         assert name == "sum_rows", name
-        column = 0
+        (column,) = dict(n.attrs).get("at", (0,))
         for o in flat:
             piece: Operand = (buffer, column, o[2], "self", "none", 0)
             add(

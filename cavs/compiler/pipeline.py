@@ -16,6 +16,7 @@ from cavs.passes.merge_products import merge_products
 from cavs.passes.partition import Partition, partition
 from cavs.passes.simplify import CANONICAL, RULES, simplify
 from cavs.passes.specialise import Kind, optional_features, specialise
+from cavs.passes.trim import trim, trim_gradients
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Passes:
 
     simplify: bool = True
     specialise: bool = True
+    trim: bool = True
     merge_products: bool = True
     partition: bool = True
     fuse: bool = True
@@ -70,9 +72,14 @@ def compile_graph(
     if passes.specialise:
         known = [Kind.of(key, optional) for key in kinds]
         graph = done("specialise", simplify(specialise(graph, known), rules))
+    if passes.trim:
+        graph = done("trim", simplify(trim(graph), rules))
     if passes.merge_products:
         graph = done("merge_products", simplify(merge_products(graph), rules))
-    graph = done("insert_copies", insert_copies(split_gradients(graph)))
+    graph = split_gradients(graph)
+    if passes.trim:
+        graph = simplify(trim_gradients(graph), rules)
+    graph = done("insert_copies", insert_copies(graph))
     parts = partition(
         graph, hoist=passes.partition, sink=passes.plan_memory, recompute=passes.plan_memory
     )

@@ -121,6 +121,12 @@ def instruction_text(program: Program, i: Instruction) -> list[str]:
         weight = " ".join(names) + ("^T" if flipped else "")
         return [f"{out} {sign} {side[1]} @ {weight} ({w.k} x {w.n})"]
     if i.kind == "matmul_tn":
+        buffer, start, width = i.out[:3]
+        high, columns = sum(o[2] for o in i.inputs[: i.split]), program.buffers[buffer].width
+        row, column = divmod(start, columns)
+        if program.buffers[buffer].role == "grad" and width != columns:  # a window of the gradient
+            window = f"[{row}:{row + high}, {column}:{column + width}]"
+            out = buffer_name(program, buffer) + window
         return [f"{out} {sign} {side[0]}^T @ {side[1]}, over all rows of {space_name(i.space)}"]
     if i.kind == "sum_rows":
         return [f"{out} {sign} sum of {inputs[0]}, over all rows of {space_name(i.space)}"]

@@ -1,4 +1,4 @@
-"""Pass 4: products that share an input become one; sums of products become one longer product."""
+"""Products that share an input become one; sums of products become one longer product."""
 
 from __future__ import annotations
 

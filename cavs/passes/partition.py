@@ -1,4 +1,4 @@
-"""Pass 5: what runs a task at a time, and what once over the whole batch (Cavs, section 3.5).
+"""What runs a task at a time, and what once over the whole batch (Cavs, section 3.5).
 
 A node is in a loop iff it depends on a gather of the structure and feeds its scatter. Eager nodes
 (no gather before them) and lazy ones (no scatter after them), so every parameter gradient, run once

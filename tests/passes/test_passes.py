@@ -10,14 +10,18 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes, compile_graph
+from cavs.compiler.weights import weight_of
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import trace_model
-from cavs.ir import Graph, apply, constant
+from cavs.ir import VERTEX, Graph, apply, constant
+from cavs.ir.interpret import Inputs, interpret
 from cavs.ir.printer import number, print_graph, print_node
-from cavs.passes.differentiate import differentiate
+from cavs.passes.access import is_view
+from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.simplify import simplify
 from cavs.passes.specialise import Kind, specialise
+from cavs.passes.trim import trim, trim_gradients
 from tests.runtime.trees import Classifier, treebank
 
 SCHEMA = {
@@ -55,8 +59,6 @@ def by_kind(cell=None, training=True):
 def value(name):
     """A feature as a value: rows of 6 floats."""
     where = {"dtype": "f32", "shape": (6,), "optional": False}
-    from cavs.ir import VERTEX
-
     return apply("feature", name=name, domain=VERTEX, **where)
 
 
@@ -180,6 +182,114 @@ def test_values_of_both_kinds_meet_in_a_merge():
     assert len(merged) == 2 and all("kinds=(0, 1)" in x and "@vertex" in x for x in merged)
     (output,) = [x for x in equations(graph, "matmul") if "output.weight" in x]
     assert output.endswith("f32[5]@vertex")  # around the structure all kinds are one
+
+
+def test_what_kinds_alone_read_is_computed_by_kind():
+    class Everywhere(Classifier):
+        def forward(self, batch):
+            return self.output(self.tree(batch.graph, x=ops.sigmoid(batch["a"])))
+
+    graph = simplify(trace_model(Everywhere(nn.GRU(6, 6)), SCHEMA, training=False))
+    found = simplify(specialise(graph, [Kind.of(k, ()) for k in (0, 1)]))
+    assert len(equations(found, "matmul", kind=None)) == 2 + 2  # W, output; U and U_n of kind 1
+    assert equations(found, "sigmoid")[0].endswith("@vertex")  # a product reads it whole
+    sums = [x for x in equations(found, "add") if "tree.b" in x or "slice" in x]
+    assert not any(x.endswith("@vertex") for x in sums)
+    biased = [n for n in found.nodes() if n.op.name == "add" and n.type.domain.kind is None]
+    assert [n.shape for n in biased] == [(5,)]  # of the output layer
+
+
+# ---- trim ----
+
+
+def trimmed(cell, training=True):
+    return simplify(trim(by_kind(cell, training)))
+
+
+@pytest.mark.parametrize(
+    ("cell", "gates", "read"),
+    [(nn.ChildSumTreeLSTM, 4, 3), (nn.TreeGRU, 3, 2), (nn.TreeAttention, 2, 1)],
+)
+def test_a_leaf_multiplies_by_the_columns_it_reads(cell, gates, read):
+    def sizes(graph):
+        found = [n for n in graph.nodes() if n.op.name == "matmul" and n.type.domain.kind == 1]
+        return [n.inputs[1].shape for n in found]
+
+    assert sizes(by_kind(cell(8, 6))) == [(8, 6 * gates), (6 * gates, 8)]
+    graph = trimmed(cell(8, 6))
+    assert sizes(graph) == [(8, 6 * read), (6 * read, 8)]  # forward, and its cotangent
+    terms = trim_gradients(split_gradients(graph)).outputs
+    (term,) = [n for key, n in terms.items() if key.startswith("grad:tree.W")]
+    assert term.shape == (8, 6 * gates) and term.inputs[1].shape == (6 * read,)
+
+
+def test_a_zero_beside_a_value_is_not_multiplied():
+    a, zero = value("a"), 0.0 * value("b")
+    W = cavs.Parameter((18, 4))
+    graph = simplify(trim(simplify(Graph({"y": ops.concat([a, zero, a]) @ W}))))
+    (product,) = [n for n in graph.nodes() if n.op.name == "matmul"]
+    assert product.inputs[0].shape == (12,) and product.inputs[1].shape == (12, 4)
+    w = weight_of(product.inputs[1], [W.name])
+    assert [(p[1], p[4:]) for p in w.pieces] == [(0, (6, 4, 0, 0)), (48, (6, 4, 6, 0))]
+
+
+def test_columns_read_nowhere_are_cut_and_the_others_keep_their_order():
+    a, W = value("a"), cavs.Parameter((6, 10))
+    y = a @ W
+    graph = Graph({"y": ops.tanh(y[6:9]), "z": ops.exp(y[1:3]), "both": y[7:8] + y[1:2]})
+    found = simplify(trim(graph))
+    (product,) = [n for n in found.nodes() if n.op.name == "matmul"]
+    cut = [(n.attr("start"), n.attr("stop")) for n in product.inputs[1].inputs]
+    assert product.shape == (5,) and cut == [(1, 3), (6, 9)]
+    assert found.outputs["z"].inputs[0].attr("start") == 0
+    assert found.outputs["y"].inputs[0].attr("start") == 2
+    whole = Graph({"y": y, "z": y[1:3]})
+    assert trim(whole).outputs["y"].shape == (10,)
+
+
+def test_a_gradient_is_summed_in_the_windows_that_are_not_zero():
+    a, b, zero = value("a"), value("b"), 0.0 * value("b")
+    d = ops.concat([a[0:2], zero, b, zero[0:1]])
+    product, bias = apply("matmul_tn", ops.concat([zero, a]), d), apply("sum_rows", d)
+    graph = simplify(Graph({"grad:W#0": product, "grad:b#0": bias}))
+    found = trim_gradients(graph)
+    windows = [(n.op.name, n.attr("at"), n.shape) for n in found.outputs.values()]
+    assert windows == [
+        ("matmul_tn", (6, 0), (12, 15)),
+        ("matmul_tn", (6, 8), (12, 15)),
+        ("sum_rows", (0,), (15,)),
+        ("sum_rows", (8,), (15,)),
+    ]
+    assert "grad:W#0.1" in found.outputs
+    rng = np.random.default_rng(0)
+    features = {n: rng.normal(size=(3, 6)) for n in "ab"}
+    inputs = Inputs([0, 0, 0, 0], [], [0, 0, 0], features)
+    before, after = interpret(graph, inputs), interpret(found, inputs)
+    for name in ("grad:W#0", "grad:b#0"):
+        parts = [v for k, v in after.items() if k.startswith(name)]
+        assert np.array_equal(sum(parts), before[name])
+    # What something else reads too stays whole.
+    shared = Graph({"grad:W#0": product, "y": product})
+    assert trim_gradients(simplify(shared)).outputs == simplify(shared).outputs
+
+
+def test_rows_stay_those_of_a_kind_where_zeros_alone_said_so():
+    a, W = value("a"), cavs.Parameter((8, 4))
+    kind = VERTEX.of_kind(1)
+    zero = apply("broadcast", constant(0.0), shape=(2,), domain=kind)
+    joined = ops.concat([zero, a])
+    (product,) = trim(Graph({"y": joined @ W})).nodes()[-1:]
+    assert product.type.domain == kind and product.inputs[0].inputs[0] is a
+    (total,) = trim_gradients(Graph({"grad:b#0": apply("sum_rows", joined)})).outputs.values()
+    assert total.inputs[0].type.domain == kind
+    assert is_view(total.inputs[0]) and not is_view(apply("broadcast", a, shape=(6,), domain=VERTEX))
+
+
+def test_zeros_of_leaves_are_not_stored():
+    names = [b.name for b in compiled(nn.TreeGRU(8, 6)).program.buffers]
+    assert not any(n.startswith("broadcast") for n in names)
+    off = compiled(nn.TreeGRU(8, 6), Passes(trim=False)).program
+    assert any(b.name.startswith("broadcast") for b in off.buffers)
 
 
 # ---- merge products ----
