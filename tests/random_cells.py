@@ -168,7 +168,9 @@ OPS = ("add", "mul", "sub", "tanh", "gate", "linear", "norm", "softmax", "outer"
 @st.composite
 def cells(draw, smooth):
     state = {n: draw(st.sampled_from(WIDTHS)) for n in ("c", "h")[: draw(st.integers(1, 2))]}
-    reads = ("sum", "mean", "edge", "attend", "nth", "nths", "beside") + (() if smooth else ("max",))
+    reads = ("sum", "mean", "edge", "attend", "nth", "nths", "beside") + (
+        () if smooth else ("max",)
+    )
     kinds = OPS if smooth else (*OPS, "relu")
     step = st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(0, 9))
     return {

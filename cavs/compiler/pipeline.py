@@ -11,6 +11,7 @@ from cavs.ir import Graph
 from cavs.ir.printer import print_graph
 from cavs.ir.verify import verify
 from cavs.passes.access import insert_copies
+from cavs.passes.at_child import at_child
 from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.partition import Partition, partition
@@ -23,6 +24,7 @@ from cavs.passes.trim import trim, trim_gradients
 class Passes:
     """A switch for each pass that can be ablated; what is off is replaced by the plain way."""
 
+    at_child: bool = True
     simplify: bool = True
     specialise: bool = True
     trim: bool = True
@@ -48,12 +50,14 @@ def compile_graph(
     parameters: Sequence[str],
     *,
     training: bool,
+    shared: bool = False,
     passes: Passes = Passes(),
     record: bool = False,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
-    training adds the gradients of all trainable parameters. record keeps the text of every stage.
+    training adds the gradients of all trainable parameters. shared: vertices share children, so
+    that edges outnumber vertices. record keeps the text of every stage.
     """
     stages: list[tuple[str, str]] = []
 
@@ -66,6 +70,8 @@ def compile_graph(
     rules = RULES if passes.simplify else CANONICAL
     graph = done("trace", traced)
     optional = optional_features(graph)
+    if passes.at_child and shared:
+        graph = done("at_child", at_child(graph))
     if training:
         graph = done("differentiate", differentiate(graph))
     graph = done("simplify", simplify(graph, rules))

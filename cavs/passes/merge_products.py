@@ -46,9 +46,7 @@ class _Sums:
         self.roots = set(graph.roots())
         self.readers = users(nodes)
         inner = {n for n in nodes if n.op.name == "add" and self._is_term(n)}
-        self.terms = {
-            n: _terms(n, inner) for n in nodes if n.op.name == "add" and n not in inner
-        }
+        self.terms = {n: _terms(n, inner) for n in nodes if n.op.name == "add" and n not in inner}
         self.place: dict[Node, _Place] = {}
         for total, terms in self.terms.items():
             for x, times in Counter(terms).items():

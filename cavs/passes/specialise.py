@@ -75,7 +75,7 @@ class _Specialiser:
         return any(x in self.dependent for x in n.inputs)
 
     def _only_by_kind(self) -> set[Node]:
-        """Elementwise values that are the same for all kinds and of no use but in dependent ones."""
+        """Elementwise values that are the same for all kinds and read by dependent ones alone."""
         readers, roots = users(self.order), set(self.graph.roots())
         found: set[Node] = set()
         for n in reversed(self.order):

@@ -7,9 +7,9 @@ gradient. The products become as narrow as what is left.
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import product
 
-from cavs.ir import Graph, Node, apply, rebuild, rewrite, users
+from cavs.ir import Graph, Node, apply, rewrite, users
 from cavs.passes.simplify import constant_of, simplify_node
 
 Range = tuple[int, int]

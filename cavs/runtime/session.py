@@ -79,6 +79,7 @@ class _Variant:
     traced: Graph | None = None
     optional: tuple[str, ...] = ()
     kinds: tuple[int, ...] = ()
+    shared: bool | None = None  # edges outnumber vertices, in the first batch; None before it
     absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
     restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
@@ -204,6 +205,8 @@ class Session:
         schedule = batch.schedule(variant.optional)
         check_arity(variant.traced, schedule, batch)
         found = {k for k, _, _ in schedule.kinds}
+        if variant.shared is None:
+            variant.shared = schedule.batch.num_edges > schedule.batch.num_vertices
         if variant.executor is None or not found <= set(variant.kinds):
             self._compile(variant, found)
         assert variant.compiled is not None
@@ -256,6 +259,7 @@ class Session:
                 variant.kinds,
                 list(self.parameters),
                 training=variant.training,
+                shared=bool(variant.shared),
                 passes=self.passes,
                 record=record,
             )
@@ -279,6 +283,7 @@ class Session:
                     "with_loss": v.with_loss,
                     "absent": sorted(n for n, f in v.schema.items() if f.optional),
                     "kinds": [int(k) for k in v.kinds],
+                    "shared": v.shared,
                 }
                 for v in self._variants.values()
                 if v.traced is not None
@@ -295,6 +300,7 @@ class Session:
                     *key,
                     absent=frozenset(str(n) for n in entry["absent"]),
                     restored=tuple(sorted(int(k) for k in entry["kinds"])),
+                    shared=entry.get("shared"),
                 )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the state of the session is {state!r}") from error

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import cavs
 from cavs.compiler.pipeline import Passes
 from tests.oracle import assert_close, loss_of, reference
-from tests.random_cells import batches, models, traced_parameters
+from tests.random_cells import batches, graph_of, models, traced_parameters
 
 FLOAT64, FLOAT32 = 1e-9, 1e-4
 CASES = 250  # twice: values and gradients in each
@@ -58,6 +58,19 @@ def test_each_pass_can_be_switched_off(model, batch, name):
 def test_all_passes_off(model, batch):
     off = Passes(**dict.fromkeys(vars(Passes()), False))
     compare(model, batch, FLOAT64, passes=off)
+
+
+@settings(max_examples=60)
+@given(models(), st.integers(0, 2**31), st.booleans())
+def test_children_of_many_parents(model, seed, specialise):
+    rng = np.random.default_rng(seed)
+    graphs = []
+    for n in rng.integers(6, 12, 3):
+        children = [rng.choice(v, min(v, 4), replace=False).tolist() for v in range(n)]
+        graphs.append(graph_of(children, rng))
+    batch = cavs.batch(graphs)
+    assert batch.num_edges > batch.num_vertices
+    compare(model, batch, FLOAT64, passes=Passes(specialise=specialise))
 
 
 @settings(max_examples=40)

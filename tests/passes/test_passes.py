@@ -17,12 +17,13 @@ from cavs.ir import VERTEX, Graph, apply, constant
 from cavs.ir.interpret import Inputs, interpret
 from cavs.ir.printer import number, print_graph, print_node
 from cavs.passes.access import is_view
+from cavs.passes.at_child import at_child
 from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.simplify import simplify
 from cavs.passes.specialise import Kind, specialise
 from cavs.passes.trim import trim, trim_gradients
-from tests.runtime.trees import Classifier, treebank
+from tests.runtime.trees import Classifier, graph, treebank
 
 SCHEMA = {
     "token": Feature("vertex", "int", (), True),
@@ -65,6 +66,61 @@ def value(name):
 def simplified(node):
     """What one value becomes."""
     return simplify(Graph({"y": node})).outputs["y"]
+
+
+# ---- at the child ----
+
+
+@pytest.mark.parametrize("cell", [nn.ChildSumTreeLSTM, nn.TreeGRU, nn.TreeAttention])
+def test_a_product_of_gathered_values_moves_to_the_child(cell):
+    before = traced(cell(8, 6))
+    after = at_child(before)
+    assert any(x.endswith("f32[6]@edge") for x in equations(before, "matmul"))
+    assert not any("@edge" in x for x in equations(after, "matmul"))
+    (slot,) = set(after.slots) - set(before.slots)
+    product = after.slots[slot]
+    h = next(n for s, n in after.slots.items() if s.name == "h")
+    assert product.op.name == "matmul" and product.inputs[0] is h
+    # Its cotangent is summed over the parents before it is multiplied.
+    back = simplify(differentiate(after))
+    assert not any("@edge" in x for x in equations(back, "matmul"))
+
+
+def test_what_depends_on_more_than_the_child_stays_at_the_edge():
+    class Mixed(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=6)
+            self.W, self.V, self.U = (cavs.Parameter((6, 6)) for _ in range(3))
+            self.b = cavs.Parameter((6,))
+
+        def vertex(self, v):
+            child, x = v.gather().h, v.pull("x")[0:6]
+            twice = ops.tanh(child @ self.W + self.b) @ self.V  # of the child alone
+            h = ops.tanh(x + (twice + (child * x) @ self.U).sum())
+            v.scatter(h=h)
+            v.push(h)
+
+    after = at_child(traced(Mixed()))
+    (left,) = [x for x in equations(after, "matmul") if "@edge" in x]
+    assert "tree.U" in left
+    assert len(after.slots) == 3
+
+
+def test_products_move_only_where_edges_outnumber_vertices():
+    rng = np.random.default_rng(0)
+    dag = [[], [0], [0, 1], [0, 1, 2], [1, 2, 3]]
+    for children, shared in ((dag, True), ([[], [], [0, 1]], False)):
+        session = cavs.Session(Classifier(nn.TreeGRU(8, 6)))
+        batch = cavs.batch([graph(children, rng)])
+        names = [name for name, _ in session.compiled(batch).stages]
+        assert ("at_child" in names) is shared
+        (variant,) = session.state_dict()["variants"]
+        assert variant["shared"] is shared
+        # What resumes runs the same program, whatever batch comes first.
+        resumed = cavs.Session(Classifier(nn.TreeGRU(8, 6)))
+        resumed.load_state_dict(session.state_dict())
+        names = [name for name, _ in resumed.compiled(cavs.batch([graph(dag, rng)])).stages]
+        assert ("at_child" in names) is shared
 
 
 # ---- simplify ----
@@ -282,7 +338,9 @@ def test_rows_stay_those_of_a_kind_where_zeros_alone_said_so():
     assert product.type.domain == kind and product.inputs[0].inputs[0] is a
     (total,) = trim_gradients(Graph({"grad:b#0": apply("sum_rows", joined)})).outputs.values()
     assert total.inputs[0].type.domain == kind
-    assert is_view(total.inputs[0]) and not is_view(apply("broadcast", a, shape=(6,), domain=VERTEX))
+    assert is_view(total.inputs[0]) and not is_view(
+        apply("broadcast", a, shape=(6,), domain=VERTEX)
+    )
 
 
 def test_zeros_of_leaves_are_not_stored():
