@@ -77,7 +77,7 @@ def compile_graph(
     graph = done("simplify", simplify(graph, rules))
     if passes.specialise:
         known = [Kind.of(key, optional) for key in kinds]
-        graph = done("specialise", simplify(specialise(graph, known), rules))
+        graph = done("specialise", simplify(specialise(graph, known, not passes.partition), rules))
     if passes.trim:
         graph = done("trim", simplify(trim(graph), rules))
     if passes.merge_products:

@@ -53,8 +53,9 @@ def optional_features(graph: Graph) -> tuple[str, ...]:
 
 
 class _Specialiser:
-    def __init__(self, graph: Graph, kinds: Sequence[Kind]) -> None:
+    def __init__(self, graph: Graph, kinds: Sequence[Kind], products: bool) -> None:
         self.graph, self.kinds = graph, kinds
+        self.products = products
         self.optional = set(optional_features(graph))
         self.dependent: set[Node] = set()
         self.order = graph.nodes()
@@ -75,11 +76,13 @@ class _Specialiser:
         return any(x in self.dependent for x in n.inputs)
 
     def _only_by_kind(self) -> set[Node]:
-        """Elementwise values that are the same for all kinds and read by dependent ones alone."""
+        """Elementwise values (and products) that are the same for all kinds, but only they read."""
         readers, roots = users(self.order), set(self.graph.roots())
         found: set[Node] = set()
         for n in reversed(self.order):
-            if n in self.dependent or n in roots or not n.op.elementwise:
+            repeated = n.op.elementwise or n.op.name == "slice"
+            repeated |= self.products and n.op.name == "matmul"
+            if n in self.dependent or n in roots or not repeated:
                 continue
             if n.type.domain.by_structure and all(
                 r in found or (r in self.dependent and r.op.name != "push") for r in readers[n]
@@ -140,11 +143,12 @@ class _Specialiser:
     def _free(self, x: Node) -> bool:
         if x.op.name == "feature":
             return True
-        if not x.op.elementwise:
-            return False
-        return x in self.only_by_kind or all(
-            y.op.name == "constant" or (y.type.domain.by_structure and self._free(y))
-            for y in x.inputs
+        return x in self.only_by_kind or (
+            x.op.elementwise
+            and all(
+                y.op.name == "constant" or (y.type.domain.by_structure and self._free(y))
+                for y in x.inputs
+            )
         )
 
     def _absent(self, index: Node, kind: Kind) -> bool:
@@ -196,6 +200,9 @@ class _Specialiser:
         )
 
 
-def specialise(graph: Graph, kinds: Sequence[Kind]) -> Graph:
-    """Clones what depends on the kind of vertex for each of ``kinds``."""
-    return _Specialiser(graph, kinds).run()
+def specialise(graph: Graph, kinds: Sequence[Kind], products: bool = False) -> Graph:
+    """Clones what depends on the kind of vertex for each of ``kinds``.
+
+    products: and the products that kinds alone read, so that each can run in the task of its kind.
+    """
+    return _Specialiser(graph, kinds, products).run()

@@ -73,6 +73,13 @@ def test_children_of_many_parents(model, seed, specialise):
     compare(model, batch, FLOAT64, passes=Passes(specialise=specialise))
 
 
+@settings(max_examples=60)
+@given(models(), batches(), st.booleans(), st.booleans())
+def test_gradients_summed_a_task_at_a_time(model, batch, specialise, serial):
+    passes = Passes(partition=False, specialise=specialise)
+    compare(model, batch, FLOAT64, passes=passes, serial=serial)
+
+
 @settings(max_examples=40)
 @given(models(), batches())
 def test_one_vertex_at_a_time(model, batch):

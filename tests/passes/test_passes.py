@@ -432,6 +432,37 @@ def compiled(cell=None, passes=None, training=True, kinds=(INNER, LEAF)):
     )
 
 
+@pytest.mark.parametrize("kinds", [(INNER, LEAF), (INNER, LEAF, INNER + LEAF)])
+@pytest.mark.parametrize("cell", [nn.BinaryTreeLSTM, nn.ChildSumTreeLSTM, nn.TreeGRU])
+def test_without_partition_every_gradient_of_the_cell_is_summed_in_the_loop(cell, kinds):
+    def outside(passes):
+        program = compiled(cell(8, 6), passes, kinds=kinds).program
+        inside = {i for s in program.stages for body in s.bodies for i in body}
+        sums = ("matmul_tn", "sum_rows", "lookup_grad")
+        labels = [
+            i.label
+            for n, i in enumerate(program.instructions)
+            if i.kind in sums and n not in inside
+        ]
+        return {x for x in labels if x.split()[-1].startswith(("tree.", "embedding."))}
+
+    assert outside(Passes(partition=False)) == set()
+    assert len(outside(Passes())) >= 4
+
+
+def test_without_partition_inputs_are_multiplied_in_the_loop():
+    kinds = (LEAF, INNER + LEAF)  # a word everywhere: one product for all, were it hoisted
+    for on, expected in ((True, 0), (False, 1)):
+        program = compiled(nn.LSTM(8, 6), Passes(partition=on), kinds=kinds).program
+        (forward,) = [s for s in program.stages if s.kind == "loop" and not s.reversed]
+        ids = [i for body in forward.bodies for i in body]
+        weights = [
+            program.instructions[i].weight for i in ids if program.instructions[i].weight >= 0
+        ]
+        names = [program.parameters[program.weights[w].pieces[0][0]] for w in weights]
+        assert names.count("tree.W") == expected
+
+
 def test_one_parameter_gradient_a_kind_over_the_whole_batch():
     c = compiled()
     loops = [b for b in c.partition.bodies if b.loop is not None]
