@@ -14,6 +14,7 @@ from cavs.passes.access import insert_copies
 from cavs.passes.at_child import at_child
 from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
+from cavs.passes.merge_vertices import merge_vertices
 from cavs.passes.partition import Partition, partition
 from cavs.passes.simplify import CANONICAL, RULES, simplify
 from cavs.passes.specialise import Kind, optional_features, specialise
@@ -24,6 +25,7 @@ from cavs.passes.trim import trim, trim_gradients
 class Passes:
     """A switch for each pass that can be ablated; what is off is replaced by the plain way."""
 
+    merge_vertices: bool = True
     at_child: bool = True
     simplify: bool = True
     specialise: bool = True
@@ -50,14 +52,16 @@ def compile_graph(
     parameters: Sequence[str],
     *,
     training: bool,
+    merging: bool = False,
     shared: bool = False,
     passes: Passes = Passes(),
     record: bool = False,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
-    training adds the gradients of all trainable parameters. shared: vertices share children, so
-    that edges outnumber vertices. record keeps the text of every stage.
+    training adds the gradients of all trainable parameters. merging: rows are distinct vertices,
+    with the features of `cavs.passes.merge_vertices`. shared: vertices share children, so that
+    edges outnumber vertices. record keeps the text of every stage.
     """
     stages: list[tuple[str, str]] = []
 
@@ -70,6 +74,8 @@ def compile_graph(
     rules = RULES if passes.simplify else CANONICAL
     graph = done("trace", traced)
     optional = optional_features(graph)
+    if merging:
+        graph = done("merge_vertices", merge_vertices(graph))
     if passes.at_child and shared:
         graph = done("at_child", at_child(graph))
     if training:

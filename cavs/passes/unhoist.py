@@ -17,13 +17,14 @@ from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind
 if TYPE_CHECKING:
     from cavs.passes.partition import Loop
 
-_RECURRENT = ("child", "children", "nth_child", "out")  # how a slot is read
+_RECURRENT = ("child", "children", "nth_child", "out", "nth_parents")  # how a slot is read
 
 
 @dataclass
 class Unhoist:
     """Moves nodes into loops. loop: of every node in one, changed in place; reads, readers: between
-    computed nodes; space: the rows a node runs over; movable: what may run in a body of rows."""
+    computed nodes; space: the rows a node runs over; movable: what may run in a body of rows;
+    roots: what slots and outputs hold."""
 
     graph: Graph
     accesses: Accesses
@@ -32,6 +33,7 @@ class Unhoist:
     readers: dict[Node, list[Node]]
     space: Callable[[Node], tuple[str, int | None]]
     movable: set[Node]
+    roots: set[Node]
 
     def run(self) -> None:
         """Eager nodes first, readers before what they read; then lazy ones, the other way round."""
@@ -57,7 +59,7 @@ class Unhoist:
             n not in self.loop
             and n in self.movable
             and n.type.domain.by_structure
-            and n not in self.graph.roots()
+            and n not in self.roots
         )
 
     def _gradient_terms(self) -> set[Node]:

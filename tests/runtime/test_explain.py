@@ -17,8 +17,8 @@ def explained():
 
 
 def test_every_stage_has_its_text(explained):
-    names = ["trace", "differentiate", "simplify", "specialise", "trim", "merge_products"]
-    names.append("insert_copies")
+    names = ["trace", "merge_vertices", "differentiate", "simplify", "specialise", "trim"]
+    names += ["merge_products", "insert_copies"]
     assert [name for name, _ in explained.stages] == names
     text = dict(explained.stages)
     assert "grad:" not in text["trace"] and "return grad:tree.U" in text["differentiate"]
@@ -48,7 +48,7 @@ def test_kernels_are_expressions(explained):
     assert "embedding.weight[token] @ tree.W (8 x 18)" in text
     lines = [line for kernel in explained.kernels.values() for line in kernel]
     assert any("sigmoid(" in x and "tree.b[" in x for x in lines)
-    assert any("sum(" in x and "of each parent edge)" in x for x in lines)
+    assert any("sum(" in x and "of each parent of its child 0)" in x for x in lines)
     assert all(x.count("(") == x.count(")") for x in lines)
     assert explained.cuda.keys() == explained.kernels.keys()
     assert all("__global__ void map_" in x and x in str(explained) for x in explained.cuda.values())
