@@ -63,6 +63,8 @@ class RandomCell(cavs.VertexFunction):
             elif how == "nth":
                 first, second = v.gather(0)[name], v.gather(1)[name]
                 values.append(self.linear(ops.concat([first, second])))
+            elif how == "beside":  # one matrix for input and state
+                values.append(self.linear(ops.concat([child.sum(), v.pull("x")])))
             elif how == "nths":
                 values.append(self.linear(v.gather(0)[name]) + self.linear(v.gather(2)[name]))
         if c["edge_feature"]:
@@ -166,7 +168,9 @@ OPS = ("add", "mul", "sub", "tanh", "gate", "linear", "norm", "softmax", "outer"
 @st.composite
 def cells(draw, smooth):
     state = {n: draw(st.sampled_from(WIDTHS)) for n in ("c", "h")[: draw(st.integers(1, 2))]}
-    reads = ("sum", "mean", "edge", "attend", "nth", "nths") + (() if smooth else ("max",))
+    reads = ("sum", "mean", "edge", "attend", "nth", "nths", "beside") + (
+        () if smooth else ("max",)
+    )
     kinds = OPS if smooth else (*OPS, "relu")
     step = st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(0, 9))
     return {

@@ -1,4 +1,4 @@
-"""Pass 6: a body becomes instructions. Elementwise nodes fuse into as few kernels as possible."""
+"""A body becomes instructions. Elementwise nodes fuse into as few kernels as possible."""
 
 from __future__ import annotations
 

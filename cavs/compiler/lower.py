@@ -1,9 +1,10 @@
-"""Passes 6 and 7 put together: bodies to stages, gradients to where they are summed."""
+"""Fusion and storage put together: bodies to stages, gradients to where they are summed."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 from cavs.codegen.map import MapProgram, Register
 from cavs.compiler.fuse import RowLowering
@@ -33,9 +34,11 @@ class Lowering(RowLowering):
                 if body.loop is not None:
                     loops[body.loop] = stage
             if body.loop is not None:
-                self._loop_body(stage, body)
+                self._loop_body(stage, body, gradients)
             elif body.reduction:
-                self._attach_reductions(stage, self._emitted(self._reduction, body, gradients))
+                self._attach_reductions(
+                    stage, self._emitted(self._reduction, body.nodes[0], gradients)
+                )
             else:
                 stage.body = self._emitted(self._rows, body)
         self._finish_gradients(gradients)
@@ -58,13 +61,21 @@ class Lowering(RowLowering):
         label += "" if body.kind is None else f".{body.kind}"
         return Stage(kind, space_of(base, body.kind), label=label)
 
-    def _loop_body(self, stage: Stage, body: Body) -> None:
+    def _loop_body(self, stage: Stage, body: Body, gradients: dict[Node, str]) -> None:
         """A body for its kind; without specialisation a copy for each, over that kind's rows."""
         for k in range(len(self.program.kinds)):
             if body.kind is None or body.kind == k:
                 self.kind = k if body.kind is None else None
-                stage.bodies[k] += self._emitted(self._rows, body)
+                stage.bodies[k] += self._emitted(self._body, body, gradients)
         self.kind = None
+
+    def _body(self, body: Body, gradients: dict[Node, str]) -> None:
+        """Instructions of the rows of a task, then its terms of gradients."""
+        sums = [n for n in body.nodes if n.op.rule is BatchRule.REDUCE]
+        rows = [n for n in body.nodes if n.op.rule is not BatchRule.REDUCE]
+        self._rows(replace(body, nodes=rows))
+        for n in sums:
+            self._reduction(n, gradients)
 
     def _attach_reductions(self, stage: Stage, ids: list[int]) -> None:
         """One instruction a global stage."""
@@ -95,7 +106,7 @@ class Lowering(RowLowering):
             name, _, place = key.removeprefix("grad:").partition("#")
             start = int(place.partition("@")[2] or 0)
             self.other_terms.setdefault(name, [])
-            columns[name] = value.shape[-1]
+            columns[name] = value.shape[-1] if value.shape else 1
             if value.op.rule is BatchRule.REDUCE and not is_leaf(value):
                 owner[value].append((name, start))
             elif start > 0:
@@ -124,15 +135,14 @@ class Lowering(RowLowering):
             self.grad_buffers[name] = self._buffer("grad", index, ONE_SPACE, columns[name], name)
         return result
 
-    def _reduction(self, body: Body, gradients: dict[Node, str]) -> None:
-        """One instruction over all rows; into a gradient, or into a buffer of one row."""
-        (n,) = body.nodes
+    def _reduction(self, n: Node, gradients: dict[Node, str]) -> None:
+        """A sum over rows, an instruction a piece: into a gradient, or into a buffer of one row."""
         owner = gradients.get(n)
         name = n.op.name
         operands = self.accesses.operands(n)
         domain = max((x.type.domain for x, _ in operands), key=lambda d: d.rank)
         kinds = {x.type.domain.kind for x, _ in operands} - {None}
-        space = space_of(domain.base, kinds.pop() if kinds else None)
+        space = self._space(domain.base, kinds.pop() if kinds else None)
         inputs = [[self.operand(p) for p in pieces] for _, pieces in operands]
         flat = [o for group in inputs for o in group]
         add = self.program.instructions.append
@@ -154,8 +164,10 @@ class Lowering(RowLowering):
             return
         buffer = self.grad_buffers[owner] if owner else self._arena(n)
         if name == "matmul_tn":
-            first = self.first_row[n] * n.shape[1] if owner else 0
-            out: Operand = (buffer, first, n.shape[1], "self", "none", 0)
+            row, first = dict(n.attrs).get("at", (0, 0))
+            row += self.first_row[n] if owner else 0
+            width = n.inputs[1].shape[0]
+            out: Operand = (buffer, row * n.shape[1] + first, width, "self", "none", 0)
             add(
                 Instruction(
                     "matmul_tn",
@@ -169,7 +181,7 @@ class Lowering(RowLowering):
             )
             return
         assert name == "sum_rows", name
-        column = 0
+        (column,) = dict(n.attrs).get("at", (0,))
         for o in flat:
             piece: Operand = (buffer, column, o[2], "self", "none", 0)
             add(

@@ -12,6 +12,7 @@ from cavs.ir import Graph
 from cavs.ir.printer import print_graph
 from cavs.ir.verify import verify
 from cavs.passes.access import insert_copies
+from cavs.passes.at_child import at_child
 from cavs.passes.at_nth_child import at_nth_child
 from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
@@ -19,6 +20,7 @@ from cavs.passes.merge_vertices import merge_vertices
 from cavs.passes.partition import Partition, partition
 from cavs.passes.simplify import CANONICAL, RULES, simplify
 from cavs.passes.specialise import Kind, optional_features, specialise
+from cavs.passes.trim import trim, trim_gradients
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,12 @@ class Passes:
     """A switch for each pass that can be ablated; what is off is replaced by the plain way."""
 
     merge_vertices: bool = True
+    at_child: bool = True
     at_nth_child: bool = True  # without training
     at_nth_child_in_training: bool = False  # faster, but cotangents take more memory
     simplify: bool = True
     specialise: bool = True
+    trim: bool = True
     merge_products: bool = True
     partition: bool = True
     fuse: bool = True
@@ -53,6 +57,7 @@ def compile_graph(
     *,
     training: bool,
     merging: bool = False,
+    shared: bool = False,
     nth_shared: bool = False,
     passes: Passes = Passes(),
     record: bool = False,
@@ -60,8 +65,9 @@ def compile_graph(
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
     training adds the gradients of all trainable parameters. merging: rows are distinct vertices,
-    with the features of `cavs.passes.merge_vertices`. nth_shared: vertices have so many parents that
-    products of gathered values are done at the child. record keeps the text of every stage.
+    with the features of `cavs.passes.merge_vertices`. shared: vertices share children, so that
+    edges outnumber vertices; nth_shared: so much that products of single children are done at the
+    child. record keeps the text of every stage.
     """
     stages: list[tuple[str, str]] = []
 
@@ -78,15 +84,22 @@ def compile_graph(
     if nth_shared:
         graph = done("at_nth_child", at_nth_child(graph))
     optional = optional_features(graph)
+    if passes.at_child and shared:
+        graph = done("at_child", at_child(graph))
     if training:
         graph = done("differentiate", differentiate(graph))
     graph = done("simplify", simplify(graph, rules))
     if passes.specialise:
         known = [Kind.of(key, optional) for key in kinds]
-        graph = done("specialise", simplify(specialise(graph, known), rules))
+        graph = done("specialise", simplify(specialise(graph, known, not passes.partition), rules))
+    if passes.trim:
+        graph = done("trim", simplify(trim(graph), rules))
     if passes.merge_products:
         graph = done("merge_products", simplify(merge_products(graph), rules))
-    graph = done("insert_copies", insert_copies(split_gradients(graph)))
+    graph = split_gradients(graph)
+    if passes.trim:
+        graph = simplify(trim_gradients(graph), rules)
+    graph = done("insert_copies", insert_copies(graph))
     parts = partition(
         graph, hoist=passes.partition, sink=passes.plan_memory, recompute=passes.plan_memory
     )

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from cavs.compiler.program import Instruction, Operand, Program, Stage, kind_of
 from cavs.passes.access import LOCAL_ARRAYS
 
+SUMS = frozenset(["matmul_tn", "sum_rows", "lookup_grad"])  # over all rows of a space or a task
+
 
 def plan_reuse(program: Program) -> None:
     """Reorders stages and joins buffers of ``program``, in place; no value changes."""
@@ -40,13 +42,18 @@ def _sums_first(program: Program) -> None:
 
 
 def _keepers_last(program: Program, body: list[int]) -> None:
-    """Stores values for other stages as late as it can: their places may be free by then."""
-    touched = [_touched(program, [n]) for n in body]
+    """Stores values for other stages as late as it can: their places may be free by then.
+
+    Sums over the rows of a task stay behind everything else.
+    """
+    rows = [n for n in body if program.instructions[n].kind not in SUMS]
+    touched = [_touched(program, [n]) for n in rows]
     keeps = [
         any(program.buffers[b].role == "arena" for b in _written(program.instructions[n]))
-        for n in body
+        for n in rows
     ]
-    body[:] = [body[n] for n in _ordered(touched, [not k for k in keeps])]
+    order = _ordered(touched, [not k for k in keeps])
+    body[:] = [*(rows[n] for n in order), *(n for n in body if n not in set(rows))]
 
 
 _Touched = tuple[set[object], set[object]]  # what is read and what is written

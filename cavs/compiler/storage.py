@@ -1,4 +1,4 @@
-"""Where values live: parameters, features, arena buffers with lifetimes, scratch (pass 7)."""
+"""Where values live: parameters, features, arena buffers with lifetimes, scratch (plan memory)."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from cavs.codegen.cuda import Load, Store, kernel_text
 from cavs.codegen.map import OpTuple, arity
 from cavs.compiler.program import Instruction, Operand, Program
 
@@ -102,6 +103,27 @@ def map_text(program: Program, i: Instruction) -> list[str]:
     return lines
 
 
+def cuda_text(program: Program, number: int) -> str:
+    """A fused kernel of the program as CUDA C; comments say what its parameters are."""
+    i = program.instructions[number]
+    loads, lines = [], []
+    for n, (o, outer_stride, scalar) in enumerate(i.loads):
+        buffer, column, _, row_map, array, _ = o
+        b = program.buffers[buffer]
+        stride = 0 if b.role == "ones" else b.width
+        rows = "one" if b.role == "count" else row_map
+        indexed = rows == "segment_sum" and array != "edges"
+        loads.append(Load(stride, column, rows, indexed, outer_stride, scalar))
+        lines.append(f"// x{n}: {operand_text(program, o)}")
+    stores = []
+    for n, (buffer, column, outer_stride, mode, register) in enumerate(i.stores):
+        width = program.buffers[buffer].width
+        stores.append(Store(register, width, column, outer_stride, mode))
+        lines.append(f"// y{n}: {buffer_name(program, buffer)}")
+    text = kernel_text(f"map_{number}", loads, i.ops, stores, i.outer, i.inner)
+    return "\n".join([*lines, text])
+
+
 def instruction_text(program: Program, i: Instruction) -> list[str]:
     """One instruction as equations."""
     if i.kind == "map":
@@ -122,6 +144,12 @@ def instruction_text(program: Program, i: Instruction) -> list[str]:
         weight = " ".join(names) + ("^T" if flipped else "")
         return [f"{out} {sign} {side[1]} @ {weight} ({w.k} x {w.n})"]
     if i.kind == "matmul_tn":
+        buffer, start, width = i.out[:3]
+        high, columns = sum(o[2] for o in i.inputs[: i.split]), program.buffers[buffer].width
+        row, column = divmod(start, columns)
+        if program.buffers[buffer].role == "grad" and width != columns:  # a window of the gradient
+            window = f"[{row}:{row + high}, {column}:{column + width}]"
+            out = buffer_name(program, buffer) + window
         return [f"{out} {sign} {side[0]}^T @ {side[1]}, over all rows of {space_name(i.space)}"]
     if i.kind == "sum_rows":
         return [f"{out} {sign} sum of {inputs[0]}, over all rows of {space_name(i.space)}"]

@@ -9,6 +9,7 @@ import numpy as np
 
 from cavs.errors import ShapeError, user_line
 from cavs.ir import FLOAT, ONE, BatchRule, Node, TensorType, apply, as_node, defop
+from cavs.ops.reduce import place, placed_type
 
 
 def _matmul_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
@@ -37,14 +38,14 @@ defop(
 
 
 def _matmul_tn_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-    return TensorType(FLOAT, (types[0].shape[0], types[1].shape[0]), ONE)
+    return placed_type((types[0].shape[0], types[1].shape[0]), attrs)
 
 
 # The gradient of a parameter matrix: sum over all rows of the outer products.
 defop(
     "matmul_tn",
     infer=_matmul_tn_infer,
-    evaluate=lambda n, x, y: np.outer(x, y),
+    evaluate=lambda n, x, y: place(n, np.outer(x, y)),
     rule=BatchRule.REDUCE,
     cost=100,
 )

@@ -40,12 +40,34 @@ defop(
     evaluate=lambda n, x: np.max(x, -1),
     cost=2,
 )
+
+
+def placed_type(shape: tuple[int, ...], attrs: dict[str, Any]) -> TensorType:
+    """A sum over rows of ``shape``; with ``at`` and ``shape``, that in zeros of a larger shape."""
+    at, whole = attrs.get("at", (0,) * len(shape)), attrs.get("shape", shape)
+    if len(at) != len(whole) or any(
+        not 0 <= a <= w - s for a, s, w in zip(at, shape, whole, strict=True)
+    ):
+        raise ValueError(f"{list(shape)} at {list(at)} leaves {list(whole)}")
+    return TensorType(FLOAT, whole, ONE)
+
+
+def place(node: Node, value: Any) -> Any:
+    """``value`` where ``node`` wants it, see ``placed_type``."""
+    at = dict(node.attrs).get("at")
+    if at is None:
+        return value
+    result = np.zeros(node.shape)
+    result[tuple(slice(a, a + s) for a, s in zip(at, value.shape, strict=True))] = value
+    return result
+
+
 # The sum over all rows of a domain: losses, and gradients of what is broadcast to rows.
 defop(
     "sum_rows",
-    infer=lambda types, attrs: TensorType(FLOAT, types[0].shape, ONE),
+    infer=lambda types, attrs: placed_type(types[0].shape, attrs),
     vjp=lambda n, d: (d,),
-    evaluate=lambda n, x: x,
+    evaluate=place,
     rule=BatchRule.REDUCE,
 )
 

@@ -1,4 +1,4 @@
-"""How a value that needs no computation of its own is read out of one that is stored (pass 6).
+"""How a value that needs no computation of its own is read out of one that is stored.
 
 Slices, gathers, lookups and sums over children are row maps and column offsets on a buffer, so they
 cost no pass over memory: the kernel that needs them reads through the map. ``insert_copies`` puts a
@@ -79,7 +79,16 @@ def is_view(node: Node) -> bool:
     """True where reading needs no kernel before it."""
     if node.op.name in ("slice", "concat"):
         return len(node.shape) == 1 and not (node.op.name == "concat" and node.attr("axis") != -1)
+    if node.op.name == "broadcast":
+        return restricts(node)
     return node.op.name in _VIEWS
+
+
+def restricts(node: Node) -> bool:
+    """True where a broadcast does no more than take the rows of one kind of vertex."""
+    (x,) = node.inputs
+    same = x.shape == node.shape and x.type.domain.base == node.type.domain.base
+    return same and x.type.domain != node.type.domain
 
 
 def is_leaf(node: Node) -> bool:
@@ -130,7 +139,7 @@ class Accesses:
             return [p for x in node.inputs for p in self.at(x, node)]
         if name == "slice":
             return _columns(self.pieces(node.inputs[0]), node.attr("start"), node.attr("stop"))
-        if name in ("reshape", "keep_axis", "push"):
+        if name in ("reshape", "keep_axis", "push", "broadcast"):
             return self.pieces(node.inputs[0])
         return self._compose(node)
 

@@ -1,4 +1,4 @@
-"""Pass 1: reverse-mode differentiation of the joint graph (Cavs, section 3.4; thesis 6.5.3).
+"""Reverse-mode differentiation of the joint graph (Cavs, section 3.4; thesis 6.5.3).
 
 The cycle of the recurrence is cut at the slots: the cotangent of what a vertex scatters is a
 ``gather_grad`` of a new backward slot, and the cotangents of the gathers feed that slot.

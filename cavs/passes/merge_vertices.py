@@ -1,4 +1,4 @@
-"""Pass 0: equal vertices of a batch are computed once.
+"""Equal vertices of a batch are computed once.
 
 The same word, phrase or subexpression stands in many graphs of a batch. If features and children
 are equal, so are the values, so the engine runs the distinct vertices only, as graphs with shared

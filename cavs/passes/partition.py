@@ -1,4 +1,4 @@
-"""Pass 5: what runs a task at a time, and what once over the whole batch (Cavs, section 3.5).
+"""What runs a task at a time, and what once over the whole batch (Cavs, section 3.5).
 
 A node is in a loop iff it depends on a gather of the structure and feeds its scatter. Eager nodes
 (no gather before them) and lazy ones (no scatter after them), so every parameter gradient, run once
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from cavs.ir import BatchRule, Graph, Node, Structure, toposort
 from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind, is_leaf, is_view
+from cavs.passes.unhoist import Unhoist
 
 CHEAP = 3  # operators up to this cost are recomputed rather than read again
 FEW = 3  # at most so many of them, from no more than two stored values
@@ -82,7 +83,11 @@ def loops_of(graph: Graph) -> dict[Node, Loop]:
 
 
 def _space(node: Node) -> tuple[str, int | None]:
+    """The rows that ``node`` runs over: its own, or those that it sums."""
     domain = node.type.domain
+    if node.op.rule is BatchRule.REDUCE:
+        found = [x.type.domain for x in node.inputs]
+        domain = max(found, key=lambda d: (d.rank, d.kind is not None))
     return ("rows", domain.kind) if domain.by_structure else (domain.base, None)
 
 
@@ -105,14 +110,16 @@ class _Partitioner:
             return behind(root)
         return [x for p in self.accesses.pieces(root) for x in behind(p.source)]
 
-    def sink(self, products: bool) -> None:
-        """Eager elementwise nodes that one loop alone reads move into it.
+    def unhoist(self) -> None:
+        """Everything that can be is run a task at a time, parameter gradients too."""
+        movable = {n for n in self.compute if is_elementwise(n) or n.op.name == "matmul"}
+        state = (self.graph, self.accesses, self.loop, self.reads, self.readers)
+        Unhoist(*state, _space, movable, self.roots).run()
 
-        With ``products`` matrix products do too, which is what batching without hoisting does.
-        """
+    def sink(self) -> None:
+        """Eager elementwise nodes that one loop alone reads move into it."""
         for n in reversed(self.compute):
-            movable = is_elementwise(n) or (products and n.op.name == "matmul")
-            if n in self.loop or not movable or not n.type.domain.by_structure:
+            if n in self.loop or not is_elementwise(n) or not n.type.domain.by_structure:
                 continue
             if n in self.roots or not self.readers[n]:
                 continue
@@ -137,6 +144,8 @@ class _Partitioner:
         kept: set[Node] = set(self.roots)
         clones: dict[Body, list[Node]] = defaultdict(list)
         for n in self.compute:
+            if any(r.op.rule is BatchRule.REDUCE and r in self.loop for r in self.readers[n]):
+                kept.add(n)  # read when all chunks of the task are done
             for body in dict.fromkeys(home[r] for r in self.readers[n] if home[r] is not home[n]):
                 readers = [r for r in self.readers[n] if home[r] is body]
                 plan = self._recompute(n, body, home, kept) if not body.reduction else None
@@ -270,10 +279,12 @@ def partition(
 ) -> Partition:
     """Splits ``graph`` (with copies inserted) into bodies by stage.
 
-    hoist: eager products run once for all rows; sink: elementwise nodes move into the loop that
-    reads them; recompute: cheap values are computed again instead of kept.
+    hoist: what can be is computed once for all rows; sink: elementwise nodes move into the loop
+    that reads them; recompute: cheap values are computed again instead of kept.
     """
     p = _Partitioner(graph, recompute)
-    if sink or not hoist:
-        p.sink(products=not hoist)
+    if not hoist:
+        p.unhoist()
+    elif sink:
+        p.sink()
     return p.place()

@@ -1,4 +1,4 @@
-"""Pass 2: algebraic simplification. Common subexpressions are one node already (interning).
+"""Algebraic simplification. Common subexpressions are one node already (interning).
 
 Also the shape rules that fusion and specialisation rely on: slices move towards the products they
 cut, cotangents of slices become concatenations, zeros vanish.
@@ -182,7 +182,8 @@ def _slice(node: Node, x: Node) -> Node | None:
             if low < high:
                 pieces.append(piece[low:high] if high - low < piece.shape[-1] else piece)
             at += piece.shape[-1]
-        return pieces[0] if len(pieces) == 1 else apply("concat", *pieces, axis=-1)
+        # The other pieces may have said which kind of vertices the rows are.
+        return _as(pieces[0] if len(pieces) == 1 else apply("concat", *pieces, axis=-1), node.type)
     if x.op.name == "pad":
         at = x.attr("start")
         size = x.inputs[0].shape[-1]

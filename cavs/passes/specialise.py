@@ -1,4 +1,4 @@
-"""Pass 3: partial evaluation of F for every kind of vertex that the data has.
+"""Partial evaluation of F for every kind of vertex that the data has.
 
 A kind is (has children or not, which optional features are present). Values that depend on either
 are computed per kind, where gathered zeros and absent inputs fold away: leaves never multiply by U,
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild
+from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild, users
 from cavs.passes.at_nth_child import USED
 from cavs.passes.simplify import simplify_node, zeros
 
@@ -56,14 +56,16 @@ def optional_features(graph: Graph) -> tuple[str, ...]:
 
 
 class _Specialiser:
-    def __init__(self, graph: Graph, kinds: Sequence[Kind]) -> None:
+    def __init__(self, graph: Graph, kinds: Sequence[Kind], products: bool) -> None:
         self.graph, self.kinds = graph, kinds
+        self.products = products
         self.optional = set(optional_features(graph))
         self.dependent: set[Node] = set()
         self.order = graph.nodes()
         for n in self.order:
             if n.type.domain.by_structure and self._depends(n):
                 self.dependent.add(n)
+        self.only_by_kind = self._only_by_kind()
         self.whole: dict[Node, Node] = {}
         self.kinded: dict[tuple[Node, int], Node | None] = {}
 
@@ -75,6 +77,21 @@ class _Specialiser:
         if n.op.name == "push":
             return False
         return any(x in self.dependent for x in n.inputs)
+
+    def _only_by_kind(self) -> set[Node]:
+        """Elementwise values (and products) that are the same for all kinds, but only they read."""
+        readers, roots = users(self.order), set(self.graph.roots())
+        found: set[Node] = set()
+        for n in reversed(self.order):
+            repeated = n.op.elementwise or n.op.name == "slice"
+            repeated |= self.products and n.op.name == "matmul"
+            if n in self.dependent or n in roots or not repeated:
+                continue
+            if n.type.domain.by_structure and all(
+                r in found or (r in self.dependent and r.op.name != "push") for r in readers[n]
+            ):
+                found.add(n)
+        return found
 
     def run(self) -> Graph:
         for n in self.order:  # inputs first, so no recursion is deep
@@ -132,12 +149,16 @@ class _Specialiser:
             new = apply("broadcast", new, shape=n.shape, domain=domain)
         return simplify_node(new)
 
-    def _restricted(self, x: Node, k: int) -> Node:
+    def _restricted(self, x: Node, k: int, inside: bool = False) -> Node:
         """A value that is the same for all kinds, typed for kind ``k`` where that costs nothing:
-        features, numbers, dropout masks. Others are read where they stand."""
-        if not x.type.domain.by_structure or not self._free(x):
+        features, numbers, dropout masks, and elementwise values that are read by kinds alone.
+        Others are read where they stand."""
+        if not x.type.domain.by_structure:
             return x
-        inputs = tuple(self._restricted(y, k) for y in x.inputs)
+        if not self._free(x):
+            at = x.type.domain.of_kind(k)
+            return apply("broadcast", x, shape=x.shape, domain=at) if inside else x
+        inputs = tuple(self._restricted(y, k, inside=True) for y in x.inputs)
         domain = x.type.domain.of_kind(k)
         attrs = dict(x.attrs)
         if "domain" in attrs:
@@ -147,9 +168,12 @@ class _Specialiser:
     def _free(self, x: Node) -> bool:
         if x.op.name == "feature":
             return True
-        return x.op.elementwise and all(
-            y.op.name == "constant" or (y.type.domain.by_structure and self._free(y))
-            for y in x.inputs
+        return x in self.only_by_kind or (
+            x.op.elementwise
+            and all(
+                y.op.name == "constant" or (y.type.domain.by_structure and self._free(y))
+                for y in x.inputs
+            )
         )
 
     def _absent(self, index: Node, kind: Kind) -> bool:
@@ -203,6 +227,9 @@ class _Specialiser:
         )
 
 
-def specialise(graph: Graph, kinds: Sequence[Kind]) -> Graph:
-    """Clones what depends on the kind of vertex for each of ``kinds``."""
-    return _Specialiser(graph, kinds).run()
+def specialise(graph: Graph, kinds: Sequence[Kind], products: bool = False) -> Graph:
+    """Clones what depends on the kind of vertex for each of ``kinds``.
+
+    products: and the products that kinds alone read, so that each can run in the task of its kind.
+    """
+    return _Specialiser(graph, kinds, products).run()

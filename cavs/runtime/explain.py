@@ -8,10 +8,11 @@ from typing import Any
 
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.compiler.program import Program, Stage
-from cavs.compiler.text import buffer_name, map_text, program_text, space_name
+from cavs.compiler.text import buffer_name, cuda_text, map_text, program_text, space_name
 from cavs.frontend.model import Model
 from cavs.ir import BatchRule, Node
 from cavs.passes.partition import Body
+from cavs.runtime.bound import fewest_tasks
 from cavs.runtime.session import BatchLike, Session
 
 
@@ -47,10 +48,10 @@ class BufferReport:
 class RunReport:
     """One run. Times in seconds; bytes as counted by the engine.
 
-    tasks: batch tasks with work in a loop; task_bound: levels with such work, which no schedule
-    can go below, since a vertex waits for its children. widths: vertices of every task of the
-    schedule. distinct: vertices that ran, one for all copies. kept_bytes: values made before the
-    first backward loop or gradient that it or what follows reads.
+    tasks: batch tasks with work in a loop; task_bound: no policy of batching needs fewer, see
+    `cavs.runtime.bound.fewest_tasks`. widths: vertices of every task of the schedule. distinct:
+    vertices that ran, one for all copies. kept_bytes: values made before the first backward loop
+    or gradient that it or what follows reads.
     """
 
     graphs: int
@@ -78,6 +79,7 @@ class Explanation:
     """The pipeline of a model for batches like one batch; ``str()`` of it is the report.
 
     stages: name and text after every pass. kernels: number of the instruction and its lines.
+    cuda: the same kernels as CUDA C, which nothing compiles yet.
     not_batched: what ran in more or smaller pieces than it might, and why.
     """
 
@@ -85,6 +87,7 @@ class Explanation:
     bodies: tuple[BodyReport, ...]
     program: str
     kernels: dict[int, tuple[str, ...]]
+    cuda: dict[int, str]
     buffers: tuple[BufferReport, ...]
     not_batched: tuple[str, ...] = ()
     run: RunReport | None = None
@@ -96,7 +99,8 @@ class Explanation:
         lines.append("== partition")
         for b in self.bodies:
             lines += [f"{b.when:5} {b.where}: {b.why}", f"      {_counted(b.nodes)}"]
-        lines += ["", "== program", self.program, "", "== buffers"]
+        lines += ["", "== program", self.program, "", "== cuda", *self.cuda.values()]
+        lines.append("== buffers")
         lines.append(f"{'name':24} {'role':8} {'rows':10} {'width':>6} {'stages':>9} {'bytes':>12}")
         lines += [
             f"{b.name:24} {b.role:8} {b.space:10} {b.width:6} {f'{b.first}-{b.last}':>9} "
@@ -119,7 +123,8 @@ def _run_lines(r: RunReport) -> list[str]:
     lines = [
         f"== one step: {r.graphs} graphs, {r.vertices} vertices ({r.distinct} distinct), "
         f"{r.edges} edges",
-        f"tasks {r.tasks} with work in a loop, at least {r.task_bound} (the depth of the batch)",
+        f"tasks {r.tasks} with work in a loop; no policy of batching needs fewer than "
+        f"{r.task_bound}",
         f"widths {min(r.widths, default=0)} to {max(r.widths, default=0)}, "
         f"mean {sum(r.widths) / max(len(r.widths), 1):.1f}",
     ]
@@ -303,6 +308,9 @@ def explain(
             for n, i in enumerate(program.instructions)
             if i.kind == "map"
         },
+        cuda={
+            n: cuda_text(program, n) for n, i in enumerate(program.instructions) if i.kind == "map"
+        },
         buffers=buffers,
         not_batched=_not_batched(compiled, schedule, session.passes),
         run=report,
@@ -325,7 +333,7 @@ def _ran(
         edges=int(topology.num_edges),
         distinct=int(schedule.batch.num_vertices),
         tasks=len(tasks),
-        task_bound=len({level for _, level, _, _ in tasks}),
+        task_bound=fewest_tasks(schedule, working),
         widths=tuple(r["widths"]),
         product_seconds=r["product_seconds"],
         map_seconds=r["map_seconds"],

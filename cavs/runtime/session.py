@@ -17,7 +17,7 @@ from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph, origin
-from cavs.passes.at_nth_child import multiplied_children, at_nth_child
+from cavs.passes.at_nth_child import at_nth_child, multiplied_children
 from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_schema, explain_range
@@ -93,6 +93,7 @@ class _Variant:
     distinguishing: tuple[str, ...] | None = None  # by which vertices differ; None: not merged
     child_numbers: int | None = None  # products at the first so many children; None: not decided
     kinds: tuple[int, ...] = ()
+    shared: bool | None = None  # edges outnumber vertices, in the first batch; None before it
     absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
     restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
@@ -223,6 +224,8 @@ class Session:
         schedule = source.schedule(variant.optional)
         check_arity(variant.traced, schedule.max_arity, batch)
         found = {k for k, _, _ in schedule.kinds}
+        if variant.shared is None:
+            variant.shared = schedule.batch.num_edges > schedule.batch.num_vertices
         if variant.executor is None or not found <= set(variant.kinds):
             self._compile(variant, found)
         assert variant.compiled is not None
@@ -328,6 +331,7 @@ class Session:
                 list(self.parameters),
                 training=variant.training,
                 merging=variant.distinguishing is not None,
+                shared=bool(variant.shared),
                 nth_shared=bool(variant.child_numbers),
                 passes=self.passes,
                 record=record,
@@ -354,6 +358,7 @@ class Session:
                     "child_numbers": v.child_numbers,
                     "absent": sorted(n for n, f in v.schema.items() if f.optional),
                     "kinds": [int(k) for k in v.kinds],
+                    "shared": v.shared,
                 }
                 for v in self._variants.values()
                 if v.traced is not None
@@ -372,6 +377,7 @@ class Session:
                     child_numbers=None if numbers is None else int(numbers),
                     absent=frozenset(str(n) for n in entry["absent"]),
                     restored=tuple(sorted(int(k) for k in entry["kinds"])),
+                    shared=entry.get("shared"),
                 )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the state of the session is {state!r}") from error

@@ -62,12 +62,16 @@ void each_buffer(const Instruction& in, F&& f) {
   }
 }
 
-Body make_body(const Program& p, int32_t stage, Space space, const std::vector<int32_t>& ids,
+Body make_body(const Program& p, int32_t stage, Space space, const std::vector<int32_t>& all,
                size_t element) {
   Body body;
   body.stage = stage;
   body.space = space;
-  body.instructions = ids;
+  const bool loop = p.stages[stage].kind == StageKind::kLoop;
+  for (int32_t id : all) {
+    (loop && is_global(p.instructions[id].kind) ? body.sums : body.instructions).push_back(id);
+  }
+  const std::vector<int32_t>& ids = body.instructions;
   std::vector<bool> seen(p.buffers.size(), false);
   size_t row_bytes = 1;
   bool products = false;
@@ -191,7 +195,9 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
     if (whole) a.zero_gradient[param] = false;
   };
   for (const Body& body : a.bodies) {
-    for (int32_t id : body.instructions) {
+    std::vector<int32_t> ids = body.instructions;
+    ids.insert(ids.end(), body.sums.begin(), body.sums.end());
+    for (int32_t id : ids) {
       const Instruction& in = p.instructions[id];
       if (in.kind == InstructionKind::kLookupGrad) touch(in.argument2, false);
       each_buffer(in, [&](int32_t buffer, bool out) {

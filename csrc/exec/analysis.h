@@ -21,6 +21,7 @@ struct Body {
   int32_t stage;
   Space space;  // of the rows; -1 for a global stage
   std::vector<int32_t> instructions;
+  std::vector<int32_t> sums;  // kLoop: over the rows of a task, after its instructions
   std::vector<ScratchUse> scratch;
   bool edges = false;      // some instruction runs over the edges of the rows
   int32_t chunk_rows = 1;  // rows whose values stay in the second-level cache

@@ -34,7 +34,12 @@ class Planner {
           for (int32_t i = 0; i < n; ++i) {
             const BatchTask& task = s_.tasks[stage.reversed ? n - 1 - i : i];
             const int32_t body = bodies[spaces_.kinds[task.kind]];
-            if (body >= 0) add_rows(body, task.rows);
+            if (body < 0) continue;
+            add_rows(body, task.rows);
+            for (int32_t sum : a_.bodies[body].sums) {
+              add_sum(sum, stage.reversed ? n - 1 - i : i,
+                      rows_of(sum, a_.bodies[body], task.rows));
+            }
           }
           break;
         }
@@ -92,8 +97,8 @@ class Planner {
   }
 
   void add_rows(int32_t id, RowRange rows) {
-    if (rows.size() == 0) return;
     const Body& body = a_.bodies[id];
+    if (rows.size() == 0 || body.instructions.empty()) return;
     double total = 0, largest = 0;
     for (int32_t i : body.instructions) {
       const double c = cost(i, rows_of(i, body, rows));
@@ -159,6 +164,20 @@ class Planner {
     return static_cast<int32_t>(begin + (end - begin) * i / of);
   }
 
+  // A sum over the rows of one task.
+  void add_sum(int32_t id, int32_t task, RowRange rows) {
+    if (rows.size() == 0) return;
+    const double c = cost(id, rows);
+    plan_.cost += c;
+    const bool serial = o_.threads == 1 || c < kSerialNs;
+    open(serial);
+    put_sum(id, serial ? 1 : pieces_of(c), task + 1);
+  }
+  int32_t pieces_of(double cost) const {
+    return static_cast<int32_t>(
+        std::clamp(cost / kGlobalNs, 1.0, o_.threads == 1 ? 1.0 : 2.0 * o_.threads));
+  }
+
   // This stage and those that may run beside it.
   void add_globals() {
     const int32_t first = stage_;
@@ -174,18 +193,14 @@ class Planner {
     for (int32_t s = first; s <= last; ++s) order_.push_back(s);
     std::stable_sort(order_.begin(), order_.end(),
                      [&](int32_t a, int32_t b) { return global_cost(a) > global_cost(b); });
-    for (int32_t s : order_) {
-      const int32_t pieces = static_cast<int32_t>(
-          std::clamp(global_cost(s) / kGlobalNs, 1.0, o_.threads == 1 ? 1.0 : 2.0 * o_.threads));
-      put_global(p_.stages[s].body[0], pieces);
-    }
+    for (int32_t s : order_) put_sum(p_.stages[s].body[0], pieces_of(global_cost(s)), 0);
     stage_ = last;
   }
   double global_cost(int32_t stage) const {
     const int32_t id = p_.stages[stage].body[0];
     return a_.costs[id].fixed + cost(id, spaces_.ranges[p_.instructions[id].space]);
   }
-  void put_global(int32_t id, int32_t pieces) {
+  void put_sum(int32_t id, int32_t pieces, int32_t task) {
     const Instruction& in = p_.instructions[id];
     if (in.kind == InstructionKind::kMatmulTN) {
       int32_t k = 0;
@@ -197,7 +212,7 @@ class Planner {
       for (int32_t i = 0; i < high; ++i) {
         for (int32_t j = 0; j < wide; ++j) {
           put({ItemKind::kTransposed, id, part(0, k, i, high), part(0, k, i + 1, high),
-               part(0, panels, j, wide), part(0, panels, j + 1, wide)});
+               part(0, panels, j, wide), part(0, panels, j + 1, wide), task});
         }
       }
     } else if (in.kind == InstructionKind::kSumRows) {
@@ -206,10 +221,10 @@ class Planner {
       const int32_t wide = std::min(lines, pieces);
       for (int32_t j = 0; j < wide; ++j) {
         put({ItemKind::kColumns, id, 0, 0, kLine * part(0, lines, j, wide),
-             std::min(in.out.width, kLine * part(0, lines, j + 1, wide))});
+             std::min(in.out.width, kLine * part(0, lines, j + 1, wide)), task});
       }
     } else {
-      for (int32_t j = 0; j < pieces; ++j) put({ItemKind::kSlots, id, 0, 0, j, pieces});
+      for (int32_t j = 0; j < pieces; ++j) put({ItemKind::kSlots, id, 0, 0, j, pieces, task});
     }
   }
 

@@ -26,6 +26,9 @@ struct Item {
   int32_t a = 0, b = 0, c = 0;
 };
 
+// A sum (kTransposed, kColumns, kSlots) with c > 0 is over the rows of task c - 1 alone, else over
+// all rows.
+
 // Items of one segment may run at once; a segment starts when the one before is done. A serial
 // segment runs its items in order on whichever thread comes first.
 struct Segment {

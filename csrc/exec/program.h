@@ -69,7 +69,7 @@ enum class InstructionKind : uint8_t {
   kCrossEntropy,      // out[r] = loss of logits inputs[0], labels int feature `argument`
   kCrossEntropyGrad,  // out[r] = softmax - onehot
   kCopy,              // out[r] = inputs[0](r)
-  // Over all rows of `space`, in stages of their own:
+  // Over all rows of `space` in stages of their own, or over those of each task in a loop:
   kMatmulTN,    // out[K, N] (+)= sum_r inputs[0..split)(r)^T inputs[split..)(r)
   kSumRows,     // out[0] (+)= sum_r inputs[0](r)
   kLookupGrad,  // sparse gradient of parameter `argument2`: rows by int feature `argument`, values
@@ -119,7 +119,8 @@ struct Weight {
 enum class StageKind : uint8_t {
   kRows,    // row-local instructions over all rows of one space (vertices and their edges), chunk
             // by chunk: every instruction of the stage runs on a chunk before the next chunk
-  kLoop,    // the batch tasks in order (or reversed), bodies[kind] for each
+  kLoop,    // the batch tasks in order (or reversed), bodies[kind] for each; sums into gradients
+            // stand behind the instructions of the rows, and run when all rows of a task are done
   kGlobal,  // one instruction over all rows
 };
 

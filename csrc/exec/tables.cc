@@ -1,5 +1,6 @@
 #include "exec/tables.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace cavs {
@@ -7,12 +8,9 @@ namespace cavs {
 std::vector<Table> make_tables(const Program& p, const std::vector<bool>& dense,
                                const std::vector<int64_t>& sizes) {
   std::vector<Table> tables;
-  // Instructions in the order they run.
-  for (const Stage& stage : p.stages) {
-    if (stage.kind != StageKind::kGlobal) continue;
-    const int32_t id = stage.body[0];
+  const auto add = [&](int32_t id, bool looped) {
     const Instruction& in = p.instructions[id];
-    if (in.kind != InstructionKind::kLookupGrad) continue;
+    if (in.kind != InstructionKind::kLookupGrad) return;
     Table* table = nullptr;
     for (Table& t : tables) {
       if (t.param == in.argument2) table = &t;
@@ -24,7 +22,14 @@ std::vector<Table> make_tables(const Program& p, const std::vector<bool>& dense,
       table->dense = dense[in.argument2];
       table->slot_of.assign(sizes[in.argument2] / table->width, -1);
     }
-    table->lookups.push_back({id, table->lookups.empty(), {}, {}});
+    table->lookups.push_back({id, table->lookups.empty() && !looped, looped, {}, {}, {}});
+  };
+  // Instructions in the order they run.
+  for (const Stage& stage : p.stages) {
+    if (stage.kind == StageKind::kGlobal) add(stage.body[0], false);
+    for (const std::vector<int32_t>& body : stage.bodies) {
+      for (int32_t id : body) add(id, true);
+    }
   }
   return tables;
 }
@@ -47,7 +52,14 @@ void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces
     });
   }
   const size_t slots = table.slots.size();
+  bool writes = false;
   for (Lookup& lookup : table.lookups) {
+    writes |= lookup.first;
+    if (lookup.looped) {
+      lookup.slot_of.assign(spaces.ranges[bound.instructions[lookup.instruction].space].end, -1);
+      each_row(lookup, [&](int32_t r, int32_t i) { lookup.slot_of[r] = table.slot_of[i]; });
+      continue;
+    }
     std::vector<int32_t>& offsets = lookup.offsets;
     offsets.assign(slots + 2, 0);
     // Counts go two places up, so that filling moves every start to where its end belongs.
@@ -62,7 +74,9 @@ void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces
     }
   }
   for (int32_t i : table.slots) table.slot_of[i] = -1;
-  if (!table.dense) table.values.reserve(slots * table.width * sizeof(T));
+  if (table.dense) return;
+  table.values.reserve(slots * table.width * sizeof(T));
+  if (!writes) std::fill_n(table.values.as<T>(), slots * table.width, T(0));
 }
 
 template <class T>
@@ -89,11 +103,29 @@ void run_lookup(const Table& table, const Lookup& lookup, const Source<T>& value
   }
 }
 
+template <class T>
+void run_lookup_of_task(const Table& table, const Lookup& lookup, const Source<T>& values,
+                        RowRange rows, int32_t part, int32_t parts, T* grad,
+                        const Kernels<T>& kernels) {
+  T* out = table.dense ? grad : table.values.as<T>();
+  for (int32_t r = rows.begin; r < rows.end; ++r) {
+    const int32_t slot = lookup.slot_of[r];
+    if (slot < 0 || slot % parts != part) continue;
+    const int64_t at = table.dense ? table.slots[slot] : slot;
+    kernels.sum_rows(values, r, r + 1, out + at * table.width, true);
+  }
+}
+
 template void bind_table(Table&, const BoundProgram<float>&, const Spaces&);
 template void bind_table(Table&, const BoundProgram<double>&, const Spaces&);
 template void run_lookup(const Table&, const Lookup&, const Source<float>&, int32_t, int32_t,
                          float*, const Kernels<float>&);
 template void run_lookup(const Table&, const Lookup&, const Source<double>&, int32_t, int32_t,
                          double*, const Kernels<double>&);
+
+template void run_lookup_of_task(const Table&, const Lookup&, const Source<float>&, RowRange,
+                                 int32_t, int32_t, float*, const Kernels<float>&);
+template void run_lookup_of_task(const Table&, const Lookup&, const Source<double>&, RowRange,
+                                 int32_t, int32_t, double*, const Kernels<double>&);
 
 }  // namespace cavs

@@ -14,8 +14,10 @@ namespace cavs {
 struct Lookup {
   int32_t instruction;
   bool first;                    // of its table: writes instead of adding
+  bool looped;                   // runs a task at a time
   std::vector<int32_t> offsets;  // slots + 1
   std::vector<int32_t> rows;
+  std::vector<int32_t> slot_of;  // looped: row -> slot, or -1
 };
 
 struct Table {
@@ -37,5 +39,10 @@ void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces
 template <class T>
 void run_lookup(const Table& table, const Lookup& lookup, const Source<T>& values, int32_t part,
                 int32_t parts, T* grad, const Kernels<T>& kernels);
+// As run_lookup, of `rows` alone; always adds.
+template <class T>
+void run_lookup_of_task(const Table& table, const Lookup& lookup, const Source<T>& values,
+                        RowRange rows, int32_t part, int32_t parts, T* grad,
+                        const Kernels<T>& kernels);
 
 }  // namespace cavs

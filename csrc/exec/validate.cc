@@ -5,32 +5,6 @@
 #include "exec/spaces.h"
 
 namespace cavs {
-
-std::string space_name(Space s) {
-  static const char* const kNames[] = {"one", "graph", "vertex", "edge"};
-  if (s < 0) return "space " + std::to_string(s);
-  if (s < kVertexKind0) return kNames[s];
-  return std::string(is_vertex(s) ? "vertex" : "edge") + " kind " + std::to_string(kind_of(s));
-}
-const char* array_name(Array a) {
-  static const char* const kNames[] = {"none",     "order",         "edge_order", "child",
-                                       "parent",   "nth_child",     "nth_edge",   "parent_if_nth",
-                                       "graph_of", "index_feature", "children",   "edges",
-                                       "out",      "graph_rows",    "nth_parents"};
-  return kNames[static_cast<int>(a)];
-}
-const char* instruction_name(InstructionKind k) {
-  static const char* const kNames[] = {
-      "matmul", "map",       "segment_max", "cross_entropy", "cross_entropy_grad",
-      "copy",   "matmul_tn", "sum_rows",    "lookup_grad"};
-  return kNames[static_cast<int>(k)];
-}
-const char* role_name(Role r) {
-  static const char* const kNames[] = {"arena",   "scratch", "param", "grad",
-                                       "feature", "ones",    "count"};
-  return kNames[static_cast<int>(r)];
-}
-
 namespace {
 
 constexpr int32_t kMostIndices = 1 << 16;  // features and parameters; bounds what a typo allocates
@@ -407,10 +381,24 @@ class Validator {
     }
   }
 
+  // Its terms come from one task after the other, so nothing of it may be overwritten or read yet,
+  // and what it reads must outlive the chunks of the task.
+  void check_sum_of_task(const Instruction& in) const {
+    if (in.kind != InstructionKind::kLookupGrad) {
+      need(in.accumulate && p_.buffers[in.out.buffer].role == Role::kGrad,
+           "is a sum in a loop that does not add into a gradient");
+    }
+    each_operand(in, [&](const Operand& o) {
+      need(p_.buffers[o.buffer].role != Role::kScratch,
+           "sums scratch buffer " + std::to_string(o.buffer) + " over the rows of a task");
+    });
+  }
+
   void check_body(const std::vector<int32_t>& body, Space space, int32_t number) {
     const Stage& stage = p_.stages[stage_];
     const bool global = stage.kind == StageKind::kGlobal;
     std::vector<int32_t> written;
+    bool sums = false;
     for (int32_t id : body) {
       label_ = stage.label.empty() ? "stage " + std::to_string(stage_) : stage.label;
       need(id >= 0 && id < static_cast<int32_t>(p_.instructions.size()),
@@ -419,19 +407,31 @@ class Validator {
       if (!in.label.empty()) label_ = in.label;
       need(!used_[id], "stands in two bodies");
       used_[id] = true;
-      need(is_global(in.kind) == global,
-           std::string(instruction_name(in.kind)) +
-               (global ? " in a global stage" : " needs a global stage of its own"));
+      const bool sum = is_global(in.kind);
+      if (stage.kind == StageKind::kLoop) {
+        need(sum || !sums, "stands behind a sum over the rows of the task");
+        sums |= sum;
+        if (sum) check_sum_of_task(in);
+      } else {
+        need(sum == global,
+             std::string(instruction_name(in.kind)) +
+                 (global ? " in a global stage" : " needs a global stage of its own, or a loop"));
+      }
       const bool own = in.space == space || (is_vertex(space) && in.space == edges_of(space));
       need(own || (global && space < 0),
            "runs over " + space_name(in.space) + " in a stage over " + space_name(space));
-      if (!global) each_out(in, [&](int32_t b) { written.push_back(b); });
-      each_operand(in, [&](const Operand& o) { check_live(o.buffer, number); });
+      if (!sum) each_out(in, [&](int32_t b) { written.push_back(b); });
+      each_operand(in, [&](const Operand& o) {
+        need(stage.kind != StageKind::kLoop || p_.buffers[o.buffer].role != Role::kGrad,
+             "reads gradient " + std::to_string(p_.buffers[o.buffer].index) + " in a loop");
+        check_live(o.buffer, number);
+      });
       each_out(in, [&](int32_t b) { check_live(b, number); });
     }
     // Another chunk may not have written its rows yet, or not in time.
     for (int32_t id : body) {
       const Instruction& in = p_.instructions[id];
+      if (is_global(in.kind)) continue;
       each_operand(in, [&](const Operand& o) {
         const bool scratch = p_.buffers[o.buffer].role == Role::kScratch;
         bool same_stage = stage.kind == StageKind::kRows && space != kOneSpace;

@@ -194,10 +194,20 @@ static void cut(const Source<T>* sources, int32_t count, int64_t begin, int64_t 
 }
 
 template <class T>
+RowRange Worker<T>::rows_of(const Item& sum) const {
+  const Space space = own_.instructions[sum.id].space;
+  if (sum.c == 0) return c_.spaces->ranges[space];
+  const RowRange rows = c_.schedule->tasks[sum.c - 1].rows;
+  if (is_vertex(space)) return rows;
+  const std::vector<int32_t>& offsets = c_.schedule->edge_offsets;
+  return {offsets[rows.begin], offsets[rows.end]};
+}
+
+template <class T>
 void Worker<T>::run_transposed(const Item& item) {
   const Bound<T>& b = own_.instructions[item.id];
   const Source<T>* sources = own_.sources.data() + b.first;
-  const RowRange rows = c_.spaces->ranges[b.space];
+  const RowRange rows = rows_of(item);
   const int64_t n0 = int64_t{item.a} * c_.kernels->panel;
   const int64_t n1 = std::min(b.n, int64_t{item.b} * c_.kernels->panel);
   T* out = b.out + item.r0 * b.stride;
@@ -219,7 +229,7 @@ template <class T>
 void Worker<T>::run_columns(const Item& item) {
   constexpr int64_t kBlock = 256;
   const Bound<T>& b = own_.instructions[item.id];
-  const RowRange rows = c_.spaces->ranges[b.space];
+  const RowRange rows = rows_of(item);
   Source<T> source = own_.sources[b.first];
   source.data += item.a;
   source.width = item.b - item.a;
@@ -237,8 +247,13 @@ void Worker<T>::run_slots(const Item& item) {
   for (const Table& table : c_.tables) {
     for (const Lookup& lookup : table.lookups) {
       if (lookup.instruction != item.id) continue;
-      run_lookup(table, lookup, own_.sources[own_.instructions[item.id].first], item.a, item.b,
-                 c_.grads[table.param], *c_.kernels);
+      const Source<T>& values = own_.sources[own_.instructions[item.id].first];
+      T* grad = c_.grads[table.param];
+      if (item.c == 0) {
+        run_lookup(table, lookup, values, item.a, item.b, grad, *c_.kernels);
+      } else {
+        run_lookup_of_task(table, lookup, values, rows_of(item), item.a, item.b, grad, *c_.kernels);
+      }
     }
   }
 }

@@ -55,6 +55,7 @@ class Worker {
   void run_transposed(const Item& item);
   void run_columns(const Item& item);
   void run_slots(const Item& item);
+  RowRange rows_of(const Item& sum) const;
   void pack(const Item& item);
   int64_t panels(int64_t n) const { return (n + c_.kernels->panel - 1) / c_.kernels->panel; }
 

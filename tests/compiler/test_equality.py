@@ -14,7 +14,7 @@ import cavs
 from cavs.compiler.pipeline import Passes
 from cavs.runtime import session as session_module
 from tests.oracle import assert_close, loss_of, reference
-from tests.random_cells import batches, models, traced_parameters
+from tests.random_cells import batches, graph_of, models, traced_parameters
 
 FLOAT64, FLOAT32 = 1e-9, 1e-4
 ALL_ON = Passes(**dict.fromkeys(vars(Passes()), True))
@@ -71,6 +71,26 @@ def test_each_pass_can_be_switched_off(model, batch, name):
 def test_all_passes_off(model, batch):
     off = Passes(**dict.fromkeys(vars(Passes()), False))
     compare(model, batch, FLOAT64, passes=off)
+
+
+@settings(max_examples=60)
+@given(models(), st.integers(0, 2**31), st.booleans())
+def test_children_of_many_parents(model, seed, specialise):
+    rng = np.random.default_rng(seed)
+    graphs = []
+    for n in rng.integers(6, 12, 3):
+        children = [rng.choice(v, min(v, 4), replace=False).tolist() for v in range(n)]
+        graphs.append(graph_of(children, rng))
+    batch = cavs.batch(graphs)
+    assert batch.num_edges > batch.num_vertices
+    compare(model, batch, FLOAT64, passes=Passes(specialise=specialise))
+
+
+@settings(max_examples=60)
+@given(models(), batches(), st.booleans(), st.booleans())
+def test_gradients_summed_a_task_at_a_time(model, batch, specialise, serial):
+    passes = Passes(partition=False, specialise=specialise)
+    compare(model, batch, FLOAT64, passes=passes, serial=serial)
 
 
 @settings(max_examples=40)

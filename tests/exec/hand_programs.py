@@ -114,13 +114,15 @@ class TreeRnn:
     """h = tanh(x[token] W + sum of children's h U + b), loss = sum of <h, v>, with backward.
 
     Parameters: table (V, D), W (D, H), U (H, H), b (H,), v (H,). Int feature 0: token.
-    With `dense`, x is float feature 0 instead of a row of the table.
+    With `dense`, x is float feature 0 instead of a row of the table. With `looped`, gradients are
+    summed a task at a time.
     """
 
     vocabulary: int = 11
     d: int = 7
     h: int = 5
     dense: bool = False
+    looped: bool = False
     dtype: type = np.float64
     program: object = None
     h_out: int = -1
@@ -140,14 +142,15 @@ class TreeRnn:
         gw, gu = m.buffer("grad", width=h, index=1), m.buffer("grad", width=h, index=2)
         gb, gv = m.buffer("grad", width=h, index=3), m.buffer("grad", width=h, index=4)
         wx = m.buffer("arena", VERTEX, h, first=0, last=1)
-        state = m.buffer("arena", VERTEX, h, first=1, last=9)
+        last = 4 if self.looped else 9 if self.dense else 10
+        state = m.buffer("arena", VERTEX, h, first=1, last=last)
         pre = m.buffer("scratch", INNER, h)
         losses = m.buffer("arena", VERTEX, 1, first=2, last=3)
         loss = m.buffer("arena", ONE, 1, first=3, last=3)
-        dpre = m.buffer("arena", VERTEX, h, first=4, last=9)
+        dpre = m.buffer("arena", VERTEX, h, first=4, last=last)
         ds = m.buffer("scratch", INNER, h)
         de = m.buffer("arena", EDGE, h, first=4, last=4)
-        dx = m.buffer("arena", VERTEX, d, first=9, last=9 if self.dense else 10)
+        dx = m.buffer("arena", VERTEX, d, first=4, last=last)
         w = m.weight(d, h, [(1, 0, h, 1, d, h, 0, 0)])
         u = m.weight(h, h, [(2, 0, h, 1, h, h, 0, 0)])
         wt = m.weight(h, d, [(1, 0, 1, h, h, d, 0, 0)])
@@ -206,57 +209,56 @@ class TreeRnn:
                 label="cell'",
             )
 
-        m.loop(
-            [
-                [backward(LEAF)],
-                [
-                    backward(INNER),
-                    m.matmul(INNER, [self_(dpre, h)], ut, self_(ds, h), label="dpre Ut"),
-                    m.op("copy", INNER_EDGE, inputs=[index(ds, h, "parent")], out=self_(de, h)),
-                ],
-            ],
-            reversed=True,
-            label="backward",
-        )
-        m.global_(
-            m.op(
-                "matmul_tn",
-                VERTEX,
-                inputs=[read_x, self_(dpre, h)],
-                split=1,
-                out=self_(gw, h),
-                label="dW",
-            )
-        )
-        m.global_(
-            m.op(
-                "matmul_tn",
-                INNER,
-                inputs=[segment(state, h, "children"), self_(dpre, h)],
-                split=1,
-                out=self_(gu, h),
-                label="dU",
-            )
-        )
-        m.global_(m.op("sum_rows", VERTEX, inputs=[self_(dpre, h)], out=self_(gb, h)))
-        m.global_(
-            m.op("sum_rows", VERTEX, inputs=[self_(state, h)], out=self_(gv, h), accumulate=True)
-        )
-        m.rows(VERTEX, [m.matmul(VERTEX, [self_(dpre, h)], wt, self_(dx, d), label="dx")])
-        if self.dense:
-            self.program = m.finish(loss, [state])
-        else:
-            m.global_(
-                m.op(
-                    "lookup_grad",
-                    VERTEX,
-                    inputs=[self_(dx, d)],
-                    argument=0,
-                    argument2=0,
-                    label="dtable",
+        def inputs(space):
+            return [m.matmul(space, [self_(dpre, h)], wt, self_(dx, d), label="dx")]
+
+        def sums(space, accumulate):
+            """Gradients over the rows of ``space``: in stages of their own, or in the loop."""
+            product = dict(split=1, accumulate=accumulate)
+            both = [read_x, self_(dpre, h)]
+            made = [m.op("matmul_tn", space, inputs=both, out=self_(gw, h), label="dW", **product)]
+            for value, out in ((dpre, gb), (state, gv)):
+                made.append(
+                    m.op(
+                        "sum_rows",
+                        space,
+                        inputs=[self_(value, h)],
+                        out=self_(out, h),
+                        accumulate=accumulate or out == gv,
+                    )
                 )
-            )
-            self.program = m.finish(loss, [state])
+            if space != LEAF:
+                of_children = [segment(state, h, "children"), self_(dpre, h)]
+                made.append(
+                    m.op(
+                        "matmul_tn",
+                        INNER,
+                        inputs=of_children,
+                        out=self_(gu, h),
+                        label="dU",
+                        **product,
+                    )
+                )
+            if not self.dense:
+                table = dict(argument=0, argument2=0, label="dtable")
+                made.append(m.op("lookup_grad", space, inputs=[self_(dx, d)], **table))
+            return made
+
+        leaf_body = [backward(LEAF)]
+        inner_body = [
+            backward(INNER),
+            m.matmul(INNER, [self_(dpre, h)], ut, self_(ds, h), label="dpre Ut"),
+            m.op("copy", INNER_EDGE, inputs=[index(ds, h, "parent")], out=self_(de, h)),
+        ]
+        if self.looped:
+            leaf_body += inputs(LEAF) + sums(LEAF, True)
+            inner_body += inputs(INNER) + sums(INNER, True)
+        m.loop([leaf_body, inner_body], reversed=True, label="backward")
+        if not self.looped:
+            m.rows(VERTEX, inputs(VERTEX))
+            for instruction in sums(VERTEX, False):
+                m.global_(instruction)
+        self.program = m.finish(loss, [state])
         self.h_out = state
 
     def executor(self):

@@ -6,6 +6,7 @@ from hand_programs import (
     EDGE,
     GRAPH,
     INNER,
+    ONE,
     VERTEX,
     Hand,
     TreeRnn,
@@ -174,6 +175,44 @@ def test_stages_and_lifetimes():
         m = Hand()
         m.buffer("feature", VERTEX, 2)
         m.finish(loss=0)
+
+
+def test_sums_in_a_loop():
+    def program(out="grad", read="arena", accumulate=True, behind=False, reads_gradient=False):
+        m = Hand()
+        h = m.buffer(read, INNER, 2, first=0, last=0)
+        g = m.buffer(out, ONE, 2, first=0, last=0)
+        fill = m.map(INNER, [], [("constant", 0, 0, 0, 0, 1.0)], [(h, 0)], 2, label="fill")
+        total = m.op(
+            "sum_rows",
+            INNER,
+            inputs=[self_(h, 2)],
+            out=self_(g, 2),
+            accumulate=accumulate,
+            label="sum",
+        )
+        loads = [one(g, 2)] if reads_gradient else [self_(h, 2)]
+        late = m.map(INNER, loads, [("neg", 1, 0, 0, 0)], [(h, 1)], 2, label="late")
+        m.loop(
+            [[], [fill, *([late] if reads_gradient else []), total, *([late] if behind else [])]]
+        )
+        return m.finish()
+
+    program()
+    with pytest.raises(
+        ValueError, match=r"\[sum\] is a sum in a loop that does not add into a grad"
+    ):
+        program(accumulate=False)
+    with pytest.raises(
+        ValueError, match=r"\[sum\] is a sum in a loop that does not add into a grad"
+    ):
+        program(out="arena")
+    with pytest.raises(ValueError, match=r"\[sum\] sums scratch buffer 0 over the rows of a task"):
+        program(read="scratch")
+    with pytest.raises(ValueError, match=r"\[late\] stands behind a sum over the rows of the task"):
+        program(behind=True)
+    with pytest.raises(ValueError, match=r"\[late\] reads gradient 0 in a loop"):
+        program(reads_gradient=True)
 
 
 def test_parameters():

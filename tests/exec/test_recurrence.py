@@ -52,10 +52,11 @@ def check(cell, executor, graphs, rng, tolerance):
 
 @pytest.mark.parametrize("case", ["one", "isolated", "chain", "dags", "wide", "flat"])
 @pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("serial", [False, True])
-def test_against_recursion(case, dense, serial, threads):
+def test_against_recursion(case, dense, looped, serial, threads):
     rng = np.random.default_rng(3)
-    cell = TreeRnn(dense=dense)
+    cell = TreeRnn(dense=dense, looped=looped)
     executor = cell.executor()
     executor.set_serial(serial)
     check(cell, executor, graphs_for(case, rng), rng, 1e-10)

@@ -267,6 +267,4 @@ def test_any_program(data: st.DataObject) -> None:
     added = case.eps * (inner / 4) * np.abs(reg).sum(-1).max(initial=0.0)
     for out, value, is_sum in checks:
         bound = 300 * scale * case.eps + (added if is_sum else 0.0)
-        np.testing.assert_allclose(
-            out.check(), value.reshape(out.view.shape), rtol=0, atol=bound
-        )
+        np.testing.assert_allclose(out.check(), value.reshape(out.view.shape), rtol=0, atol=bound)

@@ -2,68 +2,30 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
 import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes, compile_graph
-from cavs.frontend.batch import Feature
 from cavs.frontend.model import trace_model
 from cavs.ir import Graph, apply, constant
-from cavs.ir.printer import number, print_graph, print_node
+from cavs.ir.printer import print_graph
 from cavs.passes.differentiate import differentiate
-from cavs.passes.merge_products import merge_products
 from cavs.passes.simplify import simplify
 from cavs.passes.specialise import Kind, specialise
+from tests.passes.graphs import (
+    INNER,
+    LEAF,
+    SCHEMA,
+    by_kind,
+    compiled,
+    equations,
+    simplified,
+    traced,
+    value,
+)
 from tests.runtime.trees import Classifier, treebank
-
-SCHEMA = {
-    "token": Feature("vertex", "int", (), True),
-    "a": Feature("vertex", "float", (6,)),
-    "b": Feature("vertex", "float", (6,)),
-    "label": Feature("vertex", "int"),
-}
-LEAF, INNER = 2, 1  # keys of kinds: a word and no children; children and no word
-
-
-def equations(graph, op=None, kind=None):
-    """Equations without names and lines, of one operator or kind of vertex."""
-    names = number(graph)
-    lines = []
-    for n in graph.nodes():
-        if (op is None or n.op.name == op) and (kind is None or n.type.domain.kind == kind):
-            named = {x: x.attr("parameter").name for x in n.inputs if x.op.name == "parameter"}
-            lines.append(print_node(n, {**names, **named}).split(" = ", 1)[1])
-    return lines
-
-
-def traced(cell=None, training=True, rate=0.0):
-    model = Classifier(cell, rate=rate)
-    return simplify(trace_model(model, SCHEMA, training=training))
-
-
-def by_kind(cell=None, training=True):
-    graph = traced(cell)
-    if training:
-        graph = simplify(differentiate(graph))
-    return simplify(specialise(graph, [Kind.of(k, ("token",)) for k in (INNER, LEAF)]))
-
-
-def value(name):
-    """A feature as a value: rows of 6 floats."""
-    where = {"dtype": "f32", "shape": (6,), "optional": False}
-    from cavs.ir import VERTEX
-
-    return apply("feature", name=name, domain=VERTEX, **where)
-
-
-def simplified(node):
-    """What one value becomes."""
-    return simplify(Graph({"y": node})).outputs["y"]
-
 
 # ---- simplify ----
 
@@ -182,48 +144,53 @@ def test_values_of_both_kinds_meet_in_a_merge():
     assert output.endswith("f32[5]@vertex")  # around the structure all kinds are one
 
 
-# ---- merge products ----
+def test_what_kinds_alone_read_is_computed_by_kind():
+    class Everywhere(Classifier):
+        def forward(self, batch):
+            return self.output(self.tree(batch.graph, x=ops.sigmoid(batch["a"])))
 
-
-def test_products_of_one_input_become_one():
-    class Two(cavs.VertexFunction):
-        def __init__(self):
-            self.state = cavs.State(h=6)
-            self.W, self.V = (cavs.Parameter((8, 6)) for _ in range(2))
-
-        def vertex(self, v):
-            x = v.pull("x")
-            h = ops.tanh(x @ self.W) * ops.sigmoid(x @ self.V) + v.gather().h.sum()
-            v.scatter(h=h)
-            v.push(h)
-
-    before = traced(Two())
-    after = simplify(merge_products(before))
-    widths = [re.search(r"f32\[(\d+)\]", x)[1] for x in equations(after, "matmul")]
-    assert len(equations(before, "matmul")) == 3 and sorted(widths) == ["12", "5"]
-
-
-def test_a_sum_of_products_becomes_one_longer_product():
-    a = value("a")
-    W, V = cavs.Parameter((6, 4)), cavs.Parameter((6, 4))
-    y = Graph({"y": a @ W + value("b") @ V})
-    (product,) = equations(simplify(merge_products(y)), "matmul")
-    assert product.endswith("f32[4]@vertex")
-    joined = simplify(merge_products(y)).outputs["y"]
-    assert joined.op.name == "matmul" and joined.inputs[0].shape == (12,)
-    assert len(equations(y, "matmul")) == 2
+    graph = simplify(trace_model(Everywhere(nn.GRU(6, 6)), SCHEMA, training=False))
+    found = simplify(specialise(graph, [Kind.of(k, ()) for k in (0, 1)]))
+    assert len(equations(found, "matmul", kind=None)) == 2 + 2  # W, output; U and U_n of kind 1
+    assert equations(found, "sigmoid")[0].endswith("@vertex")  # a product reads it whole
+    sums = [x for x in equations(found, "add") if "tree.b" in x or "slice" in x]
+    assert not any(x.endswith("@vertex") for x in sums)
+    biased = [n for n in found.nodes() if n.op.name == "add" and n.type.domain.kind is None]
+    assert [n.shape for n in biased] == [(5,)]  # of the output layer
 
 
 # ---- partition, lifetimes ----
 
 
-def compiled(cell=None, passes=None, training=True, kinds=(INNER, LEAF)):
-    model = Classifier(cell)
-    graph = trace_model(model, SCHEMA, training=training)
-    names = list(model.parameters())
-    return compile_graph(
-        graph, kinds, names, training=training, passes=passes or Passes(), record=True
-    )
+@pytest.mark.parametrize("kinds", [(INNER, LEAF), (INNER, LEAF, INNER + LEAF)])
+@pytest.mark.parametrize("cell", [nn.BinaryTreeLSTM, nn.ChildSumTreeLSTM, nn.TreeGRU])
+def test_without_partition_every_gradient_of_the_cell_is_summed_in_the_loop(cell, kinds):
+    def outside(passes):
+        program = compiled(cell(8, 6), passes, kinds=kinds).program
+        inside = {i for s in program.stages for body in s.bodies for i in body}
+        sums = ("matmul_tn", "sum_rows", "lookup_grad")
+        labels = [
+            i.label
+            for n, i in enumerate(program.instructions)
+            if i.kind in sums and n not in inside
+        ]
+        return {x for x in labels if x.split()[-1].startswith(("tree.", "embedding."))}
+
+    assert outside(Passes(partition=False)) == set()
+    assert len(outside(Passes())) >= 4
+
+
+def test_without_partition_inputs_are_multiplied_in_the_loop():
+    kinds = (LEAF, INNER + LEAF)  # a word everywhere: one product for all, were it hoisted
+    for on, expected in ((True, 0), (False, 1)):
+        program = compiled(nn.LSTM(8, 6), Passes(partition=on), kinds=kinds).program
+        (forward,) = [s for s in program.stages if s.kind == "loop" and not s.reversed]
+        ids = [i for body in forward.bodies for i in body]
+        weights = [
+            program.instructions[i].weight for i in ids if program.instructions[i].weight >= 0
+        ]
+        names = [program.parameters[program.weights[w].pieces[0][0]] for w in weights]
+        assert names.count("tree.W") == expected
 
 
 def test_one_parameter_gradient_a_kind_over_the_whole_batch():

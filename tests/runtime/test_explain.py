@@ -17,13 +17,14 @@ def explained():
 
 
 def test_every_stage_has_its_text(explained):
-    names = ["trace", "differentiate", "simplify", "specialise", "merge_products", "insert_copies"]
+    names = ["trace", "differentiate", "simplify", "specialise", "trim"]
+    names += ["merge_products", "insert_copies"]
     assert [name for name, _ in explained.stages] == names
     text = dict(explained.stages)
     assert "grad:" not in text["trace"] and "return grad:tree.U" in text["differentiate"]
     assert "vertex.0" in text["specialise"] and "vertex.0" not in text["simplify"]
     printed = str(explained)
-    for part in (*names, "partition", "program", "buffers", "one step", "not batched"):
+    for part in (*names, "partition", "program", "cuda", "buffers", "one step", "not batched"):
         assert f"== {part}" in printed
 
 
@@ -49,6 +50,8 @@ def test_kernels_are_expressions(explained):
     assert any("sigmoid(" in x and "tree.b[" in x for x in lines)
     assert any("sum(" in x and "of each parent of its child 0)" in x for x in lines)
     assert all(x.count("(") == x.count(")") for x in lines)
+    assert explained.cuda.keys() == explained.kernels.keys()
+    assert all("__global__ void map_" in x and x in str(explained) for x in explained.cuda.values())
     stages = [x for x in text.splitlines() if x.startswith("stage ")]
     assert any("loop" in x and "tasks in reverse" in x for x in stages)
 
@@ -85,7 +88,7 @@ def test_what_was_not_batched():
     both = cavs.batch([chain, graph(chain_lists(9), rng, absent=lambda kids: False)])
     mixed = cavs.explain(Classifier(nn.LSTM(8, 6)), both)
     assert any("levels run as several tasks" in x for x in mixed.not_batched)
-    assert mixed.run.tasks == 2 * mixed.run.task_bound
+    assert mixed.run.tasks == mixed.run.task_bound == 18  # two chains of 9, of different kinds
     assert any("computed again" in x for x in mixed.not_batched)
     off = cavs.explain(Classifier(nn.LSTM(8, 6)), both, passes=Passes(specialise=False), run=False)
     assert "passes switched off: specialise" in off.not_batched

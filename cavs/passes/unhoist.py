@@ -1,0 +1,104 @@
+"""What batching without eager and lazy operators does: the switch ``partition`` turned off.
+
+Whatever can be computed a task at a time is: products of inputs in the loop that reads them, and
+parameter gradients in the loop that makes their cotangents, summed task by task. Slower on
+purpose; it shows what hoisting is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cavs.ir import BatchRule, Graph, Node
+from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind
+
+if TYPE_CHECKING:
+    from cavs.passes.partition import Loop
+
+_RECURRENT = ("child", "children", "nth_child", "out", "nth_parents")  # how a slot is read
+
+
+@dataclass
+class Unhoist:
+    """Moves nodes into loops. loop: of every node in one, changed in place; reads, readers: between
+    computed nodes; space: the rows a node runs over; movable: what may run in a body of rows;
+    roots: what slots and outputs hold."""
+
+    graph: Graph
+    accesses: Accesses
+    loop: dict[Node, Loop]
+    reads: dict[Node, list[Node]]
+    readers: dict[Node, list[Node]]
+    space: Callable[[Node], tuple[str, int | None]]
+    movable: set[Node]
+    roots: set[Node]
+
+    def run(self) -> None:
+        """Eager nodes first, readers before what they read; then lazy ones, the other way round."""
+        order = list(self.reads)
+        for n in reversed(order):
+            loops = {self.loop.get(r) for r in self.readers[n]}
+            if self._may_move(n) and len(loops) == 1 and None not in loops:
+                (loop,) = loops
+                if loop is not None and all(self._beside(n, r) for r in self.readers[n]):
+                    self.loop[n] = loop
+        terms = self._gradient_terms()
+        for n in order:
+            if n not in terms and not self._may_move(n):
+                continue
+            for loop in dict.fromkeys(self.loop[x] for x in self.reads[n] if x in self.loop):
+                wanted = loop.backward or n.op.name == "matmul"
+                if wanted and all(self._available(x, n, loop) for x in self.reads[n]):
+                    self.loop[n] = loop
+                    break
+
+    def _may_move(self, n: Node) -> bool:
+        return (
+            n not in self.loop
+            and n in self.movable
+            and n.type.domain.by_structure
+            and n not in self.roots
+        )
+
+    def _gradient_terms(self) -> set[Node]:
+        """Sums over rows that are the term of one gradient and nothing else."""
+        terms = [n for key, n in self.graph.outputs.items() if key.startswith("grad:")]
+        return {
+            n
+            for n in terms
+            if n.op.rule is BatchRule.REDUCE and terms.count(n) == 1 and not self.readers.get(n)
+        }
+
+    def _beside(self, x: Node, reader: Node) -> bool:
+        """In one loop ``reader`` finds ``x`` made: by its own task, or by those before it."""
+        for _, pieces in self.accesses.operands(reader):
+            for p in pieces:
+                if x not in behind(p.source) or p.array in _RECURRENT:
+                    continue
+                if p.source is not x or p.array not in LOCAL_ARRAYS:
+                    return False
+                if self.space(x) != self.space(reader):
+                    return False
+        return True
+
+    def _available(self, x: Node, reader: Node, loop: Loop) -> bool:
+        if self.loop.get(x) is loop:
+            return self._beside(x, reader)
+        return not self._depends(x, loop)
+
+    def _depends(self, x: Node, loop: Loop) -> bool:
+        """``x`` is there only after ``loop``."""
+        stack, seen = [x], {x}
+        while stack:
+            n = stack.pop()
+            at = self.loop.get(n)
+            if at is loop:
+                return True
+            together = [n] if at is None else [m for m, of in self.loop.items() if of is at]
+            for y in (y for m in together for y in self.reads.get(m, ())):
+                if y not in seen:
+                    seen.add(y)
+                    stack.append(y)
+        return False
