@@ -20,7 +20,7 @@ constexpr size_t kSmallArena = 256 << 10;  // fits the cache unpacked
 constexpr int64_t kPieceElements = 1 << 15;
 // Gradients and parameters that fit the caches travel between those of two threads in every step:
 // a step that computes less than this for each element is slower on two.
-constexpr double kTravelNs = 2;
+constexpr double kTravelNs = 4;
 constexpr int64_t kCachedElements = 1 << 20;
 constexpr int32_t kWaitSpins = 256;  // some microseconds
 
