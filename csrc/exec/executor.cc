@@ -18,6 +18,10 @@ namespace {
 constexpr double kParallelNs = 30000;      // a shorter run stays on one thread
 constexpr size_t kSmallArena = 256 << 10;  // fits the cache unpacked
 constexpr int64_t kPieceElements = 1 << 15;
+// Gradients and parameters that fit the caches travel between those of two threads in every step:
+// a step that computes less than this for each element is slower on two.
+constexpr double kTravelNs = 4;
+constexpr int64_t kCachedElements = 1 << 20;
 constexpr int32_t kWaitSpins = 256;  // some microseconds
 
 void pause() {
@@ -77,6 +81,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
       elements += (context_.sizes[i] + kLine - 1) / kLine * kLine + kLine;
     }
   }
+  small_gradients_ = elements <= kCachedElements ? elements : 0;
   gradients_.reserve(elements * sizeof(T));
   for (size_t i = 0; i < parameters.size(); ++i) {
     context_.grads.push_back(analysis_.dense_gradient[i] ? gradients_.as<T>() + at[i] : nullptr);
@@ -130,7 +135,8 @@ void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule
   resolve_spaces(*program_, *schedule, spaces_);
   const PlanOptions options{threads, kernels_.panel, serial_};
   make_plan(*program_, analysis_, *schedule, spaces_, options, plan_);
-  if (threads > 1 && plan_.cost < kParallelNs) {
+  alone_ = threads == 1 || plan_.cost < kTravelNs * static_cast<double>(small_gradients_);
+  if (threads > 1 && (alone_ || plan_.cost < kParallelNs)) {
     make_plan(*program_, analysis_, *schedule, spaces_, {1, kernels_.panel, false}, plan_);
   }
   lay_out();
@@ -304,7 +310,7 @@ void Executor<T>::walk(int32_t thread, int32_t threads) {
 
 template <class T>
 double Executor<T>::execute() {
-  bool shared = prologue_.size() > 4;
+  bool shared = prologue_.size() > 4 && !alone_;
   for (const Segment& s : plan_.segments) shared |= !s.serial;
   const int32_t threads = shared && !serial_ ? thread_pool().num_threads() : 1;
   while (static_cast<int32_t>(workers_.size()) < threads) {

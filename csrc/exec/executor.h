@@ -126,6 +126,7 @@ class Executor {
   Plan plan_;
   std::vector<Item> prologue_;
   int32_t planned_threads_ = 0;
+  bool alone_ = false;  // run and update stay on the calling thread
   size_t arena_needed_ = 0, peak_ = 0;
   int32_t scratch_edges_ = -1;
   bool ran_ = false;
@@ -135,6 +136,7 @@ class Executor {
   std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights
   std::vector<double> partial_;
   Counters counters_;
+  int64_t small_gradients_ = 0;  // elements of dense gradients, 0 if caches cannot hold them
   bool serial_ = false;
   std::vector<double> stage_seconds_;
   double pack_seconds_ = 0;

@@ -75,7 +75,7 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
 
   std::vector<Stretch> work;
   stretches(context_, update.trainable, work);
-  const int32_t threads = serial_ ? 1 : thread_pool().num_threads();
+  const int32_t threads = alone_ ? 1 : thread_pool().num_threads();
   const auto pieces = static_cast<int64_t>(work.size());
   partial_.assign(work.size(), 0);
   for_each_piece(pieces, threads, [&](int64_t i) {
