@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes, compile_graph
+from cavs.config import set_num_threads
 from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
@@ -62,7 +63,12 @@ class StepResult:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """loss (NaN without one); outputs by name, rows in the order of the batch; weight: graphs."""
+    """loss (NaN without one); outputs by name, rows in the order of the batch.
+
+    weight: what the loss counts in a mean over batches. A loss that is a mean over terms, as those
+    of cavs.ops are unless reduced otherwise, counts its terms (ignored labels are none); any other
+    loss counts the graphs of its batch.
+    """
 
     loss: float
     outputs: dict[str, Array]
@@ -102,7 +108,8 @@ class Session:
     """Compiles ``model`` on first use and runs it.
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
-    of the compiler. threads: of the engine, process-wide; None leaves them.
+    of the compiler. threads: of the engine, process-wide, 1 to 256; None leaves them, ConfigError on
+    anything else.
     """
 
     def __init__(
@@ -119,7 +126,7 @@ class Session:
             if p.value.dtype != self.dtype:
                 p.convert(self.dtype)
         if threads is not None:
-            _engine.set_num_threads(threads)
+            set_num_threads(threads)
         self._variants: dict[tuple[bool, bool], _Variant] = {}
         self._profiling = False
         self._serial = False
@@ -183,13 +190,16 @@ class Session:
         with _readable_errors(variant, batch):
             loss = variant.executor.run(*inputs, 0, 0)
         assert variant.compiled is not None and variant.traced is not None
-        outputs = {}
+        outputs, weight = {}, float(batch.num_graphs)
         for name, buffer in variant.compiled.program.outputs.items():
             if name == "loss":
                 continue
             rows = variant.executor.output(buffer)
+            if name == "weight":
+                weight = float(rows[0, 0])
+                continue
             outputs[name] = rows.reshape(rows.shape[0], *variant.traced.outputs[name].shape)
-        return EvalResult(loss if with_loss else math.nan, outputs, float(batch.num_graphs))
+        return EvalResult(loss if with_loss else math.nan, outputs, weight)
 
     # ---- compiling -----------------------------------------------------------------------------
 

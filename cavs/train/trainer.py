@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import check_threads
 from cavs.errors import CheckpointError, ConfigError, DeviceError, NumericsError
 from cavs.frontend.model import Model
 from cavs.runtime import Session
@@ -70,7 +71,7 @@ class Trainer:
         if max_norm is not None:
             require_number("max_norm", max_norm, "None or a number above 0", lambda x: x > 0)
         if threads is not None:
-            require_count("threads", threads)
+            check_threads(threads)
         self.model, self.optimizer, self.seed, self.max_norm = model, optimizer, seed, max_norm
         self.config = dict(config or {})
         self.parameters = model.parameters()
@@ -124,7 +125,12 @@ class Trainer:
         progress: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
-        """``"loss"`` (mean over all terms) and every metric over the batches of `loader`.
+        """``"loss"`` and every metric over the batches of `loader`.
+
+        A loss that is a mean over terms (such as `cavs.ops.cross_entropy`, where a term is a row
+        with a label) is the mean over all terms of the data, however they are cut into batches.
+        Any other loss is the mean of the batches' losses, weighted by their graphs; a sum thus
+        grows with the batch. Without terms the loss is NaN.
 
         Ends early, with what it has, once `stop` says so. Raises `NumericsError` if the loss of
         a batch is not finite.
