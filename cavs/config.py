@@ -5,7 +5,6 @@ from __future__ import annotations
 from cavs import _engine
 from cavs.errors import ConfigError
 
-
 MAX_THREADS: int = _engine.MAX_THREADS
 
 

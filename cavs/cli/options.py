@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cavs.config import MAX_THREADS
 from cavs.cli.registry import Entry, Task, find, names, summary
+from cavs.config import MAX_THREADS
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import optim, schedules
 from cavs.train.checkpoint import Checkpoint, read_checkpoint

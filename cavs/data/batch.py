@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
-from cavs._engine import collate, make_schedule
+from cavs import _engine
 from cavs.data.features import Array, FeatureKind, FeatureSpec
 from cavs.data.graph import Graph
 from cavs.errors import FeatureError
@@ -33,7 +33,7 @@ class GraphBatch:
             raise FeatureError(f"{len(ids)} ids for {len(graphs)} graphs; give one for each")
         self.ids: tuple[int, ...] | None = None if ids is None else tuple(ids)
         self.names: tuple[str, ...] = tuple(graph.name for graph in graphs)
-        self.topology: Any = collate([graph.topology for graph in graphs])
+        self.topology: _engine.GraphBatch = _engine.collate([graph.topology for graph in graphs])
         first = graphs[0].schema
         if any(graph.schema != first for graph in graphs):
             graphs = _agree(graphs, self.graph_label)
@@ -45,7 +45,7 @@ class GraphBatch:
                 for name in graphs[0].graph_features
             }
         )
-        self._schedules: dict[tuple[str, ...], Any] = {}
+        self._schedules: dict[tuple[str, ...], _engine.Schedule] = {}
         self._schema: dict[str, FeatureSpec] | None = None
 
     @property
@@ -110,7 +110,7 @@ class GraphBatch:
             }
         return dict(self._schema)
 
-    def schedule(self, optional: tuple[str, ...] = ()) -> Any:
+    def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
         """The engine's schedule, kept for the next call with the same ``optional``.
 
         ``optional``: int vertex features that may be absent; bit i of a vertex's presence mask
@@ -119,7 +119,7 @@ class GraphBatch:
         """
         found = self._schedules.get(optional)
         if found is None:
-            found = make_schedule(self.topology, self._presence(optional))
+            found = _engine.make_schedule(self.topology, self._presence(optional))
             self._schedules[optional] = found
         return found
 

@@ -78,7 +78,7 @@ class Graph:
             )
 
     @property
-    def topology(self) -> Any:
+    def topology(self) -> EngineGraph:
         """The engine's graph: offsets, children and level as read-only int32 views."""
         return self._topology
 

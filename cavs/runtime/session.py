@@ -23,6 +23,7 @@ from cavs.runtime.check import check_arity, check_schema, explain_range
 from cavs.runtime.encode import encode
 
 Array = npt.NDArray[Any]
+_Inputs = tuple[_engine.Schedule, list[Array], list[Array]]  # with float and integer features
 
 
 class BatchLike(Protocol):
@@ -34,7 +35,7 @@ class BatchLike(Protocol):
         ...
 
     @property
-    def topology(self) -> Any:
+    def topology(self) -> _engine.GraphBatch:
         """The engine's graphs; ``vertex_offsets`` and ``edge_offsets`` say where each starts."""
         ...
 
@@ -46,7 +47,7 @@ class BatchLike(Protocol):
         """Type of every feature by name."""
         ...
 
-    def schedule(self, optional: tuple[str, ...] = ()) -> Any:
+    def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
         """The engine's schedule for the features that may be absent."""
         ...
 
@@ -88,7 +89,7 @@ class _Variant:
     absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
     restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
-    executor: Any = None
+    executor: _engine.Executor | None = None
 
 
 @contextmanager
@@ -108,8 +109,8 @@ class Session:
     """Compiles ``model`` on first use and runs it.
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
-    of the compiler. threads: of the engine, process-wide, 1 to 256; None leaves them, ConfigError on
-    anything else.
+    of the compiler. threads: of the engine, process-wide; None leaves them. Raises ConfigError
+    for anything else than 1 to 256.
     """
 
     def __init__(
@@ -148,10 +149,10 @@ class Session:
         hyper: dict(kind=..., lr=..., ...) of the optimiser; states: its arrays for each parameter.
         If the loss or the gradient norm is not finite nothing is updated.
         """
-        variant, inputs = self._prepare(batch, training=True, with_loss=True)
+        variant, executor, inputs = self._prepare(batch, training=True, with_loss=True)
         trainable = [p.trainable for p in self.parameters.values()]
         with _readable_errors(variant, batch):
-            loss, norm = variant.executor.step(
+            loss, norm = executor.step(
                 *inputs, seed, step, hyper, [list(s) for s in states], trainable, max_norm
             )
         for other in self._variants.values():
@@ -171,14 +172,14 @@ class Session:
         self, batch: BatchLike, *, seed: int = 0, step: int = 0
     ) -> tuple[float, dict[str, Array]]:
         """Loss and dense gradients of all trainable parameters, without an update."""
-        variant, inputs = self._prepare(batch, training=True, with_loss=True)
+        variant, executor, inputs = self._prepare(batch, training=True, with_loss=True)
         with _readable_errors(variant, batch):
-            loss = variant.executor.run(*inputs, seed, step)
+            loss = executor.run(*inputs, seed, step)
         assert variant.compiled is not None
         found = variant.compiled.program.gradients
         names = list(self.parameters)
         return loss, {
-            name: variant.executor.gradient(names.index(name))
+            name: executor.gradient(names.index(name))
             if found.get(name, "none") != "none"
             else np.zeros(self.parameters[name].shape, self.dtype)
             for name in names
@@ -186,15 +187,15 @@ class Session:
         }
 
     def _forward(self, batch: BatchLike, with_loss: bool) -> EvalResult:
-        variant, inputs = self._prepare(batch, training=False, with_loss=with_loss)
+        variant, executor, inputs = self._prepare(batch, training=False, with_loss=with_loss)
         with _readable_errors(variant, batch):
-            loss = variant.executor.run(*inputs, 0, 0)
+            loss = executor.run(*inputs, 0, 0)
         assert variant.compiled is not None and variant.traced is not None
         outputs, weight = {}, float(batch.num_graphs)
         for name, buffer in variant.compiled.program.outputs.items():
             if name == "loss":
                 continue
-            rows = variant.executor.output(buffer)
+            rows = executor.output(buffer)
             if name == "weight":
                 weight = float(rows[0, 0])
                 continue
@@ -203,8 +204,10 @@ class Session:
 
     # ---- compiling -----------------------------------------------------------------------------
 
-    def _prepare(self, batch: BatchLike, training: bool, with_loss: bool) -> tuple[_Variant, Any]:
-        """The variant compiled for what ``batch`` has, and the engine's inputs."""
+    def _prepare(
+        self, batch: BatchLike, training: bool, with_loss: bool
+    ) -> tuple[_Variant, _engine.Executor, _Inputs]:
+        """The variant compiled for what ``batch`` has, its executor, and the engine's inputs."""
         key = (training, with_loss)
         variant = self._variants.get(key)
         if variant is None:
@@ -216,12 +219,12 @@ class Session:
         found = {k for k, _, _ in schedule.kinds}
         if variant.executor is None or not found <= set(variant.kinds):
             self._compile(variant, found)
-        assert variant.compiled is not None
+        assert variant.compiled is not None and variant.executor is not None
         program = variant.compiled.program
         ints = [self._feature(batch, name, np.dtype(np.int32)) for name in program.int_features]
         floats = [self._feature(batch, name, self.dtype) for name in program.float_features]
         rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
-        return variant, (schedule, rows, ints)
+        return variant, variant.executor, (schedule, rows, ints)
 
     def _feature(self, batch: BatchLike, name: str, dtype: np.dtype[Any]) -> Array:
         return np.ascontiguousarray(batch[name], dtype=dtype)
@@ -348,7 +351,7 @@ class Session:
 
     def compiled(self, batch: BatchLike, *, training: bool = True, record: bool = True) -> Compiled:
         """The compiled program for batches like ``batch``, with the text of every stage."""
-        variant, _ = self._prepare(batch, training, True)
+        variant, _, _ = self._prepare(batch, training, True)
         if variant.compiled is None or not variant.compiled.stages:
             self._compile(variant, set(), record=record)
         assert variant.compiled is not None

@@ -10,9 +10,7 @@ namespace py = pybind11;
 namespace cavs {
 namespace {
 
-py::object error_class(const char* name) {
-  return py::module_::import("cavs.errors").attr(name);
-}
+py::object error_class(const char* name) { return py::module_::import("cavs.errors").attr(name); }
 
 void translate(std::exception_ptr pointer) {
   try {
