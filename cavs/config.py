@@ -1,6 +1,9 @@
-"""Settings of the process."""
+"""Checks of options, and the one setting of the process: how many threads the engine has."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 from cavs import _engine
 from cavs.errors import ConfigError
@@ -8,15 +11,35 @@ from cavs.errors import ConfigError
 MAX_THREADS: int = _engine.MAX_THREADS
 
 
-def check_threads(threads: object) -> int:
-    """``threads`` if the engine can run so many, else ConfigError."""
-    whole = isinstance(threads, int) and not isinstance(threads, bool)
-    if not whole or not 1 <= threads <= MAX_THREADS:  # type: ignore[operator]
-        raise ConfigError(
-            f"threads is {threads!r}, but must be a whole number from 1 to {MAX_THREADS}",
-            hint="pass the number of cores to use; None, where it is taken, leaves it as it is",
-        )
-    return threads  # type: ignore[return-value]
+def require(holds: bool, name: str, value: object, need: str) -> None:
+    """Raise `ConfigError` naming the option, the value found and what it must be."""
+    if not holds:
+        found = f"{value!r:.120}"
+        raise ConfigError(f"{name} is {found}, but must be {need}", hint=f"pass {name}={need}")
+
+
+def require_number(name: str, value: object, need: str, holds: Callable[[float], bool]) -> None:
+    """`require` for a finite number; anything that is no number fails too."""
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    require(number and math.isfinite(value) and holds(value), name, value, need)  # type: ignore[arg-type]
+
+
+def require_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """`require` for a whole number of at least `least` and, where given, at most `most`."""
+    need = f"of at least {least}" if most is None else f"from {least} to {most}"
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    fits = whole and value >= least and (most is None or value <= most)  # type: ignore[operator]
+    require(fits, name, value, f"a whole number {need}")
+
+
+def require_seed(value: object) -> None:
+    """`require_count` for what the engine takes as a seed: 64 bits."""
+    require_count("seed", value, 0, 2**64 - 1)
+
+
+def require_threads(value: object) -> None:
+    """`require_count` for a number of threads."""
+    require_count("threads", value, 1, MAX_THREADS)
 
 
 def num_threads() -> int:
@@ -33,4 +56,5 @@ def set_num_threads(threads: int) -> None:
 
     Raises ConfigError on anything else.
     """
-    _engine.set_num_threads(check_threads(threads))
+    require_threads(threads)
+    _engine.set_num_threads(threads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import final
 
@@ -26,11 +26,21 @@ class GraphBatch:
     where known.
     """
 
-    def __init__(self, graphs: Sequence[Graph], ids: Sequence[int] | None = None) -> None:
+    def __init__(self, graphs: Iterable[Graph], ids: Sequence[int] | None = None) -> None:
+        if isinstance(graphs, Graph) or not isinstance(graphs, Iterable):
+            raise FeatureError(
+                f"a batch is made of several graphs, not of {graphs!r:.80}", hint="batch([graph])"
+            )
+        graphs = list(graphs)
         if not graphs:
             raise FeatureError("an empty batch: it needs at least one graph")
+        for i, graph in enumerate(graphs):
+            if not isinstance(graph, Graph):
+                raise FeatureError(f"a batch is made of cavs.Graph, but item {i} is {graph!r:.80}")
         if ids is not None and len(ids) != len(graphs):
             raise FeatureError(f"{len(ids)} ids for {len(graphs)} graphs; give one for each")
+        if not all(isinstance(i, int | np.integer) for i in ids or ()):
+            raise FeatureError(f"ids are whole numbers, found {ids!r:.80}")
         self.ids: tuple[int, ...] | None = None if ids is None else tuple(ids)
         self.names: tuple[str, ...] = tuple(graph.name for graph in graphs)
         self.topology: _engine.GraphBatch = _engine.collate([graph.topology for graph in graphs])
@@ -154,7 +164,7 @@ class GraphBatch:
         )
 
 
-def batch(graphs: Sequence[Graph], ids: Sequence[int] | None = None) -> GraphBatch:
+def batch(graphs: Iterable[Graph], ids: Sequence[int] | None = None) -> GraphBatch:
     """Collates graphs. FeatureError if there is none, or if their features disagree."""
     return GraphBatch(graphs, ids)
 

@@ -13,16 +13,17 @@ import numpy.typing as npt
 
 from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes, compile_graph
-from cavs.config import set_num_threads
+from cavs.config import require, require_seed, set_num_threads
 from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph, origin
 from cavs.passes.specialise import optional_features
-from cavs.runtime.check import check_arity, check_schema, explain_range
+from cavs.runtime.check import check_arity, check_batch, check_schema, explain_range
 from cavs.runtime.encode import encode
 
 Array = npt.NDArray[Any]
+_DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtype("f8"))
 _Inputs = tuple[_engine.Schedule, list[Array], list[Array]]  # with float and integer features
 
 
@@ -121,6 +122,9 @@ class Session:
         dtype: npt.DTypeLike = np.float32,
         passes: Passes | None = None,
     ) -> None:
+        require(isinstance(model, Model), "model", model, "a cavs.Model")
+        require(isinstance(passes, Passes | None), "passes", passes, "a cavs.compiler Passes")
+        require(dtype in _DTYPES, "dtype", dtype, "np.float32 or np.float64")
         self.model, self.passes, self.dtype = model, passes or Passes(), np.dtype(dtype)
         self.parameters = model.parameters()
         for p in self.parameters.values():
@@ -149,6 +153,7 @@ class Session:
         hyper: dict(kind=..., lr=..., ...) of the optimiser; states: its arrays for each parameter.
         If the loss or the gradient norm is not finite nothing is updated.
         """
+        require_seed(seed)
         variant, executor, inputs = self._prepare(batch, training=True, with_loss=True)
         trainable = [p.trainable for p in self.parameters.values()]
         with _readable_errors(variant, batch):
@@ -172,6 +177,7 @@ class Session:
         self, batch: BatchLike, *, seed: int = 0, step: int = 0
     ) -> tuple[float, dict[str, Array]]:
         """Loss and dense gradients of all trainable parameters, without an update."""
+        require_seed(seed)
         variant, executor, inputs = self._prepare(batch, training=True, with_loss=True)
         with _readable_errors(variant, batch):
             loss = executor.run(*inputs, seed, step)
@@ -208,6 +214,7 @@ class Session:
         self, batch: BatchLike, training: bool, with_loss: bool
     ) -> tuple[_Variant, _engine.Executor, _Inputs]:
         """The variant compiled for what ``batch`` has, its executor, and the engine's inputs."""
+        check_batch(batch)
         key = (training, with_loss)
         variant = self._variants.get(key)
         if variant is None:
