@@ -30,6 +30,7 @@ def compare(model, batch, tolerance, *, dtype=np.float64, passes=None, serial=Fa
         assert_close(g, expected.get(f"grad:{name}", unused), tolerance, name)
     result = session.evaluate(batch)
     assert_close(result.loss, forward["loss"], tolerance, "loss without dropout")
+    assert result.weight == forward.get("weight", batch.num_graphs)
     for name, rows in result.outputs.items():
         assert_close(rows, forward[name], tolerance, name)
     return graph, expected
