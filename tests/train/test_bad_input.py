@@ -1,4 +1,4 @@
-"""What a hostile or hurried caller passes to training: each is an error of cavs, nothing is lost."""
+"""What a hostile or hurried caller passes: each is an error of cavs, and nothing is lost."""
 
 import math
 import os
@@ -102,7 +102,7 @@ def test_checkpoints_with_nan_are_refused(tmp_path):
     arrays = {name: p.value.copy() for name, p in trainer.parameters.items()}
     arrays["output.bias"][1] = np.inf
     safetensors.write(tmp_path / "m", arrays, {})
-    with pytest.raises(CheckpointError, match="'output.bias' holds inf"):
+    with pytest.raises(CheckpointError, match=r"'output\.bias' holds inf"):
         trainer.load(tmp_path / "m")
     assert bits(trainer) == before
 
