@@ -187,6 +187,16 @@ void bind_schedule(py::module_& m) {
           },
           py::arg("k"))
       .def(
+          "nth_parents",
+          [](const py::object& self, int32_t k) {
+            const auto& s = self.cast<const Schedule&>();
+            const int32_t* offsets = s.nth_parents(k);
+            const size_t n = s.order.size();
+            return py::make_tuple(view(offsets, n + 1, self),
+                                  view(offsets + n + 1, static_cast<size_t>(offsets[n]), self));
+          },
+          py::arg("k"), "(offsets, rows) of the parents whose k-th child a row is.")
+      .def(
           "permute_vertices",
           [](const Schedule& s, const Indices& values) {
             check_size(values, static_cast<int64_t>(s.order.size()), "values");
