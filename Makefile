@@ -38,7 +38,7 @@ format:  ## rewrite Python and C++ files in the project's style
 bench: build $(STAMP)-bench  ## measure against the rivals; writes benchmarks/results
 	$(RUN) -m benchmarks
 
-sanitize:  ## run the tests on an engine built with ASan and UBSan
+sanitize:  ## run the tests on an engine built with ASan and UBSan, then look for leaks
 	@$(MAKE) --no-print-directory VENV=$(SANITIZE_VENV) sanitized-engine
 
 build: $(STAMP)-build  ## create the environment and build the engine
@@ -92,16 +92,22 @@ rewrite: $(STAMP)-lint
 	$(BIN)/clang-format -i $(CPP_FILES)
 
 # ASan must be loaded before Python, and libstdc++ before ASan looks for __cxa_throw. Preloading into
-# the compiler would be slow, so this engine is not rebuilt on import. CPython frees little at exit:
-# leaks are not reported. PYTHONMALLOC shows ASan every array.
+# the compiler would be slow, so this engine is not rebuilt on import. PYTHONMALLOC shows ASan every
+# array.
 $(STAMP)-sanitized: $(CPP_FILES) csrc/CMakeLists.txt $(STAMP)-requirements
 	CXX=$(CXX) $(PIP) --no-build-isolation -Cbuild-dir=$(VENV)/engine -Cinstall.strip=false \
 	  -Ccmake.build-type=Debug -Ccmake.define.CAVS_SANITIZE=ON --editable .
 	@touch $@
 
 # Output is captured inside Python alone: what a sanitizer writes to standard error is seen at once.
-sanitized-engine: $(STAMP)-sanitized $(STAMP)-test
-	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+# Leaks are looked for by themselves, in one process that runs the engine and starts no programs:
+# those of others (a shell, git) leak, and would fail every test that starts one.
+SANITIZED = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
-	$(BIN)/python -m pytest -n $(JOBS) --capture=sys
+	ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=
+LEAK_TESTS := tests/data tests/exec tests/runtime tests/train/test_engine.py
+
+sanitized-engine: $(STAMP)-sanitized $(STAMP)-test
+	$(SANITIZED)0 $(BIN)/python -m pytest -n $(JOBS) --capture=sys
+	$(SANITIZED)1 LSAN_OPTIONS=suppressions=csrc/leaks.supp HYPOTHESIS_PROFILE=quick \
+	  $(BIN)/python -m pytest --capture=sys $(LEAK_TESTS)

@@ -5,7 +5,8 @@ cell over all graphs of a batch, forward and backward, near the speed of the mat
 """
 
 from cavs import data, nn, ops, train
-from cavs._engine import isa, num_threads, set_num_threads
+from cavs._engine import isa
+from cavs.config import num_threads, set_num_threads
 from cavs.data import Graph, GraphBatch, batch
 from cavs.frontend import Model, Module, Parameter, State, VertexFunction
 from cavs.runtime import Explanation, Session, explain

@@ -67,6 +67,10 @@ def run_all(graphs):
     assert sum(end - begin for _, _, (begin, end), _ in schedule.tasks) == found.num_vertices
     assert np.array_equal(np.sort(schedule.order), np.arange(found.num_vertices))
     schedule.nth_child(0)
+    schedule.nth_parents(0)
+    merged = found.merged((*found.features, *found.edge_features))
+    assert merged.copies.sum() == found.num_vertices
+    assert len(merged.schedule(names).order) == merged.num_vertices
     batch([graph.reversed() for graph in graphs]).schedule()
 
 

@@ -72,3 +72,4 @@ def test_wheel_of_the_sdist_imports_outside_the_tree(sdist: Path, tmp_path: Path
     assert len(files) == 2
     assert all(Path(file).is_relative_to(site) for file in files)
     assert not list(site.rglob("*.cc"))
+    assert {"py.typed", "_engine.pyi"} <= {path.name for path in (site / "cavs").iterdir()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cavs.cli.registry import Entry, Task, find, names, summary
+from cavs.config import MAX_THREADS
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import optim, schedules
 from cavs.train.checkpoint import Checkpoint, read_checkpoint
@@ -16,16 +17,17 @@ from cavs.train.checkpoint import Checkpoint, read_checkpoint
 SCHEDULES = ("constant", "cosine", "step", "exponential", "plateau")
 
 
-def count(least: int) -> Callable[[str], int]:
-    """An argparse type: whole numbers of at least `least`."""
+def count(least: int, most: int | None = None) -> Callable[[str], int]:
+    """An argparse type: whole numbers of at least `least` and, where given, at most `most`."""
+    need = f"of at least {least}" if most is None else f"from {least} to {most}"
 
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+        if value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number {need}")
         return value
 
     return parse
@@ -77,7 +79,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     group.add_argument("--device", default="cpu", help="cpu (default)")
     group.add_argument(
-        "--threads", type=count(1), metavar="N", help="threads of the engine (default: all cores)"
+        "--threads",
+        type=count(1, MAX_THREADS),
+        metavar="N",
+        help="threads of the engine (default: all cores)",
     )
 
 

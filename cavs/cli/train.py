@@ -81,6 +81,8 @@ def train(args: argparse.Namespace) -> Trained:
     )
     if args.resume:
         trainer.resume(checkpoint)
+    if args.overwrite:  # only now: nothing that could be found before has failed
+        _clear(checkpoint)
     settings = {k: v for k, v in vars(args).items() if k not in ("run", "entry")}
     JsonLines(folder / "log.jsonl").write("options", **settings)
     if not args.quiet:
@@ -112,9 +114,18 @@ def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
         )
     if args.resume and not checkpoint.exists():
         raise ConfigError(f"nothing to resume: there is no {checkpoint}", hint="leave --resume out")
-    if args.overwrite:
-        for old in (checkpoint, best_path(checkpoint), checkpoint.with_name("log.jsonl")):
+
+
+def _clear(checkpoint: Path) -> None:
+    """Remove an earlier run, so that none of its files passes for one of this."""
+    for old in (checkpoint, best_path(checkpoint), checkpoint.with_name("log.jsonl")):
+        try:
             old.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot replace {old}: {error.strerror or error}",
+                hint="pass another --out, or one that you may write to",
+            ) from error
 
 
 def _report(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
-from cavs._engine import collate, make_schedule
+from cavs import _engine
 from cavs.data.features import Array, FeatureKind, FeatureSpec
 from cavs.data.graph import Graph
 from cavs.data.merge import MergedBatch
@@ -27,14 +27,24 @@ class GraphBatch:
     where known.
     """
 
-    def __init__(self, graphs: Sequence[Graph], ids: Sequence[int] | None = None) -> None:
+    def __init__(self, graphs: Iterable[Graph], ids: Sequence[int] | None = None) -> None:
+        if isinstance(graphs, Graph) or not isinstance(graphs, Iterable):
+            raise FeatureError(
+                f"a batch is made of several graphs, not of {graphs!r:.80}", hint="batch([graph])"
+            )
+        graphs = list(graphs)
         if not graphs:
             raise FeatureError("an empty batch: it needs at least one graph")
+        for i, graph in enumerate(graphs):
+            if not isinstance(graph, Graph):
+                raise FeatureError(f"a batch is made of cavs.Graph, but item {i} is {graph!r:.80}")
         if ids is not None and len(ids) != len(graphs):
             raise FeatureError(f"{len(ids)} ids for {len(graphs)} graphs; give one for each")
+        if not all(isinstance(i, int | np.integer) for i in ids or ()):
+            raise FeatureError(f"ids are whole numbers, found {ids!r:.80}")
         self.ids: tuple[int, ...] | None = None if ids is None else tuple(ids)
         self.names: tuple[str, ...] = tuple(graph.name for graph in graphs)
-        self.topology: Any = collate([graph.topology for graph in graphs])
+        self.topology: _engine.GraphBatch = _engine.collate([graph.topology for graph in graphs])
         first = graphs[0].schema
         if any(graph.schema != first for graph in graphs):
             graphs = _agree(graphs, self.graph_label)
@@ -47,7 +57,7 @@ class GraphBatch:
                 for name in graphs[0].graph_features
             }
         )
-        self._schedules: dict[tuple[str, ...], Any] = {}
+        self._schedules: dict[tuple[str, ...], _engine.Schedule] = {}
         self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
         self._schema: dict[str, FeatureSpec] | None = None
 
@@ -113,7 +123,7 @@ class GraphBatch:
             }
         return dict(self._schema)
 
-    def schedule(self, optional: tuple[str, ...] = ()) -> Any:
+    def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
         """The engine's schedule, kept for the next call with the same ``optional``.
 
         ``optional``: int vertex features that may be absent; bit i of a vertex's presence mask
@@ -122,7 +132,7 @@ class GraphBatch:
         """
         found = self._schedules.get(optional)
         if found is None:
-            found = make_schedule(self.topology, self.presence(optional))
+            found = _engine.make_schedule(self.topology, self.presence(optional))
             self._schedules[optional] = found
         return found
 
@@ -167,7 +177,7 @@ class GraphBatch:
         )
 
 
-def batch(graphs: Sequence[Graph], ids: Sequence[int] | None = None) -> GraphBatch:
+def batch(graphs: Iterable[Graph], ids: Sequence[int] | None = None) -> GraphBatch:
     """Collates graphs. FeatureError if there is none, or if their features disagree."""
     return GraphBatch(graphs, ids)
 

@@ -103,6 +103,11 @@ def check_features(
     features: Mapping[str, ArrayLike], kind: FeatureKind, rows: int | None, label: str
 ) -> Mapping[str, Array]:
     """``check_feature`` for all of one kind; the result is read-only and keeps the order."""
+    if not isinstance(features, Mapping):
+        raise FeatureError(f"{label}: {kind} features are a dict of arrays, not {features!r:.80}")
+    for name in features:
+        if not isinstance(name, str):
+            raise FeatureError(f"{label}: names of features are texts, found {name!r:.80}")
     return MappingProxyType(
         {name: check_feature(name, values, kind, rows, label) for name, values in features.items()}
     )

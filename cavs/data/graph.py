@@ -80,7 +80,7 @@ class Graph:
             )
 
     @property
-    def topology(self) -> Any:
+    def topology(self) -> EngineGraph:
         """The engine's graph: offsets, children and level as read-only int32 views."""
         return self._topology
 
@@ -194,8 +194,10 @@ class Graph:
     def chain(cls, length: int, **features: Any) -> Graph:
         """A sequence: vertex i gathers from vertex i - 1, vertex 0 from nobody."""
         name = features.get("name", "")
-        if length < 1:
-            raise graph_error(name, f"a chain needs at least one vertex, found {length}")
+        if not isinstance(length, int | np.integer) or length < 1:
+            raise graph_error(name, f"a chain needs at least one vertex, found {length!r}")
+        if length > np.iinfo(np.int32).max:
+            raise graph_error(name, f"{length} vertices; indices have 32 bits")
         offsets = np.arange(-1, length, dtype=np.int32)
         offsets[0] = 0
         return cls((offsets, np.arange(length - 1, dtype=np.int32)), **features)
@@ -210,7 +212,10 @@ class Graph:
         pairs too.
         """
         name = features.get("name", "")
-        pairs = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))
+        try:
+            pairs = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))
+        except (TypeError, ValueError) as error:
+            raise graph_error(name, f"edges must be (child, parent) pairs: {error}") from None
         if pairs.size == 0:
             pairs = pairs.reshape(0, 2).astype(np.int32)
         if pairs.ndim != 2 or pairs.shape[1] != 2:
@@ -229,9 +234,12 @@ class Graph:
         Order of children and of ``edge_features`` as in ``from_edges``.
         """
         name = features.get("name", "")
-        if num_vertices < 1:
-            raise graph_error(name, f"a graph needs at least one vertex, found {num_vertices}")
-        index = np.asarray(edge_index)
+        if not isinstance(num_vertices, int | np.integer) or num_vertices < 1:
+            raise graph_error(name, f"a graph needs at least one vertex, found {num_vertices!r}")
+        try:
+            index = np.asarray(edge_index)
+        except ValueError as error:
+            raise graph_error(name, f"edge_index must be [2, num_edges]: {error}") from None
         if index.ndim != 2 or index.shape[0] != 2:
             raise graph_error(name, f"edge_index must be [2, num_edges], found {index.shape}")
         child = as_indices(index[0], f"{graph_label(name)}: edge_index[0]")

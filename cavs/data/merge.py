@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from cavs._engine import collate, make_schedule, merge_copies
+from cavs import _engine
 
 USED = "#child "  # + k, in place of a feature that may be absent
 
@@ -35,12 +35,12 @@ class MergedBatch:
         of_edges = [batch.edge_features[n] for n in names if n in batch.edge_features]
         if len(of_vertices) + len(of_edges) != len(names):
             raise ValueError(f"{names} are not all features of vertices or edges of {batch}")
-        graph, self._vertex, self._edge, self.distinct, self.copies, self.used = merge_copies(
-            batch.topology, of_vertices, of_edges, child_numbers
+        graph, self._vertex, self._edge, self.distinct, self.copies, self.used = (
+            _engine.merge_copies(batch.topology, of_vertices, of_edges, child_numbers)
         )
         self._child_numbers = child_numbers
-        self.topology: Any = collate([graph])
-        self._schedules: dict[tuple[str, ...], Any] = {}
+        self.topology: _engine.GraphBatch = _engine.collate([graph])
+        self._schedules: dict[tuple[str, ...], _engine.Schedule] = {}
 
     @property
     def num_vertices(self) -> int:
@@ -53,7 +53,7 @@ class MergedBatch:
         found: Array = self._batch[name][rows]
         return found
 
-    def schedule(self, optional: tuple[str, ...] = ()) -> Any:
+    def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
         """The engine's schedule, as `GraphBatch.schedule` makes it.
 
         ``"#child k"`` among ``optional`` is present where a vertex is the k-th child of another.
@@ -69,7 +69,7 @@ class MergedBatch:
                     assert presence is not None
                     here = presence[self._vertex]
                 masks |= here << np.uint32(bit)
-            found = self._schedules[optional] = make_schedule(self.topology, masks)
+            found = self._schedules[optional] = _engine.make_schedule(self.topology, masks)
         return found
 
     @property
@@ -78,5 +78,6 @@ class MergedBatch:
         (graph,) = self.topology.graphs
         offsets = np.asarray(graph.offsets)
         arity = np.minimum(np.diff(offsets), self._child_numbers)
-        pairs = sum(int((self.used >> np.uint32(k) & 1).sum()) for k in range(self._child_numbers))
+        bits = (self.used >> np.uint32(k) & np.uint32(1) for k in range(self._child_numbers))
+        pairs = sum(int(bit.sum()) for bit in bits)
         return float(arity.sum()) / max(pairs, 1)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cavs.config import require_count
 from cavs.data.builders import ast_postorder
 from cavs.data.graph import Graph
 from cavs.data.vocabulary import Vocabulary
@@ -159,6 +160,8 @@ def read_functions(
     which would leak from training into testing. Files that this Python cannot parse are logged and
     left out. ``limit``: stop after so many functions. DataError if there is none.
     """
+    if limit is not None:
+        require_count("limit", limit)
     folder = Path(sysconfig.get_paths()["stdlib"] if root is None else root)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; expected one with Python sources")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cavs.config import require_count
 from cavs.data.graph import Graph
 from cavs.data.source import data_error, read_lines, shown
 from cavs.data.vocabulary import Vocabulary
@@ -133,6 +134,7 @@ def read_sst(path: str | os.PathLike[str], num_classes: int = 5) -> list[Tree]:
     Raises DataError naming file and line for malformed or truncated trees and for text that is not
     UTF-8.
     """
+    require_count("num_classes", num_classes)
     path = Path(path)
     trees = [
         parse_tree(line, num_classes, path, number)

@@ -58,7 +58,7 @@ def _flatten(children: Sequence[Sequence[int]], name: str) -> tuple[Indices, Ind
     return as_indices(offsets, what), as_indices(flat, what)
 
 
-def make_topology(children: Any, name: str) -> Any:
+def make_topology(children: Any, name: str) -> EngineGraph:
     """The engine's graph of child lists or an (offsets, children) pair. Raises GraphError."""
     is_csr = (
         isinstance(children, tuple)

@@ -28,6 +28,9 @@ class Vocabulary:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = (UNKNOWN, *(token for token in tokens if token != UNKNOWN))
+        odd = [token for token in self._tokens if not isinstance(token, str)]
+        if odd:
+            raise ConfigError(f"a vocabulary holds texts, found {odd[0]!r:.80}", hint="str(token)")
         self._index = {token: i for i, token in enumerate(self._tokens)}
         if len(self._index) != len(self._tokens):
             twice = next(t for t, n in Counter(self._tokens).items() if n > 1)

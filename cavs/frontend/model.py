@@ -9,6 +9,7 @@ from cavs.frontend.batch import Schema, SymbolicBatch
 from cavs.frontend.parameter import Module
 from cavs.ir import Graph, Node, apply
 from cavs.ir.trace import tracing
+from cavs.ops.loss import mean_terms
 
 
 class Model(Module):
@@ -26,8 +27,17 @@ class Model(Module):
         raise NotImplementedError
 
 
+_RESERVED = ("loss", "weight")
+
+
+def _number(x: Node) -> Node:
+    return x if not x.shape else apply("reshape", x, shape=())
+
+
 def trace_model(model: Model, schema: Schema, *, training: bool, with_loss: bool = True) -> Graph:
     """Traces ``model`` into a Graph with outputs "loss" and, outside training, the predictions.
+
+    "weight" is there too, outside training, if the loss is a mean: over how many terms.
 
     Raises the errors of the user's own code with its line, see cavs.errors.
     """
@@ -55,7 +65,10 @@ def trace_model(model: Model, schema: Schema, *, training: bool, with_loss: bool
                     where=loss.where or where,
                     hint='use ops.cross_entropy(..., reduction="mean"), or reduce over rows',
                 )
-            outputs["loss"] = loss if not loss.shape else apply("reshape", loss, shape=())
+            outputs["loss"] = _number(loss)
+            terms = None if training else mean_terms(loss)
+            if terms is not None:
+                outputs["weight"] = _number(terms)
         if not outputs and type(model).forward is Model.forward:
             raise TraceError(
                 f"{name} has no forward: there is nothing to predict",
@@ -71,6 +84,12 @@ def trace_model(model: Model, schema: Schema, *, training: bool, with_loss: bool
                         f"{name}.forward returned {type(node).__name__} for {key!r}",
                         where=line_of(type(model).forward),
                         hint="return one traced value, or a dict of them by name",
+                    )
+                if not isinstance(key, str) or key in _RESERVED or key.startswith("grad:"):
+                    raise TraceError(
+                        f"{name}.forward returned a value by the name {key!r}, which is taken",
+                        where=line_of(type(model).forward),
+                        hint="names are texts other than 'loss', 'weight' and 'grad:...'",
                     )
                 outputs[key] = node
         return Graph(outputs, dict(trace.slots))

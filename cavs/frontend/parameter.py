@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cavs.errors import ConfigError, ShapeError, user_line
+from cavs.errors import ConfigError, DTypeError, NumericsError, ShapeError, user_line
 from cavs.ir import REGISTRY, Node, apply
 
 _NAMED = ("xavier", "zeros", "ones", "normal", "uniform")
@@ -36,6 +37,15 @@ def _draw(init: Initializer, rng: np.random.Generator, shape: tuple[int, ...]) -
     return rng.uniform(-0.05, 0.05, shape)  # "uniform": the constructor knows the names
 
 
+def _check_numbers(array: npt.NDArray[Any], name: str, where: str) -> None:
+    """DTypeError for what is no array of real numbers, NumericsError for NaN and infinity."""
+    if array.dtype.kind not in "biuf":
+        raise DTypeError(f"parameter {name!r} holds floats, not {array.dtype}", where=where)
+    if not np.isfinite(array).all():
+        found = array[~np.isfinite(array)].flat[0]
+        raise NumericsError(f"parameter {name!r} is given {found}", where=where)
+
+
 class Parameter:
     """A trained array.
 
@@ -52,14 +62,14 @@ class Parameter:
         trainable: bool = True,
         sparse: bool = False,
     ) -> None:
-        shape = (shape,) if isinstance(shape, int) else shape
-        self.shape = tuple(int(s) for s in shape)
-        if not self.shape or min(self.shape) < 1:
+        sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        if not sizes or any(not isinstance(s, Integral) or s < 1 for s in sizes):
             raise ShapeError(
-                f"a parameter of shape {list(self.shape)}",
+                f"a parameter of shape {list(sizes)}",
                 where=user_line(),
                 hint="give at least one axis, every size at least 1",
             )
+        self.shape = tuple(int(s) for s in sizes)
         self.init: Initializer = (
             ("xavier" if len(self.shape) > 1 else "zeros") if init is None else init
         )
@@ -79,6 +89,7 @@ class Parameter:
         """Draws the value from ``seed`` and the parameter's name, whatever the order of others."""
         rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
         drawn = np.asarray(_draw(self.init, rng, self.shape))
+        _check_numbers(drawn, self.name, self._where)
         if drawn.shape != self.shape:
             raise ShapeError(
                 f"initial value of {self.name or 'a parameter'} has shape {list(drawn.shape)}, "
@@ -109,6 +120,7 @@ class Parameter:
                 f"the new value {list(new.shape)}",
                 where=user_line(),
             )
+        _check_numbers(new, self.name, user_line())
         self.value[...] = new
 
     def as_node(self) -> Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,15 @@ class State:
         if not shapes:
             raise TraceError("a state without values", where=user_line(), hint="State(h=128)")
         self.shapes: dict[str, tuple[int, ...]] = {
-            k: (s,) if isinstance(s, int) else tuple(s) for k, s in shapes.items()
+            k: tuple(s) if isinstance(s, tuple | list) else (s,) for k, s in shapes.items()
         }
+        for name, shape in self.shapes.items():
+            if not all(isinstance(s, Integral) and s >= 1 for s in shape):
+                raise ShapeError(
+                    f"a state {name!r} of shape {list(shape)}",
+                    where=user_line(),
+                    hint=f"every size is at least 1: State({name}=128)",
+                )
 
 
 class Gathered:

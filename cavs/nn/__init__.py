@@ -19,6 +19,7 @@ from cavs.nn.cells import (
     TreeGRU,
 )
 from cavs.ops.leaves import lookup
+from cavs.ops.random import check_rate
 
 
 class Embedding(Module):
@@ -72,6 +73,7 @@ class Dropout(Module):
     """Zeroes elements with probability ``rate`` in training."""
 
     def __init__(self, rate: float) -> None:
+        check_rate(rate)
         self.rate = rate
 
     def __call__(self, x: Any) -> Node:

@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from cavs.ir import FLOAT, INT, ONE, BatchRule, Node, TensorType, apply, as_node, defop
+from cavs.ir import (
+    FLOAT,
+    INT,
+    ONE,
+    BatchRule,
+    Node,
+    TensorType,
+    apply,
+    as_node,
+    defop,
+    toposort,
+)
 
 
 def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
@@ -84,3 +95,56 @@ def mean_squared_error(prediction: Any, target: Any) -> Node:
     total = apply("sum_rows", squared)
     flat = [x.sum() if x.shape else x for x in (total, count)]
     return flat[0] / apply("maximum", flat[1], 1.0)
+
+
+_COUNTING = {"constant", "broadcast", "count_present", "sum_rows", "sum_axis", "reshape"}
+
+
+def mean_terms(loss: Node) -> Node | None:
+    """How many terms ``loss`` is the mean of, as one number; None where it is no single mean.
+
+    A mean is ``total / maximum(count, 1)``, as `cross_entropy` and `mean_squared_error` give it.
+    Multiples of it, and sums of means over as many terms, are means too; so is a mean plus what
+    depends on parameters alone, such as a penalty.
+    """
+    counts: set[Node] = set()
+    stack = [loss]
+    while stack:
+        x = stack.pop()
+        count = _divisor(x)
+        if count is not None:
+            counts.add(count)
+        elif x.op.name in ("add", "sub", "neg", "reshape"):
+            stack += x.inputs
+        elif x.op.name == "mul" and any(_same_in_every_batch(y) for y in x.inputs):
+            stack += [y for y in x.inputs if not _same_in_every_batch(y)]
+        elif x.op.name == "div" and _same_in_every_batch(x.inputs[1]):
+            stack.append(x.inputs[0])
+        elif not _same_in_every_batch(x):
+            return None
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _divisor(x: Node) -> Node | None:
+    """``count`` if ``x`` is ``total / maximum(count, 1)``."""
+    if x.op.name != "div" or x.inputs[1].op.name != "maximum":
+        return None
+    count, least = x.inputs[1].inputs
+    if least.op.name != "constant" or least.attr("value") != 1.0 or count.type.width != 1:
+        return None
+    stack = [count]
+    while stack:
+        node = stack.pop()
+        if node.op.name not in _COUNTING:
+            return None
+        if node.op.name != "count_present":
+            stack += node.inputs
+    return count
+
+
+def _same_in_every_batch(x: Node) -> bool:
+    nodes = toposort([x])
+    return all(
+        n.op.rule is BatchRule.ROWWISE and (n.inputs or n.op.name in ("parameter", "constant"))
+        for n in nodes
+    )

@@ -18,14 +18,19 @@ defop(
 )
 
 
+def check_rate(rate: object) -> None:
+    """ConfigError for what is no rate of dropout."""
+    if not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise ConfigError(f"dropout rate {rate!r}", where=user_line(), hint="choose 0 <= rate < 1")
+
+
 def dropout(value: Any, rate: float) -> Node:
     """Zeroes elements with probability ``rate`` and scales the rest by 1 / (1 - rate).
 
     The identity outside training.
     """
     x = as_node(value)
-    if not 0 <= rate < 1:
-        raise ConfigError(f"dropout rate {rate}", where=user_line(), hint="choose 0 <= rate < 1")
+    check_rate(rate)
     trace = current_trace()
     if rate == 0 or not trace.training:
         return x

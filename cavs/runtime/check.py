@@ -23,6 +23,15 @@ def _at(batch: Any, kind: str, row: int) -> str:
     return f"{kind} {row - int(offsets[graph])} of {batch.graph_label(graph)}"
 
 
+def check_batch(batch: object) -> None:
+    """FeatureError for what is no batch, such as one graph or a list of them."""
+    if not hasattr(batch, "feature_schema"):
+        raise FeatureError(
+            f"a batch is needed, not {batch!r:.80}",
+            hint="cavs.batch([graph, ...]) makes one, a cavs.DataLoader many",
+        )
+
+
 def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
     """GraphError if a vertex has children that its vertex function never looks at.
 

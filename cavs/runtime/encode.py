@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from cavs import _engine
 from cavs.compiler.program import Program
 
 
-def encode(program: Program) -> Any:
+def encode(program: Program) -> _engine.Program:
     """An ``_engine.Program`` equal to ``program``; the engine validates it."""
     p = _engine.Program()
     p.kinds = program.kinds

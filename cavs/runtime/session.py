@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes, compile_graph
+from cavs.config import require, require_seed, set_num_threads
 from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
@@ -20,10 +21,12 @@ from cavs.ir import Graph, origin
 from cavs.passes.at_nth_child import at_nth_child, multiplied_children
 from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
 from cavs.passes.specialise import optional_features
-from cavs.runtime.check import check_arity, check_schema, explain_range
+from cavs.runtime.check import check_arity, check_batch, check_schema, explain_range
 from cavs.runtime.encode import encode
 
 Array = npt.NDArray[Any]
+_DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtype("f8"))
+_Inputs = tuple[_engine.Schedule, list[Array], list[Array]]  # with float and integer features
 MERGED_FROM = 256  # vertices of a batch: below, looking for copies costs what they save
 MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there can be
 SHARED_FROM = 1.15  # parents a child from which products are done at the child
@@ -38,7 +41,7 @@ class BatchLike(Protocol):
         ...
 
     @property
-    def topology(self) -> Any:
+    def topology(self) -> _engine.GraphBatch:
         """The engine's graphs; ``vertex_offsets`` and ``edge_offsets`` say where each starts."""
         ...
 
@@ -50,7 +53,7 @@ class BatchLike(Protocol):
         """Type of every feature by name."""
         ...
 
-    def schedule(self, optional: tuple[str, ...] = ()) -> Any:
+    def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
         """The engine's schedule for the features that may be absent."""
         ...
 
@@ -71,7 +74,12 @@ class StepResult:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """loss (NaN without one); outputs by name, rows in the order of the batch; weight: graphs."""
+    """loss (NaN without one); outputs by name, rows in the order of the batch.
+
+    weight: what the loss counts in a mean over batches. A loss that is a mean over terms, as those
+    of cavs.ops are unless reduced otherwise, counts its terms (ignored labels are none); any other
+    loss counts the graphs of its batch.
+    """
 
     loss: float
     outputs: dict[str, Array]
@@ -97,7 +105,7 @@ class _Variant:
     absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
     restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
-    executor: Any = None
+    executor: _engine.Executor | None = None
 
 
 @contextmanager
@@ -117,7 +125,8 @@ class Session:
     """Compiles ``model`` on first use and runs it.
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
-    of the compiler. threads: of the engine, process-wide; None leaves them.
+    of the compiler. threads: of the engine, process-wide; None leaves them. Raises ConfigError
+    for anything else than 1 to 256.
     """
 
     def __init__(
@@ -128,13 +137,16 @@ class Session:
         dtype: npt.DTypeLike = np.float32,
         passes: Passes | None = None,
     ) -> None:
+        require(isinstance(model, Model), "model", model, "a cavs.Model")
+        require(isinstance(passes, Passes | None), "passes", passes, "a cavs.compiler Passes")
+        require(dtype in _DTYPES, "dtype", dtype, "np.float32 or np.float64")
         self.model, self.passes, self.dtype = model, passes or Passes(), np.dtype(dtype)
         self.parameters = model.parameters()
         for p in self.parameters.values():
             if p.value.dtype != self.dtype:
                 p.convert(self.dtype)
         if threads is not None:
-            _engine.set_num_threads(threads)
+            set_num_threads(threads)
         self._variants: dict[tuple[bool, bool, bool], _Variant] = {}
         self._latest: dict[bool, _Variant] = {}
         self._profiling = False
@@ -157,10 +169,11 @@ class Session:
         hyper: dict(kind=..., lr=..., ...) of the optimiser; states: its arrays for each parameter.
         If the loss or the gradient norm is not finite nothing is updated.
         """
-        variant, _, inputs = self._prepare(batch, training=True, with_loss=True)
+        require_seed(seed)
+        variant, executor, _, inputs = self._prepare(batch, training=True, with_loss=True)
         trainable = [p.trainable for p in self.parameters.values()]
         with _readable_errors(variant, batch):
-            loss, norm = variant.executor.step(
+            loss, norm = executor.step(
                 *inputs, seed, step, hyper, [list(s) for s in states], trainable, max_norm
             )
         for other in self._variants.values():
@@ -180,14 +193,15 @@ class Session:
         self, batch: BatchLike, *, seed: int = 0, step: int = 0
     ) -> tuple[float, dict[str, Array]]:
         """Loss and dense gradients of all trainable parameters, without an update."""
-        variant, _, inputs = self._prepare(batch, training=True, with_loss=True)
+        require_seed(seed)
+        variant, executor, _, inputs = self._prepare(batch, training=True, with_loss=True)
         with _readable_errors(variant, batch):
-            loss = variant.executor.run(*inputs, seed, step)
+            loss = executor.run(*inputs, seed, step)
         assert variant.compiled is not None
         found = variant.compiled.program.gradients
         names = list(self.parameters)
         return loss, {
-            name: variant.executor.gradient(names.index(name))
+            name: executor.gradient(names.index(name))
             if found.get(name, "none") != "none"
             else np.zeros(self.parameters[name].shape, self.dtype)
             for name in names
@@ -195,27 +209,33 @@ class Session:
         }
 
     def _forward(self, batch: BatchLike, with_loss: bool) -> EvalResult:
-        variant, source, inputs = self._prepare(batch, training=False, with_loss=with_loss)
+        variant, executor, source, inputs = self._prepare(
+            batch, training=False, with_loss=with_loss
+        )
         with _readable_errors(variant, batch):
-            loss = variant.executor.run(*inputs, 0, 0)
+            loss = executor.run(*inputs, 0, 0)
         assert variant.compiled is not None and variant.traced is not None
-        outputs = {}
+        outputs, weight = {}, float(batch.num_graphs)
         for name, buffer in variant.compiled.program.outputs.items():
             if name == "loss":
                 continue
-            rows = variant.executor.output(buffer)
+            rows = executor.output(buffer)
+            if name == "weight":
+                weight = float(rows[0, 0])
+                continue
             t = variant.traced.outputs[name].type
             if source is not batch and t.domain.base == "vertex":
                 rows = rows[source.distinct]
             outputs[name] = rows.reshape(rows.shape[0], *t.shape)
-        return EvalResult(loss if with_loss else math.nan, outputs, float(batch.num_graphs))
+        return EvalResult(loss if with_loss else math.nan, outputs, weight)
 
     # ---- compiling -----------------------------------------------------------------------------
 
     def _prepare(
         self, batch: BatchLike, training: bool, with_loss: bool
-    ) -> tuple[_Variant, Any, Any]:
-        """The variant compiled for what ``batch`` has, whose rows run, and the engine's inputs."""
+    ) -> tuple[_Variant, _engine.Executor, Any, _Inputs]:
+        """The variant compiled for what ``batch`` has, its executor, whose rows run, and inputs."""
+        check_batch(batch)
         variant = self._variant(batch, training, with_loss, self._merges(batch))
         if variant.merging and variant.distinguishing is None:
             variant = self._variant(batch, training, with_loss, False)
@@ -228,13 +248,13 @@ class Session:
             variant.shared = schedule.batch.num_edges > schedule.batch.num_vertices
         if variant.executor is None or not found <= set(variant.kinds):
             self._compile(variant, found)
-        assert variant.compiled is not None
+        assert variant.compiled is not None and variant.executor is not None
         self._latest[training] = variant
         program = variant.compiled.program
         ints = [self._feature(source, name, np.dtype(np.int32)) for name in program.int_features]
         floats = [self._feature(source, name, self.dtype) for name in program.float_features]
         rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
-        return variant, source, (schedule, rows, ints)
+        return variant, variant.executor, source, (schedule, rows, ints)
 
     def _merges(self, batch: BatchLike) -> bool:
         return self.passes.merge_vertices and bool(batch.topology.num_vertices >= MERGED_FROM)
@@ -421,7 +441,7 @@ class Session:
 
     def compiled(self, batch: BatchLike, *, training: bool = True, record: bool = True) -> Compiled:
         """The compiled program for batches like ``batch``, with the text of every stage."""
-        variant, _, _ = self._prepare(batch, training, True)
+        variant, *_ = self._prepare(batch, training, True)
         if variant.compiled is None or not variant.compiled.stages:
             self._compile(variant, set(), record=record)
         assert variant.compiled is not None
@@ -429,10 +449,10 @@ class Session:
 
     def schedule(self, batch: BatchLike, *, training: bool = True) -> Any:
         """The schedule that runs for ``batch``; of distinct vertices where copies are merged."""
-        _, _, (schedule, *_) = self._prepare(batch, training, True)
+        _, _, _, (schedule, *_) = self._prepare(batch, training, True)
         return schedule
 
     def report(self, training: bool = True) -> dict[str, Any]:
         """What the engine counted: memory, tasks, times, bytes; empty before a run."""
         variant = self._latest.get(training)
-        return {} if variant is None else dict(variant.executor.report())
+        return {} if variant is None or variant.executor is None else variant.executor.report()

@@ -115,7 +115,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         for name in names:
             while (key := f"optimizer.{name}.{len(states[name])}") in tensors:
                 states[name].append(tensors.pop(key))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its metadata is damaged ({error})") from error
     if tensors:
         raise CheckpointError(f"{path}: tensor {min(tensors)!r} belongs to no parameter")
@@ -134,7 +134,10 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def check_fit(
     path: object, what: str, stored: Mapping[str, Array], own: Mapping[str, Array]
 ) -> None:
-    """Raise `CheckpointError` unless both have the same names, shapes and dtypes."""
+    """Raise `CheckpointError` unless both have the same names, shapes and dtypes.
+
+    What is stored must be finite too.
+    """
     missing, extra = sorted(set(own) - set(stored)), sorted(set(stored) - set(own))
     if missing or extra:
         parts = [f"{len(missing)} missing, such as {missing[0]!r}"] if missing else []
@@ -151,13 +154,18 @@ def check_fit(
                 f"but the model has {array.dtype}{list(array.shape)}",
                 hint="build the model with the options it was trained with",
             )
+        if not np.isfinite(found).all():
+            raise CheckpointError(
+                f"{path}: {what} {name!r} holds {found[~np.isfinite(found)].flat[0]}",
+                hint="take a file with finite numbers, such as an older checkpoint",
+            )
 
 
 def load_parameters(model: ParameterizedModel, path: str | os.PathLike[str]) -> None:
     """Copy the parameters in `path` into those of `model`, in place; optimiser states are left.
 
     Takes any safetensors file with the same names, shapes and dtypes. Raises `CheckpointError`,
-    with the model untouched, if the file is damaged or does not fit.
+    with the model untouched, if the file is damaged, does not fit, or holds NaN or infinity.
     """
     tensors, metadata = safetensors.read(path)
     if "cavs_format" in metadata:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cavs.config import require, require_count
 from cavs.errors import CheckpointError, ConfigError, NumericsError
 from cavs.train.interrupt import DeferredInterrupt
 from cavs.train.loader import DataLoader, iterating
 from cavs.train.log import JsonLines
 from cavs.train.metrics import Metric
 from cavs.train.progress import Progress, duration
-from cavs.train.schedules import require_count
 
 if TYPE_CHECKING:
     from cavs.train.trainer import Trainer
@@ -102,7 +102,7 @@ class Run:
         log: str | os.PathLike[str] | None,
         resumed: Mapping[str, Any] | None,
     ) -> None:
-        _check(options, dev)
+        _check(options, train, dev)
         self.trainer, self.train, self.dev, self.options = trainer, train, dev, options
         self.monitor = _monitored(options, dev)
         self.standing = Standing()
@@ -254,8 +254,12 @@ class Run:
             self.log.write(event, **record)
 
 
-def _check(options: FitOptions, dev: Iterable[Any] | None) -> None:
+def _check(options: FitOptions, train: object, dev: Iterable[Any] | None) -> None:
+    require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
     require_count("epochs", options.epochs)
+    if dev is not None:
+        again = isinstance(dev, Iterable) and not isinstance(dev, Iterator)
+        require(again, "dev", dev, "a cavs.DataLoader or a list of batches")
     if options.patience is not None:
         require_count("patience", options.patience, 0)
     if options.checkpoint_every is not None:
@@ -292,8 +296,8 @@ def _check_writable(path: Path) -> None:
         probe.unlink()
         if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
             raise PermissionError("it exists and is not a file that may be written")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise CheckpointError(
-            f"cannot write the checkpoint {path}: {error.strerror or error}",
+            f"cannot write the checkpoint {path}: {getattr(error, 'strerror', None) or error}",
             hint="choose a folder and file that you may write to",
         ) from error

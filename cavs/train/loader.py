@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import require, require_count
 from cavs.errors import CavsError, CheckpointError, ConfigError, DataError
 from cavs.train.prefetch import prefetch
-from cavs.train.schedules import require, require_count
 
 Collate = Callable[[Sequence[Any], NDArray[np.int64]], Any]
 _IDENTITY = ("num_graphs", "batch_size", "shuffle", "seed", "bucket", "drop_last")
@@ -61,7 +61,11 @@ class DataLoader:
         require_count("seed", seed, 0)
         require_count("prefetch", prefetch, 0)
         require(bucket in (None, "size", "depth"), "bucket", bucket, "None, 'size' or 'depth'")
-        require_count("cache", int(cache), 0)
+        if not isinstance(cache, bool):
+            require_count("cache", cache, 0)
+        counted = hasattr(graphs, "__len__") and hasattr(graphs, "__getitem__")
+        listed = counted and not isinstance(graphs, Mapping)
+        require(listed, "graphs", graphs, "a list of graphs")
         if cache and shuffle:
             raise ConfigError(
                 "cache=True with shuffle=True: no batch comes twice",
@@ -104,7 +108,17 @@ class DataLoader:
         if self.bucket is None:
             return None
         name = "num_vertices" if self.bucket == "size" else "depth"
-        return np.array([getattr(graph, name) for graph in self.graphs], dtype=np.int64)
+        sizes = []
+        for i in range(len(self.graphs)):
+            size = getattr(self.graphs[i], name, None)
+            if size is None:
+                raise ConfigError(
+                    f"graphs[{i}] is {self.graphs[i]!r:.80}, but bucket={self.bucket!r} reads its "
+                    f"{name}",
+                    hint="pass cavs.Graph objects, or bucket=None",
+                )
+            sizes.append(size)
+        return np.array(sizes, dtype=np.int64)
 
     def epoch_ids(self, epoch: int) -> list[NDArray[np.int64]]:
         """The indices of the graphs of every batch of `epoch`; depends on nothing else."""

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import require
 from cavs.errors import ConfigError, FeatureError
 
 Measure = Callable[[Mapping[str, Any], Any], tuple[float, float]]
@@ -31,8 +32,16 @@ class Metric:
     finish: Callable[[float], float] = float
 
     def __call__(self, outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
-        """Sum and count over one batch."""
-        return self.measure(outputs, batch)
+        """Sum and count over one batch. Raises ConfigError if the measure returns anything else."""
+        found = self.measure(outputs, batch)
+        try:
+            part, count = found
+            return float(part), float(count)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"metric {self.name!r} returned {found!r:.80}, but must return two numbers",
+                hint="a metric is a function (outputs, batch) -> (sum, count)",
+            ) from error
 
     def score(self, value: float) -> float:
         """`value` such that lower is better."""
@@ -47,6 +56,7 @@ def as_metrics(
     if isinstance(metrics, Mapping):
         named = list(metrics.items())
     else:
+        require(isinstance(metrics, Iterable), "metrics", metrics, "a list or dict of metrics")
         named = [(getattr(m, "name", getattr(m, "__name__", "metric")), m) for m in metrics]
     result: list[Metric] = []
     for name, metric in named:

@@ -13,15 +13,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import require, require_number
 from cavs.errors import ConfigError
-from cavs.train.schedules import (
-    Plateau,
-    Schedule,
-    WarmUp,
-    as_schedule,
-    require,
-    require_number,
-)
+from cavs.train.schedules import Plateau, Schedule, WarmUp, as_schedule
 
 Array = NDArray[Any]
 

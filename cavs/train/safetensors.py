@@ -48,25 +48,25 @@ def write(
     Folders on the way are made. Raises `CheckpointError` (old file untouched) if the folder
     cannot be written, the disk is full, or a dtype has no name in the format.
     """
-    final = Path(os.path.realpath(path))
     arrays = {name: _little_endian(name, array) for name, array in tensors.items()}
     header = _header(arrays, metadata)
     try:
+        final = Path(os.path.realpath(path))
         final.parent.mkdir(parents=True, exist_ok=True)
         if final.exists() and not (final.is_file() and os.access(final, os.W_OK)):
             raise PermissionError("it exists and is not a file that may be written")
         _replace(final, header, list(arrays.values()))
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise CheckpointError(
-            f"cannot write the checkpoint {path}: {error.strerror or error}",
+            f"cannot write the checkpoint {path}: {getattr(error, 'strerror', None) or error}",
             hint=_cure(error) + "; a checkpoint written there before is untouched",
         ) from error
 
 
-def _cure(error: OSError) -> str:
+def _cure(error: OSError | ValueError) -> str:
     import errno
 
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "free some space or choose another disk"
     return "choose a folder and file that you may write to"
 
@@ -138,9 +138,9 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]
     """
     try:
         content = Path(path).read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"cannot read the checkpoint {path}: {error.strerror or error}",
+            f"cannot read the checkpoint {path}: {getattr(error, 'strerror', None) or error}",
             hint="check the path",
         ) from error
     entries, start = _parse_header(path, content)

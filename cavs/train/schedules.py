@@ -7,29 +7,12 @@ rate of the next update. All but `Plateau` are pure; `Plateau` learns from `obse
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from cavs.config import require_count, require_number
 from cavs.errors import CheckpointError, ConfigError
-
-
-def require(holds: bool, name: str, value: object, need: str) -> None:
-    """Raise `ConfigError` naming the option, the value found and what it must be."""
-    if not holds:
-        raise ConfigError(f"{name} is {value!r}, but must be {need}", hint=f"pass {name}={need}")
-
-
-def require_number(name: str, value: object, need: str, holds: Callable[[float], bool]) -> None:
-    """`require` for a finite number; anything that is no number fails too."""
-    number = not isinstance(value, bool) and isinstance(value, int | float)
-    require(number and math.isfinite(value) and holds(value), name, value, need)  # type: ignore[arg-type]
-
-
-def require_count(name: str, value: object, least: int = 1) -> None:
-    """`require` for a whole number of at least `least`."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    require(whole and value >= least, name, value, f"a whole number of at least {least}")  # type: ignore[operator]
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import require, require_number, require_seed, require_threads
 from cavs.errors import CheckpointError, ConfigError, DeviceError, NumericsError
 from cavs.frontend.model import Model
 from cavs.runtime import Session
@@ -29,7 +30,6 @@ from cavs.train.loader import DataLoader, iterating
 from cavs.train.metrics import Measure, Metric, as_metrics
 from cavs.train.optim import Optimizer
 from cavs.train.progress import Progress
-from cavs.train.schedules import require, require_count, require_number
 
 Array = NDArray[Any]
 Metrics = Iterable[Metric | Measure] | Mapping[str, Metric | Measure]
@@ -66,11 +66,13 @@ class Trainer:
         if device != "cpu":
             raise DeviceError(f"device is {device!r}, but cavs runs on 'cpu'", hint="device='cpu'")
         require(isinstance(optimizer, Optimizer), "optimizer", optimizer, "a cavs.optim optimiser")
-        require_count("seed", seed, 0)
+        require_seed(seed)
+        require(isinstance(config, Mapping | None), "config", config, "a dict")
         if max_norm is not None:
             require_number("max_norm", max_norm, "None or a number above 0", lambda x: x > 0)
         if threads is not None:
-            require_count("threads", threads)
+            require_threads(threads)
+        require(hasattr(model, "parameters"), "model", model, "a cavs.Model")
         self.model, self.optimizer, self.seed, self.max_norm = model, optimizer, seed, max_norm
         self.config = dict(config or {})
         self.parameters = model.parameters()
@@ -124,15 +126,21 @@ class Trainer:
         progress: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
-        """``"loss"`` (mean over all terms) and every metric over the batches of `loader`.
+        """``"loss"`` and every metric over the batches of `loader`.
+
+        A loss that is a mean over terms (such as `cavs.ops.cross_entropy`, where a term is a row
+        with a label) is the mean over all terms of the data, however they are cut into batches.
+        Any other loss is the mean of the batches' losses, weighted by their graphs; a sum thus
+        grows with the batch. Without terms the loss is NaN.
 
         Ends early, with what it has, once `stop` says so. Raises `NumericsError` if the loss of
         a batch is not finite.
         """
         used = as_metrics(metrics)
+        require(isinstance(loader, Iterable), "loader", loader, "a cavs.DataLoader")
         self._attach(loader)
         sums = {metric.name: [0.0, 0.0] for metric in used}
-        loss, weight = 0.0, 0.0
+        loss, weight, result = 0.0, 0.0, None
         total = len(loader) if isinstance(loader, Sized) else 0
         with (
             Progress("evaluate", total, enabled=progress) as bar,
@@ -155,6 +163,7 @@ class Trainer:
                 bar.advance(batch.num_graphs)
                 if stop():
                     break
+        require(result is not None, "loader", loader, "at least one batch")
         values = {"loss": loss / weight if weight else math.nan}
         for metric in used:
             part, count = sums[metric.name]

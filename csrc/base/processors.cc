@@ -5,9 +5,10 @@
 #include <cstdlib>
 #include <fstream>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <thread>
+
+#include "base/config_error.h"
 
 #if defined(__linux__)
 #include <sched.h>
@@ -73,8 +74,9 @@ int default_num_threads() {
     char* end = nullptr;
     const long n = std::strtol(wish, &end, 10);
     if (*end != '\0' || n < 1 || n > kMaxThreads)
-      throw std::runtime_error("CAVS_NUM_THREADS must be a number from 1 to " +
-                               std::to_string(kMaxThreads) + ", not \"" + wish + "\"");
+      throw ConfigError("CAVS_NUM_THREADS must be a number from 1 to " +
+                            std::to_string(kMaxThreads) + ", not \"" + wish + "\"",
+                        "unset it: the machine then decides");
     return static_cast<int>(n);
   }
   int cores = affinity_cores().value_or(static_cast<int>(std::thread::hardware_concurrency()));

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/config_error.h"
 #include "base/processors.h"
 
 namespace cavs {
@@ -156,8 +157,9 @@ void ThreadPool::abandon() {
 
 void ThreadPool::set_num_threads(int n) {
   if (n < 1 || n > kMaxThreads)
-    throw std::invalid_argument("the number of threads must be from 1 to " +
-                                std::to_string(kMaxThreads) + ", not " + std::to_string(n));
+    throw ConfigError("the number of threads must be from 1 to " + std::to_string(kMaxThreads) +
+                          ", not " + std::to_string(n),
+                      "more threads than cores do not help");
   if (t_inside) throw std::logic_error("the number of threads cannot change in a parallel region");
   const std::lock_guard lock(state_->region);
   if (state_->num_threads == n) return;

@@ -36,7 +36,7 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // 1 <= n <= kMaxThreads, else std::invalid_argument. Waits for a running region to end; called
+  // 1 <= n <= kMaxThreads, else ConfigError. Waits for a running region to end; called
   // from inside a region it throws std::logic_error.
   void set_num_threads(int n);
   int num_threads() const;

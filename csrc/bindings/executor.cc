@@ -316,6 +316,7 @@ void bind_class(py::module_& m) {
 
 void bind_executor(py::module_& m) {
   bind_class(m);
+  m.attr("MAX_THREADS") = kMaxThreads;
   m.def("num_threads", [] { return thread_pool().num_threads(); });
   m.def(
       "set_num_threads", [](int n) { thread_pool().set_num_threads(n); }, py::arg("n"),

@@ -74,18 +74,6 @@ void check_size(const py::array& array, int64_t needed, const char* name) {
 
 py::tuple range(const RowRange& rows) { return py::make_tuple(rows.begin, rows.end); }
 
-// cavs::GraphError becomes cavs.errors.GraphError, with its vertex.
-void translate(std::exception_ptr pointer) {
-  try {
-    if (pointer) std::rethrow_exception(pointer);
-  } catch (const GraphError& error) {
-    const py::object type = py::module_::import("cavs.errors").attr("GraphError");
-    const py::object value = type(error.what());
-    value.attr("vertex") = error.vertex;
-    PyErr_SetObject(type.ptr(), value.ptr());
-  }
-}
-
 void bind_structures(py::module_& m) {
   py::classh<Graph>(m, "Graph", "One input graph in CSR form: vertex v gathers its children.")
       .def(py::init([](const Indices& offsets, const Indices& children) {
@@ -246,7 +234,6 @@ void bind_schedule(py::module_& m) {
 }  // namespace
 
 void bind_graph(py::module_& m) {
-  py::register_local_exception_translator(translate);
   bind_structures(m);
   bind_schedule(m);
 }

@@ -143,8 +143,12 @@ void bind_typed(py::module_& m, const std::string& dtype) {
       .def_property_readonly("name", [](const Table& t) { return t.kernels.name; })
       .def_property_readonly("panel", [](const Table& t) { return t.kernels.panel; })
       .def("peak_gflops", &peak_gflops<T>, "The multiply-add ceiling of one core, measured.")
-      .def("packed", [](const Table& t, int64_t k,
-                        int64_t n) { return aligned_array<T>(t.kernels.packed_size(k, n)); })
+      .def(
+          "packed",
+          [](const Table& t, int64_t k, int64_t n) {
+            return aligned_array<T>(t.kernels.packed_size(k, n));
+          },
+          py::arg("k"), py::arg("n"))
       .def(
           "pack",
           [](const Table& t, Values<T> w, int64_t k0, int64_t n0, int64_t k, int64_t n,
@@ -318,7 +322,7 @@ int64_t barrier_faults(ThreadPool& pool, int num_tasks, int rounds) {
 void bind_pool(py::module_& m) {
   py::class_<ThreadPool>(m, "ThreadPool")
       .def(py::init<int>(), py::arg("num_threads"))
-      .def("set_num_threads", &ThreadPool::set_num_threads,
+      .def("set_num_threads", &ThreadPool::set_num_threads, py::arg("n"),
            py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("num_threads", &ThreadPool::num_threads)
       .def(
@@ -330,8 +334,10 @@ void bind_pool(py::module_& m) {
               task(t);
             });
           },
+          py::arg("num_tasks"), py::arg("task"),
           "Calls task(t) for t in [0, num_tasks), task t on thread t.")
-      .def("barrier_faults", &barrier_faults, py::call_guard<py::gil_scoped_release>())
+      .def("barrier_faults", &barrier_faults, py::arg("num_tasks"), py::arg("rounds"),
+           py::call_guard<py::gil_scoped_release>())
       .def(
           "region_seconds",
           [](ThreadPool& pool, int num_tasks, int regions) {
@@ -340,7 +346,8 @@ void bind_pool(py::module_& m) {
             const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
             return time.count() / regions;
           },
-          py::call_guard<py::gil_scoped_release>(), "The mean time of an empty region.");
+          py::arg("num_tasks"), py::arg("regions"), py::call_guard<py::gil_scoped_release>(),
+          "The mean time of an empty region.");
   m.def("thread_pool", &thread_pool, py::return_value_policy::reference,
         "The pool of the process.");
   m.def("default_num_threads", &default_num_threads);

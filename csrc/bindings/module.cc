@@ -4,6 +4,7 @@
 
 PYBIND11_MODULE(_engine, m) {
   m.doc() = "The cavs engine: graphs, schedules, kernels, programs.";
+  cavs::bind_errors(m);
   cavs::bind_kernels(m);
   cavs::bind_graph(m);
   cavs::bind_program(m);

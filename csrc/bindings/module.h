@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 namespace cavs {
+void bind_errors(pybind11::module_& m);    // errors.cc: classes of cavs.errors
 void bind_kernels(pybind11::module_& m);   // kernels.cc: isa(), kernels on numpy arrays
 void bind_graph(pybind11::module_& m);     // graph.cc: Graph, GraphBatch, Schedule
 void bind_program(pybind11::module_& m);   // program.cc: Program; calls bind_executor

@@ -2,8 +2,9 @@
 #include "kernels/dispatch.h"
 
 #include <cstdlib>
-#include <stdexcept>
 #include <type_traits>
+
+#include "base/config_error.h"
 
 namespace cavs {
 namespace {
@@ -56,9 +57,9 @@ const IsaTable<T>& isa_table(const std::string& name) {
     else
       return *isa.double_table;
   }
-  throw std::runtime_error("instruction set \"" + name +
-                           "\" (CAVS_ISA): this machine and build have " +
-                           joined(supported_isas()));
+  throw ConfigError("instruction set \"" + name + "\" (CAVS_ISA): this machine and build have " +
+                        joined(supported_isas()),
+                    "unset CAVS_ISA: the best one is then chosen");
 }
 
 template <class T>

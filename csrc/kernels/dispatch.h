@@ -11,7 +11,7 @@ namespace cavs {
 // Those built in that this machine runs, best last.
 std::vector<std::string> supported_isas();
 
-// Throws std::runtime_error unless `isa` is one of supported_isas().
+// Throws ConfigError unless `isa` is one of supported_isas().
 template <class T>
 const IsaTable<T>& isa_table(const std::string& isa);
 

@@ -44,6 +44,7 @@ def check(session, batch, expected, forward, tolerance):
         assert_close(g, expected.get(f"grad:{name}", unused), tolerance, name)
     result = session.evaluate(batch)
     assert_close(result.loss, forward["loss"], tolerance, "loss without dropout")
+    assert result.weight == forward.get("weight", batch.num_graphs)
     for name, rows in result.outputs.items():
         assert_close(rows, forward[name], tolerance, name)
 

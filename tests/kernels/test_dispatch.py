@@ -37,7 +37,7 @@ def test_environment_chooses(isa: str) -> None:
 def test_unknown_isa_names_wish_and_choices() -> None:
     done = engine_isa("neon9")
     assert done.returncode != 0
-    assert 'RuntimeError: instruction set "neon9"' in done.stderr
+    assert 'ConfigError: instruction set "neon9"' in done.stderr
     assert ", ".join(KERNELS.supported_isas()) in done.stderr
 
 

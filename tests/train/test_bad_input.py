@@ -1,0 +1,236 @@
+"""What a hostile or hurried caller passes: each is an error of cavs, and nothing is lost."""
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs.cli import main
+from cavs.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DTypeError,
+    FeatureError,
+    GraphError,
+    NumericsError,
+    ShapeError,
+)
+from cavs.train import DataLoader, Trainer, optim, read_checkpoint, safetensors
+from tests.train.test_engine import Classifier, bits, trees
+
+TOY = str(Path(__file__).parents[1] / "cli" / "tree_toy.py")
+GRAPHS = trees(12)
+NAN = math.nan
+
+
+def make(optimizer=None, **options):
+    model = Classifier(0.0)
+    model.initialize(7)
+    return Trainer(model, optimizer or optim.SGD(0.1), **options)
+
+
+def loader(**options):
+    return DataLoader(GRAPHS, 4, prefetch=0, **options)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 257, 10**30, "2", 1.5, True])
+def test_numbers_of_threads(threads):
+    before = cavs.num_threads()
+    for call in (
+        lambda: cavs.set_num_threads(threads),
+        lambda: cavs.Session(Classifier(), threads=threads),
+        lambda: make(threads=threads),
+    ):
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert f"threads is {threads!r}, but must be a whole number from 1 to 256" in str(
+            error.value
+        )
+        assert "pass threads=" in error.value.hint
+    assert cavs.num_threads() == before
+
+
+def test_no_number_of_threads_but_none():
+    with pytest.raises(ConfigError, match="threads is None"):
+        cavs.set_num_threads(None)
+    make(threads=None)
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "257", "many"])
+@pytest.mark.parametrize("command", [["demo"], ["train", TOY], ["evaluate", "x"], ["bench", TOY]])
+def test_numbers_of_threads_on_the_command_line(command, threads, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--threads", threads])
+    assert stop.value.code == 2
+    assert f"--threads: {threads!r} is no whole number from 1 to 256" in capsys.readouterr().err
+
+
+def test_the_loss_turns_nan_in_a_run(tmp_path):
+    """The step, the graphs, the last good checkpoint; that one resumes."""
+    path = tmp_path / "run.safetensors"
+    trainer = make(optim.SGD(0.1))
+    step = trainer.session.step
+
+    def poisoned(batch, *args, **kwargs):
+        if kwargs["step"] == 4:
+            trainer.parameters["output.weight"].value[0, 0] = NAN
+            trainer.session.invalidate()
+        return step(batch, *args, **kwargs)
+
+    trainer.session.step = poisoned
+    with pytest.raises(NumericsError) as error:
+        trainer.fit(loader(), epochs=3, checkpoint=path, checkpoint_every=1, progress=False)
+    text = str(error.value)
+    assert "step 5: the loss is nan" in text
+    assert "on graphs 4, 5, 6, 7; nothing was updated" in text
+    assert f"last good checkpoint: {path}" in text
+    assert read_checkpoint(path).progress["step"] == 4
+    again, whole = make(), make()
+    again.resume(path)
+    again.fit(loader(), epochs=3, progress=False)
+    whole.fit(loader(), epochs=3, progress=False)
+    assert bits(again) == bits(whole)
+
+
+def test_checkpoints_with_nan_are_refused(tmp_path):
+    trainer = make()
+    before = bits(trainer)
+    arrays = {name: p.value.copy() for name, p in trainer.parameters.items()}
+    arrays["output.bias"][1] = np.inf
+    safetensors.write(tmp_path / "m", arrays, {})
+    with pytest.raises(CheckpointError, match=r"'output\.bias' holds inf"):
+        trainer.load(tmp_path / "m")
+    assert bits(trainer) == before
+
+
+def test_metadata_nested_too_deep(tmp_path):
+    make().save(tmp_path / "m")
+    tensors, metadata = safetensors.read(tmp_path / "m")
+    safetensors.write(tmp_path / "m", tensors, {**metadata, "progress": "[" * 100_000})
+    with pytest.raises(CheckpointError, match="metadata is damaged"):
+        make().resume(tmp_path / "m")
+
+
+def test_a_zero_byte_in_a_path():
+    for call in (
+        lambda: make().save("a\0b"),
+        lambda: make().load("a\0b"),
+        lambda: make().fit(loader(), epochs=1, checkpoint="a\0b", progress=False),
+    ):
+        with pytest.raises(CheckpointError, match="null byte"):
+            call()
+
+
+BATCH_NEEDED = [None, GRAPHS[0], GRAPHS[:2], []]
+
+
+@pytest.mark.parametrize("batch", BATCH_NEEDED)
+def test_what_is_no_batch(batch):
+    trainer = make()
+    for call in (trainer.step, trainer.session.evaluate, trainer.session.predict):
+        with pytest.raises(FeatureError, match=r"a batch is needed, not (.|\n)*cavs\.batch"):
+            call(batch)
+    assert trainer.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: make().fit(GRAPHS, epochs=1), ConfigError, "train is .*a cavs.DataLoader"),
+        (lambda: make().fit(loader(), epochs=1, dev=3), ConfigError, "dev is 3"),
+        (
+            lambda: make().fit(loader(), epochs=2, dev=iter([cavs.batch(GRAPHS)])),
+            ConfigError,
+            "dev is .*a list of batches",
+        ),
+        (lambda: make().evaluate(GRAPHS), FeatureError, "a batch is needed"),
+        (lambda: make().evaluate(None), ConfigError, "loader is None"),
+        (lambda: make().evaluate([]), ConfigError, "at least one batch"),
+        (lambda: make().evaluate(loader(), 3), ConfigError, "metrics is 3"),
+        (
+            lambda: make().evaluate(loader(), {"a": lambda outputs, batch: 3}),
+            ConfigError,
+            "metric 'a' returned 3, but must return two numbers",
+        ),
+        (lambda: Trainer(3, optim.SGD(0.1)), ConfigError, "model is 3"),
+        (lambda: make(config=3), ConfigError, "config is 3"),
+        (lambda: make(seed=2**64), ConfigError, "seed is 18446744073709551616"),
+        (lambda: make().session.gradients(cavs.batch(GRAPHS), seed=-1), ConfigError, "seed is -1"),
+        (lambda: cavs.Session(3), ConfigError, "model is 3"),
+        (lambda: cavs.Session(Classifier(), dtype=np.int32), ConfigError, "np.float32 or"),
+        (lambda: cavs.Session(Classifier(), dtype="zz"), ConfigError, "dtype is 'zz'"),
+        (lambda: cavs.Session(Classifier(), passes=3), ConfigError, "passes is 3"),
+        (lambda: DataLoader(None), ConfigError, "graphs is None"),
+        (lambda: DataLoader(iter(GRAPHS)), ConfigError, "a list of graphs"),
+        (lambda: DataLoader({0: GRAPHS[0]}), ConfigError, "a list of graphs"),
+        (lambda: DataLoader([3], bucket="size"), ConfigError, r"graphs\[0\] is 3"),
+        (lambda: list(DataLoader([3], prefetch=0)), FeatureError, "graph 0 of the data set"),
+        (lambda: DataLoader(GRAPHS, cache="all"), ConfigError, "cache is 'all'"),
+        (lambda: cavs.batch(GRAPHS[0]), FeatureError, "several graphs"),
+        (lambda: cavs.batch([GRAPHS[0], None]), FeatureError, "item 1 is None"),
+        (lambda: cavs.batch(GRAPHS[:1], ["a"]), FeatureError, "ids are whole numbers"),
+        (lambda: cavs.Graph([[]], [1]), FeatureError, "are a dict of arrays"),
+        (lambda: cavs.Graph([[]], {3: [1]}), FeatureError, "names of features are texts, found 3"),
+        (lambda: cavs.Graph.chain(2.5), GraphError, "found 2.5"),
+        (lambda: cavs.Graph.chain(2**40), GraphError, "32 bits"),
+        (lambda: cavs.Graph.from_edges("2", [(0, 1)]), GraphError, "found '2'"),
+        (lambda: cavs.Graph.from_edges(2, None), GraphError, "pairs"),
+        (lambda: cavs.Graph.from_edges(2, [(0, 1), (1,)]), GraphError, "pairs"),
+        (lambda: cavs.Graph.from_edge_index(2, [[0], [1, 0]]), GraphError, "num_edges"),
+        (lambda: cavs.data.Vocabulary([3]), ConfigError, "holds texts, found 3"),
+        (lambda: cavs.data.load_functions(limit=0), ConfigError, "limit is 0"),
+        (lambda: cavs.data.read_sst("x", num_classes=0), ConfigError, "num_classes is 0"),
+        (lambda: cavs.data.read_sst("no/such"), DataError, "No such file"),
+        (lambda: cavs.Parameter((2.5, 2)), ShapeError, "2.5"),
+        (lambda: cavs.Parameter("a"), ShapeError, "'a'"),
+        (lambda: cavs.State(h=0), ShapeError, r"state 'h' of shape \[0\]"),
+        (lambda: cavs.State(h=2.5), ShapeError, "2.5"),
+        (lambda: cavs.nn.Dropout(1.0), ConfigError, "dropout rate 1.0"),
+        (lambda: cavs.nn.Dropout(NAN), ConfigError, "dropout rate nan"),
+        (lambda: cavs.nn.Dropout("a"), ConfigError, "dropout rate 'a'"),
+    ],
+)
+def test_arguments(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_values_of_parameters():
+    parameter = cavs.Parameter((2, 2))
+    before = parameter.value.copy()
+    for value, error in (
+        (np.full((2, 2), NAN), NumericsError),
+        (np.ones((2, 2), complex), DTypeError),
+        (np.array([["a"] * 2] * 2), DTypeError),
+        (np.ones((2, 3)), ShapeError),
+    ):
+        with pytest.raises(error):
+            parameter.value = value
+    assert np.array_equal(parameter.value, before)
+    with pytest.raises(NumericsError, match="inf"):
+        cavs.Parameter((2,), init=np.inf).value.sum()
+
+
+def test_overwriting_keeps_the_old_run_until_the_new_one_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = ["train", TOY, "--quiet", "--epochs", "1", "--out", "run"]
+    assert main(run) == 0
+    kept = {path: path.read_bytes() for path in Path("run").iterdir()}
+    assert main([*run, "--overwrite", "--data", "nowhere", "--lr", "nan"]) == 1
+    assert main([*run, "--overwrite", "--max-norm", "-1"]) == 1
+    assert {path: path.read_bytes() for path in Path("run").iterdir()} == kept
+    assert main([*run, "--overwrite", "--seed", "5"]) == 0
+    assert (
+        Path("run/checkpoint.safetensors").read_bytes() != kept[Path("run/checkpoint.safetensors")]
+    )
+
+
+def test_overwriting_what_cannot_be_removed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("run/checkpoint.safetensors")
+    assert main(["train", TOY, "--quiet", "--out", "run", "--overwrite"]) == 1
+    assert "ConfigError: cannot replace run/checkpoint.safetensors" in capsys.readouterr().err
