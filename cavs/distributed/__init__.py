@@ -1,0 +1,1 @@
+"""Data-parallel training: communicators, synchronisers, and the trainer that uses them."""
