@@ -1,1 +1,1 @@
-"""Data-parallel training: communicators, synchronisers, and the trainer that uses them."""
+"""Training one model on many workers: strategies, communicators, and the trainer that uses them."""
