@@ -14,6 +14,7 @@ from cavs.passes.access import insert_copies
 from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.partition import Partition, partition
+from cavs.passes.replicate import replicate
 from cavs.passes.simplify import CANONICAL, RULES, simplify
 from cavs.passes.specialise import Kind, optional_features, specialise
 
@@ -48,10 +49,12 @@ def compile_graph(
     training: bool,
     passes: Passes = Passes(),
     record: bool = False,
+    replicated: bool = False,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
     training adds the gradients of all trainable parameters. record keeps the text of every stage.
+    replicated: batches are parts of global ones, see cavs.passes.replicate.
     """
     stages: list[tuple[str, str]] = []
 
@@ -64,6 +67,8 @@ def compile_graph(
     rules = RULES if passes.simplify else CANONICAL
     graph = done("trace", traced)
     optional = optional_features(graph)
+    if training and replicated:
+        graph = done("replicate", replicate(graph))
     if training:
         graph = done("differentiate", differentiate(graph))
     graph = done("simplify", simplify(graph, rules))

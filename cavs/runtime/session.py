@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -102,7 +102,8 @@ class Session:
     """Compiles ``model`` on first use and runs it.
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
-    of the compiler. threads: of the engine, process-wide; None leaves them.
+    of the compiler. threads: of the engine, process-wide; None leaves them. replicated: training
+    batches are parts of global ones, see cavs.passes.replicate.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Session:
         threads: int | None = None,
         dtype: npt.DTypeLike = np.float32,
         passes: Passes | None = None,
+        replicated: bool = False,
     ) -> None:
         self.model, self.passes, self.dtype = model, passes or Passes(), np.dtype(dtype)
         self.parameters = model.parameters()
@@ -121,6 +123,7 @@ class Session:
         if threads is not None:
             _engine.set_num_threads(threads)
         self._variants: dict[tuple[bool, bool], _Variant] = {}
+        self.replicated = replicated
         self._profiling = False
         self._serial = False
 
@@ -147,10 +150,14 @@ class Session:
             loss, norm = variant.executor.step(
                 *inputs, seed, step, hyper, [list(s) for s in states], trainable, max_norm
             )
-        for other in self._variants.values():
-            if other is not variant and other.executor is not None:
-                other.executor.invalidate_parameters()
+        self.moved(variant.executor)
         return StepResult(loss, norm)
+
+    def moved(self, executor: Any) -> None:
+        """Tells the other executors that `executor` has updated the parameters."""
+        for variant in self._variants.values():
+            if variant.executor is not None and variant.executor is not executor:
+                variant.executor.invalidate_parameters()
 
     def evaluate(self, batch: BatchLike) -> EvalResult:
         """Forward only: loss and predictions; nothing is dropped out."""
@@ -191,6 +198,43 @@ class Session:
             outputs[name] = rows.reshape(rows.shape[0], *variant.traced.outputs[name].shape)
         return EvalResult(loss if with_loss else math.nan, outputs, float(batch.num_graphs))
 
+    # ---- for training with others --------------------------------------------------------------
+
+    def is_new(self, batch: BatchLike) -> bool:
+        """Whether a step on `batch` would compile the model anew."""
+        variant = self._variants.get((True, True))
+        if variant is None or variant.executor is None or self._absent(variant, batch):
+            return True
+        return not {k for k, _, _ in batch.schedule(variant.optional).kinds} <= set(variant.kinds)
+
+    def compile_for(
+        self, batch: BatchLike, union: Callable[[Sequence[Any]], Sequence[Any]]
+    ) -> None:
+        """Compiles training for `batch` and whatever else `union` adds to what it has.
+
+        union: called twice, with names of features that are absent somewhere and with kinds of
+        vertices; returns them with those of the other ranks, so that all run one program.
+        """
+        variant = self._variants.setdefault((True, True), _Variant(True, True))
+        known = {n for n, f in variant.schema.items() if f.optional} | variant.absent
+        absent = known | {n for n, s in batch.feature_schema().items() if s.has_absent}
+        variant.absent = frozenset(union(sorted(absent)))
+        self._trace(variant, batch)
+        found = {int(k) for k, _, _ in batch.schedule(variant.optional).kinds}
+        self._compile(variant, set(union(sorted(found | set(variant.kinds)))))
+
+    def ready(self, batch: BatchLike) -> tuple[Any, Any, Compiled]:
+        """Executor, its inputs and the program of a training step on `batch`."""
+        variant, inputs = self._prepare(batch, training=True, with_loss=True)
+        assert variant.compiled is not None
+        return variant.executor, inputs, variant.compiled
+
+    @contextmanager
+    def readable_errors(self, batch: BatchLike) -> Iterator[None]:
+        """What the engine refuses in a training run on `batch` is raised in words."""
+        with _readable_errors(self._variants[True, True], batch):
+            yield
+
     # ---- compiling -----------------------------------------------------------------------------
 
     def _prepare(self, batch: BatchLike, training: bool, with_loss: bool) -> tuple[_Variant, Any]:
@@ -221,11 +265,7 @@ class Session:
         schema = batch.feature_schema()
         if variant.traced is not None:
             check_schema(variant.traced, variant.schema, schema)
-            if all(
-                not s.has_absent or variant.schema[n].optional
-                for n, s in schema.items()
-                if n in variant.schema
-            ):
+            if not self._absent(variant, batch):
                 return
         old = variant.schema
         variant.schema = {
@@ -247,6 +287,14 @@ class Session:
             variant.kinds, variant.restored = variant.restored, ()
         variant.executor = None
 
+    def _absent(self, variant: _Variant, batch: BatchLike) -> bool:
+        """Whether a feature is absent somewhere that the trace takes for present everywhere."""
+        return any(
+            (s.has_absent or n in variant.absent) and not variant.schema[n].optional
+            for n, s in batch.feature_schema().items()
+            if n in variant.schema
+        )
+
     def _compile(self, variant: _Variant, found: set[int], record: bool = False) -> None:
         assert variant.traced is not None
         variant.kinds = tuple(sorted(set(variant.kinds) | found))
@@ -258,6 +306,7 @@ class Session:
                 training=variant.training,
                 passes=self.passes,
                 record=record,
+                replicated=self.replicated,
             )
         # The engine takes its precision from the parameters; a model may have none.
         values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]

@@ -91,6 +91,15 @@ struct StepOptions {
   std::optional<double> max_norm;
 };
 
+// What a program reads in one run.
+struct RunOptions {
+  std::shared_ptr<Schedule> schedule;
+  py::list floats, ints;
+  uint64_t seed, step;
+  double scale = 1;
+  std::vector<double> totals;
+};
+
 // An executor of either precision; holds the parameter arrays.
 template <class T>
 class Engine {
@@ -98,17 +107,14 @@ class Engine {
   Engine(std::shared_ptr<const Program> program, const std::vector<py::array>& parameters)
       : arrays_(parameters), executor_(std::move(program), views(parameters)) {}
 
-  double run(const std::shared_ptr<Schedule>& schedule, const py::list& floats,
-             const py::list& ints, uint64_t seed, uint64_t step) {
-    const Inputs<T> inputs = to_inputs(schedule, floats, ints, seed, step);
+  double run(const RunOptions& options) {
+    const Inputs<T> inputs = to_inputs(options);
     const py::gil_scoped_release release;
     return executor_.run(inputs);
   }
 
-  std::pair<double, double> step(const std::shared_ptr<Schedule>& schedule, const py::list& floats,
-                                 const py::list& ints, uint64_t seed, uint64_t step,
-                                 const StepOptions& options) {
-    const Inputs<T> inputs = to_inputs(schedule, floats, ints, seed, step);
+  std::pair<double, double> step(const RunOptions& run, const StepOptions& options) {
+    const Inputs<T> inputs = to_inputs(run);
     const Update<T> update = to_update(options);
     const py::gil_scoped_release release;
     const StepResult result = executor_.step(inputs, update);
@@ -142,6 +148,42 @@ class Engine {
     return out;
   }
 
+  bool wait_gradient(int32_t param) const {
+    const py::gil_scoped_release release;
+    return executor_.wait_gradient(param);
+  }
+
+  // (rows or None, values), of the engine's memory; `owner` keeps it alive.
+  py::tuple gradient_view(int32_t param, const py::object& owner) {
+    const GradientView<T> view = executor_.gradient_view(param);
+    using Shape = std::vector<py::ssize_t>;
+    if (!view.sparse) {
+      return py::make_tuple(py::none(), py::array_t<T>(Shape{view.count}, view.values, owner));
+    }
+    py::array_t<int32_t> rows(Shape{view.count}, view.rows, owner);
+    rows.attr("flags").attr("writeable") = false;
+    return py::make_tuple(rows, py::array_t<T>(Shape{view.count, view.width}, view.values, owner));
+  }
+
+  // All dense gradients, in gradient_order, with gaps between them.
+  py::array gradient_block(const py::object& owner) {
+    const auto [data, size] = executor_.gradient_block();
+    return py::array_t<T>(std::vector<py::ssize_t>{size}, data, owner);
+  }
+
+  double squared_norm(const py::list& pieces) {
+    const std::vector<GradientPiece<T>> work = to_pieces(pieces);
+    const py::gil_scoped_release release;
+    return executor_.squared_norm(work);
+  }
+
+  void apply(const py::list& pieces, const StepOptions& options, double scale) {
+    const std::vector<GradientPiece<T>> work = to_pieces(pieces);
+    const Update<T> update = to_update(options);
+    const py::gil_scoped_release release;
+    executor_.apply(update, work, scale);
+  }
+
   Executor<T>& executor() { return executor_; }
 
  private:
@@ -154,12 +196,42 @@ class Engine {
     return out;
   }
 
-  static Inputs<T> to_inputs(const std::shared_ptr<Schedule>& schedule, const py::list& floats,
-                             const py::list& ints, uint64_t seed, uint64_t step) {
+  // Tuples (parameter, values, rows or None, stride, offset); values have one axis, or two where
+  // rows of them are rows of the parameter.
+  static std::vector<GradientPiece<T>> to_pieces(const py::list& pieces) {
+    std::vector<GradientPiece<T>> out;
+    for (const py::handle& item : pieces) {
+      const auto t = item.cast<py::tuple>();
+      const auto values = t[1].cast<py::array>();
+      GradientPiece<T> p{};
+      p.param = t[0].cast<int32_t>();
+      p.values = data_of<T>(values, "gradient of parameter " + std::to_string(p.param), false);
+      p.count = values.ndim() == 0 ? 1 : values.shape(0);
+      p.width = p.count == 0 ? 1 : values.size() / p.count;
+      p.stride = t[3].is_none() ? p.width : t[3].cast<int64_t>();
+      p.offset = t[4].cast<int64_t>();
+      if (!t[2].is_none()) {
+        const auto rows = t[2].cast<py::array>();
+        p.rows = data_of<int32_t>(rows, "rows of parameter " + std::to_string(p.param), false);
+        if (rows.size() != p.count) {
+          throw py::value_error(std::to_string(rows.size()) + " rows for " +
+                                std::to_string(p.count) + " rows of values");
+        }
+      }
+      out.push_back(p);
+    }
+    return out;
+  }
+
+  static Inputs<T> to_inputs(const RunOptions& options) {
+    const py::list& floats = options.floats;
+    const py::list& ints = options.ints;
     Inputs<T> inputs;
-    inputs.schedule = schedule;
-    inputs.seed = seed;
-    inputs.step = step;
+    inputs.schedule = options.schedule;
+    inputs.seed = options.seed;
+    inputs.step = options.step;
+    inputs.scale = options.scale;
+    inputs.totals = options.totals;
     for (size_t i = 0; i < floats.size(); ++i) {
       const std::string name = "float feature " + std::to_string(i);
       const auto array = floats[i].cast<py::array>();
@@ -259,25 +331,86 @@ void bind_class(py::module_& m) {
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
-             const py::list& ints, uint64_t seed, uint64_t step) {
-            return x.visit([&](auto& e) { return e.run(schedule, floats, ints, seed, step); });
+             const py::list& ints, uint64_t seed, uint64_t step, double scale,
+             const std::vector<double>& totals) {
+            const RunOptions run{schedule, floats, ints, seed, step, scale, totals};
+            return x.visit([&](auto& e) { return e.run(run); });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
-          py::arg("seed") = 0, py::arg("step") = 0, "One pass over a batch; returns the loss.")
+          py::arg("seed") = 0, py::arg("step") = 0, py::arg("scale") = 1.0,
+          py::arg("totals") = std::vector<double>{},
+          "One pass over a batch; returns the loss. scale and totals: of a replica's part of a "
+          "global batch, see Count in program.h.")
       .def(
           "step",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
              const py::list& ints, uint64_t seed, uint64_t step, const py::dict& optimizer,
              const py::list& states, std::vector<bool> trainable, std::optional<double> max_norm) {
             const StepOptions options{optimizer, states, std::move(trainable), max_norm};
-            return x.visit(
-                [&](auto& e) { return e.step(schedule, floats, ints, seed, step, options); });
+            const RunOptions run{schedule, floats, ints, seed, step, 1, {}};
+            return x.visit([&](auto& e) { return e.step(run, options); });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"), py::arg("seed"),
           py::arg("step"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
           py::arg("max_norm") = py::none(),
           "run and one update; returns (loss, gradient norm). Updates nothing if one of them is "
           "not finite.")
+      .def(
+          "arm_gradients",
+          [](PyExecutor& x) { x.visit([](auto& e) { e.executor().arm_gradients(); }); },
+          "Before a run that other threads follow with wait_gradient.")
+      .def(
+          "give_up_gradients",
+          [](PyExecutor& x) { x.visit([](auto& e) { e.executor().give_up_gradients(); }); },
+          "Ends every wait_gradient: the run that was armed for will not come.")
+      .def(
+          "wait_gradient",
+          [](PyExecutor& x, int32_t i) {
+            return x.visit([&](auto& e) { return e.wait_gradient(i); });
+          },
+          py::arg("parameter"),
+          "Waits, without the GIL, until the gradient is final; False if the run failed.")
+      .def(
+          "gradient_view",
+          [](const py::object& self, int32_t i) {
+            auto& x = self.cast<PyExecutor&>();
+            return x.visit([&](auto& e) { return e.gradient_view(i, self); });
+          },
+          py::arg("parameter"),
+          "(None, values) of a dense gradient, (rows, values) of a sparse one: the engine's own "
+          "memory, valid until the next run.")
+      .def(
+          "gradient_block",
+          [](const py::object& self) {
+            auto& x = self.cast<PyExecutor&>();
+            return x.visit([&](auto& e) { return e.gradient_block(self); });
+          },
+          "The memory of all dense gradients, in gradient_order; between them are zeros.")
+      .def(
+          "gradient_order",
+          [](PyExecutor& x) {
+            return x.visit(
+                [](auto& e) { return std::vector<int32_t>(e.executor().gradient_order()); });
+          },
+          "Parameters with a gradient, in the order in which their gradients are done.")
+      .def(
+          "squared_norm",
+          [](PyExecutor& x, const py::list& pieces) {
+            return x.visit([&](auto& e) { return e.squared_norm(pieces); });
+          },
+          py::arg("pieces"), "Sum of squares of gradients, given as for apply.")
+      .def(
+          "apply",
+          [](PyExecutor& x, const py::list& pieces, const py::dict& optimizer,
+             const py::list& states, std::vector<bool> trainable, double scale) {
+            const StepOptions options{optimizer, states, std::move(trainable), std::nullopt};
+            x.visit([&](auto& e) { e.apply(pieces, options, scale); });
+          },
+          py::arg("pieces"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
+          py::arg("scale") = 1.0,
+          "One update with gradients times scale. A piece is (parameter, values, rows or None, "
+          "stride or None, offset): row i of the values stands stride elements after row i - 1 of "
+          "the parameter, or at row rows[i], counted from element offset.")
       .def(
           "gradient",
           [](PyExecutor& x, int32_t i) { return x.visit([&](auto& e) { return e.gradient(i); }); },
