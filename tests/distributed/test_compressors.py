@@ -2,6 +2,7 @@
 
 import math
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -48,10 +49,6 @@ def starts(compressor, ranks, shape, dtype=np.float64):
     return [compressor.start(shape, dtype, seed=3) for _ in range(ranks)]
 
 
-def eps(name, dtype):
-    return 2**-10 if "float16" in name else 1e-5 if dtype == np.float32 else 1e-10
-
-
 @pytest.mark.parametrize("name", ALL)
 @given(shapes, st.integers(1, 5), st.sampled_from([np.float32, np.float64]), st.integers(0, 99))
 @settings(deadline=None, max_examples=25)
@@ -71,9 +68,8 @@ def test_ranks_agree_and_shares_add_up(name, shape, ranks, dtype, seed):
             assert result.total.tobytes() == total.tobytes()
         shares = sum(r.sent for r in results)
         scale = max(1.0, sum(np.abs(g).max() for g in gradients))
-        assert np.allclose(
-            shares, total, rtol=0, atol=1e-4 * scale if dtype == np.float32 else 1e-6 * scale
-        )
+        tolerance = 1e-4 if dtype == np.float32 else 1e-6
+        assert np.allclose(shares, total, rtol=0, atol=tolerance * scale)
         assert all(np.array_equal(a, b) for a, b in zip(before, gradients, strict=True))
 
 
@@ -288,7 +284,7 @@ def test_topk_warms_up():
     counts = [compressor.count(10_000, step) for step in range(6)]
     assert counts[0] == 2500
     assert counts[4] == counts[5] == 10
-    ratios = [a / b for a, b in zip(counts[:4], counts[1:5], strict=True)]
+    ratios = [a / b for a, b in pairwise(counts[:5])]
     assert max(ratios) / min(ratios) < 1.05
     assert TopK(ratio=0.5, warm_up=9).count(10, 0) == 5
     assert TopK(ratio=0.001).count(10, 0) == 1
