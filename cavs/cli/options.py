@@ -81,6 +81,25 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
+    """What training on many ranks needs."""
+    group = parser.add_argument_group("distributed", "under mpirun, srun or cavs launch")
+    group.add_argument(
+        "--strategy",
+        metavar="NAME",
+        help="how gradients are shared: a builder such as PartitionedPS, FILE.py:CLASS, auto, or a "
+        "strategy file ending in .json (default: all-reduce in buckets)",
+    )
+    group.add_argument("--cluster", metavar="FILE", help="resource specification in YAML")
+    group.add_argument(
+        "--timeout",
+        type=count(1),
+        default=300,
+        metavar="SECONDS",
+        help="that a rank waits for another, default: %(default)s",
+    )
+
+
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything of the optimiser and the epochs."""
     group = parser.add_argument_group("training")

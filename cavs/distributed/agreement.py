@@ -76,7 +76,9 @@ class Agreement:
             values = [str(other.get(name)) for other in every]
             if len(set(values)) > 1:
                 first = next(r for r, v in enumerate(values) if v != values[0])
-                differing.append(f"{name}: rank 0 has {values[0]}, rank {first} has {values[first]}")
+                differing.append(
+                    f"{name}: rank 0 has {values[0]}, rank {first} has {values[first]}"
+                )
         if differing:
             error = ConfigError(
                 "the ranks do not train the same\n  " + "\n  ".join(differing),

@@ -50,9 +50,17 @@ class ShardedBatch:
 
 
 def shard(
-    graphs: Sequence[Graph], ids: Sequence[int] | None, rank: int, ranks: int, split: Split
+    graphs: Sequence[Graph],
+    ids: Sequence[int] | None,
+    rank: int,
+    ranks: int,
+    split: Split,
+    make: Callable[[Sequence[Any], Any], Any] = batch,
 ) -> ShardedBatch:
-    """The part of `rank`. ConfigError if `split` does not give every graph to one rank."""
+    """The part of `rank`. ConfigError if `split` does not give every graph to one rank.
+
+    make: collates the graphs, with their ids.
+    """
     parts = [list(part) for part in split(graphs, ranks)]
     if len(parts) != ranks or sorted(i for part in parts for i in part) != list(range(len(graphs))):
         raise ConfigError(
@@ -62,7 +70,7 @@ def shard(
     mine = parts[rank] or [0]
     own = None if ids is None else [ids[i] for i in mine]
     return ShardedBatch(
-        batch([graphs[i] for i in mine], own),
+        make([graphs[i] for i in mine], own),
         not parts[rank],
         len(graphs),
         None if ids is None else tuple(ids),
@@ -72,8 +80,13 @@ def shard(
 class Collate:
     """The ``collate`` of a DataLoader whose batches are global: makes this rank's part alone."""
 
-    def __init__(self, rank: int, ranks: int, split: Split) -> None:
-        self.rank, self.ranks, self.split = rank, ranks, split
+    def __init__(self, rank: int, ranks: int, split: Split, whole: Callable[..., Any]) -> None:
+        self.rank, self.ranks, self.split, self.whole = rank, ranks, split, whole
 
     def __call__(self, graphs: Sequence[Any], ids: NDArray[np.int64]) -> ShardedBatch:
-        return shard(graphs, ids.tolist(), self.rank, self.ranks, self.split)
+        """This rank's part of ``whole(graphs, ids)``."""
+
+        def make(graphs: Sequence[Any], ids: Any) -> Any:
+            return self.whole(graphs, np.array(ids, np.int64))
+
+        return shard(graphs, ids.tolist(), self.rank, self.ranks, self.split, make)

@@ -1,10 +1,10 @@
 """Makes the loss of one replica's part of a batch stand for its share in that of the whole batch.
 
-A replica has S_r = sum over its rows where one process has S = S_1 + ... + S_N. With S_r times N (the
-engine's ``replica_scale``) and with counts of the global batch, the mean over the replicas of the loss
-is the loss of the whole batch, and so is that of the gradients, if the loss is an affine function of
-its sums: terms without data (weight decay written into the loss) count once, means divide by the
-number of terms of the whole batch, however the graphs are dealt out.
+A replica has S_r = sum over its rows where one process has S = S_1 + ... + S_N. With S_r times N
+(the engine's ``replica_scale``) and with counts of the global batch, the mean over the replicas of
+the loss is the loss of the whole batch, and so is that of the gradients, if the loss is an affine
+function of its sums: terms without data (weight decay written into the loss) count once, means
+divide by the number of terms of the whole batch, however the graphs are dealt out.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class DataLoader:
 
     Every ``iter(loader)`` runs the next epoch. `state_dict` says where the running one stands;
     after `load_state_dict` the next ``iter`` goes on from there with the identical batches.
-    `prepare`, if set, is called with every new batch in the background thread.
+    `prepare`, if set, is called with every batch that `collate` made, in the background thread.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class DataLoader:
         self.graphs, self.batch_size, self.shuffle, self.seed = graphs, batch_size, shuffle, seed
         self.bucket, self.drop_last, self.prefetch = bucket, drop_last, prefetch
         self.prepare: Callable[[Any], None] | None = None
-        self._collate = collate or _collate
+        self.collate: Collate = collate or _collate
         self._sizes = self._bucket_sizes()
         self._epoch, self._position = 0, 0  # of the running iteration, or of the next one
         self._running = False
@@ -142,7 +142,7 @@ class DataLoader:
         if cached is not None:
             return cached
         try:
-            item = self._collate([self.graphs[i] for i in ids], ids)
+            item = self.collate([self.graphs[i] for i in ids], ids)
             if self.prepare is not None:
                 self.prepare(item)
         except MemoryError:
@@ -170,7 +170,7 @@ class DataLoader:
 
     def _collates_alone(self, i: int) -> bool:
         try:
-            item = self._collate([self.graphs[i]], np.array([i], dtype=np.int64))
+            item = self.collate([self.graphs[i]], np.array([i], dtype=np.int64))
             if self.prepare is not None:
                 self.prepare(item)
         except Exception:

@@ -85,7 +85,12 @@ OUTSIDE = {
     "sum_vertices": lambda m, b, h: ops.tanh(ops.sum_graph(h)),
     "sum_rows": lambda m, b, h: apply("sum_rows", ops.tanh(h)),
 }
-OVER_ALL_ROWS = {"sum_rows", "count_present", "count_rows", "cross_entropy_grad"}  # one value for the batch
+OVER_ALL_ROWS = {
+    "sum_rows",
+    "count_present",
+    "count_rows",
+    "cross_entropy_grad",
+}  # one value for the batch
 BY_ROW_NUMBER = {"uniform"}  # a row of the batch draws other numbers than the row alone
 
 

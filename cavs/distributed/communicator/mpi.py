@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,8 @@ class MPICommunicator(Collectives):
             self._comm.Get_rank(), self._comm.Get_size(), timeout=timeout, overlaps=overlaps
         )
         self._answers: dict[int, tuple[int, str]] = {}
+        if comm is None and self._size > 1:
+            _end_all_on_uncaught_error(self)
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         comm, byte = self._comm, self._mpi.BYTE
@@ -158,6 +160,18 @@ class MPICommunicator(Collectives):
         """See `Communicator`."""
         print(f"cavs: rank {self._rank}: {message}", file=sys.stderr, flush=True)
         self._mpi.COMM_WORLD.Abort(1)
+
+
+def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
+    """A rank that dies of an exception would leave the others waiting for it at exit."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if not getattr(error, "agreed", False):
+            communicator.abort(f"{kind.__name__}: {error}")
+
+    sys.excepthook = hook
 
 
 def _pieces(array: Array) -> Iterator[Array]:

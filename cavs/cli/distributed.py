@@ -1,0 +1,52 @@
+"""What the command line does when it runs as one of many ranks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from cavs.distributed import Trainer
+from cavs.distributed.agreement import is_agreed
+from cavs.distributed.communicator import Communicator
+from cavs.distributed.resources import load_resources
+from cavs.distributed.strategy import load as load_strategy
+from cavs.errors import CavsError
+
+
+def trainer(
+    args: argparse.Namespace,
+    model: Any,
+    optimizer: Any,
+    communicator: Communicator,
+    common: Mapping[str, Any],
+) -> Trainer:
+    """The trainer that ``--strategy`` and ``--cluster`` ask for."""
+    strategy = args.strategy
+    if strategy is not None and strategy.endswith(".json"):
+        strategy = load_strategy(strategy)
+    return Trainer(
+        model,
+        optimizer,
+        strategy=strategy,
+        communicator=communicator,
+        resources=None if args.cluster is None else load_resources(args.cluster),
+        **common,
+    )
+
+
+@contextmanager
+def one_voice(communicator: Communicator) -> Iterator[None]:
+    """An error ends all ranks; what all know of, rank 0 alone says."""
+    try:
+        yield
+    except (CavsError, KeyboardInterrupt) as error:
+        stopped = isinstance(error, KeyboardInterrupt) and str(error)
+        if communicator.size > 1 and not (is_agreed(error) or stopped):
+            communicator.abort(f"{type(error).__name__}: {error}")
+        if communicator.rank != 0:
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until exit)
+        raise

@@ -1,0 +1,271 @@
+"""`Trainer`: the training loop of `cavs.Trainer` on many ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.distributed.agreement import Agreement, is_agreed
+from cavs.distributed.builders import build
+from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
+from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.digest import facts
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.session import DistributedSession, StepReport
+from cavs.distributed.shards import Collate, Split, contiguous
+from cavs.distributed.strategy import Strategy, variables_of
+from cavs.distributed.strategy.verify import verify
+from cavs.errors import CommunicationError, ConfigError, NumericsError
+from cavs.frontend.model import Model
+from cavs.runtime import Session
+from cavs.train import Trainer as LocalTrainer
+from cavs.train.checkpoint import Checkpoint
+from cavs.train.fit import FitResult
+from cavs.train.loader import DataLoader
+from cavs.train.optim import Optimizer
+from cavs.train.trainer import Metrics
+
+Array = NDArray[Any]
+_FAREWELL = 30.0  # seconds that a failing rank waits for the others to hear of it
+_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")
+
+
+def world(timeout: float = 300.0) -> Communicator:
+    """All ranks that mpirun or srun started; one alone if this process was started by itself."""
+    if any(name in os.environ for name in _STARTED):
+        return MPICommunicator(timeout=timeout)
+    return SingleCommunicator()
+
+
+class Trainer(LocalTrainer):
+    """Trains `model` on all ranks of `communicator`: every rank runs the same program.
+
+    Batches given to `step` and `fit` are global: the same on every rank, which computes its part.
+    With a synchronous strategy the parameters are those of one process on the same batches, but for
+    rounding. Dropout masks differ from rank to rank, hence from those of one process.
+
+    Args:
+        model: A `cavs.Model`; rank 0's parameters are sent to all before the first step.
+        optimizer: As for `cavs.Trainer`.
+        strategy: What is done with each gradient: a `Strategy`, the name of a builder such as
+            ``"PartitionedPS"`` or ``"auto"``, or None: all-reduce, in buckets as they become ready.
+        communicator: The ranks; those that mpirun started unless given.
+        resources: For builders: the cluster; this machine unless given.
+        split: Which rank takes which graphs of a batch; equal numbers, in order, unless given.
+        timeout: Seconds that a rank waits for another before it gives up, naming it.
+        wait_free: Send gradients while backward still runs.
+        dtype: np.float32, or np.float64 for checks.
+        more: As for `cavs.Trainer`.
+
+    An error on one rank is raised on all. Same program, seed and number of ranks: same bits.
+    """
+
+    session: DistributedSession
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        *,
+        strategy: Strategy | str | None = None,
+        communicator: Communicator | None = None,
+        resources: ResourceSpec | None = None,
+        split: Split = contiguous,
+        timeout: float = 300.0,
+        wait_free: bool = True,
+        dtype: Any = np.float32,
+        passes: Any = None,
+        threads: int | None = None,
+        **more: Any,
+    ) -> None:
+        c = self.communicator = communicator if communicator is not None else world(timeout)
+        local = Session(model, threads=threads, dtype=dtype, passes=passes, replicated=True)
+        chosen = _strategy(strategy, model, str(local.dtype), resources, c.size)
+        session = DistributedSession(local, c, chosen, split=split, wait_free=wait_free)
+        super().__init__(model, optimizer, session=session, **more)
+        self.strategy, self.split, self.agreement = chosen, split, Agreement(c)
+        self._begun = False
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Checks that all ranks train the same, and sends them rank 0's parameters; done once."""
+        if self._begun:
+            return
+        plan = "none" if self.strategy is None else self.strategy.digest
+        options = {k: v for k, v in self.config.items() if k != "data"}
+        known = facts(
+            self.model,
+            self.parameters,
+            self.optimizer,
+            self.seed,
+            plan,
+            steps=self.steps,
+            max_norm=self.max_norm,
+            options=options,
+        )
+        self.agreement.same(known)
+        for parameter in self.parameters.values():
+            self.communicator.broadcast(parameter.value, 0)
+        self.session.invalidate()
+        self._begun = True
+
+    def advance(self, batch: Any) -> StepReport:
+        """One update on the global `batch`; see `cavs.Trainer.advance`."""
+        self.begin()
+        outcome = super().advance(batch)
+        assert isinstance(outcome, StepReport)
+        return outcome
+
+    def _not_finite(self, batch: Any, outcome: Any) -> NumericsError:
+        error = super()._not_finite(batch, outcome)
+        error.agreed = True  # type: ignore[attr-defined]  # all ranks have this loss and norm
+        return error
+
+    def stops(self, requested: bool) -> bool:
+        """Whether any rank was asked to stop, as all ranks know it since their last step."""
+        self.session.wants_stop |= requested
+        return self.session.stopping
+
+    def _divide(self, train: DataLoader) -> None:
+        c = self.communicator
+        if not isinstance(train.collate, Collate):
+            train.collate = Collate(c.rank, c.size, self.split, train.collate)
+
+    # ---- evaluation ----------------------------------------------------------------------------
+
+    def evaluate(
+        self, loader: Iterable[Any], metrics: Metrics = (), **more: Any
+    ) -> dict[str, float]:
+        """As `cavs.Trainer.evaluate`; every rank takes some of the batches."""
+        with _whole_batches(loader):
+            values: dict[str, float] = self._together(
+                "evaluation", lambda: super(Trainer, self).evaluate(loader, metrics, **more)
+            )
+        return values
+
+    def _mine(self, batches: Iterable[Any]) -> Iterator[Any]:
+        return islice(batches, self.communicator.rank, None, self.communicator.size)
+
+    def _combined(self, sums: Array) -> Array:
+        meeting = self.agreement.meet("evaluation", stop=self.session.wants_stop)
+        self.session.stopping |= meeting.stop
+        self.communicator.all_reduce(sums)
+        return sums
+
+    # ---- runs and checkpoints ------------------------------------------------------------------
+
+    def fit(self, train: DataLoader, **options: Any) -> FitResult:
+        """As `cavs.Trainer.fit`; rank 0 writes the log and the checkpoints and shows progress."""
+        if self.communicator.rank != 0:
+            options |= {"log": None, "progress": False}
+        result: FitResult = self._together(
+            "fit", lambda: super(Trainer, self).fit(train, **options)
+        )
+        return result
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        progress: Mapping[str, Any] | None = None,
+        states: bool = True,
+    ) -> None:
+        """As `cavs.Trainer.save`: rank 0 writes; call it on all ranks."""
+        self.session.collect(self.states)
+        failed: Exception | None = None
+        if self.communicator.rank == 0:
+            try:
+                super().save(path, progress=progress, states=states)
+            except Exception as error:  # the other ranks must learn of it, whatever it is
+                failed = error
+        self.agreement.meet("save", failed)
+        self.last_checkpoint = Path(path)
+
+    def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
+        """As `cavs.Trainer.resume`; every rank reads the file, which any number of ranks wrote."""
+        stored: Checkpoint = self._together("fit", lambda: super(Trainer, self).resume(path))
+        return stored
+
+    def _together(self, place: str, work: Any) -> Any:
+        """`work()`; what fails on this rank alone is made known to the others."""
+        try:
+            return work()
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt) and self.session.stopping
+            if not (stopped or is_agreed(error) or isinstance(error, CommunicationError)):
+                self._tell(place, error)
+            raise
+
+    def _tell(self, place: str, error: BaseException) -> None:
+        timeout = self.communicator.timeout
+        self.communicator.timeout = min(timeout, _FAREWELL)
+        try:
+            # It raises `error` here, as on the other ranks; the caller does that.
+            with suppress(type(error), CommunicationError):
+                self.agreement.meet(place, error)
+        finally:
+            self.communicator.timeout = timeout
+
+    def close(self) -> None:
+        """Waits for the other ranks to come here, then ends the communication."""
+        self.agreement.meet("end")
+        self.communicator.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not (is_agreed(error) or isinstance(error, CommunicationError)):
+            self._tell("end", error)
+
+
+@contextmanager
+def _whole_batches(loader: Iterable[Any]) -> Iterator[None]:
+    """A loader that a training divides makes whole batches inside the block."""
+    if not isinstance(loader, DataLoader) or not isinstance(loader.collate, Collate):
+        yield
+        return
+    divided, loader.collate = loader.collate, loader.collate.whole
+    try:
+        yield
+    finally:
+        loader.collate = divided
+
+
+def _strategy(
+    strategy: Strategy | str | None,
+    model: Model,
+    dtype: str,
+    resources: ResourceSpec | None,
+    size: int,
+) -> Strategy | None:
+    """The strategy that `strategy` names, verified for the model and the number of ranks."""
+    if strategy is None:
+        return None
+    variables = variables_of(model, dtype=dtype)
+    cluster = resources if resources is not None else ResourceSpec.local(size)
+    chosen = build(strategy, variables, cluster) if isinstance(strategy, str) else strategy
+    verify(chosen, variables, resources)
+    if len(chosen.graph.replicas) != size or chosen.graph.servers:
+        raise ConfigError(
+            f"the strategy has {len(chosen.graph.replicas)} replicas and "
+            f"{len(chosen.graph.servers)} servers, but there are {size} ranks",
+            hint="start one rank for each replica; servers without a replica are not run",
+        )
+    return chosen
