@@ -51,7 +51,10 @@ def find_mpirun() -> Launcher:
 def command_of(
     launcher: Launcher, ranks: int, arguments: Sequence[str], *, elastic: bool = False
 ) -> list[str]:
-    """The command line that runs ``cavs ARGUMENTS``, or a Python file, on `ranks` ranks."""
+    """The command line that runs ``cavs ARGUMENTS`` on `ranks` ranks.
+
+    Arguments that begin with a ``.py`` file or ``-m`` are a Python program instead.
+    """
     if not arguments:
         raise ConfigError("nothing to launch", hint="cavs launch -n 2 train tree-lstm --data DIR")
     command = [launcher.path, "-n", str(ranks)]
@@ -67,7 +70,8 @@ def command_of(
         raise DeviceError(
             f"{launcher.path} is not Open MPI's; only that survives a lost rank", hint=_INSTALL
         )
-    run = [] if arguments[0].endswith(".py") else ["-m", "cavs.cli"]
+    program = arguments[0] == "-m" or arguments[0].endswith(".py")
+    run = [] if program else ["-m", "cavs.cli"]
     return [*command, sys.executable, *run, *arguments]
 
 

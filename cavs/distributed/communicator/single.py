@@ -13,7 +13,7 @@ class SingleCommunicator(Collectives):
     """A group of one rank: every operation is done at once, and nothing is sent."""
 
     def __init__(self) -> None:
-        super().__init__(0, 1, timeout=0.0)
+        super().__init__(0, 1, timeout=0.0, overlaps=False)  # nothing to wait for
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         if sends or receives:
