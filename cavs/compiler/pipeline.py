@@ -13,6 +13,7 @@ from cavs.ir.verify import verify
 from cavs.passes.access import insert_copies
 from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
+from cavs.passes.merge_vertices import merge_vertices
 from cavs.passes.partition import Partition, partition
 from cavs.passes.replicate import replicate
 from cavs.passes.simplify import CANONICAL, RULES, simplify
@@ -23,6 +24,7 @@ from cavs.passes.specialise import Kind, optional_features, specialise
 class Passes:
     """A switch for each pass that can be ablated; what is off is replaced by the plain way."""
 
+    merge_vertices: bool = True
     simplify: bool = True
     specialise: bool = True
     merge_products: bool = True
@@ -47,14 +49,16 @@ def compile_graph(
     parameters: Sequence[str],
     *,
     training: bool,
+    merging: bool = False,
     passes: Passes = Passes(),
     record: bool = False,
     replicated: bool = False,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
-    training adds the gradients of all trainable parameters. record keeps the text of every stage.
-    replicated: batches are parts of global ones, see cavs.passes.replicate.
+    training adds the gradients of all trainable parameters. merging: rows are distinct vertices,
+    with the features of `cavs.passes.merge_vertices`. record keeps the text of every stage.
+    replicated: batches of a training are parts of global ones, see `cavs.passes.replicate`.
     """
     stages: list[tuple[str, str]] = []
 
@@ -67,8 +71,11 @@ def compile_graph(
     rules = RULES if passes.simplify else CANONICAL
     graph = done("trace", traced)
     optional = optional_features(graph)
-    if training and replicated:
+    replicated &= training
+    if replicated:
         graph = done("replicate", replicate(graph))
+    if merging:
+        graph = done("merge_vertices", merge_vertices(graph, counts=not replicated))
     if training:
         graph = done("differentiate", differentiate(graph))
     graph = done("simplify", simplify(graph, rules))
