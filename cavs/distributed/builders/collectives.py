@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cavs.distributed.builders.builder import Builder, at_least, register
-from cavs.distributed.builders.rules import all_replicas, cut, smallest_divisor, whole
+from cavs.distributed.builders.rules import (
+    MAX_SHARDS,
+    all_replicas,
+    cut,
+    few_shards,
+    smallest_divisor,
+    whole,
+)
 from cavs.distributed.compressors import parse
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.strategy import AllReduce as AllReduceSynchroniser
@@ -44,7 +51,12 @@ class AllReduce(CollectiveBuilder):
         return Strategy(graph=all_replicas(resources), nodes=nodes)
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Partitioned(CollectiveBuilder):
+    """max_shards: an axis that would need more, because its size is a large prime, stays whole."""
+
+    max_shards: int = MAX_SHARDS
+
     def axis(self, variable: Variable, rng: random.Random) -> int:
         """The axis to cut."""
         raise NotImplementedError
@@ -58,7 +70,8 @@ class _Partitioned(CollectiveBuilder):
         rng, nodes, begun = self.seeded(), [], 0
         for variable in variables:
             axis = self.axis(variable, rng)
-            parts = smallest_divisor(variable.shape[axis] if variable.shape else 1)
+            size = variable.shape[axis] if variable.shape else 1
+            parts = few_shards(smallest_divisor(size), self.max_shards)
             synchronisers = [self.synchroniser(begun + i) for i in range(parts)]
             nodes.append(cut(variable, axis, synchronisers, self.compressor))
             begun += parts

@@ -25,6 +25,14 @@ def smallest_non_divisor(size: int) -> int:
     return next((i for i in range(2, size) if size % i), max(size, 1))
 
 
+MAX_SHARDS = 1024
+
+
+def few_shards(parts: int, most: int) -> int:
+    """`parts`, or 1 where that is more than `most`: each shard costs messages of its own."""
+    return parts if parts <= most else 1
+
+
 class Loads:
     """Bytes that each server owns so far."""
 

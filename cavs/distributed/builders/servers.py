@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from cavs.distributed.builders.builder import Builder, register
 from cavs.distributed.builders.rules import (
+    MAX_SHARDS,
     Loads,
     all_replicas,
     cut,
+    few_shards,
     is_hierarchical,
     rows_of,
     smallest_divisor,
@@ -85,6 +87,7 @@ class PSLoadBalancing(ServerBuilder):
         return Strategy(graph=graph, nodes=self.balanced(variables, servers, graph))
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Partitioned(ServerBuilder):
     def parts(self, size: int) -> int:
         """How many shards an axis 0 of `size` is cut into."""
@@ -105,11 +108,16 @@ class _Partitioned(ServerBuilder):
 @register
 @dataclass(frozen=True, kw_only=True)
 class PartitionedPS(_Partitioned):
-    """Axis 0 in as many equal shards as its smallest divisor, spread over the servers."""
+    """Axis 0 in as many equal shards as its smallest divisor, spread over the servers.
+
+    max_shards: an axis that would need more, because its size is a large prime, stays whole.
+    """
+
+    max_shards: int = MAX_SHARDS
 
     def parts(self, size: int) -> int:
         """See `_Partitioned`."""
-        return smallest_divisor(size)
+        return few_shards(smallest_divisor(size), self.max_shards)
 
 
 @register
