@@ -171,6 +171,26 @@ class Engine {
     return py::array_t<T>(std::vector<py::ssize_t>{size}, data, owner);
   }
 
+  py::tuple factors(int32_t param, const py::object& owner) {
+    const Factors& f = executor_.factors(param);
+    using Shape = std::vector<py::ssize_t>;
+    return py::make_tuple(py::array_t<T>(Shape{f.rows, f.k}, f.left.template as<T>(), owner),
+                          py::array_t<T>(Shape{f.rows, f.n}, f.right.template as<T>(), owner));
+  }
+
+  void add_product(const py::array& left, const py::array& right, const py::array& out) const {
+    if (left.ndim() != 2 || right.ndim() != 2 || left.shape(0) != right.shape(0) ||
+        out.size() != left.shape(1) * right.shape(1)) {
+      throw py::value_error("left and right need as many rows, out the product of their columns");
+    }
+    const T* a = data_of<T>(left, "left", false);
+    const T* b = data_of<T>(right, "right", false);
+    T* c = data_of<T>(out, "out", true);
+    const py::ssize_t rows = left.shape(0), k = left.shape(1), n = right.shape(1);
+    const py::gil_scoped_release release;
+    executor_.add_product(a, b, rows, k, n, c);
+  }
+
   double squared_norm(const py::list& pieces) {
     const std::vector<GradientPiece<T>> work = to_pieces(pieces);
     const py::gil_scoped_release release;
@@ -386,6 +406,29 @@ void bind_class(py::module_& m) {
             return x.visit([&](auto& e) { return e.gradient_block(self); });
           },
           "The memory of all dense gradients, in gradient_order; between them are zeros.")
+      .def(
+          "set_factored",
+          [](PyExecutor& x, int32_t i) {
+            return x.visit([&](auto& e) { return e.executor().set_factored(i); });
+          },
+          py::arg("parameter"),
+          "From now on runs leave the operands of the gradient's products instead of the gradient; "
+          "False, changing nothing, where it is no sum of products.")
+      .def(
+          "factors",
+          [](const py::object& self, int32_t i) {
+            auto& x = self.cast<PyExecutor&>();
+            return x.visit([&](auto& e) { return e.factors(i, self); });
+          },
+          py::arg("parameter"),
+          "X [rows, k] and dY [rows, n] of a factored gradient; the engine's memory, valid until "
+          "the next run.")
+      .def(
+          "add_product",
+          [](PyExecutor& x, const py::array& left, const py::array& right, const py::array& out) {
+            x.visit([&](auto& e) { e.add_product(left, right, out); });
+          },
+          py::arg("left"), py::arg("right"), py::arg("out"), "out += left^T right, in place.")
       .def(
           "gradient_order",
           [](PyExecutor& x) {

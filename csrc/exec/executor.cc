@@ -122,6 +122,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   }
   context_.kernel_elements = kernel_scratch(bound_, kernels_);
   stage_seconds_.assign(p.stages.size(), 0);
+  context_.factors_of_instruction.assign(p.instructions.size(), -1);
 }
 
 // What depends on the shape of the batch only: kept while the same schedule comes again.
@@ -229,6 +230,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   at.step = inputs.step;
   bind_addresses(*program_, at, bound_);
   for (Table& table : context_.tables) bind_table(table, bound_, spaces_);
+  for (Factors& f : context_.factors) bind_factors(f, bound_, spaces_);
 }
 
 // Weights that changed are packed and gradients zeroed before the first stage.

@@ -114,6 +114,13 @@ class Executor {
   // Parameters with a gradient, in the order their gradients are done; dense ones lie in memory in
   // that order.
   const std::vector<int32_t>& gradient_order() const { return analysis_.gradient_order; }
+  // From now on runs leave the operands of a parameter's gradient instead of the gradient. False,
+  // changing nothing, where the gradient is no sum of products over whole rows.
+  bool set_factored(int32_t param);
+  // X [rows, k] and dY [rows, n] of the last run; valid until the next.
+  const Factors& factors(int32_t param) const;
+  // out [k, n] += left [rows, k]^T right [rows, n].
+  void add_product(const T* left, const T* right, int64_t rows, int64_t k, int64_t n, T* out) const;
   double squared_norm(const std::vector<GradientPiece<T>>& pieces);
   // One update with gradients times `scale`.
   void apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces, double scale);

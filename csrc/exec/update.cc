@@ -143,6 +143,38 @@ GradientView<T> Executor<T>::gradient_view(int32_t param) {
   return {};
 }
 
+template <class T>
+bool Executor<T>::set_factored(int32_t param) {
+  const std::lock_guard lock(mutex_);
+  check_param(param);
+  Factors f;
+  if (!make_factors(*program_, analysis_, param, context_.sizes[param], f)) return false;
+  for (int32_t id : f.instructions) {
+    context_.factors_of_instruction[id] = static_cast<int32_t>(context_.factors.size());
+  }
+  context_.factors.push_back(std::move(f));
+  return true;
+}
+
+template <class T>
+const Factors& Executor<T>::factors(int32_t param) const {
+  for (const Factors& f : context_.factors) {
+    if (f.param == param) return f;
+  }
+  throw std::out_of_range("parameter " + std::to_string(param) + " is not factored");
+}
+
+template <class T>
+void Executor<T>::add_product(const T* left, const T* right, int64_t rows, int64_t k, int64_t n,
+                              T* out) const {
+  if (rows == 0) return;
+  Source<T> a, b;
+  a.data = left, a.stride = k, a.width = static_cast<int32_t>(k);
+  b.data = right, b.stride = n, b.width = static_cast<int32_t>(n);
+  std::vector<T> scratch(kernels_.matmul_tn_scratch(k, n));
+  kernels_.matmul_tn(&a, 1, &b, 1, 0, rows, k, n, 0, n, out, n, true, scratch.data());
+}
+
 namespace {
 
 template <class T>
@@ -187,11 +219,14 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
   move(update, checked(pieces, context_.sizes), scale);
 }
 
-#define CAVS_INSTANTIATE(T)                                                        \
-  template StepResult Executor<T>::step(const Inputs<T>&, const Update<T>&);       \
-  template bool Executor<T>::wait_gradient(int32_t) const;                         \
-  template GradientView<T> Executor<T>::gradient_view(int32_t);                    \
-  template double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>&); \
+#define CAVS_INSTANTIATE(T)                                                                        \
+  template StepResult Executor<T>::step(const Inputs<T>&, const Update<T>&);                       \
+  template bool Executor<T>::wait_gradient(int32_t) const;                                         \
+  template bool Executor<T>::set_factored(int32_t);                                                \
+  template const Factors& Executor<T>::factors(int32_t) const;                                     \
+  template void Executor<T>::add_product(const T*, const T*, int64_t, int64_t, int64_t, T*) const; \
+  template GradientView<T> Executor<T>::gradient_view(int32_t);                                    \
+  template double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>&);                 \
   template void Executor<T>::apply(const Update<T>&, const std::vector<GradientPiece<T>>&, double);
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

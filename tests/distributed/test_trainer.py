@@ -5,8 +5,20 @@ import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.distributed import Trainer
+from cavs.compiler.pipeline import Passes
+from cavs.distributed import Trainer, by_counts
 from cavs.distributed.communicator import SingleCommunicator, run_threads
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.session import DistributedSession
+from cavs.distributed.strategy import (
+    AllReduce,
+    GraphConfig,
+    NodeConfig,
+    Strategy,
+    SufficientFactors,
+)
+from cavs.runtime import Session
+from cavs.runtime.session import MERGED_FROM
 
 
 class Tree(cavs.Model):
@@ -116,3 +128,80 @@ def test_one_process_alone_needs_no_communicator():
     assert isinstance(trainer.communicator, SingleCommunicator)
     report = trainer.advance(cavs.batch(BATCHES[0]))
     assert report.sent_bytes == 0
+
+
+def factors_for(size, model):
+    """Sufficient factors for every dense parameter; biases have none and are reduced."""
+    replicas = ResourceSpec.local(size).cpu_devices
+    nodes = tuple(
+        NodeConfig(name=name, synchroniser=AllReduce() if p.sparse else SufficientFactors())
+        for name, p in model.parameters().items()
+    )
+    return Strategy(graph=GraphConfig(replicas=replicas), nodes=nodes)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sufficient_factors_equal_one_process(size):
+    optimizer = cavs.optim.Adagrad(lr=0.1)
+
+    def work(c):
+        model = Tree()
+        session = Session(model, dtype=np.float64, replicated=True)
+        exchanging = DistributedSession(session, c, factors_for(size, model))
+        states = optimizer.init_states(list(model.parameters().values()))
+        for i, graphs in enumerate(BATCHES):
+            exchanging.step(cavs.batch(graphs), optimizer.hyper(i), states, step=i)
+        kinds = [type(e).__name__ for e in exchanging._exchanges]
+        assert kinds.count("FactorBroadcast") >= 3
+        return {n: p.value.copy() for n, p in model.parameters().items()}
+
+    expected, _ = train_alone(optimizer)
+    for values in run_threads(size, work):
+        for name, value in expected.items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-11, atol=1e-13, err_msg=name)
+
+
+COMPRESSORS = ["float16", "bfloat16", "onebit", "powersgd(rank=2)", "topk(ratio=0.1)"]
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_compressed_gradients_train_and_all_ranks_have_the_same_bits(compressor):
+    strategy = f"AllReduce(compressor={compressor!r})"
+    together = train_together(3, cavs.optim.SGD(lr=0.05), strategy=strategy)
+    expected, _ = train_alone(cavs.optim.SGD(lr=0.05))
+    start = {n: p.value for n, p in Tree().parameters().items()}
+    for values, losses in together:
+        assert all(np.isfinite(x.loss) for x in losses)
+        for name, value in values.items():
+            assert value.tobytes() == together[0][0][name].tobytes()
+        # They go where the exact gradients go, roughly.
+        moved, exact = (
+            np.concatenate([(v[n] - start[n]).ravel() for n in start if n != "embedding.weight"])
+            for v in (values, expected)
+        )
+        cosine = moved @ exact / np.linalg.norm(moved) / np.linalg.norm(exact)
+        assert cosine > 0.7
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_equal_vertices_computed_once_count_as_often_as_they_occur(size):
+    """Batches above the size from which copies are merged, in different numbers on each rank."""
+    graphs = trees(500, 3)
+    assert sum(g.num_vertices for g in graphs) > 3 * size * MERGED_FROM
+    optimizer = cavs.optim.SGD(lr=0.1)
+    model = Tree()
+    passes = Passes(merge_vertices=False)
+    alone = cavs.Trainer(model, optimizer, session=Session(model, dtype=np.float64, passes=passes))
+    losses = [alone.advance(cavs.batch(graphs)).loss for _ in range(3)]
+
+    def work(c):
+        own = Tree()
+        split = by_counts([1] * (size - 1) + [2])
+        t = Trainer(own, optimizer, communicator=c, dtype=np.float64, split=split)
+        found = [t.advance(cavs.batch(graphs)).loss for _ in range(3)]
+        return found, {n: p.value.copy() for n, p in own.parameters().items()}
+
+    for found, values in run_threads(size, work):
+        assert found == pytest.approx(losses, rel=1e-11)
+        for name, p in model.parameters().items():
+            np.testing.assert_allclose(values[name], p.value, rtol=1e-10, atol=1e-12)

@@ -6,6 +6,7 @@ from cavs.distributed.synchronisers.all_reduce import (
     SparseAllGather,
 )
 from cavs.distributed.synchronisers.exchange import Exchange, Part, Piece, part_of
+from cavs.distributed.synchronisers.factors import FactorBroadcast
 from cavs.distributed.synchronisers.plan import exchanges_of
 from cavs.distributed.synchronisers.servers import DenseServers, SparseServers
 
@@ -14,6 +15,7 @@ __all__ = [
     "DenseAllReduce",
     "DenseServers",
     "Exchange",
+    "FactorBroadcast",
     "Part",
     "Piece",
     "SparseAllGather",

@@ -13,6 +13,7 @@ from cavs.distributed.strategy import (
     ParameterServer,
     Shard,
     Strategy,
+    SufficientFactors,
     shards_of,
 )
 from cavs.distributed.synchronisers.all_reduce import (
@@ -21,6 +22,7 @@ from cavs.distributed.synchronisers.all_reduce import (
     SparseAllGather,
 )
 from cavs.distributed.synchronisers.exchange import Array, Exchange, Part, part_of
+from cavs.distributed.synchronisers.factors import FactorBroadcast
 from cavs.distributed.synchronisers.servers import DenseServers, SparseServers
 from cavs.errors import ConfigError
 
@@ -92,11 +94,8 @@ class _Plan:
             part, sync = part_of(i, shape, shard), leaf.sync
             if isinstance(sync, ParameterServer):
                 self._serve(part, _owner(leaf, strategy))
-            elif not isinstance(sync, AllReduce):
-                raise ConfigError(
-                    f"{leaf.name}: {sync.type} cannot be run yet",
-                    hint="use all_reduce or parameter_server",
-                )
+            elif isinstance(sync, SufficientFactors):
+                self._factor(part, leaf, node)
             elif leaf.compressor == "none":
                 self.groups.setdefault(sync.group, []).append(part)
             else:
@@ -105,6 +104,18 @@ class _Plan:
                         part, self.values, self.executor, parse(leaf.compressor), seed=i
                     )
                 )
+
+    def _factor(self, part: Part, leaf: NodeConfig, node: NodeConfig) -> None:
+        """Factors where the gradient is a sum of products; they multiply to the whole matrix."""
+        if node.shards:
+            raise ConfigError(
+                f"{leaf.name}: a shard of a parameter has no factors of its own",
+                hint="leave the partition of its parameter empty",
+            )
+        if self.executor.set_factored(part.parameter):
+            self.exchanges.append(FactorBroadcast(part, self.values, self.executor))
+        else:
+            self._fill(part)
 
     def _fill(self, part: Part) -> None:
         size = sum(p.size for p in self.open) * self.values[0].itemsize
