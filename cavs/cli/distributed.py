@@ -33,6 +33,7 @@ def trainer(
         optimizer,
         strategy=strategy,
         communicator=communicator,
+        elastic=args.elastic,
         resources=None if args.cluster is None else load_resources(args.cluster),
         **common,
     )

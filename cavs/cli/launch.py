@@ -22,6 +22,9 @@ def add_parser(commands: Any) -> None:
         help="of the engine of each rank, default: %(default)s",
     )
     parser.add_argument(
+        "--elastic", action="store_true", help="go on with the ranks that are left if one dies"
+    )
+    parser.add_argument(
         "arguments",
         nargs=argparse.REMAINDER,
         metavar="COMMAND ...",
@@ -32,4 +35,4 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the ranks and wait for them."""
-    return launch(args.ranks, args.arguments, threads=args.threads)
+    return launch(args.ranks, args.arguments, threads=args.threads, elastic=args.elastic)

@@ -90,6 +90,12 @@ def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
         help="how gradients are shared: a builder such as PartitionedPS, FILE.py:CLASS, auto, or a "
         "strategy file ending in .json (default: all-reduce in buckets)",
     )
+    group.add_argument(
+        "--elastic",
+        action="store_true",
+        default=bool(os.environ.get("CAVS_ELASTIC")),
+        help="go on with the ranks that are left if one dies (set by cavs launch --elastic)",
+    )
     group.add_argument("--cluster", metavar="FILE", help="resource specification in YAML")
     group.add_argument(
         "--timeout",

@@ -116,6 +116,8 @@ def train(args: argparse.Namespace, communicator: Communicator | None = None) ->
         log=folder / "log.jsonl",
         progress=not quiet,
     )
+    if isinstance(trainer, distributed.Trainer):  # the rank that was the first may be gone
+        first = trainer.communicator.rank == 0
     say: Callable[[str], None] = print if first else lambda text: None
     return Trained(task, trainer, _report(args, task, trainer, result, checkpoint, say))
 

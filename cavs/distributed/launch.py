@@ -21,6 +21,7 @@ from cavs.errors import ConfigError, DeviceError
 
 STOP_SIGNAL = signal.SIGUSR1  # what mpirun passes on to the ranks; SIGINT it keeps to itself
 LAUNCHED = "CAVS_LAUNCHED"
+ELASTIC = "CAVS_ELASTIC"  # set where ranks survive one another
 _INSTALL = 'pip install "cavs[mpi]"'
 _PR_SET_PDEATHSIG = 1
 
@@ -95,6 +96,8 @@ def launch(
     if ":OVERSUBSCRIBE" in command:
         say(f"cavs: {ranks} ranks share {len(os.sched_getaffinity(0))} cores")
     environment = {"CAVS_NUM_THREADS": str(threads), **os.environ, LAUNCHED: str(ranks)}
+    if elastic:
+        environment[ELASTIC] = "1"
     # A session of its own: Ctrl-C in the terminal comes here first and alone.
     process = subprocess.Popen(
         command,

@@ -18,7 +18,7 @@ from cavs.distributed.communicator.protocol import Communicator, Handle
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.synchronisers import Exchange, Piece, exchanges_of
-from cavs.errors import CommunicationError
+from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.session import EvalResult
 
@@ -193,13 +193,22 @@ class DistributedSession:
         """Whether values come from other ranks after an update."""
         return any(type(e).distribute is not Exchange.distribute for e in self._exchanges)
 
+    def move_to(self, communicator: Communicator) -> None:
+        """Goes on with other ranks. ConfigError if the old ones held what is lost with them."""
+        if self._serves:
+            raise ConfigError(
+                "a rank is gone, and with it the optimiser states of parameters that it owned",
+                hint="resume from the last checkpoint; a strategy of all-reduce survives",
+            )
+        self.communicator, self.agreement = communicator, Agreement(communicator)
+
     # ---- the rest of an engine -----------------------------------------------------------------
 
     def shard(self, batch: GraphBatch | ShardedBatch) -> ShardedBatch:
         """This rank's part of a global batch."""
-        if isinstance(batch, ShardedBatch):
-            return batch
         c = self.communicator
+        if isinstance(batch, ShardedBatch) and batch.place == (c.rank, c.size):
+            return batch
         return shard(batch.graphs, batch.ids, c.rank, c.size, self.split)
 
     def prepare(self, batch: GraphBatch | ShardedBatch) -> None:
@@ -267,8 +276,14 @@ class _Run:
         self.compute_seconds = ended - begun
         if not self.wait_free:
             handles = [start(self._reduce, exchange) for exchange in self.exchanges]
-        for handle in handles:
-            self.pieces += handle.wait()
+        lost: CommunicationError | None = None
+        for handle in handles:  # all of them: none may run into what comes after
+            try:
+                self.pieces += handle.wait()
+            except CommunicationError as error:
+                lost = lost or error
+        if lost is not None:
+            raise lost
         self.exposed_seconds = time.perf_counter() - ended
         return loss, failed
 

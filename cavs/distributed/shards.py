@@ -40,13 +40,19 @@ class ShardedBatch:
     """What a rank computes of a global batch.
 
     local: its graphs; where it has none, one that stands in and counts for nothing (`empty`).
-    num_graphs, ids: of the global batch.
+    graphs, ids: the global batch. place: rank and number of ranks that it was divided for.
     """
 
     local: GraphBatch
     empty: bool
-    num_graphs: int
+    graphs: tuple[Graph, ...]
     ids: tuple[int, ...] | None
+    place: tuple[int, int]
+
+    @property
+    def num_graphs(self) -> int:
+        """Of the global batch."""
+        return len(self.graphs)
 
 
 def shard(
@@ -72,8 +78,9 @@ def shard(
     return ShardedBatch(
         make([graphs[i] for i in mine], own),
         not parts[rank],
-        len(graphs),
+        tuple(graphs),
         None if ids is None else tuple(ids),
+        (rank, ranks),
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from cavs.distributed.session import DistributedSession, StepReport
 from cavs.distributed.shards import Collate, Split, contiguous
 from cavs.distributed.strategy import Strategy, variables_of
 from cavs.distributed.strategy.verify import verify
+from cavs.distributed.survivors import Survivors
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.frontend.model import Model
 from cavs.runtime import Session
@@ -34,6 +35,7 @@ from cavs.train.optim import Optimizer
 from cavs.train.trainer import Metrics
 
 Array = NDArray[Any]
+T = TypeVar("T")
 _FAREWELL = 30.0  # seconds that a failing rank waits for the others to hear of it
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")
 
@@ -61,6 +63,8 @@ class Trainer(LocalTrainer):
         resources: For builders: the cluster; this machine unless given.
         split: Which rank takes which graphs of a batch; equal numbers, in order, unless given.
         timeout: Seconds that a rank waits for another before it gives up, naming it.
+        elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``
+            and a strategy in which all ranks hold everything (all-reduce, sufficient factors).
         wait_free: Send gradients while backward still runs.
         dtype: np.float32, or np.float64 for checks.
         more: As for `cavs.Trainer`.
@@ -80,19 +84,21 @@ class Trainer(LocalTrainer):
         resources: ResourceSpec | None = None,
         split: Split = contiguous,
         timeout: float = 300.0,
+        elastic: bool = False,
         wait_free: bool = True,
         dtype: Any = np.float32,
         passes: Any = None,
         threads: int | None = None,
         **more: Any,
     ) -> None:
-        c = self.communicator = communicator if communicator is not None else world(timeout)
+        c = communicator if communicator is not None else world(timeout)
         local = Session(model, threads=threads, dtype=dtype, passes=passes, replicated=True)
         chosen = _strategy(strategy, model, str(local.dtype), resources, c.size)
         session = DistributedSession(local, c, chosen, split=split, wait_free=wait_free)
         super().__init__(model, optimizer, session=session, **more)
-        self.strategy, self.split, self.agreement = chosen, split, Agreement(c)
+        self.strategy, self.split, self.elastic = chosen, split, elastic
         self._begun = False
+        self._survivors = Survivors(self)
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -120,6 +126,9 @@ class Trainer(LocalTrainer):
 
     def advance(self, batch: Any) -> StepReport:
         """One update on the global `batch`; see `cavs.Trainer.advance`."""
+        return self._survivors.go(lambda: self._advance(batch))
+
+    def _advance(self, batch: Any) -> StepReport:
         self.begin()
         outcome = super().advance(batch)
         assert isinstance(outcome, StepReport)
@@ -146,11 +155,12 @@ class Trainer(LocalTrainer):
         self, loader: Iterable[Any], metrics: Metrics = (), **more: Any
     ) -> dict[str, float]:
         """As `cavs.Trainer.evaluate`; every rank takes some of the batches."""
+
+        def work() -> dict[str, float]:
+            return super(Trainer, self).evaluate(loader, metrics, **more)
+
         with _whole_batches(loader):
-            values: dict[str, float] = self._together(
-                "evaluation", lambda: super(Trainer, self).evaluate(loader, metrics, **more)
-            )
-        return values
+            return self._together("evaluation", lambda: self._survivors.go(work))
 
     def _mine(self, batches: Iterable[Any]) -> Iterator[Any]:
         return islice(batches, self.communicator.rank, None, self.communicator.size)
@@ -167,10 +177,7 @@ class Trainer(LocalTrainer):
         """As `cavs.Trainer.fit`; rank 0 writes the log and the checkpoints and shows progress."""
         if self.communicator.rank != 0:
             options |= {"log": None, "progress": False}
-        result: FitResult = self._together(
-            "fit", lambda: super(Trainer, self).fit(train, **options)
-        )
-        return result
+        return self._together("fit", lambda: super(Trainer, self).fit(train, **options))
 
     def save(
         self,
@@ -180,6 +187,12 @@ class Trainer(LocalTrainer):
         states: bool = True,
     ) -> None:
         """As `cavs.Trainer.save`: rank 0 writes; call it on all ranks."""
+        self._survivors.go(lambda: self._save(path, progress, states))
+        self.last_checkpoint = Path(path)
+
+    def _save(
+        self, path: str | os.PathLike[str], progress: Mapping[str, Any] | None, states: bool
+    ) -> None:
         self.session.collect(self.states)
         failed: Exception | None = None
         if self.communicator.rank == 0:
@@ -188,14 +201,22 @@ class Trainer(LocalTrainer):
             except Exception as error:  # the other ranks must learn of it, whatever it is
                 failed = error
         self.agreement.meet("save", failed)
-        self.last_checkpoint = Path(path)
 
     def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
         """As `cavs.Trainer.resume`; every rank reads the file, which any number of ranks wrote."""
-        stored: Checkpoint = self._together("fit", lambda: super(Trainer, self).resume(path))
-        return stored
+        return self._together("fit", lambda: super(Trainer, self).resume(path))
 
-    def _together(self, place: str, work: Any) -> Any:
+    @property
+    def agreement(self) -> Agreement:
+        """Where the present ranks meet."""
+        return self.session.agreement
+
+    @property
+    def communicator(self) -> Communicator:
+        """The present ranks."""
+        return self.session.communicator
+
+    def _together(self, place: str, work: Callable[[], T]) -> T:
         """`work()`; what fails on this rank alone is made known to the others."""
         try:
             return work()
@@ -217,7 +238,7 @@ class Trainer(LocalTrainer):
 
     def close(self) -> None:
         """Waits for the other ranks to come here, then ends the communication."""
-        self.agreement.meet("end")
+        self._survivors.go(lambda: self.agreement.meet("end") and None)
         self.communicator.close()
 
     def __enter__(self) -> Trainer:

@@ -162,13 +162,24 @@ def build(args, assets=None):
 class Running:
     """``cavs launch -n 3 train failing.py``."""
 
-    def __init__(self, tmp_path, how, *arguments):
+    def __init__(self, tmp_path, how, *arguments, elastic=False, ranks=3):
         model, self.folder = tmp_path / "failing.py", tmp_path / "pids"
         self.folder.mkdir()
         model.write_text(FAILING)
         self.out = tmp_path / "out"
         self.process = cavs_command(
-            *("launch", "-n", 3, "train", model, "--out", self.out, "--quiet", *arguments),
+            *(
+                "launch",
+                "-n",
+                3,
+                *["--elastic"] * elastic,
+                "train",
+                model,
+                "--out",
+                self.out,
+                "--quiet",
+                *arguments,
+            ),
             FOLDER=str(self.folder),
             HOW=how,
         )

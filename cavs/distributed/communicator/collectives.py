@@ -17,7 +17,7 @@ import numpy as np
 
 from cavs.distributed.communicator.progress import DeferredJob, Job, Progress
 from cavs.distributed.communicator.protocol import Array, Handle
-from cavs.errors import ConfigError
+from cavs.errors import CommunicationError, ConfigError
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ class Collectives(ABC):
         self._last: DeferredJob[Any] | None = None
         self._turn = threading.RLock()
         self._scratch = np.empty(0, np.uint8)
+        self._broken: CommunicationError | None = None
         self.operations = 0  # begun so far: what ranks compare when one of them hangs
         self.operation = "nothing yet"
 
@@ -106,8 +107,14 @@ class Collectives(ABC):
         self._progress.close()
 
     def _send(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        if self._broken is not None:  # its messages would meet the wrong operations of others
+            raise self._broken
         self._sent += sum(array.nbytes for array, _ in sends)
-        self._exchange(sends, receives)
+        try:
+            self._exchange(sends, receives)
+        except CommunicationError as error:
+            self._broken = error
+            raise
 
     def _temporary(self, like: Array) -> Array:
         """Memory shaped as `like`, kept for the next time: fresh pages cost more than the sum."""

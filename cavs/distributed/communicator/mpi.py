@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cavs.distributed.communicator.collectives import Collectives, Message
-from cavs.distributed.communicator.protocol import Array
+from cavs.distributed.communicator.protocol import Array, LostPeerError
 from cavs.errors import CommunicationError, DeviceError
 
 MINIMUM = (4, 1)
@@ -75,6 +75,9 @@ class MPICommunicator(Collectives):
             self._comm.Get_rank(), self._comm.Get_size(), timeout=timeout, overlaps=overlaps
         )
         self._answers: dict[int, tuple[int, str]] = {}
+        self._orphans: list[Message] = []
+        names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+        self._lost = {getattr(self._mpi, n) for n in names if hasattr(self._mpi, n)}
         if comm is None and self._size > 1:
             _end_all_on_uncaught_error(self)
 
@@ -91,10 +94,21 @@ class MPICommunicator(Collectives):
             ]
             self._complete(requests, sorted({r for _, r in (*sends, *receives)}))
         except self._mpi.Exception as error:
-            raise CommunicationError(
+            lost = error.Get_error_class() in self._lost or self._lost_anyone()
+            # Requests that will not end keep their memory.
+            self._orphans += [*sends, *receives]
+            kind = LostPeerError if lost else CommunicationError
+            raise kind(
                 f"rank {self._rank} in {self.operation} with ranks "
                 f"{sorted({r for _, r in (*sends, *receives)})}: {error}"
             ) from error
+
+    def _lost_anyone(self) -> bool:
+        """Whether a rank has died or another has found that out; only ULFM tells."""
+        try:
+            return bool(self._comm.Is_revoked() or self._comm.Get_failed().Get_size() > 0)
+        except (AttributeError, NotImplementedError, self._mpi.Exception):
+            return False
 
     def _complete(self, requests: list[Any], peers: list[int]) -> None:
         test = self._mpi.Request.Testall
@@ -155,6 +169,20 @@ class MPICommunicator(Collectives):
         """See `Communicator`."""
         part = self._run("split", self._comm.Split, color, key)
         return MPICommunicator(part, timeout=self.timeout)
+
+    def shrink(self) -> MPICommunicator:
+        """See `Communicator`: by ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
+        try:
+            self._comm.Revoke()
+            self._control.Revoke()
+            left = self._comm.Shrink()
+        except (AttributeError, NotImplementedError, self._mpi.Exception) as error:
+            raise DeviceError(
+                f"this MPI cannot go on without a rank: {error}",
+                hint="start with: cavs launch --elastic, or mpirun --with-ft ulfm",
+            ) from error
+        self.close()
+        return MPICommunicator(left, timeout=self.timeout)
 
     def abort(self, message: str) -> None:
         """See `Communicator`."""

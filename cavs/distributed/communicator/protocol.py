@@ -7,9 +7,15 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
+from cavs.errors import CommunicationError
+
 Array = NDArray[Any]
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+class LostPeerError(CommunicationError):
+    """A rank has died; `Communicator.shrink` lets the others go on."""
 
 
 class Handle(Protocol[T_co]):
@@ -113,6 +119,14 @@ class Communicator(Protocol):
 
     def split(self, color: int, key: int = 0) -> Communicator:
         """The group of ranks with the same `color`, ordered by `key`, then by rank."""
+        ...
+
+    def shrink(self) -> Communicator:
+        """The group of the ranks that are left, in their order; all of them call it.
+
+        What they had begun ends with `LostPeerError`. Raises `DeviceError` where ranks cannot
+        survive another.
+        """
         ...
 
     def close(self) -> None:

@@ -23,6 +23,10 @@ class SingleCommunicator(Collectives):
         """See `Communicator`."""
         return SingleCommunicator()
 
+    def shrink(self) -> SingleCommunicator:
+        """See `Communicator`."""
+        return self
+
     def abort(self, message: str) -> None:
         """See `Communicator`."""
         sys.exit(message)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from cavs.distributed.communicator.collectives import Collectives, Message
-from cavs.distributed.communicator.protocol import Array
+from cavs.distributed.communicator.protocol import Array, LostPeerError
 from cavs.errors import CommunicationError
 
 T = TypeVar("T")
@@ -23,6 +23,9 @@ class _World:
         self.mail: dict[tuple[int, int], deque[Array]] = defaultdict(deque)
         self.begun = [0] * size
         self.aborted = ""
+        self.dead: set[int] = set()
+        self.leaving: set[int] = set()  # survivors that wait for a smaller group
+        self.smaller: _World | None = None
         self.groups: dict[tuple[int, int], _World] = {}
 
 
@@ -46,6 +49,8 @@ class ThreadCommunicator(Collectives):
                 while not letters:
                     if world.aborted:
                         raise CommunicationError(world.aborted)
+                    if world.leaving or source in world.dead:
+                        raise LostPeerError(f"ranks {sorted(world.dead)} are gone")
                     if not world.changed.wait(limit - time.monotonic()):
                         raise self._hung()
                 letter = letters.popleft()
@@ -73,6 +78,28 @@ class ThreadCommunicator(Collectives):
             group = self._world.groups.setdefault((self._splits, color), _World(len(members)))
         rank = [r for _, r in members].index(self._rank)
         return ThreadCommunicator(group, rank, len(members), timeout=self.timeout)
+
+    def die(self) -> None:
+        """This rank takes part no longer; the others find out."""
+        with self._world.changed:
+            self._world.dead.add(self._rank)
+            self._world.changed.notify_all()
+
+    def shrink(self) -> ThreadCommunicator:
+        """See `Communicator`."""
+        world = self._world
+        with world.changed:
+            world.leaving.add(self._rank)
+            world.changed.notify_all()
+            while len(world.leaving | world.dead) < self._size:
+                if not world.changed.wait(self.timeout):
+                    raise self._hung()
+            members = sorted(world.leaving - world.dead)
+            if world.smaller is None:
+                world.smaller = _World(len(members))
+        self.close()
+        rank = members.index(self._rank)
+        return ThreadCommunicator(world.smaller, rank, len(members), timeout=self.timeout)
 
     def abort(self, message: str) -> None:
         """See `Communicator`."""
