@@ -12,6 +12,7 @@ from typing import Any
 from cavs.cli import distributed, options
 from cavs.cli.distributed import one_voice
 from cavs.cli.registry import Entry, Task
+from cavs.distributed import Trainer as DistributedTrainer
 from cavs.distributed import world
 from cavs.distributed.communicator import Communicator
 from cavs.distributed.launch import take_stop_signal
@@ -116,7 +117,7 @@ def train(args: argparse.Namespace, communicator: Communicator | None = None) ->
         log=folder / "log.jsonl",
         progress=not quiet,
     )
-    if isinstance(trainer, distributed.Trainer):  # the rank that was the first may be gone
+    if isinstance(trainer, DistributedTrainer):  # the rank that was the first may be gone
         first = trainer.communicator.rank == 0
     say: Callable[[str], None] = print if first else lambda text: None
     return Trained(task, trainer, _report(args, task, trainer, result, checkpoint, say))

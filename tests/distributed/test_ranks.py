@@ -171,7 +171,7 @@ class Running:
             *(
                 "launch",
                 "-n",
-                3,
+                ranks,
                 *["--elastic"] * elastic,
                 "train",
                 model,
