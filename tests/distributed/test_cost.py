@@ -293,6 +293,16 @@ def test_servers_share_the_load():
     assert ring == pytest.approx(2 * 7 / 8 * 8 * MB / 1e9)
 
 
+def test_many_messages_keep_a_rank_busy():
+    """Of a hundred tiny parameters, one message a parameter and direction, handled in turn."""
+    model = [Variable(name=f"w{i}", shape=(2,)) for i in range(100)]
+    resources = flat_network(2)
+    apart = simulate(build("PSLoadBalancing", model, resources), model, resources)
+    assert apart.seconds == pytest.approx(200 * 1e-3, rel=0.02)
+    fused = simulate(build("AllReduce", model, resources), model, resources)
+    assert fused.seconds == pytest.approx(2e-3, rel=0.01)
+
+
 def test_stale_servers_do_not_delay():
     model = [W]
     resources = flat_network(4)
