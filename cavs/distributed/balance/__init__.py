@@ -3,6 +3,7 @@
 from cavs.distributed.balance.lbbsp import PairBalancer, SpeedBalancer
 from cavs.distributed.balance.model import CostModel
 from cavs.distributed.balance.narx import NARX
+from cavs.distributed.balance.online import StructureBalancer
 from cavs.distributed.balance.predictors import ARIMA, EMA, Memoryless, Predictor
 from cavs.distributed.balance.profile import FEATURES, features, profiles
 from cavs.distributed.balance.shares import gradient_weights, whole_shares
@@ -19,6 +20,7 @@ __all__ = [
     "Predictor",
     "SpeedBalancer",
     "Split",
+    "StructureBalancer",
     "features",
     "gradient_weights",
     "profiles",

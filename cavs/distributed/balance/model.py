@@ -70,9 +70,9 @@ class CostModel:
         self.coefficients = self._solve()
         ratio = times / self.predict(features)
         smooth = max(self.smooth, 1 / self.steps)
-        self.slowness *= (ratio / self.slowness) ** smooth
+        slowness = self.slowness * (ratio / self.slowness) ** smooth
         # Only proportions are known: the fastest rank is the measure of the others.
-        self.slowness /= self.slowness.min()
+        self.slowness = slowness / slowness.min()
 
     def _solve(self) -> Floats:
         """The minimum over non-negative coefficients, by coordinate descent from the last one."""
