@@ -1,15 +1,14 @@
 """The matrix products a workload needs, and nothing else: what bounds every program from below.
 
 Only what no program can leave out: leaves never meet U, inner vertices never meet W, a level or
-step is one product, a parameter gradient is one product over the whole batch.
+step is one product, a parameter gradient is one product over the whole batch, and equal vertices of
+a batch (token, label in training, and children) are computed once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-
-import numpy as np
 
 from benchmarks.samples import Sample, Tree
 from benchmarks.workloads import Workload
@@ -42,23 +41,42 @@ def _forward_and_back(
     return products
 
 
+def distinct_levels(samples: SequenceOf[Sample], training: bool) -> list[int]:
+    """How many distinct vertices of the batch stand at each level: height or time step."""
+    number: dict[tuple[int, ...], int] = {}
+    levels: list[int] = []
+    for sample in samples:
+        label = sample.label.tolist() if training else [0] * len(sample)
+        token, seen = sample.token.tolist(), []
+        for v in range(len(sample)):
+            if isinstance(sample, Tree):
+                below = sample.left[v], sample.right[v]
+                children = [seen[c] for c in below if c >= 0]
+                level = int(sample.height[v])
+            else:
+                children, level = seen[-1:], v
+            key = (token[v], label[v], *children)
+            if key not in number:
+                levels += [0] * (level + 1 - len(levels))
+                levels[level] += 1
+            seen.append(number.setdefault(key, len(number)))
+    return levels
+
+
 def products_of(workload: Workload, samples: SequenceOf[Sample], training: bool) -> list[Product]:
     """The products of one batch."""
     s, kind = workload.sizes, workload.case.workload
     h, e = s.hidden, s.embedding
-    total = sum(len(sample) for sample in samples)
-    if kind in ("tree-lstm", "tree-fc"):
-        height = np.concatenate([x.height for x in samples if isinstance(x, Tree)])
-        leaves, *levels = np.bincount(height).tolist()
-        if kind == "tree-fc":
-            roots = len(samples)
-            recurrent = _forward_and_back(levels, 2 * h, h, training)
-            return recurrent + _forward_and_back([roots], h, s.classes, training)
-        products = _forward_and_back([leaves], e, 3 * h, training)
+    first, *levels = distinct_levels(samples, training)
+    total = first + sum(levels)
+    if kind == "tree-fc":
+        roots = len(samples)
+        recurrent = _forward_and_back(levels, 2 * h, h, training)
+        return recurrent + _forward_and_back([roots], h, s.classes, training)
+    if kind == "tree-lstm":
+        products = _forward_and_back([first], e, 3 * h, training)
         products += _forward_and_back(levels, 2 * h, 5 * h, training)
-        return products + _forward_and_back([total], h, s.classes, training)
-    lengths = np.array([len(sample) for sample in samples])
-    steps = [int((lengths > t).sum()) for t in range(1, int(lengths.max()))]
-    products = _forward_and_back([total], e, 4 * h, training)
-    products += _forward_and_back(steps, h, 4 * h, training)
+    else:
+        products = _forward_and_back([total], e, 4 * h, training)
+        products += _forward_and_back(levels, h, 4 * h, training)
     return products + _forward_and_back([total], h, s.classes, training)

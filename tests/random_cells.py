@@ -200,20 +200,29 @@ def batches(draw, max_vertices=9, max_graphs=4):
     for _ in range(draw(st.integers(1, max_graphs))):
         children = draw(child_lists(max_vertices=max_vertices, max_arity=4))
         graphs.append(graph_of(children, rng))
+    graphs += draw(st.lists(st.sampled_from(graphs), max_size=2))  # graphs that come again
     return data.batch(graphs)
 
 
 def graph_of(children, rng):
-    """A graph with the features of RandomModel; some tokens and labels are absent."""
+    """A graph with the features of RandomModel; some tokens and labels are absent.
+
+    Half the graphs draw floats from three numbers, so that vertices are often equal.
+    """
     n, edges = len(children), sum(map(len, children))
+    few = rng.random() < 0.5
+
+    def floats(*shape):
+        return rng.choice([-0.7, 0.2, 1.3], shape) if few else rng.normal(size=shape)
+
     return data.Graph(
         children,
         {
             "token": rng.integers(-1, VOCABULARY, n),
             "label": rng.integers(-1, 3, n),
-            "dense": rng.normal(size=(n, 2)),
+            "dense": floats(n, 2),
         },
-        {"relation": rng.normal(size=(edges, 3))},
+        {"relation": floats(edges, 3)},
     )
 
 

@@ -13,6 +13,7 @@ from cavs.ir.verify import verify
 from cavs.passes.access import insert_copies
 from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
+from cavs.passes.merge_vertices import merge_vertices
 from cavs.passes.partition import Partition, partition
 from cavs.passes.simplify import CANONICAL, RULES, simplify
 from cavs.passes.specialise import Kind, optional_features, specialise
@@ -22,6 +23,7 @@ from cavs.passes.specialise import Kind, optional_features, specialise
 class Passes:
     """A switch for each pass that can be ablated; what is off is replaced by the plain way."""
 
+    merge_vertices: bool = True
     simplify: bool = True
     specialise: bool = True
     merge_products: bool = True
@@ -46,12 +48,14 @@ def compile_graph(
     parameters: Sequence[str],
     *,
     training: bool,
+    merging: bool = False,
     passes: Passes = Passes(),
     record: bool = False,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
-    training adds the gradients of all trainable parameters. record keeps the text of every stage.
+    training adds the gradients of all trainable parameters. merging: rows are distinct vertices,
+    with the features of `cavs.passes.merge_vertices`. record keeps the text of every stage.
     """
     stages: list[tuple[str, str]] = []
 
@@ -64,6 +68,8 @@ def compile_graph(
     rules = RULES if passes.simplify else CANONICAL
     graph = done("trace", traced)
     optional = optional_features(graph)
+    if merging:
+        graph = done("merge_vertices", merge_vertices(graph))
     if training:
         graph = done("differentiate", differentiate(graph))
     graph = done("simplify", simplify(graph, rules))

@@ -36,7 +36,8 @@ def operand_text(program: Program, o: Operand) -> str:
     if (column, width) != (0, program.buffers[buffer].width):
         text += f"[{column}:{column + width}]"
     if row_map == "segment_sum":
-        return f"sum({text} of each {_SUMMED.get(array, array)})"
+        each = f"parent of its child {argument}" if array == "nth_parents" else _SUMMED[array]
+        return f"sum({text} of each {each})"
     if row_map != "index" or array in ("order", "edge_order"):
         return text
     if array == "index_feature":

@@ -11,6 +11,7 @@ import numpy as np
 from cavs._engine import collate, make_schedule
 from cavs.data.features import Array, FeatureKind, FeatureSpec
 from cavs.data.graph import Graph
+from cavs.data.merge import MergedBatch
 from cavs.errors import FeatureError
 
 _KINDS: tuple[FeatureKind, ...] = ("vertex", "edge", "graph")
@@ -46,6 +47,7 @@ class GraphBatch:
             }
         )
         self._schedules: dict[tuple[str, ...], Any] = {}
+        self._merged: dict[tuple[str, ...], MergedBatch] = {}
         self._schema: dict[str, FeatureSpec] | None = None
 
     @property
@@ -119,11 +121,19 @@ class GraphBatch:
         """
         found = self._schedules.get(optional)
         if found is None:
-            found = make_schedule(self.topology, self._presence(optional))
+            found = make_schedule(self.topology, self.presence(optional))
             self._schedules[optional] = found
         return found
 
-    def _presence(self, optional: tuple[str, ...]) -> Array | None:
+    def merged(self, names: tuple[str, ...]) -> MergedBatch:
+        """The distinct vertices as far as the features ``names`` tell; kept for the next call."""
+        found = self._merged.get(names)
+        if found is None:
+            found = self._merged[names] = MergedBatch(self, names)
+        return found
+
+    def presence(self, optional: tuple[str, ...]) -> Array | None:
+        """uint32 [num_vertices]: the presence mask of every vertex, see `schedule`."""
         if not optional:
             return None
         if len(optional) > _MAX_OPTIONAL:

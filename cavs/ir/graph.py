@@ -28,16 +28,25 @@ class Slot:
 
     Forward slots hold one row a vertex, read through ``gather`` (one row an edge). Backward slots
     hold one row an edge (the cotangent of a gather), read through ``gather_grad`` (one row a
-    vertex, summed over the edges that leave it). The split breaks the cycle of the recurrence.
+    vertex, summed over the edges that leave it). With ``child`` k they hold one row a vertex, the
+    cotangent of what it gathered from its k-th child, summed over the parents whose k-th child a
+    vertex is. The split breaks the cycle of the recurrence.
     """
 
     name: str
     structure: Structure
     shape: tuple[int, ...]
     backward: bool = False
+    child: int | None = None
+
+    @property
+    def base(self) -> str:
+        """What a row stands for: "vertex" or "edge"."""
+        return "edge" if self.backward and self.child is None else "vertex"
 
     def __repr__(self) -> str:
-        return f"{self.structure.name}.{self.name}" + ("'" if self.backward else "")
+        of = "" if self.child is None else f"[{self.child}]"
+        return f"{self.structure.name}.{self.name}{of}" + ("'" if self.backward else "")
 
     def __lt__(self, other: Slot) -> bool:
         return repr(self) < repr(other)

@@ -80,7 +80,11 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
     if name == "gather":
         return [(graph.slots[node.attr("slot")], inputs.children[row])]
     if name == "gather_grad":
-        return [(graph.slots[node.attr("slot")], e) for e in inputs.out[row]]
+        slot = node.attr("slot")
+        if slot.child is None:
+            return [(graph.slots[slot], e) for e in inputs.out[row]]
+        parents = [(e, inputs.parent[e]) for e in inputs.out[row]]
+        return [(graph.slots[slot], p) for e, p in parents if e - inputs.offsets[p] == slot.child]
     if name in ("sum_children", "max_children"):
         return [(node.inputs[0], e) for e in inputs.edges(row)]
     if name == "nth_child":

@@ -40,6 +40,6 @@ def verify(graph: Graph, stage: str) -> Graph:
     for slot, source in graph.slots.items():
         if source.shape != slot.shape:
             _fail(graph, source, stage, f"slot {slot} holds {slot.shape}")
-        if source.type.domain.base != ("edge" if slot.backward else "vertex"):
+        if source.type.domain.base != slot.base:
             _fail(graph, source, stage, f"slot {slot} is fed by {source.type.domain} rows")
     return graph

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from cavs.ir import INT, BatchRule, Graph, Node, apply, rebuild, rewrite
+from cavs.ir import INT, BatchRule, Graph, Node, Slot, apply, rebuild, rewrite
 
 # Row maps that stay inside a chunk of rows (a vertex range and its edges).
 LOCAL_ARRAYS = frozenset({"none", "parent", "edges", "nth_edge", "parent_if_nth"})
@@ -112,6 +112,13 @@ class Accesses:
             return [Piece(node, 0, width, "self" if array == "none" else "index", array)]
         if name == "num_children":
             return [Piece(node, 0, 1, "segment_sum", "edges")]
+        if name == "gather_grad" and node.attr("slot").child is not None:
+            slot = node.attr("slot")
+            held = self.pieces(self.graph.slots[slot])
+            return [
+                replace(p, map="segment_sum", array="nth_parents", argument=slot.child)
+                for p in held
+            ]
         if name in ("gather", "gather_grad"):
             source = self.graph.slots[node.attr("slot")]
             row_map, array = ("index", "child") if name == "gather" else ("segment_sum", "out")
@@ -210,8 +217,8 @@ def copy_of(node: Node) -> Node:
 def insert_copies(graph: Graph) -> Graph:
     """Puts copies where a view cannot be read through, and where a merge needs a value of its own.
 
-    Afterwards every slot and output is a computed node or a merge of computed nodes, and no
-    computed node feeds two merges.
+    Afterwards every slot and output is a computed node or a merge of computed nodes, or columns of
+    such for a slot of one child, and no computed node feeds two merges.
     """
     owner: dict[Node, Node] = {}
     accesses = Accesses(graph)
@@ -239,5 +246,15 @@ def insert_copies(graph: Graph) -> Graph:
     def stored(n: Node) -> Node:
         return copy_of(n) if is_view(n) and n.op.name != "merge" else n
 
+    def held(s: Slot, n: Node) -> Node:
+        """Columns of a stored value stay where they are if the reader can find them."""
+        if s.child is None or not is_view(n):
+            return stored(n)
+        try:
+            plain = all(p.map == "self" for p in accesses.pieces(n))
+        except NoAccessError:
+            plain = False
+        return n if plain else copy_of(n)
+
     outputs = {k: n if k.startswith("grad:") else stored(n) for k, n in new.outputs.items()}
-    return Graph(outputs, {s: stored(n) for s, n in new.slots.items()})
+    return Graph(outputs, {s: held(s, n) for s, n in new.slots.items()})

@@ -23,6 +23,7 @@ from cavs.ir import (
     constant,
     origin,
     toposort,
+    users,
 )
 
 
@@ -78,6 +79,12 @@ def expand(d: Node, target: TensorType) -> Node:
     return apply("broadcast", d, shape=target.shape, domain=target.domain)
 
 
+def gathered(gather: Node, readers: Iterable[Node]) -> list[Node]:
+    """Where cotangents of ``gather`` stop: the values of k-th children, and itself for the rest."""
+    nth = [n for n in readers if n.op.name == "nth_child"]
+    return nth if len(nth) == len(list(readers)) else [*nth, gather]
+
+
 def gradients(
     graph: Graph, output: Node, wrt: Iterable[Node]
 ) -> tuple[list[Node], dict[Slot, Node]]:
@@ -96,16 +103,20 @@ def gradients(
         d = expand(reduce_to(d, node.type), node.type) if d.type != node.type else d
         cotangent[node] = d if node not in cotangent else cotangent[node] + d
 
-    backward: dict[Slot, Slot] = {}
+    backward: dict[Slot, Node] = {}  # what was gathered, whose cotangent the new slot holds
+    readers = users(nodes)
     for slot, source in graph.slots.items():
-        gather = [n for n in nodes if n.op.name == "gather" and n.attr("slot") is slot]
-        if source in forward and gather:
-            back = backward[slot] = Slot(slot.name, slot.structure, slot.shape, backward=True)
+        gather = apply("gather", slot=slot, domain=EDGE)
+        for n in gathered(gather, readers.get(gather, ())) if source in forward else ():
+            k = n.attr("k") if n.op.name == "nth_child" else None
+            back = Slot(slot.name, slot.structure, slot.shape, backward=True, child=k)
+            backward[back] = n
             add(source, apply("gather_grad", slot=back, domain=VERTEX))
+    stops = set(backward.values())
     add(output, constant(1.0))
     for node in reversed(nodes):
         d = cotangent.get(node)
-        if d is None or not node.inputs:
+        if d is None or not node.inputs or node in stops:
             continue
         if node.op.vjp is None:
             raise CompileError(f"operator {node.op.name} has no gradient", where=node.where)
@@ -113,11 +124,9 @@ def gradients(
             for x, dx in zip(node.inputs, node.op.vjp(node, d), strict=True):
                 add(x, dx)
     slots: dict[Slot, Node] = {}
-    for slot, back in backward.items():
-        gather_node = apply("gather", slot=slot, domain=EDGE)
-        d = cotangent.get(gather_node)
-        zero = apply("broadcast", constant(0.0), shape=slot.shape, domain=EDGE)
-        slots[back] = d if d is not None else zero
+    for back, n in backward.items():
+        zero = apply("broadcast", constant(0.0), shape=n.shape, domain=n.type.domain)
+        slots[back] = cotangent.get(n, zero)
     for w in wanted:
         if w not in cotangent:
             cotangent[w] = apply("broadcast", constant(0.0), shape=w.shape, domain=ONE)

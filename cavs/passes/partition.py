@@ -97,7 +97,13 @@ class _Partitioner:
         for n in self.compute:
             for x in self.reads[n]:
                 self.readers[x].append(n)
-        self.roots = {x for r in graph.roots() for x in behind(r)}
+        self.roots = {x for r in graph.roots() for x in self._stored_in(r)}
+
+    def _stored_in(self, root: Node) -> Iterable[Node]:
+        """The computed nodes that hold an output or a slot, which may be columns of one."""
+        if not is_view(root) or root.op.name == "merge":
+            return behind(root)
+        return [x for p in self.accesses.pieces(root) for x in behind(p.source)]
 
     def sink(self, products: bool) -> None:
         """Eager elementwise nodes that one loop alone reads move into it.

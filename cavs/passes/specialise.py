@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cavs.ir import BatchRule, Graph, Node, apply, make, rebuild
+from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild
 from cavs.passes.simplify import simplify_node, zeros
 
 _STRUCTURAL = [
@@ -77,8 +77,19 @@ class _Specialiser:
         for n in self.order:  # inputs first, so no recursion is deep
             self._whole(n) if n not in self.dependent else self._each_kind(n)
         outputs = {k: self._merged(n) for k, n in self.graph.outputs.items()}
-        slots = {s: self._merged(n) for s, n in self.graph.slots.items()}
+        slots = {s: self._slot(s, n) for s, n in self.graph.slots.items()}
         return Graph(outputs, slots)
+
+    def _slot(self, slot: Slot, n: Node) -> Node:
+        """What is held for a child is read where there are children: at inner vertices."""
+        inner = [k for k, kind in enumerate(self.kinds) if kind.inner]
+        if slot.child is None or n not in self.dependent:
+            return self._merged(n)
+        if len(inner) == 1:
+            value = self.kinded[n, inner[0]]
+            assert value is not None, n
+            return value
+        return self._merged(n, inner)
 
     def _each_kind(self, n: Node) -> None:
         for k in range(len(self.kinds)):
@@ -160,10 +171,12 @@ class _Specialiser:
             total = part if total is None else simplify_node(total + part)
         return zeros(n.type) if total is None else total
 
-    def _merged(self, n: Node) -> Node:
+    def _merged(self, n: Node, kinds: Sequence[int] | None = None) -> Node:
+        """One value from those of all kinds, or of ``kinds`` where the others are never read."""
         if n not in self.dependent:
             return self.whole[n]
-        parts = [(k, self.kinded[n, k]) for k in range(len(self.kinds))]
+        which = range(len(self.kinds)) if kinds is None else kinds
+        parts = [(k, self.kinded[n, k]) for k in which]
         found = [(k, x) for k, x in parts if x is not None]
         if not found:
             return zeros(n.type)

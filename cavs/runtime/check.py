@@ -23,15 +23,16 @@ def _at(batch: Any, kind: str, row: int) -> str:
     return f"{kind} {row - int(offsets[graph])} of {batch.graph_label(graph)}"
 
 
-def check_arity(traced: Graph, schedule: Any, batch: Any) -> None:
+def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
     """GraphError if a vertex has children that its vertex function never looks at.
 
     A function that calls ``gather()`` takes any number; one that only calls ``gather(k)`` as many
-    as the largest k reaches.
+    as the largest k reaches. max_arity: of the vertices of ``batch``.
     """
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):
-        if structure.arity is None or schedule.max_arity <= structure.arity:
+        if structure.arity is None or max_arity <= structure.arity:
             continue
+        schedule = batch.schedule()
         arity = np.diff(np.asarray(schedule.edge_offsets))
         wrong = np.asarray(schedule.order)[arity > structure.arity]
         vertex = int(wrong.min())

@@ -49,12 +49,14 @@ class RunReport:
 
     tasks: batch tasks with work in a loop; task_bound: levels with such work, which no schedule
     can go below, since a vertex waits for its children. widths: vertices of every task of the
-    schedule. kept_bytes: values made before the backward loop that it or what follows reads.
+    schedule. distinct: vertices that ran, one for all copies. kept_bytes: values made before the
+    backward loop that it or what follows reads.
     """
 
     graphs: int
     vertices: int
     edges: int
+    distinct: int
     tasks: int
     task_bound: int
     widths: tuple[int, ...]
@@ -115,7 +117,8 @@ def _counted(names: tuple[str, ...]) -> str:
 def _run_lines(r: RunReport) -> list[str]:
     total = r.product_seconds + r.map_seconds + r.other_seconds
     lines = [
-        f"== one step: {r.graphs} graphs, {r.vertices} vertices, {r.edges} edges",
+        f"== one step: {r.graphs} graphs, {r.vertices} vertices ({r.distinct} distinct), "
+        f"{r.edges} edges",
         f"tasks {r.tasks} with work in a loop, at least {r.task_bound} (the depth of the batch)",
         f"widths {min(r.widths, default=0)} to {max(r.widths, default=0)}, "
         f"mean {sum(r.widths) / max(len(r.widths), 1):.1f}",
@@ -277,7 +280,7 @@ def explain(
     session = Session(model, dtype=dtype, passes=passes)
     compiled = session.compiled(batch, training=training)
     program = compiled.program
-    schedule = batch.schedule(program.optional)
+    schedule = session.schedule(batch, training=training)
     buffers = _buffers(program, schedule, session.dtype.itemsize)
     after = _after_gather(compiled)
     report: RunReport | None = None
@@ -286,7 +289,7 @@ def explain(
         step(batch)
         session.set_profiling(True)
         step(batch)
-        report = _ran(session.report(training), compiled, schedule, buffers)
+        report = _ran(session.report(training), compiled, batch, schedule, buffers)
     return Explanation(
         stages=tuple(compiled.stages),
         bodies=tuple(_body(b, after) for b in compiled.partition.bodies),
@@ -303,15 +306,20 @@ def explain(
 
 
 def _ran(
-    r: dict[str, Any], compiled: Compiled, schedule: Any, buffers: tuple[BufferReport, ...]
+    r: dict[str, Any],
+    compiled: Compiled,
+    batch: BatchLike,
+    schedule: Any,
+    buffers: tuple[BufferReport, ...],
 ) -> RunReport:
     working = _working_kinds(compiled.program, schedule)
     tasks = [t for t in schedule.tasks if t[0] in working]
-    topology = schedule.batch
+    topology = batch.topology
     return RunReport(
         graphs=int(topology.num_graphs),
         vertices=int(topology.num_vertices),
         edges=int(topology.num_edges),
+        distinct=int(schedule.batch.num_vertices),
         tasks=len(tasks),
         task_bound=len({level for _, level, _, _ in tasks}),
         widths=tuple(r["widths"]),

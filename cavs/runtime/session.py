@@ -17,11 +17,13 @@ from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph, origin
+from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_schema, explain_range
 from cavs.runtime.encode import encode
 
 Array = npt.NDArray[Any]
+MERGED_FROM = 256  # vertices of a batch: below, looking for copies costs what they save
 
 
 class BatchLike(Protocol):
@@ -47,6 +49,10 @@ class BatchLike(Protocol):
 
     def schedule(self, optional: tuple[str, ...] = ()) -> Any:
         """The engine's schedule for the features that may be absent."""
+        ...
+
+    def merged(self, names: tuple[str, ...]) -> Any:
+        """The distinct vertices as far as the features ``names`` tell, see cavs.data.merge."""
         ...
 
     def __getitem__(self, name: str) -> Array: ...
@@ -78,6 +84,7 @@ class _Variant:
     schema: dict[str, Feature] = field(default_factory=dict)
     traced: Graph | None = None
     optional: tuple[str, ...] = ()
+    distinguishing: tuple[str, ...] | None = None  # by which vertices differ; None: not merged
     kinds: tuple[int, ...] = ()
     absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
     restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
@@ -141,7 +148,7 @@ class Session:
         hyper: dict(kind=..., lr=..., ...) of the optimiser; states: its arrays for each parameter.
         If the loss or the gradient norm is not finite nothing is updated.
         """
-        variant, inputs = self._prepare(batch, training=True, with_loss=True)
+        variant, _, inputs = self._prepare(batch, training=True, with_loss=True)
         trainable = [p.trainable for p in self.parameters.values()]
         with _readable_errors(variant, batch):
             loss, norm = variant.executor.step(
@@ -164,7 +171,7 @@ class Session:
         self, batch: BatchLike, *, seed: int = 0, step: int = 0
     ) -> tuple[float, dict[str, Array]]:
         """Loss and dense gradients of all trainable parameters, without an update."""
-        variant, inputs = self._prepare(batch, training=True, with_loss=True)
+        variant, _, inputs = self._prepare(batch, training=True, with_loss=True)
         with _readable_errors(variant, batch):
             loss = variant.executor.run(*inputs, seed, step)
         assert variant.compiled is not None
@@ -179,7 +186,7 @@ class Session:
         }
 
     def _forward(self, batch: BatchLike, with_loss: bool) -> EvalResult:
-        variant, inputs = self._prepare(batch, training=False, with_loss=with_loss)
+        variant, source, inputs = self._prepare(batch, training=False, with_loss=with_loss)
         with _readable_errors(variant, batch):
             loss = variant.executor.run(*inputs, 0, 0)
         assert variant.compiled is not None and variant.traced is not None
@@ -188,33 +195,52 @@ class Session:
             if name == "loss":
                 continue
             rows = variant.executor.output(buffer)
-            outputs[name] = rows.reshape(rows.shape[0], *variant.traced.outputs[name].shape)
+            t = variant.traced.outputs[name].type
+            if source is not batch and t.domain.base == "vertex":
+                rows = rows[source.distinct]
+            outputs[name] = rows.reshape(rows.shape[0], *t.shape)
         return EvalResult(loss if with_loss else math.nan, outputs, float(batch.num_graphs))
 
     # ---- compiling -----------------------------------------------------------------------------
 
-    def _prepare(self, batch: BatchLike, training: bool, with_loss: bool) -> tuple[_Variant, Any]:
-        """The variant compiled for what ``batch`` has, and the engine's inputs."""
+    def _prepare(
+        self, batch: BatchLike, training: bool, with_loss: bool
+    ) -> tuple[_Variant, Any, Any]:
+        """The variant compiled for what ``batch`` has, whose rows run, and the engine's inputs."""
         key = (training, with_loss)
         variant = self._variants.get(key)
         if variant is None:
             variant = self._variants[key] = _Variant(training, with_loss)
         self._trace(variant, batch)
         assert variant.traced is not None
-        schedule = batch.schedule(variant.optional)
-        check_arity(variant.traced, schedule, batch)
+        source = self._source(variant, batch)
+        schedule = source.schedule(variant.optional)
+        check_arity(variant.traced, schedule.max_arity, batch)
         found = {k for k, _, _ in schedule.kinds}
         if variant.executor is None or not found <= set(variant.kinds):
             self._compile(variant, found)
         assert variant.compiled is not None
         program = variant.compiled.program
-        ints = [self._feature(batch, name, np.dtype(np.int32)) for name in program.int_features]
-        floats = [self._feature(batch, name, self.dtype) for name in program.float_features]
+        ints = [self._feature(source, name, np.dtype(np.int32)) for name in program.int_features]
+        floats = [self._feature(source, name, self.dtype) for name in program.float_features]
         rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
-        return variant, (schedule, rows, ints)
+        return variant, source, (schedule, rows, ints)
 
-    def _feature(self, batch: BatchLike, name: str, dtype: np.dtype[Any]) -> Array:
-        return np.ascontiguousarray(batch[name], dtype=dtype)
+    def _source(self, variant: _Variant, batch: BatchLike) -> Any:
+        """What the engine runs: the distinct vertices of ``batch``, or ``batch`` itself."""
+        names = variant.distinguishing
+        if names is None or batch.topology.num_vertices < MERGED_FROM:
+            return batch
+        return batch.merged(names)
+
+    def _feature(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
+        if name.startswith((COPIES, PRESENT)):
+            count = source.topology.num_vertices
+            copies: Array = getattr(source, "copies", np.ones(count, np.int32))
+            if name != COPIES:
+                copies = copies * (source[name.removeprefix(PRESENT)] >= 0)
+            return copies.astype(dtype)
+        return np.ascontiguousarray(source[name], dtype=dtype)
 
     def _trace(self, variant: _Variant, batch: BatchLike) -> None:
         """Traces the model, anew where a feature turns out to be absent at some vertex."""
@@ -240,6 +266,8 @@ class Session:
         variant.traced = trace_model(
             self.model, variant.schema, training=variant.training, with_loss=variant.with_loss
         )
+        if self.passes.merge_vertices:
+            variant.distinguishing = distinguishing(variant.traced)
         optional = optional_features(variant.traced)
         if optional != variant.optional:
             variant.optional, variant.kinds = optional, ()
@@ -256,6 +284,7 @@ class Session:
                 variant.kinds,
                 list(self.parameters),
                 training=variant.training,
+                merging=variant.distinguishing is not None,
                 passes=self.passes,
                 record=record,
             )
@@ -314,7 +343,7 @@ class Session:
         """Makes the schedule of a coming batch; safe in a background thread."""
         for variant in list(self._variants.values()):
             if variant.traced is not None:
-                batch.schedule(variant.optional)
+                self._source(variant, batch).schedule(variant.optional)
 
     def invalidate(self) -> None:
         """Tells the engine that parameters were written from Python."""
@@ -338,11 +367,16 @@ class Session:
 
     def compiled(self, batch: BatchLike, *, training: bool = True, record: bool = True) -> Compiled:
         """The compiled program for batches like ``batch``, with the text of every stage."""
-        variant, _ = self._prepare(batch, training, True)
+        variant, _, _ = self._prepare(batch, training, True)
         if variant.compiled is None or not variant.compiled.stages:
             self._compile(variant, set(), record=record)
         assert variant.compiled is not None
         return variant.compiled
+
+    def schedule(self, batch: BatchLike, *, training: bool = True) -> Any:
+        """The schedule that runs for ``batch``; of distinct vertices where copies are merged."""
+        _, _, (schedule, *_) = self._prepare(batch, training, True)
+        return schedule
 
     def report(self, training: bool = True) -> dict[str, Any]:
         """What the engine counted: memory, tasks, times, bytes; empty before a run."""

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/module.h"
+#include "graph/merge.h"
 #include "schedule/schedule.h"
 
 namespace py = pybind11;
@@ -32,6 +33,22 @@ auto view_of(std::vector<int32_t> T::* member) {
     const auto& values = self.cast<const T&>().*member;
     return view(values.data(), values.size(), self);
   };
+}
+
+// Rows of a C-contiguous array of any dtype, one a vertex or edge.
+std::vector<FeatureColumn> columns(const std::vector<py::array>& arrays, int64_t rows,
+                                   const char* name) {
+  std::vector<FeatureColumn> result;
+  for (const py::array& array : arrays) {
+    if (!(array.flags() & py::array::c_style) || array.ndim() == 0 || array.shape(0) != rows) {
+      throw py::value_error(std::string(name) + " must be C-contiguous with " +
+                            std::to_string(rows) + " rows");
+    }
+    const auto bytes = static_cast<size_t>(array.nbytes());
+    result.push_back({static_cast<const std::byte*>(array.data()),
+                      rows == 0 ? 0 : bytes / static_cast<size_t>(rows)});
+  }
+  return result;
 }
 
 py::array owned(const std::vector<int32_t>& values) {
@@ -105,6 +122,22 @@ void bind_structures(py::module_& m) {
 
   m.def("collate", &collate, py::arg("graphs"), py::call_guard<py::gil_scoped_release>(),
         "Places graphs side by side; GraphError without any.");
+  m.def(
+      "merge_copies",
+      [](const std::shared_ptr<const GraphBatch>& batch, const std::vector<py::array>& of_vertices,
+         const std::vector<py::array>& of_edges) {
+        const auto vertices = columns(of_vertices, batch->num_vertices(), "of_vertices");
+        const auto edges = columns(of_edges, batch->num_edges(), "of_edges");
+        MergedGraph merged;
+        {
+          const py::gil_scoped_release release;
+          merged = merge_copies(*batch, vertices, edges);
+        }
+        return py::make_tuple(std::const_pointer_cast<Graph>(merged.graph), owned(merged.vertex),
+                              owned(merged.edge), owned(merged.distinct), owned(merged.copies));
+      },
+      py::arg("batch").none(false), py::arg("of_vertices"), py::arg("of_edges"),
+      "(graph of the distinct vertices, vertex, edge, distinct, copies), see csrc/graph/merge.h.");
 }
 
 void bind_schedule(py::module_& m) {
@@ -165,6 +198,16 @@ void bind_schedule(py::module_& m) {
             return view(s.parent_if_nth(k), s.child.size(), self);
           },
           py::arg("k"))
+      .def(
+          "nth_parents",
+          [](const py::object& self, int32_t k) {
+            const auto& s = self.cast<const Schedule&>();
+            const int32_t* offsets = s.nth_parents(k);
+            const size_t n = s.order.size();
+            return py::make_tuple(view(offsets, n + 1, self),
+                                  view(offsets + n + 1, static_cast<size_t>(offsets[n]), self));
+          },
+          py::arg("k"), "(offsets, rows) of the parents whose k-th child a row is.")
       .def(
           "permute_vertices",
           [](const Schedule& s, const Indices& values) {

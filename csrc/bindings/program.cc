@@ -25,7 +25,7 @@ Array parse_array(const std::string& s) {
   return parse<Array>(
       s,
       {"none", "order", "edge_order", "child", "parent", "nth_child", "nth_edge", "parent_if_nth",
-       "graph_of", "index_feature", "children", "edges", "out", "graph_rows"},
+       "graph_of", "index_feature", "children", "edges", "out", "graph_rows", "nth_parents"},
       "array");
 }
 InstructionKind parse_kind(const std::string& s) {

@@ -44,6 +44,10 @@ Rows rows_of(const Operand& o, Space space, const Schedule& s, const IndexFeatur
       return {s.out_edges.data(), s.out_offsets.data()};
     case Array::kGraphRows:
       return {s.graph_rows.data(), s.graph_offsets.data()};
+    case Array::kNthParents: {
+      const int32_t* offsets = s.nth_parents(o.argument);
+      return {offsets + s.order.size() + 1, offsets};
+    }
   }
   return {};
 }

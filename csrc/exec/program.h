@@ -50,6 +50,7 @@ enum class Array : uint8_t {
   kEdges,         // segments: edge_offsets, edge rows themselves
   kOut,           // segments: out_offsets, out_edges
   kGraphRows,     // segments: graph_offsets, graph_rows
+  kNthParents,    // + argument k; segments: rows of the parents whose k-th child the row is
 };
 
 struct Operand {

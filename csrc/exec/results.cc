@@ -102,9 +102,10 @@ int64_t gathered(const Operand& o, Space space, const Spaces& spaces, const Sche
   const RowRange rows = spaces.ranges[space];
   if (o.map == RowMap::kIndex) return int64_t{rows.size()} * o.width;
   if (o.map != RowMap::kSegmentSum || rows.size() == 0) return 0;
-  const std::vector<int32_t>& offsets = o.array == Array::kOut         ? s.out_offsets
-                                        : o.array == Array::kGraphRows ? s.graph_offsets
-                                                                       : s.edge_offsets;
+  const int32_t* offsets = o.array == Array::kOut          ? s.out_offsets.data()
+                           : o.array == Array::kGraphRows  ? s.graph_offsets.data()
+                           : o.array == Array::kNthParents ? s.nth_parents(o.argument)
+                                                           : s.edge_offsets.data();
   return int64_t{offsets[rows.end] - offsets[rows.begin]} * o.width;
 }
 

@@ -20,7 +20,8 @@ inline bool contains(Space outer, Space inner) {
 }
 
 inline bool is_segments(Array a) {
-  return a == Array::kChildren || a == Array::kEdges || a == Array::kOut || a == Array::kGraphRows;
+  return a == Array::kChildren || a == Array::kEdges || a == Array::kOut ||
+         a == Array::kGraphRows || a == Array::kNthParents;
 }
 // Inside one chunk of rows and their edges, whatever the chunk.
 inline bool is_local(const Operand& o) {

@@ -16,7 +16,7 @@ const char* array_name(Array a) {
   static const char* const kNames[] = {"none",     "order",         "edge_order", "child",
                                        "parent",   "nth_child",     "nth_edge",   "parent_if_nth",
                                        "graph_of", "index_feature", "children",   "edges",
-                                       "out",      "graph_rows"};
+                                       "out",      "graph_rows",    "nth_parents"};
   return kNames[static_cast<int>(a)];
 }
 const char* instruction_name(InstructionKind k) {
@@ -204,6 +204,9 @@ class Validator {
       case Array::kOut:
         from = is_vertex(s), to = !feature && b.space == kEdgeSpace;
         break;
+      case Array::kNthParents:
+        from = is_vertex(s), to = !feature && holds_parents(b.space);
+        break;
       case Array::kGraphRows:
         from = s == kGraphSpace, to = !feature && b.space == kVertexSpace;
         break;
@@ -213,10 +216,20 @@ class Validator {
     }
     need(from && (to || constant), what);
     if (o.array == Array::kNthChild || o.array == Array::kNthEdge ||
-        o.array == Array::kParentIfNth || o.array == Array::kIndexFeature) {
+        o.array == Array::kParentIfNth || o.array == Array::kIndexFeature ||
+        o.array == Array::kNthParents) {
       need(o.argument >= 0 && o.argument < kMostIndices,
            what + " with argument " + std::to_string(o.argument));
     }
+  }
+
+  // Every vertex with children has a row there.
+  bool holds_parents(Space s) const {
+    if (!is_vertex(s)) return false;
+    for (size_t k = 0; kind_of(s) >= 0 && k < p_.kinds.size(); ++k) {
+      if (p_.kinds[k] % 2 == 1 && kind_of(s) != static_cast<int32_t>(k)) return false;
+    }
+    return true;
   }
 
   void check_out(int32_t buffer, int64_t column, int64_t width, Space s) const {

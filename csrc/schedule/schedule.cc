@@ -177,7 +177,7 @@ void cut_tasks(const Vertices& vertices, Schedule* schedule) {
   for (const BatchTask& task : by_kind) schedule->tasks[level_next[task.level]++] = task;
 }
 
-enum Derived : int64_t { kNthChild, kNthEdge, kParentIfNth, kNumDerived };
+enum Derived : int64_t { kNthChild, kNthEdge, kParentIfNth, kNthParents, kNumDerived };
 
 int64_t derived_key(int32_t k, Derived what) {
   if (k < 0) {
@@ -245,6 +245,27 @@ const int32_t* Schedule::parent_if_nth(int32_t k) const {
       const int32_t r = parent[e];
       it->second[e] = static_cast<int32_t>(e) - edge_offsets[r] == k ? r : -1;
     }
+  }
+  return it->second.data();
+}
+
+const int32_t* Schedule::nth_parents(int32_t k) const {
+  const int64_t key = derived_key(k, kNthParents);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto [it, is_new] = derived_.try_emplace(key);
+  if (is_new) {
+    const auto n = static_cast<int32_t>(order.size());
+    std::vector<int32_t> rows;
+    it->second.reserve(n + 1 + child.size());
+    for (int32_t r = 0; r < n; ++r) {
+      it->second.push_back(static_cast<int32_t>(rows.size()));
+      for (int32_t i = out_offsets[r]; i < out_offsets[r + 1]; ++i) {
+        const int32_t p = parent[out_edges[i]];
+        if (out_edges[i] - edge_offsets[p] == k) rows.push_back(p);
+      }
+    }
+    it->second.push_back(static_cast<int32_t>(rows.size()));
+    it->second.insert(it->second.end(), rows.begin(), rows.end());
   }
   return it->second.data();
 }

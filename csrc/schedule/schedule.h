@@ -58,6 +58,9 @@ struct Schedule {
   const int32_t* nth_edge(int32_t k) const;       // row -> edge row of the k-th child, or -1
   const int32_t* parent_if_nth(int32_t k) const;  // edge row -> row of the parent if the edge is
                                                   // its k-th, else -1
+  // Segments in one array: num_vertices + 1 offsets, then for each row, ascending, the rows of the
+  // parents whose k-th child it is.
+  const int32_t* nth_parents(int32_t k) const;
 
   // A permuted copy of a per-vertex / per-edge index feature: out[row] = values[order[row]].
   std::vector<int32_t> permute_vertices(const int32_t* values) const;

@@ -69,6 +69,10 @@ def check_derived(s, arities):
         parent = np.full(len(s.child), -1)
         parent[edge[has]] = np.flatnonzero(has)
         assert np.array_equal(s.parent_if_nth(k), parent)
+        offsets, rows = s.nth_parents(k)
+        of_child = np.argsort(nth_child[has], kind="stable")
+        assert np.array_equal(rows, np.flatnonzero(has)[of_child])
+        assert np.array_equal(np.diff(offsets), np.bincount(nth_child[has], minlength=len(has)))
 
 
 @settings(max_examples=150)

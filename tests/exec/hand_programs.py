@@ -24,8 +24,8 @@ def index(buffer, width, array, argument=0, column=0):
     return (buffer, column, width, "index", array, argument)
 
 
-def segment(buffer, width, array, column=0):
-    return (buffer, column, width, "segment_sum", array, 0)
+def segment(buffer, width, array, argument=0, column=0):
+    return (buffer, column, width, "segment_sum", array, argument)
 
 
 class Hand:

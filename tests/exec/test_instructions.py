@@ -198,8 +198,8 @@ def test_index_arrays(rng):
     m = Hand()
     x, ex = m.buffer("feature", VERTEX, W), m.buffer("feature", EDGE, W, index=1)
     gx = m.buffer("feature", GRAPH, W, index=2)
-    h, eh = m.buffer("arena", VERTEX, W, last=17), m.buffer("arena", EDGE, W, last=17)
-    gh = m.buffer("arena", GRAPH, W, last=17)
+    h, eh = m.buffer("arena", VERTEX, W, last=20), m.buffer("arena", EDGE, W, last=20)
+    gh, hi = m.buffer("arena", GRAPH, W, last=20), m.buffer("arena", INNER, W, last=20)
     m.rows(
         VERTEX,
         [
@@ -208,6 +208,7 @@ def test_index_arrays(rng):
         ],
     )
     m.rows(GRAPH, [m.op("copy", GRAPH, inputs=[self_(gx, W)], out=self_(gh, W))])
+    m.rows(INNER, [m.op("copy", INNER, inputs=[index(x, W, "order")], out=self_(hi, W))])
     ones = m.buffer("ones", width=W)
     reads = {
         "child1": (VERTEX, index(h, W, "nth_child", 1)),
@@ -225,12 +226,14 @@ def test_index_arrays(rng):
         "graph rows": (GRAPH, segment(h, W, "graph_rows")),
         "inner children": (INNER, segment(h, 2, "children", column=3)),
         "inner parent": (INNER_EDGE, index(h, W, "parent")),
+        "parents": (VERTEX, segment(h, W, "nth_parents", 1)),
+        "inner parents": (VERTEX, segment(hi, 2, "nth_parents", 0, column=3)),
         "arity": (VERTEX, segment(ones, W, "edges")),
     }
     outs = {}
     for i, (name, (space, read)) in enumerate(reads.items()):
         width = read[2]
-        outs[name] = m.buffer("arena", space, width, first=2 + i, last=2 + i)
+        outs[name] = m.buffer("arena", space, width, first=3 + i, last=3 + i)
         m.p.add_stage(
             {
                 "kind": "rows",
@@ -265,6 +268,10 @@ def test_index_arrays(rng):
             xs[c].sum(0)[3:5] if i else zero[:2] for i, c in zip(inner, children, strict=True)
         ],
         "inner parent": [xs[v] for v, _, _ in edges],
+        "parents": [sum((xs[u] for u, c, k in edges if c == v and k == 1), zero) for v in range(n)],
+        "inner parents": [
+            sum((xs[u] for u, c, k in edges if c == v and k == 0), zero)[3:5] for v in range(n)
+        ],
         "arity": [[len(c)] * W for c in children],
     }
     e = _engine.Executor(m.finish(outputs=outs.values()), [np.zeros(1)])

@@ -17,7 +17,8 @@ def explained():
 
 
 def test_every_stage_has_its_text(explained):
-    names = ["trace", "differentiate", "simplify", "specialise", "merge_products", "insert_copies"]
+    names = ["trace", "merge_vertices", "differentiate", "simplify", "specialise"]
+    names += ["merge_products", "insert_copies"]
     assert [name for name, _ in explained.stages] == names
     text = dict(explained.stages)
     assert "grad:" not in text["trace"] and "return grad:tree.U" in text["differentiate"]
@@ -47,7 +48,7 @@ def test_kernels_are_expressions(explained):
     assert "embedding.weight[token] @ tree.W (8 x 18)" in text
     lines = [line for kernel in explained.kernels.values() for line in kernel]
     assert any("sigmoid(" in x and "tree.b[" in x for x in lines)
-    assert any("sum(" in x and "of each parent edge)" in x for x in lines)
+    assert any("sum(" in x and "of each parent of its child 0)" in x for x in lines)
     assert all(x.count("(") == x.count(")") for x in lines)
     stages = [x for x in text.splitlines() if x.startswith("stage ")]
     assert any("loop" in x and "tasks in reverse" in x for x in stages)

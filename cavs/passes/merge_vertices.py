@@ -1,0 +1,51 @@
+"""Pass 0: equal vertices of a batch are computed once.
+
+The same word, phrase or subexpression stands in many graphs of a batch. If features and children
+are equal, so are the values, so the engine runs the distinct vertices only, as graphs with shared
+children (`cavs.data.merge`). A sum over all vertices then weighs each by its number of copies;
+the rest of the gradients follows by differentiation, because cotangents add up.
+"""
+
+from __future__ import annotations
+
+from cavs.ir import FLOAT, VERTEX, Graph, Node, apply, rewrite
+
+COPIES = "#copies"  # float feature: for how many vertices a distinct one stands
+PRESENT = "#present "  # + name: for how many vertices where that int feature is present (>= 0)
+
+
+def distinguishing(graph: Graph) -> tuple[str, ...] | None:
+    """The features by which vertices of ``graph`` differ; None where copies must stay apart.
+
+    That is where a vertex draws its own random numbers, or belongs to a graph that has values.
+    """
+    names: set[str] = set()
+    for n in graph.nodes():
+        domain = n.type.domain
+        if domain.base == "graph" or (n.op.name == "uniform" and domain.by_structure):
+            return None
+        if n.op.name == "feature":
+            names.add(n.attr("name"))
+    if any(n.type.domain.base == "edge" for n in graph.outputs.values()):
+        return None
+    return tuple(sorted(names)) if graph.slots else None
+
+
+def _feature(name: str) -> Node:
+    return apply("feature", name=name, dtype=FLOAT, shape=(), domain=VERTEX, optional=False)
+
+
+def _weighed(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    if node.op.name == "sum_rows" and inputs[0].type.domain.by_structure:
+        return apply("sum_rows", inputs[0] * _feature(COPIES))
+    if node.op.name == "count_present" and inputs[0].type.domain.base == "vertex":
+        return apply("sum_rows", _feature(PRESENT + inputs[0].attr("name")))
+    return None
+
+
+def merge_vertices(graph: Graph) -> Graph:
+    """Weighs every sum over vertices, or over the edges below them, by the copies they stand for.
+
+    Before differentiation: gradients are weighed by it too.
+    """
+    return rewrite(graph, _weighed)

@@ -1,0 +1,34 @@
+// Vertices of a batch that compute the same values, merged into one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "graph/graph.h"
+
+namespace cavs {
+
+// A feature of every vertex or edge: `bytes` a row, rows one after the other.
+struct FeatureColumn {
+  const std::byte* data;
+  size_t bytes;
+};
+
+// The distinct vertices of a batch as one graph; a distinct vertex stands for all its copies.
+struct MergedGraph {
+  std::shared_ptr<const Graph> graph;  // numbered by level: children first
+  std::vector<int32_t> vertex;         // distinct vertex -> its first copy in the batch
+  std::vector<int32_t> edge;           // edge of graph -> that of the first copy, in the batch
+  std::vector<int32_t> distinct;       // vertex of the batch -> distinct vertex
+  std::vector<int32_t> copies;         // distinct vertex -> vertices of the batch it stands for
+};
+
+// Two vertices are copies if their rows of all columns are equal byte by byte and their children,
+// in order, are copies over equal edges. Hash-consing in the order of the levels: linear in
+// vertices, edges and bytes; equality is tested on the values, never on the hash alone.
+MergedGraph merge_copies(const GraphBatch& batch, const std::vector<FeatureColumn>& of_vertices,
+                         const std::vector<FeatureColumn>& of_edges);
+
+}  // namespace cavs

@@ -1,0 +1,147 @@
+"""Copies of vertices are merged: the plain way by nested tuples, the standing cases, sessions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cavs
+from cavs import nn, ops
+from cavs.compiler.pipeline import Passes
+from cavs.data import Graph, batch
+from cavs.runtime import session as session_module
+from tests.data.dags import child_lists
+from tests.oracle import assert_close, reference
+from tests.runtime.trees import Classifier, binary, treebank
+
+OFF = Passes(merge_vertices=False)
+
+
+def plain(graphs, names):
+    """For every vertex of the batch its distinct number, by nested tuples."""
+    numbers, result = {}, []
+    for g in graphs:
+        first_edge = np.cumsum([0, *(len(g.children(v)) for v in range(g.num_vertices))])
+        keys = {}
+
+        def key(v, g=g, first_edge=first_edge, keys=keys):
+            if v not in keys:
+                own = [g.features[n][v].tobytes() for n in names if n in g.features]
+                below = [
+                    (key(int(c)), *(g.edge_features[n][first_edge[v] + i].tobytes() for n in edge))
+                    for i, c in enumerate(g.children(v))
+                    for edge in [[n for n in names if n in g.edge_features]]
+                ]
+                keys[v] = (*own, *below)
+            return keys[v]
+
+        result += [numbers.setdefault(key(v), len(numbers)) for v in range(g.num_vertices)]
+    return result
+
+
+@st.composite
+def graph_lists(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    graphs = []
+    for children in draw(st.lists(child_lists(max_vertices=10), min_size=1, max_size=5)):
+        n, edges = len(children), sum(map(len, children))
+        of_vertices = {"token": rng.integers(-1, 2, n), "x": rng.integers(0, 2, (n, 2)) * 1.0}
+        graphs.append(Graph(children, of_vertices, {"r": rng.integers(0, 2, edges)}))
+    return graphs
+
+
+@given(graph_lists(), st.lists(st.sampled_from(["token", "x", "r"]), unique=True))
+def test_equals_the_plain_way(graphs, names):
+    whole = batch(graphs)
+    merged = whole.merged(tuple(names))
+    groups = plain(graphs, names)
+    assert merged.num_vertices == len(set(groups))
+    assert len(set(zip(groups, merged.distinct.tolist(), strict=True))) == merged.num_vertices
+    np.testing.assert_array_equal(merged.copies, np.bincount(merged.distinct))
+    for name in names:
+        if name != "r":
+            np.testing.assert_array_equal(merged[name][merged.distinct], whole[name])
+    # The graph that runs: children of a distinct vertex are those of each of its copies.
+    (run,) = merged.topology.graphs
+    offsets = np.asarray(run.offsets)
+    for i, g in enumerate(graphs):
+        first = int(np.asarray(whole.topology.vertex_offsets)[i])
+        for v in range(g.num_vertices):
+            d = int(merged.distinct[first + v])
+            found = np.asarray(run.children)[offsets[d] : offsets[d + 1]].tolist()
+            assert found == [int(merged.distinct[first + int(c)]) for c in g.children(v)]
+            assert run.level[d] == g.topology.level[v]
+    if "r" in names:
+        assert len(merged["r"]) == run.num_edges
+    assert whole.merged(tuple(names)) is merged
+
+
+def test_nothing_distinguishes_but_the_shape():
+    merged = batch([Graph.chain(4), Graph.chain(3)]).merged(())
+    assert merged.num_vertices == 4 and merged.copies.tolist() == [2, 2, 2, 1]
+
+
+def test_an_unknown_feature():
+    with pytest.raises(ValueError, match="not all features of vertices"):
+        batch([Graph.chain(2)]).merged(("x",))
+
+
+def test_a_chain_of_5000_and_its_copy():
+    one = Graph.chain(5000, features={"token": np.arange(5000) % 7})
+    merged = batch([one, one]).merged(("token",))
+    assert merged.num_vertices == 5000 and set(merged.copies.tolist()) == {2}
+
+
+@pytest.fixture
+def always(monkeypatch):
+    monkeypatch.setattr(session_module, "MERGED_FROM", 1)
+
+
+def test_sessions_run_distinct_vertices_only(always):
+    model, whole = Classifier(), treebank(12)
+    session, apart = cavs.Session(model), cavs.Session(model, passes=OFF)
+    assert session.schedule(whole).batch.num_vertices < whole.num_vertices
+    assert apart.schedule(whole).batch.num_vertices == whole.num_vertices
+    (loss, found), (expected_loss, expected) = session.gradients(whole), apart.gradients(whole)
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    for name, g in expected.items():
+        assert_close(found[name], g, 1e-5, name)
+    rows = session.predict(whole)["output"]
+    assert rows.shape == (whole.num_vertices, 5)
+    np.testing.assert_allclose(rows, apart.predict(whole)["output"], rtol=1e-5, atol=1e-6)
+
+
+def test_small_batches_run_as_they_are():
+    assert cavs.Session(Classifier()).schedule(treebank(1)).batch.num_graphs == 1
+
+
+class Pooled(Classifier):
+    def loss(self, batch):
+        return ops.mean_squared_error(ops.sum_graph(self.forward(batch)), 0.5)
+
+
+class Dropped(Classifier):
+    def loss(self, batch):
+        return ops.cross_entropy(ops.dropout(self.forward(batch), 0.4), batch["label"])
+
+
+@pytest.mark.parametrize("make", [Pooled, Dropped])
+def test_copies_that_must_stay_apart(always, make):
+    """Vertices of graphs with values of their own, and vertices that draw random numbers."""
+    model, whole = make(), treebank(6)
+    session = cavs.Session(model)
+    assert session.schedule(whole).batch.num_vertices == whole.num_vertices
+    loss, _ = session.gradients(whole)
+    assert loss == pytest.approx(float(reference(model, whole)[1]["loss"]), rel=1e-5)
+    session.predict(whole)  # without its random numbers a copy is a copy
+    if make is Dropped:
+        assert session.evaluate(whole).loss > 0
+
+
+def test_too_many_children_are_named_in_the_batch(always):
+    wide = Graph([[], [], [], [0, 1, 2]], {"token": [1, 1, 1, -1], "label": [0] * 4}, name="wide")
+    model = Classifier(nn.BinaryTreeLSTM(4, 3), input_size=4, hidden_size=3)
+    with pytest.raises(cavs.errors.GraphError, match=r'vertex 3 of graph 1 "wide" has 3 children'):
+        cavs.Session(model).gradients(batch([binary(3, np.random.default_rng(0)), wide]))
