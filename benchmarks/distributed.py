@@ -69,7 +69,7 @@ def make_runner(name: str, communicator: Any, options: argparse.Namespace) -> Ru
     size = options.batch_size * c.size
     batches = []
     for i in range(options.batches):
-        part = shard(graphs[i * size : (i + 1) * size], None, c.rank, c.size, trainer.split)
+        part = shard(graphs[i * size : (i + 1) * size], None, c.rank, c.size, trainer.session.split)
         batches.append(part)
     return Runner(name, trainer, batches)
 

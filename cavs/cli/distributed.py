@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from cavs.distributed import Trainer
+from cavs.distributed import Trainer, contiguous
 from cavs.distributed.agreement import is_agreed
+from cavs.distributed.balance import StructureBalancer
 from cavs.distributed.communicator import Communicator
 from cavs.distributed.resources import load_resources
 from cavs.distributed.strategy import load as load_strategy
@@ -34,6 +35,7 @@ def trainer(
         strategy=strategy,
         communicator=communicator,
         elastic=args.elastic,
+        split=contiguous if args.balance == "equal" else StructureBalancer(communicator.size),
         resources=None if args.cluster is None else load_resources(args.cluster),
         **common,
     )

@@ -91,6 +91,12 @@ def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
         "strategy file ending in .json (default: all-reduce in buckets)",
     )
     group.add_argument(
+        "--balance",
+        choices=("equal", "structure"),
+        default="equal",
+        help="graphs of a batch in equal numbers, or so that ranks take equal time",
+    )
+    group.add_argument(
         "--elastic",
         action="store_true",
         default=bool(os.environ.get("CAVS_ELASTIC")),

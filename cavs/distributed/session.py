@@ -31,7 +31,7 @@ class StepReport:
 
     loss, grad_norm: of the global batch. compute_seconds: this rank's forward and backward.
     communication_seconds: spent in reducing gradients; exposed_seconds: the part of it after
-    backward had ended. sent_bytes: by this rank.
+    backward had ended. sent_bytes: by this rank. rank_seconds: compute_seconds of every rank.
     """
 
     loss: float
@@ -40,6 +40,7 @@ class StepReport:
     communication_seconds: float
     exposed_seconds: float
     sent_bytes: int
+    rank_seconds: tuple[float, ...] = ()
 
     @property
     def overlap(self) -> float:
@@ -161,7 +162,9 @@ class DistributedSession:
         c, (hyper, states, max_norm) = self.communicator, update
         counted = [p.as_tuple() for p in run.pieces if p.owned or c.rank == 0]
         squares = run.executor.squared_norm(counted) if error is None else 0.0
-        ends = np.array([loss, squares, error is not None], np.float64)
+        ends = np.zeros(3 + c.size)
+        ends[:3] = loss, squares, error is not None
+        ends[3 + c.rank] = run.compute_seconds
         c.all_reduce(ends)
         if ends[2]:
             self.agreement.meet("end of step", error)
@@ -186,6 +189,7 @@ class DistributedSession:
             run.communication_seconds,
             run.exposed_seconds,
             c.sent_bytes - sent,
+            tuple(ends[3:].tolist()),
         )
 
     @property
@@ -201,6 +205,8 @@ class DistributedSession:
                 hint="resume from the last checkpoint; a strategy of all-reduce survives",
             )
         self.communicator, self.agreement = communicator, Agreement(communicator)
+        if hasattr(self.split, "update"):  # it has learned of ranks that are gone
+            self.split = contiguous
 
     # ---- the rest of an engine -----------------------------------------------------------------
 

@@ -61,7 +61,9 @@ class Trainer(LocalTrainer):
             ``"PartitionedPS"`` or ``"auto"``, or None: all-reduce, in buckets as they become ready.
         communicator: The ranks; those that mpirun started unless given.
         resources: For builders: the cluster; this machine unless given.
-        split: Which rank takes which graphs of a batch; equal numbers, in order, unless given.
+        split: Which rank takes which graphs of a batch; equal numbers, in order, unless given. If
+            it has a method ``update``, that is told the seconds every rank computed, after each
+            step (`cavs.distributed.balance.StructureBalancer`).
         timeout: Seconds that a rank waits for another before it gives up, naming it.
         elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``
             and a strategy in which all ranks hold everything (all-reduce, sufficient factors).
@@ -96,7 +98,7 @@ class Trainer(LocalTrainer):
         chosen = _strategy(strategy, model, str(local.dtype), resources, c.size)
         session = DistributedSession(local, c, chosen, split=split, wait_free=wait_free)
         super().__init__(model, optimizer, session=session, **more)
-        self.strategy, self.split, self.elastic = chosen, split, elastic
+        self.strategy, self.elastic = chosen, elastic
         self._begun = False
         self._survivors = Survivors(self)
 
@@ -132,6 +134,9 @@ class Trainer(LocalTrainer):
         self.begin()
         outcome = super().advance(batch)
         assert isinstance(outcome, StepReport)
+        update = getattr(self.session.split, "update", None)
+        if update is not None:
+            update(outcome.rank_seconds)
         return outcome
 
     def _not_finite(self, batch: Any, outcome: Any) -> NumericsError:
@@ -147,7 +152,7 @@ class Trainer(LocalTrainer):
     def _divide(self, train: DataLoader) -> None:
         c = self.communicator
         if not isinstance(train.collate, Collate):
-            train.collate = Collate(c.rank, c.size, self.split, train.collate)
+            train.collate = Collate(c.rank, c.size, self.session.split, train.collate)
 
     # ---- evaluation ----------------------------------------------------------------------------
 

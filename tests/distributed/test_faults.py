@@ -6,6 +6,7 @@ import pytest
 import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.agreement import Agreement
+from cavs.distributed.balance import StructureBalancer
 from cavs.distributed.communicator import run_threads
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
 from tests.distributed.test_trainer import BATCHES, Tree, trees
@@ -232,3 +233,22 @@ def test_a_stop_asked_of_one_rank_stops_all_with_a_checkpoint(tmp_path):
     for error in outcomes(2, work):
         assert isinstance(error, KeyboardInterrupt) and f"saved {path}" in str(error)
     assert cavs.train.checkpoint.read_checkpoint(path).progress["step"] == 3
+
+
+def test_a_balancer_learns_from_every_step_and_changes_no_result():
+    model = Tree()
+    alone = cavs.Trainer(
+        model, cavs.optim.SGD(lr=0.1), session=cavs.Session(model, dtype=np.float64)
+    )
+    alone.fit(loader(), epochs=2, progress=False)
+
+    def work(c):
+        balancer = StructureBalancer(c.size)
+        t = trainer(c, split=balancer)
+        t.fit(loader(), epochs=2, progress=False)
+        return {n: p.value.copy() for n, p in t.parameters.items()}, balancer._updated, t.steps
+
+    for values, told, steps in run_threads(2, work):
+        assert told == steps == alone.steps
+        for name, p in model.parameters().items():
+            np.testing.assert_allclose(values[name], p.value, rtol=1e-10, atol=1e-12)

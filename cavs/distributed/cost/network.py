@@ -37,9 +37,12 @@ class Cost:
 class Occupation:
     """Which ports an operation keeps busy with sending and receiving, and for how many seconds.
 
-    Ports: the network card of every node, then the local port of every rank.
+    Ports: the network card of every node, then the local port of every rank. ranks take part;
+    overhead is how long each of them handles messages, whatever their size.
     """
 
+    ranks: NDArray[np.intp]
+    overhead: Floats
     senders: NDArray[np.intp]
     out: Floats
     receivers: NDArray[np.intp]
@@ -172,4 +175,16 @@ class Cluster:
                 out[used] = into[used] = share * mean / self.card[used]
             out[base + ranks] = into[base + ranks] = share * mean / local
         senders, receivers = np.flatnonzero(out), np.flatnonzero(into)
-        return Occupation(senders, out[senders], receivers, into[receivers])
+        overhead = self._overhead(operation, ranks)
+        return Occupation(ranks, overhead, senders, out[senders], receivers, into[receivers])
+
+    def _overhead(self, operation: Operation, ranks: NDArray[np.intp]) -> Floats:
+        """Seconds each rank handles messages to and from a root; collectives are timed whole."""
+        if operation.kind not in ROOTED:
+            return np.zeros(len(ranks))
+        near = self.node_of_rank[ranks] == self.node_of_rank[operation.root]
+        network = self.network
+        single = np.where(near, network.local_latency, network.latency)
+        root = ranks == operation.root
+        handled = np.where(root, single[~root].sum(), single) + network.memcpy_latency
+        return handled

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.distributed.cost.network import ROOTED, Cluster, Cost
+from cavs.distributed.cost.network import ROOTED, Cluster
 from cavs.distributed.cost.plan import NO_LOAD, Chain, Load, plan, sent_bytes
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.strategy import Strategy, Variable
@@ -90,7 +90,7 @@ def predict(
     collective = 0.0
     out = {True: np.zeros(cluster.ports), False: np.zeros(cluster.ports)}
     into = {True: np.zeros(cluster.ports), False: np.zeros(cluster.ports)}
-    work = np.zeros(cluster.world)  # seconds of latency and summing at every root
+    work = np.zeros(cluster.world)  # seconds of messages and sums at every rank
     longest = 0.0
     for chain in plan(strategy, variables, load):
         alone = 0.0
@@ -105,9 +105,8 @@ def predict(
             push = operation.kind != "broadcast"
             out[push][occupied.senders] += occupied.out
             into[push][occupied.receivers] += occupied.into
-            work[operation.root] += cluster.seconds(
-                Cost(0.0, cost.messages, cost.local_messages, cost.launches, cost.reduce)
-            )
+            work[occupied.ranks] += occupied.overhead
+            work[operation.root] += cost.reduce
         if _is_served(chain):
             longest = max(longest, alone)
     busiest = sum(max(out[phase].max(), into[phase].max()) for phase in (True, False))

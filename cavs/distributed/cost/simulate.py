@@ -2,9 +2,10 @@
 
 Every port (the network card of each node, the local port of each rank; sending and receiving
 apart) serves operations in the order in which they become ready. An operation is done when the last
-port it uses has served it. So chains to different servers run side by side, chains to one server
-queue up, and what is sent while backward still runs costs nothing. Work is linear in operations
-times ports, in NumPy, so that thousands of ranks take seconds.
+port it uses has served it, and the ranks have handled its messages, one after another. So chains to
+different servers run side by side, chains to one server queue up, many small messages cost more
+than few large ones, and what is sent while backward still runs costs nothing. Work is linear in
+operations times ports, in NumPy, so that thousands of ranks take seconds.
 """
 
 from __future__ import annotations
@@ -79,13 +80,13 @@ class _Ports:
         self.cluster = cluster
         self.out, self.into = np.zeros(cluster.ports), np.zeros(cluster.ports)
         self.busy_out, self.busy_into = np.zeros(cluster.ports), np.zeros(cluster.ports)
+        self.work = np.zeros(cluster.world)  # until when each rank handles messages
         self.channel = 0.0
 
     def serve(self, now: float, chain: Chain, index: int) -> float:
         """When an operation that is ready at `now` is done."""
         operation = chain.operations[index]
         used, cost = self.cluster.measure(operation)
-        duration = self.cluster.seconds(cost)
         self.busy_out[used.senders] += used.out
         self.busy_into[used.receivers] += used.into
         sending, receiving = self.out[used.senders], self.into[used.receivers]
@@ -93,11 +94,23 @@ class _Ports:
             sending = np.maximum(sending, now) + used.out
             receiving = np.maximum(receiving, now) + used.into
             self.out[used.senders], self.into[used.receivers] = sending, receiving
-            last = max(sending.max(initial=0), receiving.max(initial=0))
-            return float(max(last + duration - cost.transfer, now + duration))
+            arrived = max(sending.max(initial=0), receiving.max(initial=0), now + cost.transfer)
+            # A rank handles one message after another; sums are made by the root.
+            handling = used.overhead + np.where(used.ranks == operation.root, cost.reduce, 0.0)
+            done = np.maximum(self.work[used.ranks], arrived) + handling
+            self.work[used.ranks] = np.maximum(self.work[used.ranks], now) + handling
+            return float(done.max())
+        duration = self.cluster.seconds(cost)
         # All ranks take part in a collective from its beginning to its end, one after another.
-        start = max(now, self.channel, sending.max(initial=0), receiving.max(initial=0))
+        start = max(
+            now,
+            self.channel,
+            sending.max(initial=0),
+            receiving.max(initial=0),
+            self.work[used.ranks].max(),
+        )
         self.channel = start + duration
+        self.work[used.ranks] = self.channel
         self.out[used.senders] = self.into[used.receivers] = self.channel
         return self.channel
 
