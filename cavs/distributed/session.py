@@ -179,7 +179,7 @@ class DistributedSession:
             for exchange in self._exchanges:
                 exchange.distribute(c)
                 exchange.commit()
-            if any(p.owned for p in run.pieces) or self._serves:
+            if self._serves:
                 self.session.invalidate()
             self.session.moved(run.executor)
         return StepReport(

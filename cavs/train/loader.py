@@ -77,7 +77,7 @@ class DataLoader:
         self.graphs, self.batch_size, self.shuffle, self.seed = graphs, batch_size, shuffle, seed
         self.bucket, self.drop_last, self.prefetch = bucket, drop_last, prefetch
         self.prepare: Callable[[Any], None] | None = None
-        self.collate: Collate = collate or _collate
+        self._collate = collate or _collate
         self._sizes = self._bucket_sizes()
         self._epoch, self._position = 0, 0  # of the running iteration, or of the next one
         self._running = False
@@ -89,6 +89,17 @@ class DataLoader:
         """Batches an epoch."""
         whole, rest = divmod(len(self.graphs), self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
+
+    @property
+    def collate(self) -> Collate:
+        """What makes a batch of graphs and their ids; another one forgets cached batches."""
+        return self._collate
+
+    @collate.setter
+    def collate(self, collate: Collate) -> None:
+        self._collate = collate
+        self._cache.clear()
+        self._cached_bytes = 0
 
     @property
     def epoch(self) -> int:
@@ -214,6 +225,7 @@ class DataLoader:
 
 def _bytes(batch: Any) -> int:
     """Memory a batch holds: its features, and the topology and schedule at 4 bytes an index."""
+    batch = getattr(batch, "local", batch)  # the part of it that this process computes
     groups = (batch.features, batch.edge_features, batch.graph_features)
     features = sum(array.nbytes for group in groups for array in group.values())
     return int(features + 4 * (10 * batch.num_vertices + 7 * batch.num_edges))

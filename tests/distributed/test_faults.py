@@ -252,3 +252,17 @@ def test_a_balancer_learns_from_every_step_and_changes_no_result():
         assert told == steps == alone.steps
         for name, p in model.parameters().items():
             np.testing.assert_allclose(values[name], p.value, rtol=1e-10, atol=1e-12)
+
+
+def test_a_loader_that_keeps_its_batches_serves_training_and_evaluation():
+    def work(c):
+        t = trainer(c)
+        graphs = [g for b in BATCHES for g in b]
+        kept = cavs.DataLoader(graphs, 8, cache=True)
+        before = t.evaluate(kept)
+        t.fit(kept, epochs=2, progress=False)
+        return before, t.evaluate(kept), t.evaluate(cavs.DataLoader(graphs, 8))
+
+    for before, after, fresh in run_threads(2, work):
+        assert after["loss"] == pytest.approx(fresh["loss"], rel=1e-12)
+        assert after["loss"] < before["loss"]
