@@ -14,7 +14,6 @@ from cavs.distributed.agreement import is_agreed
 from cavs.distributed.balance import StructureBalancer
 from cavs.distributed.communicator import Communicator
 from cavs.distributed.resources import load_resources
-from cavs.distributed.strategy import load as load_strategy
 from cavs.errors import CavsError
 
 
@@ -26,13 +25,10 @@ def trainer(
     common: Mapping[str, Any],
 ) -> Trainer:
     """The trainer that ``--strategy`` and ``--cluster`` ask for."""
-    strategy = args.strategy
-    if strategy is not None and strategy.endswith(".json"):
-        strategy = load_strategy(strategy)
     return Trainer(
         model,
         optimizer,
-        strategy=strategy,
+        strategy=args.strategy,
         communicator=communicator,
         elastic=args.elastic,
         split=contiguous if args.balance == "equal" else StructureBalancer(communicator.size),

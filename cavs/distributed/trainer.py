@@ -13,18 +13,19 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement, is_agreed
-from cavs.distributed.builders import build
+from cavs.distributed.choice import agreed_strategy, fits
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.digest import facts
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.session import DistributedSession, StepReport
-from cavs.distributed.shards import Collate, Split, contiguous
+from cavs.distributed.shards import Collate, ShardedBatch, Split, contiguous, shard
 from cavs.distributed.strategy import Strategy, variables_of
 from cavs.distributed.strategy.verify import verify
 from cavs.distributed.survivors import Survivors
-from cavs.errors import CommunicationError, ConfigError, NumericsError
+from cavs.errors import CommunicationError, NumericsError
 from cavs.frontend.model import Model
 from cavs.runtime import Session
 from cavs.train import Trainer as LocalTrainer
@@ -37,7 +38,7 @@ from cavs.train.trainer import Metrics
 Array = NDArray[Any]
 T = TypeVar("T")
 _FAREWELL = 30.0  # seconds that a failing rank waits for the others to hear of it
-_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")
+_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
 
 def world(timeout: float = 300.0) -> Communicator:
@@ -57,10 +58,11 @@ class Trainer(LocalTrainer):
     Args:
         model: A `cavs.Model`; rank 0's parameters are sent to all before the first step.
         optimizer: As for `cavs.Trainer`.
-        strategy: What is done with each gradient: a `Strategy`, the name of a builder such as
-            ``"PartitionedPS"`` or ``"auto"``, or None: all-reduce, in buckets as they become ready.
+        strategy: What is done with each gradient: a `Strategy`; the name of a builder such as
+            ``"PartitionedPS"``, a file, or ``"auto"``, from which rank 0 makes one at the first
+            step; or None: all-reduce, in buckets as they become ready.
         communicator: The ranks; those that mpirun started unless given.
-        resources: For builders: the cluster; this machine unless given.
+        resources: For builders: the cluster; the hosts of the ranks unless given.
         split: Which rank takes which graphs of a batch; equal numbers, in order, unless given. If
             it has a method ``update``, that is told the seconds every rank computed, after each
             step (`cavs.distributed.balance.StructureBalancer`).
@@ -95,20 +97,32 @@ class Trainer(LocalTrainer):
     ) -> None:
         c = communicator if communicator is not None else world(timeout)
         local = Session(model, threads=threads, dtype=dtype, passes=passes, replicated=True)
-        chosen = _strategy(strategy, model, str(local.dtype), resources, c.size)
+        chosen = None if isinstance(strategy, str) else strategy
+        if chosen is not None:
+            verify(chosen, variables_of(model, dtype=str(local.dtype)), resources)
+            fits(chosen, c.size)
         session = DistributedSession(local, c, chosen, split=split, wait_free=wait_free)
         super().__init__(model, optimizer, session=session, **more)
-        self.strategy, self.elastic = chosen, elastic
+        self.elastic, self.resources = elastic, resources
+        self._asked = strategy
         self._begun = False
         self._survivors = Survivors(self)
 
     # ---- steps ---------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Checks that all ranks train the same, and sends them rank 0's parameters; done once."""
+    @property
+    def strategy(self) -> Strategy | None:
+        """What runs; where it was asked for by name, from the first step on."""
+        return self.session.strategy
+
+    def begin(self, batch: Any = None) -> None:
+        """Checks that all ranks train the same, and sends them rank 0's parameters; done once.
+
+        batch: the first global batch; strategies made by name take the sizes of gradients from it.
+        """
         if self._begun:
             return
-        plan = "none" if self.strategy is None else self.strategy.digest
+        plan = str(self._asked) if self.strategy is None else self.strategy.digest
         options = {k: v for k, v in self.config.items() if k != "data"}
         known = facts(
             self.model,
@@ -124,14 +138,25 @@ class Trainer(LocalTrainer):
         for parameter in self.parameters.values():
             self.communicator.broadcast(parameter.value, 0)
         self.session.invalidate()
+        if isinstance(self._asked, str):
+            self.session.strategy = agreed_strategy(
+                self._asked, self.model, self._example(batch), self.resources, self.agreement
+            )
         self._begun = True
+
+    def _example(self, batch: Any) -> GraphBatch | None:
+        """About what a rank computes of `batch`."""
+        if batch is None or isinstance(batch, ShardedBatch):
+            return None if batch is None else batch.local
+        c = self.communicator
+        return shard(batch.graphs, None, c.rank, c.size, contiguous).local
 
     def advance(self, batch: Any) -> StepReport:
         """One update on the global `batch`; see `cavs.Trainer.advance`."""
         return self._survivors.go(lambda: self._advance(batch))
 
     def _advance(self, batch: Any) -> StepReport:
-        self.begin()
+        self.begin(batch)
         outcome = super().advance(batch)
         assert isinstance(outcome, StepReport)
         update = getattr(self.session.split, "update", None)
@@ -272,26 +297,3 @@ def _whole_batches(loader: Iterable[Any]) -> Iterator[None]:
         yield
     finally:
         loader.collate = divided
-
-
-def _strategy(
-    strategy: Strategy | str | None,
-    model: Model,
-    dtype: str,
-    resources: ResourceSpec | None,
-    size: int,
-) -> Strategy | None:
-    """The strategy that `strategy` names, verified for the model and the number of ranks."""
-    if strategy is None:
-        return None
-    variables = variables_of(model, dtype=dtype)
-    cluster = resources if resources is not None else ResourceSpec.local(size)
-    chosen = build(strategy, variables, cluster) if isinstance(strategy, str) else strategy
-    verify(chosen, variables, resources)
-    if len(chosen.graph.replicas) != size or chosen.graph.servers:
-        raise ConfigError(
-            f"the strategy has {len(chosen.graph.replicas)} replicas and "
-            f"{len(chosen.graph.servers)} servers, but there are {size} ranks",
-            hint="start one rank for each replica; servers without a replica are not run",
-        )
-    return chosen

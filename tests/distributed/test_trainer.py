@@ -103,6 +103,7 @@ def test_any_number_of_ranks_equals_one_process(size, optimizer):
 
 STRATEGIES = ["AllReduce(chunk=2)", "PartitionedAR", "RandomAxisPartitionAR", "PS"]
 STRATEGIES += ["PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS", "Parallax", "Horovod"]
+STRATEGIES += ["BytePS", "Poseidon(batch_size=1)", "auto"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
