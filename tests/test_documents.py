@@ -19,6 +19,7 @@ DOCUMENTS = [
     "README.md",
     "docs/tutorial.md",
     "docs/distributed.md",
+    "docs/strategies.md",
     "docs/passes.md",
     "docs/operators.md",
 ]

@@ -32,7 +32,7 @@ def trainer(
         communicator=communicator,
         elastic=args.elastic,
         split=contiguous if args.balance == "equal" else StructureBalancer(communicator.size),
-        resources=None if args.cluster is None else load_resources(args.cluster),
+        resources=None if args.resources is None else load_resources(args.resources),
         **common,
     )
 

@@ -102,7 +102,7 @@ def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
         default=bool(os.environ.get("CAVS_ELASTIC")),
         help="go on with the ranks that are left if one dies (set by cavs launch --elastic)",
     )
-    group.add_argument("--cluster", metavar="FILE", help="resource specification in YAML")
+    group.add_argument("--resources", metavar="FILE", help="resource specification in YAML")
     group.add_argument(
         "--timeout",
         type=count(1),

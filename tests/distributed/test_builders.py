@@ -103,6 +103,15 @@ def test_partitioned():
     assert shards_of(strategy.node("prime"), (5, 2))[4].shape == (1, 2)
 
 
+def test_large_primes_stay_whole():
+    """A vocabulary of prime size would become thousands of shards of a row each."""
+    model = [v("table", 2003, 2), v("row", 2, 2003)]
+    assert parts(build("PartitionedPS", model, TWO)) == [(), (2, 1)]
+    assert parts(build("PartitionedAR", model, TWO)) == [(), (2, 1)]
+    assert parts(build("PartitionedPS(max_shards=4000)", model, TWO)) == [(2003, 1), (2, 1)]
+    assert parts(build("PartitionedPS(max_shards=1)", model, TWO)) == [(), ()]
+
+
 def test_unevenly_partitioned():
     model = [v("a", 12, 3), v("b", 5), v("c", 2), v("d", 1), v("e")]
     strategy = build("UnevenPartitionedPS", model, TWO)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.clusters import MODELS, TABLE, cluster, nodes, vgg16
 from cavs.distributed.builders import REGISTRY, build
 from cavs.distributed.cost import (
     CANDIDATES,
@@ -28,7 +29,6 @@ from cavs.distributed.cost.plan import HEADER_BYTES, INDEX_BYTES, SMALL
 from cavs.distributed.resources import Network, Node, ResourceSpec
 from cavs.distributed.strategy import Variable, save
 from cavs.errors import ConfigError
-from tests.distributed.clusters import MODELS, TABLE, cluster, nodes, vgg16
 
 MB = 1 << 20
 W = Variable(name="W", shape=(1024, 1024), factors=8)

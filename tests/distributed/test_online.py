@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
+from benchmarks.balance import trees
 from cavs.distributed.balance import StructureBalancer, gradient_weights
 from cavs.errors import ConfigError
-from tests.distributed.skewed import trees
 from tests.distributed.test_structure import cost_of
 
 DATA = trees(200, seed=5)

@@ -1,5 +1,16 @@
-"""The clusters and models that AutoDist was measured on (Zhang 2020, Tables 7.2 and 7.3)."""
+"""Simulated steps of strategies: on the clusters of AutoDist, and on up to 1,024 workers.
 
+Clusters and models are those of Zhang 2020, Tables 7.2 and 7.3, and a Tree-LSTM. Nothing is
+measured: times are those of the simulation in `cavs.distributed.cost`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from cavs.distributed.builders import build
+from cavs.distributed.cost import CANDIDATES, Compute, compare, simulate
 from cavs.distributed.resources import GIGABIT, Network, Node, ResourceSpec
 from cavs.distributed.strategy import Variable
 
@@ -22,11 +33,13 @@ TABLE = {
 }
 
 
-def cluster(name):
+def cluster(name: str) -> ResourceSpec:
+    """A cluster of the table."""
     return nodes(TABLE[name], flow=float("inf") if name.startswith("A") else 10)
 
 
-def nodes(shapes, flow=float("inf")):
+def nodes(shapes: Sequence[tuple[int, float]], flow: float = float("inf")) -> ResourceSpec:
+    """Nodes of so many GPUs and Gbit/s; the most of one connection in Gbit/s."""
     return ResourceSpec(
         nodes=tuple(
             Node(
@@ -98,10 +111,52 @@ def tree_lstm(hidden=512, vertices=2400):
     )
 
 
-MODELS = {
+# With the seconds of forward and backward on one of their GPUs, roughly.
+MODELS: dict[str, tuple[Callable[[], list[Variable]], float]] = {
     "vgg16": (vgg16, 0.3),
     "resnet101": (resnet101, 0.25),
     "bert_large": (bert_large, 0.5),
     "ncf_sparse": (ncf_sparse, 0.02),
     "tree_lstm": (tree_lstm, 0.05),
 }
+SHOWN = ("auto", "AllReduce(chunk=8)", "PSLoadBalancing", "PartitionedPS", "Poseidon", "PS")
+
+
+def line(model: str, place: str, resources: ResourceSpec) -> str:
+    """Milliseconds of a step by builder; the first is the best that auto finds, with its name."""
+    make, seconds = MODELS[model]
+    variables, compute = make(), Compute(seconds / 3, seconds * 2 / 3)
+    best = compare(CANDIDATES, variables, resources, compute)[0]
+    times = [best.simulation.seconds]
+    for name in SHOWN[1:]:
+        strategy = build(name, variables, resources)
+        times.append(simulate(strategy, variables, resources, compute).seconds)
+    columns = "".join(f"{1e3 * t:20.1f}" for t in times)
+    return f"{model:12} {place:>8}{columns}  {best.builder}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.clusters", description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["vgg16", "tree_lstm"])
+    parser.add_argument("--clusters", nargs="*", choices=TABLE, default=["A1", "B3", "B8"])
+    parser.add_argument(
+        "--workers",
+        type=int,
+        nargs="*",
+        default=[4, 16, 64, 256, 1024],
+        metavar="N",
+        help="on nodes of four GPUs and 50 Gbit/s",
+    )
+    given = parser.parse_args(argv)
+    print("ms a step" + " " * 12 + "".join(f"{name:>20}" for name in SHOWN) + "  auto takes")
+    for model in given.models:
+        for name in given.clusters:
+            print(line(model, name, cluster(name)), flush=True)
+        for workers in given.workers:
+            gpus = min(workers, 4)
+            print(line(model, str(workers), nodes([(gpus, 50)] * (workers // gpus))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
