@@ -24,7 +24,7 @@ def trainer(
     communicator: Communicator,
     common: Mapping[str, Any],
 ) -> Trainer:
-    """The trainer that ``--strategy`` and ``--cluster`` ask for."""
+    """The trainer that ``--strategy`` and ``--resources`` ask for."""
     return Trainer(
         model,
         optimizer,

@@ -1,5 +1,7 @@
 """A failure on one rank is an error on all, with nothing updated and nobody left waiting."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,10 @@ import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.balance import StructureBalancer
+from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.strategy import variables_of
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
 from tests.distributed.test_trainer import BATCHES, Tree, trees
 
@@ -135,10 +140,6 @@ def test_a_loss_that_cannot_be_cut_in_parts_is_refused_with_the_users_line():
 
 
 def test_a_strategy_for_another_number_of_ranks_is_refused():
-    from cavs.distributed.builders import build
-    from cavs.distributed.resources import ResourceSpec
-    from cavs.distributed.strategy import variables_of
-
     three = build("AllReduce", variables_of(Tree()), ResourceSpec.local(3))
     for error in outcomes(2, lambda c: trainer(c, strategy=three)):
         assert "the strategy has 3 replicas and 0 servers, but there are 2 ranks" in str(error)
@@ -266,3 +267,30 @@ def test_a_loader_that_keeps_its_batches_serves_training_and_evaluation():
     for before, after, fresh in run_threads(2, work):
         assert after["loss"] == pytest.approx(fresh["loss"], rel=1e-12)
         assert after["loss"] < before["loss"]
+
+
+def test_what_a_strategy_may_say_but_no_rank_can_run_is_refused():
+    def strategy(**change):
+        variables = variables_of(Tree())
+        made = build("PSLoadBalancing", variables, ResourceSpec.local(2))
+        nodes = [
+            dataclasses.replace(
+                node, synchroniser=dataclasses.replace(node.synchroniser, **change.get("sync", {}))
+            )
+            for node in made.nodes
+        ]
+        graph = dataclasses.replace(made.graph, **change.get("graph", {}))
+        return dataclasses.replace(made, graph=graph, nodes=tuple(nodes))
+
+    cases = {
+        "gradients 'sum' of a strategy cannot be run yet": strategy(graph={"gradients": "sum"}),
+        "staleness 2 cannot be run yet": strategy(sync={"staleness": 2}),
+        "asynchronous servers": strategy(sync={"sync": False}),
+    }
+    for text, made in cases.items():
+
+        def work(c, made=made):
+            trainer(c, strategy=made).advance(cavs.batch(BATCHES[0]))
+
+        for error in outcomes(2, work):
+            assert isinstance(error, ConfigError) and text in str(error)
