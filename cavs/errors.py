@@ -91,3 +91,7 @@ class ConfigError(CavsError, ValueError):
 
 class DeviceError(CavsError):
     """A device that is missing, too old, or failed; says which install line mends it."""
+
+
+class CommunicationError(CavsError):
+    """A peer in data-parallel training that failed, hangs or is gone; names its rank."""

@@ -15,7 +15,14 @@ from cavs.ir import REGISTRY
 ROOT = Path(__file__).resolve().parents[1]
 # A block of code, and the block of text right behind it, if there is one.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
-DOCUMENTS = ["README.md", "docs/tutorial.md", "docs/passes.md", "docs/operators.md"]
+DOCUMENTS = [
+    "README.md",
+    "docs/tutorial.md",
+    "docs/distributed.md",
+    "docs/strategies.md",
+    "docs/passes.md",
+    "docs/operators.md",
+]
 
 
 def blocks(document: str) -> list[tuple[str, str]]:

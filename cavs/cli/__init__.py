@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cavs.cli import bench, demo, evaluate, explain, info, train
+from cavs.cli import bench, demo, evaluate, explain, info, launch, strategy, train
 from cavs.cli.registry import Task
 from cavs.errors import CavsError
 from cavs.train.checkpoint import version
@@ -27,7 +27,9 @@ def parser_for(argv: list[str]) -> argparse.ArgumentParser:
     evaluate.add_parsers(commands)
     bench.add_parser(commands, argv)
     explain.add_parser(commands, argv)
+    strategy.add_parser(commands, argv)
     info.add_parser(commands)
+    launch.add_parser(commands)
     return parser
 
 

@@ -86,6 +86,37 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
+    """What training on many ranks needs."""
+    group = parser.add_argument_group("distributed", "under mpirun, srun or cavs launch")
+    group.add_argument(
+        "--strategy",
+        metavar="NAME",
+        help="how gradients are shared: a builder such as PartitionedPS, FILE.py:CLASS, auto, or a "
+        "strategy file ending in .json (default: all-reduce in buckets)",
+    )
+    group.add_argument(
+        "--balance",
+        choices=("equal", "structure"),
+        default="equal",
+        help="graphs of a batch in equal numbers, or so that ranks take equal time",
+    )
+    group.add_argument(
+        "--elastic",
+        action="store_true",
+        default=bool(os.environ.get("CAVS_ELASTIC")),
+        help="go on with the ranks that are left if one dies (set by cavs launch --elastic)",
+    )
+    group.add_argument("--resources", metavar="FILE", help="resource specification in YAML")
+    group.add_argument(
+        "--timeout",
+        type=count(1),
+        default=300,
+        metavar="SECONDS",
+        help="that a rank waits for another, default: %(default)s",
+    )
+
+
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything of the optimiser and the epochs."""
     group = parser.add_argument_group("training")

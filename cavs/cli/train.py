@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cavs.cli import options
+from cavs.cli import distributed, options
+from cavs.cli.distributed import one_voice
 from cavs.cli.registry import Entry, Task
+from cavs.distributed import Trainer as DistributedTrainer
+from cavs.distributed import world
+from cavs.distributed.communicator import Communicator
+from cavs.distributed.launch import take_stop_signal
 from cavs.errors import ConfigError
 from cavs.train import DataLoader, Trainer
 from cavs.train.fit import FitResult, best_path
@@ -26,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     options.add_data_arguments(parser)
     options.add_training_arguments(parser)
     options.add_engine_arguments(parser)
+    options.add_distributed_arguments(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--out", metavar="DIR", help="default: runs/MODEL")
     group.add_argument("--resume", action="store_true", help="continue the run in --out")
@@ -49,17 +56,22 @@ class Trained:
 
 def run(args: argparse.Namespace) -> int:
     """Train, keep the best, and report the test split."""
-    train(args)
+    take_stop_signal()
+    communicator = world(args.timeout)
+    with one_voice(communicator):
+        train(args, communicator)
     return 0
 
 
-def train(args: argparse.Namespace) -> Trained:
+def train(args: argparse.Namespace, communicator: Communicator | None = None) -> Trained:
     """What `run` does; `args` has all options of ``cavs train``."""
+    first = communicator is None or communicator.rank == 0
     entry: Entry = args.entry
     stem = Path(entry.name).stem if entry.name.endswith(".py") else entry.name
     folder = Path(args.out) if args.out is not None else Path("runs") / stem
     checkpoint = folder / "checkpoint.safetensors"
-    _check_folder(args, checkpoint)
+    if first:
+        _check_folder(args, checkpoint)
     task = entry.build(args)
     loader = DataLoader(
         task.required("train"),
@@ -70,22 +82,27 @@ def train(args: argparse.Namespace) -> Trained:
     )
     dev_graphs = task.graphs("dev")
     dev = DataLoader(dev_graphs, args.batch_size, cache=True) if dev_graphs else None
-    trainer = Trainer(
-        task.model,
-        options.make_optimizer(args, len(loader)),
-        device=args.device,
-        seed=args.seed,
-        max_norm=args.max_norm,
-        threads=args.threads,
-        config=options.training_config(entry, args, task),
-    )
+    common: dict[str, Any] = {
+        "device": args.device,
+        "seed": args.seed,
+        "max_norm": args.max_norm,
+        "threads": args.threads,
+        "config": options.training_config(entry, args, task),
+    }
+    optimizer = options.make_optimizer(args, len(loader))
+    if communicator is None or (communicator.size == 1 and args.strategy is None):
+        trainer = Trainer(task.model, optimizer, **common)
+    else:
+        trainer = distributed.trainer(args, task.model, optimizer, communicator, common)
     if args.resume:
         trainer.resume(checkpoint)
     if args.overwrite:  # only now: nothing that could be found before has failed
         _clear(checkpoint)
+    quiet = args.quiet or not first
     settings = {k: v for k, v in vars(args).items() if k not in ("run", "entry")}
-    JsonLines(folder / "log.jsonl").write("options", **settings)
-    if not args.quiet:
+    if first:
+        JsonLines(folder / "log.jsonl").write("options", **settings)
+    if not quiet:
         size = sum(p.value.size for p in trainer.parameters.values())
         graphs = f"{len(loader.graphs)} training graphs, {len(dev_graphs or ())} to judge by"
         print(f"{entry.name}: {size:,} parameters, {graphs}", file=sys.stderr)
@@ -100,9 +117,12 @@ def train(args: argparse.Namespace) -> Trained:
         checkpoint_every=args.save_every,
         restore_best=dev is not None,
         log=folder / "log.jsonl",
-        progress=not args.quiet,
+        progress=not quiet,
     )
-    return Trained(task, trainer, _report(args, task, trainer, result, checkpoint))
+    if isinstance(trainer, DistributedTrainer):  # the rank that was the first may be gone
+        first = trainer.communicator.rank == 0
+    say: Callable[[str], None] = print if first else lambda text: None
+    return Trained(task, trainer, _report(args, task, trainer, result, checkpoint, say))
 
 
 def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
@@ -129,16 +149,21 @@ def _clear(checkpoint: Path) -> None:
 
 
 def _report(
-    args: argparse.Namespace, task: Task, trainer: Trainer, result: FitResult, checkpoint: Path
+    args: argparse.Namespace,
+    task: Task,
+    trainer: Trainer,
+    result: FitResult,
+    checkpoint: Path,
+    say: Callable[[str], None],
 ) -> Path:
     kept = checkpoint
     if result.best_epoch is not None and best_path(checkpoint).exists():
         kept = best_path(checkpoint)
         why = ", stopped early" if result.stopped_early else ""
-        print(f"best epoch {result.best_epoch}: dev {result.monitor} {result.best:.4f}{why}")
+        say(f"best epoch {result.best_epoch}: dev {result.monitor} {result.best:.4f}{why}")
     test = task.graphs("test")
     if test:
         values = trainer.evaluate(DataLoader(test, args.batch_size), task.metrics)
-        print("  ".join(["test", *(f"{name} {value:.4f}" for name, value in values.items())]))
-    print(f"saved {kept}")
+        say("  ".join(["test", *(f"{name} {value:.4f}" for name, value in values.items())]))
+    say(f"saved {kept}")
     return kept

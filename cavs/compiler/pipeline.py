@@ -18,6 +18,7 @@ from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.merge_vertices import merge_vertices
 from cavs.passes.partition import Partition, partition
+from cavs.passes.replicate import replicate
 from cavs.passes.simplify import CANONICAL, RULES, simplify
 from cavs.passes.specialise import Kind, optional_features, specialise
 from cavs.passes.trim import trim, trim_gradients
@@ -61,13 +62,15 @@ def compile_graph(
     nth_shared: bool = False,
     passes: Passes = Passes(),
     record: bool = False,
+    replicated: bool = False,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
     training adds the gradients of all trainable parameters. merging: rows are distinct vertices,
     with the features of `cavs.passes.merge_vertices`. shared: vertices share children, so that
     edges outnumber vertices; nth_shared: so much that products of single children are done at the
-    child. record keeps the text of every stage.
+    child. record keeps the text of every stage. replicated: batches of a training are parts of
+    global ones, see `cavs.passes.replicate`.
     """
     stages: list[tuple[str, str]] = []
 
@@ -79,8 +82,11 @@ def compile_graph(
 
     rules = RULES if passes.simplify else CANONICAL
     graph = done("trace", traced)
+    replicated &= training
+    if replicated:
+        graph = done("replicate", replicate(graph))
     if merging:
-        graph = done("merge_vertices", merge_vertices(graph))
+        graph = done("merge_vertices", merge_vertices(graph, counts=not replicated))
     if nth_shared:
         graph = done("at_nth_child", at_nth_child(graph))
     optional = optional_features(graph)

@@ -81,6 +81,9 @@ class Storage:
         if name == "count_present":
             index = p.int_features.index(node.inputs[0].attr("name"))
             return self._buffer("count", index, ONE_SPACE, 1, "count")
+        if name in ("count_rows", "replica_scale"):  # see Count in program.h
+            index = -1 if name == "replica_scale" else -1 - space_of(node.attr("base"), None)
+            return self._buffer("count", index, ONE_SPACE, 1, "count")
         assert name == "num_children", name
         return self._buffer("ones", 0, ONE_SPACE, 1, "ones")
 

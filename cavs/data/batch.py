@@ -42,6 +42,7 @@ class GraphBatch:
             raise FeatureError(f"{len(ids)} ids for {len(graphs)} graphs; give one for each")
         if not all(isinstance(i, int | np.integer) for i in ids or ()):
             raise FeatureError(f"ids are whole numbers, found {ids!r:.80}")
+        self.graphs: tuple[Graph, ...] = tuple(graphs)
         self.ids: tuple[int, ...] | None = None if ids is None else tuple(ids)
         self.names: tuple[str, ...] = tuple(graph.name for graph in graphs)
         self.topology: _engine.GraphBatch = _engine.collate([graph.topology for graph in graphs])
@@ -101,6 +102,11 @@ class GraphBatch:
         return any(
             name in group for group in (self._features, self._edge_features, self._graph_features)
         )
+
+    def select(self, indices: Sequence[int]) -> GraphBatch:
+        """A batch of some of the graphs, by their place in this one."""
+        ids = None if self.ids is None else [self.ids[i] for i in indices]
+        return GraphBatch([self.graphs[i] for i in indices], ids)
 
     def graph_label(self, index: int) -> str:
         """How errors call graph ``index`` of the batch: its id in the data set and its name."""

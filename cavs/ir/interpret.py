@@ -119,6 +119,10 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
         )
     if name == "num_children":
         return float(len(inputs.edges(row)))
+    if name == "count_rows":
+        return float(inputs.rows(node.attr("base")))
+    if name == "replica_scale":
+        return 1.0
     if name == "max_children":
         return np.max(values, axis=0) if values else np.zeros(node.shape)
     if node.op.rule.value == "graph":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ def defop(name: str, **fields: Any) -> Op:
 
 
 _interned: WeakValueDictionary[Any, Node] = WeakValueDictionary()
+_interning = threading.RLock()  # models may be traced on several threads at once
 _serial = itertools.count()
 
 
@@ -262,30 +264,38 @@ def make(
 ) -> Node:
     """The interned node; no inference."""
     key = (op.name, inputs, tuple(sorted(attrs.items(), key=lambda kv: kv[0])), tensor_type)
-    found = _interned.get(key)
-    if found is not None:
-        return found
-    node = Node.__new__(Node)
-    node.op, node.inputs, node.attrs, node.type = op, inputs, key[2], tensor_type
-    if where is None:
-        where = _origin[-1] if _origin else user_line()
-    node.where = where
-    node.serial = next(_serial)
-    _interned[key] = node
-    return node
+    with _interning:
+        found = _interned.get(key)
+        if found is not None:
+            return found
+        node = Node.__new__(Node)
+        node.op, node.inputs, node.attrs, node.type = op, inputs, key[2], tensor_type
+        if where is None:
+            where = _origin.lines[-1] if _origin.lines else user_line()
+        node.where = where
+        node.serial = next(_serial)
+        _interned[key] = node
+        return node
 
 
-_origin: list[str] = []
+class _Origin(threading.local):
+    """Lines that passes work for on this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+
+_origin = _Origin()
 
 
 @contextmanager
 def origin(where: str) -> Iterator[None]:
     """Nodes that passes make come from the user's line of the node they are made for."""
-    _origin.append(where)
+    _origin.lines.append(where)
     try:
         yield
     finally:
-        _origin.pop()
+        _origin.lines.pop()
 
 
 def as_node(value: Any) -> Node:

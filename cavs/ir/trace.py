@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,25 +28,32 @@ class Trace:
         return self.streams - 1
 
 
-_stack: list[Trace] = []
+class _Stack(threading.local):
+    """The traces in progress on this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+
+
+_stack = _Stack()
 
 
 def current_trace() -> Trace:
     """The trace in progress; TraceError outside of one."""
-    if not _stack:
+    if not _stack.traces:
         raise TraceError(
             "this call only means something inside Model.loss, Model.forward or a vertex function",
             where=user_line(),
             hint="call it there; cavs traces these functions once",
         )
-    return _stack[-1]
+    return _stack.traces[-1]
 
 
 @contextmanager
 def tracing(training: bool) -> Iterator[Trace]:
     """Makes a new trace the current one."""
-    _stack.append(Trace(training))
+    _stack.traces.append(Trace(training))
     try:
-        yield _stack[-1]
+        yield _stack.traces[-1]
     finally:
-        _stack.pop()
+        _stack.traces.pop()

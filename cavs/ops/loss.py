@@ -69,6 +69,18 @@ defop(
     evaluate=lambda n, index: float(index >= 0),
     rule=BatchRule.REDUCE,
 )
+# How many rows a domain has; attrs: base, the name of the domain ("graph", "vertex", "edge").
+defop(
+    "count_rows",
+    infer=lambda types, attrs: TensorType(FLOAT, (), ONE),
+    cost=0,
+)
+# By how much sums over the rows of this replica are multiplied; 1 on one process.
+defop(
+    "replica_scale",
+    infer=lambda types, attrs: TensorType(FLOAT, (), ONE),
+    cost=0,
+)
 
 
 def cross_entropy(logits: Any, label: Any, reduction: str = "mean") -> Node:
@@ -89,15 +101,25 @@ def mean_squared_error(prediction: Any, target: Any) -> Node:
     """Sum over rows of the squared differences, divided by the number of elements."""
     difference = as_node(prediction) - as_node(target)
     squared = difference * difference
-    count = apply(
-        "sum_rows", apply("broadcast", 1.0, shape=squared.shape, domain=squared.type.domain)
-    )
+    base, width = squared.type.domain.base, float(squared.type.width)
+    count = width if base == "one" else apply("count_rows", base=base) * width
     total = apply("sum_rows", squared)
-    flat = [x.sum() if x.shape else x for x in (total, count)]
-    return flat[0] / apply("maximum", flat[1], 1.0)
+    total = total.sum() if total.shape else total
+    return total / apply("maximum", count, 1.0)
 
 
-_COUNTING = {"constant", "broadcast", "count_present", "sum_rows", "sum_axis", "reshape"}
+_COUNTING = frozenset(
+    [
+        "constant",
+        "broadcast",
+        "count_present",
+        "count_rows",
+        "mul",
+        "sum_rows",
+        "sum_axis",
+        "reshape",
+    ]
+)
 
 
 def mean_terms(loss: Node) -> Node | None:

@@ -33,11 +33,14 @@ _VIEWS = frozenset(
         "parameter",
         "merge",
         "count_present",
+        "count_rows",
+        "replica_scale",
         "constant",
         "sum_vertices",
     ]
 )
-_LEAVES = frozenset(["parameter", "feature", "num_children", "count_present", "constant"])
+_ONE_VALUE = frozenset(["parameter", "count_present", "count_rows", "replica_scale", "constant"])
+_LEAVES = frozenset(["feature", "num_children"]) | _ONE_VALUE
 
 _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("sum_children", "none"): ("segment_sum", "edges"),
@@ -56,7 +59,7 @@ _ACROSS = {("vertex", "edge"): "parent", ("graph", "vertex"): "graph_of"}
 class Piece:
     """Columns [column, column + width) of what ``source`` stores, rows by ``map`` and ``array``.
 
-    source is a computed node, or a leaf: parameter, feature, merge, num_children, count_present.
+    source is a computed node, a merge, or a leaf, see `is_leaf`.
     """
 
     source: Node
@@ -114,7 +117,7 @@ class Accesses:
         name, width = node.op.name, node.type.width
         if not is_view(node) or name == "merge":
             return [Piece(node, 0, width)]
-        if name in ("parameter", "count_present", "constant"):
+        if name in _ONE_VALUE:
             return [Piece(node, 0, width, "one")]
         if name == "feature":
             array = {"vertex": "order", "edge": "edge_order"}.get(node.type.domain.base, "none")

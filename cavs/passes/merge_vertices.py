@@ -8,7 +8,7 @@ the rest of the gradients follows by differentiation, because cotangents add up.
 
 from __future__ import annotations
 
-from cavs.ir import FLOAT, VERTEX, Graph, Node, apply, rewrite
+from cavs.ir import EDGE, FLOAT, VERTEX, Graph, Node, apply, rewrite
 
 COPIES = "#copies"  # float feature: for how many vertices a distinct one stands
 PRESENT = "#present "  # + name: for how many vertices where that int feature is present (>= 0)
@@ -38,14 +38,24 @@ def _feature(name: str) -> Node:
 def _weighed(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if node.op.name == "sum_rows" and inputs[0].type.domain.by_structure:
         return apply("sum_rows", inputs[0] * _feature(COPIES))
-    if node.op.name == "count_present" and inputs[0].type.domain.base == "vertex":
-        return apply("sum_rows", _feature(PRESENT + inputs[0].attr("name")))
     return None
 
 
-def merge_vertices(graph: Graph) -> Graph:
+def _counted(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    if node.op.name == "count_present" and inputs[0].type.domain.base == "vertex":
+        return apply("sum_rows", _feature(PRESENT + inputs[0].attr("name")))
+    if node.op.name == "count_rows" and node.attr("base") == "vertex":
+        return apply("sum_rows", _feature(COPIES))
+    if node.op.name == "count_rows" and node.attr("base") == "edge":
+        one = apply("broadcast", 1.0, shape=(), domain=EDGE)
+        return apply("sum_rows", one * _feature(COPIES))
+    return _weighed(node, inputs)
+
+
+def merge_vertices(graph: Graph, *, counts: bool = True) -> Graph:
     """Weighs every sum over vertices, or over the edges below them, by the copies they stand for.
 
-    Before differentiation: gradients are weighed by it too.
+    Before differentiation: gradients are weighed by it too. counts: numbers of vertices and of
+    present features are weighed as well; not where they are told to the engine.
     """
-    return rewrite(graph, _weighed)
+    return rewrite(graph, _counted if counts else _weighed)

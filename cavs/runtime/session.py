@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -125,8 +125,9 @@ class Session:
     """Compiles ``model`` on first use and runs it.
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
-    of the compiler. threads: of the engine, process-wide; None leaves them. Raises ConfigError
-    for anything else than 1 to 256.
+    of the compiler. threads: of the engine, process-wide; None leaves them. replicated: training
+    batches are parts of global ones, see cavs.passes.replicate. Raises ConfigError for other
+    threads than 1 to 256.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Session:
         threads: int | None = None,
         dtype: npt.DTypeLike = np.float32,
         passes: Passes | None = None,
+        replicated: bool = False,
     ) -> None:
         require(isinstance(model, Model), "model", model, "a cavs.Model")
         require(isinstance(passes, Passes | None), "passes", passes, "a cavs.compiler Passes")
@@ -149,6 +151,7 @@ class Session:
             set_num_threads(threads)
         self._variants: dict[tuple[bool, bool, bool], _Variant] = {}
         self._latest: dict[bool, _Variant] = {}
+        self.replicated = replicated
         self._profiling = False
         self._serial = False
 
@@ -176,10 +179,14 @@ class Session:
             loss, norm = executor.step(
                 *inputs, seed, step, hyper, [list(s) for s in states], trainable, max_norm
             )
-        for other in self._variants.values():
-            if other is not variant and other.executor is not None:
-                other.executor.invalidate_parameters()
+        self.moved(variant.executor)
         return StepResult(loss, norm)
+
+    def moved(self, executor: Any) -> None:
+        """Tells the other executors that `executor` has updated the parameters."""
+        for variant in self._variants.values():
+            if variant.executor is not None and variant.executor is not executor:
+                variant.executor.invalidate_parameters()
 
     def evaluate(self, batch: BatchLike) -> EvalResult:
         """Forward only: loss and predictions; nothing is dropped out."""
@@ -229,6 +236,49 @@ class Session:
             outputs[name] = rows.reshape(rows.shape[0], *t.shape)
         return EvalResult(loss if with_loss else math.nan, outputs, weight)
 
+    # ---- for training with others --------------------------------------------------------------
+
+    def is_new(self, batch: BatchLike) -> bool:
+        """Whether a step on `batch` would compile the model anew."""
+        variant = self._variants.get((True, True, self._merges(batch, True)))
+        if variant is not None and variant.merging and variant.distinguishing is None:
+            variant = self._variants.get((True, True, False))
+        if variant is None or variant.executor is None or self._absent(variant, batch):
+            return True
+        schedule = self._source(variant, batch).schedule(variant.optional)
+        return not {k for k, _, _ in schedule.kinds} <= set(variant.kinds)
+
+    def compile_for(
+        self, batch: BatchLike, union: Callable[[Sequence[Any]], Sequence[Any]]
+    ) -> None:
+        """Compiles training for `batch` and whatever else `union` adds to what it has.
+
+        union: called twice, with names of features that are absent somewhere and with kinds of
+        vertices; returns them with those of the other ranks, so that all run one program.
+        """
+        absent = {n for n, s in batch.feature_schema().items() if s.has_absent}
+        for v in self._variants.values():
+            absent |= {n for n, f in v.schema.items() if f.optional} | v.absent
+        everywhere = frozenset(union(sorted(absent)))
+        variant = self._variant(batch, True, True, self._merges(batch, True), everywhere)
+        if variant.merging and variant.distinguishing is None:
+            variant = self._variant(batch, True, True, False, everywhere)
+        schedule = self._source(variant, batch).schedule(variant.optional)
+        found = {int(k) for k, _, _ in schedule.kinds}
+        self._compile(variant, set(union(sorted(found | set(variant.kinds)))))
+
+    def ready(self, batch: BatchLike) -> tuple[Any, Any, Compiled]:
+        """Executor, its inputs and the program of a training step on `batch`."""
+        variant, executor, _, inputs = self._prepare(batch, training=True, with_loss=True)
+        assert variant.compiled is not None
+        return executor, inputs, variant.compiled
+
+    @contextmanager
+    def readable_errors(self, batch: BatchLike) -> Iterator[None]:
+        """What the engine refuses in a training run on `batch` is raised in words."""
+        with _readable_errors(self._latest[True], batch):
+            yield
+
     # ---- compiling -----------------------------------------------------------------------------
 
     def _prepare(
@@ -236,7 +286,7 @@ class Session:
     ) -> tuple[_Variant, _engine.Executor, Any, _Inputs]:
         """The variant compiled for what ``batch`` has, its executor, whose rows run, and inputs."""
         check_batch(batch)
-        variant = self._variant(batch, training, with_loss, self._merges(batch))
+        variant = self._variant(batch, training, with_loss, self._merges(batch, training))
         if variant.merging and variant.distinguishing is None:
             variant = self._variant(batch, training, with_loss, False)
         assert variant.traced is not None
@@ -245,7 +295,8 @@ class Session:
         check_arity(variant.traced, schedule.max_arity, batch)
         found = {k for k, _, _ in schedule.kinds}
         if variant.shared is None:
-            variant.shared = schedule.batch.num_edges > schedule.batch.num_vertices
+            many = schedule.batch.num_edges > schedule.batch.num_vertices
+            variant.shared = many and not self._agreed(training)
         if variant.executor is None or not found <= set(variant.kinds):
             self._compile(variant, found)
         assert variant.compiled is not None and variant.executor is not None
@@ -256,15 +307,26 @@ class Session:
         rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
         return variant, variant.executor, source, (schedule, rows, ints)
 
-    def _merges(self, batch: BatchLike) -> bool:
-        return self.passes.merge_vertices and bool(batch.topology.num_vertices >= MERGED_FROM)
+    def _agreed(self, training: bool) -> bool:
+        """Whether other replicas must run the same program, whatever their batches look like."""
+        return self.replicated and training
+
+    def _merges(self, batch: BatchLike, training: bool) -> bool:
+        large = bool(batch.topology.num_vertices >= MERGED_FROM)
+        return self.passes.merge_vertices and (large or self._agreed(training))
 
     def _variant(
-        self, batch: BatchLike, training: bool, with_loss: bool, merging: bool
+        self,
+        batch: BatchLike,
+        training: bool,
+        with_loss: bool,
+        merging: bool,
+        absent: frozenset[str] = frozenset(),
     ) -> _Variant:
-        """The variant, traced for what ``batch`` has."""
+        """The variant, traced for what ``batch`` has and for features ``absent`` elsewhere."""
         key = training, with_loss, merging
         variant = self._variants.setdefault(key, _Variant(*key))
+        variant.absent |= absent
         self._trace(variant, batch)
         return variant
 
@@ -282,6 +344,7 @@ class Session:
         assert variant.traced is not None and variant.distinguishing is not None
         p = self.passes
         wanted = p.at_nth_child_in_training if variant.training else p.at_nth_child
+        wanted &= not self._agreed(variant.training)
         numbers = multiplied_children(variant.traced) if wanted else 0
         if 0 < numbers <= MOST_NUMBERS:
             merged = batch.merged(variant.distinguishing, numbers)
@@ -309,11 +372,7 @@ class Session:
             if schema == variant.passed:
                 return
             check_schema(variant.traced, variant.schema, schema)
-            if all(
-                not s.has_absent or variant.schema[n].optional
-                for n, s in schema.items()
-                if n in variant.schema
-            ):
+            if not self._absent(variant, batch):
                 variant.passed = schema
                 return
         variant.passed = {}
@@ -341,6 +400,14 @@ class Session:
             variant.kinds, variant.restored = variant.restored, ()
         variant.executor = None
 
+    def _absent(self, variant: _Variant, batch: BatchLike) -> bool:
+        """Whether a feature is absent somewhere that the trace takes for present everywhere."""
+        return any(
+            (s.has_absent or n in variant.absent) and not variant.schema[n].optional
+            for n, s in batch.feature_schema().items()
+            if n in variant.schema
+        )
+
     def _compile(self, variant: _Variant, found: set[int], record: bool = False) -> None:
         assert variant.traced is not None
         variant.kinds = tuple(sorted(set(variant.kinds) | found))
@@ -355,6 +422,7 @@ class Session:
                 nth_shared=bool(variant.child_numbers),
                 passes=self.passes,
                 record=record,
+                replicated=self.replicated,
             )
         # The engine takes its precision from the parameters; a model may have none.
         values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
@@ -416,7 +484,7 @@ class Session:
     def prepare(self, batch: BatchLike) -> None:
         """Makes the schedule of a coming batch; safe in a background thread."""
         for variant in list(self._variants.values()):
-            if variant.executor is not None and variant.merging == self._merges(batch):
+            if variant.executor is not None and variant.merging == self._merges(batch, variant.training):
                 self._source(variant, batch).schedule(variant.optional)
 
     def invalidate(self) -> None:

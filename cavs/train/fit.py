@@ -219,7 +219,7 @@ class Run:
         return True
 
     def _stop_if_asked(self) -> None:
-        if not self.interrupt.requested:
+        if not self.trainer.stops(self.interrupt.requested):
             return
         self._checkpoint(improved=False)
         self._write("interrupt", epoch=self.standing.epoch, step=self.trainer.steps)

@@ -41,7 +41,7 @@ class DataLoader:
 
     Every ``iter(loader)`` runs the next epoch. `state_dict` says where the running one stands;
     after `load_state_dict` the next ``iter`` goes on from there with the identical batches.
-    `prepare`, if set, is called with every new batch in the background thread.
+    `prepare`, if set, is called with every batch that `collate` made, in the background thread.
     """
 
     def __init__(
@@ -93,6 +93,17 @@ class DataLoader:
         """Batches an epoch."""
         whole, rest = divmod(len(self.graphs), self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
+
+    @property
+    def collate(self) -> Collate:
+        """What makes a batch of graphs and their ids; another one forgets cached batches."""
+        return self._collate
+
+    @collate.setter
+    def collate(self, collate: Collate) -> None:
+        self._collate = collate
+        self._cache.clear()
+        self._cached_bytes = 0
 
     @property
     def epoch(self) -> int:
@@ -156,7 +167,7 @@ class DataLoader:
         if cached is not None:
             return cached
         try:
-            item = self._collate([self.graphs[i] for i in ids], ids)
+            item = self.collate([self.graphs[i] for i in ids], ids)
             if self.prepare is not None:
                 self.prepare(item)
         except MemoryError:
@@ -184,7 +195,7 @@ class DataLoader:
 
     def _collates_alone(self, i: int) -> bool:
         try:
-            item = self._collate([self.graphs[i]], np.array([i], dtype=np.int64))
+            item = self.collate([self.graphs[i]], np.array([i], dtype=np.int64))
             if self.prepare is not None:
                 self.prepare(item)
         except Exception:
@@ -228,6 +239,7 @@ class DataLoader:
 
 def _bytes(batch: Any) -> int:
     """Memory a batch holds: its features, and the topology and schedule at 4 bytes an index."""
+    batch = getattr(batch, "local", batch)  # the part of it that this process computes
     groups = (batch.features, batch.edge_features, batch.graph_features)
     features = sum(array.nbytes for group in groups for array in group.values())
     return int(features + 4 * (10 * batch.num_vertices + 7 * batch.num_edges))

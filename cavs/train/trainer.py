@@ -114,6 +114,21 @@ class Trainer:
             hint="look for NaN in the features of these graphs, lower lr, or set max_norm",
         )
 
+    def stops(self, requested: bool) -> bool:
+        """Whether a run is to stop, given that this process was asked to; for who trains alone."""
+        return requested
+
+    def _mine(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """Of the batches of an evaluation, those that this process takes."""
+        return batches
+
+    def _combined(self, sums: Array) -> Array:
+        """The sums of an evaluation over all processes."""
+        return sums
+
+    def _divide(self, train: DataLoader) -> None:
+        """Lets the loader of a training make what this process computes of each batch."""
+
     def _attach(self, loader: Iterable[Any]) -> None:
         if isinstance(loader, DataLoader) and loader.prepare is None:
             loader.prepare = self.session.prepare
@@ -146,7 +161,7 @@ class Trainer:
             Progress("evaluate", total, enabled=progress) as bar,
             iterating(loader) as batches,
         ):
-            for batch in batches:
+            for batch in self._mine(batches):
                 result = self.session.evaluate(batch)
                 if not math.isfinite(result.loss):
                     raise NumericsError(
@@ -163,10 +178,12 @@ class Trainer:
                 bar.advance(batch.num_graphs)
                 if stop():
                     break
-        require(result is not None, "loader", loader, "at least one batch")
+        seen = float(result is not None)
+        flat = [loss, weight, seen, *(x for metric in used for x in sums[metric.name])]
+        loss, weight, seen, *rest = self._combined(np.array(flat, np.float64)).tolist()
+        require(seen > 0, "loader", loader, "at least one batch")
         values = {"loss": loss / weight if weight else math.nan}
-        for metric in used:
-            part, count = sums[metric.name]
+        for metric, part, count in zip(used, rest[::2], rest[1::2], strict=True):
             values[metric.name] = metric.finish(part / count) if count else math.nan
         return values
 
@@ -208,6 +225,7 @@ class Trainer:
             epochs, used, monitor, patience, checkpoint, checkpoint_every, restore_best, progress
         )
         self._attach(train)
+        self._divide(train)
         resumed, self._resumed = self._resumed, None
         return Run(self, train, dev, options, log=log, resumed=resumed).go()
 

@@ -1,38 +1,11 @@
-#include "exec/executor.h"
-
-#include <pybind11/numpy.h>
-#include <pybind11/stl.h>
-
-#include <optional>
-#include <string>
 #include <variant>
 
 #include "base/thread_pool.h"
-#include "bindings/fields.h"
+#include "bindings/engine.h"
 #include "bindings/module.h"
-
-namespace py = pybind11;
 
 namespace cavs {
 namespace {
-
-OptimizerKind parse_optimizer(const std::string& s) {
-  return parse<OptimizerKind>(s, {"sgd", "momentum", "adagrad", "adam", "adamw"}, "optimizer");
-}
-
-// A C-contiguous array of T, not converted: the engine reads (or writes) the caller's memory.
-template <class T>
-T* data_of(const py::array& array, const std::string& name, bool write) {
-  if (!py::isinstance<py::array_t<T>>(array)) {
-    throw py::type_error(name + " is " + std::string(py::str(array.dtype())) + ", needs " +
-                         std::string(py::str(py::dtype::of<T>())));
-  }
-  if (!(array.flags() & py::array::c_style)) {
-    throw py::value_error(name + " is not C-contiguous");
-  }
-  if (write && !array.writeable()) throw py::value_error(name + " is read-only");
-  return static_cast<T*>(const_cast<void*>(array.data()));
-}
 
 // Names for the map of the report.
 py::dict to_dict(const Report& r) {
@@ -84,151 +57,6 @@ py::dict to_dict(const Report& r) {
   return d;
 }
 
-struct StepOptions {
-  py::dict optimizer;
-  py::list states;
-  std::vector<bool> trainable;
-  std::optional<double> max_norm;
-};
-
-// An executor of either precision; holds the parameter arrays.
-template <class T>
-class Engine {
- public:
-  Engine(std::shared_ptr<const Program> program, const std::vector<py::array>& parameters)
-      : arrays_(parameters), executor_(std::move(program), views(parameters)) {}
-
-  double run(const std::shared_ptr<Schedule>& schedule, const py::list& floats,
-             const py::list& ints, uint64_t seed, uint64_t step) {
-    const Inputs<T> inputs = to_inputs(schedule, floats, ints, seed, step);
-    const py::gil_scoped_release release;
-    return executor_.run(inputs);
-  }
-
-  std::pair<double, double> step(const std::shared_ptr<Schedule>& schedule, const py::list& floats,
-                                 const py::list& ints, uint64_t seed, uint64_t step,
-                                 const StepOptions& options) {
-    const Inputs<T> inputs = to_inputs(schedule, floats, ints, seed, step);
-    const Update<T> update = to_update(options);
-    const py::gil_scoped_release release;
-    const StepResult result = executor_.step(inputs, update);
-    return {result.loss, result.grad_norm};
-  }
-
-  py::array gradient(int32_t param) const {
-    if (param < 0 || param >= static_cast<int32_t>(arrays_.size())) {
-      throw py::index_error("parameter " + std::to_string(param) + " of " +
-                            std::to_string(arrays_.size()));
-    }
-    const py::array& like = arrays_[param];
-    py::array_t<T> out(std::vector<py::ssize_t>(like.shape(), like.shape() + like.ndim()));
-    executor_.gradient(param, out.mutable_data());
-    return out;
-  }
-
-  py::object gradient_rows(int32_t param) const {
-    const auto rows = executor_.gradient_rows(param);
-    if (!rows) return py::none();
-    const auto n = static_cast<py::ssize_t>(rows->first.size());
-    const auto width = n == 0 ? 0 : static_cast<py::ssize_t>(rows->second.size()) / n;
-    return py::make_tuple(py::array_t<int32_t>(n, rows->first.data()),
-                          py::array_t<T>({n, width}, rows->second.data()));
-  }
-
-  py::array output(int32_t buffer) const {
-    const auto [rows, width] = executor_.output_shape(buffer);
-    py::array_t<T> out({rows, width});
-    executor_.output(buffer, out.mutable_data());
-    return out;
-  }
-
-  Executor<T>& executor() { return executor_; }
-
- private:
-  static std::vector<Parameter<T>> views(const std::vector<py::array>& parameters) {
-    std::vector<Parameter<T>> out;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      out.push_back({data_of<T>(parameters[i], "parameter " + std::to_string(i), true),
-                     parameters[i].size()});
-    }
-    return out;
-  }
-
-  static Inputs<T> to_inputs(const std::shared_ptr<Schedule>& schedule, const py::list& floats,
-                             const py::list& ints, uint64_t seed, uint64_t step) {
-    Inputs<T> inputs;
-    inputs.schedule = schedule;
-    inputs.seed = seed;
-    inputs.step = step;
-    for (size_t i = 0; i < floats.size(); ++i) {
-      const std::string name = "float feature " + std::to_string(i);
-      const auto array = floats[i].cast<py::array>();
-      if (array.ndim() != 2) {
-        throw py::value_error(name + " has " + std::to_string(array.ndim()) +
-                              " dimensions, needs 2");
-      }
-      inputs.float_features.push_back(
-          {data_of<T>(array, name, false), array.shape(0), array.shape(1)});
-    }
-    for (size_t i = 0; i < ints.size(); ++i) {
-      const std::string name = "int feature " + std::to_string(i);
-      const auto array = ints[i].cast<py::array>();
-      if (array.ndim() != 1) {
-        throw py::value_error(name + " has " + std::to_string(array.ndim()) +
-                              " dimensions, needs 1");
-      }
-      inputs.int_features.push_back({data_of<int32_t>(array, name, false), array.shape(0)});
-    }
-    return inputs;
-  }
-
-  Update<T> to_update(const StepOptions& options) const {
-    const Fields f(options.optimizer, {"kind", "lr", "momentum", "nesterov", "beta1", "beta2",
-                                       "eps", "weight_decay", "bias1", "bias2"});
-    Update<T> update;
-    OptimizerStep& s = update.step;
-    s.kind = parse_optimizer(f.need<std::string>("kind"));
-    s.lr = f.need<double>("lr");
-    s.momentum = f.get("momentum", 0.0);
-    s.nesterov = f.get("nesterov", false);
-    s.beta1 = f.get("beta1", 0.9);
-    s.beta2 = f.get("beta2", 0.999);
-    s.eps = f.get("eps", 1e-8);
-    s.weight_decay = f.get("weight_decay", 0.0);
-    s.bias1 = f.get("bias1", 1.0);
-    s.bias2 = f.get("bias2", 1.0);
-    s.grad_scale = 1;
-    update.max_norm = options.max_norm;
-    update.trainable = options.trainable;
-    const size_t needed = s.kind == OptimizerKind::kSgd                                       ? 0
-                          : s.kind == OptimizerKind::kAdam || s.kind == OptimizerKind::kAdamW ? 2
-                                                                                              : 1;
-    for (size_t i = 0; i < options.states.size(); ++i) {
-      const auto states = options.states[i].cast<py::list>();
-      T* of[2] = {nullptr, nullptr};
-      const std::string name = "state of parameter " + std::to_string(i);
-      const bool trained = i >= update.trainable.size() || update.trainable[i];
-      if (states.size() > 2 || (trained && states.size() < needed)) {
-        throw py::value_error(name + ": " + std::to_string(states.size()) +
-                              " arrays, the optimizer needs " + std::to_string(needed));
-      }
-      for (size_t j = 0; j < states.size(); ++j) {
-        const auto array = states[j].cast<py::array>();
-        of[j] = data_of<T>(array, name, true);
-        if (i < arrays_.size() && array.size() != arrays_[i].size()) {
-          throw py::value_error(name + " has " + std::to_string(array.size()) +
-                                " elements, the parameter " + std::to_string(arrays_[i].size()));
-        }
-      }
-      update.states.emplace_back(of[0], of[1]);
-    }
-    return update;
-  }
-
-  std::vector<py::array> arrays_;
-  Executor<T> executor_;
-};
-
 using AnyEngine = std::variant<std::unique_ptr<Engine<float>>, std::unique_ptr<Engine<double>>>;
 
 struct PyExecutor {
@@ -259,25 +87,109 @@ void bind_class(py::module_& m) {
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
-             const py::list& ints, uint64_t seed, uint64_t step) {
-            return x.visit([&](auto& e) { return e.run(schedule, floats, ints, seed, step); });
+             const py::list& ints, uint64_t seed, uint64_t step, double scale,
+             const std::vector<double>& totals) {
+            const RunOptions run{schedule, floats, ints, seed, step, scale, totals};
+            return x.visit([&](auto& e) { return e.run(run); });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
-          py::arg("seed") = 0, py::arg("step") = 0, "One pass over a batch; returns the loss.")
+          py::arg("seed") = 0, py::arg("step") = 0, py::arg("scale") = 1.0,
+          py::arg("totals") = std::vector<double>{},
+          "One pass over a batch; returns the loss. scale and totals: of a replica's part of a "
+          "global batch, see Count in program.h.")
       .def(
           "step",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
              const py::list& ints, uint64_t seed, uint64_t step, const py::dict& optimizer,
              const py::list& states, std::vector<bool> trainable, std::optional<double> max_norm) {
             const StepOptions options{optimizer, states, std::move(trainable), max_norm};
-            return x.visit(
-                [&](auto& e) { return e.step(schedule, floats, ints, seed, step, options); });
+            const RunOptions run{schedule, floats, ints, seed, step, 1, {}};
+            return x.visit([&](auto& e) { return e.step(run, options); });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"), py::arg("seed"),
           py::arg("step"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
           py::arg("max_norm") = py::none(),
           "run and one update; returns (loss, gradient norm). Updates nothing if one of them is "
           "not finite.")
+      .def(
+          "arm_gradients",
+          [](PyExecutor& x) { x.visit([](auto& e) { e.executor().arm_gradients(); }); },
+          "Before a run that other threads follow with wait_gradient.")
+      .def(
+          "give_up_gradients",
+          [](PyExecutor& x) { x.visit([](auto& e) { e.executor().give_up_gradients(); }); },
+          "Ends every wait_gradient: the run that was armed for will not come.")
+      .def(
+          "wait_gradient",
+          [](PyExecutor& x, int32_t i) {
+            return x.visit([&](auto& e) { return e.wait_gradient(i); });
+          },
+          py::arg("parameter"),
+          "Waits, without the GIL, until the gradient is final; False if the run failed.")
+      .def(
+          "gradient_view",
+          [](const py::object& self, int32_t i) {
+            auto& x = self.cast<PyExecutor&>();
+            return x.visit([&](auto& e) { return e.gradient_view(i, self); });
+          },
+          py::arg("parameter"),
+          "(None, values) of a dense gradient, (rows, values) of a sparse one: the engine's own "
+          "memory, valid until the next run.")
+      .def(
+          "gradient_block",
+          [](const py::object& self) {
+            auto& x = self.cast<PyExecutor&>();
+            return x.visit([&](auto& e) { return e.gradient_block(self); });
+          },
+          "The memory of all dense gradients, in gradient_order; between them are zeros.")
+      .def(
+          "set_factored",
+          [](PyExecutor& x, int32_t i) {
+            return x.visit([&](auto& e) { return e.executor().set_factored(i); });
+          },
+          py::arg("parameter"),
+          "From now on runs leave the operands of the gradient's products instead of the gradient; "
+          "False, changing nothing, where it is no sum of products.")
+      .def(
+          "factors",
+          [](const py::object& self, int32_t i) {
+            auto& x = self.cast<PyExecutor&>();
+            return x.visit([&](auto& e) { return e.factors(i, self); });
+          },
+          py::arg("parameter"),
+          "X [rows, k] and dY [rows, n] of a factored gradient; the engine's memory, valid until "
+          "the next run.")
+      .def(
+          "add_product",
+          [](PyExecutor& x, const py::array& left, const py::array& right, const py::array& out) {
+            x.visit([&](auto& e) { e.add_product(left, right, out); });
+          },
+          py::arg("left"), py::arg("right"), py::arg("out"), "out += left^T right, in place.")
+      .def(
+          "gradient_order",
+          [](PyExecutor& x) {
+            return x.visit(
+                [](auto& e) { return std::vector<int32_t>(e.executor().gradient_order()); });
+          },
+          "Parameters with a gradient, in the order in which their gradients are done.")
+      .def(
+          "squared_norm",
+          [](PyExecutor& x, const py::list& pieces) {
+            return x.visit([&](auto& e) { return e.squared_norm(pieces); });
+          },
+          py::arg("pieces"), "Sum of squares of gradients, given as for apply.")
+      .def(
+          "apply",
+          [](PyExecutor& x, const py::list& pieces, const py::dict& optimizer,
+             const py::list& states, std::vector<bool> trainable, double scale) {
+            const StepOptions options{optimizer, states, std::move(trainable), std::nullopt};
+            x.visit([&](auto& e) { e.apply(pieces, options, scale); });
+          },
+          py::arg("pieces"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
+          py::arg("scale") = 1.0,
+          "One update with gradients times scale. A piece is (parameter, values, rows or None, "
+          "stride or None, offset): row i of the values stands stride elements after row i - 1 of "
+          "the parameter, or at row rows[i], counted from element offset.")
       .def(
           "gradient",
           [](PyExecutor& x, int32_t i) { return x.visit([&](auto& e) { return e.gradient(i); }); },

@@ -140,6 +140,34 @@ bool overwrites(const Program& p, const Instruction& in, int64_t size) {
   return elements == size;
 }
 
+// Which gradients an instruction writes, and in which order they are done: by the step of the last
+// writer; inside a step the costly ones run first.
+void order_gradients(const Program& p, Analysis& a, size_t parameters) {
+  std::vector<std::pair<int32_t, double>> done(parameters, {-1, 0});
+  a.gradients_of_instruction.resize(p.instructions.size());
+  for (const Body& body : a.bodies) {
+    std::vector<int32_t>& of_body = a.gradients_of_body.emplace_back();
+    for (int32_t id : body.instructions) {
+      std::vector<int32_t>& written = a.gradients_of_instruction[id];
+      const Instruction& in = p.instructions[id];
+      if (in.kind == InstructionKind::kLookupGrad) written.push_back(in.argument2);
+      each_buffer(in, [&](int32_t buffer, bool out) {
+        const Buffer& b = p.buffers[buffer];
+        if (out && b.role == Role::kGrad) written.push_back(b.index);
+      });
+      for (int32_t param : written) {
+        of_body.push_back(param);
+        done[param] = std::max(done[param], {a.step_of_stage[body.stage], -a.costs[id].row});
+      }
+    }
+  }
+  for (size_t i = 0; i < parameters; ++i) {
+    if (done[i].first >= 0) a.gradient_order.push_back(static_cast<int32_t>(i));
+  }
+  std::stable_sort(a.gradient_order.begin(), a.gradient_order.end(),
+                   [&](int32_t x, int32_t y) { return done[x] < done[y]; });
+}
+
 }  // namespace
 
 Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& sizes) {
@@ -206,6 +234,7 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
       });
     }
   }
+  order_gradients(p, a, sizes.size());
   return a;
 }
 

@@ -43,6 +43,9 @@ struct Analysis {
   std::vector<Lifetime> lifetimes;   // of each buffer, in steps; bytes are set for each batch
   std::vector<bool> zero_gradient;   // parameter: its dense gradient must start from zeros
   std::vector<bool> dense_gradient;  // parameter has a kGrad buffer
+  // Parameters whose gradient an instruction, or one of a body, writes.
+  std::vector<std::vector<int32_t>> gradients_of_instruction, gradients_of_body;
+  std::vector<int32_t> gradient_order;  // parameters with a gradient, in the order of completion
 };
 
 // `element` is the size of a number in bytes; `num_parameters` and sizes are the caller's.

@@ -59,7 +59,8 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
     : program_(std::move(program)),
       analysis_(analyse(*program_, sizeof(T), sizes_of(*program_, parameters))),
       kernels_(kernels<T>()),
-      index_features_(*program_, sizes_of(*program_, parameters)) {
+      index_features_(*program_, sizes_of(*program_, parameters)),
+      progress_(parameters.size()) {
   const Program& p = *program_;
   context_.program = program_.get();
   context_.analysis = &analysis_;
@@ -71,17 +72,18 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   context_.sizes = sizes_of(p, parameters);
   for (const Parameter<T>& q : parameters) context_.params.push_back(q.data);
 
-  // Dense gradients in one block, each on a line of its own.
+  // Dense gradients in one block, each on a line of its own, in the order they are done.
   constexpr int64_t kLine = 64 / sizeof(T);
-  std::vector<int64_t> at;
+  std::vector<int64_t> at(parameters.size(), 0);
   int64_t elements = 0;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    at.push_back(elements);
+  for (int32_t i : analysis_.gradient_order) {
+    at[i] = elements;
     if (analysis_.dense_gradient[i]) {
       elements += (context_.sizes[i] + kLine - 1) / kLine * kLine + kLine;
     }
   }
   small_gradients_ = elements <= kCachedElements ? elements : 0;
+  gradient_elements_ = elements;
   gradients_.reserve(elements * sizeof(T));
   for (size_t i = 0; i < parameters.size(); ++i) {
     context_.grads.push_back(analysis_.dense_gradient[i] ? gradients_.as<T>() + at[i] : nullptr);
@@ -108,7 +110,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   }
   ones_.reserve(widest * sizeof(T));
   std::fill_n(ones_.as<T>(), widest, T(1));
-  counts_.reserve((index_features_.num_features() + 1) * sizeof(T));
+  counts_.reserve((index_features_.num_features() - kFewestCount) * sizeof(T));
   context_.tables = make_tables(p, analysis_.dense_gradient, context_.sizes);
   bind_shapes(p, bound_, patches_);
   // In a stage over edges an edge row is a row of the chunk itself.
@@ -123,6 +125,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   }
   context_.kernel_elements = kernel_scratch(bound_, kernels_);
   stage_seconds_.assign(p.stages.size(), 0);
+  context_.factors_of_instruction.assign(p.instructions.size(), -1);
 }
 
 // What depends on the shape of the batch only: kept while the same schedule comes again.
@@ -141,6 +144,7 @@ void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule
   }
   lay_out();
   lay_out_scratch();
+  count_items();
   planned_threads_ = threads;
   schedule_ = schedule;
   context_.schedule = schedule_.get();
@@ -185,6 +189,24 @@ void Executor<T>::lay_out_scratch() {
 }
 
 template <class T>
+void Executor<T>::bind_counts(const Inputs<T>& inputs) {
+  const int32_t features = index_features_.num_features();
+  T* counts = counts_.as<T>() - kFewestCount;
+  counts[kScale] = static_cast<T>(inputs.scale);
+  counts[kGraphRows] = static_cast<T>(schedule_->batch->num_graphs());
+  counts[kVertexRows] = static_cast<T>(schedule_->order.size());
+  counts[kEdgeRows] = static_cast<T>(schedule_->edge_order.size());
+  for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(index_features_.count(i));
+  if (inputs.totals.empty()) return;
+  if (inputs.totals.size() < static_cast<size_t>(features) + 3) {
+    throw std::invalid_argument(std::to_string(inputs.totals.size()) +
+                                " totals, the program needs " + std::to_string(features + 3));
+  }
+  for (int32_t i = 0; i < 3; ++i) counts[kGraphRows - i] = static_cast<T>(inputs.totals[i]);
+  for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(inputs.totals[i + 3]);
+}
+
+template <class T>
 void Executor<T>::bind(const Inputs<T>& inputs) {
   if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
   bind_structure(inputs.schedule);
@@ -195,9 +217,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
     if (b.role == Role::kFeature) rows.resize(std::max<size_t>(rows.size(), b.index + 1), 0);
   }
   index_features_.bind(*schedule_, inputs.int_features, rows);
-  for (int32_t i = 0; i < index_features_.num_features(); ++i) {
-    counts_.as<T>()[i] = static_cast<T>(index_features_.count(i));
-  }
+  bind_counts(inputs);
   Addresses<T> at;
   at.arena = arena_.as<T>();
   at.lifetimes = &analysis_.lifetimes;
@@ -205,7 +225,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   at.grads = &context_.grads;
   at.features = &inputs.float_features;
   at.ones = ones_.as<T>();
-  at.counts = counts_.as<T>();
+  at.counts = counts_.as<T>() - kFewestCount;
   at.packed = &context_.packed_data;
   at.schedule = schedule_.get();
   at.spaces = &spaces_;
@@ -214,6 +234,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   at.step = inputs.step;
   bind_addresses(*program_, at, bound_);
   for (Table& table : context_.tables) bind_table(table, bound_, spaces_);
+  for (Factors& f : context_.factors) bind_factors(f, bound_, spaces_);
 }
 
 // Weights that changed are packed and gradients zeroed before the first stage.
@@ -291,7 +312,10 @@ void Executor<T>::walk(int32_t thread, int32_t threads) {
       while (next.load(std::memory_order_relaxed) < size &&
              (taken = next.fetch_add(1, std::memory_order_relaxed)) < size) {
         const int32_t first = begin + taken, end = serial ? count : first + 1;
-        for (int32_t j = first; j < end; ++j) worker.run(items[j]);
+        for (int32_t j = first; j < end; ++j) {
+          worker.run(items[j]);
+          finished(items[j]);
+        }
         done.fetch_add(1, std::memory_order_release);
       }
     }
@@ -332,9 +356,47 @@ double Executor<T>::execute() {
 template <class T>
 double Executor<T>::run(const Inputs<T>& inputs) {
   const std::lock_guard lock(mutex_);
-  bind(inputs);
-  plan_prologue();
-  return execute();
+  return run_locked(inputs);
+}
+
+template <class T>
+double Executor<T>::run_locked(const Inputs<T>& inputs) {
+  try {
+    bind(inputs);
+    plan_prologue();
+    std::vector<int32_t> pieces = items_of_gradient_;
+    for (const Item& item : prologue_) {
+      if (item.kind == ItemKind::kZero) ++pieces[item.id];
+    }
+    progress_.begin(pieces);
+    return execute();
+  } catch (...) {
+    progress_.fail();
+    throw;
+  }
+}
+
+// Pieces of work that each gradient needs before it is final.
+template <class T>
+void Executor<T>::count_items() {
+  items_of_gradient_.assign(context_.sizes.size(), 0);
+  for (const Item& item : plan_.items) {
+    for (int32_t param : gradients_of(item)) ++items_of_gradient_[param];
+  }
+}
+
+template <class T>
+const std::vector<int32_t>& Executor<T>::gradients_of(const Item& item) const {
+  static const std::vector<int32_t> kNone;
+  if (item.kind == ItemKind::kPack || item.kind == ItemKind::kZero) return kNone;
+  return item.kind == ItemKind::kBody ? analysis_.gradients_of_body[item.id]
+                                      : analysis_.gradients_of_instruction[item.id];
+}
+
+template <class T>
+void Executor<T>::finished(const Item& item) {
+  if (item.kind == ItemKind::kZero) progress_.finished(item.id);
+  for (int32_t param : gradients_of(item)) progress_.finished(param);
 }
 
 template <class T>

@@ -13,6 +13,7 @@
 #include "exec/bind.h"
 #include "exec/features.h"
 #include "exec/plan.h"
+#include "exec/progress.h"
 #include "exec/worker.h"
 
 namespace cavs {
@@ -29,6 +30,29 @@ struct Inputs {
   std::vector<FloatFeature<T>> float_features;
   std::vector<IntFeature> int_features;
   uint64_t seed = 0, step = 0;
+  // Of data-parallel training: see Count. Totals are graphs, vertices, edges, then the present
+  // values of each int feature, of the global batch; without any, the batch is the global one.
+  double scale = 1;
+  std::vector<double> totals;
+};
+
+// A part of a parameter and values of its shape: row i of them stands at elements offset +
+// (rows ? rows[i] : i) * stride of the parameter.
+template <class T>
+struct GradientPiece {
+  int32_t param;
+  const T* values;
+  const int32_t* rows;
+  int64_t count, width, stride, offset;
+};
+
+// Where a run left a gradient: dense, or a row for each touched row of the parameter.
+template <class T>
+struct GradientView {
+  T* values = nullptr;
+  const int32_t* rows = nullptr;
+  int64_t count = 0, width = 0;
+  bool sparse = false;
 };
 
 // Per parameter: its optimiser states, and whether it is trained at all.
@@ -76,6 +100,31 @@ class Executor {
   // run, then one update of the trainable parameters unless loss or gradient norm is not finite.
   StepResult step(const Inputs<T>& inputs, const Update<T>& update);
 
+  // A step in parts, for who reduces gradients with others in between. arm_gradients, then run on
+  // one thread while others wait_gradient; then squared_norm and apply.
+  void arm_gradients() { progress_.arm(); }
+  // Whether the gradient is final; false if the run failed or was given up.
+  bool wait_gradient(int32_t param) const;
+  void give_up_gradients() { progress_.fail(); }
+  // Valid until the next run.
+  GradientView<T> gradient_view(int32_t param);
+  std::pair<T*, int64_t> gradient_block() {
+    return {gradients_.as<T>(), static_cast<int64_t>(gradient_elements_)};
+  }
+  // Parameters with a gradient, in the order their gradients are done; dense ones lie in memory in
+  // that order.
+  const std::vector<int32_t>& gradient_order() const { return analysis_.gradient_order; }
+  // From now on runs leave the operands of a parameter's gradient instead of the gradient. False,
+  // changing nothing, where the gradient is no sum of products over whole rows.
+  bool set_factored(int32_t param);
+  // X [rows, k] and dY [rows, n] of the last run; valid until the next.
+  const Factors& factors(int32_t param) const;
+  // out [k, n] += left [rows, k]^T right [rows, n].
+  void add_product(const T* left, const T* right, int64_t rows, int64_t k, int64_t n, T* out) const;
+  double squared_norm(const std::vector<GradientPiece<T>>& pieces);
+  // One update with gradients times `scale`.
+  void apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces, double scale);
+
   // The gradient of a parameter after a run, as the full array into `out`; zeros where none.
   void gradient(int32_t param, T* out) const;
   // Touched rows (ascending) and their values, or nothing if the gradient is dense.
@@ -104,11 +153,19 @@ class Executor {
   void lay_out();
   void lay_out_scratch();
   void bind(const Inputs<T>& inputs);
+  void bind_counts(const Inputs<T>& inputs);
+  double run_locked(const Inputs<T>& inputs);
   void plan_prologue();
   double execute();
   void walk(int32_t thread, int32_t threads);
   void wait(const Counter& done, int32_t units) const;
   void check_param(int32_t param) const;
+  void check_update(const Update<T>& update) const;
+  void count_items();
+  const std::vector<int32_t>& gradients_of(const Item& item) const;
+  void finished(const Item& item);
+  double square(const std::vector<GradientPiece<T>>& work);
+  void move(const Update<T>& update, const std::vector<GradientPiece<T>>& work, double scale);
   void check_ran() const;
 
   std::shared_ptr<const Program> program_;
@@ -131,10 +188,13 @@ class Executor {
   int32_t scratch_edges_ = -1;
   bool ran_ = false;
 
+  int64_t gradient_elements_ = 0;
   Memory arena_, gradients_, ones_, counts_;
   std::vector<bool> stale_;                       // weight must be packed again
   std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights
   std::vector<double> partial_;
+  GradientProgress progress_;
+  std::vector<int32_t> items_of_gradient_;  // of the plan
   Counters counters_;
   int64_t small_gradients_ = 0;  // elements of dense gradients, 0 if caches cannot hold them
   bool serial_ = false;

@@ -57,7 +57,7 @@ IndexFeatures::IndexFeatures(const Program& p, const std::vector<int64_t>& sizes
   counted_.assign(features, false);
   counts_.assign(features, 0);
   for (const Buffer& b : p.buffers) {
-    if (b.role == Role::kCount) counted_[b.index] = true;
+    if (b.role == Role::kCount && b.index >= 0) counted_[b.index] = true;
   }
 }
 

@@ -23,8 +23,13 @@ enum class Role : uint8_t {
   kGrad,     // dense gradient of parameter `index`; zeroed at the start of a run
   kFeature,  // float feature `index`, in the caller's vertex or edge order
   kOnes,     // a row of ones, stride 0
-  kCount,    // one number: how many values of int feature `index` are >= 0
+  kCount,    // one number: how many values of int feature `index` are >= 0, or see Count
 };
+
+// What a kCount buffer with a negative index holds. In data-parallel training all counts are those
+// of the global batch, and kScale makes sums over this replica's rows stand for the global ones.
+enum Count : int32_t { kScale = -1, kGraphRows = -2, kVertexRows = -3, kEdgeRows = -4 };
+constexpr int32_t kFewestCount = kEdgeRows;
 
 struct Buffer {
   Role role;

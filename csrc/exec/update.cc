@@ -13,27 +13,33 @@ namespace {
 constexpr int64_t kPiece = 1 << 14;      // elements; fixed, so that sums have one order
 constexpr int64_t kParallelPieces = 16;  // fewer stay on one thread
 
-// A stretch of one gradient: elements of a dense one, slots of a table.
-struct Stretch {
-  int32_t param;
-  int32_t table;  // or -1
-  int64_t begin, end;
-};
+// The same values in stretches for one thread each.
+template <class T>
+void cut(const GradientPiece<T>& p, std::vector<GradientPiece<T>>& out) {
+  const int64_t each = std::max<int64_t>(1, kPiece / p.width);
+  for (int64_t i = 0; i < p.count; i += each) {
+    GradientPiece<T> q = p;
+    q.values = p.values + i * p.width;
+    q.rows = p.rows ? p.rows + i : nullptr;
+    q.count = std::min(each, p.count - i);
+    q.offset = p.rows ? p.offset : p.offset + i * p.stride;
+    out.push_back(q);
+  }
+}
 
+// The gradients of the last run.
 template <class T>
 void stretches(const RunContext<T>& c, const std::vector<bool>& trainable,
-               std::vector<Stretch>& out) {
-  const auto add = [&](int32_t param, int32_t table, int64_t n, int64_t each) {
-    for (int64_t i = 0; i < n; i += each) out.push_back({param, table, i, std::min(n, i + each)});
-  };
+               std::vector<GradientPiece<T>>& out) {
   for (size_t i = 0; i < c.grads.size(); ++i) {
-    if (trainable[i] && c.grads[i]) add(static_cast<int32_t>(i), -1, c.sizes[i], kPiece);
+    if (!trainable[i] || !c.grads[i]) continue;
+    cut<T>({static_cast<int32_t>(i), c.grads[i], nullptr, c.sizes[i], 1, 1, 0}, out);
   }
-  for (size_t t = 0; t < c.tables.size(); ++t) {
-    const Table& table = c.tables[t];
-    if (!trainable[table.param] || table.dense) continue;
-    add(table.param, static_cast<int32_t>(t), static_cast<int64_t>(table.slots.size()),
-        std::max<int64_t>(1, kPiece / table.width));
+  for (const Table& t : c.tables) {
+    if (!trainable[t.param] || t.dense) continue;
+    cut<T>({t.param, t.values.template as<T>(), t.slots.data(),
+            static_cast<int64_t>(t.slots.size()), t.width, t.width, 0},
+           out);
   }
 }
 
@@ -60,64 +66,179 @@ void for_each_piece(int64_t pieces, int32_t threads, F&& f) {
 }  // namespace
 
 template <class T>
-StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
-  const std::lock_guard lock(mutex_);
-  if (update.trainable.size() != context_.sizes.size() ||
-      update.states.size() != context_.sizes.size()) {
-    throw std::invalid_argument("states of " + std::to_string(update.states.size()) +
-                                " parameters, " + std::to_string(update.trainable.size()) +
-                                " trainable flags, the program has " +
-                                std::to_string(context_.sizes.size()) + " parameters");
+void Executor<T>::check_update(const Update<T>& update) const {
+  if (update.trainable.size() == context_.sizes.size() &&
+      update.states.size() == context_.sizes.size()) {
+    return;
   }
-  bind(inputs);
-  plan_prologue();
-  const double loss = execute();
+  throw std::invalid_argument("states of " + std::to_string(update.states.size()) +
+                              " parameters, " + std::to_string(update.trainable.size()) +
+                              " trainable flags, the program has " +
+                              std::to_string(context_.sizes.size()) + " parameters");
+}
 
-  std::vector<Stretch> work;
-  stretches(context_, update.trainable, work);
-  const int32_t threads = alone_ ? 1 : thread_pool().num_threads();
+// The sum of squares of all values, in one order whatever the threads.
+template <class T>
+double Executor<T>::square(const std::vector<GradientPiece<T>>& work) {
   const auto pieces = static_cast<int64_t>(work.size());
   partial_.assign(work.size(), 0);
-  for_each_piece(pieces, threads, [&](int64_t i) {
-    const Stretch& s = work[i];
-    const int64_t width = s.table < 0 ? 1 : context_.tables[s.table].width;
-    const T* values =
-        s.table < 0 ? context_.grads[s.param] : context_.tables[s.table].values.template as<T>();
-    partial_[i] = kernels_.sum_of_squares(values + s.begin * width, (s.end - s.begin) * width);
+  for_each_piece(pieces, alone_ ? 1 : thread_pool().num_threads(), [&](int64_t i) {
+    partial_[i] = kernels_.sum_of_squares(work[i].values, work[i].count * work[i].width);
   });
   double squares = 0;
   for (double p : partial_) squares += p;
-  const double norm = std::sqrt(squares);
-  if (!std::isfinite(loss) || !std::isfinite(norm)) return {loss, norm};
+  return squares;
+}
 
+template <class T>
+void Executor<T>::move(const Update<T>& update, const std::vector<GradientPiece<T>>& work,
+                       double scale) {
   OptimizerStep step = update.step;
-  if (update.max_norm && norm > *update.max_norm) step.grad_scale *= *update.max_norm / norm;
-  for_each_piece(pieces, threads, [&](int64_t i) {
-    const Stretch& s = work[i];
-    T* param = context_.params[s.param];
-    const auto [first, second] = update.states[s.param];
+  step.grad_scale *= scale;
+  const auto pieces = static_cast<int64_t>(work.size());
+  for_each_piece(pieces, alone_ ? 1 : thread_pool().num_threads(), [&](int64_t i) {
+    const GradientPiece<T>& p = work[i];
+    T* param = context_.params[p.param];
+    const auto [first, second] = update.states[p.param];
     const auto apply = [&](int64_t n, const T* grad, int64_t at) {
       kernels_.update(step, n, grad, param + at, first ? first + at : nullptr,
                       second ? second + at : nullptr);
     };
-    if (s.table < 0) {
-      apply(s.end - s.begin, context_.grads[s.param] + s.begin, s.begin);
+    if (p.rows == nullptr && p.stride == p.width) {
+      apply(p.count * p.width, p.values, p.offset);
       return;
     }
-    const Table& table = context_.tables[s.table];
-    for (int64_t slot = s.begin; slot < s.end; ++slot) {
-      apply(table.width, table.values.template as<T>() + slot * table.width,
-            table.slots[slot] * table.width);
+    for (int64_t r = 0; r < p.count; ++r) {
+      apply(p.width, p.values + r * p.width, p.offset + (p.rows ? p.rows[r] : r) * p.stride);
     }
   });
   for (size_t i = 0; i < update.trainable.size(); ++i) {
     if (!update.trainable[i]) continue;
     for (int32_t w : weights_of_[i]) stale_[w] = true;
   }
+}
+
+template <class T>
+StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
+  const std::lock_guard lock(mutex_);
+  check_update(update);
+  const double loss = run_locked(inputs);
+  std::vector<GradientPiece<T>> work;
+  stretches(context_, update.trainable, work);
+  const double norm = std::sqrt(square(work));
+  if (!std::isfinite(loss) || !std::isfinite(norm)) return {loss, norm};
+  const bool clip = update.max_norm && norm > *update.max_norm;
+  move(update, work, clip ? *update.max_norm / norm : 1);
   return {loss, norm};
 }
 
-template StepResult Executor<float>::step(const Inputs<float>&, const Update<float>&);
-template StepResult Executor<double>::step(const Inputs<double>&, const Update<double>&);
+template <class T>
+bool Executor<T>::wait_gradient(int32_t param) const {
+  check_param(param);
+  return progress_.wait(param);
+}
+
+template <class T>
+GradientView<T> Executor<T>::gradient_view(int32_t param) {
+  check_param(param);
+  if (analysis_.dense_gradient[param]) {
+    return {context_.grads[param], nullptr, context_.sizes[param], 1};
+  }
+  for (const Table& t : context_.tables) {
+    if (t.param != param) continue;
+    return {t.values.template as<T>(), t.slots.data(), static_cast<int64_t>(t.slots.size()),
+            t.width, true};
+  }
+  return {};
+}
+
+template <class T>
+bool Executor<T>::set_factored(int32_t param) {
+  const std::lock_guard lock(mutex_);
+  check_param(param);
+  Factors f;
+  if (!make_factors(*program_, analysis_, param, context_.sizes[param], f)) return false;
+  for (int32_t id : f.instructions) {
+    context_.factors_of_instruction[id] = static_cast<int32_t>(context_.factors.size());
+  }
+  context_.factors.push_back(std::move(f));
+  return true;
+}
+
+template <class T>
+const Factors& Executor<T>::factors(int32_t param) const {
+  for (const Factors& f : context_.factors) {
+    if (f.param == param) return f;
+  }
+  throw std::out_of_range("parameter " + std::to_string(param) + " is not factored");
+}
+
+template <class T>
+void Executor<T>::add_product(const T* left, const T* right, int64_t rows, int64_t k, int64_t n,
+                              T* out) const {
+  if (rows == 0) return;
+  Source<T> a, b;
+  a.data = left, a.stride = k, a.width = static_cast<int32_t>(k);
+  b.data = right, b.stride = n, b.width = static_cast<int32_t>(n);
+  std::vector<T> scratch(kernels_.matmul_tn_scratch(k, n));
+  kernels_.matmul_tn(&a, 1, &b, 1, 0, rows, k, n, 0, n, out, n, true, scratch.data());
+}
+
+namespace {
+
+template <class T>
+std::vector<GradientPiece<T>> checked(const std::vector<GradientPiece<T>>& pieces,
+                                      const std::vector<int64_t>& sizes) {
+  std::vector<GradientPiece<T>> work;
+  for (const GradientPiece<T>& p : pieces) {
+    const auto known = p.param >= 0 && p.param < static_cast<int32_t>(sizes.size());
+    if (!known) throw std::out_of_range("parameter " + std::to_string(p.param));
+    if (p.count == 0) continue;
+    int64_t last = p.count - 1, first = 0;
+    if (p.rows != nullptr) {
+      const auto [low, high] = std::minmax_element(p.rows, p.rows + p.count);
+      first = *low, last = *high;
+    }
+    if (p.width < 1 || p.stride < p.width || p.offset < 0 || first < 0 ||
+        p.offset + last * p.stride + p.width > sizes[p.param]) {
+      throw std::out_of_range("rows " + std::to_string(first) + " to " + std::to_string(last) +
+                              " of " + std::to_string(p.stride) + " elements from element " +
+                              std::to_string(p.offset) + " of parameter " +
+                              std::to_string(p.param) + ", which has " +
+                              std::to_string(sizes[p.param]));
+    }
+    cut(p, work);
+  }
+  return work;
+}
+
+}  // namespace
+
+template <class T>
+double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>& pieces) {
+  const std::lock_guard lock(mutex_);
+  return square(checked(pieces, context_.sizes));
+}
+
+template <class T>
+void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces,
+                        double scale) {
+  const std::lock_guard lock(mutex_);
+  check_update(update);
+  move(update, checked(pieces, context_.sizes), scale);
+}
+
+#define CAVS_INSTANTIATE(T)                                                                        \
+  template StepResult Executor<T>::step(const Inputs<T>&, const Update<T>&);                       \
+  template bool Executor<T>::wait_gradient(int32_t) const;                                         \
+  template bool Executor<T>::set_factored(int32_t);                                                \
+  template const Factors& Executor<T>::factors(int32_t) const;                                     \
+  template void Executor<T>::add_product(const T*, const T*, int64_t, int64_t, int64_t, T*) const; \
+  template GradientView<T> Executor<T>::gradient_view(int32_t);                                    \
+  template double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>&);                 \
+  template void Executor<T>::apply(const Update<T>&, const std::vector<GradientPiece<T>>&, double);
+CAVS_INSTANTIATE(float)
+CAVS_INSTANTIATE(double)
+#undef CAVS_INSTANTIATE
 
 }  // namespace cavs

@@ -32,9 +32,10 @@ class Validator {
              "lives in stages [" + std::to_string(b.first) + ", " + std::to_string(b.last) +
                  "] of " + std::to_string(stages));
       } else if (b.role != Role::kScratch && b.role != Role::kOnes) {
-        need(b.index >= 0 && b.index < kMostIndices, "index " + std::to_string(b.index) +
-                                                         " outside [0, " +
-                                                         std::to_string(kMostIndices) + ")");
+        const int32_t least = b.role == Role::kCount ? kFewestCount : 0;
+        need(b.index >= least && b.index < kMostIndices, "index " + std::to_string(b.index) +
+                                                             " outside [0, " +
+                                                             std::to_string(kMostIndices) + ")");
       }
     }
     for (size_t i = 0; i < p_.weights.size(); ++i) check_weight(i);

@@ -208,6 +208,11 @@ void Worker<T>::run_transposed(const Item& item) {
   const Bound<T>& b = own_.instructions[item.id];
   const Source<T>* sources = own_.sources.data() + b.first;
   const RowRange rows = rows_of(item);
+  if (const int32_t f = c_.factors_of_instruction[item.id]; f >= 0) {
+    const bool first = item.r0 == 0 && item.a == 0;  // of the pieces of this product
+    if (first) copy_factors(c_.factors[f], item.id, b, sources, rows, *c_.kernels);
+    return;
+  }
   const int64_t n0 = int64_t{item.a} * c_.kernels->panel;
   const int64_t n1 = std::min(b.n, int64_t{item.b} * c_.kernels->panel);
   T* out = b.out + item.r0 * b.stride;

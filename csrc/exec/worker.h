@@ -6,6 +6,7 @@
 
 #include "exec/arena.h"
 #include "exec/bound.h"
+#include "exec/factors.h"
 #include "exec/plan.h"
 #include "exec/tables.h"
 
@@ -30,6 +31,8 @@ struct RunContext {
   std::vector<T*> params, grads;  // grads: null without a dense gradient
   std::vector<int64_t> sizes;
   std::vector<Table> tables;
+  std::vector<Factors> factors;
+  std::vector<int32_t> factors_of_instruction;  // or -1
   bool profiling = false;
 };
 

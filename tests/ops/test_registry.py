@@ -82,10 +82,17 @@ OUTSIDE = {
     "cross_entropy_rows": lambda m, b, h: ops.cross_entropy(h, b["label"], reduction="none"),
     "cross_entropy_grad": lambda m, b, h: ops.cross_entropy(2.0 * h, b["label"]),
     "count_present": lambda m, b, h: h * apply("count_present", b["label"]),
+    "count_rows": lambda m, b, h: h * apply("count_rows", base="vertex"),
+    "replica_scale": lambda m, b, h: h * apply("replica_scale"),
     "sum_vertices": lambda m, b, h: ops.tanh(ops.sum_graph(h)),
     "sum_rows": lambda m, b, h: apply("sum_rows", ops.tanh(h)),
 }
-OVER_ALL_ROWS = {"sum_rows", "count_present", "cross_entropy_grad"}  # one value for the batch
+OVER_ALL_ROWS = {
+    "sum_rows",
+    "count_present",
+    "count_rows",
+    "cross_entropy_grad",
+}  # one value for the batch
 BY_ROW_NUMBER = {"uniform"}  # a row of the batch draws other numbers than the row alone
 
 

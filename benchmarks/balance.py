@@ -1,0 +1,122 @@
+"""Balance by structure on skewed trees: iteration time against equal counts, on the engine.
+
+The parts of all ranks run one after the other on one thread; an iteration takes as long as its
+slowest part. Times are processor time, the faster of two runs of each part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+import cavs
+from cavs import nn, ops
+from cavs.distributed.balance import CostModel, split_batch
+
+LABELS = 2
+WORDS = 20_000  # so many that few vertices are equal; those would be computed once
+
+
+def tree(rng: np.random.Generator, depth: int) -> cavs.Graph:
+    """A spine of `depth` levels with ever larger bushes: about depth² / 4 vertices."""
+    children: list[list[int]] = [[]]
+    top = 0
+    for i in range(depth - 1):
+        side = []
+        for _ in range(1 + i // 4):
+            side.append(len(children))
+            children.append([])
+        while len(side) > 1:
+            side.append(len(children))
+            children.append([side.pop(0), side.pop(0)])
+        children.append([top, side[0]])
+        top = len(children) - 1
+    features = {
+        "token": rng.integers(0, WORDS, len(children)).astype(np.int32),
+        "label": rng.integers(0, LABELS, len(children)).astype(np.int32),
+    }
+    return cavs.Graph.from_children(children, features=features)
+
+
+def trees(count: int, seed: int = 0) -> list[cavs.Graph]:
+    """Depths of a Pareto distribution from 5 to 60: most are small."""
+    rng = np.random.default_rng(seed)
+    return [tree(rng, int(min(60, 5 + 5 * rng.pareto(1.2)))) for _ in range(count)]
+
+
+class Classifier(cavs.Model):
+    """A child-sum Tree-LSTM with a label at every vertex."""
+
+    def __init__(self, size: int) -> None:
+        self.embedding = nn.Embedding(WORDS, size)
+        self.tree = nn.ChildSumTreeLSTM(size, size)
+        self.output = nn.Linear(size, LABELS)
+
+    def loss(self, batch):
+        h = self.tree(batch.graph, x=self.embedding(batch["token"]))
+        return ops.cross_entropy(self.output(h), batch["label"])
+
+
+def measure(
+    hidden: int, batch: int, ranks: int, steps: int, warm_up: int = 20, seed: int = 0
+) -> dict[str, float]:
+    """`gain`: how much less time an iteration takes than with equal counts; `uneven`: the median
+    of slowest part by mean part; `split_ms`: milliseconds of finding a split.
+    """
+    trainer = cavs.Trainer(Classifier(hidden), cavs.optim.SGD(lr=1e-6))
+
+    def seconds(graphs: Sequence[cavs.Graph]) -> float:
+        collated, times = cavs.batch(graphs), []
+        for _ in range(2):
+            begin = time.process_time()
+            trainer.step(collated)
+            times.append(time.process_time() - begin)
+        return min(times)
+
+    rng, data, model = np.random.default_rng(seed), trees(600, seed), CostModel(ranks)
+    equal, balanced, uneven, splitting = 0.0, 0.0, [], []
+    share = batch // ranks
+    for step in range(warm_up + steps):
+        graphs = [data[i] for i in rng.integers(0, len(data), share * ranks)]
+        begin = time.process_time()
+        split = split_batch(graphs, model)
+        spent = time.process_time() - begin
+        mine = [seconds([graphs[i] for i in part]) for part in split.parts]
+        model.update(split.features, mine)
+        if step >= warm_up:
+            splitting.append(spent)
+            equal += max(seconds(graphs[r * share : (r + 1) * share]) for r in range(ranks))
+            balanced += max(mine)
+            uneven.append(max(mine) / statistics.mean(mine))
+    return {
+        "gain": 1 - balanced / equal,
+        "uneven": statistics.median(uneven),
+        "split_ms": 1e3 * statistics.median(splitting),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.balance", description=__doc__)
+    parser.add_argument("--hidden", type=int, default=128, metavar="N")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[16, 32, 64], metavar="N")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2], metavar="N")
+    parser.add_argument("--steps", type=int, default=60, metavar="N")
+    given = parser.parse_args(argv)
+    cavs.set_num_threads(1)
+    print("ranks  global batch  less time  slowest / mean  ms to split")
+    for ranks in given.ranks:
+        for batch in given.batch_sizes:
+            found = measure(given.hidden, batch, ranks, given.steps)
+            print(
+                f"{ranks:5}  {batch:12}  {found['gain']:9.1%}  {found['uneven']:14.3f}  "
+                f"{found['split_ms']:11.1f}"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,235 @@
+"""Data-parallel training of the SST Tree-LSTM: scaling, bytes on the wire, hidden communication.
+
+All ranks of one run measure every strategy in turns, and rank 0 also alone while the others wait,
+so that what else the machine does meets all of them. Times are wall clock: on a machine with fewer
+free cores than ranks they say nothing, bytes do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cavs
+from benchmarks import machine
+from benchmarks.harness import RESULTS, markdown, write_json
+from benchmarks.samples import ROOT
+from cavs.cli.registry import find
+from cavs.distributed import Trainer
+from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
+from cavs.distributed.launch import command_of, find_mpirun
+from cavs.distributed.shards import shard
+
+ALONE = "alone"
+STRATEGIES = ("buckets", "late", "AllReduce", "PartitionedAR", "PSLoadBalancing", "Parallax")
+
+
+@dataclass
+class Runner:
+    """One way to train, on its own copy of the model."""
+
+    name: str
+    trainer: Trainer
+    batches: list[Any]
+
+    def step(self, i: int) -> tuple[float, Any]:
+        """Seconds of one step, and what it reports."""
+        batch = self.batches[i % len(self.batches)]
+        begun = time.perf_counter()
+        report = self.trainer.advance(batch)
+        return time.perf_counter() - begun, report
+
+
+def make_runner(name: str, communicator: Any, options: argparse.Namespace) -> Runner:
+    entry = find("tree-lstm")
+    own = argparse.Namespace(**entry.options())
+    own.data, own.limit, own.seed = os.path.join(options.data, "sst"), None, 0
+    own.hidden_size, own.dropout = options.hidden, 0.0
+    task = entry.build(own)
+    graphs = task.required("train")
+    c = communicator
+    trainer = Trainer(
+        task.model,
+        cavs.optim.SGD(lr=0.01),
+        communicator=c,
+        strategy=None if name in (ALONE, "buckets", "late") else name,
+        wait_free=name != "late",
+        threads=1,
+    )
+    size = options.batch_size * c.size
+    batches = []
+    for i in range(options.batches):
+        part = shard(graphs[i * size : (i + 1) * size], None, c.rank, c.size, trainer.session.split)
+        batches.append(part)
+    return Runner(name, trainer, batches)
+
+
+def formula(runner: Runner) -> float:
+    """Bytes that a rank sends in a step on average over ranks and batches, without agreements.
+
+    Dense gradients of D bytes: 2 (N - 1) / N D, by ring or by servers. Of a table, the rows that
+    each rank touched go to all others (all-gather), or to their owners and from there to all.
+    """
+    c, trainer = runner.trainer.communicator, runner.trainer
+    n, dense, tables = c.size, 0.0, {}
+    program = trainer.session.session.ready(runner.batches[0].local)[2].program
+    for name, p in trainer.parameters.items():
+        if program.gradients[name] == "sparse":
+            tables[name] = p.value.shape[1] * p.value.itemsize + 4
+        else:
+            dense += p.value.nbytes
+    total = 2 * (n - 1) / n * dense
+    strategy = trainer.strategy
+    for name, row in tables.items():
+        served = strategy is not None and "server" in strategy.node(name).leaves[0].sync.type
+        for batch in runner.batches:
+            mine = np.unique(batch.local["token"])
+            rows = [set(r) for r in c.share(mine[mine >= 0].tolist())]
+            sent = (n - 1) * sum(len(r) for r in rows)
+            if served:
+                leaves = strategy.node(name).leaves
+                assert len(leaves) == 1
+                owner = strategy.graph.rank_of(leaves[0].sync.destination)
+                sent = sum(len(r) for i, r in enumerate(rows) if i != owner)
+                sent += (n - 1) * len(set().union(*rows))
+            total += sent * row / n / len(runner.batches)
+    return total
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """What every rank runs; rank 0's return value counts."""
+    c = MPICommunicator()
+    names = [n for n in options.strategies if c.size > 1 or n == "buckets"]
+    runners = [make_runner(name, c, options) for name in names]
+    alone = make_runner(ALONE, SingleCommunicator(), options) if c.rank == 0 else None
+    seconds: dict[str, list[float]] = {name: [] for name in (*names, ALONE)}
+    reports: dict[str, list[Any]] = {name: [] for name in names}
+    for i in range(options.batches + options.rounds):
+        warm = i >= options.batches  # every batch was seen: compiled, memory in place
+        for runner in runners:
+            c.barrier()
+            took, report = runner.step(i)
+            if warm:
+                seconds[runner.name].append(took)
+                reports[runner.name].append(report)
+        c.barrier()
+        if alone is not None:
+            took, _ = alone.step(i)
+            if warm:
+                seconds[ALONE].append(took)
+    result = {"ranks": c.size, "seconds": seconds, "strategies": {}}
+    for runner in runners:
+        mine = reports[runner.name]
+        sums = np.array(
+            [
+                sum(r.communication_seconds for r in mine),
+                sum(r.exposed_seconds for r in mine),
+                statistics.mean(r.sent_bytes for r in mine),
+            ]
+        )
+        c.all_reduce(sums)
+        communication, exposed, sent = (sums / c.size).tolist()
+        result["strategies"][runner.name] = {
+            "milliseconds": 1e3 * statistics.median(seconds[runner.name]),
+            "communication": 1e3 * communication / len(mine),
+            "exposed": 1e3 * exposed / len(mine),
+            "overlap": 1 - min(1.0, exposed / communication) if communication else 1.0,
+            "bytes": sent,
+            "formula": formula(runner),
+        }
+    if c.rank == 0:
+        base = statistics.median(seconds[ALONE])
+        for name, record in result["strategies"].items():
+            ratios = [a / b for a, b in zip(seconds[ALONE], seconds[name], strict=True)]
+            record["speedup"] = c.size * statistics.median(ratios)
+        result["alone_milliseconds"] = 1e3 * base
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.distributed", description=__doc__)
+    add = parser.add_argument
+    add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR", help="holds sst/")
+    add("--ranks", type=int, nargs="+", default=[1, 2], metavar="N")
+    add("--hidden", type=int, default=512)
+    add("--batch-size", type=int, default=64, help="graphs a rank")
+    add("--batches", type=int, default=6, help="different ones")
+    add("--rounds", type=int, default=20)
+    add("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME")
+    add("--quick", action="store_true", help="small: shows that it runs")
+    add("--out", default=str(RESULTS / "distributed.json"), metavar="FILE")
+    add("--rank", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if not given.data:
+        parser.error("--data DIR or $CAVS_DATA is needed")
+    if given.quick:
+        given.hidden, given.batch_size, given.batches, given.rounds = 64, 8, 2, 3
+    if given.rank:
+        result = measure(given)
+        if result["ranks"] == 1 or os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+            print("RESULT " + json.dumps(result), flush=True)
+        return 0
+    own = list(sys.argv[1:] if arguments is None else arguments)
+    results = []
+    for ranks in given.ranks:
+        command = command_of(find_mpirun(), ranks, ["-m", "benchmarks.distributed", "--rank", *own])
+        results.append(run_ranks(command))
+        show(results[-1])
+    record = {
+        "command": machine.command(),
+        "commit": machine.commit(),
+        "machine": machine.machine(),
+        "versions": machine.versions(),
+        "results": results,
+    }
+    write_json(Path(given.out), record)
+    return 0
+
+
+def run_ranks(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "CAVS_NUM_THREADS": "1"},
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise SystemExit(f"{' '.join(command)} failed with status {done.returncode}")
+    result: dict[str, Any] = json.loads(lines[0][7:])
+    return result
+
+
+def show(result: dict[str, Any]) -> None:
+    print(f"\n{result['ranks']} ranks; one alone: {result['alone_milliseconds']:.1f} ms a step\n")
+    headers = ["strategy", "ms a step", "speed-up", "communication", "exposed", "hidden"]
+    rows = [
+        [
+            name,
+            f"{r['milliseconds']:.1f}",
+            f"{r['speedup']:.2f}",
+            f"{r['communication']:.2f}",
+            f"{r['exposed']:.2f}",
+            f"{100 * r['overlap']:.0f} %",
+            f"{r['bytes'] / 1e6:.3f}",
+            f"{r['formula'] / 1e6:.3f}",
+        ]
+        for name, r in result["strategies"].items()
+    ]
+    print(markdown([*headers, "MB sent", "formula"], rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,51 @@
+"""What the command line does when it runs as one of many ranks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from cavs.distributed import Trainer, contiguous
+from cavs.distributed.agreement import is_agreed
+from cavs.distributed.balance import StructureBalancer
+from cavs.distributed.communicator import Communicator
+from cavs.distributed.resources import load_resources
+from cavs.errors import CavsError
+
+
+def trainer(
+    args: argparse.Namespace,
+    model: Any,
+    optimizer: Any,
+    communicator: Communicator,
+    common: Mapping[str, Any],
+) -> Trainer:
+    """The trainer that ``--strategy`` and ``--resources`` ask for."""
+    return Trainer(
+        model,
+        optimizer,
+        strategy=args.strategy,
+        communicator=communicator,
+        elastic=args.elastic,
+        split=contiguous if args.balance == "equal" else StructureBalancer(communicator.size),
+        resources=None if args.resources is None else load_resources(args.resources),
+        **common,
+    )
+
+
+@contextmanager
+def one_voice(communicator: Communicator) -> Iterator[None]:
+    """An error ends all ranks; what all know of, rank 0 alone says."""
+    try:
+        yield
+    except (CavsError, KeyboardInterrupt) as error:
+        stopped = isinstance(error, KeyboardInterrupt) and str(error)
+        if communicator.size > 1 and not (is_agreed(error) or stopped):
+            communicator.abort(f"{type(error).__name__}: {error}")
+        if communicator.rank != 0:
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until exit)
+        raise

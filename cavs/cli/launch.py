@@ -1,0 +1,38 @@
+"""``cavs launch -n RANKS COMMAND``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cavs.cli import options
+from cavs.distributed.launch import launch
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    text = "run a cavs command, or a Python file, on several ranks of this machine"
+    parser = commands.add_parser("launch", help=text, description=text)
+    parser.add_argument("-n", "--ranks", type=options.count(1), required=True, metavar="N")
+    parser.add_argument(
+        "--threads",
+        type=options.count(1),
+        default=1,
+        metavar="N",
+        help="of the engine of each rank, default: %(default)s",
+    )
+    parser.add_argument(
+        "--elastic", action="store_true", help="go on with the ranks that are left if one dies"
+    )
+    parser.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND ...",
+        help="such as: train tree-lstm --data DIR, or: program.py",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the ranks and wait for them."""
+    return launch(args.ranks, args.arguments, threads=args.threads, elastic=args.elastic)

@@ -1,0 +1,235 @@
+"""``cavs strategy show|check|compare MODEL``: how a model would be trained on many workers."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cavs.cli import options
+from cavs.cli.registry import Entry
+from cavs.data import GraphBatch, batch
+from cavs.distributed.builders import REGISTRY
+from cavs.distributed.cost import (
+    CANDIDATES,
+    Compute,
+    Prediction,
+    compare,
+    make_strategy,
+    predict,
+    simulate,
+)
+from cavs.distributed.resources import ResourceSpec, load_resources
+from cavs.distributed.strategy import (
+    AllReduce,
+    NodeConfig,
+    ParameterServer,
+    Strategy,
+    Variable,
+    load,
+    save,
+    to_text,
+)
+from cavs.distributed.strategy.measure import measured_variables
+from cavs.distributed.strategy.verify import problems
+from cavs.errors import ConfigError
+
+ACTIONS = {
+    "show": "the strategy of a builder",
+    "check": "whether a strategy in a file fits a model and a cluster",
+    "compare": "what each builder's strategy would take, the fastest first",
+}
+
+
+def add_parser(commands: Any, argv: list[str]) -> None:
+    """Add the command."""
+    text = "show, check or compare strategies of data-parallel training"
+    parser = commands.add_parser("strategy", help=text, description=text)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    below = argv[1:] if argv[:1] == ["strategy"] else []
+    for name, summary in ACTIONS.items():
+        options.add_models(actions, name, summary, below, _ADD[name])
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    options.add_data_arguments(parser)
+    cluster = parser.add_argument_group("cluster").add_mutually_exclusive_group()
+    cluster.add_argument("--resources", metavar="FILE", help="resource specification, YAML")
+    cluster.add_argument(
+        "--workers",
+        type=options.count(1),
+        metavar="N",
+        help="processes on this machine, default: 2",
+    )
+    group = parser.add_argument_group("step")
+    group.add_argument(
+        "--batch-size",
+        type=options.count(1),
+        default=64,
+        metavar="N",
+        help="graphs of a worker, default: %(default)s",
+    )
+    group.add_argument(
+        "--compute",
+        type=_milliseconds,
+        default=0.0,
+        metavar="MS",
+        help="milliseconds of forward and backward on a worker, a third of them forward",
+    )
+    parser.set_defaults(seed=0)
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in milliseconds")
+    return value / 1000
+
+
+def _add_show(parser: argparse.ArgumentParser, entry: Entry) -> None:
+    _add_common(parser)
+    parser.add_argument(
+        "--strategy",
+        default="auto",
+        metavar="NAME",
+        help=f"auto (default), {', '.join(REGISTRY)}, each with options as in AllReduce(chunk=8), "
+        "FILE.py:CLASS or FILE.json",
+    )
+    parser.add_argument("--json", action="store_true", help="print the whole strategy as JSON")
+    parser.add_argument("--out", metavar="FILE.json", help="write it to a file")
+    parser.set_defaults(run=show)
+
+
+def _add_check(parser: argparse.ArgumentParser, entry: Entry) -> None:
+    _add_common(parser)
+    parser.add_argument("--strategy", metavar="FILE.json", help="required")
+    parser.set_defaults(run=check)
+
+
+def _add_compare(parser: argparse.ArgumentParser, entry: Entry) -> None:
+    _add_common(parser)
+    parser.add_argument(
+        "--strategy",
+        action="append",
+        metavar="NAME",
+        help="a builder to compare, may be repeated; default: those that auto chooses from",
+    )
+    parser.set_defaults(run=run_compare)
+
+
+_ADD = {"show": _add_show, "check": _add_check, "compare": _add_compare}
+
+
+def _situation(
+    args: argparse.Namespace,
+) -> tuple[tuple[Variable, ...], ResourceSpec, Compute]:
+    local = args.resources is None
+    resources = ResourceSpec.local(args.workers or 2) if local else load_resources(args.resources)
+    task = args.entry.build(args)
+    graphs = task.graphs("train")
+    sample: GraphBatch | None = batch(list(graphs[: args.batch_size])) if graphs else None
+    compute = Compute(args.compute / 3, args.compute * 2 / 3)
+    return measured_variables(task.model, sample), resources, compute
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print a strategy: what it does with every parameter, and what it would take."""
+    variables, resources, compute = _situation(args)
+    strategy = make_strategy(args.strategy, variables, resources, compute)
+    if args.out is not None:
+        save(strategy, args.out)
+    if args.json:
+        print(to_text(strategy), end="")
+        return 0
+    print("\n".join(_described(strategy, variables)))
+    prediction = predict(strategy, variables, resources, compute=compute.seconds)
+    simulated = simulate(strategy, variables, resources, compute)
+    print(
+        f"\n{_milli(simulated.seconds)} ms a step, {_milli(simulated.exposed)} of them waiting for "
+        f"the network; {_traffic(prediction)}"
+    )
+    return 0
+
+
+def _described(strategy: Strategy, variables: tuple[Variable, ...]) -> list[str]:
+    graph = strategy.graph
+    lines = [
+        f"strategy   {strategy.builder or 'of unknown origin'}, digest {strategy.digest[:16]}",
+        f"replicas   {len(graph.replicas)}: {_some(graph.replicas)}",
+    ]
+    if graph.servers:
+        lines.append(f"servers    {len(graph.servers)}: {_some(graph.servers)}")
+    lines.append(f"gradients  {graph.gradients}\n")
+    width = max(len(variable.name) for variable in variables)
+    for variable in variables:
+        node = strategy.node(variable.name)
+        kind = f"{variable.dtype}{list(variable.shape)}" + (" sparse" if variable.sparse else "")
+        lines.append(f"{variable.name:{width}}  {kind:28}  {_node(node)}")
+    return lines
+
+
+def _node(node: NodeConfig) -> str:
+    if not node.shards:
+        return _leaf(node)
+    kinds = list(dict.fromkeys(_leaf(leaf) for leaf in node.shards))
+    return f"{len(node.shards)} shards {list(node.partition)}: {_some(kinds, '; ')}"
+
+
+def _leaf(leaf: NodeConfig) -> str:
+    sync = leaf.sync
+    if isinstance(sync, ParameterServer):
+        words = [f"server {sync.destination}"]
+        words += [n for n in ("two_level", "local_replication") if getattr(sync, n)]
+        words += ["asynchronous"] * (not sync.sync)
+        words += [f"staleness {sync.staleness}"] * (sync.staleness > 0)
+        return ", ".join(words)
+    name = "all-reduce" if isinstance(sync, AllReduce) else "sufficient factors"
+    compressed = "" if leaf.compressor == "none" else f", {leaf.compressor}"
+    return f"{name}, group {sync.group}{compressed}"
+
+
+def _some(items: tuple[str, ...] | list[str], separator: str = ", ") -> str:
+    shown = separator.join(items[:4])
+    return shown if len(items) <= 4 else f"{shown}{separator}..."
+
+
+def _milli(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}"
+
+
+def _traffic(prediction: Prediction) -> str:
+    sent = prediction.bytes_by_rank
+    return f"a rank sends {sent.min():,.0f} to {sent.max():,.0f} bytes"
+
+
+def check(args: argparse.Namespace) -> int:
+    """Print every problem of a strategy; exit status 1 if there is one."""
+    if args.strategy is None:
+        raise ConfigError("there is no strategy to check", hint="pass --strategy FILE.json")
+    variables, resources, _ = _situation(args)
+    found = problems(load(args.strategy), variables, resources)
+    for problem in found:
+        print(f"{problem.what}\n  hint: {problem.hint}")
+    if not found:
+        print(
+            f"{args.strategy} fits: {len(variables)} parameters, {len(resources.devices)} devices"
+        )
+    return 1 if found else 0
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Print a line a strategy, the fastest first."""
+    variables, resources, compute = _situation(args)
+    found = compare(args.strategy or CANDIDATES, variables, resources, compute)
+    width = max(len(candidate.builder) for candidate in found)
+    heads = f"{'ms a step':>10}  {'waiting':>10}  {'all send':>16}  {'most of a rank':>16}"
+    print(f"{'builder':{width}}  {heads}")
+    for candidate in found:
+        sent = candidate.prediction.bytes_by_rank
+        print(
+            f"{candidate.builder:{width}}  {_milli(candidate.simulation.seconds):>10}  "
+            f"{_milli(candidate.simulation.exposed):>10}  {sent.sum():16,.0f}  {sent.max():16,.0f}"
+        )
+    return 0

@@ -1,0 +1,167 @@
+"""Splitting a batch so that every rank's graphs are predicted to take equally long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.distributed.balance.model import CostModel
+from cavs.distributed.balance.profile import features, profiles
+from cavs.distributed.balance.shares import gradient_weights
+from cavs.errors import ConfigError
+
+Floats = NDArray[np.float64]
+_EXCHANGES = 200  # moves and swaps at most; each makes the slowest rank faster
+_PACKINGS = 6  # halvings of the interval in which the best packing lies
+_WASTE = 1.05  # below, sharing levels better than by chance gains too little to look for
+_EVEN = 1.002  # slowest by mean: what is left is below the noise of a clock
+
+
+class Split:
+    """Which graphs each rank runs: `parts` holds their positions in the batch, ascending.
+
+    seconds: as predicted, by rank. weights: of each rank's mean gradient, see `gradient_weights`.
+    features: of each rank's graphs, for `CostModel.update`.
+    """
+
+    def __init__(self, parts: list[list[int]], seconds: Floats, rows: Floats) -> None:
+        self.parts, self.seconds, self.features = parts, seconds, rows
+        self.weights = gradient_weights([len(part) for part in parts])
+
+    @property
+    def imbalance(self) -> float:
+        """The slowest rank's predicted time by the mean of all; 1 is even."""
+        return float(self.seconds.max() / self.seconds.mean())
+
+
+class _Sets:
+    """The graphs of every rank while they are dealt out."""
+
+    def __init__(self, widths: Floats, edges: Floats, model: CostModel) -> None:
+        self.widths, self.edges, self.model = widths, edges, model
+        ranks = len(model.slowness)
+        self.width = np.zeros((ranks, widths.shape[1]))
+        self.edge = np.zeros(ranks)
+        self.owner = np.full(len(widths), -1)
+        self.count = np.zeros(ranks, np.int64)
+        self.seconds = np.zeros(ranks)
+
+    def time(self, width: Floats, edge: Floats, ranks: Any) -> Floats:
+        """Predicted seconds of sets of graphs on `ranks`."""
+        seconds: Floats = self.model.predict(features(width, edge)) * self.model.slowness[ranks]
+        return seconds
+
+    def give(self, graph: int, rank: int) -> None:
+        """The graph goes to `rank`, from whoever had it."""
+        before = int(self.owner[graph])
+        for owner, sign in ((before, -1), (rank, 1)):
+            if owner >= 0:
+                self.width[owner] += sign * self.widths[graph]
+                self.edge[owner] += sign * self.edges[graph]
+                self.count[owner] += sign
+                self.seconds[owner] = self.time(self.width[owner], self.edge[owner], owner)
+        self.owner[graph] = rank
+
+    def deal(self) -> None:
+        """The longest graph first, each to the rank that then ends earliest.
+
+        What a graph adds depends on the levels that the rank runs anyway. Every rank gets one.
+        """
+        every = np.arange(len(self.seconds))
+        alone = self.model.predict(features(self.widths, self.edges))
+        for place, graph in enumerate(np.argsort(-alone, kind="stable").tolist()):
+            then = self.time(self.width + self.widths[graph], self.edge + self.edges[graph], every)
+            if len(self.owner) - place <= np.count_nonzero(self.count == 0):
+                then[self.count > 0] = np.inf
+            # Of equal ends the least growth: where levels are shared.
+            self.give(graph, int(np.lexsort((then - self.seconds, then))[0]))
+
+    def pack(self, limit: float) -> bool:
+        """The deepest graph first, each to the rank where it adds least and that ends by `limit`.
+
+        So deep graphs share the levels of one rank. False if some graph fits nowhere, or some rank
+        gets none.
+        """
+        every = np.arange(len(self.seconds))
+        depth = (self.widths > 0).sum(axis=1)
+        for graph in np.lexsort((-self.widths.sum(axis=1), -depth)).tolist():
+            then = self.time(self.width + self.widths[graph], self.edge + self.edges[graph], every)
+            growth = np.where(then <= limit, then - self.seconds, np.inf)
+            rank = int(np.argmin(growth))
+            if not np.isfinite(growth[rank]):
+                return False
+            self.give(graph, rank)
+        return bool(self.count.all())
+
+    def settle(self) -> None:
+        """Improves until the ranks are even or nothing helps."""
+        for _ in range(_EXCHANGES):
+            if self.seconds.max() <= _EVEN * self.seconds.mean() or not self.improve():
+                return
+
+    def improve(self) -> bool:
+        """One graph leaves the slowest rank, or changes places; False if that helps nobody."""
+        slow = int(np.argmax(self.seconds))
+        mine = np.flatnonzero(self.owner == slow)
+        for rank in np.argsort(self.seconds, kind="stable").tolist():
+            theirs = np.flatnonzero(self.owner == rank)
+            if rank == slow:
+                continue
+            ends = np.full((len(mine), len(theirs) + 1), np.inf)
+            if len(mine) > 1:
+                ends[:, -1] = self._ends(slow, rank, self.widths[mine], self.edges[mine])
+            for row, graph in zip(ends, mine, strict=True):
+                width = self.widths[graph] - self.widths[theirs]
+                row[:-1] = self._ends(slow, rank, width, self.edges[graph] - self.edges[theirs])
+            i, j = divmod(int(np.argmin(ends)), ends.shape[1])
+            if ends[i, j] < self.seconds[slow] * (1 - 1e-9):
+                self.give(int(mine[i]), rank)
+                if j < len(theirs):
+                    self.give(int(theirs[j]), slow)
+                return True
+        return False
+
+    def _ends(self, slow: int, rank: int, width: Floats, edge: Floats) -> Floats:
+        """When the later of two ranks ends, if `width` and `edge` go from one to the other."""
+        later: Floats = np.maximum(
+            self.time(self.width[slow] - width, self.edge[slow] - edge, slow),
+            self.time(self.width[rank] + width, self.edge[rank] + edge, rank),
+        )
+        return later
+
+
+def split_batch(graphs: Sequence[Any], model: CostModel) -> Split:
+    """The graphs of a global batch by rank, so that the predicted times are as even as can be.
+
+    graphs: `cavs.Graph` objects, at least one a rank. Deterministic: ranks with equal models find
+    the same split. Raises `ConfigError` if there are fewer graphs than ranks.
+    """
+    return split_profiles(*profiles(graphs), model)
+
+
+def split_profiles(widths: Floats, edges: Floats, model: CostModel) -> Split:
+    """`split_batch` of graphs given by their `profiles`."""
+    ranks = len(model.slowness)
+    if len(widths) < ranks:
+        raise ConfigError(
+            f"{len(widths)} graphs for {ranks} ranks", hint="use a larger batch or fewer ranks"
+        )
+    sets = _Sets(widths, edges, model)
+    sets.deal()
+    sets.settle()
+    # Together, all graphs share their levels: no split can end earlier.
+    whole = model.predict(features(widths.sum(axis=0), edges.sum()))
+    low, high = float(whole / (1 / model.slowness).sum()), float(sets.seconds.max())
+    for _ in range(_PACKINGS if high > _WASTE * low else 0):
+        limit = (low + high) / 2
+        packed = _Sets(widths, edges, model)
+        if packed.pack(limit):
+            packed.settle()
+            sets, high = packed, float(packed.seconds.max())
+        else:
+            low = limit
+    parts = [np.flatnonzero(sets.owner == rank).tolist() for rank in range(ranks)]
+    return Split(parts, sets.seconds.copy(), features(sets.width, sets.edge))

@@ -1,0 +1,37 @@
+"""Strategy builders: named rules that make a strategy for any model and cluster."""
+
+from cavs.distributed.builders.builder import REGISTRY, Builder, build, find, register
+from cavs.distributed.builders.collectives import (
+    AllReduce,
+    Horovod,
+    PartitionedAR,
+    RandomAxisPartitionAR,
+)
+from cavs.distributed.builders.hybrid import Parallax, Poseidon, factors_pay
+from cavs.distributed.builders.servers import (
+    PS,
+    BytePS,
+    PartitionedPS,
+    PSLoadBalancing,
+    UnevenPartitionedPS,
+)
+
+__all__ = [
+    "PS",
+    "REGISTRY",
+    "AllReduce",
+    "Builder",
+    "BytePS",
+    "Horovod",
+    "PSLoadBalancing",
+    "Parallax",
+    "PartitionedAR",
+    "PartitionedPS",
+    "Poseidon",
+    "RandomAxisPartitionAR",
+    "UnevenPartitionedPS",
+    "build",
+    "factors_pay",
+    "find",
+    "register",
+]

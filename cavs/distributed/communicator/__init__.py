@@ -1,0 +1,16 @@
+"""How ranks exchange arrays: one interface, on one process, threads, MPI or NCCL."""
+
+from cavs.distributed.communicator.mpi import MPICommunicator
+from cavs.distributed.communicator.protocol import Communicator, Handle, LostPeerError
+from cavs.distributed.communicator.single import SingleCommunicator
+from cavs.distributed.communicator.threads import ThreadCommunicator, run_threads
+
+__all__ = [
+    "Communicator",
+    "Handle",
+    "LostPeerError",
+    "MPICommunicator",
+    "SingleCommunicator",
+    "ThreadCommunicator",
+    "run_threads",
+]

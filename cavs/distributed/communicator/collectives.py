@@ -1,0 +1,305 @@
+"""Collectives built on one primitive: send some arrays and receive others, then go on.
+
+They are written once and run on MPI and on threads alike. MPI has collectives of its own, but its
+non-blocking ones are slower than these on shared memory, and its blocking ones cannot name a peer
+that hangs. Sums have one order, whatever the timing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cavs.distributed.communicator.progress import DeferredJob, Job, Progress
+from cavs.distributed.communicator.protocol import Array, Handle
+from cavs.errors import CommunicationError, ConfigError
+
+T = TypeVar("T")
+
+SMALL = 1 << 14  # bytes; below, the number of messages counts more than their size
+Message = tuple[Array, int]  # an array and the rank it goes to or comes from
+
+
+def bounds(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each part begins and ends."""
+    ends = np.cumsum(counts).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def even_counts(total: int, parts: int) -> list[int]:
+    """`total` in `parts` that differ by at most one, larger ones first."""
+    whole, rest = divmod(total, parts)
+    return [whole + (i < rest) for i in range(parts)]
+
+
+class Collectives(ABC):
+    """A `Communicator` for whoever provides `_exchange`; see there for the operations."""
+
+    def __init__(self, rank: int, size: int, *, timeout: float, overlaps: bool = True) -> None:
+        self._rank, self._size, self.timeout = rank, size, timeout
+        self._overlaps = overlaps
+        self._sent = 0
+        self._progress = Progress()
+        self._last: DeferredJob[Any] | None = None
+        self._turn = threading.RLock()
+        self._scratch = np.empty(0, np.uint8)
+        self._broken: CommunicationError | None = None
+        self.operations = 0  # begun so far: what ranks compare when one of them hangs
+        self.operation = "nothing yet"
+
+    @property
+    def rank(self) -> int:
+        """See `Communicator`."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """See `Communicator`."""
+        return self._size
+
+    @property
+    def sent_bytes(self) -> int:
+        """See `Communicator`."""
+        return self._sent
+
+    @property
+    def overlaps(self) -> bool:
+        """See `Communicator`."""
+        return self._overlaps
+
+    @abstractmethod
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Send and receive all; messages between two ranks keep their order."""
+
+    @abstractmethod
+    def abort(self, message: str) -> None:
+        """See `Communicator`."""
+
+    # ---- order ---------------------------------------------------------------------------------
+
+    def start(self, operation: Callable[..., T], *arguments: Any) -> Handle[T]:
+        """See `Communicator`."""
+        if self._overlaps:
+            return self._progress.start(operation, arguments)
+        job: DeferredJob[T] = DeferredJob(self._last, operation, arguments)
+        self._last = job
+        return job
+
+    def _run(self, name: str, operation: Callable[..., T], *arguments: Any) -> T:
+        """The operation now, or after those in the background."""
+        if self._overlaps and not self._progress.is_here() and not self._progress.idle:
+            job: Job[T] = self._progress.start(self._run, (name, operation, *arguments))
+            return job.wait()
+        if self._last is not None and not self._last.begun:
+            self._last.wait()
+        with self._turn:
+            self.operations += 1
+            self.operation = name
+            return operation(*arguments)
+
+    def close(self) -> None:
+        """See `Communicator`."""
+        self._progress.close()
+
+    def _send(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        if self._broken is not None:  # its messages would meet the wrong operations of others
+            raise self._broken
+        self._sent += sum(array.nbytes for array, _ in sends)
+        try:
+            self._exchange(sends, receives)
+        except CommunicationError as error:
+            self._broken = error
+            raise
+
+    def _temporary(self, like: Array) -> Array:
+        """Memory shaped as `like`, kept for the next time: fresh pages cost more than the sum."""
+        if self._scratch.nbytes < like.nbytes:
+            self._scratch = np.empty(like.nbytes, np.uint8)
+        return self._scratch[: like.nbytes].view(like.dtype).reshape(like.shape)
+
+    # ---- operations ----------------------------------------------------------------------------
+
+    def all_reduce(self, array: Array) -> None:
+        """See `Communicator`."""
+        self._run(f"all-reduce of {array.nbytes} bytes", self._all_reduce, _flat(array))
+
+    def _all_reduce(self, flat: Array) -> None:
+        if self._size == 1 or flat.size == 0:
+            return
+        if flat.nbytes <= SMALL or flat.size < self._size:
+            self._tree_all_reduce(flat)
+            return
+        counts = even_counts(flat.size, self._size)
+        self._reduce_scatter(flat, counts)
+        self._all_gather_into(flat, counts)
+
+    def _tree_all_reduce(self, flat: Array) -> None:
+        """Up a binomial tree to rank 0 and down again: 2 log2 N steps."""
+        other = self._temporary(flat)
+        step = 1
+        while step < self._size:
+            if self._rank % (2 * step) == step:
+                self._send([(flat, self._rank - step)], [])
+                break
+            if self._rank + step < self._size:
+                self._send([], [(other, self._rank + step)])
+                flat += other
+            step *= 2
+        self._tree_broadcast(flat)
+
+    def _tree_broadcast(self, flat: Array) -> None:
+        step = 1 << max(self._size - 1, 0).bit_length()
+        while (step := step // 2) >= 1:
+            if self._rank % (2 * step) == 0 and self._rank + step < self._size:
+                self._send([(flat, self._rank + step)], [])
+            elif self._rank % (2 * step) == step:
+                self._send([], [(flat, self._rank - step)])
+
+    def reduce_scatter(self, array: Array, counts: Sequence[int]) -> Array:
+        """See `Communicator`."""
+        flat = _flat(array)
+        self._check_counts(flat, counts)
+        self._run(f"reduce-scatter of {array.nbytes} bytes", self._reduce_scatter, flat, counts)
+        begin, end = bounds(counts)[self._rank]
+        return flat[begin:end]
+
+    def _reduce_scatter(self, flat: Array, counts: Sequence[int]) -> None:
+        """A ring: part p starts at rank p + 1 and is complete when it reaches rank p."""
+        n, parts = self._size, [flat[a:b] for a, b in bounds(counts)]
+        to, source = (self._rank + 1) % n, (self._rank - 1) % n
+        for step in range(1, n):
+            mine, coming = parts[(self._rank - step) % n], parts[(self._rank - step - 1) % n]
+            other = self._temporary(coming)
+            self._send([(mine, to)] if mine.size else [], [(other, source)] if coming.size else [])
+            coming += other
+
+    def all_gather_into(self, array: Array, counts: Sequence[int]) -> None:
+        """See `Communicator`."""
+        flat = _flat(array)
+        self._check_counts(flat, counts)
+        self._run(f"all-gather of {array.nbytes} bytes", self._all_gather_into, flat, counts)
+
+    def _all_gather_into(self, flat: Array, counts: Sequence[int]) -> None:
+        n, parts = self._size, [flat[a:b] for a, b in bounds(counts)]
+        to, source = (self._rank + 1) % n, (self._rank - 1) % n
+        for step in range(n - 1):
+            mine, coming = parts[(self._rank - step) % n], parts[(self._rank - step - 1) % n]
+            self._send([(mine, to)] if mine.size else [], [(coming, source)] if coming.size else [])
+
+    def all_gather(self, array: Array) -> list[Array]:
+        """See `Communicator`."""
+        _flat(array)
+        return self._run(f"all-gather of {array.nbytes} bytes", self._all_gather, array)
+
+    def _all_gather(self, array: Array) -> list[Array]:
+        rows = np.zeros(self._size, np.int64)
+        rows[self._rank] = len(array)
+        self._all_gather_into(rows, [1] * self._size)
+        whole = np.empty((int(rows.sum()), *array.shape[1:]), array.dtype)
+        width = int(np.prod(array.shape[1:], dtype=np.int64))
+        begin = int(rows[: self._rank].sum())
+        whole[begin : begin + len(array)] = array
+        self._all_gather_into(whole.reshape(-1), (rows * width).tolist())
+        return [whole[a:b] for a, b in bounds(rows.tolist())]
+
+    def all_to_all(self, parts: Sequence[Array]) -> list[Array]:
+        """See `Communicator`."""
+        if len(parts) != self._size:
+            raise ConfigError(f"{len(parts)} parts for {self._size} ranks", hint="one for each")
+        return self._run("all-to-all", self._all_to_all, parts)
+
+    def _all_to_all(self, parts: Sequence[Array]) -> list[Array]:
+        others = [r for r in range(self._size) if r != self._rank]
+        mine = [np.array([len(part)], np.int64) for part in parts]
+        theirs = [np.zeros(1, np.int64) for _ in parts]
+        theirs[self._rank][0] = len(parts[self._rank])
+        self._send([(mine[r], r) for r in others], [(theirs[r], r) for r in others])
+        like = parts[self._rank]
+        got = [np.empty((int(n[0]), *like.shape[1:]), like.dtype) for n in theirs]
+        got[self._rank] = parts[self._rank]
+        self._send(
+            [(np.ascontiguousarray(parts[r]), r) for r in others if parts[r].size],
+            [(got[r], r) for r in others if got[r].size],
+        )
+        return got
+
+    def reduce(self, array: Array, root: int) -> None:
+        """See `Communicator`."""
+        self._check_rank(root)
+        self._run(
+            f"reduce of {array.nbytes} bytes to rank {root}", self._reduce, _flat(array), root
+        )
+
+    def _reduce(self, flat: Array, root: int) -> None:
+        if self._rank != root:
+            self._send([(flat, root)], [])
+            return
+        # The order of ranks needs the root's own values in the middle of the sum.
+        own = flat.copy()
+        other = self._temporary(flat)
+        for r in range(self._size):
+            if r != root:
+                self._send([], [(other, r)])
+            term = own if r == root else other
+            if r == 0:
+                flat[...] = term
+            else:
+                flat += term
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """See `Communicator`."""
+        self._check_rank(root)
+        flat = _flat(array)
+        self._run(f"broadcast of {array.nbytes} bytes by rank {root}", self._broadcast, flat, root)
+
+    def _broadcast(self, flat: Array, root: int) -> None:
+        if self._rank == root:
+            self._send([(flat, r) for r in range(self._size) if r != root], [])
+        else:
+            self._send([], [(flat, root)])
+
+    def send(self, array: Array, to: int) -> None:
+        """See `Communicator`."""
+        self._check_rank(to)
+        self._run(f"send to rank {to}", self._send, [(_flat(array), to)], [])
+
+    def receive(self, array: Array, source: int) -> None:
+        """See `Communicator`."""
+        self._check_rank(source)
+        self._run(f"receive from rank {source}", self._send, [], [(_flat(array), source)])
+
+    def barrier(self) -> None:
+        """See `Communicator`."""
+        self._run("barrier", self._tree_all_reduce, np.zeros(1, np.uint8))
+
+    def share(self, value: Any) -> list[Any]:
+        """See `Communicator`."""
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        return [json.loads(part.tobytes()) for part in self._run("share", self._all_gather, text)]
+
+    # ---- checks --------------------------------------------------------------------------------
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self._size:
+            raise ConfigError(f"there is no rank {rank}", hint=f"ranks are 0 to {self._size - 1}")
+
+    def _check_counts(self, flat: Array, counts: Sequence[int]) -> None:
+        if len(counts) != self._size or sum(counts) != flat.size or min(counts) < 0:
+            raise ConfigError(
+                f"counts {list(counts)} do not cut {flat.size} elements for {self._size} ranks"
+            )
+
+
+def _flat(array: Array) -> Array:
+    """The elements as one row, the same memory."""
+    if not array.flags.c_contiguous:
+        raise ConfigError(
+            f"an array of shape {array.shape} and strides {array.strides} is not C-contiguous",
+            hint="pass np.ascontiguousarray(array)",
+        )
+    return array.reshape(-1)

@@ -1,0 +1,208 @@
+"""Ranks as MPI processes, through mpi4py.
+
+Arrays travel as bytes between pairs of ranks; the sums are made here (see `collectives`). One
+thread at a time calls MPI, so MPI_THREAD_SERIALIZED is enough; with less, nothing overlaps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from types import ModuleType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from cavs.distributed.communicator.collectives import Collectives, Message
+from cavs.distributed.communicator.protocol import Array, LostPeerError
+from cavs.errors import CommunicationError, DeviceError
+
+MINIMUM = (4, 1)
+INSTALL = 'pip install "cavs[mpi]"'
+_LARGEST = 1 << 30  # bytes a message: MPI counts in 32 bits
+_SPINS = 400  # polls before the first pause
+_PAUSE = 20e-6  # seconds; a waiting rank leaves its core to those that compute
+_LISTEN = 0.1  # seconds between two looks at what peers ask
+_GRACE = 3.0  # seconds that peers have to answer
+_ASK, _ANSWER = 1, 2
+
+
+def load_mpi() -> ModuleType:
+    """The module ``mpi4py.MPI``, initialised. DeviceError, with the cure, if it cannot be had."""
+    try:
+        version = metadata.version("mpi4py")
+    except metadata.PackageNotFoundError:
+        raise DeviceError("mpi4py is not installed", hint=INSTALL) from None
+    if tuple(int(x) for x in version.split(".")[:2]) < MINIMUM:
+        needed = ".".join(map(str, MINIMUM))
+        raise DeviceError(f"mpi4py {version} is too old, cavs needs {needed}", hint=INSTALL)
+    if "mpi4py.MPI" not in sys.modules:
+        import mpi4py
+
+        mpi4py.rc.thread_level = "serialized"
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise DeviceError(f"mpi4py finds no MPI library: {error}", hint=INSTALL) from error
+    expected = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")
+    if expected is not None and int(expected) != MPI.COMM_WORLD.Get_size():
+        raise DeviceError(
+            f"mpirun started {expected} ranks, but the MPI library of mpi4py "
+            f"({MPI.Get_library_version().split(',')[0]}) sees {MPI.COMM_WORLD.Get_size()}",
+            hint="start with the mpirun of the same MPI, or with: cavs launch",
+        )
+    module: ModuleType = MPI
+    return module
+
+
+class MPICommunicator(Collectives):
+    """The ranks of an MPI communicator; all of MPI_COMM_WORLD unless `comm` is given.
+
+    timeout: seconds that an operation waits for a peer before it raises, naming it.
+    """
+
+    def __init__(self, comm: Any = None, *, timeout: float = 300.0) -> None:
+        self._mpi: Any = load_mpi()
+        # Its own messages cannot meet those of the program that uses cavs.
+        self._comm: Any = (comm if comm is not None else self._mpi.COMM_WORLD).Dup()
+        self._control: Any = self._comm.Dup()
+        overlaps = self._mpi.Query_thread() >= self._mpi.THREAD_SERIALIZED
+        super().__init__(
+            self._comm.Get_rank(), self._comm.Get_size(), timeout=timeout, overlaps=overlaps
+        )
+        self._answers: dict[int, tuple[int, str]] = {}
+        self._orphans: list[Message] = []
+        names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+        self._lost = {getattr(self._mpi, n) for n in names if hasattr(self._mpi, n)}
+        if comm is None and self._size > 1:
+            _end_all_on_uncaught_error(self)
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        comm, byte = self._comm, self._mpi.BYTE
+        try:
+            requests = [
+                comm.Irecv([piece, byte], source)
+                for array, source in receives
+                for piece in _pieces(array)
+            ]
+            requests += [
+                comm.Isend([piece, byte], to) for array, to in sends for piece in _pieces(array)
+            ]
+            self._complete(requests, sorted({r for _, r in (*sends, *receives)}))
+        except self._mpi.Exception as error:
+            lost = error.Get_error_class() in self._lost or self._lost_anyone()
+            # Requests that will not end keep their memory.
+            self._orphans += [*sends, *receives]
+            kind = LostPeerError if lost else CommunicationError
+            raise kind(
+                f"rank {self._rank} in {self.operation} with ranks "
+                f"{sorted({r for _, r in (*sends, *receives)})}: {error}"
+            ) from error
+
+    def _lost_anyone(self) -> bool:
+        """Whether a rank has died or another has found that out; only ULFM tells."""
+        try:
+            return bool(self._comm.Is_revoked() or self._comm.Get_failed().Get_size() > 0)
+        except (AttributeError, NotImplementedError, self._mpi.Exception):
+            return False
+
+    def _complete(self, requests: list[Any], peers: list[int]) -> None:
+        test = self._mpi.Request.Testall
+        for _ in range(_SPINS):
+            if test(requests):
+                return
+        started = listened = time.monotonic()
+        while not test(requests):
+            time.sleep(_PAUSE)
+            now = time.monotonic()
+            if now - listened > _LISTEN:
+                listened = now
+                self._listen()
+                if now - started > self.timeout:
+                    raise self._hung(peers)
+
+    # ---- who hangs -----------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Answer peers that ask how far this rank is, and keep what they answer."""
+        status = self._mpi.Status()
+        while self._control.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status):
+            source, tag = status.Get_source(), status.Get_tag()
+            text = bytearray(status.Get_count(self._mpi.BYTE))
+            self._control.Recv([text, self._mpi.BYTE], source, tag)
+            if tag == _ASK:
+                answer = json.dumps([self.operations, self.operation]).encode()
+                self._control.Isend([answer, self._mpi.BYTE], source, _ANSWER).Free()
+            else:
+                count, operation = json.loads(text)
+                self._answers[source] = (int(count), str(operation))
+
+    def _hung(self, peers: list[int]) -> CommunicationError:
+        """Ask every rank where it is; those that are behind, or silent, are to blame."""
+        self._answers.clear()
+        others = [r for r in range(self._size) if r != self._rank]
+        for r in others:
+            self._control.Isend([b"", self._mpi.BYTE], r, _ASK).Free()
+        limit = time.monotonic() + _GRACE
+        while len(self._answers) < len(others) and time.monotonic() < limit:
+            self._listen()
+            time.sleep(1e-3)
+        behind = [f"rank {r} does not answer" for r in others if r not in self._answers]
+        behind += [
+            f"rank {r} is still in {operation}"
+            for r, (count, operation) in sorted(self._answers.items())
+            if count < self.operations
+        ]
+        found = "; ".join(behind) or f"no answer from ranks {peers}"
+        return CommunicationError(
+            f"rank {self._rank} waited {self.timeout:g} s in {self.operation}: {found}",
+            hint="look at what that rank does, or pass a longer timeout",
+        )
+
+    # ---- groups --------------------------------------------------------------------------------
+
+    def split(self, color: int, key: int = 0) -> MPICommunicator:
+        """See `Communicator`."""
+        part = self._run("split", self._comm.Split, color, key)
+        return MPICommunicator(part, timeout=self.timeout)
+
+    def shrink(self) -> MPICommunicator:
+        """See `Communicator`: by ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
+        try:
+            self._comm.Revoke()
+            self._control.Revoke()
+            left = self._comm.Shrink()
+        except (AttributeError, NotImplementedError, self._mpi.Exception) as error:
+            raise DeviceError(
+                f"this MPI cannot go on without a rank: {error}",
+                hint="start with: cavs launch --elastic, or mpirun --with-ft ulfm",
+            ) from error
+        self.close()
+        return MPICommunicator(left, timeout=self.timeout)
+
+    def abort(self, message: str) -> None:
+        """See `Communicator`."""
+        print(f"cavs: rank {self._rank}: {message}", file=sys.stderr, flush=True)
+        self._mpi.COMM_WORLD.Abort(1)
+
+
+def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
+    """A rank that dies of an exception would leave the others waiting for it at exit."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if not getattr(error, "agreed", False):
+            communicator.abort(f"{kind.__name__}: {error}")
+
+    sys.excepthook = hook
+
+
+def _pieces(array: Array) -> Iterator[Array]:
+    data = array.reshape(-1).view(np.uint8)
+    for begin in range(0, data.size, _LARGEST):
+        yield data[begin : begin + _LARGEST]

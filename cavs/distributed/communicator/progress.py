@@ -1,0 +1,114 @@
+"""Operations in the background: one thread, first come, first served."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Job(Generic[T]):
+    """An operation and, once it ran, its result or exception."""
+
+    def __init__(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> None:
+        self._operation, self._arguments = operation, arguments
+        self._finished = threading.Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        """See `Handle.done`."""
+        return self._finished.is_set()
+
+    def run(self) -> None:
+        """Run the operation and keep what came of it."""
+        try:
+            self._result = self._operation(*self._arguments)
+        except BaseException as error:  # carried to whoever waits, whatever it is
+            self._error = error
+        finally:
+            self._finished.set()
+
+    def wait(self) -> T:
+        """See `Handle.wait`."""
+        self._finished.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+
+class DeferredJob(Job[T]):
+    """Runs when it is waited for: where only one thread may communicate."""
+
+    def __init__(
+        self,
+        before: DeferredJob[Any] | None,
+        operation: Callable[..., T],
+        arguments: tuple[Any, ...],
+    ) -> None:
+        super().__init__(operation, arguments)
+        self._before = before
+        self.begun = False
+
+    def run(self) -> None:
+        """Run those started earlier first: all ranks keep one order."""
+        self.begun = True
+        before, self._before = self._before, None
+        if before is not None and not before.done:
+            before.run()
+        super().run()
+
+    def wait(self) -> T:
+        """See `Handle.wait`."""
+        if not self.done:
+            self.run()
+        return super().wait()
+
+
+class Progress:
+    """A thread that runs jobs in the order they were given."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._pending = 0
+        self._changed = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether every job has run."""
+        with self._changed:
+            return self._pending == 0
+
+    def is_here(self) -> bool:
+        """Whether the calling thread is the one that runs jobs."""
+        return threading.current_thread() is self._thread
+
+    def start(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> Job[T]:
+        """Queue a job; the first starts the thread."""
+        if self._thread is None:
+            # A daemon: a peer that hangs must not keep this process alive.
+            self._thread = threading.Thread(target=self._loop, name="cavs-progress", daemon=True)
+            self._thread.start()
+        job = Job(operation, arguments)
+        with self._changed:
+            self._pending += 1
+        self._jobs.put(job)
+        return job
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            with self._changed:
+                self._pending -= 1
+
+    def close(self) -> None:
+        """Let the thread end after the jobs it has."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(timeout=5)
+            self._thread = None

@@ -1,0 +1,138 @@
+"""What the synchronisers ask of a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
+
+from cavs.errors import CommunicationError
+
+Array = NDArray[Any]
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class LostPeerError(CommunicationError):
+    """A rank has died; `Communicator.shrink` lets the others go on."""
+
+
+class Handle(Protocol[T_co]):
+    """An operation that runs in the background."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self) -> T_co:
+        """The result; raises what the operation raised."""
+        ...
+
+
+class Communicator(Protocol):
+    """A group of ranks, numbered from 0, that call the same operations in the same order.
+
+    Arrays are C-contiguous NumPy arrays and are passed without a copy. Operations block; `start`
+    runs any of them in the background. Every rank ends with the same bits. `sent_bytes` counts the
+    bytes of arrays this rank sends to others; n is the size of the array in bytes, N `size`.
+
+    Operations raise `CommunicationError` if a peer fails or does not come within `timeout` seconds.
+    """
+
+    timeout: float
+
+    @property
+    def rank(self) -> int:
+        """Of this process, in [0, size)."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes sent to other ranks so far."""
+        ...
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether `start` runs beside the caller; if not, in `Handle.wait`."""
+        ...
+
+    def all_reduce(self, array: Array) -> None:
+        """Sum over the ranks, in place. A rank sends 2 (N - 1) / N n (small arrays: a tree)."""
+        ...
+
+    def reduce(self, array: Array, root: int) -> None:
+        """Sum, in place at `root`, in the order of ranks. Every other rank sends n."""
+        ...
+
+    def reduce_scatter(self, array: Array, counts: Sequence[int]) -> Array:
+        """Part `rank` of the sum, `counts` elements each, in place. Sends (N - 1) / N n.
+
+        Returns a view of that part; the other parts of `array` hold nothing useful afterwards.
+        """
+        ...
+
+    def all_gather_into(self, array: Array, counts: Sequence[int]) -> None:
+        """Every rank's part of `array` to all, in place. Sends (N - 1) / N n for equal parts."""
+        ...
+
+    def all_gather(self, array: Array) -> list[Array]:
+        """Every rank's array, by rank; first axes may differ. Sends (N - 1) n for equal ones."""
+        ...
+
+    def all_to_all(self, parts: Sequence[Array]) -> list[Array]:
+        """What every rank has for this one; first axes may differ. Sends all parts but its own."""
+        ...
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """The array of `root` to all, in place. `root` sends (N - 1) n, others nothing."""
+        ...
+
+    def send(self, array: Array, to: int) -> None:
+        """To one rank, which calls `receive` with an array of that size and dtype."""
+        ...
+
+    def receive(self, array: Array, source: int) -> None:
+        """From one rank, into `array`."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when all ranks have come here."""
+        ...
+
+    def share(self, value: Any) -> list[Any]:
+        """Every rank's JSON value, by rank."""
+        ...
+
+    def start(self, operation: Callable[..., T], *arguments: Any) -> Handle[T]:
+        """Run `operation(*arguments)` in the background, after everything started before it.
+
+        Operations called while others run in the background wait for their turn.
+        """
+        ...
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """The group of ranks with the same `color`, ordered by `key`, then by rank."""
+        ...
+
+    def shrink(self) -> Communicator:
+        """The group of the ranks that are left, in their order; all of them call it.
+
+        What they had begun ends with `LostPeerError`. Raises `DeviceError` where ranks cannot
+        survive another.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the background thread; the communicator is not used again."""
+        ...
+
+    def abort(self, message: str) -> None:
+        """Say `message` and end all ranks; for errors that no agreement can handle."""
+        ...

@@ -1,0 +1,164 @@
+"""How a compressor asks for communication without doing any.
+
+``Compressor.reduce`` is a generator: it yields what its rank wants to exchange, is sent what came
+back, and returns the result. So a compressor is a pure function of a gradient and a state, runs
+on any communicator, and can be tested with all ranks in one thread (`lockstep`). Whoever drives it
+may put the exchanges of several parameters into one message.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.errors import ConfigError
+
+Array = NDArray[Any]
+State = dict[str, Any]
+COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request of a rank. What is sent back:
+
+    all_reduce: the elementwise sum of every rank's array. all_gather: every rank's array, by rank.
+    all_to_all: `arrays` holds one array for every rank; back comes what every rank had for this
+    one, by rank. The first two hold one array.
+    """
+
+    collective: str
+    arrays: tuple[Array, ...]
+
+    @property
+    def array(self) -> Array:
+        """The only array of an all-reduce or all-gather."""
+        return self.arrays[0]
+
+
+@dataclass(frozen=True)
+class Round:
+    """The size of one exchange: bytes of a rank's whole payload, for itself and the others."""
+
+    collective: str
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """total: the sum over ranks, as all of them see it. sent: what this rank added to it.
+
+    The `sent` of all ranks add up to `total`, but for rounding. state: for the next step.
+    """
+
+    total: Array
+    sent: Array
+    state: State
+
+
+Reduction = Generator[Exchange, Any, Reduced]
+
+
+class Compressor(ABC):
+    """How the sum of the ranks' gradients is formed with fewer bytes.
+
+    Compressors are immutable; what they remember is in a state that `start` makes and `reduce`
+    returns anew.
+    """
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool] = False
+
+    def start(self, shape: tuple[int, ...], dtype: Any, *, seed: int = 0) -> State:
+        """The state before the first step of a parameter; `seed` is equal on all ranks."""
+        return {}
+
+    @abstractmethod
+    def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
+        """Sums `gradient` over `ranks` ranks; reads its arguments, writes none of them."""
+
+    @abstractmethod
+    def rounds(
+        self, shape: tuple[int, ...], itemsize: int, ranks: int, step: int
+    ) -> tuple[Round, ...]:
+        """The exchanges of `reduce` at `step` (from 0), in order, in bytes."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class _Communicator(Protocol):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def all_reduce(self, array: Array) -> None: ...
+    def all_gather(self, array: Array) -> list[Array]: ...
+    def all_to_all(self, parts: Sequence[Array]) -> list[Array]: ...
+
+
+def run(
+    compressor: Compressor, gradient: Array, state: State, communicator: _Communicator
+) -> Reduced:
+    """`Compressor.reduce` on a communicator."""
+    reduction = compressor.reduce(gradient, state, communicator.rank, communicator.size)
+    answer: Any = None
+    while True:
+        try:
+            request = reduction.send(answer)
+        except StopIteration as stop:
+            result: Reduced = stop.value
+            return result
+        if request.collective == "all_reduce":
+            answer = np.array(request.array, order="C")
+            communicator.all_reduce(answer)
+        elif request.collective == "all_gather":
+            answer = communicator.all_gather(np.ascontiguousarray(request.array))
+        else:
+            answer = communicator.all_to_all([np.ascontiguousarray(a) for a in request.arrays])
+
+
+def lockstep(
+    compressor: Compressor, gradients: Sequence[Array], states: Sequence[State]
+) -> tuple[list[Reduced], list[list[Exchange]]]:
+    """`Compressor.reduce` on as many ranks as there are gradients, in this thread.
+
+    Returns the results by rank and the exchanges, a list for each round.
+    """
+    ranks = len(gradients)
+    reductions = [
+        compressor.reduce(gradient, state, rank, ranks)
+        for rank, (gradient, state) in enumerate(zip(gradients, states, strict=True))
+    ]
+    results: list[Reduced] = []
+    rounds: list[list[Exchange]] = []
+    answers: list[Any] = [None] * ranks
+    while True:
+        requests: list[Exchange] = []
+        for reduction, answer in zip(reductions, answers, strict=True):
+            try:
+                requests.append(reduction.send(answer))
+            except StopIteration as stop:
+                results.append(stop.value)
+        if len(results) == ranks:
+            return results, rounds
+        if len(requests) != ranks or len({r.collective for r in requests}) > 1:
+            raise ConfigError(f"{compressor}: ranks ask for different exchanges")
+        rounds.append(requests)
+        answers = [_answer(requests, rank) for rank in range(ranks)]
+
+
+def _answer(requests: Sequence[Exchange], rank: int) -> Any:
+    if requests[0].collective == "all_reduce":
+        total = requests[0].array.copy()
+        for request in requests[1:]:
+            total += request.array
+        return total
+    if requests[0].collective == "all_gather":
+        return [request.array.copy() for request in requests]
+    return [request.arrays[rank].copy() for request in requests]

@@ -1,0 +1,35 @@
+"""What a strategy costs: bytes on the wire, predicted time, simulation, and the choice by them."""
+
+from cavs.distributed.cost.calibrate import calibrate
+from cavs.distributed.cost.choose import CANDIDATES, Candidate, compare, make_strategy
+from cavs.distributed.cost.plan import (
+    Chain,
+    Load,
+    Operation,
+    bytes_by_rank,
+    plan,
+    sent_bytes,
+)
+from cavs.distributed.cost.predict import FEATURES, Prediction, features, predict
+from cavs.distributed.cost.simulate import Compute, Simulation, simulate
+
+__all__ = [
+    "CANDIDATES",
+    "FEATURES",
+    "Candidate",
+    "Chain",
+    "Compute",
+    "Load",
+    "Operation",
+    "Prediction",
+    "Simulation",
+    "bytes_by_rank",
+    "calibrate",
+    "compare",
+    "features",
+    "make_strategy",
+    "plan",
+    "predict",
+    "sent_bytes",
+    "simulate",
+]

@@ -1,0 +1,134 @@
+"""Measures latency, bandwidth and the speed of sums through a communicator."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.distributed.resources import Network
+from cavs.errors import ConfigError
+
+_PINGS = 30
+_LARGE = 1 << 22  # bytes
+_REPEATS = 5
+_FLOOR = 1e-9  # seconds; clocks have ends
+
+
+class _Communicator(Protocol):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def all_reduce(self, array: NDArray[Any]) -> None: ...
+    def send(self, array: NDArray[Any], to: int) -> None: ...
+    def receive(self, array: NDArray[Any], source: int) -> None: ...
+
+
+def calibrate(
+    communicator: _Communicator,
+    addresses: Sequence[str],
+    network: Network | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Network:
+    """`network` with what was measured in place of what it says; the same on all ranks.
+
+    addresses: the node of every rank. All ranks call it; it takes well below a second. Two ranks of
+    one node, and two of different ones, exchange small and large messages; then all ranks sum a
+    large array, which shows how fast they add.
+    """
+    network = network or Network()
+    if len(addresses) != communicator.size:
+        raise ConfigError(
+            f"{len(addresses)} addresses for {communicator.size} ranks", hint="give one for each"
+        )
+    if communicator.size == 1:
+        return network
+    measured: dict[str, float] = {}
+    for name, prefix in (("near", "local_"), ("far", "")):
+        pair = _pair(addresses, near=name == "near")
+        if pair is not None:
+            latency, bandwidth = _measure(communicator, pair, clock)
+            measured |= {f"{prefix}latency": latency, f"{prefix}bandwidth": bandwidth}
+    network = dataclasses.replace(network, **measured)
+    return dataclasses.replace(
+        network, reduce_bandwidth=_sums(communicator, addresses, network, clock)
+    )
+
+
+def _pair(addresses: Sequence[str], *, near: bool) -> tuple[int, int] | None:
+    """The first two ranks on one node, or on two."""
+    for first, address in enumerate(addresses):
+        for second in range(first + 1, len(addresses)):
+            if (address == addresses[second]) == near:
+                return first, second
+    return None
+
+
+def _measure(
+    communicator: _Communicator, pair: tuple[int, int], clock: Callable[[], float]
+) -> tuple[float, float]:
+    """Seconds a message and bytes a second between two ranks; all ranks learn both."""
+    small = _ping(communicator, pair, np.zeros(1), _PINGS, clock)
+    large = _ping(communicator, pair, np.zeros(_LARGE // 8), _REPEATS, clock)
+    small, large = _agree(communicator, pair[0], small, large)
+    return small, _LARGE / max(large - small, _FLOOR)
+
+
+def _ping(
+    communicator: _Communicator,
+    pair: tuple[int, int],
+    array: NDArray[Any],
+    count: int,
+    clock: Callable[[], float],
+) -> float:
+    """Half of the fastest round trip; 0 on ranks that do not take part."""
+    first, second = pair
+    best = math.inf
+    for _ in range(count if communicator.rank in pair else 0):
+        begin = clock()
+        if communicator.rank == first:
+            communicator.send(array, second)
+            communicator.receive(array, second)
+        else:
+            communicator.receive(array, first)
+            communicator.send(array, first)
+        best = min(best, clock() - begin)
+    return max(best / 2, _FLOOR) if communicator.rank in pair else 0.0
+
+
+def _sums(
+    communicator: _Communicator,
+    addresses: Sequence[str],
+    network: Network,
+    clock: Callable[[], float],
+) -> float:
+    """Bytes a second that a rank adds: what an all-reduce takes beyond its messages."""
+    array = np.zeros(_LARGE // 8)
+    best = math.inf
+    for _ in range(_REPEATS):
+        communicator.all_reduce(np.zeros(1))  # ranks begin together
+        begin = clock()
+        communicator.all_reduce(array)
+        best = min(best, clock() - begin)
+    (seconds,) = _agree(communicator, 0, best)
+    n = communicator.size
+    far = len(set(addresses)) > 1
+    links = [network.local_bandwidth] if len(set(addresses)) < n else []
+    links += [network.bandwidth] if far else []
+    latency = network.latency if far else network.local_latency
+    messages = 2 * (n - 1) / n * _LARGE / min(links) + 2 * (n - 1) * latency
+    rest = seconds - messages
+    return _LARGE * (n - 1) / n / rest if rest > _FLOOR else math.inf
+
+
+def _agree(communicator: _Communicator, owner: int, *values: float) -> tuple[float, ...]:
+    """The values of rank `owner` on all ranks."""
+    array = np.array(values) if communicator.rank == owner else np.zeros(len(values))
+    communicator.all_reduce(array)
+    return tuple(array.tolist())

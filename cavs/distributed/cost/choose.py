@@ -1,0 +1,100 @@
+"""From what a user writes after ``--strategy`` to a strategy; ``auto`` takes the cheapest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cavs.distributed.builders import build
+from cavs.distributed.cost.plan import NO_LOAD, Load
+from cavs.distributed.cost.predict import Prediction, predict
+from cavs.distributed.cost.simulate import Compute, Simulation, simulate
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.strategy import Strategy, Variable, load
+from cavs.distributed.strategy.verify import verify
+from cavs.errors import ConfigError
+
+# Synchronous and exact: what else changes is time alone. Chunks differ in overlap and latency.
+CANDIDATES = (
+    "AllReduce",
+    "AllReduce(chunk=32)",
+    "AllReduce(chunk=8)",
+    "AllReduce(chunk=4)",
+    "AllReduce(chunk=2)",
+    "AllReduce(chunk=1)",
+    "Horovod",
+    "PartitionedAR",
+    "Parallax",
+    "Parallax(chunk=8)",
+    "Parallax(chunk=1)",
+    "Poseidon",
+    "PSLoadBalancing",
+    "PSLoadBalancing(local_replication=True)",
+    "PartitionedPS",
+    "PartitionedPS(local_replication=True)",
+    "UnevenPartitionedPS",
+    "BytePS",
+    "PS",
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy with what the cost model and the simulation say of it."""
+
+    builder: str
+    strategy: Strategy
+    prediction: Prediction
+    simulation: Simulation
+
+
+def compare(
+    builders: Sequence[str],
+    variables: Sequence[Variable],
+    resources: ResourceSpec,
+    compute: Compute | None = None,
+    load: Load = NO_LOAD,
+) -> list[Candidate]:
+    """What each of `builders` makes, the fastest by simulation first; equal ones by less traffic.
+
+    Of builders that make the same strategy, the first is kept.
+    """
+    compute = compute or Compute()
+    found: list[Candidate] = []
+    seen: set[str] = set()
+    for name in builders:
+        strategy = build(name, variables, resources)
+        if strategy.digest in seen:
+            continue
+        seen.add(strategy.digest)
+        prediction = predict(strategy, variables, resources, compute=compute.seconds, load=load)
+        simulation = simulate(strategy, variables, resources, compute, load)
+        found.append(Candidate(name, strategy, prediction, simulation))
+    return sorted(
+        found,
+        key=lambda c: (c.simulation.seconds, c.prediction.sync_seconds, c.prediction.total_bytes),
+    )
+
+
+def make_strategy(
+    text: str,
+    variables: Sequence[Variable],
+    resources: ResourceSpec,
+    compute: Compute | None = None,
+    load_of_step: Load = NO_LOAD,
+) -> Strategy:
+    """The verified strategy that `text` names: ``auto``, a builder, or a ``.json`` file.
+
+    Raises `ConfigError`.
+    """
+    if text == "auto":
+        if not variables:
+            raise ConfigError(
+                "the model has no trainable parameter", hint="there is nothing to share"
+            )
+        return compare(CANDIDATES, variables, resources, compute, load_of_step)[0].strategy
+    if text.endswith(".json"):
+        strategy = load(text)
+        verify(strategy, variables, resources)
+        return strategy
+    return build(text, variables, resources)

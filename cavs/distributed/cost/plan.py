@@ -1,0 +1,270 @@
+"""What a strategy sends: the collective operations of one training step, with their bytes.
+
+A `Chain` is what happens to one parameter, shard or fused group: operations one after the other.
+Chains stand in the order in which gradients appear, last parameter first. From an operation follow
+the bytes that every rank sends (`sent_bytes`), which the running half is checked against, and how
+long it takes (`cavs.distributed.cost.network`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.distributed.compressors import parse
+from cavs.distributed.resources import node_of
+from cavs.distributed.strategy import (
+    AllReduce,
+    NodeConfig,
+    ParameterServer,
+    Shard,
+    Strategy,
+    SufficientFactors,
+    Variable,
+    shards_of,
+)
+
+INDEX_BYTES = 4  # of a row number
+HEADER_BYTES = 8  # a count, where sizes differ between ranks
+SMALL = 1 << 14  # bytes: an all-reduce up to here goes up and down a tree, above around a ring
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One collective among `ranks`.
+
+    kind: all_reduce, all_gather, all_to_all; reduce and gather to `root` (a sum, or parts);
+    broadcast from it. nbytes: of the array of each rank: what it brings, or what it gets from a
+    broadcast; one number, or one for each of `ranks`.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    nbytes: float | tuple[float, ...]
+    root: int = -1
+
+    def bytes_of_ranks(self) -> NDArray[np.float64]:
+        """`nbytes` for each of `ranks`."""
+        return np.broadcast_to(np.asarray(self.nbytes, np.float64), len(self.ranks))
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it is an all-reduce too small for a ring."""
+        return self.kind == "all_reduce" and float(self.bytes_of_ranks()[0]) <= SMALL
+
+
+@dataclass(frozen=True)
+class Chain:
+    """leaves: the names it carries. waits: whether a step ends only after it (synchronous)."""
+
+    leaves: tuple[str, ...]
+    operations: tuple[Operation, ...]
+    waits: bool = True
+
+
+@dataclass(frozen=True)
+class Load:
+    """Rows or factor pairs each rank really had in a step, by parameter; replaces expectations.
+
+    rows: different rows of a sparse parameter touched by each replica. union: by all of them.
+    """
+
+    rows: Mapping[str, Sequence[float]]
+    union: Mapping[str, float]
+    factors: Mapping[str, Sequence[float]]
+
+
+NO_LOAD = Load({}, {}, {})
+
+
+def plan(
+    strategy: Strategy, variables: Sequence[Variable], load: Load = NO_LOAD, step: int = 0
+) -> tuple[Chain, ...]:
+    """The chains of training step `step` (compressors may warm up)."""
+    return tuple(_Planner(strategy, variables, load, step).chains())
+
+
+class _Planner:
+    def __init__(
+        self, strategy: Strategy, variables: Sequence[Variable], load: Load, step: int
+    ) -> None:
+        self.strategy, self.load, self.step = strategy, load, step
+        self.variables = {variable.name: variable for variable in variables}
+        self.replicas = tuple(range(len(strategy.graph.replicas)))
+        self.by_node: dict[str, list[int]] = {}
+        for rank in self.replicas:
+            address = node_of(strategy.graph.ranks[rank])
+            self.by_node.setdefault(address, []).append(rank)
+
+    def chains(self) -> Iterator[Chain]:
+        groups: dict[tuple[str, int], list[tuple[NodeConfig, Variable, Shard]]] = {}
+        found: list[tuple[NodeConfig, Variable, Shard]] = []
+        for node in self.strategy.nodes:
+            variable = self.variables[node.name]
+            shards = shards_of(node, variable.shape)
+            for leaf, shard in zip(node.leaves, shards, strict=True):
+                found.append((leaf, variable, shard))
+                if not variable.sparse and not isinstance(leaf.sync, ParameterServer):
+                    key = (leaf.sync.type, leaf.sync.group)
+                    groups.setdefault(key, []).append(found[-1])
+        begun: set[tuple[str, int]] = set()
+        chains: list[tuple[int, Chain]] = []
+        for position, (leaf, variable, shard) in enumerate(found):
+            if isinstance(leaf.sync, ParameterServer):
+                chains.append((position, self.server(leaf, leaf.sync, variable, shard)))
+            elif variable.sparse:
+                chains.append((position, self.sparse_everywhere(leaf, variable, shard)))
+            elif (key := (leaf.sync.type, leaf.sync.group)) not in begun:
+                begun.add(key)
+                # A group leaves when its first parameter, whose gradient comes last, is there.
+                chains.append((position, self.fused(groups[key])))
+        return (chain for _, chain in sorted(chains, key=lambda item: -item[0]))
+
+    def fused(self, members: Sequence[tuple[NodeConfig, Variable, Shard]]) -> Chain:
+        names = tuple(leaf.name for leaf, _, _ in members)
+        if isinstance(members[0][0].sync, SufficientFactors):
+            per_rank = np.zeros(len(self.replicas))
+            for leaf, variable, _ in members:
+                pairs = np.asarray(
+                    self.load.factors.get(leaf.name, variable.factors or 0.0), np.float64
+                )
+                per_rank += pairs * sum(variable.shape) * variable.itemsize
+            return Chain(names, self.everywhere("all_gather", tuple(per_rank.tolist())))
+        assert isinstance(members[0][0].sync, AllReduce)
+        sizes: dict[tuple[int, str], float] = {}
+        for leaf, variable, shard in members:
+            compressor = parse(leaf.compressor)
+            count = max(len(self.replicas), 1)
+            rounds = compressor.rounds(shard.shape, variable.itemsize, count, self.step)
+            for i, part in enumerate(rounds):
+                key = (i, part.collective)
+                sizes[key] = sizes.get(key, 0.0) + part.nbytes
+        operations = [self.everywhere(kind, sizes[i, kind]) for i, kind in sorted(sizes)]
+        return Chain(names, tuple(op for ops in operations for op in ops))
+
+    def everywhere(self, kind: str, nbytes: float | tuple[float, ...]) -> tuple[Operation, ...]:
+        return (Operation(kind, self.replicas, nbytes),) if len(self.replicas) > 1 else ()
+
+    def sparse_everywhere(self, leaf: NodeConfig, variable: Variable, shard: Shard) -> Chain:
+        rows, _ = self.rows(variable, shard)
+        nbytes = tuple((rows * self.row_bytes(variable)).tolist())
+        return Chain((leaf.name,), self.everywhere("all_gather", nbytes))
+
+    @staticmethod
+    def row_bytes(variable: Variable) -> float:
+        return math.prod(variable.shape[1:]) * variable.itemsize + INDEX_BYTES
+
+    def rows(self, variable: Variable, shard: Shard) -> tuple[NDArray[np.float64], float]:
+        """Rows of a shard that each replica touches, and that any does."""
+        table = variable.shape[0]
+        share = (shard.stop - shard.start) / table
+        measured = self.load.rows.get(
+            variable.name, table if variable.rows is None else variable.rows
+        )
+        rows = np.broadcast_to(np.asarray(measured, np.float64), len(self.replicas))
+        union = self.load.union.get(variable.name)
+        return rows * share, (_union(rows, table) if union is None else union) * share
+
+    def server(
+        self, leaf: NodeConfig, server: ParameterServer, variable: Variable, shard: Shard
+    ) -> Chain:
+        root = self.strategy.graph.rank_of(server.destination)
+        push, pull = "reduce", "broadcast"
+        sent: NDArray[np.float64]
+        if variable.sparse:
+            push = "gather"
+            rows, union = self.rows(variable, shard)
+            row_bytes = self.row_bytes(variable)
+            sent, received = rows * row_bytes, union * row_bytes
+        else:
+            received = float(math.prod(shard.shape) * variable.itemsize)
+            sent = np.full(len(self.replicas), received)
+        operations: list[Operation] = []
+        senders = dict(zip(self.replicas, sent.tolist(), strict=True))
+        if server.two_level:
+            senders = {}
+            for ranks in self.by_node.values():
+                leader = root if root in ranks else ranks[0]
+                operations += _rooted(push, {r: float(sent[r]) for r in ranks}, leader)
+                senders[leader] = received
+                if variable.sparse:
+                    part = np.array([float(sent[r]) for r in ranks]) / row_bytes
+                    senders[leader] = _union(part, shard.stop - shard.start) * row_bytes
+        operations += _rooted(push, senders, root)
+        if server.local_replication:
+            leaders = [root if root in ranks else ranks[0] for ranks in self.by_node.values()]
+            operations += _rooted(pull, dict.fromkeys(leaders, received), root)
+            for ranks, leader in zip(self.by_node.values(), leaders, strict=True):
+                operations += _rooted(pull, dict.fromkeys(ranks, received), leader)
+        else:
+            operations += _rooted(pull, dict.fromkeys(self.replicas, received), root)
+        waits = server.sync and server.staleness == 0
+        return Chain((leaf.name,), tuple(operations), waits)
+
+
+def _union(rows: NDArray[np.float64], table: float) -> float:
+    """Different rows of a table that several ranks touch, if each draws its own evenly."""
+    return float(table * (1 - np.prod(1 - np.minimum(rows / table, 1.0))))
+
+
+def _rooted(kind: str, nbytes: Mapping[int, float], root: int) -> list[Operation]:
+    """An operation with a root, none where the root is alone."""
+    members = {root: 0.0, **nbytes}
+    if len(members) < 2:
+        return []
+    ranks = tuple(sorted(members))
+    sizes = tuple(members[r] for r in ranks)
+    same = len(set(sizes)) == 1
+    return [Operation(kind, ranks, sizes[0] if same else sizes, root)]
+
+
+def sent_bytes(operation: Operation, world: int) -> NDArray[np.float64]:
+    """Bytes that each of `world` ranks sends to others in one operation.
+
+    Headers are counted where sizes differ between ranks.
+    """
+    ranks = np.asarray(operation.ranks)
+    n, own = len(ranks), operation.bytes_of_ranks()
+    result = np.zeros(world)
+    match operation.kind:
+        case "all_reduce" if operation.is_tree:
+            result[ranks] = own * _tree_messages(n)
+        case "all_reduce":
+            result[ranks] = own * 2 * (n - 1) / n
+        case "all_gather":  # around a ring: everything but what the next one brought
+            result[ranks] = own.sum() - np.roll(own, -1) + HEADER_BYTES * (n - 1)
+        case "all_to_all":
+            result[ranks] = own * (n - 1) / n + HEADER_BYTES * (n - 1)
+        case "reduce" | "gather":
+            header = HEADER_BYTES if operation.kind == "gather" else 0
+            result[ranks] = np.where(ranks == operation.root, 0, own + header)
+        case _:
+            result[operation.root] = own[ranks != operation.root].sum()
+    return result
+
+
+def _tree_messages(n: int) -> NDArray[np.float64]:
+    """Messages each of n ranks sends in an all-reduce up and down a binomial tree."""
+    rank = np.arange(n)
+    sends = (rank > 0).astype(np.float64)
+    step = 1
+    while step < n:
+        sends += (rank % (2 * step) == 0) & (rank + step < n)
+        step *= 2
+    return sends
+
+
+def bytes_by_rank(
+    strategy: Strategy, variables: Sequence[Variable], load: Load = NO_LOAD, step: int = 0
+) -> NDArray[np.float64]:
+    """Bytes that every rank of the strategy sends in one training step."""
+    world = len(strategy.graph.ranks)
+    total = np.zeros(world)
+    for chain in plan(strategy, variables, load, step):
+        for operation in chain.operations:
+            total += sent_bytes(operation, world)
+    return total

@@ -1,0 +1,99 @@
+"""A rank's part of a global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.data import Graph, GraphBatch, batch
+from cavs.distributed.strategy.partition import shard_ranges
+from cavs.errors import ConfigError
+
+# (graphs of the global batch, ranks) -> the places of each rank's graphs in it. Called on every
+# rank, where it must give the same.
+Split = Callable[[Sequence[Graph], int], Sequence[Sequence[int]]]
+
+
+def contiguous(graphs: Sequence[Graph], ranks: int) -> list[range]:
+    """Equal numbers of graphs, in order; the first ranks have one more."""
+    return [range(a, b) for a, b in shard_ranges(len(graphs), ranks)]
+
+
+def by_counts(counts: Sequence[int]) -> Split:
+    """Split in order, `counts[r]` graphs to rank r; scaled where a batch has another size."""
+
+    def split(graphs: Sequence[Graph], ranks: int) -> list[range]:
+        if len(counts) != ranks or min(counts) < 0 or sum(counts) == 0:
+            raise ConfigError(f"counts {list(counts)} for {ranks} ranks", hint="give one for each")
+        ends = [round(c * len(graphs) / sum(counts)) for c in np.cumsum(counts)]
+        return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+    return split
+
+
+@dataclass(frozen=True)
+class ShardedBatch:
+    """What a rank computes of a global batch.
+
+    local: its graphs; where it has none, one that stands in and counts for nothing (`empty`).
+    graphs, ids: the global batch. place: rank and number of ranks that it was divided for.
+    """
+
+    local: GraphBatch
+    empty: bool
+    graphs: tuple[Graph, ...]
+    ids: tuple[int, ...] | None
+    place: tuple[int, int]
+
+    @property
+    def num_graphs(self) -> int:
+        """Of the global batch."""
+        return len(self.graphs)
+
+
+def shard(
+    graphs: Sequence[Graph],
+    ids: Sequence[int] | None,
+    rank: int,
+    ranks: int,
+    split: Split,
+    make: Callable[[Sequence[Any], Any], Any] = batch,
+) -> ShardedBatch:
+    """The part of `rank`. ConfigError if `split` does not give every graph to one rank.
+
+    make: collates the graphs, with their ids.
+    """
+    parts = [list(part) for part in split(graphs, ranks)]
+    if len(parts) != ranks or sorted(i for part in parts for i in part) != list(range(len(graphs))):
+        raise ConfigError(
+            f"the split of {len(graphs)} graphs over {ranks} ranks gives {parts}",
+            hint="give the place of every graph to exactly one rank",
+        )
+    mine = parts[rank] or [0]
+    own = None if ids is None else [ids[i] for i in mine]
+    return ShardedBatch(
+        make([graphs[i] for i in mine], own),
+        not parts[rank],
+        tuple(graphs),
+        None if ids is None else tuple(ids),
+        (rank, ranks),
+    )
+
+
+class Collate:
+    """The ``collate`` of a DataLoader whose batches are global: makes this rank's part alone."""
+
+    def __init__(self, rank: int, ranks: int, split: Split, whole: Callable[..., Any]) -> None:
+        self.rank, self.ranks, self.split, self.whole = rank, ranks, split, whole
+
+    def __call__(self, graphs: Sequence[Any], ids: NDArray[np.int64]) -> ShardedBatch:
+        """This rank's part of ``whole(graphs, ids)``."""
+
+        def make(graphs: Sequence[Any], ids: Any) -> Any:
+            return self.whole(graphs, np.array(ids, np.int64))
+
+        return shard(graphs, ids.tolist(), self.rank, self.ranks, self.split, make)

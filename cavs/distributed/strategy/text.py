@@ -1,0 +1,167 @@
+"""Strategies as JSON: written and read without loss, refused where they make no sense."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cavs.distributed.strategy.expression import (
+    SYNCHRONISERS,
+    GraphConfig,
+    NodeConfig,
+    Strategy,
+    Synchroniser,
+)
+from cavs.errors import ConfigError
+
+FORMAT = 1
+
+
+def to_dict(strategy: Strategy) -> dict[str, Any]:
+    """The strategy as lists, dicts, strings, numbers and booleans."""
+    return {
+        "format": FORMAT,
+        "builder": strategy.builder,
+        "graph": {
+            "replicas": list(strategy.graph.replicas),
+            "servers": list(strategy.graph.servers),
+            "gradients": strategy.graph.gradients,
+        },
+        "nodes": [_node_to_dict(node) for node in strategy.nodes],
+    }
+
+
+def _node_to_dict(node: NodeConfig) -> dict[str, Any]:
+    if node.shards:
+        return {
+            "name": node.name,
+            "partition": list(node.partition),
+            "shards": [_node_to_dict(shard) for shard in node.shards],
+        }
+    return {
+        "name": node.name,
+        "placement": list(node.placement),
+        "synchroniser": {"type": node.sync.type, **dataclasses.asdict(node.sync)},
+        "compressor": node.compressor,
+    }
+
+
+def from_dict(content: Any) -> Strategy:
+    """The strategy that `to_dict` wrote. Raises `ConfigError` that names the place."""
+    fields = _fields(content, "strategy", ("format", "graph", "nodes"), ("builder",))
+    if fields["format"] != FORMAT:
+        raise ConfigError(
+            f"strategy: format is {fields['format']!r}, this version reads {FORMAT}",
+            hint="build it anew with cavs strategy show",
+        )
+    graph = _fields(fields["graph"], "graph", ("replicas",), ("servers", "gradients"))
+    nodes = _list(fields["nodes"], "nodes")
+    return Strategy(
+        graph=GraphConfig(
+            replicas=_strings(graph["replicas"], "graph.replicas"),
+            servers=_strings(graph.get("servers", []), "graph.servers"),
+            gradients=_string(graph.get("gradients", "mean"), "graph.gradients"),
+        ),
+        nodes=tuple(_node(node, f"nodes[{i}]") for i, node in enumerate(nodes)),
+        builder=_string(fields.get("builder", ""), "builder"),
+    )
+
+
+def _node(content: Any, place: str) -> NodeConfig:
+    optional = ("partition", "placement", "synchroniser", "compressor", "shards")
+    fields = _fields(content, place, ("name",), optional)
+    synchroniser = None
+    if fields.get("synchroniser") is not None:
+        synchroniser = _synchroniser(fields["synchroniser"], f"{place}.synchroniser")
+    shards = _list(fields.get("shards", []), f"{place}.shards")
+    return NodeConfig(
+        name=_string(fields["name"], f"{place}.name"),
+        synchroniser=synchroniser,
+        partition=tuple(_list(fields.get("partition", []), f"{place}.partition")),
+        placement=_strings(fields.get("placement", []), f"{place}.placement"),
+        compressor=_string(fields.get("compressor", "none"), f"{place}.compressor"),
+        shards=tuple(_node(shard, f"{place}.shards[{i}]") for i, shard in enumerate(shards)),
+    )
+
+
+def _synchroniser(content: Any, place: str) -> Synchroniser:
+    kinds = {kind.type: kind for kind in SYNCHRONISERS}
+    if not isinstance(content, Mapping) or content.get("type") not in kinds:
+        raise ConfigError(f"{place} is {content!r}", hint=f"give a type of {', '.join(kinds)}")
+    kind = kinds[content["type"]]
+    known = dataclasses.fields(kind)
+    required = tuple(f.name for f in known if f.default is dataclasses.MISSING)
+    fields = _fields(content, place, ("type", *required), tuple(f.name for f in known))
+    return kind(**{name: value for name, value in fields.items() if name != "type"})
+
+
+def _fields(
+    content: Any, place: str, required: tuple[str, ...], optional: tuple[str, ...]
+) -> dict[str, Any]:
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{place} is {content!r}", hint="give an object with named fields")
+    missing = [name for name in required if name not in content]
+    unknown = [name for name in content if name not in (*required, *optional)]
+    if missing or unknown:
+        what = f"misses {missing[0]!r}" if missing else f"has an unknown field {unknown[0]!r}"
+        known = ", ".join(dict.fromkeys((*required, *optional)))
+        raise ConfigError(f"{place} {what}", hint=f"its fields are {known}")
+    return dict(content)
+
+
+def _list(value: Any, place: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{place} is {value!r}", hint="give a list")
+    return value
+
+
+def _string(value: Any, place: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{place} is {value!r}", hint="give a string")
+    return value
+
+
+def _strings(value: Any, place: str) -> tuple[str, ...]:
+    return tuple(_string(item, f"{place}[{i}]") for i, item in enumerate(_list(value, place)))
+
+
+def to_text(strategy: Strategy) -> str:
+    """The strategy as JSON text."""
+    return json.dumps(to_dict(strategy), indent=2, ensure_ascii=True) + "\n"
+
+
+def from_text(text: str, source: str = "strategy") -> Strategy:
+    """The strategy in JSON text; `source` names it in errors. Raises `ConfigError`."""
+    try:
+        content = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"{source} is no JSON: {error}") from None
+    try:
+        return from_dict(content)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error.what}", hint=error.hint) from None
+
+
+def save(strategy: Strategy, path: str | os.PathLike[str]) -> None:
+    """Writes the strategy to a file, whole or not at all."""
+    target = Path(path)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        part.write_text(to_text(strategy), encoding="utf-8")
+        part.replace(target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
+
+
+def load(path: str | os.PathLike[str]) -> Strategy:
+    """Reads a strategy that `save` wrote. Raises `ConfigError`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", hint="check the path") from None
+    return from_text(text, str(path))

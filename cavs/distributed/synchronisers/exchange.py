@@ -1,0 +1,162 @@
+"""One unit of communication: some parts of parameters, whose gradients travel together."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.strategy.partition import Shard
+
+Array = NDArray[Any]
+Memory = Sequence[Array] | Mapping[int, Array]  # flat, by the number of the parameter
+
+
+class Gradients(Protocol):
+    """The engine's side of a step in parts (`cavs._engine.Executor`)."""
+
+    def wait_gradient(self, parameter: int) -> bool:
+        """Whether it is final; waits until it is."""
+        ...
+
+    def gradient_view(self, parameter: int) -> tuple[Array | None, Array]:
+        """Touched rows, or None, and values; the engine's memory."""
+        ...
+
+    def gradient_block(self) -> Array:
+        """The memory of all dense gradients."""
+        ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A reduced gradient for the optimiser: summed over the ranks.
+
+    values, rows, stride, offset: as the engine's ``apply`` takes them. owned: this rank alone
+    applies it; otherwise all do.
+    """
+
+    parameter: int
+    values: Array
+    rows: Array | None = None
+    stride: int | None = None
+    offset: int = 0
+    owned: bool = False
+
+    def as_tuple(self) -> tuple[int, Array, Array | None, int | None, int]:
+        """As the engine takes it."""
+        return self.parameter, self.values, self.rows, self.stride, self.offset
+
+
+@dataclass(frozen=True)
+class Part:
+    """A shard of parameter `parameter` in its flat memory.
+
+    Row i of `rows` is the `width` elements from ``offset + i * stride``.
+    """
+
+    parameter: int
+    rows: int
+    width: int
+    stride: int
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.rows * self.width
+
+    def view(self, flat: Array) -> Array:
+        """The part of a parameter's memory, [rows, width]."""
+        if self.rows == 1:
+            return flat[self.offset : self.offset + self.width].reshape(1, -1)
+        columns = slice(self.offset, self.offset + self.width)
+        return flat.reshape(self.rows, self.stride)[:, columns]
+
+    def piece(self, values: Array, owned: bool = False) -> Piece:
+        """The piece for contiguous `values` of this part."""
+        if self.rows == 1:
+            return Piece(self.parameter, values.reshape(-1), None, 1, self.offset, owned)
+        rows = values.reshape(self.rows, self.width)
+        return Piece(self.parameter, rows, None, self.stride, self.offset, owned)
+
+
+def part_of(parameter: int, shape: Sequence[int], shard: Shard) -> Part:
+    """Where a shard of a parameter of `shape` lies."""
+    inner = math.prod(shape[shard.axis + 1 :])
+    stride = math.prod(shape[shard.axis :])
+    rows = math.prod(shape[: shard.axis])
+    width = (shard.stop - shard.start) * inner
+    return Part(parameter, rows, width, stride, shard.start * inner, tuple(shard.shape))
+
+
+class Exchange(ABC):
+    """Reduces the gradients of some parts.
+
+    `parameters`: by number; `reduce` is called once they are final. `values`: the parameters'
+    memory, flat, by number.
+    """
+
+    def __init__(self, parameters: Sequence[int], values: Sequence[Array]) -> None:
+        self.parameters = tuple(dict.fromkeys(parameters))
+        self.values = values
+
+    @abstractmethod
+    def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
+        """The sums over ranks of what this rank is to apply.
+
+        usable: whether the run that made the gradients succeeded. If not, this rank still takes
+        part, with anything, so that the others are not left waiting.
+        """
+
+    def distribute(self, c: Communicator) -> None:  # noqa: B027  (nothing to do for most)
+        """After the update: brings the new values to ranks that did not apply it."""
+
+    def collect(self, states: Sequence[Sequence[Array]], c: Communicator) -> None:  # noqa: B027
+        """Brings all ranks the optimiser states that this rank alone does not hold."""
+
+    def commit(self) -> None:  # noqa: B027
+        """The step was applied: what the exchange remembers of it may replace what it knew."""
+
+    def inherit(self, old: Sequence[Exchange]) -> None:  # noqa: B027
+        """Takes over what the exchanges of the program compiled before remember."""
+
+
+def pack(parts: Sequence[Part], memory: Memory, out: Array) -> None:
+    """The parts side by side into `out`; `memory` is flat, by parameter."""
+    at = 0
+    for part in parts:
+        out[at : at + part.size].reshape(part.rows, part.width)[...] = part.view(
+            memory[part.parameter]
+        )
+        at += part.size
+
+
+def unpack(parts: Sequence[Part], packed: Array, memory: Memory) -> None:
+    """The inverse of `pack`."""
+    at = 0
+    for part in parts:
+        values = packed[at : at + part.size].reshape(part.rows, part.width)
+        part.view(memory[part.parameter])[...] = values
+        at += part.size
+
+
+def sum_rows(rows: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
+    """Sparse gradients of all ranks as one: rows ascending, terms added in the order of ranks.
+
+    The rows of one rank are different from each other.
+    """
+    found, place = np.unique(np.concatenate(rows), return_inverse=True)
+    total = np.zeros((len(found), *values[0].shape[1:]), values[0].dtype)
+    at = 0
+    for own, part in zip(rows, values, strict=True):
+        total[place[at : at + len(own)]] += part
+        at += len(own)
+    return found, total

@@ -1,0 +1,299 @@
+"""`Trainer`: the training loop of `cavs.Trainer` on many ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.data import GraphBatch
+from cavs.distributed.agreement import Agreement, is_agreed
+from cavs.distributed.choice import agreed_strategy, fits
+from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
+from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.digest import facts
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.session import DistributedSession, StepReport
+from cavs.distributed.shards import Collate, ShardedBatch, Split, contiguous, shard
+from cavs.distributed.strategy import Strategy, variables_of
+from cavs.distributed.strategy.verify import verify
+from cavs.distributed.survivors import Survivors
+from cavs.errors import CommunicationError, NumericsError
+from cavs.frontend.model import Model
+from cavs.runtime import Session
+from cavs.train import Trainer as LocalTrainer
+from cavs.train.checkpoint import Checkpoint
+from cavs.train.fit import FitResult
+from cavs.train.loader import DataLoader
+from cavs.train.optim import Optimizer
+from cavs.train.trainer import Metrics
+
+Array = NDArray[Any]
+T = TypeVar("T")
+_FAREWELL = 30.0  # seconds that a failing rank waits for the others to hear of it
+_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
+
+
+def world(timeout: float = 300.0) -> Communicator:
+    """All ranks that mpirun or srun started; one alone if this process was started by itself."""
+    if any(name in os.environ for name in _STARTED):
+        return MPICommunicator(timeout=timeout)
+    return SingleCommunicator()
+
+
+class Trainer(LocalTrainer):
+    """Trains `model` on all ranks of `communicator`: every rank runs the same program.
+
+    Batches given to `step` and `fit` are global: the same on every rank, which computes its part.
+    With a synchronous strategy the parameters are those of one process on the same batches, but for
+    rounding. Dropout masks differ from rank to rank, hence from those of one process.
+
+    Args:
+        model: A `cavs.Model`; rank 0's parameters are sent to all before the first step.
+        optimizer: As for `cavs.Trainer`.
+        strategy: What is done with each gradient: a `Strategy`; the name of a builder such as
+            ``"PartitionedPS"``, a file, or ``"auto"``, from which rank 0 makes one at the first
+            step; or None: all-reduce, in buckets as they become ready.
+        communicator: The ranks; those that mpirun started unless given.
+        resources: For builders: the cluster; the hosts of the ranks unless given.
+        split: Which rank takes which graphs of a batch; equal numbers, in order, unless given. If
+            it has a method ``update``, that is told the seconds every rank computed, after each
+            step (`cavs.distributed.balance.StructureBalancer`).
+        timeout: Seconds that a rank waits for another before it gives up, naming it.
+        elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``
+            and a strategy in which all ranks hold everything (all-reduce, sufficient factors).
+        wait_free: Send gradients while backward still runs.
+        dtype: np.float32, or np.float64 for checks.
+        more: As for `cavs.Trainer`.
+
+    An error on one rank is raised on all. Same program, seed and number of ranks: same bits.
+    """
+
+    session: DistributedSession
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        *,
+        strategy: Strategy | str | None = None,
+        communicator: Communicator | None = None,
+        resources: ResourceSpec | None = None,
+        split: Split = contiguous,
+        timeout: float = 300.0,
+        elastic: bool = False,
+        wait_free: bool = True,
+        dtype: Any = np.float32,
+        passes: Any = None,
+        threads: int | None = None,
+        **more: Any,
+    ) -> None:
+        c = communicator if communicator is not None else world(timeout)
+        local = Session(model, threads=threads, dtype=dtype, passes=passes, replicated=True)
+        chosen = None if isinstance(strategy, str) else strategy
+        if chosen is not None:
+            verify(chosen, variables_of(model, dtype=str(local.dtype)), resources)
+            fits(chosen, c.size)
+        session = DistributedSession(local, c, chosen, split=split, wait_free=wait_free)
+        super().__init__(model, optimizer, session=session, **more)
+        self.elastic, self.resources = elastic, resources
+        self._asked = strategy
+        self._begun = False
+        self._survivors = Survivors(self)
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """What runs; where it was asked for by name, from the first step on."""
+        return self.session.strategy
+
+    def begin(self, batch: Any = None) -> None:
+        """Checks that all ranks train the same, and sends them rank 0's parameters; done once.
+
+        batch: the first global batch; strategies made by name take the sizes of gradients from it.
+        """
+        if self._begun:
+            return
+        plan = str(self._asked) if self.strategy is None else self.strategy.digest
+        options = {k: v for k, v in self.config.items() if k != "data"}
+        known = facts(
+            self.model,
+            self.parameters,
+            self.optimizer,
+            self.seed,
+            plan,
+            steps=self.steps,
+            max_norm=self.max_norm,
+            options=options,
+        )
+        self.agreement.same(known)
+        for parameter in self.parameters.values():
+            self.communicator.broadcast(parameter.value, 0)
+        self.session.invalidate()
+        if isinstance(self._asked, str):
+            self.session.strategy = agreed_strategy(
+                self._asked, self.model, self._example(batch), self.resources, self.agreement
+            )
+        self._begun = True
+
+    def _example(self, batch: Any) -> GraphBatch | None:
+        """About what a rank computes of `batch`."""
+        if batch is None or isinstance(batch, ShardedBatch):
+            return None if batch is None else batch.local
+        c = self.communicator
+        return shard(batch.graphs, None, c.rank, c.size, contiguous).local
+
+    def advance(self, batch: Any) -> StepReport:
+        """One update on the global `batch`; see `cavs.Trainer.advance`."""
+        return self._survivors.go(lambda: self._advance(batch))
+
+    def _advance(self, batch: Any) -> StepReport:
+        self.begin(batch)
+        outcome = super().advance(batch)
+        assert isinstance(outcome, StepReport)
+        update = getattr(self.session.split, "update", None)
+        if update is not None:
+            update(outcome.rank_seconds)
+        return outcome
+
+    def _not_finite(self, batch: Any, outcome: Any) -> NumericsError:
+        error = super()._not_finite(batch, outcome)
+        error.agreed = True  # type: ignore[attr-defined]  # all ranks have this loss and norm
+        return error
+
+    def stops(self, requested: bool) -> bool:
+        """Whether any rank was asked to stop, as all ranks know it since their last step."""
+        self.session.wants_stop |= requested
+        return self.session.stopping
+
+    def _divide(self, train: DataLoader) -> None:
+        c = self.communicator
+        if not isinstance(train.collate, Collate):
+            train.collate = Collate(c.rank, c.size, self.session.split, train.collate)
+
+    # ---- evaluation ----------------------------------------------------------------------------
+
+    def evaluate(
+        self, loader: Iterable[Any], metrics: Metrics = (), **more: Any
+    ) -> dict[str, float]:
+        """As `cavs.Trainer.evaluate`; every rank takes some of the batches."""
+
+        def work() -> dict[str, float]:
+            return super(Trainer, self).evaluate(loader, metrics, **more)
+
+        with _whole_batches(loader):
+            return self._together("evaluation", lambda: self._survivors.go(work))
+
+    def _mine(self, batches: Iterable[Any]) -> Iterator[Any]:
+        return islice(batches, self.communicator.rank, None, self.communicator.size)
+
+    def _combined(self, sums: Array) -> Array:
+        meeting = self.agreement.meet("evaluation", stop=self.session.wants_stop)
+        self.session.stopping |= meeting.stop
+        self.communicator.all_reduce(sums)
+        return sums
+
+    # ---- runs and checkpoints ------------------------------------------------------------------
+
+    def fit(self, train: DataLoader, **options: Any) -> FitResult:
+        """As `cavs.Trainer.fit`; rank 0 writes the log and the checkpoints and shows progress."""
+        if self.communicator.rank != 0:
+            options |= {"log": None, "progress": False}
+        return self._together("fit", lambda: super(Trainer, self).fit(train, **options))
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        progress: Mapping[str, Any] | None = None,
+        states: bool = True,
+    ) -> None:
+        """As `cavs.Trainer.save`: rank 0 writes; call it on all ranks."""
+        self._survivors.go(lambda: self._save(path, progress, states))
+        self.last_checkpoint = Path(path)
+
+    def _save(
+        self, path: str | os.PathLike[str], progress: Mapping[str, Any] | None, states: bool
+    ) -> None:
+        self.session.collect(self.states)
+        failed: Exception | None = None
+        if self.communicator.rank == 0:
+            try:
+                super().save(path, progress=progress, states=states)
+            except Exception as error:  # the other ranks must learn of it, whatever it is
+                failed = error
+        self.agreement.meet("save", failed)
+
+    def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
+        """As `cavs.Trainer.resume`; every rank reads the file, which any number of ranks wrote."""
+        return self._together("fit", lambda: super(Trainer, self).resume(path))
+
+    @property
+    def agreement(self) -> Agreement:
+        """Where the present ranks meet."""
+        return self.session.agreement
+
+    @property
+    def communicator(self) -> Communicator:
+        """The present ranks."""
+        return self.session.communicator
+
+    def _together(self, place: str, work: Callable[[], T]) -> T:
+        """`work()`; what fails on this rank alone is made known to the others."""
+        try:
+            return work()
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt) and self.session.stopping
+            if not (stopped or is_agreed(error) or isinstance(error, CommunicationError)):
+                self._tell(place, error)
+            raise
+
+    def _tell(self, place: str, error: BaseException) -> None:
+        timeout = self.communicator.timeout
+        self.communicator.timeout = min(timeout, _FAREWELL)
+        try:
+            # It raises `error` here, as on the other ranks; the caller does that.
+            with suppress(type(error), CommunicationError):
+                self.agreement.meet(place, error)
+        finally:
+            self.communicator.timeout = timeout
+
+    def close(self) -> None:
+        """Waits for the other ranks to come here, then ends the communication."""
+        self._survivors.go(lambda: self.agreement.meet("end") and None)
+        self.communicator.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not (is_agreed(error) or isinstance(error, CommunicationError)):
+            self._tell("end", error)
+
+
+@contextmanager
+def _whole_batches(loader: Iterable[Any]) -> Iterator[None]:
+    """A loader that a training divides makes whole batches inside the block."""
+    if not isinstance(loader, DataLoader) or not isinstance(loader.collate, Collate):
+        yield
+        return
+    divided, loader.collate = loader.collate, loader.collate.whole
+    try:
+        yield
+    finally:
+        loader.collate = divided

@@ -1,0 +1,163 @@
+"""``cavs strategy``, and what it learns of a model."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.cli import main
+from cavs.distributed.strategy import load
+from cavs.distributed.strategy.measure import measured_variables
+
+TREE = str(Path(__file__).with_name("tree_toy.py"))
+RESOURCES = """\
+nodes:
+  - {address: a, chief: true, gpus: 2}
+  - {address: b, gpus: 2}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def strategy(*words):
+    return main(["strategy", words[0], TREE, *map(str, words[1:])])
+
+
+def test_show(capsys):
+    assert strategy("show", "--strategy", "PSLoadBalancing", "--workers", 3) == 0
+    out = capsys.readouterr().out
+    assert "strategy   PSLoadBalancing, digest " in out
+    assert "replicas   3: localhost:CPU:0, localhost:CPU:1, localhost:CPU:2" in out
+    assert re.search(r"float32\[\d+, \d+\].* server localhost:CPU:1", out)
+    assert "ms a step" in out
+    assert strategy("show", "--workers", 1) == 0
+    assert "0.000 ms a step" in capsys.readouterr().out
+
+
+def test_show_on_a_cluster(capsys):
+    Path("r.yaml").write_text(RESOURCES)
+    assert (
+        strategy("show", "--resources", "r.yaml", "--strategy", "PS(local_replication=True)") == 0
+    )
+    out = capsys.readouterr().out
+    assert "4: a:GPU:0, a:GPU:1, b:GPU:0, b:GPU:1" in out
+    assert "server a:CPU:0, two_level, local_replication" in out
+
+
+def test_a_strategy_goes_to_a_file_and_back(capsys):
+    assert strategy("show", "--strategy", "PartitionedPS", "--out", "s.json") == 0
+    shown = capsys.readouterr().out
+    assert load("s.json").digest[:16] in shown
+    assert strategy("show", "--strategy", "s.json", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(Path("s.json").read_text())
+    assert strategy("check", "--strategy", "s.json") == 0
+    assert "s.json fits" in capsys.readouterr().out
+
+
+def test_check_shows_every_problem(capsys):
+    assert strategy("show", "--strategy", "PSLoadBalancing", "--out", "s.json") == 0
+    capsys.readouterr()
+    assert strategy("check", "--strategy", "s.json", "--workers", 1) == 1
+    out = capsys.readouterr().out
+    assert out.count("there is no device localhost:CPU:1") > 1
+    assert out.count("  hint: ") == out.count("there is no device")
+    Path("s.json").write_text("{}")
+    assert strategy("check", "--strategy", "s.json") == 1
+    assert "s.json: strategy misses 'format'" in capsys.readouterr().err
+    assert strategy("check") == 1
+    assert "pass --strategy FILE.json" in capsys.readouterr().err
+
+
+def test_compare(capsys):
+    words = ("--strategy", "PS", "--strategy", "AllReduce", "--compute", "1.5", "--workers", 4)
+    assert strategy("compare", *words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[0] == "builder"
+    assert [line.split()[0] for line in lines[1:]] == ["AllReduce", "PS"]
+    assert float(lines[1].split()[1]) > 1.5
+    assert strategy("compare") == 0
+    assert len(capsys.readouterr().out.splitlines()) > 6
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("show", "--strategy", "Gossip"), "no strategy builder is called 'Gossip'"),
+        (("show", "--strategy", "absent.json"), "cannot read absent.json"),
+        (("show", "--resources", "absent.yaml"), "cannot read absent.yaml"),
+        (("show", "--out", "absent/s.json"), "cannot write absent/s.json"),
+        (("compare", "--strategy", "AllReduce(chunk=0)"), "chunk is 0"),
+    ],
+)
+def test_bad_input(words, text, capsys):
+    assert strategy(*words) == 1
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("show", "--workers", "0"), "'0' is no whole number"),
+        (("show", "--compute", "-1"), "'-1' is no time in milliseconds"),
+        (("show", "--workers", "2", "--resources", "r"), "not allowed with"),
+        (("gossip",), "invalid choice: 'gossip'"),
+    ],
+)
+def test_bad_usage(words, text, capsys):
+    with pytest.raises(SystemExit):
+        strategy(*words)
+    assert text in capsys.readouterr().err
+
+
+class Cell(cavs.VertexFunction):
+    def __init__(self, size):
+        self.state = cavs.State(h=size)
+        self.W = cavs.Parameter((size, size))
+        self.twice = cavs.Parameter((size, size))
+        self.other = cavs.Parameter((size, size))
+        self.b = cavs.Parameter((size,))
+
+    def vertex(self, v):
+        child = v.gather()
+        x = v.pull("x") @ self.W + (child.h @ self.twice).sum() + self.b
+        h = ops.tanh(x @ self.twice + v.pull("x") @ self.other.T)
+        v.scatter(h=h)
+        v.push(h)
+
+
+class Classifier(cavs.Model):
+    def __init__(self):
+        self.embedding = nn.Embedding(30, 4)
+        self.cell = Cell(4)
+        self.output = nn.Linear(4, 2)
+        self.fixed = cavs.Parameter((3,), trainable=False)
+
+    def loss(self, batch):
+        h = self.cell(batch.graph, x=self.embedding(batch["token"]))
+        return ops.cross_entropy(self.output(h), batch["label"])
+
+
+def test_what_a_batch_tells_of_parameters():
+    tokens = np.array([7, 7, -1, 9], np.int32)
+    features = {"token": tokens, "label": np.zeros(4, np.int32)}
+    graph = cavs.Graph.from_children([[], [], [0, 1], [2]], features=features)
+    model = Classifier()
+    found = {v.name: v for v in measured_variables(model, cavs.batch([graph, graph]))}
+    assert found["embedding.weight"].rows == 2
+    assert found["embedding.weight"].sparse
+    assert found["cell.W"].factors == 8
+    assert found["cell.twice"].factors == 8 + 6  # vertices and edges
+    assert found["output.weight"].factors == 8
+    assert found["cell.other"].factors is None  # transposed: not rows times the parameter
+    assert found["cell.b"].factors is None and found["cell.b"].rows is None
+    assert "fixed" not in found
+    unknown = measured_variables(model, None)
+    assert [v.name for v in unknown] == list(found)
+    assert all(v.rows is None and v.factors is None for v in unknown)

@@ -1,0 +1,60 @@
+"""Runs a function of a test module on MPI ranks.
+
+``python -m tests.distributed.mpirun MODULE FUNCTION ARGUMENTS...`` is what each rank executes.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve()
+ROOT = HERE.parents[2]
+
+needs_mpi = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is missing"),
+]
+
+
+def run_ranks(size, module, function, *arguments, env=None, timeout=60, check=True, elastic=False):
+    """`module.function(communicator, *arguments)` on `size` ranks; what rank 0 returns, or the
+    finished process if `check` is off."""
+    from cavs.distributed.launch import command_of, find_mpirun
+
+    text = json.dumps(arguments)
+    command = command_of(find_mpirun(), size, [str(HERE), module, function, text], elastic=elastic)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": path, "CAVS_NUM_THREADS": "1", **(env or {})},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=ROOT,
+    )
+    if not check:
+        return done
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return json.loads(lines[0][7:])
+
+
+def main():
+    from cavs.distributed.communicator import MPICommunicator
+
+    module, function, text = sys.argv[1:]
+    communicator = MPICommunicator(timeout=30)
+    result = getattr(importlib.import_module(module), function)(communicator, *json.loads(text))
+    if communicator.rank == 0:
+        print("RESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

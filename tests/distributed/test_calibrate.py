@@ -1,0 +1,120 @@
+"""Calibration against a communicator whose latency and bandwidth are known."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from cavs.distributed.cost import calibrate
+from cavs.distributed.resources import Network
+from cavs.errors import ConfigError
+
+LOCAL = (2e-6, 5e9)
+FAR = (3e-5, 1e9)
+SUMS = 2e9
+
+
+class World:
+    """Ranks as threads; a message costs its time on the clock of both ends, nothing on ours."""
+
+    def __init__(self, addresses):
+        self.addresses, self.size = addresses, len(addresses)
+        self.barrier = threading.Barrier(self.size)
+        self.pairs = {}
+        self.lock = threading.Lock()
+        self.slots = [None] * self.size
+
+    def queue(self, source, to):
+        with self.lock:
+            return self.pairs.setdefault((source, to), [threading.Semaphore(0), []])
+
+
+class Rank:
+    def __init__(self, world, rank):
+        self.world, self.rank, self.size, self.now = world, rank, world.size, 0.0
+
+    def clock(self):
+        return self.now
+
+    def link(self, other):
+        same = self.world.addresses[self.rank] == self.world.addresses[other]
+        return LOCAL if same else FAR
+
+    def send(self, array, to):
+        semaphore, letters = self.world.queue(self.rank, to)
+        letters.append((array.copy(), self.now))
+        semaphore.release()
+
+    def receive(self, array, source):
+        semaphore, letters = self.world.queue(source, self.rank)
+        assert semaphore.acquire(timeout=20)
+        letter, sent = letters.pop(0)
+        latency, bandwidth = self.link(source)
+        self.now = max(self.now, sent) + latency + letter.nbytes / bandwidth
+        array[...] = letter
+
+    def all_reduce(self, array):
+        n, world = self.size, self.world
+        world.slots[self.rank] = (array.copy(), self.now)
+        world.barrier.wait(20)
+        array[...] = sum(part for part, _ in world.slots)
+        begin = max(now for _, now in world.slots)
+        world.barrier.wait(20)
+        latency, bandwidth = FAR if len(set(world.addresses)) > 1 else LOCAL
+        ring = 2 * (n - 1) * latency + 2 * (n - 1) / n * array.nbytes / bandwidth
+        self.now = begin + ring + (n - 1) / n * array.nbytes / SUMS
+
+
+def measured(addresses, network=None):
+    world, found = World(addresses), [None] * len(addresses)
+
+    def work(rank):
+        me = Rank(world, rank)
+        found[rank] = calibrate(me, addresses, network, clock=me.clock)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(addresses))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("addresses", [["a", "a"], ["a", "b"], ["a", "a", "b", "b"]])
+def test_what_is_known_is_measured(addresses):
+    start = Network(latency=7.0, bandwidth=7.0, local_latency=7.0, local_bandwidth=7.0)
+    found = measured(addresses, start)
+    assert all(network == found[0] for network in found)
+    if addresses.count("a") > 1:
+        assert found[0].local_latency == pytest.approx(LOCAL[0], rel=0.01)
+        assert found[0].local_bandwidth == pytest.approx(LOCAL[1], rel=0.01)
+    else:
+        assert found[0].local_latency == 7.0
+    if "b" in addresses:
+        assert found[0].latency == pytest.approx(FAR[0], rel=0.01)
+        assert found[0].bandwidth == pytest.approx(FAR[1], rel=0.01)
+    else:
+        assert found[0].bandwidth == 7.0
+    assert found[0].reduce_bandwidth == pytest.approx(SUMS, rel=0.05)
+
+
+def test_one_rank_measures_nothing():
+    assert measured(["a"]) == [Network()]
+    with pytest.raises(ConfigError, match="2 addresses for 1 ranks"):
+        calibrate(Rank(World(["a"]), 0), ["a", "b"])
+
+
+def test_a_clock_without_resolution():
+    world = World(["a", "a"])
+    found = [None, None]
+
+    def work(rank):
+        found[rank] = calibrate(Rank(world, rank), ["a", "a"], clock=lambda: 0.0)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1]
+    assert np.isfinite(found[0].local_bandwidth) and found[0].local_latency > 0

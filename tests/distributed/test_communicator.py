@@ -1,0 +1,225 @@
+"""Every operation against NumPy, on ranks that are threads."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cavs.distributed.communicator import SingleCommunicator, ThreadCommunicator, run_threads
+from cavs.distributed.communicator.collectives import SMALL, bounds, even_counts
+from cavs.errors import CommunicationError, ConfigError
+
+SIZES = st.integers(1, 5)
+
+
+def values(rank, n, dtype=np.float64):
+    return np.random.default_rng((7, rank, n)).normal(size=n).astype(dtype)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SIZES, st.sampled_from([0, 1, 3, 17, SMALL // 8, SMALL // 8 + 5, 5000]))
+def test_all_reduce_sums_and_all_ranks_have_the_same_bits(size, n):
+    def work(c):
+        a = values(c.rank, n)
+        c.all_reduce(a)
+        return a, c.sent_bytes
+
+    results = run_threads(size, work)
+    expected = sum(values(r, n) for r in range(size))
+    for a, sent in results:
+        np.testing.assert_allclose(a, expected, rtol=1e-12, atol=1e-12)
+        assert a.tobytes() == results[0][0].tobytes()
+        if 8 * n > SMALL:  # the ring's formula; parts differ by one element at most
+            assert abs(sent - 2 * (size - 1) / size * 8 * n) <= 2 * size * 8
+
+
+@settings(max_examples=25, deadline=None)
+@given(SIZES, st.data())
+def test_reduce_scatter_and_all_gather_into_take_any_parts(size, data):
+    counts = data.draw(st.lists(st.integers(0, 40), min_size=size, max_size=size))
+    n = sum(counts)
+
+    def work(c):
+        a = values(c.rank, n)
+        part = c.reduce_scatter(a, counts).copy()
+        begin, end = bounds(counts)[c.rank]
+        whole = np.zeros(n)
+        whole[begin:end] = part
+        c.all_gather_into(whole, counts)
+        return part, whole
+
+    expected = sum(values(r, n) for r in range(size))
+    for rank, (part, whole) in enumerate(run_threads(size, work)):
+        begin, end = bounds(counts)[rank]
+        np.testing.assert_allclose(part, expected[begin:end], rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(whole, expected, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SIZES, st.data())
+def test_gathers_of_rows_of_any_number(size, data):
+    rows = data.draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
+
+    def work(c):
+        own = values(c.rank, 3 * rows[c.rank], np.float32).reshape(-1, 3)
+        parts = [own[: (r + c.rank) % 3] for r in range(size)]
+        return c.all_gather(own), c.all_to_all(parts)
+
+    def matrix(rank):
+        return values(rank, 3 * rows[rank], np.float32).reshape(-1, 3)
+
+    for rank, (every, mine) in enumerate(run_threads(size, work)):
+        for r in range(size):
+            np.testing.assert_array_equal(every[r], matrix(r))
+            np.testing.assert_array_equal(mine[r], matrix(r)[: (rank + r) % 3])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_reduce_adds_in_the_order_of_ranks_and_broadcast_sends_from_the_root(size):
+    def work(c):
+        a = values(c.rank, 11, np.float32)
+        c.reduce(a, size - 1)
+        sent = c.sent_bytes
+        b = values(c.rank, 11)
+        c.broadcast(b, size - 1)
+        return a, b, sent, c.sent_bytes - sent
+
+    results = run_threads(size, work)
+    expected = values(0, 11, np.float32)
+    for r in range(1, size):
+        expected = expected + values(r, 11, np.float32)
+    root = size - 1
+    assert results[root][0].tobytes() == expected.tobytes()
+    for r, (_, b, up, down) in enumerate(results):
+        np.testing.assert_array_equal(b, values(root, 11))
+        assert up == (0 if r == root else 44)
+        assert down == (88 * root if r == root else 0)
+
+
+def test_send_receive_share_split_and_barrier():
+    def work(c):
+        a = np.full(4, c.rank, np.int32)
+        b = np.empty(4, np.int32)
+        if c.rank % 2:
+            c.send(a, c.rank - 1)
+        else:
+            c.receive(b, c.rank + 1)
+            assert (b == c.rank + 1).all()
+        half = c.split(c.rank % 2, -c.rank)
+        c.barrier()
+        return c.share({"rank": c.rank}), half.rank, half.size, half.share(c.rank)
+
+    for rank, (shared, half, size, members) in enumerate(run_threads(4, work)):
+        assert shared == [{"rank": r} for r in range(4)]
+        assert (half, size) == (1 - rank // 2, 2)
+        assert members == [rank % 2 + 2, rank % 2]
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_started_operations_keep_their_order(overlaps):
+    def work(c):
+        c._overlaps = overlaps
+        arrays = [values(c.rank, n) for n in (5, 4000, 7)]
+        handles = [c.start(c.all_reduce, a) for a in arrays]
+        last = values(c.rank, 9)
+        c.all_reduce(last)  # waits for its turn
+        assert all(h.done for h in handles)
+        handles[0].wait()
+        return [*arrays, last]
+
+    for arrays in run_threads(3, work):
+        for a in arrays:
+            np.testing.assert_allclose(a, sum(values(r, a.size) for r in range(3)))
+
+
+def test_a_started_operation_runs_beside_the_caller():
+    """Rank 0 starts, rank 1 comes later: rank 0 is free in between."""
+    free = threading.Event()
+
+    def work(c):
+        a = np.ones(10)
+        if c.rank == 1:
+            assert free.wait(10)
+        handle = c.start(c.all_reduce, a)
+        if c.rank == 0:
+            assert not handle.done
+            free.set()
+        handle.wait()
+        return a[0]
+
+    assert run_threads(2, work) == [2, 2]
+
+
+def test_a_background_operation_raises_where_it_is_waited_for():
+    def work(c):
+        handle = c.start(c.broadcast, np.zeros(1), 5)
+        with pytest.raises(ConfigError, match="there is no rank 5"):
+            handle.wait()
+
+    run_threads(2, work)
+
+
+def test_a_peer_that_does_not_come_is_named():
+    def work(c):
+        if c.rank == 2:
+            time.sleep(1.0)
+            return
+        c.all_reduce(np.zeros(1))
+
+    with pytest.raises(CommunicationError, match=r"waited 0.2 s in all-reduce.*rank 2 did not"):
+        run_threads(3, work, timeout=0.2)
+
+
+def test_a_failed_rank_ends_the_others():
+    def work(c):
+        if c.rank == 1:
+            raise ZeroDivisionError("of this rank")
+        with pytest.raises(CommunicationError, match="rank 1 failed: of this rank"):
+            c.barrier()
+        raise CommunicationError("told")
+
+    with pytest.raises(ZeroDivisionError):
+        run_threads(2, work)
+
+
+def test_bad_arguments_name_what_was_found():
+    c = SingleCommunicator()
+    with pytest.raises(ConfigError, match=r"shape \(4, 2\) .* is not C-contiguous"):
+        c.all_reduce(np.zeros((2, 4)).T)
+    with pytest.raises(ConfigError, match=r"counts \[3\] do not cut 4 elements for 1 ranks"):
+        c.reduce_scatter(np.zeros(4), [3])
+    with pytest.raises(ConfigError, match="2 parts for 1 ranks"):
+        c.all_to_all([np.zeros(1), np.zeros(1)])
+
+
+def test_one_process_alone_keeps_everything():
+    c = SingleCommunicator()
+    a = values(0, 6)
+    for operation in (
+        lambda: c.all_reduce(a),
+        lambda: c.reduce(a, 0),
+        lambda: c.broadcast(a, 0),
+        lambda: c.reduce_scatter(a, [6]),
+        lambda: c.all_gather_into(a, [6]),
+        c.barrier,
+    ):
+        operation()
+        np.testing.assert_array_equal(a, values(0, 6))
+    np.testing.assert_array_equal(c.all_gather(a)[0], a)
+    assert c.share([1]) == [[1]] and c.split(3).size == 1 and c.sent_bytes == 0
+
+
+def test_even_counts():
+    assert even_counts(10, 4) == [3, 3, 2, 2]
+    assert even_counts(2, 3) == [1, 1, 0]
+
+
+def test_ranks_that_disagree_about_sizes_are_told():
+    def work(c: ThreadCommunicator):
+        c.all_reduce(np.zeros(1 + c.rank))
+
+    with pytest.raises(CommunicationError, match="sent 16 bytes, rank 0 expects 8"):
+        run_threads(2, work)

@@ -1,0 +1,396 @@
+"""The cost model: bytes against messages counted one by one, times against worked examples."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.clusters import MODELS, TABLE, cluster, nodes, vgg16
+from cavs.distributed.builders import REGISTRY, build
+from cavs.distributed.cost import (
+    CANDIDATES,
+    FEATURES,
+    Compute,
+    Load,
+    Operation,
+    bytes_by_rank,
+    compare,
+    features,
+    make_strategy,
+    plan,
+    predict,
+    sent_bytes,
+    simulate,
+)
+from cavs.distributed.cost.plan import HEADER_BYTES, INDEX_BYTES, SMALL
+from cavs.distributed.resources import Network, Node, ResourceSpec
+from cavs.distributed.strategy import Variable, save
+from cavs.errors import ConfigError
+
+MB = 1 << 20
+W = Variable(name="W", shape=(1024, 1024), factors=8)
+E = Variable(name="E", shape=(1000, 60), sparse=True, rows=50)
+B = Variable(name="b", shape=(64,))
+
+
+def counted(operation):
+    """Bytes by rank, from the messages of the algorithms themselves."""
+    ranks, sent = operation.ranks, dict.fromkeys(operation.ranks, 0.0)
+    n, own = len(ranks), operation.bytes_of_ranks()
+    if operation.kind == "all_reduce" and own[0] <= SMALL:
+        for i, rank in enumerate(ranks):  # up and down a binomial tree
+            step = 1
+            while step < n:
+                if i % (2 * step) == step:
+                    sent[rank] += own[0]
+                    sent[ranks[i - step]] += own[0]
+                step *= 2
+    elif operation.kind == "all_reduce":
+        for rank in ranks:
+            for _ in range(2 * (n - 1)):
+                sent[rank] += own[0] / n
+    elif operation.kind == "all_gather":
+        for i, rank in enumerate(ranks):
+            for step in range(n - 1):
+                sent[rank] += own[(i - step) % n] + HEADER_BYTES
+    elif operation.kind == "all_to_all":
+        for i, rank in enumerate(ranks):
+            for _ in range(n - 1):
+                sent[rank] += own[i] / n + HEADER_BYTES
+    elif operation.kind in ("reduce", "gather"):
+        for i, rank in enumerate(ranks):
+            if rank != operation.root:
+                sent[rank] += own[i] + HEADER_BYTES * (operation.kind == "gather")
+    else:
+        for i, rank in enumerate(ranks):
+            if rank != operation.root:
+                sent[operation.root] += own[i]
+    return sent
+
+
+@given(
+    st.sampled_from(["all_reduce", "all_gather", "all_to_all", "reduce", "gather", "broadcast"]),
+    st.integers(2, 9),
+    st.sampled_from([8.0, 1e6]),
+    st.integers(0, 8),
+    st.booleans(),
+)
+def test_bytes_are_those_of_the_messages(kind, n, nbytes, root, uneven):
+    ranks = tuple(range(1, n + 1))
+    sizes = nbytes
+    if uneven and kind in ("all_gather", "gather"):
+        sizes = tuple(nbytes * (i + 1) for i in range(n))
+    operation = Operation(kind, ranks, sizes, ranks[root % n])
+    expected = counted(operation)
+    sent = sent_bytes(operation, n + 3)
+    assert sent.tolist() == pytest.approx([expected.get(r, 0.0) for r in range(n + 3)])
+
+
+def test_worked_bytes():
+    four = ResourceSpec.local(4)
+    size = W.nbytes
+    assert bytes_by_rank(build("AllReduce", [W], four), [W]).tolist() == [1.5 * size] * 4
+    assert bytes_by_rank(build("PS", [W], four), [W]).tolist() == [3 * size] + [size] * 3
+    factors = bytes_by_rank(build("Poseidon", [W], four), [W])
+    assert factors.tolist() == [3 * (8 * 2048 * 4 + HEADER_BYTES)] * 4
+    half = bytes_by_rank(build("AllReduce(compressor='float16')", [W], four), [W])
+    assert half.tolist() == [1.5 * size / 2 + 2 * 3 * HEADER_BYTES] * 4
+    assert bytes_by_rank(build("AllReduce", [W], ResourceSpec.local(1)), [W]).tolist() == [0]
+
+
+def test_the_columns_of_poseidons_table():
+    """Send and receive of a node that is server and worker: 58.7 million floats; of SFB 3.7."""
+    model = [Variable(name=f"w{i}", shape=(4096, 512), factors=32) for i in range(8)]
+    eight = ResourceSpec.local(8)
+    sent = bytes_by_rank(build("PSLoadBalancing", model, eight), model) / 4
+    assert 2 * sent == pytest.approx(np.full(8, 58_720_256))
+    whole = [Variable(name="w", shape=(4096, 4096), factors=32)]
+    factors = bytes_by_rank(build("Poseidon", whole, eight), whole) / 4
+    assert factors * 2 == pytest.approx(np.full(8, 2 * 32 * 7 * 8192), rel=1e-4)
+    ring = bytes_by_rank(build("AllReduce", whole, eight), whole) / 4
+    assert 2 * ring == pytest.approx(np.full(8, 58_720_256))
+
+
+def test_sparse_bytes():
+    two, row = ResourceSpec.local(2), 60 * 4 + INDEX_BYTES
+    gathered = bytes_by_rank(build("AllReduce", [E], two), [E])
+    assert gathered.tolist() == [50 * row + HEADER_BYTES] * 2
+    union = 1000 * (1 - 0.95**2)
+    served = bytes_by_rank(build("PS", [E], two), [E])
+    assert served.tolist() == pytest.approx([union * row, 50 * row + HEADER_BYTES])
+    load = Load(rows={"E": [40, 60]}, union={"E": 90}, factors={})
+    served = bytes_by_rank(build("PS", [E], two), [E], load)
+    assert served.tolist() == pytest.approx([90 * row, 60 * row + HEADER_BYTES])
+    gathered = bytes_by_rank(build("AllReduce", [E], two), [E], load)
+    assert gathered.tolist() == [40 * row + HEADER_BYTES, 60 * row + HEADER_BYTES]
+
+
+def test_measured_factors_replace_expected_ones():
+    two = ResourceSpec.local(2)
+    load = Load(rows={}, union={}, factors={"W": [2, 3]})
+    sent = bytes_by_rank(build("Poseidon", [W], two), [W], load)
+    assert sent.tolist() == [n * 2048 * 4 + HEADER_BYTES for n in (2, 3)]
+
+
+@pytest.mark.parametrize("name", sorted(set(REGISTRY) - {"Poseidon"}))
+def test_shards_send_what_the_whole_does(name):
+    """Cutting and placing changes who sends, not how much; factors are another amount."""
+    model = [W, Variable(name="V", shape=(96, 512))]
+    sent = bytes_by_rank(build(name, model, ResourceSpec.local(4)), model)
+    total = sum(v.nbytes for v in model)
+    assert sent.sum() == pytest.approx(2 * 3 * total, rel=1e-3)
+
+
+def test_two_levels_cross_the_network_once_a_node():
+    gpus = nodes([(4, 10)] * 3)
+    flat = plan(build("PS(two_level=False)", [W], gpus), [W])
+    (chain,) = plan(build("PS(local_replication=True)", [W], gpus), [W])
+    assert [op.kind for op in flat[0].operations] == ["reduce", "broadcast"]
+    assert len(flat[0].operations[0].ranks) == 12
+    kinds = [(op.kind, op.ranks) for op in chain.operations]
+    local = [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
+    leaders = ("reduce", (0, 4, 8)), ("broadcast", (0, 4, 8))
+    assert kinds == [("reduce", r) for r in local] + list(leaders) + [
+        ("broadcast", r) for r in local
+    ]
+
+
+def test_dedicated_servers_contribute_nothing():
+    mixed = ResourceSpec(nodes=(Node(address="a", gpus=(0, 1), chief=True), Node(address="b")))
+    strategy = build("BytePS(two_level=False)", [W], mixed)
+    sent = bytes_by_rank(strategy, [W])
+    assert sent.tolist() == [W.nbytes, W.nbytes, 2 * W.nbytes]
+
+
+def test_groups_leave_in_the_order_of_backward():
+    model = [Variable(name=f"v{i}", shape=(9,)) for i in range(5)]
+    chains = plan(build("AllReduce(chunk=2)", model, ResourceSpec.local(2)), model)
+    assert [chain.leaves for chain in chains] == [("v4",), ("v2", "v3"), ("v0", "v1")]
+
+
+def test_warm_up_changes_with_the_step():
+    strategy = build(
+        "AllReduce(compressor='topk(ratio=0.01, warm_up=10)')", [W], nodes([(1, 1)] * 2)
+    )
+    sent = [bytes_by_rank(strategy, [W], step=step)[0] for step in (0, 5, 10)]
+    assert sent[0] > sent[1] > sent[2] == pytest.approx(W.size * 0.01 * 8, rel=1e-3)
+
+
+# ---- time -------------------------------------------------------------------------------------
+
+
+def flat_network(workers, **network):
+    fields = {"bandwidth": 1e9, "latency": 1e-3, **network}
+    return ResourceSpec(
+        nodes=tuple(Node(address=f"h{i}", chief=i == 0) for i in range(workers)),
+        network=Network(**fields),
+    )
+
+
+def test_ring_time():
+    """Equation 8.3 with as many messages in a row as a ring has."""
+    found = predict(build("AllReduce", [W], flat_network(4)), [W], flat_network(4))
+    assert found.sync_seconds == pytest.approx(1.5 * W.nbytes / 1e9 + 6e-3)
+    assert found.seconds == found.sync_seconds
+    busy = predict(build("AllReduce", [W], flat_network(4)), [W], flat_network(4), compute=1.0)
+    assert busy.seconds == 1.0
+    summing = flat_network(4, reduce_bandwidth=1e8)
+    found = predict(build("AllReduce", [W], summing), [W], summing)
+    assert found.sync_seconds == pytest.approx(1.5 * W.nbytes / 1e9 + 6e-3 + 0.75 * W.nbytes / 1e8)
+
+
+def test_server_time():
+    """Equation 8.2, push and pull: three workers elsewhere, the fourth beside the server."""
+    four = flat_network(4)
+    found = predict(build("PS", [W], four), [W], four)
+    assert found.sync_seconds == pytest.approx(2 * (3 * W.nbytes / 1e9 + 3e-3))
+
+
+def test_a_small_all_reduce_takes_the_depth_of_a_tree():
+    many = flat_network(8)
+    found = predict(build("AllReduce", [B], many), [B], many)
+    assert found.sync_seconds == pytest.approx(6 * (B.nbytes / 1e9 + 1e-3))
+
+
+def test_one_worker_sends_nothing():
+    alone = ResourceSpec.local(1)
+    for name in sorted(REGISTRY):
+        strategy = build(name, [W, E, B], alone)
+        assert predict(strategy, [W, E, B], alone).sync_seconds == 0
+        assert simulate(strategy, [W, E, B], alone, Compute(1, 2)).seconds == 3
+
+
+def test_one_connection_limits_a_server_too():
+    limited = flat_network(2, flow_bandwidth=1e8)
+    found = predict(build("PS", [W], limited), [W], limited)
+    assert found.sync_seconds == pytest.approx(2 * (W.nbytes / 1e8 + 1e-3))
+
+
+def test_features():
+    four = flat_network(4)
+    model = [W, E, B]
+    found = dict(zip(FEATURES, features(build("Parallax", model, four), model, four), strict=True))
+    dense = 1.5 * (W.nbytes + B.nbytes) / 1e9
+    assert found["collectives_max_transfer"] == pytest.approx(dense)
+    assert found["collectives_max_messages"] == 6
+    row = 60 * 4 + INDEX_BYTES
+    union = 1000 * (1 - 0.95**4)
+    assert found["servers_max_transfer"] == pytest.approx(3 * (50 + union) * row / 1e9)
+    assert found["servers_mean_messages"] == 6
+    assert found["servers_mean_launches"] == 2
+    apart = features(build("PSLoadBalancing", model, four), model, four)
+    assert len(apart) == 12
+    assert not apart[6:].any()
+    assert apart[0] > apart[3]
+
+
+@given(st.sampled_from(sorted(REGISTRY)), st.sampled_from(["B2", "B9", "A2"]))
+@settings(deadline=None, max_examples=20)
+def test_simulation_agrees_with_the_model_where_nothing_overlaps(name, where):
+    """A single chain, ready at once: no queue, no overlap, so both say the same."""
+    resources = cluster(where)
+    model = [Variable(name="w", shape=(1009, 640))]  # a prime: whole, with the limit on shards
+    options = "(max_shards=8)" if "Partition" in name and "Uneven" not in name else ""
+    strategy = build(name + options, model, resources)
+    if len(strategy.leaves) > 1:
+        return
+    found = simulate(strategy, model, resources)
+    assert found.seconds >= 0.5 * predict(strategy, model, resources).sync_seconds
+    assert found.seconds <= 1.5 * predict(strategy, model, resources).sync_seconds
+
+
+def test_overlap():
+    """What is sent during backward is hidden; the last gradient's message never is."""
+    model = [Variable(name=f"w{i}", shape=(512, 512)) for i in range(10)]
+    resources = flat_network(4)
+    alone = predict(build("AllReduce(chunk=1)", model[:1], resources), model[:1], resources)
+    each = alone.sync_seconds
+    compute = Compute(forward=1.0, backward=10 * each)
+    apart = simulate(build("AllReduce(chunk=1)", model, resources), model, resources, compute)
+    assert apart.seconds == pytest.approx(1 + 11 * each)
+    fused = simulate(build("AllReduce", model, resources), model, resources, compute)
+    assert fused.exposed == pytest.approx(each * 10 - 9 * 6e-3)
+    late = dataclasses.replace(compute, ready={v.name: 10 * each for v in model})
+    none = simulate(build("AllReduce(chunk=1)", model, resources), model, resources, late)
+    assert none.exposed == pytest.approx(10 * each)
+
+
+def test_servers_share_the_load():
+    model = [Variable(name=f"w{i}", shape=(512, 512)) for i in range(8)]
+    resources = flat_network(8, latency=0)
+    times = {
+        name: simulate(build(name, model, resources), model, resources).seconds
+        for name in ("PS", "PSLoadBalancing", "PartitionedPS")
+    }
+    assert times["PS"] == pytest.approx(
+        9 * 7 * MB / 1e9, rel=0.01
+    )  # the first pull waits, then all
+    assert times["PSLoadBalancing"] < times["PS"] / 3
+    ring = simulate(build("AllReduce", model, resources), model, resources).seconds
+    assert ring == pytest.approx(2 * 7 / 8 * 8 * MB / 1e9)
+
+
+def test_many_messages_keep_a_rank_busy():
+    """Of a hundred tiny parameters, one message a parameter and direction, handled in turn."""
+    model = [Variable(name=f"w{i}", shape=(2,)) for i in range(100)]
+    resources = flat_network(2)
+    apart = simulate(build("PSLoadBalancing", model, resources), model, resources)
+    assert apart.seconds == pytest.approx(200 * 1e-3, rel=0.02)
+    fused = simulate(build("AllReduce", model, resources), model, resources)
+    assert fused.seconds == pytest.approx(2e-3, rel=0.01)
+
+
+def test_stale_servers_do_not_delay():
+    model = [W]
+    resources = flat_network(4)
+    compute = Compute(0.05, 0.05)
+    strict = simulate(build("PS", model, resources), model, resources, compute)
+    stale = simulate(build("PS(staleness=3)", model, resources), model, resources, compute)
+    free = simulate(build("PS(sync=False)", model, resources), model, resources, compute)
+    assert strict.exposed > 0.02
+    assert stale.exposed == free.exposed == 0
+    starved = simulate(build("PS(sync=False)", model, resources), model, resources)
+    assert starved.seconds == starved.busy > 0
+
+
+def test_the_slowest_replica_counts():
+    found = simulate(
+        build("PS", [W], flat_network(2)), [W], flat_network(2), Compute(1, 1, slowest=3)
+    )
+    assert found.seconds > 6 and found.exposed < 0.1
+    for bad in (
+        {"forward": -1},
+        {"backward": float("nan")},
+        {"slowest": 0.5},
+        {"ready": {"W": -1}},
+    ):
+        with pytest.raises(ConfigError, match="compute: "):
+            Compute(**bad)
+
+
+@pytest.mark.parametrize("workers", [256, 1024])
+def test_large_clusters(workers):
+    """Rings slow down with latency, one server with bytes; neither simulation takes long."""
+    resources = nodes([(4, 50)] * (workers // 4))
+    begin = time.process_time()
+    model = vgg16()
+    ring = simulate(build("AllReduce(chunk=4)", model, resources), model, resources)
+    server = simulate(build("PS", model, resources), model, resources)
+    spread = simulate(build("PartitionedPS", model, resources), model, resources)
+    assert ring.seconds < spread.seconds < server.seconds
+    total = sum(v.nbytes for v in model)
+    assert ring.seconds > 2 * total / (50e9 / 8)
+    assert server.seconds > (workers // 4 - 1) * total / (50e9 / 8)
+    assert time.process_time() - begin < 60
+
+
+# ---- choice -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", sorted(TABLE))
+@pytest.mark.parametrize("name", ["vgg16", "ncf_sparse", "tree_lstm"])
+def test_auto_is_near_the_best_on_known_clusters(name, where):
+    """Against every registered builder with its own defaults, candidate of auto or not."""
+    make, seconds = MODELS[name]
+    model, resources = make(), cluster(where)
+    compute = Compute(seconds / 3, seconds * 2 / 3)
+    chosen = make_strategy("auto", model, resources, compute)
+    mine = simulate(chosen, model, resources, compute).seconds
+    for builder in sorted(REGISTRY):
+        other = build(builder, model, resources)
+        assert mine <= 1.1 * simulate(other, model, resources, compute).seconds
+
+
+def test_comparison_is_ordered_and_without_doubles():
+    found = compare(CANDIDATES, [W, E, B], cluster("B2"))
+    seconds = [candidate.simulation.seconds for candidate in found]
+    assert seconds == sorted(seconds)
+    digests = [candidate.strategy.digest for candidate in found]
+    assert len(set(digests)) == len(digests)
+    assert all(c.strategy.builder for c in found)
+
+
+def test_auto_prefers_what_the_cluster_likes():
+    """Many nodes, one server: its card is what all wait for."""
+    model = vgg16()
+    chosen = make_strategy("auto", model, cluster("B8"))
+    slow = predict(build("PS", model, cluster("B8")), model, cluster("B8"))
+    assert predict(chosen, model, cluster("B8")).sync_seconds < slow.sync_seconds / 4
+
+
+def test_strategies_by_name_and_file(tmp_path):
+    two = ResourceSpec.local(2)
+    path = str(tmp_path / "s.json")
+    save(build("PS", [W], two), path)
+    assert make_strategy(path, [W], two).digest == make_strategy("PS", [W], two).digest
+    with pytest.raises(ConfigError, match="says nothing about parameter b"):
+        make_strategy(path, [W, B], two)
+    with pytest.raises(ConfigError, match="there is no device localhost:CPU:1"):
+        make_strategy(path, [W], ResourceSpec.local(1))
+    with pytest.raises(ConfigError, match="no strategy builder"):
+        make_strategy("automatic", [W], two)
+    with pytest.raises(ConfigError, match="no trainable parameter"):
+        make_strategy("auto", [], two)

@@ -1,0 +1,132 @@
+"""Starting ranks: the command line, and that nothing stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cavs.distributed import launch
+from cavs.errors import ConfigError, DeviceError
+from tests.distributed.mpirun import needs_mpi
+
+PROGRAM = """
+import os, sys, time
+from cavs.distributed.launch import take_stop_signal
+take_stop_signal()
+from pathlib import Path
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+Path(sys.argv[1], rank).write_text(f"{os.getpid()} {os.environ['CAVS_NUM_THREADS']}")
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    Path(sys.argv[1], rank).write_text("stopped")
+    sys.exit(7)
+"""
+
+
+def test_options_of_open_mpi_are_given_to_open_mpi_alone(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    cores = len(os.sched_getaffinity(0))
+    ours = launch.Launcher("/bin/mpirun", True)
+    command = launch.command_of(ours, cores + 1, ["train", "x"], elastic=True)
+    assert command[:3] == ["/bin/mpirun", "-n", str(cores + 1)]
+    assert command[-5:] == [sys.executable, "-m", "cavs.cli", "train", "x"]
+    text = " ".join(command)
+    for part in ("--allow-run-as-root", "--map-by :OVERSUBSCRIBE", "--with-ft ulfm"):
+        assert part in text
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    plain = launch.command_of(ours, 1, ["a.py", "b"])
+    assert "--allow-run-as-root" not in plain and ":OVERSUBSCRIBE" not in plain
+    assert plain[-3:] == [sys.executable, "a.py", "b"]
+    other = launch.Launcher("/bin/mpirun", False)
+    assert launch.command_of(other, 9, ["a.py"]) == [
+        "/bin/mpirun",
+        "-n",
+        "9",
+        sys.executable,
+        "a.py",
+    ]
+    with pytest.raises(DeviceError, match="is not Open MPI's"):
+        launch.command_of(other, 2, ["a.py"], elastic=True)
+    with pytest.raises(ConfigError, match="nothing to launch"):
+        launch.command_of(ours, 2, [])
+
+
+def test_no_mpirun_is_a_clear_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(launch.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DeviceError, match=r'there is no mpirun\n  hint: pip install "cavs\[mpi'):
+        launch.find_mpirun()
+    broken = tmp_path / "mpirun"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(DeviceError, match=r"mpirun --version fails: .*exit status 3"):
+        launch.find_mpirun()
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds=30):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen"
+        time.sleep(0.05)
+
+
+class Started:
+    """``cavs launch -n 2 program.py FOLDER``, running."""
+
+    def __init__(self, tmp_path):
+        program, self.folder = tmp_path / "program.py", tmp_path / "ranks"
+        self.folder.mkdir()
+        program.write_text(PROGRAM)
+        environment = {k: v for k, v in os.environ.items() if k != "CAVS_NUM_THREADS"}
+        command = [sys.executable, "-m", "cavs.cli", "launch", "-n", "2", str(program)]
+        self.process = subprocess.Popen(
+            [*command, str(self.folder)], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        wait_for(lambda: len(self.texts()) == 2 and all(self.texts()))
+        self.pids = [int(text.split()[0]) for text in self.texts()]
+
+    def texts(self):
+        return [f.read_text() for f in sorted(self.folder.iterdir())]
+
+
+class TestRanks:
+    pytestmark = needs_mpi
+
+    def test_ctrl_c_reaches_the_ranks_and_their_status_comes_back(self, tmp_path):
+        started = Started(tmp_path)
+        assert [text.split()[1] for text in started.texts()] == ["1", "1"]
+        started.process.send_signal(signal.SIGINT)
+        _, errors = started.process.communicate(timeout=30)
+        assert started.texts() == ["stopped", "stopped"]
+        assert started.process.returncode == 7
+        if os.geteuid() == 0:
+            assert "cavs: running mpirun as root" in errors
+
+    def test_a_second_signal_ends_ranks_that_do_not_listen(self, tmp_path):
+        started = Started(tmp_path)
+        for pid in started.pids:
+            os.kill(pid, signal.SIGSTOP)
+        started.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        started.process.send_signal(signal.SIGTERM)
+        started.process.communicate(timeout=30)
+        assert started.process.returncode != 0
+        wait_for(lambda: not any(map(alive, started.pids)))
+
+    def test_ranks_end_with_a_killed_launcher(self, tmp_path):
+        started = Started(tmp_path)
+        started.process.kill()
+        started.process.communicate(timeout=30)
+        wait_for(lambda: not any(map(alive, started.pids)))

@@ -1,0 +1,110 @@
+"""The MPI communicator on real ranks. All operations in one start: a start costs a second."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from cavs.distributed.communicator import mpi, nccl
+from cavs.errors import CommunicationError, DeviceError
+from tests.distributed.mpirun import needs_mpi, run_ranks
+
+pytestmark = needs_mpi
+
+
+def operations(c):
+    """What `test_communicator` checks on threads, in short, plus what is special to MPI."""
+    rng = [np.random.default_rng(r) for r in range(c.size)]
+    values = [r.normal(size=70_001) for r in rng]
+    total = sum(values)
+    big = values[c.rank].copy()
+    before = c.sent_bytes
+    c.all_reduce(big)
+    sent = c.sent_bytes - before
+    np.testing.assert_allclose(big, total, rtol=1e-10, atol=1e-10)
+    assert len({x.tobytes() for x in c.all_gather(big)}) == 1  # the same bits on all ranks
+    half = values[c.rank].astype(np.float16)
+    c.all_reduce(half)
+    np.testing.assert_allclose(half, total, rtol=2e-2, atol=2e-2)
+    counts = [len(x) for x in np.array_split(total, c.size)]
+    part = c.reduce_scatter(values[c.rank].copy(), counts)
+    np.testing.assert_allclose(part, np.array_split(total, c.size)[c.rank], atol=1e-10)
+    rows = [r.normal(size=(i + 1, 3)) for i, r in enumerate(rng)]
+    for got, expected in zip(c.all_gather(rows[c.rank]), rows, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    got = c.all_to_all([rows[c.rank][: r + 1] for r in range(c.size)])
+    for r in range(c.size):
+        np.testing.assert_array_equal(got[r], rows[r][: c.rank + 1])
+    small = np.full(3, c.rank, np.int64)
+    c.broadcast(small, c.size - 1)
+    assert (small == c.size - 1).all()
+    c.reduce(small, 0)
+    assert c.rank or (small == c.size * (c.size - 1)).all()
+    handles = [c.start(c.all_reduce, values[c.rank].copy()) for _ in range(3)]
+    c.barrier()
+    assert all(h.done for h in handles)
+    halves = c.split(c.rank % 2)
+    assert halves.size == len(range(c.rank % 2, c.size, 2))
+    return sent
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_operations(size):
+    sent = run_ranks(size, __name__, "operations")
+    assert abs(sent - 2 * (size - 1) / size * 8 * 70_001) <= 16 * size
+
+
+def one_sleeps(c):
+    c.timeout = 0.5
+    c.barrier()
+    if c.rank == 1:
+        time.sleep(8)
+        os._exit(0)
+    with pytest.raises(CommunicationError) as caught:
+        c.all_reduce(np.zeros(10))
+    if c.rank == 0:
+        print("RESULT", str(caught.value).splitlines()[0], flush=True)
+    c.abort("stopped")
+
+
+def test_a_peer_that_hangs_is_named():
+    done = run_ranks(3, __name__, "one_sleeps", check=False)
+    assert done.returncode != 0
+    assert "waited 0.5 s in all-reduce of 80 bytes: rank 1 does not answer" in done.stdout
+    assert "rank 0: stopped" in done.stderr or "rank 2: stopped" in done.stderr
+
+
+def test_a_missing_or_old_mpi4py_is_a_clear_error(monkeypatch):
+    monkeypatch.setattr(mpi.metadata, "version", lambda name: "3.1.6")
+    with pytest.raises(DeviceError, match=r"mpi4py 3.1.6 is too old, cavs needs 4.1\n.*cavs\[mpi"):
+        mpi.load_mpi()
+
+    def missing(name):
+        raise mpi.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(mpi.metadata, "version", missing)
+    with pytest.raises(DeviceError, match="mpi4py is not installed"):
+        mpi.load_mpi()
+
+
+def test_a_foreign_mpirun_is_a_clear_error():
+    code = "from cavs.distributed.communicator import MPICommunicator; MPICommunicator()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PMI_SIZE": "4"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "mpirun started 4 ranks, but the MPI library of mpi4py (Open MPI" in done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is there")
+def test_missing_cupy_is_a_clear_error():
+    with pytest.raises(DeviceError, match=r"NCCL needs CuPy: .*\n.*cavs\[cuda12"):
+        nccl.load_nccl()

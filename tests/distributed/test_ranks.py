@@ -1,0 +1,229 @@
+"""``cavs train`` on MPI ranks: equal to one process, and no hang, no orphan when a rank fails."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs.train.checkpoint import read_checkpoint
+from tests.distributed.mpirun import ROOT, needs_mpi, run_ranks
+from tests.distributed.test_launch import alive, wait_for
+
+pytestmark = needs_mpi
+TOY = str(ROOT / "tests" / "cli" / "tree_toy.py")
+STEPS = 100
+
+
+class Sentiment(cavs.Model):
+    """What the treebank is trained with: embeddings, a binary Tree-LSTM, five classes."""
+
+    def __init__(self):
+        self.embedding = cavs.nn.Embedding(200, 24)
+        self.tree = cavs.nn.BinaryTreeLSTM(24, 16)
+        self.output = cavs.nn.Linear(16, 5)
+
+    def loss(self, batch):
+        h = self.tree(batch.graph, x=self.embedding(batch["token"]))
+        return cavs.ops.cross_entropy(self.output(h), batch["label"])
+
+
+def sentences(count):
+    """Random binary trees over skewed word frequencies; every phrase has the sum of its words."""
+    rng = np.random.default_rng(5)
+    graphs = []
+    for _ in range(count):
+        words = int(rng.integers(1, 12))
+        children = [[] for _ in range(words)]
+        roots = list(range(words))
+        while len(roots) > 1:
+            i = int(rng.integers(0, len(roots) - 1))
+            children.append(roots[i : i + 2])
+            roots[i : i + 2] = [len(children) - 1]
+        token = np.minimum(rng.geometric(0.05, words), 199)
+        value = list(token)
+        for left, right in children[words:]:
+            value.append(value[left] + value[right])
+        graphs.append(
+            cavs.Graph(
+                children,
+                {
+                    "token": np.concatenate([token, np.full(words - 1, -1)]),
+                    "label": np.array(value) % 5,
+                },
+            )
+        )
+    return graphs
+
+
+def trained(communicator, dtype, strategy):
+    """Parameters after STEPS global batches; by the plain trainer without a communicator."""
+    model = Sentiment()
+    rng = np.random.default_rng(0)
+    for p in model.parameters().values():
+        p.value[...] = rng.normal(size=p.shape) * 0.1
+    optimizer = cavs.optim.SGD(lr=0.1, momentum=0.9)
+    if communicator is None:
+        session = cavs.Session(model, dtype=dtype, threads=1)
+        trainer = cavs.Trainer(model, optimizer, session=session)
+    else:
+        trainer = cavs.distributed.Trainer(
+            model, optimizer, communicator=communicator, dtype=dtype, strategy=strategy
+        )
+    loader = cavs.DataLoader(sentences(75), 13, shuffle=True)
+    while trainer.steps < STEPS:
+        for batch in loader:
+            trainer.step(batch)
+    return {name: p.value.ravel().tolist() for name, p in model.parameters().items()}
+
+
+_alone = {}
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "strategy"),
+    [
+        (2, "float32", None),
+        (3, "float64", "PartitionedPS"),
+        (4, "float32", "Parallax"),
+    ],
+)
+def test_ranks_equal_one_process_after_a_hundred_steps(size, dtype, strategy):
+    expected = _alone.setdefault(dtype, trained(None, dtype, None))
+    found = run_ranks(size, __name__, "trained", dtype, strategy, timeout=120)
+    limit = {"float32": 1e-6, "float64": 1e-12}[dtype]
+    for name, values in expected.items():
+        difference = np.linalg.norm(np.subtract(found[name], values))
+        assert difference <= limit * np.linalg.norm(values), name
+
+
+def cavs_command(*arguments, **options):
+    """``cavs ARGUMENTS`` as a running process."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return subprocess.Popen(
+        [sys.executable, "-m", "cavs.cli", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path} | options,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_cavs_train_writes_once_and_the_checkpoint_fits_one_process(tmp_path):
+    out = tmp_path / "run"
+    process = cavs_command("launch", "-n", 2, "train", TOY, "--out", out, "--quiet")
+    text, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert text.count("best epoch") == text.count("test  loss") == text.count("saved ") == 1
+    assert (out / "log.jsonl").read_text().count('"epoch"') >= 2
+    stored = read_checkpoint(out / "checkpoint.safetensors")
+    more = cavs_command("train", TOY, "--out", out, "--resume", "--epochs", 3, "--quiet")
+    text, errors = more.communicate(timeout=60)
+    assert more.returncode == 0, errors
+    assert (
+        read_checkpoint(out / "checkpoint.safetensors").progress["step"] > stored.progress["step"]
+    )
+
+
+FAILING = """
+import os, time
+import numpy as np
+from cavs.cli import Task
+from tests.cli import tree_toy
+
+DEFAULTS = tree_toy.DEFAULTS
+
+
+def build(args, assets=None):
+    task = tree_toy.build(args, assets)
+    rank = os.environ["OMPI_COMM_WORLD_RANK"]
+    (open(os.environ["FOLDER"] + "/" + rank, "w")).write(str(os.getpid()))
+    if os.environ["HOW"] == "build" and rank == "1":
+        raise ZeroDivisionError("while building")
+
+    def metric(outputs, batch):
+        if os.environ["HOW"] == "metric" and rank == "1":
+            raise OSError("no space left on device")
+        if os.environ["HOW"] == "slow":
+            time.sleep(0.02)
+        return 0.0, 1.0
+
+    task.metrics = [__import__("cavs").train.metrics.Metric("m", metric, "higher")]
+    return task
+"""
+
+
+class Running:
+    """``cavs launch -n 3 train failing.py``."""
+
+    def __init__(self, tmp_path, how, *arguments, elastic=False, ranks=3):
+        model, self.folder = tmp_path / "failing.py", tmp_path / "pids"
+        self.folder.mkdir()
+        model.write_text(FAILING)
+        self.out = tmp_path / "out"
+        self.process = cavs_command(
+            *(
+                "launch",
+                "-n",
+                ranks,
+                *["--elastic"] * elastic,
+                "train",
+                model,
+                "--out",
+                self.out,
+                "--quiet",
+                *arguments,
+            ),
+            FOLDER=str(self.folder),
+            HOW=how,
+        )
+
+    def pids(self):
+        return [int(f.read_text() or 0) for f in sorted(self.folder.iterdir())]
+
+    def end(self, timeout=60):
+        """Exit status, errors; checks that nothing is left behind."""
+        _, errors = self.process.communicate(timeout=timeout)
+        wait_for(lambda: not any(map(alive, self.pids())))
+        return self.process.returncode, errors
+
+
+def test_a_rank_that_fails_while_it_builds_ends_all(tmp_path):
+    status, errors = Running(tmp_path, "build").end()
+    assert status != 0
+    assert "ZeroDivisionError: while building" in errors
+
+
+def test_a_rank_that_fails_in_fit_ends_all_with_one_message(tmp_path):
+    run = Running(tmp_path, "metric")
+    status, errors = run.end()
+    assert status != 0
+    assert "OSError: no space left on device" in errors
+
+
+def test_a_killed_rank_ends_all_and_leaves_a_usable_checkpoint(tmp_path):
+    run = Running(tmp_path, "slow", "--epochs", 1000, "--save-every", 1)
+    checkpoint = run.out / "checkpoint.safetensors"
+    wait_for(lambda: checkpoint.exists() and len(run.pids()) == 3)
+    os.kill(run.pids()[1], signal.SIGKILL)
+    began = time.monotonic()
+    status, _ = run.end()
+    assert status != 0
+    assert time.monotonic() - began < 15
+    assert read_checkpoint(checkpoint).progress["step"] >= 1
+
+
+def test_ctrl_c_saves_and_says_so_once(tmp_path):
+    run = Running(tmp_path, "slow", "--epochs", 1000)
+    wait_for(lambda: len(run.pids()) == 3 and Path(run.out, "checkpoint.safetensors").exists())
+    run.process.send_signal(signal.SIGINT)
+    status, errors = run.end()
+    assert status == 130, errors
+    assert errors.count("stopped after step") == 1
+    assert f"saved {run.out / 'checkpoint.safetensors'}" in errors

@@ -1,0 +1,138 @@
+"""A rank dies anywhere in a training: the others go on, and the result is that of one process."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs.distributed import Trainer
+from cavs.distributed.communicator import LostPeerError, run_threads
+from cavs.errors import ConfigError
+from cavs.train.checkpoint import read_checkpoint
+from tests.distributed.mpirun import needs_mpi
+from tests.distributed.test_faults import loader
+from tests.distributed.test_launch import wait_for
+from tests.distributed.test_ranks import Running
+from tests.distributed.test_trainer import Tree
+
+
+class Killed(BaseException):
+    """What ends a rank that is killed; nothing in between may catch it."""
+
+
+def mortal(c, rank, messages):
+    """Lets `rank` die when it has taken part in so many exchanges, for good."""
+    count = 0
+
+    def in_group(c):
+        exchange, shrink = c._exchange, c.shrink
+
+        def dying(sends, receives):
+            nonlocal count
+            count += 1
+            if count > messages:
+                c.die()
+                raise Killed
+            exchange(sends, receives)
+
+        c._exchange, c.shrink = dying, lambda: in_group(shrink())
+        return c
+
+    if c.rank == rank:
+        in_group(c)
+
+
+def fit(c, path=None, strategy=None):
+    optimizer = cavs.optim.Adam(lr=0.02)
+    t = Trainer(
+        Tree(), optimizer, communicator=c, dtype=np.float64, elastic=True, strategy=strategy
+    )
+    train = loader()
+    result = t.fit(train, epochs=2, dev=loader(), checkpoint=path, progress=False)
+    values = {n: p.value.copy() for n, p in t.parameters.items()}
+    return values, [e["dev_loss"] for e in result.epochs], t.steps, t.communicator.size
+
+
+def survive(size, deaths, path=None):
+    def work(c):
+        for rank, messages in deaths:
+            mortal(c, rank, messages)
+        try:
+            return fit(c, path)
+        except Killed:
+            return None
+
+    return run_threads(size, work, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run_threads(1, fit)[0]
+
+
+@pytest.mark.parametrize("messages", range(1, 150, 7))
+def test_a_rank_that_dies_anywhere_costs_nothing(messages, alone, tmp_path, capsys):
+    path = tmp_path / "c.safetensors"
+    victim = messages % 3
+    results = survive(3, [(victim, messages)], path)
+    assert results[victim] is None
+    for result in results[:victim] + results[victim + 1 :]:
+        values, losses, steps, size = result
+        assert (steps, size) == (alone[2], 2)
+        assert losses == pytest.approx(alone[1], rel=1e-9)
+        for name, value in alone[0].items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-8, atol=1e-10, err_msg=name)
+    assert "1 of 3 ranks lost at step" in capsys.readouterr().err
+    assert read_checkpoint(path).progress["step"] == alone[2]
+
+
+def test_two_ranks_may_die(alone, capsys):
+    results = survive(4, [(1, 30), (3, 90)])
+    assert results[1] is results[3] is None
+    for r in (0, 2):
+        assert results[r][3] == 2
+        for name, value in alone[0].items():
+            np.testing.assert_allclose(results[r][0][name], value, rtol=1e-8, atol=1e-10)
+
+
+def test_without_elastic_a_lost_rank_is_an_error():
+    def work(c):
+        mortal(c, 1, 10)
+        try:
+            t = Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, dtype=np.float64)
+            t.fit(loader(), epochs=1, progress=False)
+        except Killed:
+            return None
+        except LostPeerError as error:
+            return str(error)
+
+    assert "ranks [1] are gone" in run_threads(2, work)[0]
+
+
+def test_states_that_died_with_their_owner_are_a_clear_error():
+    def work(c):
+        mortal(c, 1, 60)
+        try:
+            fit(c, strategy="PartitionedPS")
+        except Killed:
+            return None
+        except ConfigError as error:
+            return str(error)
+
+    text = run_threads(2, work)[0]
+    assert "a rank is gone, and with it the optimiser states" in text
+
+
+class TestProcesses:
+    pytestmark = needs_mpi
+
+    def test_a_killed_rank_is_survived(self, tmp_path):
+        run = Running(tmp_path, "slow", "--epochs", 40, elastic=True)
+        checkpoint = run.out / "checkpoint.safetensors"
+        wait_for(lambda: checkpoint.exists() and len(run.pids()) == 3)
+        os.kill(run.pids()[2], signal.SIGKILL)
+        _, errors = run.end()
+        assert "1 of 3 ranks lost at step" in errors
+        assert read_checkpoint(checkpoint).progress["step"] == 40 * 5

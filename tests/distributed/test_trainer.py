@@ -1,0 +1,208 @@
+"""Ranks that are threads train like one process."""
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.compiler.pipeline import Passes
+from cavs.distributed import Trainer, by_counts
+from cavs.distributed.communicator import SingleCommunicator, run_threads
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.session import DistributedSession
+from cavs.distributed.strategy import (
+    AllReduce,
+    GraphConfig,
+    NodeConfig,
+    Strategy,
+    SufficientFactors,
+)
+from cavs.runtime import Session
+from cavs.runtime.session import MERGED_FROM
+
+
+class Tree(cavs.Model):
+    """A Tree-LSTM with what weights must get right: two means, a sum, weight decay in the loss."""
+
+    def __init__(self, seed=0):
+        self.embedding = nn.Embedding(40, 6)
+        self.cell = nn.ChildSumTreeLSTM(6, 5)
+        self.output = nn.Linear(5, 3)
+        self.value = nn.Linear(5, 1)
+        rng = np.random.default_rng(seed)
+        for p in self.parameters().values():
+            p.value[...] = rng.normal(size=p.shape) * 0.4
+
+    def loss(self, batch):
+        h = self.cell(batch.graph, x=self.embedding(batch["token"]))
+        loss = ops.cross_entropy(self.output(h), batch["label"])
+        loss = loss + 0.5 * ops.mean_squared_error(self.value(h), 0.3)
+        total = ops.cross_entropy(self.output(h), batch["label"], reduction="sum")
+        return loss + 0.01 * total + 0.1 * ops.mean_squared_error(self.output.weight, 0.0)
+
+
+def trees(count, seed):
+    rng = np.random.default_rng(seed)
+    graphs = []
+    for _ in range(count):
+        n = int(rng.integers(1, 9))
+        children = [[] for _ in range(n)]
+        for v in range(1, n):
+            children[int(rng.integers(0, v))].append(v)
+        leaf = np.array([not c for c in children])
+        token = np.where(leaf | (rng.random(n) < 0.2), rng.integers(0, 40, n), -1)
+        label = np.where(rng.random(n) < 0.6, rng.integers(0, 3, n), -1)
+        graphs.append(cavs.Graph(children, {"token": token, "label": label}))
+    return graphs
+
+
+BATCHES = [trees(n, seed) for seed, n in enumerate([7, 4, 1, 2, 9, 8, 3, 5])]
+
+
+def train_alone(optimizer, max_norm=None):
+    model = Tree()
+    session = cavs.Session(model, dtype=np.float64)
+    trainer = cavs.Trainer(model, optimizer, session=session, max_norm=max_norm)
+    losses = [trainer.advance(cavs.batch(graphs)) for graphs in BATCHES]
+    return {n: p.value.copy() for n, p in model.parameters().items()}, losses
+
+
+def train_together(size, optimizer, **options):
+    def work(c):
+        model = Tree(seed=c.rank)  # rank 0's parameters count
+        trainer = Trainer(model, optimizer, communicator=c, dtype=np.float64, **options)
+        losses = [trainer.advance(cavs.batch(graphs)) for graphs in BATCHES]
+        return {n: p.value.copy() for n, p in model.parameters().items()}, losses
+
+    return run_threads(size, work)
+
+
+def assert_equal(alone, together):
+    expected, losses = alone
+    for values, found in together:
+        for name, value in expected.items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-11, atol=1e-13, err_msg=name)
+            assert values[name].tobytes() == together[0][0][name].tobytes()
+        for a, b in zip(losses, found, strict=True):
+            assert a.loss == pytest.approx(b.loss, rel=1e-11)
+            assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-11)
+
+
+OPTIMIZERS = [
+    cavs.optim.SGD(lr=0.1),
+    cavs.optim.Adagrad(lr=0.1),
+    cavs.optim.Adam(lr=0.05, weight_decay=0.01),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind)
+def test_any_number_of_ranks_equals_one_process(size, optimizer):
+    assert_equal(train_alone(optimizer), train_together(size, optimizer))
+
+
+STRATEGIES = ["AllReduce(chunk=2)", "PartitionedAR", "RandomAxisPartitionAR", "PS"]
+STRATEGIES += ["PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS", "Parallax", "Horovod"]
+STRATEGIES += ["BytePS", "Poseidon(batch_size=1)", "auto"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_builder_equals_one_process(size, strategy):
+    optimizer = cavs.optim.Adam(lr=0.05)
+    together = train_together(size, optimizer, strategy=strategy, max_norm=0.5)
+    assert_equal(train_alone(optimizer, max_norm=0.5), together)
+
+
+def test_communication_after_backward_gives_the_same():
+    optimizer = cavs.optim.SGD(lr=0.1)
+    late = train_together(2, optimizer, wait_free=False)
+    assert_equal(train_alone(optimizer), late)
+    early = train_together(2, optimizer)
+    for name, value in early[0][0].items():
+        assert value.tobytes() == late[0][0][name].tobytes()
+
+
+def test_one_process_alone_needs_no_communicator():
+    model = Tree()
+    trainer = Trainer(model, cavs.optim.SGD(lr=0.1), dtype=np.float64)
+    assert isinstance(trainer.communicator, SingleCommunicator)
+    report = trainer.advance(cavs.batch(BATCHES[0]))
+    assert report.sent_bytes == 0
+
+
+def factors_for(size, model):
+    """Sufficient factors for every dense parameter; biases have none and are reduced."""
+    replicas = ResourceSpec.local(size).cpu_devices
+    nodes = tuple(
+        NodeConfig(name=name, synchroniser=AllReduce() if p.sparse else SufficientFactors())
+        for name, p in model.parameters().items()
+    )
+    return Strategy(graph=GraphConfig(replicas=replicas), nodes=nodes)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sufficient_factors_equal_one_process(size):
+    optimizer = cavs.optim.Adagrad(lr=0.1)
+
+    def work(c):
+        model = Tree()
+        session = Session(model, dtype=np.float64, replicated=True)
+        exchanging = DistributedSession(session, c, factors_for(size, model))
+        states = optimizer.init_states(list(model.parameters().values()))
+        for i, graphs in enumerate(BATCHES):
+            exchanging.step(cavs.batch(graphs), optimizer.hyper(i), states, step=i)
+        kinds = [type(e).__name__ for e in exchanging._exchanges]
+        assert kinds.count("FactorBroadcast") >= 3
+        return {n: p.value.copy() for n, p in model.parameters().items()}
+
+    expected, _ = train_alone(optimizer)
+    for values in run_threads(size, work):
+        for name, value in expected.items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-11, atol=1e-13, err_msg=name)
+
+
+COMPRESSORS = ["float16", "bfloat16", "onebit", "powersgd(rank=2)", "topk(ratio=0.1)"]
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_compressed_gradients_train_and_all_ranks_have_the_same_bits(compressor):
+    strategy = f"AllReduce(compressor={compressor!r})"
+    together = train_together(3, cavs.optim.SGD(lr=0.05), strategy=strategy)
+    expected, _ = train_alone(cavs.optim.SGD(lr=0.05))
+    start = {n: p.value for n, p in Tree().parameters().items()}
+    for values, losses in together:
+        assert all(np.isfinite(x.loss) for x in losses)
+        for name, value in values.items():
+            assert value.tobytes() == together[0][0][name].tobytes()
+        # They go where the exact gradients go, roughly.
+        moved, exact = (
+            np.concatenate([(v[n] - start[n]).ravel() for n in start if n != "embedding.weight"])
+            for v in (values, expected)
+        )
+        cosine = moved @ exact / np.linalg.norm(moved) / np.linalg.norm(exact)
+        assert cosine > 0.7
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_equal_vertices_computed_once_count_as_often_as_they_occur(size):
+    """Batches above the size from which copies are merged, in different numbers on each rank."""
+    graphs = trees(500, 3)
+    assert sum(g.num_vertices for g in graphs) > 3 * size * MERGED_FROM
+    optimizer = cavs.optim.SGD(lr=0.1)
+    model = Tree()
+    passes = Passes(merge_vertices=False)
+    alone = cavs.Trainer(model, optimizer, session=Session(model, dtype=np.float64, passes=passes))
+    losses = [alone.advance(cavs.batch(graphs)).loss for _ in range(3)]
+
+    def work(c):
+        own = Tree()
+        split = by_counts([1] * (size - 1) + [2])
+        t = Trainer(own, optimizer, communicator=c, dtype=np.float64, split=split)
+        found = [t.advance(cavs.batch(graphs)).loss for _ in range(3)]
+        return found, {n: p.value.copy() for n, p in own.parameters().items()}
+
+    for found, values in run_threads(size, work):
+        assert found == pytest.approx(losses, rel=1e-11)
+        for name, p in model.parameters().items():
+            np.testing.assert_allclose(values[name], p.value, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,167 @@
+"""A step in parts: gradients told as they are done, views of them, updates from any memory."""
+
+import threading
+
+import numpy as np
+import pytest
+from hand_programs import TreeRnn, random_dag, schedule
+from test_step import STATES, options
+
+from cavs import _engine
+
+TABLE, W, U, B, V = range(5)
+SIZES = {"d": 40, "h": 120, "scale": 0.08}
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def threads(request):
+    _engine.set_num_threads(request.param)
+    yield request.param
+    _engine.set_num_threads(1)
+
+
+def case(seed=2, **sizes):
+    rng = np.random.default_rng(seed)
+    graphs = [random_dag(rng, 30) for _ in range(4)]
+    count = sum(len(g) for g in graphs)
+    cell = TreeRnn(**(sizes or SIZES))
+    tokens = rng.integers(0, 6, count).astype(np.int32)
+    return cell, cell.executor(), (schedule(graphs), [], [tokens])
+
+
+def pieces_of(executor):
+    found = []
+    for p in executor.gradient_order():
+        rows, values = executor.gradient_view(p)
+        found.append((p, values, rows, None, 0))
+    return found
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_parts_make_the_same_bits_as_a_step(kind):
+    whole, executor, inputs = case()
+    states = [[np.zeros_like(p) for _ in range(STATES[kind])] for p in whole.parameters]
+    for t in (1, 2):
+        expected = executor.step(*inputs, 0, t, options(kind, t), states, [True] * 5)
+    parts, executor, inputs = case()
+    states = [[np.zeros_like(p) for _ in range(STATES[kind])] for p in parts.parameters]
+    for t in (1, 2):
+        loss = executor.run(*inputs, 0, t)
+        pieces = pieces_of(executor)
+        norm = np.sqrt(executor.squared_norm(pieces))
+        executor.apply(pieces, options(kind, t), states, [True] * 5)
+    assert loss == expected[0]
+    assert norm == pytest.approx(expected[1], rel=1e-14)
+    for a, b in zip(whole.parameters, parts.parameters, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_a_gradient_is_final_when_it_is_told():
+    """A thread copies each as it is told; they equal those that stand there at the end."""
+    _, executor, inputs = case()
+    order = executor.gradient_order()
+    assert sorted(order) == [TABLE, W, U, B, V]
+    for _ in range(20):
+        executor.arm_gradients()
+        seen = {}
+
+        def watch(seen=seen):
+            for p in order:
+                assert executor.wait_gradient(p)
+                seen[p] = executor.gradient_view(p)[1].copy()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        executor.run(*inputs)
+        watcher.join(10)
+        for p in order:
+            np.testing.assert_array_equal(seen[p], executor.gradient_view(p)[1])
+
+
+def test_nobody_waits_for_a_run_that_fails_or_does_not_come():
+    _, executor, (batch, floats, ints) = case()
+    results = []
+    for end in ("fails", "given up"):
+        executor.arm_gradients()
+        watcher = threading.Thread(target=lambda: results.append(executor.wait_gradient(W)))
+        watcher.start()
+        if end == "fails":
+            with pytest.raises(IndexError):
+                executor.run(batch, floats, [np.full_like(ints[0], 99)])
+        else:
+            executor.give_up_gradients()
+        watcher.join(10)
+    assert results == [False, False]
+
+
+def test_dense_gradients_lie_in_the_order_in_which_they_are_done():
+    _, executor, inputs = case()
+    executor.run(*inputs)
+    block = executor.gradient_block()
+    at = [
+        executor.gradient_view(p)[1].__array_interface__["data"][0]
+        for p in executor.gradient_order()
+        if p != TABLE
+    ]
+    assert at == sorted(at)
+    total = sum(executor.gradient_view(p)[1].size for p in (W, U, B, V))
+    assert np.count_nonzero(block) <= total
+    executor.gradient_view(W)[1][...] = 7  # the engine's memory itself
+    assert np.count_nonzero(block == 7) == executor.gradient_view(W)[1].size
+
+
+def test_pieces_reach_columns_and_rows_of_a_parameter():
+    cell, executor, inputs = case(d=6, h=5)
+    executor.run(*inputs)
+    before = [p.copy() for p in cell.parameters]
+    states = [[] for _ in range(5)]
+    columns, rows = np.full((6, 2), 2.0), np.array([4, 1], np.int32)
+    values = np.arange(12.0).reshape(2, 6)
+    sgd = options("sgd", lr=1.0, weight_decay=0.0)
+    pieces = [(W, columns, None, 5, 3), (TABLE, values, rows, None, 0)]
+    executor.apply(pieces, sgd, states, [True] * 5, 0.5)
+    before[W][:, 3:] -= 1.0
+    before[TABLE][rows] -= 0.5 * values
+    for a, b in zip(cell.parameters, before, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-15)
+    assert executor.squared_norm(pieces) == pytest.approx((columns**2).sum() + (values**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("piece", "text"),
+    [
+        ((W, np.zeros(31), None, None, 0), "parameter 1, which has 30"),
+        ((W, np.zeros((6, 3)), None, 5, 3), "parameter 1, which has 30"),
+        ((W, np.zeros((1, 5)), np.array([6], np.int32), None, 0), "parameter 1, which has 30"),
+        ((W, np.zeros((1, 5)), np.array([-1], np.int32), None, 0), "rows -1 to -1"),
+        ((7, np.zeros(3), None, None, 0), "parameter 7"),
+        ((W, np.zeros((2, 5)), np.array([0], np.int32), None, 0), "1 rows for 2 rows of values"),
+    ],
+)
+def test_pieces_outside_a_parameter_are_refused(piece, text):
+    cell, executor, inputs = case(d=6, h=5)
+    executor.run(*inputs)
+    before = [p.copy() for p in cell.parameters]
+    with pytest.raises((IndexError, ValueError), match=text):
+        executor.apply([piece], options("sgd"), [[]] * 5, [True] * 5)
+    for a, b in zip(cell.parameters, before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_factors_multiply_to_the_gradient():
+    _, executor, inputs = case()
+    executor.run(*inputs)
+    expected = {p: executor.gradient(p) for p in (W, U, B)}
+    assert [executor.set_factored(p) for p in (W, U, B, TABLE)] == [True, True, False, False]
+    executor.run(*inputs)
+    for p in (W, U):
+        left, right = executor.factors(p)
+        np.testing.assert_allclose(left.T @ right, expected[p], rtol=1e-10, atol=1e-12)
+        total = np.ones(expected[p].size)
+        executor.add_product(left, right, total)
+        np.testing.assert_allclose(
+            total.reshape(expected[p].shape), expected[p] + 1, rtol=1e-10, atol=1e-12
+        )
+    np.testing.assert_array_equal(executor.gradient(B), expected[B])
+    with pytest.raises(IndexError, match="parameter 3 is not factored"):
+        executor.factors(B)
