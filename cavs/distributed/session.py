@@ -20,7 +20,7 @@ from cavs.distributed.strategy import Strategy
 from cavs.distributed.synchronisers import Exchange, Piece, exchanges_of
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
-from cavs.runtime.session import EvalResult
+from cavs.runtime.variant import EvalResult
 
 Array = NDArray[Any]
 

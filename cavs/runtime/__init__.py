@@ -1,6 +1,7 @@
 """Runs compiled models on the engine."""
 
 from cavs.runtime.explain import Explanation, explain
-from cavs.runtime.session import EvalResult, Session, StepResult
+from cavs.runtime.session import Session
+from cavs.runtime.variant import EvalResult, StepResult
 
 __all__ = ["EvalResult", "Explanation", "Session", "StepResult", "explain"]

@@ -13,7 +13,8 @@ from cavs.frontend.model import Model
 from cavs.ir import BatchRule, Node
 from cavs.passes.partition import Body
 from cavs.runtime.bound import fewest_tasks
-from cavs.runtime.session import BatchLike, Session
+from cavs.runtime.session import Session
+from cavs.runtime.variant import BatchLike
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +16,13 @@ from cavs.config import require, require_seed, set_num_threads
 from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
-from cavs.ir import Graph, origin
+from cavs.ir import origin
 from cavs.passes.at_nth_child import at_nth_child, multiplied_children
 from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_batch, check_schema, explain_range
 from cavs.runtime.encode import encode
+from cavs.runtime.variant import BatchLike, EvalResult, StepResult, Variant
 
 Array = npt.NDArray[Any]
 _DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtype("f8"))
@@ -32,84 +32,8 @@ MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there
 SHARED_FROM = 1.15  # parents a child from which products are done at the child
 
 
-class BatchLike(Protocol):
-    """What the session needs of a batch; cavs.data.GraphBatch has it."""
-
-    @property
-    def num_graphs(self) -> int:
-        """Graphs in the batch."""
-        ...
-
-    @property
-    def topology(self) -> _engine.GraphBatch:
-        """The engine's graphs; ``vertex_offsets`` and ``edge_offsets`` say where each starts."""
-        ...
-
-    def graph_label(self, index: int) -> str:
-        """How errors call a graph of the batch."""
-        ...
-
-    def feature_schema(self) -> Mapping[str, Any]:
-        """Type of every feature by name."""
-        ...
-
-    def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
-        """The engine's schedule for the features that may be absent."""
-        ...
-
-    def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> Any:
-        """The distinct vertices as far as the features ``names`` tell, see cavs.data.merge."""
-        ...
-
-    def __getitem__(self, name: str) -> Array: ...
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """loss of the batch before the update; grad_norm: global L2 norm before clipping."""
-
-    loss: float
-    grad_norm: float
-
-
-@dataclass(frozen=True)
-class EvalResult:
-    """loss (NaN without one); outputs by name, rows in the order of the batch.
-
-    weight: what the loss counts in a mean over batches. A loss that is a mean over terms, as those
-    of cavs.ops are unless reduced otherwise, counts its terms (ignored labels are none); any other
-    loss counts the graphs of its batch.
-    """
-
-    loss: float
-    outputs: dict[str, Array]
-    weight: float
-
-
-@dataclass
-class _Variant:
-    """One way the model is compiled: for training or for inference, with or without its loss, for
-    batches as they are or for their distinct vertices (``merging``)."""
-
-    training: bool
-    with_loss: bool
-    merging: bool
-    schema: dict[str, Feature] = field(default_factory=dict)
-    passed: Mapping[str, Any] = field(default_factory=dict)  # of the last batch that fitted
-    traced: Graph | None = None
-    optional: tuple[str, ...] = ()
-    distinguishing: tuple[str, ...] | None = None  # by which vertices differ; None: not merged
-    child_numbers: int | None = None  # products at the first so many children; None: not decided
-    kinds: tuple[int, ...] = ()
-    shared: bool | None = None  # edges outnumber vertices, in the first batch; None before it
-    absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
-    restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
-    compiled: Compiled | None = None
-    executor: _engine.Executor | None = None
-
-
 @contextmanager
-def _readable_errors(variant: _Variant, batch: BatchLike) -> Iterator[None]:
+def _readable_errors(variant: Variant, batch: BatchLike) -> Iterator[None]:
     """The engine knows features by number; a refused one is named with its graph and vertex."""
     try:
         yield
@@ -149,8 +73,8 @@ class Session:
                 p.convert(self.dtype)
         if threads is not None:
             set_num_threads(threads)
-        self._variants: dict[tuple[bool, bool, bool], _Variant] = {}
-        self._latest: dict[bool, _Variant] = {}
+        self._variants: dict[tuple[bool, bool, bool], Variant] = {}
+        self._latest: dict[bool, Variant] = {}
         self.replicated = replicated
         self._profiling = False
         self._serial = False
@@ -283,7 +207,7 @@ class Session:
 
     def _prepare(
         self, batch: BatchLike, training: bool, with_loss: bool
-    ) -> tuple[_Variant, _engine.Executor, Any, _Inputs]:
+    ) -> tuple[Variant, _engine.Executor, Any, _Inputs]:
         """The variant compiled for what ``batch`` has, its executor, whose rows run, and inputs."""
         check_batch(batch)
         variant = self._variant(batch, training, with_loss, self._merges(batch, training))
@@ -322,15 +246,15 @@ class Session:
         with_loss: bool,
         merging: bool,
         absent: frozenset[str] = frozenset(),
-    ) -> _Variant:
+    ) -> Variant:
         """The variant, traced for what ``batch`` has and for features ``absent`` elsewhere."""
         key = training, with_loss, merging
-        variant = self._variants.setdefault(key, _Variant(*key))
+        variant = self._variants.setdefault(key, Variant(*key))
         variant.absent |= absent
         self._trace(variant, batch)
         return variant
 
-    def _source(self, variant: _Variant, batch: BatchLike) -> Any:
+    def _source(self, variant: Variant, batch: BatchLike) -> Any:
         """What the engine runs: the distinct vertices of ``batch``, or ``batch`` itself."""
         names = variant.distinguishing
         if names is None:
@@ -339,7 +263,7 @@ class Session:
             self._decide_products(variant, batch)
         return batch.merged(names, variant.child_numbers or 0)
 
-    def _decide_products(self, variant: _Variant, batch: BatchLike) -> None:
+    def _decide_products(self, variant: Variant, batch: BatchLike) -> None:
         """Whether children have enough parents, judged by the first batch, once and for all."""
         assert variant.traced is not None and variant.distinguishing is not None
         p = self.passes
@@ -351,7 +275,7 @@ class Session:
             numbers = numbers if merged.parents_per_child >= SHARED_FROM else 0
         self._set_child_numbers(variant, numbers if numbers <= MOST_NUMBERS else 0)
 
-    def _set_child_numbers(self, variant: _Variant, numbers: int) -> None:
+    def _set_child_numbers(self, variant: Variant, numbers: int) -> None:
         assert variant.traced is not None
         variant.child_numbers = numbers
         graph = at_nth_child(variant.traced) if numbers else variant.traced
@@ -365,7 +289,7 @@ class Session:
             return copies.astype(dtype)
         return np.ascontiguousarray(source[name], dtype=dtype)
 
-    def _trace(self, variant: _Variant, batch: BatchLike) -> None:
+    def _trace(self, variant: Variant, batch: BatchLike) -> None:
         """Traces the model, anew where a feature turns out to be absent at some vertex."""
         schema = batch.feature_schema()
         if variant.traced is not None:
@@ -400,7 +324,7 @@ class Session:
             variant.kinds, variant.restored = variant.restored, ()
         variant.executor = None
 
-    def _absent(self, variant: _Variant, batch: BatchLike) -> bool:
+    def _absent(self, variant: Variant, batch: BatchLike) -> bool:
         """Whether a feature is absent somewhere that the trace takes for present everywhere."""
         return any(
             (s.has_absent or n in variant.absent) and not variant.schema[n].optional
@@ -408,7 +332,7 @@ class Session:
             if n in variant.schema
         )
 
-    def _compile(self, variant: _Variant, found: set[int], record: bool = False) -> None:
+    def _compile(self, variant: Variant, found: set[int], record: bool = False) -> None:
         assert variant.traced is not None
         variant.kinds = tuple(sorted(set(variant.kinds) | found))
         with origin(""):
@@ -455,12 +379,12 @@ class Session:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; CheckpointError, changing nothing, on anything else."""
-        variants: dict[tuple[bool, bool, bool], _Variant] = {}
+        variants: dict[tuple[bool, bool, bool], Variant] = {}
         try:
             for entry in state["variants"]:
                 key = bool(entry["training"]), bool(entry["with_loss"]), bool(entry["merging"])
                 numbers = entry["child_numbers"]
-                variants[key] = _Variant(
+                variants[key] = Variant(
                     *key,
                     child_numbers=None if numbers is None else int(numbers),
                     absent=frozenset(str(n) for n in entry["absent"]),
@@ -484,7 +408,8 @@ class Session:
     def prepare(self, batch: BatchLike) -> None:
         """Makes the schedule of a coming batch; safe in a background thread."""
         for variant in list(self._variants.values()):
-            if variant.executor is not None and variant.merging == self._merges(batch, variant.training):
+            merging = self._merges(batch, variant.training)
+            if variant.executor is not None and variant.merging == merging:
                 self._source(variant, batch).schedule(variant.optional)
 
     def invalidate(self) -> None:

@@ -147,7 +147,10 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
   a.gradients_of_instruction.resize(p.instructions.size());
   for (const Body& body : a.bodies) {
     std::vector<int32_t>& of_body = a.gradients_of_body.emplace_back();
-    for (int32_t id : body.instructions) {
+    std::vector<int32_t> ids = body.instructions;
+    ids.insert(ids.end(), body.sums.begin(), body.sums.end());
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const int32_t id = ids[i];
       std::vector<int32_t>& written = a.gradients_of_instruction[id];
       const Instruction& in = p.instructions[id];
       if (in.kind == InstructionKind::kLookupGrad) written.push_back(in.argument2);
@@ -156,7 +159,7 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
         if (out && b.role == Role::kGrad) written.push_back(b.index);
       });
       for (int32_t param : written) {
-        of_body.push_back(param);
+        if (i < body.instructions.size()) of_body.push_back(param);  // sums are items of their own
         done[param] = std::max(done[param], {a.step_of_stage[body.stage], -a.costs[id].row});
       }
     }

@@ -1,0 +1,92 @@
+"""What a session takes and gives, and the ways in which it has compiled its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from cavs import _engine
+from cavs.compiler.pipeline import Compiled
+from cavs.frontend.batch import Feature
+from cavs.ir import Graph
+
+Array = npt.NDArray[Any]
+
+
+class BatchLike(Protocol):
+    """What the session needs of a batch; cavs.data.GraphBatch has it."""
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs in the batch."""
+        ...
+
+    @property
+    def topology(self) -> _engine.GraphBatch:
+        """The engine's graphs; ``vertex_offsets`` and ``edge_offsets`` say where each starts."""
+        ...
+
+    def graph_label(self, index: int) -> str:
+        """How errors call a graph of the batch."""
+        ...
+
+    def feature_schema(self) -> Mapping[str, Any]:
+        """Type of every feature by name."""
+        ...
+
+    def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
+        """The engine's schedule for the features that may be absent."""
+        ...
+
+    def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> Any:
+        """The distinct vertices as far as the features ``names`` tell, see cavs.data.merge."""
+        ...
+
+    def __getitem__(self, name: str) -> Array: ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """loss of the batch before the update; grad_norm: global L2 norm before clipping."""
+
+    loss: float
+    grad_norm: float
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """loss (NaN without one); outputs by name, rows in the order of the batch.
+
+    weight: what the loss counts in a mean over batches. A loss that is a mean over terms, as those
+    of cavs.ops are unless reduced otherwise, counts its terms (ignored labels are none); any other
+    loss counts the graphs of its batch.
+    """
+
+    loss: float
+    outputs: dict[str, Array]
+    weight: float
+
+
+@dataclass
+class Variant:
+    """One way the model is compiled: for training or for inference, with or without its loss, for
+    batches as they are or for their distinct vertices (``merging``)."""
+
+    training: bool
+    with_loss: bool
+    merging: bool
+    schema: dict[str, Feature] = field(default_factory=dict)
+    passed: Mapping[str, Any] = field(default_factory=dict)  # of the last batch that fitted
+    traced: Graph | None = None
+    optional: tuple[str, ...] = ()
+    distinguishing: tuple[str, ...] | None = None  # by which vertices differ; None: not merged
+    child_numbers: int | None = None  # products at the first so many children; None: not decided
+    kinds: tuple[int, ...] = ()
+    shared: bool | None = None  # edges outnumber vertices, in the first batch; None before it
+    absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
+    restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
+    compiled: Compiled | None = None
+    executor: _engine.Executor | None = None
