@@ -13,9 +13,9 @@ from cavs.data.features import Array, FeatureKind, FeatureSpec
 from cavs.data.graph import Graph
 from cavs.data.merge import MergedBatch
 from cavs.errors import FeatureError
+from cavs.passes.specialise import MAX_OPTIONAL
 
 _KINDS: tuple[FeatureKind, ...] = ("vertex", "edge", "graph")
-_MAX_OPTIONAL = 32
 
 
 @final
@@ -154,9 +154,9 @@ class GraphBatch:
         """uint32 [num_vertices]: the presence mask of every vertex, see `schedule`."""
         if not optional:
             return None
-        if len(optional) > _MAX_OPTIONAL:
+        if len(optional) > MAX_OPTIONAL:
             raise FeatureError(
-                f"{len(optional)} features may be absent; at most {_MAX_OPTIONAL} can"
+                f"{len(optional)} features may be absent; at most {MAX_OPTIONAL} can"
             )
         presence: Array | None = None
         for bit, name in enumerate(optional):

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from cavs import _engine
-
-USED = "#child "  # + k, in place of a feature that may be absent
+from cavs.passes.at_nth_child import USED
 
 if TYPE_CHECKING:
     from cavs.data.batch import GraphBatch
@@ -56,19 +55,17 @@ class MergedBatch:
     def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
         """The engine's schedule, as `GraphBatch.schedule` makes it.
 
-        ``"#child k"`` among ``optional`` is present where a vertex is the k-th child of another.
+        ``"#child k"``, first in ``optional``: present where a vertex is the k-th child of another.
         """
         found = self._schedules.get(optional)
         if found is None:
+            numbers = [name.removeprefix(USED) for name in optional if name.startswith(USED)]
+            presence = self._batch.presence(optional[len(numbers) :])
             masks = np.zeros(self.num_vertices, np.uint32)
-            for bit, name in enumerate(optional):
-                if name.startswith(USED):
-                    here = self.used >> np.uint32(name.removeprefix(USED)) & 1
-                else:
-                    presence = self._batch.presence((name,))
-                    assert presence is not None
-                    here = presence[self._vertex]
-                masks |= here << np.uint32(bit)
+            if presence is not None:
+                masks |= presence[self._vertex] << np.uint32(len(numbers))
+            for bit, k in enumerate(numbers):
+                masks |= (self.used >> np.uint32(k) & np.uint32(1)) << np.uint32(bit)
             found = self._schedules[optional] = _engine.make_schedule(self.topology, masks)
         return found
 

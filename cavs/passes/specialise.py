@@ -14,6 +14,7 @@ from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild, users
 from cavs.passes.at_nth_child import USED
 from cavs.passes.simplify import simplify_node, zeros
 
+MAX_OPTIONAL = 32  # presence bits of a vertex, as the engine numbers kinds
 _STRUCTURAL = [
     "gather",
     "gather_grad",
@@ -43,8 +44,8 @@ class Kind:
 def optional_features(graph: Graph) -> tuple[str, ...]:
     """What kinds depend on: index features that may be absent and that a lookup reads, and whether
     a vertex is the k-th child of another, where products at children ask for it."""
-    names = {f"{USED}{s.child}" for s in graph.slots if s.child is not None and not s.backward}
-    names |= {
+    used = {s.child for s in graph.slots if s.child is not None and not s.backward}
+    names = {
         n.inputs[1].attr("name")
         for n in graph.nodes()
         if n.op.name == "lookup"
@@ -52,7 +53,7 @@ def optional_features(graph: Graph) -> tuple[str, ...]:
         and n.inputs[1].attr("optional")
         and n.type.domain.base == "vertex"
     }
-    return tuple(sorted(names))
+    return (*(f"{USED}{k}" for k in sorted(used)), *sorted(names))
 
 
 class _Specialiser:

@@ -19,7 +19,7 @@ from cavs.frontend.model import Model, trace_model
 from cavs.ir import origin
 from cavs.passes.at_nth_child import at_nth_child, multiplied_children
 from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
-from cavs.passes.specialise import optional_features
+from cavs.passes.specialise import MAX_OPTIONAL, optional_features
 from cavs.runtime.check import check_arity, check_batch, check_schema, explain_range
 from cavs.runtime.encode import encode
 from cavs.runtime.variant import BatchLike, EvalResult, StepResult, Variant
@@ -164,9 +164,7 @@ class Session:
 
     def is_new(self, batch: BatchLike) -> bool:
         """Whether a step on `batch` would compile the model anew."""
-        variant = self._variants.get((True, True, self._merges(batch, True)))
-        if variant is not None and variant.merging and variant.distinguishing is None:
-            variant = self._variants.get((True, True, False))
+        variant = self._known(batch, True, True)
         if variant is None or variant.executor is None or self._absent(variant, batch):
             return True
         schedule = self._source(variant, batch).schedule(variant.optional)
@@ -226,10 +224,18 @@ class Session:
         assert variant.compiled is not None and variant.executor is not None
         self._latest[training] = variant
         program = variant.compiled.program
-        ints = [self._feature(source, name, np.dtype(np.int32)) for name in program.int_features]
-        floats = [self._feature(source, name, self.dtype) for name in program.float_features]
+        feature = self._feature if source is batch else self._merged_feature
+        ints = [feature(source, name, np.dtype(np.int32)) for name in program.int_features]
+        floats = [feature(source, name, self.dtype) for name in program.float_features]
         rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
         return variant, variant.executor, source, (schedule, rows, ints)
+
+    def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
+        """The variant that runs batches like ``batch``, if it has been traced."""
+        variant = self._variants.get((training, with_loss, self._merges(batch, training)))
+        if variant is not None and variant.merging and variant.distinguishing is None:
+            variant = self._variants.get((training, with_loss, False))
+        return variant
 
     def _agreed(self, training: bool) -> bool:
         """Whether other replicas must run the same program, whatever their batches look like."""
@@ -250,7 +256,9 @@ class Session:
         """The variant, traced for what ``batch`` has and for features ``absent`` elsewhere."""
         key = training, with_loss, merging
         variant = self._variants.setdefault(key, Variant(*key))
-        variant.absent |= absent
+        if not absent <= variant.absent:
+            variant.absent |= absent
+            variant.passed = {}  # a batch that fitted may not any more
         self._trace(variant, batch)
         return variant
 
@@ -270,10 +278,11 @@ class Session:
         wanted = p.at_nth_child_in_training if variant.training else p.at_nth_child
         wanted &= not self._agreed(variant.training)
         numbers = multiplied_children(variant.traced) if wanted else 0
-        if 0 < numbers <= MOST_NUMBERS:
+        room = min(MOST_NUMBERS, MAX_OPTIONAL - len(optional_features(variant.traced)))
+        if 0 < numbers <= room:
             merged = batch.merged(variant.distinguishing, numbers)
             numbers = numbers if merged.parents_per_child >= SHARED_FROM else 0
-        self._set_child_numbers(variant, numbers if numbers <= MOST_NUMBERS else 0)
+        self._set_child_numbers(variant, numbers if numbers <= room else 0)
 
     def _set_child_numbers(self, variant: Variant, numbers: int) -> None:
         assert variant.traced is not None
@@ -282,12 +291,16 @@ class Session:
         variant.optional = optional_features(graph)
 
     def _feature(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
-        if name.startswith((COPIES, PRESENT)):
-            copies: Array = source.copies
-            if name != COPIES:
-                copies = copies * (source[name.removeprefix(PRESENT)] >= 0)
-            return copies.astype(dtype)
         return np.ascontiguousarray(source[name], dtype=dtype)
+
+    def _merged_feature(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
+        """A feature of the distinct vertices, or one that `merge_vertices` asks for."""
+        if not name.startswith((COPIES, PRESENT)):
+            return self._feature(source, name, dtype)
+        copies: Array = source.copies
+        if name != COPIES:
+            copies = copies * (source[name.removeprefix(PRESENT)] >= 0)
+        return copies.astype(dtype)
 
     def _trace(self, variant: Variant, batch: BatchLike) -> None:
         """Traces the model, anew where a feature turns out to be absent at some vertex."""
@@ -407,9 +420,9 @@ class Session:
 
     def prepare(self, batch: BatchLike) -> None:
         """Makes the schedule of a coming batch; safe in a background thread."""
-        for variant in list(self._variants.values()):
-            merging = self._merges(batch, variant.training)
-            if variant.executor is not None and variant.merging == merging:
+        for training, with_loss in dict.fromkeys(key[:2] for key in list(self._variants)):
+            variant = self._known(batch, training, with_loss)
+            if variant is not None and variant.executor is not None:
                 self._source(variant, batch).schedule(variant.optional)
 
     def invalidate(self) -> None:

@@ -1,0 +1,117 @@
+"""Which program runs a batch: schedules made ahead, and programs that ranks have in common."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import _engine, nn, ops
+from cavs.compiler.pipeline import Passes
+from tests.runtime.trees import CLASSES, WORDS, Classifier, binary, treebank
+
+
+def large(seed):
+    """A batch of which copies are merged, where nothing forbids it."""
+    return treebank(30, seed)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.parametrize("make", [large, lambda seed: treebank(2, seed)])
+def test_a_prepared_batch_is_scheduled_once(monkeypatch, rate, make):
+    """With dropout copies stay apart, so batches large and small run as they are."""
+    made = []
+
+    def counted(*arguments):
+        made.append(arguments)
+        return original(*arguments)
+
+    original = _engine.make_schedule
+    session = cavs.Session(Classifier(rate=rate))
+    session.gradients(make(0))
+    monkeypatch.setattr(_engine, "make_schedule", counted)
+    batch = make(1)
+    session.prepare(batch)
+    assert len(made) == 1
+    session.gradients(batch)
+    assert len(made) == 1
+
+
+def test_what_is_absent_elsewhere_is_compiled_for():
+    """Another rank has vertices without a word: this one traces anew, though its batches fit."""
+    chains = cavs.batch(
+        [cavs.Graph.chain(4, features={"token": [1, 2, 3, 4], "label": [0, 1, 2, 3]})] * 3
+    )
+    session = cavs.Session(Classifier(nn.ChildSumTreeLSTM(8, 6)), replicated=True)
+    session.compile_for(chains, lambda own: own)
+    assert not session.is_new(chains)
+    asked = []
+
+    def union(own):
+        asked.append(list(own))
+        return sorted({*own, "token"}) if len(asked) == 1 else own
+
+    session.compile_for(chains, union)
+    assert asked[0] == []  # nothing is absent here
+    _, _, compiled = session.ready(chains)
+    assert compiled.program.optional == ("token",)
+
+
+class ManyWords(cavs.Model):
+    """Features that may be absent, as many as the kinds of vertices can tell apart."""
+
+    def __init__(self, count):
+        self.count = count
+        self.embedding = nn.Embedding(WORDS, 3, init="xavier")
+        self.tree = nn.BinaryTreeLSTM(3, 2)
+        self.output = nn.Linear(2, CLASSES)
+
+    def forward(self, batch):
+        x = self.embedding(batch["token"])
+        for i in range(self.count - 1):
+            x = x + self.embedding(batch[f"extra {i}"])
+        return self.output(self.tree(batch.graph, x=x))
+
+    def loss(self, batch):
+        return ops.cross_entropy(self.forward(batch), batch["label"])
+
+
+@pytest.mark.parametrize("count", [30, 32])
+def test_as_many_optional_features_as_there_can_be(monkeypatch, count):
+    """Kinds by number of child take two bits more: with 32 features there is no room for them."""
+    monkeypatch.setattr("cavs.runtime.session.MERGED_FROM", 1)
+    monkeypatch.setattr("cavs.runtime.session.SHARED_FROM", 0.0)
+    rng = np.random.default_rng(0)
+    graphs = []
+    for i in range(6):
+        tree = binary(5, rng)
+        extra = {f"extra {j}": np.full(9, 1 if i == 0 else -1) for j in range(count - 1)}
+        children = [[int(c) for c in tree.children(v)] for v in range(9)]
+        graphs.append(cavs.Graph(children, {**dict(tree.features), **extra}))
+    model, batch = ManyWords(count), cavs.batch(graphs)
+    session = cavs.Session(model)
+    found = session.predict(batch)["output"]
+    apart = cavs.Session(model, passes=Passes(merge_vertices=False)).predict(batch)["output"]
+    np.testing.assert_allclose(found, apart, rtol=1e-5, atol=1e-6)
+    if count == 32:
+        assert session.schedule(batch, training=False).batch.num_vertices < batch.num_vertices
+
+
+def test_features_named_like_those_of_the_compiler(monkeypatch):
+    """They are the user's; copies stay apart."""
+    monkeypatch.setattr("cavs.runtime.session.MERGED_FROM", 1)
+
+    class Named(Classifier):
+        def forward(self, batch):
+            x = self.embedding(batch["token"]) * batch["#copies"]
+            return self.output(self.tree(batch.graph, x=x))
+
+    whole = treebank(3)
+    graphs = [
+        cavs.Graph(g.topology, {**dict(g.features), "#copies": np.full(g.num_vertices, 0.5)})
+        for g in whole.graphs
+    ]
+    model, batch = Named(), cavs.batch(graphs)
+    found = cavs.Session(model).predict(batch)["output"]
+    apart = cavs.Session(model, passes=Passes(merge_vertices=False)).predict(batch)["output"]
+    np.testing.assert_array_equal(found, apart)
