@@ -22,6 +22,31 @@ class _Part:
     n0: int
 
 
+def _transposed(parts: list[_Part]) -> list[_Part]:
+    return [
+        replace(
+            p,
+            row_stride=p.col_stride,
+            col_stride=p.row_stride,
+            rows=p.cols,
+            cols=p.rows,
+            k0=p.n0,
+            n0=p.k0,
+        )
+        for p in parts
+    ]
+
+
+def _columns(parts: list[_Part], start: int, stop: int) -> list[_Part]:
+    result = []
+    for p in parts:
+        low, high = max(start - p.n0, 0), min(stop - p.n0, p.cols)
+        if low < high:
+            offset, n0 = p.offset + low * p.col_stride, p.n0 + low - start
+            result.append(replace(p, offset=offset, cols=high - low, n0=n0))
+    return result
+
+
 def _parts(w: Node, parameters: Sequence[str]) -> list[_Part]:
     name = w.op.name
     if name == "parameter":
@@ -29,42 +54,12 @@ def _parts(w: Node, parameters: Sequence[str]) -> list[_Part]:
         index = list(parameters).index(w.attr("parameter").name)
         return [_Part(index, 0, cols, 1, rows, cols, 0, 0)]
     if name == "transpose":
-        return [
-            replace(
-                p,
-                row_stride=p.col_stride,
-                col_stride=p.row_stride,
-                rows=p.cols,
-                cols=p.rows,
-                k0=p.n0,
-                n0=p.k0,
-            )
-            for p in _parts(w.inputs[0], parameters)
-        ]
+        return _transposed(_parts(w.inputs[0], parameters))
     if name == "slice":
-        start, stop = w.attr("start"), w.attr("stop")
-        result = []
-        for p in _parts(w.inputs[0], parameters):
-            low, high = max(start - p.n0, 0), min(stop - p.n0, p.cols)
-            if low < high:
-                result.append(
-                    replace(
-                        p,
-                        offset=p.offset + low * p.col_stride,
-                        cols=high - low,
-                        n0=p.n0 + low - start,
-                    )
-                )
-        return result
+        return _columns(_parts(w.inputs[0], parameters), w.attr("start"), w.attr("stop"))
     if name == "rows":
-        start, stop = w.attr("start"), w.attr("stop")
-        result = []
-        for p in _parts(w.inputs[0], parameters):
-            low, high = max(start - p.k0, 0), min(stop - p.k0, p.rows)
-            if low < high:
-                offset, k0 = p.offset + low * p.row_stride, p.k0 + low - start
-                result.append(replace(p, offset=offset, rows=high - low, k0=k0))
-        return result
+        flipped = _transposed(_parts(w.inputs[0], parameters))
+        return _transposed(_columns(flipped, w.attr("start"), w.attr("stop")))
     if name == "concat":
         result, at = [], 0
         rowwise = w.attr("axis") == -2
