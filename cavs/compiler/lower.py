@@ -104,7 +104,7 @@ class Lowering(RowLowering):
             if not key.startswith("grad:"):
                 continue
             name, _, place = key.removeprefix("grad:").partition("#")
-            start = int(place.partition("@")[2] or 0)
+            start = int(place.partition("@")[2].partition(".")[0] or 0)  # "1@300.0": a window
             self.other_terms.setdefault(name, [])
             columns[name] = value.shape[-1] if value.shape else 1
             if value.op.rule is BatchRule.REDUCE and not is_leaf(value):

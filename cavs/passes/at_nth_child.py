@@ -66,9 +66,11 @@ def at_nth_child(graph: Graph) -> Graph:
 
     new = rewrite(graph, rule)
     for slot, (weight, of_child) in slots.items():
-        values = [new.slots[s] for s, _, _, _ in of_child]
-        rows = [apply("rows", weight, start=a, stop=b) for _, _, a, b in of_child]
-        x = values[0] if len(values) == 1 else apply("concat", *values, axis=-1)
-        w = rows[0] if len(rows) == 1 else apply("concat", *rows, axis=-2)
-        new.slots[slot] = apply("matmul", x, w)
+        total: Node | None = None  # merge_products makes one product of the terms
+        for s, _, a, b in of_child:
+            rows = apply("rows", weight, start=a, stop=b)
+            term = apply("matmul", new.slots[s], rows)
+            total = term if total is None else total + term
+        assert total is not None
+        new.slots[slot] = total
     return new

@@ -115,3 +115,31 @@ def test_features_named_like_those_of_the_compiler(monkeypatch):
     found = cavs.Session(model).predict(batch)["output"]
     apart = cavs.Session(model, passes=Passes(merge_vertices=False)).predict(batch)["output"]
     np.testing.assert_array_equal(found, apart)
+
+
+class Remembering(cavs.VertexFunction):
+    """Multiplies two states of each child; the first half of one is zero at a leaf."""
+
+    def __init__(self, input_size, hidden_size):
+        self.state = cavs.State(c=2 * hidden_size, h=hidden_size)
+        self.W = cavs.Parameter((input_size, hidden_size))
+        self.U = cavs.Parameter((6 * hidden_size, hidden_size))
+
+    def vertex(self, v):
+        left, right = v.gather(0), v.gather(1)
+        below = ops.concat([left.c, left.h, right.c, right.h]) @ self.U
+        h = ops.tanh(v.pull("x") @ self.W + below)
+        v.scatter(c=ops.concat([left.h + right.h, 0.5 * h]), h=h)
+        v.push(h)
+
+
+def test_rows_of_a_gradient_that_a_kind_leaves_zero(monkeypatch):
+    """The rows of U of the second child, and of those the ones of its h."""
+    monkeypatch.setattr("cavs.runtime.session.MERGED_FROM", 1)
+    monkeypatch.setattr("cavs.runtime.session.SHARED_FROM", 0.0)
+    model, batch = Classifier(Remembering(8, 6)), treebank(8)
+    on, off = Passes(at_nth_child_in_training=True), Passes(merge_vertices=False)
+    _, found = cavs.Session(model, passes=on).gradients(batch)
+    _, expected = cavs.Session(model, passes=off).gradients(batch)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
