@@ -99,7 +99,10 @@ class Trainer(LocalTrainer):
         local = Session(model, threads=threads, dtype=dtype, passes=passes, replicated=True)
         chosen = None if isinstance(strategy, str) else strategy
         if chosen is not None:
-            verify(chosen, variables_of(model, dtype=str(local.dtype)), resources)
+            # Which gradients are products shows when a batch is compiled; others are reduced.
+            maybe = {name: 0.0 for name, p in model.parameters().items() if len(p.shape) == 2}
+            known = variables_of(model, dtype=str(local.dtype), factors=maybe)
+            verify(chosen, known, resources)
             fits(chosen, c.size)
         session = DistributedSession(local, c, chosen, split=split, wait_free=wait_free)
         super().__init__(model, optimizer, session=session, **more)
