@@ -226,8 +226,8 @@ def alone(table: str, batches: Sequence[Any], steps: int, dtype: str) -> dict[st
 def faults(case: Case, result: dict[str, Any], dtype: str) -> list[str]:
     """What does not hold."""
     found = []
-    if abs(result["off"]) > BYTES:
-        found.append(f"bytes {result['off']:+.1%} of the formula")
+    if max(abs(result["off"]), result["worst_rank"]) > BYTES:
+        found.append(f"bytes {result['off']:+.1%}, at a rank {result['worst_rank']:.1%} off")
     if not result["same_bits"]:
         found.append("ranks have different parameters")
     if case.compressor == "none" and not result["difference"] <= EQUAL[dtype]:
@@ -294,7 +294,7 @@ def show(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.matrix", description=__doc__)
     add = parser.add_argument
     add("--ranks", type=int, nargs="+", default=[2, 4], metavar="N")
@@ -305,7 +305,11 @@ def main(arguments: list[str] | None = None) -> int:
     add("--dtype", choices=list(EQUAL), default="float32")
     add("--out", default=str(RESULTS / "matrix.json"), metavar="FILE")
     add("--rank", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parsed(arguments)
     if given.rank:
         records = measure(MPICommunicator(), given)
         if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
