@@ -64,11 +64,6 @@ def hosts(c: Communicator) -> ResourceSpec:
 
 def fits(strategy: Strategy, size: int) -> None:
     """Raises `ConfigError` if the strategy is not one that `size` ranks can run."""
-    if strategy.graph.gradients != "mean":
-        raise ConfigError(
-            f"gradients {strategy.graph.gradients!r} of a strategy cannot be run yet",
-            hint='use "mean": the update is that of one process on the whole batch',
-        )
     replicas, servers = len(strategy.graph.replicas), len(strategy.graph.servers)
     if replicas != size or servers:
         raise ConfigError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from cavs.distributed.compressors import parse
 from cavs.distributed.resources import node_of
+from cavs.distributed.synchronisers.stale import StalePush, StaleServers, is_stale
 from cavs.distributed.strategy import (
     AllReduce,
     NodeConfig,
@@ -34,20 +35,26 @@ def exchanges_of(
     executor: Any,
     parameters: Mapping[str, Any],
     kinds: Mapping[str, str],
+    servers: StaleServers | None = None,
     *,
     bucket: int = BUCKET,
 ) -> list[Exchange]:
     """The exchanges for a program, in the order in which all ranks make them.
 
     kinds: "dense", "sparse" or "none" for the gradient of every parameter in this program.
+    servers: of the stale parameters, if the strategy has some.
     """
     names = list(parameters)
     order = [i for i in executor.gradient_order() if parameters[names[i]].trainable]
     values = [p.value.reshape(-1) for p in parameters.values()]
-    builder = _Plan(executor, values, bucket)
+    builder = _Plan(executor, values, bucket, servers)
     for i in order:
         shape = parameters[names[i]].value.shape
         node = None if strategy is None else strategy.node(names[i])
+        if servers is not None and servers.layout.of(i):
+            builder.push(i, kinds[names[i]] == "sparse")
+        if node is not None and all(is_stale(leaf.sync) for leaf in node.leaves):
+            continue
         if kinds[names[i]] == "sparse":
             builder.sparse(i, shape, node, strategy)
         else:
@@ -58,8 +65,16 @@ def exchanges_of(
 
 
 class _Plan:
-    def __init__(self, executor: Any, values: Sequence[Array], bucket: int) -> None:
+    def __init__(
+        self,
+        executor: Any,
+        values: Sequence[Array],
+        bucket: int,
+        servers: StaleServers | None,
+    ) -> None:
         self.executor, self.values, self.bucket = executor, values, bucket
+        self.stale = servers
+        self.pushed: list[int] = []
         self.exchanges: list[Exchange] = []
         self.open: list[Part] = []  # of the bucket being filled
         self.groups: dict[int, list[Part]] = {}
@@ -92,6 +107,8 @@ class _Plan:
             return
         for leaf, shard in zip(node.leaves, shards_of(node, shape), strict=True):
             part, sync = part_of(i, shape, shard), leaf.sync
+            if is_stale(sync):
+                continue
             if isinstance(sync, ParameterServer):
                 self._serve(part, _owner(leaf, strategy))
             elif isinstance(sync, SufficientFactors):
@@ -131,7 +148,22 @@ class _Plan:
             self.servers = []
         self.servers.append((part, owner))
 
+    def push(self, i: int, sparse: bool) -> None:
+        """The stale shards of a parameter; tables travel as they are done, others in buckets."""
+        assert self.stale is not None
+        if sparse:
+            self.exchanges.append(StalePush([i], self.values, self.stale))
+            return
+        size = sum(self.values[j].nbytes for j in self.pushed)
+        if self.pushed and size + self.values[i].nbytes > self.bucket:
+            self.exchanges.append(StalePush(self.pushed, self.values, self.stale))
+            self.pushed = []
+        self.pushed.append(i)
+
     def finish(self) -> list[Exchange]:
+        if self.pushed:
+            assert self.stale is not None
+            self.exchanges.append(StalePush(self.pushed, self.values, self.stale))
         if self.open:
             self.exchanges.append(DenseAllReduce(self.open, self.values, self.executor))
         if self.servers:
@@ -145,11 +177,6 @@ def _owner(leaf: NodeConfig, strategy: Strategy) -> int:
     """The rank that owns a leaf. ConfigError for what no rank can run."""
     sync = leaf.sync
     assert isinstance(sync, ParameterServer)
-    if not sync.sync or sync.staleness:
-        raise ConfigError(
-            f"{leaf.name}: asynchronous servers and staleness {sync.staleness} cannot be run yet",
-            hint="use sync=True and staleness=0",
-        )
     nodes = {node_of(device) for device in strategy.graph.ranks}
     if sync.two_level and len(nodes) > 1:
         raise ConfigError(
