@@ -336,3 +336,5 @@ class DistributedSession:
         """Brings all ranks every optimiser state, before a checkpoint."""
         for exchange in self._exchanges:
             exchange.collect(states, self.communicator)
+        if self.servers is not None and not self._written:
+            self.servers.collect(states, self.communicator)

@@ -7,7 +7,7 @@ from typing import Any
 
 from cavs.distributed.compressors import parse
 from cavs.distributed.resources import node_of
-from cavs.distributed.synchronisers.stale import StalePush, StaleServers, is_stale
+from cavs.distributed.synchronisers.stale import StalePush, StaleServers
 from cavs.distributed.strategy import (
     AllReduce,
     NodeConfig,
@@ -15,6 +15,7 @@ from cavs.distributed.strategy import (
     Shard,
     Strategy,
     SufficientFactors,
+    is_stale,
     shards_of,
 )
 from cavs.distributed.synchronisers.all_reduce import (

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cavs.distributed.strategy import ParameterServer, Strategy, Synchroniser, shards_of
+from cavs.distributed.strategy import ParameterServer, Strategy, is_stale, shards_of
 from cavs.distributed.synchronisers.exchange import Part, part_of
 from cavs.errors import ConfigError
 
@@ -64,11 +64,6 @@ class Layout:
     def owners(self) -> list[int]:
         """The ranks that own something, ascending."""
         return sorted({group.owner for group in self.groups})
-
-
-def is_stale(sync: Synchroniser) -> bool:
-    """Whether the owner applies each gradient as it comes."""
-    return isinstance(sync, ParameterServer) and (not sync.sync or sync.staleness > 0)
 
 
 def is_free(strategy: Strategy | None) -> bool:

@@ -153,6 +153,12 @@ class Owner:
         self.told[unit.number, rank] = self.updates
         return (rows + unit.rows[0]).astype(np.int32)
 
+    def ever(self, unit: Unit) -> Array:
+        """Rows of a table that changed in this phase; none of a table owned elsewhere."""
+        if unit.number not in self.changed or unit.rows is None:
+            return np.empty(0, np.int32)
+        return (np.flatnonzero(self.changed[unit.number]) + unit.rows[0]).astype(np.int32)
+
     def standing(self) -> list[int]:
         """The clock of every worker, -1 where nobody waits for it."""
         clocks = next(iter(self.clocks.values()))

@@ -22,7 +22,7 @@ from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.synchronisers.stale import letters as kinds
 from cavs.distributed.synchronisers.stale.layout import Layout
 from cavs.distributed.synchronisers.stale.owner import Owner
-from cavs.distributed.synchronisers.exchange import Array, unpack
+from cavs.distributed.synchronisers.exchange import Array, pack, unpack
 from cavs.errors import CommunicationError
 
 _GRACE = 3.0  # seconds that an owner has to say how far the workers are
@@ -156,6 +156,22 @@ class StaleServers:
                 table = self.values[unit.part.parameter].reshape(-1, unit.width)
                 table[rows] = next(arrays).reshape(-1, unit.width)
         return any(letter.arrays for letter in letters)
+
+    def collect(self, states: Sequence[Sequence[Array]], c: Communicator) -> None:
+        """Brings all ranks every optimiser state, from its owner; after `settle`."""
+        assert self._owner is not None
+        for i in range(max(map(len, states), default=0)):
+            flat = [s[i].reshape(-1) if len(s) > i else np.empty(0) for s in states]
+            for group in self.layout.groups:
+                packed = np.empty(sum(part.size for part in group.dense), self.values[0].dtype)
+                pack(group.dense, flat, packed)
+                c.broadcast(packed, group.owner)
+                unpack(group.dense, packed, flat)
+                for unit in group.tables:
+                    rows = self._owner.ever(unit)
+                    table = flat[unit.part.parameter].reshape(-1, unit.width)
+                    rows, values = c.all_gather(rows), c.all_gather(table[rows])
+                    table[rows[unit.owner]] = values[unit.owner]
 
     def stops(self, requested: bool) -> bool:
         """Whether to stop after this step: after one that all ranks agree on, once one asks."""
