@@ -50,7 +50,7 @@ def _step(
 ) -> StepReport:
     from cavs.distributed.session import StepReport
 
-    (seed, step, max_norm), sent = options, session.sent_bytes
+    seed, step, max_norm = options
     part = session.shard(batch)
     executor, inputs, compiled = session.session.ready(part.local)
     program = compiled.program
@@ -75,5 +75,5 @@ def _step(
         run.compute_seconds,
         run.communication_seconds + waited,
         exposed,
-        session.sent_bytes - sent,
+        servers.newly_sent(),  # as owner, too, since the step before
     )

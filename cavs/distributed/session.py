@@ -17,9 +17,9 @@ from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.free import free_step
 from cavs.distributed.run import Run
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
-from cavs.distributed.synchronisers.stale import StalePush, StaleServers, is_free, layout_of
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.synchronisers import Exchange, exchanges_of
+from cavs.distributed.synchronisers.stale import StalePush, StaleServers, is_free, layout_of
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.variant import EvalResult

@@ -10,9 +10,16 @@ import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
+from cavs.distributed.cost import Load, bytes_by_rank
 from cavs.distributed.resources import ResourceSpec
-from cavs.distributed.strategy import GraphConfig, NodeConfig, ParameterServer, Strategy
-from cavs.distributed.strategy import AllReduce, variables_of
+from cavs.distributed.strategy import (
+    AllReduce,
+    GraphConfig,
+    NodeConfig,
+    ParameterServer,
+    Strategy,
+    variables_of,
+)
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.test_faults import loader, outcomes
@@ -404,7 +411,10 @@ def summed(name, size):
 FULL = [graphs for graphs in BATCHES if len(graphs) >= 3]  # a part for each of three ranks
 
 
-@pytest.mark.parametrize("strategy", ["AllReduce", "PartitionedPS", "Parallax", "Parallax(staleness=1)", "PS(staleness=2)"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["AllReduce", "PartitionedPS", "Parallax", "Parallax(staleness=1)", "PS(staleness=2)"],
+)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_gradients_are_added_where_the_strategy_says_so(strategy, size, monkeypatch):
     monkeypatch.setattr("tests.distributed.test_stale.BATCHES", FULL)
@@ -466,3 +476,51 @@ def test_the_effective_learning_rate_is_as_documented():
         by_sum = by_mean if by_sum is None else by_sum
         ratio = step(4, optimizer, total)[moved] / alone[moved]
         np.testing.assert_allclose(ratio, by_sum, rtol=1e-2)
+
+
+class Wide(cavs.Model):
+    """Large enough that letters are more than their heads."""
+
+    def __init__(self):
+        self.embedding = cavs.nn.Embedding(500, 64)
+        self.cell = cavs.nn.ChildSumTreeLSTM(64, 48)
+        self.output = cavs.nn.Linear(48, 3)
+
+    def loss(self, batch):
+        h = self.cell(batch.graph, x=self.embedding(batch["token"]))
+        return cavs.ops.cross_entropy(self.output(h), batch["label"])
+
+
+@pytest.mark.parametrize("strategy", ["PSLoadBalancing(staleness=2)", "PartitionedPS(sync=False)"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_bytes_are_those_of_the_formula(strategy, size):
+    graphs = trees(12, 4)
+    batch = cavs.batch(graphs)
+    parts = np.array_split(np.arange(len(graphs)), size)
+    tokens = [np.concatenate([graphs[i].features["token"] for i in part]) for part in parts]
+    seen = [set(t[t >= 0].tolist()) for t in tokens]
+    load = Load(
+        rows={"embedding.weight": [len(s) for s in seen]},
+        union={"embedding.weight": len(set().union(*seen))},
+        factors={},
+    )
+    made = build(strategy, variables_of(Wide()), ResourceSpec.local(size))
+    expected = bytes_by_rank(made, variables_of(Wide()), load)
+
+    def work(c):
+        with Trainer(Wide(), cavs.optim.SGD(lr=0.1), communicator=c, strategy=made) as t:
+            t.advance(batch)
+            t.settle()
+            c.barrier()
+            before = t.session.sent_bytes
+            reported = [t.advance(batch).sent_bytes for _ in range(6)]
+            t.session.servers.fetch()  # the answers to the last step
+            c.barrier()
+            sent = t.session.sent_bytes - before
+        assert sum(reported) <= sent
+        return sent / 6
+
+    found = run_threads(size, work)
+    assert sum(found) == pytest.approx(expected.sum(), rel=0.05)
+    # Which answer tells of a row that two ranks touched depends on who was first.
+    np.testing.assert_allclose(found, expected, rtol=0.15)

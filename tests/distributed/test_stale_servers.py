@@ -25,9 +25,7 @@ SGD = cavs.optim.SGD(lr=1.0).hyper(0)
 
 def sync(device, staleness):
     """Staleness None: asynchronous."""
-    return ParameterServer(
-        destination=device, sync=staleness is not None, staleness=staleness or 0
-    )
+    return ParameterServer(destination=device, sync=staleness is not None, staleness=staleness or 0)
 
 
 class Marks:
@@ -54,9 +52,7 @@ class Marks:
                 NodeConfig(name=f"{name}/part_{i}", synchroniser=s) for i, s in enumerate(shards)
             )
             nodes.append(NodeConfig(name=name, partition=vector, shards=leaves))
-        graph = GraphConfig(
-            replicas=tuple(devices[:workers]), servers=tuple(devices[workers:])
-        )
+        graph = GraphConfig(replicas=tuple(devices[:workers]), servers=tuple(devices[workers:]))
         parameters = {
             name: SimpleNamespace(value=value, trainable=True, sparse=name == "table")
             for name, value in self.values.items()

@@ -7,7 +7,6 @@ from typing import Any
 
 from cavs.distributed.compressors import parse
 from cavs.distributed.resources import node_of
-from cavs.distributed.synchronisers.stale import StalePush, StaleServers
 from cavs.distributed.strategy import (
     AllReduce,
     NodeConfig,
@@ -26,6 +25,7 @@ from cavs.distributed.synchronisers.all_reduce import (
 from cavs.distributed.synchronisers.exchange import Array, Exchange, Part, part_of
 from cavs.distributed.synchronisers.factors import FactorBroadcast
 from cavs.distributed.synchronisers.servers import DenseServers, SparseServers
+from cavs.distributed.synchronisers.stale import StalePush, StaleServers
 from cavs.errors import ConfigError
 
 BUCKET = 4 << 20  # bytes of gradients that travel together where no strategy says otherwise

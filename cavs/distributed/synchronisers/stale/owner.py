@@ -13,10 +13,10 @@ import numpy as np
 
 from cavs import _engine
 from cavs.distributed.communicator.mailbox import Letter
+from cavs.distributed.synchronisers.exchange import Array, Piece, pack
 from cavs.distributed.synchronisers.stale.clocks import Clocks
 from cavs.distributed.synchronisers.stale.layout import Group, Layout, Unit
 from cavs.distributed.synchronisers.stale.letters import FINAL, VALUES, Post
-from cavs.distributed.synchronisers.exchange import Array, Piece, pack
 
 
 class Owner:
@@ -72,7 +72,9 @@ class Owner:
                 piece = unit.part.piece(next(arrays))
             else:
                 rows = next(arrays)
-                piece = Piece(unit.part.parameter, next(arrays).reshape(len(rows), unit.width), rows)
+                piece = Piece(
+                    unit.part.parameter, next(arrays).reshape(len(rows), unit.width), rows
+                )
             self.staged[worker].append((attempt, piece))
 
     def commit(self, letter: Letter, post: Post) -> None:

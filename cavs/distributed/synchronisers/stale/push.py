@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.synchronisers.stale.layout import Unit
 from cavs.distributed.synchronisers.exchange import Array, Exchange, Gradients, Piece
+from cavs.distributed.synchronisers.stale.layout import Unit
 
 if TYPE_CHECKING:
     from cavs.distributed.synchronisers.stale.servers import StaleServers

@@ -19,10 +19,10 @@ import numpy as np
 
 from cavs.distributed.communicator.mailbox import Letter, as_text
 from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.synchronisers.exchange import Array, pack, unpack
 from cavs.distributed.synchronisers.stale import letters as kinds
 from cavs.distributed.synchronisers.stale.layout import Layout
 from cavs.distributed.synchronisers.stale.owner import Owner
-from cavs.distributed.synchronisers.exchange import Array, pack, unpack
 from cavs.errors import CommunicationError
 
 _GRACE = 3.0  # seconds that an owner has to say how far the workers are
@@ -55,6 +55,7 @@ class StaleServers:
         self._inbox: list[Letter] = []  # values that have not been read
         self._answers: dict[int, tuple[int, ...]] = {}
         self._promised, self._told_stop = 1, False
+        self._counted = 0
         self._stops: dict[int, int] = {}
         self._box = c.mailbox()
         self._thread = threading.Thread(target=self._serve, name="cavs-servers", daemon=True)
@@ -65,6 +66,11 @@ class StaleServers:
     def sent_bytes(self) -> int:
         """Bytes that this rank has sent, as worker and as owner."""
         return self._box.sent_bytes
+
+    def newly_sent(self) -> int:
+        """Bytes sent since this was asked last, or since all met."""
+        before, self._counted = self._counted, self.sent_bytes
+        return self._counted - before
 
     @property
     def is_worker(self) -> bool:
@@ -99,6 +105,8 @@ class StaleServers:
         self._check()
         self.attempt += 1
         expects = self.clock > 0 and not self.settled
+        if self.settled:
+            self._counted = self.sent_bytes
         self.settled = False
         if expects:
             self._wait(lambda: self._told(2, self.clock), f"for step {self.steps + 1}")
@@ -170,8 +178,8 @@ class StaleServers:
                 for unit in group.tables:
                     rows = self._owner.ever(unit)
                     table = flat[unit.part.parameter].reshape(-1, unit.width)
-                    rows, values = c.all_gather(rows), c.all_gather(table[rows])
-                    table[rows[unit.owner]] = values[unit.owner]
+                    every, values = c.all_gather(rows), c.all_gather(table[rows])
+                    table[every[unit.owner]] = values[unit.owner]
 
     def stops(self, requested: bool) -> bool:
         """Whether to stop after this step: after one that all ranks agree on, once one asks."""
