@@ -466,14 +466,13 @@ def test_the_effective_learning_rate_is_as_documented():
     tiny = 1e-6  # parameters hardly move: the N gradients are equal
     for optimizer, by_mean, by_sum in (
         (cavs.optim.SGD(lr=tiny), 1, 4),
-        (cavs.optim.Adagrad(lr=tiny), sum(1 / np.sqrt(k) for k in range(1, 5)), None),
+        (cavs.optim.Adagrad(lr=tiny), *[sum(1 / np.sqrt(k) for k in range(1, 5))] * 2),
         (cavs.optim.Adam(lr=tiny), 4, 4),
     ):
         alone = step(1, optimizer, None)
         moved = np.abs(alone) > np.abs(alone).max() * 1e-3
         ratio = step(4, optimizer, mean)[moved] / alone[moved]
         np.testing.assert_allclose(ratio, by_mean, rtol=1e-2)
-        by_sum = by_mean if by_sum is None else by_sum
         ratio = step(4, optimizer, total)[moved] / alone[moved]
         np.testing.assert_allclose(ratio, by_sum, rtol=1e-2)
 
@@ -482,7 +481,7 @@ class Wide(cavs.Model):
     """Large enough that letters are more than their heads."""
 
     def __init__(self):
-        self.embedding = cavs.nn.Embedding(500, 64)
+        self.embedding = cavs.nn.Embedding(40, 64)
         self.cell = cavs.nn.ChildSumTreeLSTM(64, 48)
         self.output = cavs.nn.Linear(48, 3)
 
@@ -513,14 +512,16 @@ def test_bytes_are_those_of_the_formula(strategy, size):
             t.settle()
             c.barrier()
             before = t.session.sent_bytes
-            reported = [t.advance(batch).sent_bytes for _ in range(6)]
+            c.barrier()
+            reported = []
+            for _ in range(6):  # in step: who lags is told of several updates of a row at once
+                reported.append(t.advance(batch).sent_bytes)
+                c.barrier()
             t.session.servers.fetch()  # the answers to the last step
             c.barrier()
             sent = t.session.sent_bytes - before
+            c.barrier()
         assert sum(reported) <= sent
         return sent / 6
 
-    found = run_threads(size, work)
-    assert sum(found) == pytest.approx(expected.sum(), rel=0.05)
-    # Which answer tells of a row that two ranks touched depends on who was first.
-    np.testing.assert_allclose(found, expected, rtol=0.15)
+    np.testing.assert_allclose(run_threads(size, work), expected, rtol=0.05)

@@ -1,4 +1,4 @@
-"""Stale servers on MPI ranks: they learn as synchronous ones do, and end cleanly when one is lost."""
+"""Stale servers on MPI ranks: they learn as synchronous ones do, and end cleanly if one is lost."""
 
 import os
 import signal

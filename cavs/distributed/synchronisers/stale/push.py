@@ -1,4 +1,4 @@
-"""The exchange of stale parameters in a step: gradients leave for their owners, and nobody waits."""
+"""The exchange of stale parameters: gradients leave for their owners, and nobody waits."""
 
 from __future__ import annotations
 
