@@ -57,7 +57,7 @@ def _step(
     exchanges = session.exchanges_for(executor, program.gradients)
     features = program.int_features
     totals = part.global_counts(features) if session.average else part.counts(features)
-    run = Run(executor, exchanges, session.communicator, session.wait_free)
+    run = Run(executor, exchanges, session.roles, session.wait_free)
     words = session.session.readable_errors(part.local)
     numbers = session.own_seed(seed), step, session.scale(part), totals.tolist()
     loss, error = run.go(words, (*inputs, *numbers))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from cavs.distributed.communicator.protocol import Communicator, Handle
+from cavs.distributed.communicator.protocol import Handle
+from cavs.distributed.roles import Roles
 from cavs.distributed.synchronisers import Exchange, Piece
 from cavs.errors import CommunicationError
 
@@ -16,9 +17,9 @@ class Run:
     """Forward and backward on the calling thread, exchanges in the background."""
 
     def __init__(
-        self, executor: Any, exchanges: Sequence[Exchange], c: Communicator, wait_free: bool
+        self, executor: Any, exchanges: Sequence[Exchange], roles: Roles, wait_free: bool
     ) -> None:
-        self.executor, self.exchanges, self.communicator = executor, exchanges, c
+        self.executor, self.exchanges, self.roles = executor, exchanges, roles
         self.wait_free = wait_free
         self.pieces: list[Piece] = []
         self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
@@ -31,7 +32,7 @@ class Run:
         words: turns what the engine says into errors for people. inputs: of ``Executor.run``.
         """
         self.executor.arm_gradients()
-        start = self.communicator.start
+        start = self.roles.everyone.start
         handles: list[Handle[list[Piece]]] = []
         if self.wait_free:
             handles = [start(self._reduce, exchange) for exchange in self.exchanges]
@@ -58,10 +59,18 @@ class Run:
         self.exposed_seconds = time.perf_counter() - ended
         return loss, failed
 
+    def serve(self) -> None:
+        """The part of a rank that computes nothing: it takes what the others send."""
+        begun = time.perf_counter()
+        for exchange in self.exchanges:
+            self.pieces += exchange.reduce(self.executor, True, self.roles.everyone)
+        self.communication_seconds = self.exposed_seconds = time.perf_counter() - begun
+
     def _reduce(self, exchange: Exchange) -> list[Piece]:
         """In the background: waits for the gradients, then for the other ranks."""
         usable = all([self.executor.wait_gradient(p) for p in exchange.parameters])
         begun = time.perf_counter()
-        pieces = exchange.reduce(self.executor, usable, self.communicator)
+        group = self.roles.everyone if exchange.everyone else self.roles.replicas
+        pieces = exchange.reduce(self.executor, usable, group)
         self.communication_seconds += time.perf_counter() - begun
         return pieces

@@ -15,6 +15,8 @@ from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.free import free_step
+from cavs.distributed.idle import idle_executor
+from cavs.distributed.roles import Roles
 from cavs.distributed.run import Run
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
 from cavs.distributed.strategy import Strategy
@@ -76,6 +78,7 @@ class DistributedSession:
         self._int_features: list[str] = []
         self._exchanges: list[Exchange] = []
         self._exchanging: Any = None  # the executor that they are of
+        self._roles: Roles | None = None
         self.wants_stop = self.stopping = False  # this rank's wish; what all know of
         self._trainable = [p.trainable for p in session.parameters.values()]
         self.servers: StaleServers | None = None  # of stale parameters, from the first step on
@@ -94,15 +97,19 @@ class DistributedSession:
         max_norm: float | None = None,
     ) -> StepReport:
         """As `Session.step`, on the global `batch`; raises on all ranks if one of them fails."""
-        sent = self.sent_bytes
+        sent, computes = self.sent_bytes, self.roles.computes
         waited = self._fetch(hyper, states)
         if self.free:
             assert self.servers is not None
+            if not computes:
+                return StepReport(0.0, 0.0, 0.0, 0.0, 0.0, self.servers.newly_sent())
             return free_step(self, self.servers, batch, hyper, (seed, step, max_norm), waited)
+        if not computes:
+            return self._finish(self._serve(), 0.0, None, (hyper, states, max_norm), sent)
         part, executor, inputs = self._prepare(batch)
         totals = self._totals(part)
         scale = self.scale(part)
-        run = Run(executor, self._exchanges, self.communicator, self.wait_free)
+        run = Run(executor, self._exchanges, self.roles, self.wait_free)
         words = self.session.readable_errors(part.local)
         loss, error = run.go(words, (*inputs, self.own_seed(seed), step, scale, totals))
         return self._finish(run, loss, error, (hyper, states, max_norm), sent)
@@ -131,7 +138,8 @@ class DistributedSession:
         failed: Exception | None = None
 
         def union(values: Sequence[Any]) -> list[Any]:
-            return sorted({v for other in self.communicator.share(list(values)) for v in other})
+            shared = self.roles.replicas.share(list(values))
+            return sorted({v for other in shared for v in other})
 
         try:
             self.session.compile_for(part.local, union)
@@ -144,7 +152,23 @@ class DistributedSession:
         except Exception as error:  # as above
             failed = error
         self.agreement.meet("step", failed)
+        if self.roles.replicas is not self.communicator:  # for those who compile nothing
+            self.communicator.share([executor.gradient_order(), kinds, self._int_features])
         return executor, inputs
+
+    def _serve(self) -> Run:
+        """The step of a rank that only owns parameters, up to where all ranks meet again."""
+        meeting = self.agreement.meet("step", stop=self.wants_stop)
+        self.stopping |= meeting.stop
+        if meeting.new:
+            self.agreement.meet("step")
+            order, kinds, self._int_features = self.communicator.share(None)[0]
+            self.exchanges_for(idle_executor(self.session.parameters, order), kinds)
+        if self.average:
+            self.communicator.all_reduce(np.zeros(3 + len(self._int_features)))
+        run = Run(self._exchanging, self._exchanges, self.roles, self.wait_free)
+        run.serve()
+        return run
 
     def _totals(self, part: ShardedBatch) -> list[float]:
         """Graphs, vertices, edges and present values of index features, of the global batch.
@@ -168,19 +192,21 @@ class DistributedSession:
     ) -> StepReport:
         """Agree on loss and norm, then update: on all ranks or on none."""
         c, (hyper, states, max_norm) = self.communicator, update
-        counted = [p.as_tuple() for p in run.pieces if p.owned or c.rank == 0]
-        squares, over = 0.0, float(c.size if self.average else 1)  # gradients are sums over so many
+        replicas = self.roles.count
+        over = float(replicas if self.average else 1)  # gradients are sums over so many
+        squares = 0.0
         if error is None:
+            counted = [p.as_tuple() for p in run.pieces if p.owned or c.rank == 0]
             squares = run.executor.squared_norm(counted)
             # Each is applied alone: one of them counts, as the mean of all.
-            squares += run.executor.squared_norm(self.own_pieces()) * over**2 / c.size
+            squares += run.executor.squared_norm(self.own_pieces()) * over**2 / replicas
         ends = np.zeros(3 + c.size)
         ends[:3] = loss, squares, error is not None
         ends[3 + c.rank] = run.compute_seconds
         c.all_reduce(ends)
         if ends[2]:
             self.agreement.meet("end of step", error)
-        loss, norm = ends[0] / c.size, math.sqrt(ends[1]) / over
+        loss, norm = ends[0] / replicas, math.sqrt(ends[1]) / over
         if math.isfinite(loss) and math.isfinite(norm):
             clip = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
             lists = [list(s) for s in states]
@@ -189,7 +215,7 @@ class DistributedSession:
             for exchange in self._exchanges:
                 exchange.distribute(c)
                 exchange.commit()
-            if self.servers is not None:
+            if self.servers is not None and self.roles.computes:
                 self.servers.commit(clip, hyper["lr"])
             if self._serves:
                 self.session.invalidate()
@@ -201,7 +227,7 @@ class DistributedSession:
             run.communication_seconds,
             run.exposed_seconds,
             self.sent_bytes - sent,
-            tuple(ends[3:].tolist()),
+            tuple(ends[3 : 3 + replicas].tolist()),
         )
 
     # ---- stale parameters ----------------------------------------------------------------------
@@ -224,9 +250,9 @@ class DistributedSession:
             if not layout.units:
                 return 0.0
             values = [p.value.reshape(-1) for p in self.session.parameters.values()]
-            ranks = range(self.communicator.size)
+            workers = range(self.roles.count)
             self.servers = StaleServers(
-                self.communicator, layout, values, ranks, average=self.average
+                self.communicator, layout, values, workers, average=self.average
             )
         if self._written:
             self.servers.open(states, hyper)
@@ -257,7 +283,9 @@ class DistributedSession:
         """The exchanges of a program; those before hand over what they remember."""
         if executor is not self._exchanging:
             parameters = self.session.parameters
-            fresh = exchanges_of(self.strategy, executor, parameters, kinds, self.servers)
+            fresh = exchanges_of(
+                self.strategy, executor, parameters, kinds, self.roles, self.servers
+            )
             for exchange in fresh:
                 exchange.inherit(self._exchanges)
             self._exchanges, self._exchanging = fresh, executor
@@ -265,7 +293,7 @@ class DistributedSession:
 
     def scale(self, part: ShardedBatch) -> float:
         """What sums over rows are multiplied with, so that the mean over ranks is right."""
-        return 0.0 if part.empty else float(self.communicator.size if self.average else 1)
+        return 0.0 if part.empty else float(self.roles.count if self.average else 1)
 
     def own_seed(self, seed: int) -> int:
         """Every rank draws its own dropout masks; one rank alone draws those of `Session`."""
@@ -275,7 +303,8 @@ class DistributedSession:
     def sent_bytes(self) -> int:
         """Bytes that this rank has sent so far."""
         letters = 0 if self.servers is None else self.servers.sent_bytes
-        return self.communicator.sent_bytes + letters
+        groups = self.communicator if self._roles is None else self._roles
+        return groups.sent_bytes + letters
 
     @property
     def _serves(self) -> bool:
@@ -290,6 +319,7 @@ class DistributedSession:
                 hint="resume from the last checkpoint; a strategy of all-reduce survives",
             )
         self.communicator, self.agreement = communicator, Agreement(communicator)
+        self._roles = Roles(communicator)  # all that are left hold everything and compute
         if hasattr(self.split, "update"):  # it has learned of ranks that are gone
             self.split = contiguous
 
@@ -297,10 +327,24 @@ class DistributedSession:
 
     def shard(self, batch: GraphBatch | ShardedBatch) -> ShardedBatch:
         """This rank's part of a global batch."""
-        c = self.communicator
-        if isinstance(batch, ShardedBatch) and batch.place == (c.rank, c.size):
+        if isinstance(batch, ShardedBatch) and batch.place == self.place:
             return batch
-        return shard(batch.graphs, batch.ids, c.rank, c.size, self.split)
+        return shard(batch.graphs, batch.ids, *self.place, self.split)
+
+    @property
+    def roles(self) -> Roles:
+        """Who does what; all ranks ask for it first in the same step."""
+        if self._roles is None:
+            self._roles = Roles(self.communicator, self.strategy)
+        return self._roles
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """This rank, and among how many a batch is divided; ranks beyond them compute nothing."""
+        count = self.communicator.size
+        if self.strategy is not None and self._roles is None:
+            count = len(self.strategy.graph.replicas)
+        return self.communicator.rank, count if self._roles is None else self._roles.count
 
     def prepare(self, batch: GraphBatch | ShardedBatch) -> None:
         """See `Session.prepare`."""

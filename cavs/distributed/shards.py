@@ -78,7 +78,7 @@ def shard(
 ) -> ShardedBatch:
     """The part of `rank`. ConfigError if `split` does not give every graph to one rank.
 
-    make: collates the graphs, with their ids.
+    rank: one beyond `ranks` computes nothing. make: collates the graphs, with their ids.
     """
     parts = [list(part) for part in split(graphs, ranks)]
     if len(parts) != ranks or sorted(i for part in parts for i in part) != list(range(len(graphs))):
@@ -86,11 +86,12 @@ def shard(
             f"the split of {len(graphs)} graphs over {ranks} ranks gives {parts}",
             hint="give the place of every graph to exactly one rank",
         )
-    mine = parts[rank] or [0]
+    part = parts[rank] if rank < ranks else []
+    mine = part or [0]
     own = None if ids is None else [ids[i] for i in mine]
     return ShardedBatch(
         make([graphs[i] for i in mine], own),
-        not parts[rank],
+        not part,
         tuple(graphs),
         None if ids is None else tuple(ids),
         (rank, ranks),

@@ -106,6 +106,7 @@ class Trainer(LocalTrainer):
         self.elastic, self.resources = elastic, resources
         self._asked = strategy
         self._begun = False
+        self._collate: Collate | None = None  # of the loader that `fit` goes through
         self._survivors = Survivors(self)
 
     # ---- steps ---------------------------------------------------------------------------------
@@ -142,6 +143,8 @@ class Trainer(LocalTrainer):
             self.session.strategy = agreed_strategy(
                 self._asked, self.model, self._example(batch), self.resources, self.agreement
             )
+        if self._collate is not None:  # the strategy may have ranks that compute nothing
+            self._collate.rank, self._collate.ranks = self.session.place
         self._begun = True
 
     def _example(self, batch: Any) -> GraphBatch | None:
@@ -192,14 +195,15 @@ class Trainer(LocalTrainer):
         if not self.session.free:
             return loss_sum
         self.settle()
-        total = np.array([loss_sum])
+        rank, count = self.session.place
+        total = np.array([loss_sum if rank < count else 0.0])
         self.communicator.all_reduce(total)
-        return float(total[0]) / self.communicator.size
+        return float(total[0]) / count
 
     def _divide(self, train: DataLoader) -> None:
-        c = self.communicator
         if not isinstance(train.collate, Collate):
-            train.collate = Collate(c.rank, c.size, self.session.split, train.collate)
+            train.collate = Collate(*self.session.place, self.session.split, train.collate)
+        self._collate = train.collate
 
     # ---- evaluation ----------------------------------------------------------------------------
 
@@ -219,7 +223,8 @@ class Trainer(LocalTrainer):
             return self._together("evaluation", settled)
 
     def _mine(self, batches: Iterable[Any]) -> Iterator[Any]:
-        return islice(batches, self.communicator.rank, None, self.communicator.size)
+        rank, count = self.session.place
+        return islice(batches, rank, None, count) if rank < count else iter(())
 
     def _combined(self, sums: Array) -> Array:
         meeting = self.agreement.meet("evaluation", stop=self.session.wants_stop)

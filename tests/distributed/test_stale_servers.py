@@ -245,17 +245,19 @@ def test_who_stands_still_is_named_by_all_that_wait():
     def work(c):
         c.timeout = 0.6
         marks = Marks(c, 9, [1] * 4, [0, 2, 2, 0])
+        c.timeout = 60.0
         if c.rank == 1:
             marks.servers.fetch()
             marks.push(0)
             marks.servers.commit(1.0, 1.0)
-            time.sleep(2.5)
+            c.barrier()
             return None
         with pytest.raises(CommunicationError) as caught:
             for step in range(9):
                 marks.servers.fetch()
                 marks.push(step)
                 marks.servers.commit(1.0, 1.0)
+        c.barrier()
         return str(caught.value)
 
     first, _, third = run_threads(3, work)

@@ -46,7 +46,7 @@ class Owner:
         self.values = [v.copy() if i in mine else v for i, v in enumerate(values)]
         self.states = [list(s) for s in states]
         self.trainable = [i in mine for i in range(len(values))]
-        self.executor = _optimiser(self.values)
+        self.executor = optimiser(self.values)
         self.reduction = reduction
         decay = float(hyper["weight_decay"]) * reduction
         self.hyper = {**hyper, "weight_decay": decay}
@@ -161,13 +161,18 @@ class Owner:
             return np.empty(0, np.int32)
         return (np.flatnonzero(self.changed[unit.number]) + unit.rows[0]).astype(np.int32)
 
+    @property
+    def furthest(self) -> int:
+        """The most steps that a worker has made."""
+        return max((max(clocks.of.values()) for clocks in self.clocks.values()), default=0)
+
     def standing(self) -> list[int]:
         """The clock of every worker, -1 where nobody waits for it."""
         clocks = next(iter(self.clocks.values()))
         return [-1 if w in clocks.away else clock for w, clock in clocks.of.items()]
 
 
-def _optimiser(values: Sequence[Array]) -> Any:
+def optimiser(values: Sequence[Array]) -> Any:
     """An executor without a program: it applies updates to `values` on the calling thread."""
     program = _engine.Program()
     program.kinds = []

@@ -108,6 +108,9 @@ class StaleServers:
         if self.settled:
             self._counted = self.sent_bytes
         self.settled = False
+        if not self.is_worker:
+            self.clock, self.steps = self.clock + 1, self.steps + 1
+            return False
         if expects:
             self._wait(lambda: self._told(2, self.clock), f"for step {self.steps + 1}")
             self._read()
@@ -137,9 +140,9 @@ class StaleServers:
             for owner in self.layout.owners:
                 self._post(owner, [kinds.SETTLE, self.phase, self.clock])
         self._wait(lambda: self._told(4, self.rounds + 1), "for all to meet")
-        clock = next(x.words[2] for x in self._inbox if x.words[0] == kinds.FINAL)
         with self.changed:
             self.rounds += 1
+            clock = next(x.words[2] for x in self._inbox if x.words[4:] == (self.rounds,))
             self.steps += clock - self.clock
             self.clock = clock
         self.settled = True
@@ -152,8 +155,9 @@ class StaleServers:
 
     def _read(self) -> bool:
         """Writes what came into the parameters, in the order in which it came."""
-        with self.changed:
-            letters, self._inbox = self._inbox, []
+        with self.changed:  # a rank that makes no steps may be a meeting behind
+            letters = [x for x in self._inbox if x.words[4:] <= (self.rounds,)]
+            self._inbox = [x for x in self._inbox if x.words[4:] > (self.rounds,)]
         for letter in letters:
             if not letter.arrays:
                 continue
@@ -183,6 +187,8 @@ class StaleServers:
 
     def stops(self, requested: bool) -> bool:
         """Whether to stop after this step: after one that all ranks agree on, once one asks."""
+        if not self.is_worker:
+            return self._stops_serving()
         with self.changed:
             if requested or self._stops:
                 self._announce()
@@ -191,6 +197,20 @@ class StaleServers:
                 return False
         self._wait(lambda: len(self._stops) == len(self.workers), "to stop together")
         return self.steps >= max(self._stops.values())
+
+    def _stops_serving(self) -> bool:
+        """As `stops`, where no steps are made: keeps beside the furthest worker."""
+        owner = self._owner
+        assert owner is not None
+
+        def all_told() -> bool:
+            return len(self._stops) == len(self.workers)
+
+        self._wait(
+            lambda: all_told() or owner.furthest > self.clock or owner.rounds > self.rounds,
+            "for the steps of others",
+        )
+        return all_told() and self.steps >= max(self._stops.values())
 
     def _announce(self) -> None:
         """Tells all how many steps this worker has promised: the furthest promise is kept."""
@@ -294,12 +314,18 @@ class StaleServers:
                 self._owner.stage(letter)
             case kinds.COMMIT:
                 self._owner.commit(letter, self._answer)
+                self._wake()
             case kinds.SETTLE:
                 self._owner.settle(letter.source, self._answer)
+                self._wake()
             case _:
                 with self.changed:
                     self._inbox.append(letter)
                     self.changed.notify_all()
+
+    def _wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
 
     def _answer(self, to: int, words: Sequence[int], arrays: Sequence[Array]) -> None:
         """What an owner writes, with the phase filled in."""
