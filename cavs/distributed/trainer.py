@@ -109,6 +109,7 @@ class Trainer(LocalTrainer):
         self.elastic, self.resources = elastic, resources
         self._asked = strategy
         self._begun = False
+        self._collate: Collate | None = None  # of the loader that `fit` goes through
         self._survivors = Survivors(self)
 
     # ---- steps ---------------------------------------------------------------------------------
@@ -145,6 +146,8 @@ class Trainer(LocalTrainer):
             self.session.strategy = agreed_strategy(
                 self._asked, self.model, self._example(batch), self.resources, self.agreement
             )
+        if self._collate is not None:  # the strategy may have ranks that compute nothing
+            self._collate.rank, self._collate.ranks = self.session.place
         self._begun = True
 
     def _example(self, batch: Any) -> GraphBatch | None:
@@ -163,24 +166,47 @@ class Trainer(LocalTrainer):
         outcome = super().advance(batch)
         assert isinstance(outcome, StepReport)
         update = getattr(self.session.split, "update", None)
-        if update is not None:
+        if update is not None and outcome.rank_seconds:
             update(outcome.rank_seconds)
         return outcome
 
     def _not_finite(self, batch: Any, outcome: Any) -> NumericsError:
         error = super()._not_finite(batch, outcome)
-        error.agreed = True  # type: ignore[attr-defined]  # all ranks have this loss and norm
+        if self.session.free:
+            assert self.session.servers is not None
+            self.session.servers.fail(error)
+        else:
+            error.agreed = True  # type: ignore[attr-defined]  # all ranks have this loss and norm
         return error
 
     def stops(self, requested: bool) -> bool:
         """Whether any rank was asked to stop, as all ranks know it since their last step."""
         self.session.wants_stop |= requested
-        return self.session.stopping
+        if self.session.stopping or not self.session.free or self.session.servers is None:
+            return self.session.stopping
+        return self.session.servers.stops(requested)
+
+    def settle(self) -> None:
+        """Waits for all ranks; then every gradient is applied and all hold the same parameters.
+
+        For programs of your own with stale parameters, before they read them; nothing otherwise.
+        """
+        self.session.settle()
+
+    def _whole(self, loss_sum: float) -> float:
+        """The sum of losses so far, which ranks know of their own parts if they run freely."""
+        if not self.session.free:
+            return loss_sum
+        self.settle()
+        rank, count = self.session.place
+        total = np.array([loss_sum if rank < count else 0.0])
+        self.communicator.all_reduce(total)
+        return float(total[0]) / count
 
     def _divide(self, train: DataLoader) -> None:
-        c = self.communicator
         if not isinstance(train.collate, Collate):
-            train.collate = Collate(c.rank, c.size, self.session.split, train.collate)
+            train.collate = Collate(*self.session.place, self.session.split, train.collate)
+        self._collate = train.collate
 
     # ---- evaluation ----------------------------------------------------------------------------
 
@@ -192,11 +218,16 @@ class Trainer(LocalTrainer):
         def work() -> dict[str, float]:
             return super(Trainer, self).evaluate(loader, metrics, **more)
 
+        def settled() -> dict[str, float]:
+            self.settle()
+            return self._survivors.go(work)
+
         with _whole_batches(loader):
-            return self._together("evaluation", lambda: self._survivors.go(work))
+            return self._together("evaluation", settled)
 
     def _mine(self, batches: Iterable[Any]) -> Iterator[Any]:
-        return islice(batches, self.communicator.rank, None, self.communicator.size)
+        rank, count = self.session.place
+        return islice(batches, rank, None, count) if rank < count else iter(())
 
     def _combined(self, sums: Array) -> Array:
         meeting = self.agreement.meet("evaluation", stop=self.session.wants_stop)
@@ -220,6 +251,7 @@ class Trainer(LocalTrainer):
         states: bool = True,
     ) -> None:
         """As `cavs.Trainer.save`: rank 0 writes; call it on all ranks."""
+        self.settle()
         self._survivors.go(lambda: self._save(path, progress, states))
         self.last_checkpoint = Path(path)
 
@@ -235,8 +267,14 @@ class Trainer(LocalTrainer):
                 failed = error
         self.agreement.meet("save", failed)
 
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """As `cavs.Trainer.load`; call it on all ranks."""
+        self.settle()
+        super().load(path)
+
     def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
         """As `cavs.Trainer.resume`; every rank reads the file, which any number of ranks wrote."""
+        self.settle()
         return self._together("fit", lambda: super(Trainer, self).resume(path))
 
     @property
@@ -260,6 +298,10 @@ class Trainer(LocalTrainer):
             raise
 
     def _tell(self, place: str, error: BaseException) -> None:
+        servers = self.session.servers
+        if self.session.free and servers is not None and not servers.settled:
+            servers.fail(error)  # the others may be in any step: they come to no meeting
+            return
         timeout = self.communicator.timeout
         self.communicator.timeout = min(timeout, _FAREWELL)
         try:
@@ -271,7 +313,10 @@ class Trainer(LocalTrainer):
 
     def close(self) -> None:
         """Waits for the other ranks to come here, then ends the communication."""
+        self.settle()
         self._survivors.go(lambda: self.agreement.meet("end") and None)
+        if self.session.servers is not None:
+            self.session.servers.close()
         self.communicator.close()
 
     def __enter__(self) -> Trainer:

@@ -118,6 +118,10 @@ class Trainer:
         """Whether a run is to stop, given that this process was asked to; for who trains alone."""
         return requested
 
+    def _whole(self, loss_sum: float) -> float:
+        """The sum of the losses of a run so far, over all processes."""
+        return loss_sum
+
     def _mine(self, batches: Iterable[Any]) -> Iterable[Any]:
         """Of the batches of an evaluation, those that this process takes."""
         return batches

@@ -103,6 +103,13 @@ class SufficientFactors:
 
 
 Synchroniser = AllReduce | ParameterServer | SufficientFactors
+
+
+def is_stale(sync: Synchroniser) -> bool:
+    """Whether the owner applies each gradient as it comes, so that replicas differ in steps."""
+    return isinstance(sync, ParameterServer) and (not sync.sync or sync.staleness > 0)
+
+
 SYNCHRONISERS: tuple[type[Synchroniser], ...] = (AllReduce, ParameterServer, SufficientFactors)
 
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,8 +101,10 @@ class Exchange(ABC):
     """Reduces the gradients of some parts.
 
     `parameters`: by number; `reduce` is called once they are final. `values`: the parameters'
-    memory, flat, by number.
+    memory, flat, by number. everyone: whether ranks that compute nothing take part, too.
     """
+
+    everyone: ClassVar[bool] = False
 
     def __init__(self, parameters: Sequence[int], values: Sequence[Array]) -> None:
         self.parameters = tuple(dict.fromkeys(parameters))
