@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from types import ModuleType, TracebackType
 from typing import Any
@@ -192,19 +192,26 @@ class MPICommunicator(Collectives):
             )
         return MPIMailbox(self._mpi, self._run("mailbox", self._comm.Dup), _CALLS)
 
-    def shrink(self) -> MPICommunicator:
+    def leave(self) -> None:
         """See `Communicator`: by ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
+        self._surviving(self._comm.Revoke)
+        self._surviving(self._control.Revoke)
+
+    def shrink(self) -> MPICommunicator:
+        """See `Communicator`."""
+        self.leave()
+        left = self._surviving(self._comm.Shrink)
+        self.close()
+        return MPICommunicator(left, timeout=self.timeout)
+
+    def _surviving(self, call: Callable[[], Any]) -> Any:
         try:
-            self._comm.Revoke()
-            self._control.Revoke()
-            left = self._comm.Shrink()
+            return call()
         except (AttributeError, NotImplementedError, self._mpi.Exception) as error:
             raise DeviceError(
                 f"this MPI cannot go on without a rank: {error}",
                 hint="start with: cavs launch --elastic, or mpirun --with-ft ulfm",
             ) from error
-        self.close()
-        return MPICommunicator(left, timeout=self.timeout)
 
     def abort(self, message: str) -> None:
         """See `Communicator`."""
