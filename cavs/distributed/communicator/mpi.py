@@ -20,11 +20,17 @@ from typing import Any
 import numpy as np
 
 from cavs.distributed.communicator.collectives import Collectives, Message
-from cavs.distributed.communicator.mpi_mailbox import LARGEST, MPIMailbox
+from cavs.distributed.communicator.mpi_mailbox import MPIMailbox
 from cavs.distributed.communicator.protocol import Array, LostPeerError
 from cavs.errors import CommunicationError, DeviceError
 
 MINIMUM = (4, 1)
+# Bytes a message. Over TCP, Open MPI asks the receiver before it sends a larger one than its eager
+# limit, and the answer waits behind what the receiver itself is sending: both directions of a slow
+# link then take turns. Receives are posted first here, so nobody need ask.
+PIECE = 4 << 20
+_EAGER = "OMPI_MCA_btl_tcp_eager_limit"
+_HEADER = 1 << 10
 INSTALL = 'pip install "cavs[mpi]"'
 _SPINS = 400  # polls before the first pause
 _PAUSE = 20e-6  # seconds; a waiting rank leaves its core to those that compute
@@ -47,6 +53,7 @@ def load_mpi() -> ModuleType:
         import mpi4py
 
         mpi4py.rc.thread_level = "serialized"
+        os.environ.setdefault(_EAGER, str(PIECE + _HEADER))
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -233,5 +240,5 @@ def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
 
 def _pieces(array: Array) -> Iterator[Array]:
     data = array.reshape(-1).view(np.uint8)
-    for begin in range(0, data.size, LARGEST):
-        yield data[begin : begin + LARGEST]
+    for begin in range(0, data.size, PIECE):
+        yield data[begin : begin + PIECE]
