@@ -24,7 +24,7 @@ from benchmarks import machine
 from benchmarks.distributed import make_runner, run_ranks
 from benchmarks.harness import RESULTS, markdown, write_json
 from benchmarks.links import over_tcp, refusal, slow_links
-from cavs.distributed.choice import agreed_strategy, hosts
+from cavs.distributed.choice import hosts
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.cost import CANDIDATES, Compute, calibrate, simulate
 from cavs.distributed.launch import command_of, find_mpirun
@@ -51,7 +51,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             runners.append(runner)
         if c.rank == 0:
             print(f"{name}: ready", file=sys.stderr)
-    chosen = agreed_strategy("auto", trainer.model, part, None, runners[0].trainer.agreement)
+    automatic = make_runner("auto", c, given)
+    automatic.step(0)
+    chosen = automatic.trainer.strategy
     seconds: dict[str, list[float]] = {runner.name: [] for runner in runners}
     for i in range(given.batches):
         for runner in runners:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-NETWORK = "10.77.0"
 _BURST = "64kb"
 _RANK = "PMIX_RANK"
 
@@ -47,22 +48,25 @@ def refusal() -> str:
 def slow_links(ranks: int, megabits: float) -> Iterator[list[str]]:
     """Namespaces with cards of so many Mbit/s; yields what mpirun puts before a rank's program.
 
-    Raises `LinkError`. Nothing is left behind.
+    Raises `LinkError`. Nothing is left behind, also when SIGTERM ends the program.
     """
-    name = f"cv{os.getpid() % 100000}"
-    bridge, made = f"{name}b", list[str]()
+    name, net = f"cv{os.getpid() % 100000}", _network()
+    bridge, made = f"{name}b", list[list[str]]()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         _run("ip", "link", "add", bridge, "type", "bridge")
-        _run("ip", "addr", "add", f"{NETWORK}.1/24", "dev", bridge)
+        made.append(["ip", "link", "del", bridge])
+        _run("ip", "addr", "add", f"{net}.1/24", "dev", bridge)
         _run("ip", "link", "set", bridge, "up")
         for rank in range(ranks):
             space, outside = f"{name}n{rank}", f"{name}v{rank}"
             _run("ip", "netns", "add", space)
-            made.append(space)
+            made.append(["ip", "netns", "del", space])
             peer = ["peer", "name", "eth0", "netns", space]
             _run("ip", "link", "add", outside, "type", "veth", *peer)
+            made.append(["ip", "link", "del", outside])  # the kernel would, but later
             _run("ip", "link", "set", outside, "master", bridge, "up")
-            _run("ip", "-n", space, "addr", "add", f"{NETWORK}.{rank + 2}/24", "dev", "eth0")
+            _run("ip", "-n", space, "addr", "add", f"{net}.{rank + 2}/24", "dev", "eth0")
             _run("ip", "-n", space, "link", "set", "eth0", "up")
             _run("ip", "-n", space, "link", "set", "lo", "up")
             limit = ["tbf", "rate", f"{megabits}mbit", "burst", _BURST, "latency", "20ms"]
@@ -72,13 +76,19 @@ def slow_links(ranks: int, megabits: float) -> Iterator[list[str]]:
         script = f"exec ip netns exec {name}n${_RANK} unshare --uts sh -c '{inside}' sh \"$@\""
         yield ["sh", "-c", script, "sh"]
     finally:
-        for words in [*(["ip", "netns", "del", space] for space in made), ["ip", "link", "del", bridge]]:
-            with suppress(LinkError):  # what was not made cannot be removed
+        for words in reversed(made):
+            with suppress(LinkError):  # somebody else was faster
                 _run(*words)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _network() -> str:
+    """Of this process, out of the addresses that are set aside for benchmarks (RFC 2544)."""
+    return f"198.{18 + os.getpid() // 250 % 2}.{os.getpid() % 250}"
 
 
 def over_tcp(command: list[str]) -> list[str]:
     """An mpirun command whose ranks speak TCP over these links alone."""
     only = ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
-    only += ["--mca", "btl_tcp_if_include", f"{NETWORK}.0/24"]
-    return [command[0], *only, "--pmixmca", "ptl_base_if_include", f"{NETWORK}.0/24", *command[1:]]
+    only += ["--mca", "btl_tcp_if_include", f"{_network()}.0/24"]
+    return [command[0], *only, "--pmixmca", "ptl_base_if_include", f"{_network()}.0/24", *command[1:]]

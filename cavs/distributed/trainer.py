@@ -143,8 +143,14 @@ class Trainer(LocalTrainer):
             self.communicator.broadcast(parameter.value, 0)
         self.session.invalidate()
         if isinstance(self._asked, str):
+            example = self._example(batch)
             self.session.strategy = agreed_strategy(
-                self._asked, self.model, self._example(batch), self.resources, self.agreement
+                self._asked,
+                self.model,
+                example,
+                self.resources,
+                self.agreement,
+                None if example is None else lambda: self.session.session.gradients(example),
             )
             self._survivors.made()
         self.place()
