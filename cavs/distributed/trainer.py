@@ -256,6 +256,8 @@ class Trainer(LocalTrainer):
         self, path: str | os.PathLike[str], progress: Mapping[str, Any] | None, states: bool
     ) -> None:
         self.session.collect(self.states)
+        if states and self.session.place[0] < self.session.place[1]:
+            self._extra = self.session.memory()
         failed: Exception | None = None
         if self.communicator.rank == 0:
             try:
@@ -272,7 +274,13 @@ class Trainer(LocalTrainer):
     def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
         """As `cavs.Trainer.resume`; every rank reads the file, which any number of ranks wrote."""
         self.settle()
-        return self._together("fit", lambda: super(Trainer, self).resume(path))
+
+        def work() -> Checkpoint:
+            stored = super(Trainer, self).resume(path)
+            self.session.take_memory(stored.extra)
+            return stored
+
+        return self._together("fit", work)
 
     @property
     def agreement(self) -> Agreement:

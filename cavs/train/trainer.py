@@ -83,6 +83,7 @@ class Trainer:
         self.steps = 0
         self.last_checkpoint: Path | None = None
         self._resumed: dict[str, Any] | None = None
+        self._extra: dict[str, Array] = {}  # what checkpoints keep of the engine besides
 
     def step(self, batch: Any) -> float:
         """One update on `batch`; the loss before it.
@@ -264,6 +265,7 @@ class Trainer:
             states=self.states if states else (),
             config=self.config,
             progress={**own, **(progress or {})},
+            extra=self._extra if states else {},
         )
         self.last_checkpoint = Path(path)
 

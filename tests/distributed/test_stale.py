@@ -185,12 +185,12 @@ def test_fit_learns_and_its_checkpoint_resumes_on_any_number_of_ranks(strategy, 
         assert again[0][1] == results[0][4] // 3 * 4
 
 
-def test_a_checkpoint_of_one_worker_resumes_as_if_never_interrupted(tmp_path):
-    """One worker has no interleavings: states, clocks and corrections must all come back."""
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind or "momentum")
+def test_a_checkpoint_of_one_worker_resumes_as_if_never_interrupted(optimizer, tmp_path):
+    """One worker has no interleavings: states and the number of updates must all come back."""
     path = tmp_path / "c.safetensors"
 
     def work(c, epochs, resume):
-        optimizer = cavs.optim.SGD(lr=0.1, momentum=0.9)
         t = trainer(c, strategy="PSLoadBalancing(staleness=3)", optimizer=optimizer)
         if resume:
             t.resume(path)
@@ -200,6 +200,29 @@ def test_a_checkpoint_of_one_worker_resumes_as_if_never_interrupted(tmp_path):
     straight = run_threads(1, lambda c: work(c, 4, False))
     run_threads(1, lambda c: work(c, 2, False))
     assert_same_bits(straight + run_threads(1, lambda c: work(c, 4, True)))
+
+
+def test_the_number_of_updates_comes_back_with_the_checkpoint(tmp_path):
+    """Adam's corrections go by the updates that were made, three a step here."""
+    path = tmp_path / "c.safetensors"
+
+    def work(c):
+        with trainer(c, strategy=STALE[0], optimizer=cavs.optim.Adam(lr=0.01)) as t:
+            for graphs in BATCHES[:5]:
+                t.advance(cavs.batch(graphs))
+            t.save(path)
+            t.advance(cavs.batch(BATCHES[5]))
+            t.settle()
+            first = values_of(t), t.session.servers.updates
+            t.resume(path)
+            t.advance(cavs.batch(BATCHES[5]))
+            t.settle()
+        return first, (values_of(t), t.session.servers.updates)
+
+    for (first, updates), (second, again) in run_threads(3, work):
+        assert updates == again == 18
+        for name, value in first.items():
+            np.testing.assert_allclose(second[name], value, rtol=0.05, atol=2e-3)
 
 
 @pytest.mark.parametrize("strategy", STALE[:2])

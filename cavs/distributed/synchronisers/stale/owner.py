@@ -25,7 +25,7 @@ class Owner:
     values, states: all parameters, flat, and all optimiser states. The parts owned here are copied
     from the values and updated in the states themselves. hyper: of the optimiser; workers say the
     learning rate of their step. reduction: what gradients, and with them weight decay, are
-    multiplied with: 1 / workers for the mean.
+    multiplied with: 1 / workers for the mean. updates: how many the states have seen.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Owner:
         states: Sequence[Sequence[Array]],
         hyper: Mapping[str, Any],
         reduction: float,
+        updates: int = 0,
     ) -> None:
         self.layout, self.ranks = layout, range(ranks)
         self.groups = [group for group in layout.groups if group.owner == rank]
@@ -53,14 +54,13 @@ class Owner:
         self.clocks = {g.number: Clocks(workers, g.staleness) for g in self.groups}
         self.wanted: dict[int, dict[int, int]] = {g.number: {} for g in self.groups}
         self.staged: dict[int, list[tuple[int, Piece]]] = {w: [] for w in workers}
-        self.updates = 0
+        self.updates = self.settled_at = updates  # made, and known by all since the last meeting
         # Of tables: at which update every row changed last, and up to which each rank was told.
         self.changed = {
             u.number: np.zeros(u.rows[1] - u.rows[0], np.int64) for u in units if u.rows is not None
         }
-        self.told = {(number, r): 0 for number in self.changed for r in self.ranks}
+        self.told = {(number, r): updates for number in self.changed for r in self.ranks}
         self.rounds = 0
-        self.settled_at = 0  # how many updates everybody knew of after the last meeting
 
     def stage(self, letter: Letter) -> None:
         """Keeps gradients until the step that they are of has ended well."""
@@ -125,7 +125,7 @@ class Owner:
         for group in self.groups:
             clock = self.clocks[group.number].meet()
             for rank in self.ranks:
-                words = [FINAL, 0, clock, group.number, self.rounds]
+                words = [FINAL, 0, clock, group.number, self.rounds, self.updates]
                 news = self.updates > self.settled_at
                 post(rank, words, self._content(group, rank) if news else [])
         self.settled_at = self.updates

@@ -56,6 +56,7 @@ class StaleServers:
         self._answers: dict[int, tuple[int, ...]] = {}
         self._promised, self._told_stop = 1, False
         self._counted = 0
+        self.updates = 0  # that each parameter had, as known since the last meeting
         self._stops: dict[int, int] = {}
         self._box = c.mailbox()
         self._thread = threading.Thread(target=self._serve, name="cavs-servers", daemon=True)
@@ -79,8 +80,13 @@ class StaleServers:
 
     # ---- the worker's side ---------------------------------------------------------------------
 
-    def open(self, states: Sequence[Sequence[Array]], hyper: Mapping[str, Any]) -> None:
-        """A new phase: owners take the parameters as they are here. All ranks call it."""
+    def open(
+        self, states: Sequence[Sequence[Array]], hyper: Mapping[str, Any], updates: int = 0
+    ) -> None:
+        """A new phase: owners take the parameters as they are here. All ranks call it.
+
+        updates: how many the optimiser states have seen.
+        """
         self._check()
         owner = Owner(
             self.layout,
@@ -91,8 +97,10 @@ class StaleServers:
             states,
             hyper,
             self.reduction,
+            updates,
         )
         with self.changed:
+            self.updates = updates
             self._owner = owner
             self.phase += 1
             self.clock = self.rounds = 0
@@ -142,7 +150,8 @@ class StaleServers:
         self._wait(lambda: self._told(4, self.rounds + 1), "for all to meet")
         with self.changed:
             self.rounds += 1
-            clock = next(x.words[2] for x in self._inbox if x.words[4:] == (self.rounds,))
+            final = next(x for x in self._inbox if x.words[4:5] == (self.rounds,))
+            clock, self.updates = final.words[2], final.words[5]
             self.steps += clock - self.clock
             self.clock = clock
         self.settled = True
@@ -156,8 +165,8 @@ class StaleServers:
     def _read(self) -> bool:
         """Writes what came into the parameters, in the order in which it came."""
         with self.changed:  # a rank that makes no steps may be a meeting behind
-            letters = [x for x in self._inbox if x.words[4:] <= (self.rounds,)]
-            self._inbox = [x for x in self._inbox if x.words[4:] > (self.rounds,)]
+            letters = [x for x in self._inbox if x.words[4:5] <= (self.rounds,)]
+            self._inbox = [x for x in self._inbox if x.words[4:5] > (self.rounds,)]
         for letter in letters:
             if not letter.arrays:
                 continue
