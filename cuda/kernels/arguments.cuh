@@ -7,8 +7,8 @@ namespace CAVS_NAMESPACE {
 typedef REAL real;
 
 // Where row r of an iteration finds its values: cavs::Source<real> of csrc/kernels/kernels.h, of
-// the same layout and meaning. map: 0 self, 1 one row for all, 2 index (negative: zeros), 3 sum of
-// the segment [offsets[r], offsets[r + 1]) of rows (index[j], or j where index is null).
+// the same layout and meaning. map: 0 self, 1 one row for all, 2 index (negative: zeros), 3 sum
+// over j in [offsets[r], offsets[r + 1]) of row index[j], or j where index is null.
 struct Rows {
   const real* data;
   long long stride, base;
