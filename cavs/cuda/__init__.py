@@ -1,0 +1,1 @@
+"""The CUDA engine's side in Python."""
