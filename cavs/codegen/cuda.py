@@ -34,7 +34,7 @@ OPERATIONS = {
     "abs": "fabs{f}({0})",
     "exp": "exp{f}({0})",
     "log": "log{f}({0})",
-    "tanh": "tanh{f}({0})",
+    "tanh": "hyperbolic_tangent({0})",
     "sigmoid": "reciprocal(1 + exp{f}(-{0}))",
     "sqrt": "sqrt{f}({0})",
     "greater": "{0} > {1} ? 1 : 0",
@@ -78,7 +78,8 @@ __device__ inline void put(T* to, const T (&from)[V]) {
     *reinterpret_cast<Word<T, A>*>(to + k) = word;
   }
 }
-// 1 / x to one unit in the last place.
+// 1 / x for x >= 1 to a unit or two in the last place; there is no call for special cases, as there
+// is in a division.
 __device__ inline float reciprocal(float x) {
 #ifdef CAVS_TWIN
   return 1.0f / x;
@@ -88,7 +89,22 @@ __device__ inline float reciprocal(float x) {
   return y;
 #endif
 }
-__device__ inline double reciprocal(double x) { return 1.0 / x; }
+__device__ inline double reciprocal(double x) {
+#ifdef CAVS_TWIN
+  return 1.0 / x;
+#else
+  double y;  // good to 20 bits
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) y = fma(y, fma(-x, y, 1.0), y);
+  return x > 1e300 ? 0.0 : y;
+#endif
+}
+__device__ inline float hyperbolic_tangent(float x) { return tanhf(x); }
+__device__ inline double hyperbolic_tangent(double x) {
+  const double twice = 2 * fabs(x), e = expm1(twice > 40.0 ? 40.0 : twice);
+  return copysign(e * reciprocal(e + 2), x);
+}
 __device__ inline unsigned mix(unsigned x) {
   x ^= x >> 16;
   x *= 0x7feb352du;
@@ -343,7 +359,7 @@ def kernel_text(
     else:
         lines = _by_vectors(shape, [*row, *body, *written])
     random = any(op[0] == "uniform" for op in ops)
-    head = f'extern "C" __global__ void __launch_bounds__({BLOCK}) {name}('
+    head = f'extern "C" __global__ void __launch_bounds__({BLOCK}, 2) {name}('
     most = _ITEMS // shape.items
     lines = [
         f"for (long long top = begin; top < end; top += {most}) {{",

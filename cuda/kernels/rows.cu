@@ -95,9 +95,7 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
     }
     if (grad == nullptr) {
       if (lane > 0) continue;
-      const real truth = y >= n                   ? logarithm(real(-1))
-                         : y >= 0 && x != nullptr ? x[y]
-                                                  : real(0);
+      const real truth = y >= n ? logarithm(real(-1)) : y >= 0 && x != nullptr ? x[y] : real(0);
       loss[(r - base) * stride] = y < 0 ? real(0) : logarithm(sum) + top - truth;
       continue;
     }
