@@ -34,7 +34,6 @@ Device::~Device() {
   if (driver_.context_set(context_) != 0) return;
   if (stream_ != nullptr) driver_.stream_destroy(stream_);
   for (Handle module : modules_) driver_.module_unload(module);
-  driver_.primary_release(device_);
 }
 
 void Device::enter() const { driver_.check(driver_.context_set(context_), "cuCtxSetCurrent"); }

@@ -42,7 +42,6 @@ Driver::Driver(const std::string& library) {
   find(device_get, "cuDeviceGet");
   find(device_attribute, "cuDeviceGetAttribute");
   find(primary_retain, "cuDevicePrimaryCtxRetain");
-  find(primary_release, "cuDevicePrimaryCtxRelease_v2");
   find(context_set, "cuCtxSetCurrent");
   find(module_load, "cuModuleLoadData");
   find(module_unload, "cuModuleUnload");

@@ -29,7 +29,6 @@ struct Driver {
   int (*device_get)(int*, int);
   int (*device_attribute)(int*, int, int);
   int (*primary_retain)(Handle*, int);
-  int (*primary_release)(int);
   int (*context_set)(Handle);
   int (*module_load)(Handle*, const void*);
   int (*module_unload)(Handle);

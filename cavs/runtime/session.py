@@ -77,10 +77,10 @@ class Session:
                 p.convert(self.dtype)
         if threads is not None:
             set_num_threads(threads)
+        self.replicated = replicated
         self._cuda = self._on_device(device)
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
-        self.replicated = replicated
         self._profiling = False
         self._serial = False
 

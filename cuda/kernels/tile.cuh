@@ -1,36 +1,14 @@
-// Tiles of products: walking over the columns of sources that lie side by side, and a 64 x 64 tile
-// computed by four groups of 64 threads, which share the depth of a slab and add up at the end.
+// A tile of 64 x 64 computed by four groups of 64 threads, which share the depth of a slab and add
+// up at the end. A thread has 8 x 8 elements, so that the arithmetic outweighs the shared loads.
 #pragma once
 
-#include "rows.cuh"
+#include "operands.cuh"
 
-constexpr int kTile = 64;   // rows and columns
 constexpr int kDepth = 16;  // of a slab
-constexpr int kGroups = 4;  // of threads; each takes a quarter of a slab's depth
-constexpr int kSide = 8;    // a thread has 8 x 8 elements of the tile
+constexpr int kGroups = 4;
+constexpr int kSide = 8;
 constexpr int kPitch = kTile + 4;
 constexpr int kSlab = kDepth * (kPitch + kTile);  // values of A's and of B's side
-
-// A slab's columns: [column, column + depth) of one source, which may end earlier.
-struct Walk {
-  int source, column, before;  // `before`: columns of the sources before this one
-
-  __device__ bool start(const Sources& a) {
-    source = column = before = 0;
-    return settle(a);
-  }
-  __device__ bool next(const Sources& a, int depth) {
-    column += depth;
-    return settle(a);
-  }
-  __device__ bool settle(const Sources& a) {
-    while (source < a.count && column >= a.of[source].width) {
-      before += a.of[source++].width;
-      column = 0;
-    }
-    return source < a.count;
-  }
-};
 
 // What a thread has of a tile: rows and columns 4 i .. 4 i + 3 and 32 beyond them.
 __device__ inline int tile_place(int i, int element) {
@@ -38,7 +16,8 @@ __device__ inline int tile_place(int i, int element) {
 }
 
 // Adds this group's share of the depth of a slab.
-__device__ inline void multiply(const real* a, const real* b, real (&sum)[kSide][kSide]) {
+__device__ inline void multiply(const real* a, real (&sum)[kSide][kSide]) {
+  const real* b = a + kDepth * kPitch;
   const int group = threadIdx.x / 64, ty = threadIdx.x % 64 / 8, tx = threadIdx.x % 8;
 #pragma unroll
   for (int i = 0; i < kDepth / kGroups; ++i) {
