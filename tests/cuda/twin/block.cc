@@ -270,7 +270,7 @@ Fault Run::all_blocks() {
   std::vector<uint64_t> order(launch_.seed == 0 ? 0 : blocks);
   for (uint64_t i = 0; i < order.size(); ++i) order[i] = i;
   std::shuffle(order.begin(), order.end(), random_);
-  const size_t dynamic = static_cast<size_t>(module.dynamic_end - module.dynamic);
+  const size_t dynamic = module.dynamic_size;
   poison(module.dynamic, dynamic);
   for (uint64_t i = 0; i < blocks && fault_.code == 0; ++i) {
     const uint64_t b = order.empty() ? i : order[i];

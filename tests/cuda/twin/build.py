@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -78,13 +77,11 @@ def driver(without: tuple[str, ...] = ()) -> Path:
         script = directory / "exports"
         script.write_text(f"{{ {hidden} global: cu*; twin_*; local: *; }};\n")
         run(
-            [COMPILER, "-std=c++20", "-O2", "-g1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+            [COMPILER, "-std=c++20", "-O2", "-ftree-vectorize", "-march=native", "-g1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
             + ["-fvisibility=hidden", "-U_FORTIFY_SOURCE", f"-Wl,--version-script={script}"]
             + ["-o", str(library), *map(str, sources), "-ldl", "-lpthread"],
             directory,
         )
 
     contents = [path.read_bytes() for path in (*sources, *headers, Path(__file__))]
-    with contextlib.suppress(FileNotFoundError):
-        CACHE.mkdir(parents=True, exist_ok=True)
     return kept([*without, *contents], make)

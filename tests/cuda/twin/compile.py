@@ -10,6 +10,7 @@ from tests.cuda.twin.build import COMPILER, HERE, kept, run
 
 FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti"]
 FLAGS += ["-fno-strict-aliasing", "-fPIC", "-shared", "-fvisibility=hidden", "-DCAVS_TWIN"]
+FLAGS += ["-nostartfiles"]  # whose variables would lie among the shared ones
 # NVRTC accepts what these speak of: unsigned threadIdx beside int, one header for many kernels.
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-sign-compare"]
 WARNINGS += ["-Wno-unused-function", "-Wno-unused-parameter", "-Wno-unused-variable"]
@@ -20,7 +21,9 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 KERNEL = re.compile(
     r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\(\s*([^(),]*)[^()]*\)\s*)?(?:void\s+)?(\w+)\s*\("
 )
-DYNAMIC = re.compile(r"\bextern\s+__shared__\s+((?:__align__\(\w+\)\s*)?[\w ]+?)\s*(\w+)\s*\[\s*\]\s*;")
+DYNAMIC = re.compile(
+    r"\bextern\s+__shared__\s+(?:(?:__align__|alignas)\(\w+\)\s*)?([\w ]+?)\s+(\w+)\s*\[\s*\]\s*;"
+)
 
 
 class TwinCompiler:
@@ -50,7 +53,8 @@ class TwinCompiler:
             whole = COMMENT.sub("", source)
             if re.search(r"#\s*define(?:[^\n]|\\\n)*__global__", whole):  # made by a macro
                 whole = preprocessed(directory, file, defines)
-            (directory / "module.cc").write_text(module_text(file, whole))
+            dynamic = any(DYNAMIC.search(text) for text in (source, *headers.values()))
+            (directory / "module.cc").write_text(module_text(file, whole, dynamic))
             command = [COMPILER, *FLAGS, *WARNINGS, f"-I{HERE}", *defines]
             run([*command, "-o", str(library), "module.cc"], directory)
 
@@ -76,10 +80,8 @@ def definitions(options: list[str]) -> list[str]:
 
 
 def static_dynamic(text: str) -> str:
-    """``extern __shared__ T name[];`` as an array of the largest size; lines stay where they are."""
-    return DYNAMIC.sub(
-        rf"TWIN_DYNAMIC alignas(16) \1 \2[{MOST_DYNAMIC} / sizeof(\1)];", text
-    )
+    """``extern __shared__ T name[];`` as a pointer to the module's array of the largest size."""
+    return DYNAMIC.sub(r"\1* const \2 = reinterpret_cast<\1*>(twin_dynamic);", text)
 
 
 def preprocessed(directory: Path, file: str, defines: list[str]) -> str:
@@ -89,16 +91,18 @@ def preprocessed(directory: Path, file: str, defines: list[str]) -> str:
     return out.read_text()
 
 
-def module_text(file: str, source: str) -> str:
-    """The whole translation unit. In a namespace without a name every variable of the module is its
-    own, and shared variables of templates may stand beside others."""
+def module_text(file: str, source: str, dynamic: bool) -> str:
+    """The whole translation unit; all in a namespace without a name, so that nothing is exported."""
     kernels = {match[2]: match[1] for match in KERNEL.finditer(source)}
     entries = "".join(
         f'    twin::Entry<{name}>::describe("{name}", {bounds or 0}),\n'
         for name, bounds in kernels.items()
     )
+    memory = f"alignas(16) char twin_dynamic[{MOST_DYNAMIC}] TWIN_ELSEWHERE;" if dynamic else ""
+    place = f"twin_dynamic, {MOST_DYNAMIC}" if dynamic else "nullptr, 0"
     return f"""#include "device.h"
 namespace {{
+{memory}
 #include "{file}"
 const twin::Kernel kKernels[] = {{
 {entries}    {{nullptr, nullptr, nullptr, 0, 0}}}};
@@ -106,5 +110,5 @@ const twin::Kernel kKernels[] = {{
 extern "C" __attribute__((visibility("default"))) const twin::Module twin_module;
 const twin::Module twin_module = {{
     kKernels, {len(kernels)}, &threadIdx, &blockIdx, &blockDim, &gridDim, &twin_hooks,
-    __start_twin_shared, __stop_twin_shared, __start_twin_dynamic, __stop_twin_dynamic}};
+    __bss_start, _end, {place}}};
 """

@@ -12,16 +12,11 @@
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
-// Static, so that all of a module stand in one stretch, which the driver poisons before each block.
-#define __shared__ static __attribute__((section("twin_shared")))
-#define TWIN_DYNAMIC static __attribute__((section("twin_dynamic")))
-
-extern "C" {
-extern char __start_twin_shared[] __attribute__((weak, visibility("hidden")));
-extern char __stop_twin_shared[] __attribute__((weak, visibility("hidden")));
-extern char __start_twin_dynamic[] __attribute__((weak, visibility("hidden")));
-extern char __stop_twin_dynamic[] __attribute__((weak, visibility("hidden")));
-}
+// Shared variables are all that stands in a module's .bss, which the driver poisons before each
+// block. (A section of their own would not do: g++ 12 ignores it for variables of templates.)
+#define __shared__ static
+#define TWIN_ELSEWHERE __attribute__((section("twin_elsewhere")))
+extern "C" __attribute__((visibility("hidden"))) char __bss_start[], _end[];  // of the linker
 
 #define TWIN_VECTOR2(T, name, bytes)           \
   struct alignas(bytes) name##2 {              \
@@ -52,9 +47,9 @@ TWIN_VECTOR4(double, double, 16)
 using uint3 = twin::Index;
 using dim3 = twin::Index;
 
-static uint3 threadIdx, blockIdx;
-static dim3 blockDim, gridDim;
-static const twin::Hooks* twin_hooks;
+static uint3 threadIdx TWIN_ELSEWHERE, blockIdx TWIN_ELSEWHERE;
+static dim3 blockDim TWIN_ELSEWHERE, gridDim TWIN_ELSEWHERE;
+static const twin::Hooks* twin_hooks TWIN_ELSEWHERE;
 constexpr int warpSize = 32;
 
 inline void __syncthreads(int line = __builtin_LINE()) { twin_hooks->barrier(line); }
@@ -217,10 +212,13 @@ namespace twin {
 
 template <class T>
 constexpr char kind_of() {
-  if (__is_class(T)) return 's';
-  if (__is_enum(T)) return 'i';
-  if (T(0.5) != T(0)) return 'f';
-  return T(-1) < T(0) ? 'i' : 'u';
+  if constexpr (__is_class(T)) {
+    return 's';
+  } else if constexpr (T(0.5) != T(0)) {
+    return 'f';
+  } else {
+    return T(-1) < T(0) ? 'i' : 'u';
+  }
 }
 
 template <class T>

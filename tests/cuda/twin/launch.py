@@ -102,6 +102,15 @@ class Module:
         self.handle = ctypes.c_void_p()
         context.call("cuModuleLoadData", ctypes.byref(self.handle), image)
 
+    def function(self, kernel: str) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self.context.call("cuModuleGetFunction", ctypes.byref(handle), self.handle, kernel.encode())
+        return handle
+
+    def allow_shared(self, kernel: str, size: int) -> None:
+        """Lets a kernel be launched with up to ``size`` bytes of dynamic shared memory."""
+        self.context.call("cuFuncSetAttribute", self.function(kernel), 8, size)
+
     def launch(
         self,
         kernel: str,
@@ -116,10 +125,7 @@ class Module:
         An argument is an Array, a number, None (a null pointer), a ctypes structure, or a NumPy
         array, which is copied to the device before and back after: then the stream must be None.
         """
-        function = ctypes.c_void_p()
-        self.context.call(
-            "cuModuleGetFunction", ctypes.byref(function), self.handle, kernel.encode()
-        )
+        function = self.function(kernel)
         kinds = self.context.twin.calls.twin_parameters(function).decode().split()
         if len(kinds) != len(arguments):
             raise TypeError(f"{kernel} takes {len(kinds)} arguments, {len(arguments)} are given")
