@@ -90,7 +90,7 @@ def test_shuffles(context: Context, dtype: str, seed: int) -> None:
         low = lane // width * width
 
         def read(source: np.ndarray, inside: np.ndarray) -> np.ndarray:
-            return x[np.arange(64) // 32 * 32 + np.where(inside, source, lane)]  # noqa: B023
+            return x[np.arange(64) // 32 * 32 + np.where(inside, source, lane)]
 
         expected = [
             read(lane ^ 5, (lane ^ 5) < low + width),
@@ -265,7 +265,10 @@ def test_a_race_between_blocks_shows(context: Context) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("if (threadIdx.x < 5) return;\n__syncthreads();", r"thread \(5, 0, 0\) waits at __sync.* line 3"),
+        (
+            "if (threadIdx.x < 5) return;\n__syncthreads();",
+            r"thread \(5, 0, 0\) waits at __sync.* line 3",
+        ),
         (
             "if (threadIdx.x % 2) {\n __syncthreads();\n } else {\n __syncthreads();\n }",
             r"__syncthreads\(\) in line 3, while other threads wait in that of line 5|"
@@ -323,7 +326,7 @@ def test_memory_that_was_freed(context: Context) -> None:
 
 def test_an_address_of_the_host(context: Context) -> None:
     host = numbers(4)
-    with pytest.raises(DriverError, match="argument 0 is .* which is no device memory") as error:
+    with pytest.raises(DriverError, match=r"argument 0 is .* which is no device memory") as error:
         kernels(context, READ).launch("read", 1, 32, host.ctypes.data, context.array(host), 0)
     assert error.value.code == 700
 
@@ -426,5 +429,14 @@ def test_a_module_is_compiled_once(twin: Twin, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_definitions_in_every_form() -> None:
-    options = ["-DA=1", "-D", "B", "--define-macro=C=2", "--define-macro", "D", "-UE", "-arch=sm_80"]
+    options = [
+        "-DA=1",
+        "-D",
+        "B",
+        "--define-macro=C=2",
+        "--define-macro",
+        "D",
+        "-UE",
+        "-arch=sm_80",
+    ]
     assert definitions(options) == ["-DA=1", "-DB", "-DC=2", "-DD", "-UE"]

@@ -114,9 +114,7 @@ def stored(matrix: np.ndarray, order: int, extra: int) -> tuple[np.ndarray, int]
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("transposes", [(0, 0), (1, 0), (0, 1), (1, 1)])
-def test_products(
-    products: Products, dtype: type, order: int, transposes: tuple[int, int]
-) -> None:
+def test_products(products: Products, dtype: type, order: int, transposes: tuple[int, int]) -> None:
     m, n, k = 5, 7, 11
     rng = np.random.default_rng(0)
     a, b, c = (rng.standard_normal(shape).astype(dtype) for shape in ((m, k), (k, n), (m, n)))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-
 from pathlib import Path
 
-from tests.cuda.twin.build import COMPILER, HERE, kept, run
+from tests.cuda.twin.build import COMPILER, HERE, LIBRARY, kept, run
 
 FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti"]
 FLAGS += ["-fno-strict-aliasing", "-fPIC", "-shared", "-fvisibility=hidden", "-DCAVS_TWIN"]
@@ -29,9 +28,7 @@ DYNAMIC = re.compile(
 class TwinCompiler:
     """Compiles sources to host libraries; the twin's driver takes a library's path for a cubin."""
 
-    def compile(
-        self, name: str, source: str, headers: dict[str, str], options: list[str]
-    ) -> bytes:
+    def compile(self, name: str, source: str, headers: dict[str, str], options: list[str]) -> bytes:
         """The path of a module with every ``__global__`` function of ``source``.
 
         name: of the source file in messages. headers: text of what it may include, by name.
@@ -39,9 +36,7 @@ class TwinCompiler:
         Raises CompileError with g++'s errors and warnings, by line of the source.
         """
         defines = definitions(options)
-        texts = {"device.h": "", "module.h": ""}
-        for header in texts:
-            texts[header] = (HERE / header).read_text()
+        language = [(HERE / header).read_text() for header in ("device.h", "module.h")]
         file = Path(name).name
         file = file if file.endswith((".cu", ".cuh")) else f"{file}.cu"
 
@@ -59,7 +54,7 @@ class TwinCompiler:
             run([*command, "-o", str(library), "module.cc"], directory)
 
         parts = [file, source, *(x for item in sorted(headers.items()) for x in item)]
-        return bytes(kept([*parts, *defines, *FLAGS, *WARNINGS, *texts.values(), RECIPE], make))
+        return bytes(kept([*parts, *defines, *FLAGS, *WARNINGS, *language, RECIPE], LIBRARY, make))
 
 
 RECIPE = Path(__file__).read_bytes()
@@ -87,12 +82,15 @@ def static_dynamic(text: str) -> str:
 def preprocessed(directory: Path, file: str, defines: list[str]) -> str:
     """The source after the preprocessor, with ``__global__`` and launch bounds as they stand."""
     out = directory / "preprocessed"
-    run([COMPILER, "-DCAVS_TWIN", *defines, "-E", "-P", "-x", "c++", "-o", str(out), file], directory)
+    run(
+        [COMPILER, "-DCAVS_TWIN", *defines, "-E", "-P", "-x", "c++", "-o", str(out), file],
+        directory,
+    )
     return out.read_text()
 
 
 def module_text(file: str, source: str, dynamic: bool) -> str:
-    """The whole translation unit; all in a namespace without a name, so that nothing is exported."""
+    """The whole translation unit; in a namespace without a name nothing is exported."""
     kernels = {match[2]: match[1] for match in KERNEL.finditer(source)}
     entries = "".join(
         f'    twin::Entry<{name}>::describe("{name}", {bounds or 0}),\n'

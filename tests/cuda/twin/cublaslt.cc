@@ -14,7 +14,14 @@ namespace {
 
 enum Status { kOk = 0, kNotReadyLt = 1, kBadValue = 7, kFailed = 13, kUnsupported = 15 };
 enum Type { kFloat = 0, kDouble = 1, kBfloat16 = 14 };
-enum Compute { k32F = 68, k32FPedantic = 69, k64F = 70, k64FPedantic = 71, kFast16BF = 75, kFastTF32 = 77 };
+enum Compute {
+  k32F = 68,
+  k32FPedantic = 69,
+  k64F = 70,
+  k64FPedantic = 71,
+  kFast16BF = 75,
+  kFastTF32 = 77
+};
 
 struct Description {
   int compute, scale;
@@ -267,7 +274,8 @@ API cublasLtMatmulAlgoGetHeuristic(void* handle, const Description* how, const L
                                    const Layout* b, const Layout* c, const Layout* d,
                                    const Preference* preference, int requested, Heuristic* results,
                                    int* count) {
-  for (const void* given : std::initializer_list<const void*>{handle, how, a, b, c, d, preference, results, count})
+  for (const void* given :
+       std::initializer_list<const void*>{handle, how, a, b, c, d, preference, results, count})
     if (given == nullptr) return kBadValue;
   *count = 0;
   if (requested < 1) return kBadValue;
@@ -293,7 +301,8 @@ API cublasLtMatmul(void* handle, const Description* how, const void* alpha, cons
   Device& dev = device();
   const std::lock_guard<std::recursive_mutex> guard(dev.lock);
   if (!ready()) return kFailed;
-  for (const void* given : std::initializer_list<const void*>{handle, how, alpha, beta, a_layout, b_layout, c_layout, d_layout})
+  for (const void* given : std::initializer_list<const void*>{handle, how, alpha, beta, a_layout,
+                                                              b_layout, c_layout, d_layout})
     if (given == nullptr) return kBadValue;
   Stream* const stream = dev.queue.find(stream_handle);
   if (stream == nullptr) return kBadValue;

@@ -26,7 +26,7 @@ class Array:
     """A copy of a NumPy array in device memory; freed with the object."""
 
     def __init__(self, context: Context, host: np.ndarray):
-        self.context = context
+        self.context, self.address = context, 0
         self.shape, self.dtype = host.shape, host.dtype
         self.nbytes = host.nbytes
         address = ctypes.c_ulonglong()
@@ -39,14 +39,18 @@ class Array:
         data = np.ascontiguousarray(host, self.dtype)
         where = ctypes.c_void_p(data.ctypes.data)
         size = ctypes.c_size_t(data.nbytes)
-        self.context.call("cuMemcpyHtoDAsync_v2", ctypes.c_ulonglong(self.address), where, size, None)
+        self.context.call(
+            "cuMemcpyHtoDAsync_v2", ctypes.c_ulonglong(self.address), where, size, None
+        )
 
     def get(self) -> np.ndarray:
         """What it holds once all that is queued on the default stream has run."""
         host = np.empty(self.shape, self.dtype)
         where = ctypes.c_void_p(host.ctypes.data)
         size = ctypes.c_size_t(self.nbytes)
-        self.context.call("cuMemcpyDtoHAsync_v2", where, ctypes.c_ulonglong(self.address), size, None)
+        self.context.call(
+            "cuMemcpyDtoHAsync_v2", where, ctypes.c_ulonglong(self.address), size, None
+        )
         return host
 
     def __del__(self) -> None:

@@ -11,9 +11,9 @@ namespace twin {
 namespace {
 
 constexpr size_t kPage = 64 << 10;
-constexpr size_t kAlignment = 256;        // what cuMemAlloc promises
-constexpr size_t kRegion = size_t{1} << 42;  // addresses, not memory
-constexpr size_t kMargin = size_t{1} << 36;  // for addresses before the first allocation
+constexpr size_t kAlignment = 256;                // what cuMemAlloc promises
+constexpr size_t kRegion = size_t{1} << 42;       // addresses, not memory
+constexpr size_t kMargin = size_t{1} << 36;       // for addresses before the first allocation
 constexpr uint16_t kGuard[2] = {0xFFFE, 0xFFFE};  // NaN as float, double and bfloat16
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -152,12 +152,12 @@ std::string Memory::broken(const Blocks::value_type& entry) {
   const uintptr_t end = start + block.bytes, pages_end = block.pages + block.page_bytes;
   const uintptr_t before = first_broken(block.pages, start), behind = first_broken(end, pages_end);
   std::string text;
-  if (before != start)
-    text += "written " + std::to_string(start - before) + " bytes before";
+  if (before != start) text += "written " + std::to_string(start - before) + " bytes before";
   if (behind != pages_end)
-    text += (text.empty() ? "written " : " and ") + std::to_string(behind - end + 1) +
-            " bytes behind";
-  return text.empty() ? text : text + " an allocation of " + std::to_string(block.bytes) + " bytes\n";
+    text +=
+        (text.empty() ? "written " : " and ") + std::to_string(behind - end + 1) + " bytes behind";
+  return text.empty() ? text
+                      : text + " an allocation of " + std::to_string(block.bytes) + " bytes\n";
 }
 
 std::string Memory::violations() const {
