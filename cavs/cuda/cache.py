@@ -17,11 +17,16 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cavs.cuda.nvrtc import Nvrtc
 from cavs.errors import CacheWarning
 
 _MAGIC = b"cavs cubin 1\n"  # then 32 bytes of SHA-256 of the rest, then the cubin
 _HEADER = len(_MAGIC) + 32
 _ABANDONED = 3600.0  # seconds after which a temporary file belongs to a writer that died
+_PERMISSIONS = (
+    "every process compiles its kernels again, which takes seconds; set CAVS_CACHE to a folder "
+    "with space that may be read and written"
+)
 DEFAULT_LIMIT = 256 << 20
 
 
@@ -132,7 +137,22 @@ class CubinCache:
             warnings.warn(CacheWarning(f"cache of compiled kernels: {found}", hint=cure), stacklevel=4)
 
 
-_PERMISSIONS = (
-    "every process compiles its kernels again, which takes seconds; set CAVS_CACHE to a folder "
-    "with space that may be read and written"
-)
+
+
+class CachedCompiler:
+    """A compiler that looks into a cache first."""
+
+    def __init__(self, compiler: Nvrtc, cache: CubinCache) -> None:
+        self.compiler, self.cache = compiler, cache
+        self._version = "NVRTC {}.{}".format(*compiler.version())
+
+    def compile(
+        self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str]
+    ) -> bytes:
+        """As `Nvrtc.compile`."""
+        key = cubin_key(source, headers, options, self._version)
+        cubin = self.cache.get(key)
+        if cubin is None:
+            cubin = self.compiler.compile(name, source, headers, options)
+            self.cache.put(key, cubin)
+        return cubin

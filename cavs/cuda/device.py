@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
-from cavs.cuda.cache import CubinCache, cubin_key
+from cavs import _cuda
+from cavs.cuda.cache import CachedCompiler, CubinCache
 from cavs.cuda.driver import Driver
 from cavs.cuda.libraries import DRIVER, extras, find, find_driver, install_line, require
 from cavs.cuda.memory import CupyMemory, Memory
@@ -21,49 +23,47 @@ OLDEST = 80  # compute capability times ten: asynchronous copies, bfloat16 and t
 class Compiler(Protocol):
     """What makes device code of source text: NVRTC, or the twin of the tests."""
 
-    def version(self) -> tuple[int, int]:
-        """Part of what names a cached cubin."""
-
     def compile(
-        self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str]
+        self, name: str, source: str, headers: dict[str, str], options: list[str]
     ) -> bytes:
         """What cuModuleLoadData loads."""
+        ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Device:
     """A GPU, and with what it is used. `open_device` looks all this up; a test may pass its own.
 
-    driver_library: for dlopen. architecture: as compilers name it, "sm_90". cache: None compiles
-    every time. cublas_lt: the path of cuBLASLt; None if there is none.
+    driver_library: for dlopen. architecture: as compilers name it, "sm_90". memory: None takes
+    that of the driver. cublas_lt: the path of cuBLASLt; None if there is none.
     """
 
     driver_library: str
     ordinal: int
     architecture: str
     compiler: Compiler
-    cache: CubinCache | None
-    memory: Memory
+    memory: Memory | None
     cublas_lt: str | None = None
 
-    def compile(
-        self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str]
-    ) -> bytes:
-        """Device code of `source` for this architecture, from the cache if it is there.
+    @cached_property
+    def native(self) -> _cuda.Device:
+        """The engine's own device, one for all who share this object."""
+        memory = self.memory
+        allocate, release = (memory.allocate, memory.release) if memory else (None, None)
+        return _cuda.Device(self.driver_library, self.ordinal, allocate, release)
 
-        options: more of the compiler's, such as ``-DREAL=float``. DeviceError if it does not
-        compile.
+    def compile(self, name: str, source: str, headers: Mapping[str, str], real: str) -> bytes:
+        """Device code of `source` for this architecture; DeviceError if it does not compile.
+
+        real: what REAL stands for, "float" or "double".
         """
-        options = [f"--gpu-architecture={self.architecture}", *options]
-        if self.cache is None:
-            return self.compiler.compile(name, source, headers, options)
-        version = ".".join(str(part) for part in self.compiler.version())
-        key = cubin_key(source, headers, options, version)
-        cubin = self.cache.get(key)
-        if cubin is None:
-            cubin = self.compiler.compile(name, source, headers, options)
-            self.cache.put(key, cubin)
-        return cubin
+        options = compile_options(self.architecture, real)
+        return self.compiler.compile(name, source, dict(headers), options)
+
+
+def compile_options(architecture: str, real: str) -> list[str]:
+    """The options that every kernel of the engine is compiled with."""
+    return [f"--gpu-architecture={architecture}", "--std=c++17", f"-DREAL={real}"]
 
 
 def open_device(name: str = "cuda", driver_library: str | None = None) -> Device:
@@ -73,54 +73,40 @@ def open_device(name: str = "cuda", driver_library: str | None = None) -> Device
     is needed and the cure for the first that is missing: a driver, one of an age that the CUDA of
     an extra runs on, the GPU, compute capability 8.0, NVRTC, CuPy.
     """
-    ordinal = _ordinal(name)
-    driver = _driver(driver_library)
-    version = driver.version()
-    count = driver.count()
-    if ordinal >= count:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        shown = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
-        has = f"GPUs 0 to {count - 1}" if count else "no GPU"
-        raise DeviceError(
-            f"device is {name!r}, but the NVIDIA driver shows {has}{shown}",
-            hint=f"device='cuda:{count - 1}'" if count else "device='cpu'; nvidia-smi lists GPUs",
-        )
-    capability = driver.capability(ordinal)
-    if capability < OLDEST:
-        raise DeviceError(
-            f"{name} is a GPU of compute capability {_dotted(capability)}, but cavs needs "
-            f"{_dotted(OLDEST)} or newer",
-            hint="an Ampere GPU or a later one, or device='cpu'",
-        )
-    newest = version // 1000
-    compiler = Nvrtc(require("nvrtc", "device='cuda' to compile its kernels", version).path)
-    architecture = _architecture(name, capability, compiler, newest)
-    memory = CupyMemory(ordinal, version)
-    blas = find("cublasLt", newest)
-    return Device(
-        driver_library=driver.path,
-        ordinal=ordinal,
-        architecture=architecture,
-        compiler=compiler,
-        cache=CubinCache(),
-        memory=memory,
-        cublas_lt=blas.path if blas else None,
-    )
+    return _open(name, driver_library)[0]
 
 
 def describe(name: str = "cuda", driver_library: str | None = None) -> str:
     """One line on a GPU: what it is, or why it cannot be used. Raises nothing."""
     try:
-        device = open_device(name, driver_library)
-        driver = Driver(device.driver_library)
+        device, driver, compiler = _open(name, driver_library)
         gpu, memory = driver.name(device.ordinal), driver.memory(device.ordinal)
-        runs, compiler = _cuda(driver.version()), ".".join(map(str, device.compiler.version()))
+        runs, made_by = _cuda_of(driver.version()), "{}.{}".format(*compiler.version())
     except DeviceError as error:
         cure = f" ({error.hint})" if error.hint else ""
         return f"none: {error.what.splitlines()[0]}{cure}"
-    return (
-        f"{gpu}, {device.architecture}, {memory / 2**30:.1f} GiB, driver of {runs}, NVRTC {compiler}"
+    return f"{gpu}, {device.architecture}, {memory / 2**30:.1f} GiB, driver of {runs}, NVRTC {made_by}"
+
+
+def _open(name: str, driver_library: str | None) -> tuple[Device, Driver, Nvrtc]:
+    ordinal = _ordinal(name)
+    driver = _driver(driver_library)
+    version = driver.version()
+    newest = version // 1000
+    capability = _capability(name, ordinal, driver)
+    compiler = Nvrtc(require("nvrtc", "device='cuda' to compile its kernels", newest).path)
+    architecture = _architecture(name, capability, compiler, newest)
+    memory = CupyMemory(ordinal, newest)
+    blas = find("cublasLt", newest)
+    device = Device(
+        driver_library=driver.path,
+        ordinal=ordinal,
+        architecture=architecture,
+        compiler=CachedCompiler(compiler, CubinCache()),
+        memory=memory,
+        cublas_lt=blas.path if blas else None,
     )
+    return device, driver, compiler
 
 
 def _ordinal(name: str) -> int:
@@ -146,11 +132,31 @@ def _driver(path: str | None) -> Driver:
     version = driver.version()
     if version < 1000 * oldest:
         raise DeviceError(
-            f"the NVIDIA driver {path} is of {_cuda(version)}, but cavs needs one of CUDA "
+            f"the NVIDIA driver {path} is of {_cuda_of(version)}, but cavs needs one of CUDA "
             f"{oldest}.0 or newer",
             hint=f"update the driver, then {install_line()}; without it: device='cpu'",
         )
     return driver
+
+
+def _capability(name: str, ordinal: int, driver: Driver) -> int:
+    count = driver.count()
+    if ordinal >= count:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        shown = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+        has = f"cuda:0 to cuda:{count - 1}" if count else "no GPU"
+        raise DeviceError(
+            f"device is {name!r}, but the NVIDIA driver shows {has}{shown}",
+            hint="device='cuda'" if count else "device='cpu'; nvidia-smi lists GPUs",
+        )
+    capability = driver.capability(ordinal)
+    if capability < OLDEST:
+        raise DeviceError(
+            f"{name} is a GPU of compute capability {_dotted(capability)}, but cavs needs "
+            f"{_dotted(OLDEST)} or newer",
+            hint="an Ampere GPU or a later one, or device='cpu'",
+        )
+    return capability
 
 
 def _architecture(name: str, capability: int, compiler: Nvrtc, newest: int) -> str:
@@ -173,5 +179,5 @@ def _dotted(capability: int) -> str:
     return f"{capability // 10}.{capability % 10}"
 
 
-def _cuda(version: int) -> str:
+def _cuda_of(version: int) -> str:
     return f"CUDA {version // 1000}.{version % 1000 // 10}"

@@ -58,16 +58,15 @@ def find(name: str, newest: int | None = None) -> Library | None:
     return None
 
 
-def require(name: str, what_for: str, driver_version: int | None = None) -> Library:
+def require(name: str, what_for: str, newest: int | None = None) -> Library:
     """`find`; where there is none, DeviceError with the places searched and the line to install.
 
-    driver_version: as cuDriverGetVersion gives it.
+    newest: the CUDA major of the driver, if known.
     """
-    newest = None if driver_version is None else driver_version // 1000
     library = find(name, newest)
     if library is None:
         other = find(name)
-        found = f"; {other.path} is too new for the driver" if other else ""
+        found = f"; {other.path} is too new for a driver of CUDA {newest}" if other else ""
         raise DeviceError(
             f"lib{name}.so was not found, but {what_for} needs it{found}\n"
             "  searched: cuda.pathfinder, NVIDIA's wheels, LD_LIBRARY_PATH, CUDA_PATH, CUDA_HOME, "

@@ -17,29 +17,33 @@ class Memory(Protocol):
 
     def allocate(self, nbytes: int) -> int:
         """The address of a new block on the device; DeviceError if there is no room."""
+        ...
 
     def release(self, pointer: int) -> None:
         """Give a block back; all work that uses it is done."""
+        ...
 
     def used(self) -> int:
         """The bytes of the blocks that are not given back."""
+        ...
 
     def stream(self) -> int:
         """The handle of a new stream, which lives as long as this object."""
+        ...
 
 
 class CupyMemory:
     """`Memory` of the GPU with this ordinal.
 
     DeviceError, with the line to install, if CuPy is missing or does not run on the driver.
-    driver_version: as cuDriverGetVersion gives it, if known; it chooses the line.
+    newest: the CUDA major of the driver, if known; it chooses the line.
     """
 
-    def __init__(self, ordinal: int, driver_version: int | None = None) -> None:
+    def __init__(self, ordinal: int, newest: int | None = None) -> None:
         self.ordinal = ordinal
         self._blocks: dict[int, Any] = {}
         self._streams: list[Any] = []
-        hint = install_line(None if driver_version is None else driver_version // 1000)
+        hint = install_line(newest)
         try:
             import cupy
         except Exception as error:  # an import may fail in any way; CuPy's are of several classes

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.codegen.cuda import OPERATIONS, UNIFORM, Load, Store, kernel_text, literal
+from cavs.codegen.cuda import OPERATIONS, PRELUDE, Load, Store, kernel_text, literal
 from cavs.codegen.map import MapProgram, Register
 from cavs.compiler.text import cuda_text
 from cavs.ir import REGISTRY, VERTEX, apply
@@ -20,14 +22,17 @@ from tests.kernels.map_reference import CODE, Program
 from tests.kernels.map_reference import Load as Read
 from tests.runtime.trees import Classifier, graph
 
-HOST = """
-#include <cmath>
-#define __global__
-#define __device__
-struct Three { unsigned x; };
-static Three blockIdx = {0}, threadIdx = {0}, blockDim = {1}, gridDim = {1};
-"""
+HOST = Path(__file__).with_name("warp.h")
+HEAD = re.compile(r"__global__ void __launch_bounds__\(256\) (\w+)\((.*)\) {$", re.MULTILINE)
 ROWS = 7
+
+
+def launchers(text):
+    """For every kernel a function ``run_<kernel>`` that takes the number of blocks first."""
+    for name, parameters in HEAD.findall(text):
+        names = ", ".join(p.split()[-1].lstrip("*") for p in parameters.split(", "))
+        yield f'extern "C" void run_{name}(long long blocks, {parameters}) {{\n'
+        yield f"  warp::launch(blocks, 64, [=] {{ {name}({names}); }});\n}}\n"
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +43,13 @@ def build(tmp_path_factory):
 
     def library(text):
         folder = tmp_path_factory.mktemp("cuda")
-        (folder / "kernels.cc").write_text(HOST + UNIFORM + text)
-        command = [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]
-        command += ["-Wno-unused-variable", "-shared", "-fPIC"]
-        subprocess.run([*command, "-o", "k.so", "kernels.cc"], cwd=folder, check=True)
+        whole = [f'#include "{HOST}"\n', PRELUDE, text, "#define __restrict__\n", *launchers(text)]
+        (folder / "kernels.cc").write_text("".join(whole))
+        command = [compiler, "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror"]
+        command += ["-Wno-unknown-pragmas", "-Wno-unused-variable", "-Wno-unused-function"]
+        subprocess.run(
+            [*command, "-shared", "-fPIC", "-o", "k.so", "kernels.cc"], cwd=folder, check=True
+        )
         return ctypes.CDLL(str(folder / "k.so"))
 
     return library
@@ -51,10 +59,11 @@ def pointer(array):
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def call(function, arguments):
+def call(library, name, arguments, blocks=2):
     wide = [ctypes.c_longlong(x) if isinstance(x, int) else pointer(x) for x in arguments]
+    function = getattr(library, f"run_{name}")
     function.restype = None
-    function(*wide)
+    function(ctypes.c_longlong(blocks), *wide)
 
 
 ELEMENTWISE = sorted(
@@ -87,7 +96,7 @@ def test_every_elementwise_operator(build):
     library = build(text)
     for name, (values, node) in cases.items():
         out = np.full((ROWS, 5), np.nan, "f4")
-        call(getattr(library, f"op_{name}"), [0, ROWS, *values, out])
+        call(library, f"op_{name}", [0, ROWS, *values, out])
         expected = node.op.evaluate(node, *(v.astype("f8") for v in values))
         np.testing.assert_allclose(out, expected, rtol=2e-6, atol=1e-6, err_msg=name)
 
@@ -110,10 +119,10 @@ def test_nan_goes_through_extrema_and_numbers_are_exact(build):
     a, b = np.array([np.nan, 1, 3], "f4"), np.array([1, np.nan, 2], "f4")
     for code, last in (("max", 3), ("min", 2)):
         out = np.zeros(3, "f4")
-        call(getattr(library, f"k_{code}"), [0, 3, a, b, out])
+        call(library, f"k_{code}", [0, 3, a, b, out])
         np.testing.assert_array_equal(out, [np.nan, np.nan, last])
     outs = [np.zeros(1, "f4") for _ in constants]
-    call(library.constants, [0, 1, *outs])
+    call(library, "constants", [0, 1, *outs])
     np.testing.assert_array_equal(np.concatenate(outs), np.array(constants, "f4"))
     assert literal(1) == "1.0f"
 
@@ -184,7 +193,7 @@ def test_the_fused_kernels_of_cells(build):
             if any(op[0] == "uniform" for op in i.ops):
                 arguments += [5, 2**33 + 1, ids]
                 seen.add("uniform")
-            call(getattr(library, f"map_{n}"), arguments)
+            call(library, f"map_{n}", arguments)
             codes = [(getattr(CODE, op[0].upper()), *op[1:]) for op in i.ops]
             made_by = Program(
                 loads, codes, i.outer, i.inner, 1, ROWS, i.registers, 5, 2**33 + 1, ids
