@@ -7,4 +7,13 @@ from cavs.cuda.cache import CachedCompiler, CubinCache
 from cavs.cuda.device import Compiler, Device, describe, open_device
 from cavs.cuda.memory import CupyMemory, Memory
 
-__all__ = ["CachedCompiler", "Compiler", "CubinCache", "CupyMemory", "Device", "Memory", "describe", "open_device"]
+__all__ = [
+    "CachedCompiler",
+    "Compiler",
+    "CubinCache",
+    "CupyMemory",
+    "Device",
+    "Memory",
+    "describe",
+    "open_device",
+]

@@ -31,7 +31,7 @@ DEFAULT_LIMIT = 256 << 20
 
 
 def default_folder() -> Path:
-    """``CAVS_CACHE``, else the folder "cavs" in ``XDG_CACHE_HOME``, which is ``~/.cache`` by default."""
+    """``CAVS_CACHE``, else the folder "cavs" in ``XDG_CACHE_HOME``, by default ``~/.cache``."""
     own = os.environ.get("CAVS_CACHE")
     if own:
         return Path(own).absolute()
@@ -45,7 +45,7 @@ def default_folder() -> Path:
 def cubin_key(
     source: str, headers: Mapping[str, str], options: Sequence[str], compiler: str
 ) -> str:
-    """The name of an entry: a SHA-256 of all that the cubin depends on, the order of headers aside."""
+    """The name of an entry: a SHA-256 of all that the cubin depends on; headers in any order."""
     digest = hashlib.sha256()
     parts = [compiler, source, str(len(options)), *options]
     for name in sorted(headers):
@@ -134,9 +134,8 @@ class CubinCache:
     def _warn(self, kind: str, found: str, cure: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(CacheWarning(f"cache of compiled kernels: {found}", hint=cure), stacklevel=4)
-
-
+            warning = CacheWarning(f"cache of compiled kernels: {found}", hint=cure)
+            warnings.warn(warning, stacklevel=4)
 
 
 class CachedCompiler:

@@ -23,9 +23,7 @@ OLDEST = 80  # compute capability times ten: asynchronous copies, bfloat16 and t
 class Compiler(Protocol):
     """What makes device code of source text: NVRTC, or the twin of the tests."""
 
-    def compile(
-        self, name: str, source: str, headers: dict[str, str], options: list[str]
-    ) -> bytes:
+    def compile(self, name: str, source: str, headers: dict[str, str], options: list[str]) -> bytes:
         """What cuModuleLoadData loads."""
         ...
 
@@ -85,7 +83,8 @@ def describe(name: str = "cuda", driver_library: str | None = None) -> str:
     except DeviceError as error:
         cure = f" ({error.hint})" if error.hint else ""
         return f"none: {error.what.splitlines()[0]}{cure}"
-    return f"{gpu}, {device.architecture}, {memory / 2**30:.1f} GiB, driver of {runs}, NVRTC {made_by}"
+    size = f"{memory / 2**30:.1f} GiB"
+    return f"{gpu}, {device.architecture}, {size}, driver of {runs}, NVRTC {made_by}"
 
 
 def _open(name: str, driver_library: str | None) -> tuple[Device, Driver, Nvrtc]:
@@ -166,9 +165,9 @@ def _architecture(name: str, capability: int, compiler: Nvrtc, newest: int) -> s
     ]
     if not fitting:
         made = ", ".join(_dotted(a) for a in compiler.architectures())
-        major, minor = compiler.version()
+        version = "{}.{}".format(*compiler.version())
         raise DeviceError(
-            f"{name} is a GPU of compute capability {_dotted(capability)}, but NVRTC {major}.{minor} "
+            f"{name} is a GPU of compute capability {_dotted(capability)}, but NVRTC {version} "
             f"compiles for {made}",
             hint=f"a newer NVRTC: {install_line(newest)} --upgrade",
         )

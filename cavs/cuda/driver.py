@@ -45,9 +45,7 @@ class Driver:
 
     def capability(self, ordinal: int) -> int:
         """The compute capability of a GPU, times ten: 90 for 9.0."""
-        major, minor = (
-            self._attribute(ordinal, a) for a in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR)
-        )
+        major, minor = (self._attribute(ordinal, a) for a in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
         return 10 * major + minor
 
     def name(self, ordinal: int) -> str:

@@ -11,6 +11,7 @@ import ctypes
 import ctypes.util
 import functools
 import glob
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -129,7 +130,7 @@ def _candidates(name: str) -> Iterator[Library]:
 
 def _of_pathfinder(name: str) -> Iterator[Library]:
     try:
-        from cuda import pathfinder
+        pathfinder = importlib.import_module("cuda.pathfinder")
     except ImportError:
         return
     try:

@@ -54,10 +54,12 @@ class CupyMemory:
         try:
             count = cupy.cuda.runtime.getDeviceCount()
         except RuntimeError as error:
-            raise DeviceError(f"CuPy {cupy.__version__} finds no GPU: {error}", hint=hint) from error
+            found = f"CuPy {cupy.__version__} finds no GPU: {error}"
+            raise DeviceError(found, hint=hint) from error
         if ordinal >= count:
             raise DeviceError(
-                f"CuPy {cupy.__version__} sees {count} GPUs, but cuda:{ordinal} is wanted", hint=hint
+                f"CuPy {cupy.__version__} sees {count} GPUs, but cuda:{ordinal} is wanted",
+                hint=hint,
             )
 
     def allocate(self, nbytes: int) -> int:
