@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from cavs.compiler.program import Program
 from cavs.cuda.program import map_kernels
 
 Array = NDArray[Any]
+TENSOR_CORES = "matmul_mma.cu"  # products of less precision than float32
 
 
 class Target(Protocol):
@@ -35,30 +36,43 @@ def fixed_kernels(device: Target, real: str) -> dict[str, bytes]:
     return {
         name: device.compile(name, text, headers, real)
         for name, text in texts.items()
-        if name.endswith(".cu")
+        if name.endswith(".cu") and name != TENSOR_CORES
     }
 
 
 class CudaEngine:
-    """Parameters of one session on ``device``; ``arrays`` are those of the host, all of one dtype.
+    """Parameters of one session on ``device``, and the executors that use them.
 
     The host's arrays fall behind with every step: ``download`` brings them up to date.
     """
 
-    def __init__(self, device: Target, arrays: Sequence[Array]) -> None:
+    def __init__(self, device: Target) -> None:
         self._device = device
-        self._real = "double" if arrays[0].dtype == np.float64 else "float"
-        images = fixed_kernels(device, self._real)
-        self.parameters = _cuda.Parameters(device.native, images, list(arrays))
+        self._real = ""
+        self._parameters: _cuda.Parameters | None = None
 
-    def executor(self, program: Program, encoded: _engine.Program) -> _cuda.Executor:
-        """An executor of ``program``, of which ``encoded`` is the engine's form."""
+    def executor(
+        self, program: Program, encoded: _engine.Program, arrays: Sequence[Array]
+    ) -> _cuda.Executor:
+        """An executor of ``program``, of which ``encoded`` is the engine's form.
+
+        arrays: of all parameters, of one dtype; the same for every program of the session.
+        """
+        if self._parameters is None:
+            self._real = "double" if arrays[0].dtype == np.float64 else "float"
+            images = fixed_kernels(self._device, self._real)
+            self._parameters = _cuda.Parameters(self._device.native, images, list(arrays))
         maps = map_kernels(program, self._real)
         named = [(i, name, n) for i, (name, n) in enumerate(maps.kernels) if name]
         image = self._device.compile("maps.cu", maps.text, {}, self._real) if named else b""
-        return _cuda.Executor(encoded, self.parameters, image, named)
+        return _cuda.Executor(encoded, self._parameters, image, named)
 
-    @property
-    def download(self) -> Callable[[], None]:
-        """Brings the arrays of the host up to date."""
-        return self.parameters.download
+    def invalidate(self) -> None:
+        """The host's arrays were written: they go up before the next run."""
+        if self._parameters is not None:
+            self._parameters.invalidate()
+
+    def download(self) -> None:
+        """Brings the host's arrays up to date: parameters, and states of the last optimiser."""
+        if self._parameters is not None:
+            self._parameters.download()

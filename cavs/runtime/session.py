@@ -89,8 +89,7 @@ class Session:
             return None
         require(not self.replicated, "device", device, "'cpu' for training on many ranks")
         target = open_device(device) if isinstance(device, str) else device
-        values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
-        engine = CudaEngine(target, values)
+        engine = CudaEngine(target)
         for p in self.parameters.values():
             p.refresh = engine.download
         return engine
@@ -377,14 +376,14 @@ class Session:
                 record=record,
                 replicated=self.replicated,
             )
-        # The engine takes its precision from the parameters; a model may have none.
         program = variant.compiled.program
+        # The engine takes its precision from the parameters; a model may have none.
+        values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
         if self._cuda is None:
-            values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
             variant.executor = _engine.Executor(encode(program), values)
             variant.executor.set_serial(self._serial)
         else:
-            variant.executor = self._cuda.executor(program, encode(program))
+            variant.executor = self._cuda.executor(program, encode(program), values)
         variant.executor.set_profiling(self._profiling)
 
     # ---- resuming ------------------------------------------------------------------------------
@@ -448,7 +447,7 @@ class Session:
     def invalidate(self) -> None:
         """Tells the engine that parameters were written from Python."""
         if self._cuda is not None:
-            self._cuda.parameters.invalidate()
+            self._cuda.invalidate()
         for variant in self._variants.values():
             if variant.executor is not None:
                 variant.executor.invalidate_parameters()

@@ -107,8 +107,10 @@ __device__ void matmul_tn_tile(const Sources& a, const Sources& b, long long fir
 
 }  // namespace
 
-CAVS_KERNEL matmul(Sources a, int begin, int end, const real* w, int k, int n, real* out,
-                   long long stride, long long base, int accumulate) {
+extern "C" __global__ __launch_bounds__(256) void matmul(Sources a, int begin, int end,
+                                                         const real* w, int k, int n, real* out,
+                                                         long long stride, long long base,
+                                                         int accumulate) {
   alignas(16) __shared__ real shared[2 * kSlab];
   for_each_tile(begin, end, kTile, n, [&](long long r0, int n0) {
     const Output to = {out + (r0 - base) * stride, stride, end - r0, n, accumulate != 0};
@@ -116,8 +118,10 @@ CAVS_KERNEL matmul(Sources a, int begin, int end, const real* w, int k, int n, r
   });
 }
 
-CAVS_KERNEL matmul_16(Sources a, int begin, int end, const real* w, int k, int n, real* out,
-                      long long stride, long long base, int accumulate) {
+extern "C" __global__ __launch_bounds__(256) void matmul_16(Sources a, int begin, int end,
+                                                            const real* w, int k, int n, real* out,
+                                                            long long stride, long long base,
+                                                            int accumulate) {
   alignas(16) __shared__ real shared[kFewShared];
   for_each_tile(begin, end, kFew, n, [&](long long r0, int n0) {
     const Output to = {out + (r0 - base) * stride, stride, end - r0, n, accumulate != 0};
@@ -125,8 +129,10 @@ CAVS_KERNEL matmul_16(Sources a, int begin, int end, const real* w, int k, int n
   });
 }
 
-CAVS_KERNEL matmul_tn(Sources a, Sources b, int begin, int end, int k, int n, real* out,
-                      long long out_stride, int accumulate, real* partial, int parts) {
+extern "C" __global__ __launch_bounds__(256) void matmul_tn(Sources a, Sources b, int begin,
+                                                            int end, int k, int n, real* out,
+                                                            long long out_stride, int accumulate,
+                                                            real* partial, int parts) {
   alignas(16) __shared__ real shared[2 * kSlab];
   for_each_part(begin, end, k, n, out, out_stride, accumulate != 0, partial, parts,
                 [&](long long first, long long last, long long k0, int n0, const Output& to) {

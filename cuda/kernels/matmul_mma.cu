@@ -243,30 +243,33 @@ __device__ void matmul_few(const Sources& a, RowOfSources row, const real* w, in
 
 }  // namespace
 
-#define CAVS_MATMUL(Precision, name)                                                               \
-  CAVS_KERNEL matmul_##name(Sources a, int begin, int end, const real* w, int k, int n, real* out, \
-                            long long stride, long long base, int accumulate) {                    \
-    alignas(16) __shared__ unsigned shared[2 * kSlab];                                             \
-    for_each_tile(begin, end, kTile, n, [&](long long r0, int n0) {                                \
-      const Output to = {out + (r0 - base) * stride, stride, end - r0, n, accumulate != 0};        \
-      matmul_tile<Precision>(a, RowOfSources(r0 + threadIdx.x / 4, end), w, n, n0, to, shared);    \
-    });                                                                                            \
-  }                                                                                                \
-  CAVS_KERNEL matmul_##name##_16(Sources a, int begin, int end, const real* w, int k, int n,       \
-                                 real* out, long long stride, long long base, int accumulate) {    \
-    alignas(16) __shared__ unsigned shared[kFewShared];                                            \
-    for_each_tile(begin, end, kFew, n, [&](long long r0, int n0) {                                 \
-      const Output to = {out + (r0 - base) * stride, stride, end - r0, n, accumulate != 0};        \
-      matmul_few<Precision>(a, RowOfSources(r0 + threadIdx.x / 16, end), w, n, n0, to, shared);    \
-    });                                                                                            \
-  }                                                                                                \
-  CAVS_KERNEL matmul_tn_##name(Sources a, Sources b, int begin, int end, int k, int n, real* out,  \
-                               long long out_stride, int accumulate, real* partial, int parts) {   \
-    alignas(16) __shared__ unsigned shared[2 * kSlab];                                             \
-    for_each_part(begin, end, k, n, out, out_stride, accumulate != 0, partial, parts,              \
-                  [&](long long first, long long last, long long k0, int n0, const Output& to) {   \
-                    matmul_tn_tile<Precision>(a, b, first, last, k0, n0, to, shared);              \
-                  });                                                                              \
+#define CAVS_MATMUL(Precision, name)                                                             \
+  extern "C" __global__ __launch_bounds__(256) void matmul_##name(                               \
+      Sources a, int begin, int end, const real* w, int k, int n, real* out, long long stride,   \
+      long long base, int accumulate) {                                                          \
+    alignas(16) __shared__ unsigned shared[2 * kSlab];                                           \
+    for_each_tile(begin, end, kTile, n, [&](long long r0, int n0) {                              \
+      const Output to = {out + (r0 - base) * stride, stride, end - r0, n, accumulate != 0};      \
+      matmul_tile<Precision>(a, RowOfSources(r0 + threadIdx.x / 4, end), w, n, n0, to, shared);  \
+    });                                                                                          \
+  }                                                                                              \
+  extern "C" __global__ __launch_bounds__(256) void matmul_##name##_16(                          \
+      Sources a, int begin, int end, const real* w, int k, int n, real* out, long long stride,   \
+      long long base, int accumulate) {                                                          \
+    alignas(16) __shared__ unsigned shared[kFewShared];                                          \
+    for_each_tile(begin, end, kFew, n, [&](long long r0, int n0) {                               \
+      const Output to = {out + (r0 - base) * stride, stride, end - r0, n, accumulate != 0};      \
+      matmul_few<Precision>(a, RowOfSources(r0 + threadIdx.x / 16, end), w, n, n0, to, shared);  \
+    });                                                                                          \
+  }                                                                                              \
+  extern "C" __global__ __launch_bounds__(256) void matmul_tn_##name(                            \
+      Sources a, Sources b, int begin, int end, int k, int n, real* out, long long out_stride,   \
+      int accumulate, real* partial, int parts) {                                                \
+    alignas(16) __shared__ unsigned shared[2 * kSlab];                                           \
+    for_each_part(begin, end, k, n, out, out_stride, accumulate != 0, partial, parts,            \
+                  [&](long long first, long long last, long long k0, int n0, const Output& to) { \
+                    matmul_tn_tile<Precision>(a, b, first, last, k0, n0, to, shared);            \
+                  });                                                                            \
   }
 
 CAVS_MATMUL(Tf32, tf32)

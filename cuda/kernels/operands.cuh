@@ -46,7 +46,7 @@ struct RowOfSources {
       wide = aligned(s);
       row = s.map != 3 ? plain_row(s, r) : nullptr;
     }
-    return ::read<4>(s, r, row, walk.column + first, wide);
+    return read_columns<4>(s, r, row, walk.column + first, wide);
   }
 };
 
@@ -77,7 +77,7 @@ struct FourColumns {
   }
 
   static __device__ Lanes<4> read_of(const Rows& s, long long r, int c, bool wide) {
-    return read<4>(s, r, s.map != 3 ? plain_row(s, r) : nullptr, c, wide);
+    return read_columns<4>(s, r, s.map != 3 ? plain_row(s, r) : nullptr, c, wide);
   }
 };
 

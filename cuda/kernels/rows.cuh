@@ -3,8 +3,6 @@
 
 #include "arguments.cuh"
 
-#define CAVS_KERNEL extern "C" __global__ void __launch_bounds__(256)
-
 constexpr int kThreads = 256;               // of every block
 constexpr int kWide = 16 / sizeof(real);    // values of a 16-byte access
 constexpr unsigned kAllLanes = 0xffffffff;  // of a warp
@@ -94,8 +92,8 @@ __device__ inline void add_rows(const Rows& s, long long j, long long end, int c
 // N columns from `column` on of row r; zeros past the width. `row` is plain_row(s, r), unless the
 // rows are segments.
 template <int N>
-__device__ inline Lanes<N> read(const Rows& s, long long r, const real* row, int column,
-                                bool wide) {
+__device__ inline Lanes<N> read_columns(const Rows& s, long long r, const real* row, int column,
+                                        bool wide) {
   const int n = s.width - column;
   if (s.map != 3) return load<N>(row != nullptr && n > 0 ? row + column : nullptr, n, wide);
   Lanes<N> sum = {};

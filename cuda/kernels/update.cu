@@ -74,7 +74,8 @@ __device__ void update_each(const Stretch* stretches, int count, F f) {
 }  // namespace
 
 // In double precision whatever the values are: the norm decides how a gradient is clipped.
-CAVS_KERNEL square(const Stretch* stretches, int count, double* partial) {
+extern "C" __global__ __launch_bounds__(256) void square(const Stretch* stretches, int count,
+                                                         double* partial) {
   for (int i = blockIdx.x; i < count; i += gridDim.x) {
     const Stretch& s = stretches[i];
     const long long n = s.count * s.width, whole = aligned(s.grad) ? n / kWide * kWide : 0;
@@ -94,8 +95,9 @@ CAVS_KERNEL square(const Stretch* stretches, int count, double* partial) {
   }
 }
 
-CAVS_KERNEL judge(const double* partial, int count, const real* loss, double max_norm,
-                  Outcome* outcome) {
+extern "C" __global__ __launch_bounds__(256) void judge(const double* partial, int count,
+                                                        const real* loss, double max_norm,
+                                                        Outcome* outcome) {
   double squares = 0;
   for (int i = threadIdx.x; i < count; i += kThreads) squares += partial[i];
   squares = block_sum(squares);
@@ -107,7 +109,8 @@ CAVS_KERNEL judge(const double* partial, int count, const real* loss, double max
   outcome->ok = finite(norm) && finite(value);
 }
 
-CAVS_KERNEL update(const Stretch* stretches, int count, Optimizer o, const Outcome* outcome) {
+extern "C" __global__ __launch_bounds__(256) void update(const Stretch* stretches, int count,
+                                                         Optimizer o, const Outcome* outcome) {
   if (!outcome->ok) return;
   const real lr = static_cast<real>(o.lr), eps = static_cast<real>(o.eps);
   const real scale = static_cast<real>(o.grad_scale * outcome->scale);

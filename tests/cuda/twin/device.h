@@ -217,10 +217,13 @@ namespace twin {
 
 template <class T>
 constexpr char kind_of() {
-  if (__is_class(T)) return 's';
-  if (__is_enum(T)) return 'i';
-  if (T(0.5) != T(0)) return 'f';
-  return T(-1) < T(0) ? 'i' : 'u';
+  if constexpr (__is_class(T)) {
+    return 's';
+  } else if constexpr (__is_enum(T)) {
+    return 'i';
+  } else {
+    return T(0.5) != T(0) ? 'f' : T(-1) < T(0) ? 'i' : 'u';
+  }
 }
 
 template <class T>
