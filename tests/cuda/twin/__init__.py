@@ -47,7 +47,7 @@ class Twin:
     checked: as of TwinCompiler.
     """
 
-    def __init__(self, without: tuple[str, ...] = (), checked: bool = False):
+    def __init__(self, without: tuple[str, ...] = (), checked: bool | None = None):
         self.path = build.driver(tuple(without))
         self.library = str(self.path)
         self.cublaslt = self.library

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -33,11 +34,13 @@ class TwinCompiler:
     """Compiles sources to host libraries; the twin's driver takes a library's path for a cubin.
 
     checked: the kernels call the driver at every access to memory, which then finds reads and
-    writes outside of allocations and races between threads. They run many times slower.
+    writes outside of allocations and races between threads. They run many times slower. None: as
+    the environment's CAVS_TWIN_CHECKED says, 0 or 1.
     """
 
-    def __init__(self, checked: bool = False):
-        self.checked = checked
+    def __init__(self, checked: bool | None = None):
+        default = os.environ.get("CAVS_TWIN_CHECKED", "0") == "1"
+        self.checked = default if checked is None else checked
 
     def compile(self, name: str, source: str, headers: dict[str, str], options: list[str]) -> bytes:
         """The path of a module with every ``__global__`` function of ``source``.
