@@ -218,10 +218,10 @@ template <class T>
 constexpr char kind_of() {
   if constexpr (__is_class(T)) {
     return 's';
-  } else if constexpr (T(0.5) != T(0)) {
-    return 'f';
+  } else if constexpr (__is_enum(T)) {
+    return 'i';
   } else {
-    return T(-1) < T(0) ? 'i' : 'u';
+    return T(0.5) != T(0) ? 'f' : T(-1) < T(0) ? 'i' : 'u';
   }
 }
 
