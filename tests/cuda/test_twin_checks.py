@@ -54,27 +54,27 @@ def test_the_line_of_a_bad_access_is_named(context: Context) -> None:
 RACES = [
     # Shared memory, words of other threads.
     (
-        "__shared__ int s[64];\ns[threadIdx.x] = 1;\nx[threadIdx.x] = s[63 - threadIdx.x];",
-        "__shared__ int s[64];\ns[threadIdx.x] = 1;\n__syncthreads();\n"
-        "x[threadIdx.x] = s[63 - threadIdx.x];",
-        r"it reads shared memory in wrong\.cu:4; no barrier parts it from thread .*, "
-        r"which wrote it in wrong\.cu:3|it writes shared memory in wrong\.cu:3; no barrier "
-        r"parts it from thread .*, which read it in wrong\.cu:4",
+        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\ns[threadIdx.x] = 1;\nx[at] = s[63 - threadIdx.x];",
+        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\ns[threadIdx.x] = 1;\n__syncthreads();\n"
+        "x[at] = s[63 - threadIdx.x];",
+        r"it reads shared memory in wrong\.cu:5; no barrier parts it from thread .*, "
+        r"which wrote it in wrong\.cu:4|it writes shared memory in wrong\.cu:4; no barrier "
+        r"parts it from thread .*, which read it in wrong\.cu:5",
     ),
     # Written again before all have read.
     (
-        "__shared__ int s[64];\nfor (int i = 0; i < 2; ++i) {\ns[threadIdx.x] = i;\n"
-        "__syncthreads();\nx[threadIdx.x] = s[63 - threadIdx.x];\n}",
-        "__shared__ int s[64];\nfor (int i = 0; i < 2; ++i) {\ns[threadIdx.x] = i;\n"
-        "__syncthreads();\nx[threadIdx.x] = s[63 - threadIdx.x];\n__syncthreads();\n}",
+        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\nfor (int i = 0; i < 2; ++i) {\ns[threadIdx.x] = i;\n"
+        "__syncthreads();\nx[at] = s[63 - threadIdx.x];\n}",
+        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\nfor (int i = 0; i < 2; ++i) {\ns[threadIdx.x] = i;\n"
+        "__syncthreads();\nx[at] = s[63 - threadIdx.x];\n__syncthreads();\n}",
         "which (read|wrote) it",
     ),
     # Within a warp.
     (
-        "__shared__ int s[64];\ns[threadIdx.x] = 1;\n__shfl_sync(~0u, 1, 0);\n"
-        "x[threadIdx.x] = s[threadIdx.x ^ 1];",
-        "__shared__ int s[64];\ns[threadIdx.x] = 1;\n__syncwarp();\n"
-        "x[threadIdx.x] = s[threadIdx.x ^ 1];",
+        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\ns[threadIdx.x] = 1;\n__shfl_sync(~0u, 1, 0);\n"
+        "x[at] = s[threadIdx.x ^ 1];",
+        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\ns[threadIdx.x] = 1;\n__syncwarp();\n"
+        "x[at] = s[threadIdx.x ^ 1];",
         "a race: it reads shared memory",
     ),
     # Device memory, one block.
@@ -103,9 +103,10 @@ RACES = [
 @pytest.mark.parametrize(("racing", "right", "message"), RACES)
 def test_races(checked: Context, racing: str, right: str, message: str, seed: int) -> None:
     checked.twin.adversarial(seed)
-    run(checked, right, grid=3 if "blockIdx" in right else 1)
+    grid = 3 if "blockIdx" in right else 1
+    run(checked, right, grid=grid)
     with pytest.raises(DriverError, match=message):
-        run(checked, racing, grid=3 if "blockIdx" in right else 1)
+        run(checked, racing, grid=grid)
 
 
 def test_threads_may_read_the_same(checked: Context) -> None:

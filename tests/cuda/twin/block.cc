@@ -95,6 +95,7 @@ void Run::note(Cell& cell, uintptr_t word, uint8_t bytes, bool write, const void
   mark.thread = static_cast<uint16_t>(running_);
   mark.bytes = bytes;
   mark.write = write;
+  mark.shared = !memory_.in_region(word);
   mark.at = static_cast<uint32_t>(static_cast<const char*>(at) - image);
   const Mark earlier = Shadow::note(cell, mark);
   if (earlier.launch == 0) return;
@@ -105,10 +106,9 @@ void Run::note(Cell& cell, uintptr_t word, uint8_t bytes, bool write, const void
                        : "block " + text_of(place_of(earlier.block, launch_.grid)) + ", ") +
                   thread_text(earlier.thread) + ", which " + (earlier.write ? "wrote" : "read") +
                   " it";
-  const bool device = memory_.in_region(word);
   fail(kLaunchFailed,
        std::string("a race: it ") + (write ? "writes " : "reads ") +
-           (device ? memory_.describe(word) : std::string("shared memory")),
+           (mark.shared ? std::string("shared memory") : memory_.describe(word)),
        at);
 }
 

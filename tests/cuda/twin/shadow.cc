@@ -11,7 +11,7 @@ namespace twin {
 
 bool Mark::ordered_before(const Mark& later) const {
   if (launch != later.launch) return true;
-  if (block != later.block) return false;  // nothing orders blocks
+  if (block != later.block) return shared;  // nothing orders blocks but that shared memory is new
   if (thread == later.thread || barriers != later.barriers) return true;
   return thread / kWarp == later.thread / kWarp && syncs < later.syncs;
 }
