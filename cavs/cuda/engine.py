@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cavs import _cuda, _engine
 from cavs.compiler.program import Program
+from cavs.cuda.device import Device
 from cavs.cuda.program import map_kernels
 
 Array = NDArray[Any]
 TENSOR_CORES = "matmul_mma.cu"  # products of less precision than float32
 
 
-class Target(Protocol):
-    """What the engine needs of a device, see cavs.cuda.device."""
-
-    @property
-    def native(self) -> _cuda.Device:
-        """The engine's own device; one for all sessions."""
-        ...
-
-    def compile(self, name: str, source: str, headers: Mapping[str, str], real: str) -> bytes:
-        """The text of kernels as an image the device loads; ``real``: "float" or "double"."""
-        ...
-
-
-def fixed_kernels(device: Target, real: str) -> dict[str, bytes]:
+def fixed_kernels(device: Device, real: str) -> dict[str, bytes]:
     """The kernels every program uses, by file."""
     texts = _cuda.sources()
     headers = {name: text for name, text in texts.items() if name.endswith(".cuh")}
@@ -46,7 +34,7 @@ class CudaEngine:
     The host's arrays fall behind with every step: ``download`` brings them up to date.
     """
 
-    def __init__(self, device: Target) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
         self._real = ""
         self._parameters: _cuda.Parameters | None = None

@@ -6,6 +6,8 @@ import ctypes
 import importlib.util
 from pathlib import Path
 
+MISSING = "NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12"
+
 
 def find_library() -> Path | None:
     """The library of the wheel nvidia-cuda-nvrtc-cu12, or None where it is not installed."""

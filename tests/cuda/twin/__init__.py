@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.cuda.twin import build
 from tests.cuda.twin.build import CompileError, missing

@@ -139,16 +139,17 @@ void Run::barrier(int line) {
   leave(complete ? Wait::kNone : Wait::kBarrier, line);
 }
 
-uint64_t Run::warp(WarpOp op, unsigned mask, int line, uint64_t bits, int lane, int width, void* all,
-                   unsigned size) {
+uint64_t Run::warp(WarpOp op, unsigned mask, int line, uint64_t bits, int lane, int width,
+                   void* all, unsigned size) {
   const unsigned first = running_ / kWarp * kWarp;
   Thread& me = threads_[running_];
   if (!(mask >> (running_ - first) & 1u))
-    fail(kLaunchFailed, "line " + std::to_string(line) + ": the mask of a warp operation leaves out "
-                        "the lane that calls it");
+    fail(kLaunchFailed, "line " + std::to_string(line) +
+                            ": the mask of a warp operation leaves out "
+                            "the lane that calls it");
   if (width <= 0 || width > 32 || (width & (width - 1)) != 0)
-    fail(kLaunchFailed, "line " + std::to_string(line) + ": a shuffle over " +
-                            std::to_string(width) + " lanes");
+    fail(kLaunchFailed,
+         "line " + std::to_string(line) + ": a shuffle over " + std::to_string(width) + " lanes");
   me.op = op, me.mask = mask, me.lane = lane, me.width = width, me.size = size, me.bits = bits;
   me.all = all, me.line = line;
   me.wait = Wait::kWarp;
@@ -270,7 +271,7 @@ Fault Run::all_blocks() {
   std::vector<uint64_t> order(launch_.seed == 0 ? 0 : blocks);
   for (uint64_t i = 0; i < order.size(); ++i) order[i] = i;
   std::shuffle(order.begin(), order.end(), random_);
-  const size_t dynamic = static_cast<size_t>(module.dynamic_end - module.dynamic);
+  const size_t dynamic = module.dynamic_size;
   poison(module.dynamic, dynamic);
   for (uint64_t i = 0; i < blocks && fault_.code == 0; ++i) {
     const uint64_t b = order.empty() ? i : order[i];
@@ -282,10 +283,10 @@ Fault Run::all_blocks() {
     one_block();
   }
   const size_t asked = (launch_.dynamic_shared + 3) / 4 * 4;  // of whole words of poison
-  if (fault_.code == 0 && dynamic > asked &&
-      !poisoned(module.dynamic + asked, dynamic - asked))
+  if (fault_.code == 0 && dynamic > asked && !poisoned(module.dynamic + asked, dynamic - asked))
     fault_ = {kIllegalAddress, "kernel " + std::string(launch_.kernel->name) +
-                                   ": a write beyond the " + std::to_string(launch_.dynamic_shared) +
+                                   ": a write beyond the " +
+                                   std::to_string(launch_.dynamic_shared) +
                                    " bytes of dynamic shared memory it was launched with"};
   return fault_;
 }

@@ -1,5 +1,6 @@
-// The device language for g++: what kernels may use besides C++. A kernel runs one thread at a time;
-// barriers and warp operations go to the driver, which switches to another thread of the block.
+// The device language for g++: what kernels may use besides C++. A kernel runs one thread at a
+// time; barriers and warp operations go to the driver, which switches to another thread of the
+// block.
 #pragma once
 
 #include "module.h"
@@ -12,31 +13,20 @@
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
-// Static, so that all of a module stand in one stretch, which the driver poisons before each block.
-#define __shared__ static __attribute__((section("twin_shared")))
-#define TWIN_DYNAMIC static __attribute__((section("twin_dynamic")))
+// Shared variables are all that stands in a module's .bss, which the driver poisons before each
+// block. (A section of their own would not do: g++ 12 ignores it for variables of templates.)
+#define __shared__ static
+#define TWIN_ELSEWHERE __attribute__((section("twin_elsewhere")))
+extern "C" __attribute__((visibility("hidden"))) char __bss_start[], _end[];  // of the linker
 
-extern "C" {
-extern char __start_twin_shared[] __attribute__((weak, visibility("hidden")));
-extern char __stop_twin_shared[] __attribute__((weak, visibility("hidden")));
-extern char __start_twin_dynamic[] __attribute__((weak, visibility("hidden")));
-extern char __stop_twin_dynamic[] __attribute__((weak, visibility("hidden")));
-}
-
-#define TWIN_VECTOR2(T, name, bytes)           \
-  struct alignas(bytes) name##2 {              \
-    T x, y;                                    \
-  };                                           \
+#define TWIN_VECTOR2(T, name, bytes)         \
+  struct alignas(bytes) name##2 { T x, y; }; \
   inline name##2 make_##name##2(T x, T y) { return {x, y}; }
-#define TWIN_VECTOR3(T, name)     \
-  struct name##3 {                \
-    T x, y, z;                    \
-  };                              \
+#define TWIN_VECTOR3(T, name)    \
+  struct name##3 { T x, y, z; }; \
   inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }
-#define TWIN_VECTOR4(T, name, bytes)           \
-  struct alignas(bytes) name##4 {              \
-    T x, y, z, w;                              \
-  };                                           \
+#define TWIN_VECTOR4(T, name, bytes)               \
+  struct alignas(bytes) name##4 { T x, y, z, w; }; \
   inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 TWIN_VECTOR2(int, int, 8)
 TWIN_VECTOR2(unsigned, uint, 8)
@@ -52,9 +42,9 @@ TWIN_VECTOR4(double, double, 16)
 using uint3 = twin::Index;
 using dim3 = twin::Index;
 
-static uint3 threadIdx, blockIdx;
-static dim3 blockDim, gridDim;
-static const twin::Hooks* twin_hooks;
+static uint3 threadIdx TWIN_ELSEWHERE, blockIdx TWIN_ELSEWHERE;
+static dim3 blockDim TWIN_ELSEWHERE, gridDim TWIN_ELSEWHERE;
+static const twin::Hooks* twin_hooks TWIN_ELSEWHERE;
 constexpr int warpSize = 32;
 
 inline void __syncthreads(int line = __builtin_LINE()) { twin_hooks->barrier(line); }
@@ -85,7 +75,8 @@ T shuffle(WarpOp op, unsigned mask, T value, int lane, int width, int line) {
   return cast<T>(twin_hooks->warp(op, mask, line, bits_of(value), lane, width, nullptr, 0));
 }
 
-// Every lane gets the values of all 32: what the twin's equivalents of tensor-core instructions need.
+// Every lane gets the values of all 32: what the twin's equivalents of tensor-core instructions
+// need.
 template <class T>
 void warp_gather(const T& mine, T (&all)[32], int line = __builtin_LINE()) {
   const auto address = reinterpret_cast<unsigned long long>(&mine);
@@ -97,10 +88,10 @@ void warp_gather(const T& mine, T (&all)[32], int line = __builtin_LINE()) {
 inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
   twin_hooks->warp(twin::WarpOp::kSync, mask, line, 0, 0, 32, nullptr, 0);
 }
-#define TWIN_SHUFFLE(name, op)                                                                  \
-  template <class T>                                                                            \
-  T name(unsigned mask, T value, int lane, int width = 32, int line = __builtin_LINE()) {       \
-    return twin::shuffle(twin::WarpOp::op, mask, value, lane, width, line);                     \
+#define TWIN_SHUFFLE(name, op)                                                            \
+  template <class T>                                                                      \
+  T name(unsigned mask, T value, int lane, int width = 32, int line = __builtin_LINE()) { \
+    return twin::shuffle(twin::WarpOp::op, mask, value, lane, width, line);               \
   }
 TWIN_SHUFFLE(__shfl_sync, kGet)
 TWIN_SHUFFLE(__shfl_up_sync, kUp)
@@ -132,13 +123,13 @@ inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((unsigned)x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
 // As in CUDA, each function takes float or double; the names that end in f are those of C.
-#define TWIN_MATH1(name)                \
-  extern "C" double name(double) noexcept;       \
-  extern "C" float name##f(float) noexcept;      \
+#define TWIN_MATH1(name)                    \
+  extern "C" double name(double) noexcept;  \
+  extern "C" float name##f(float) noexcept; \
   inline float name(float x) { return name##f(x); }
-#define TWIN_MATH2(name)                       \
-  extern "C" double name(double, double) noexcept;      \
-  extern "C" float name##f(float, float) noexcept;      \
+#define TWIN_MATH2(name)                           \
+  extern "C" double name(double, double) noexcept; \
+  extern "C" float name##f(float, float) noexcept; \
   inline float name(float x, float y) { return name##f(x, y); }
 TWIN_MATH1(exp)
 TWIN_MATH1(exp2)
@@ -179,19 +170,19 @@ inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
-#define TWIN_ROUNDED(prefix, T)                                        \
-  inline T __##prefix##add_rn(T x, T y) { return x + y; }              \
-  inline T __##prefix##sub_rn(T x, T y) { return x - y; }              \
-  inline T __##prefix##mul_rn(T x, T y) { return x * y; }              \
+#define TWIN_ROUNDED(prefix, T)                           \
+  inline T __##prefix##add_rn(T x, T y) { return x + y; } \
+  inline T __##prefix##sub_rn(T x, T y) { return x - y; } \
+  inline T __##prefix##mul_rn(T x, T y) { return x * y; } \
   inline T __##prefix##div_rn(T x, T y) { return x / y; }
 TWIN_ROUNDED(f, float)
 TWIN_ROUNDED(d, double)
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 inline double __fma_rn(double x, double y, double z) { return fma(x, y, z); }
 
-#define TWIN_CLASSIFY(T)                                       \
-  inline bool isnan(T x) { return __builtin_isnan(x); }        \
-  inline bool isinf(T x) { return __builtin_isinf(x) != 0; }   \
+#define TWIN_CLASSIFY(T)                                     \
+  inline bool isnan(T x) { return __builtin_isnan(x); }      \
+  inline bool isinf(T x) { return __builtin_isinf(x) != 0; } \
   inline bool isfinite(T x) { return __builtin_isfinite(x); }
 TWIN_CLASSIFY(float)
 TWIN_CLASSIFY(double)
@@ -219,10 +210,10 @@ template <class T>
 constexpr char kind_of() {
   if constexpr (__is_class(T)) {
     return 's';
-  } else if constexpr (__is_enum(T)) {
-    return 'i';
+  } else if constexpr (T(0.5) != T(0)) {
+    return 'f';
   } else {
-    return T(0.5) != T(0) ? 'f' : T(-1) < T(0) ? 'i' : 'u';
+    return T(-1) < T(0) ? 'i' : 'u';
   }
 }
 

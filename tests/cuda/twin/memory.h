@@ -26,7 +26,7 @@ class Memory {
   std::string describe(uintptr_t address) const;
   // Names the allocations beside which something was written; empty: none. Freed ones are kept.
   std::string violations() const;
-  void forget_violations() { violations_.clear(); }
+  void forget_violations();
 
   size_t used() const { return used_; }
   size_t count() const { return device_.size(); }
@@ -41,6 +41,7 @@ class Memory {
   using Blocks = std::map<uintptr_t, Block>;
   uintptr_t add(Blocks& blocks, uintptr_t pages, size_t bytes, size_t page_bytes);
   static const Blocks::value_type* find(const Blocks& blocks, uintptr_t address, size_t bytes);
+  static void guard(const Blocks::value_type& block);
   static std::string broken(const Blocks::value_type& block);
 
   Blocks device_, pinned_;

@@ -37,8 +37,9 @@ struct Module {
   int count;
   Index *thread, *block, *block_dim, *grid_dim;
   const Hooks** hooks;
-  char *shared, *shared_end;    // all __shared__ variables
-  char *dynamic, *dynamic_end;  // the extern __shared__ array
+  char *shared, *shared_end;  // all __shared__ variables
+  char* dynamic;              // what extern __shared__ arrays stand for; nullptr: there is none
+  unsigned dynamic_size;
 };
 
 }  // namespace twin
