@@ -183,9 +183,8 @@ def test_a_device_can_be_given_instead_of_looked_up(driver_library):
     "name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1 ", "CUDA", "gpu:0", ""]
 )
 def test_a_device_of_another_name_is_refused(name):
-    with pytest.raises(
-        DeviceError, match=re.escape(f"device is {name!r}, but must be 'cpu', 'cuda'")
-    ):
+    needed = re.escape(f"device is {name!r}, but must be 'cpu', 'cuda'")
+    with pytest.raises(DeviceError, match=needed):
         open_device(name)
 
 
