@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -87,6 +88,39 @@ def test_float64_equals_the_oracle(device, model, batch):
 def test_float32_equals_the_oracle(device, model, batch):
     traced_parameters(model, batch)
     compare(model, batch, device, FLOAT32, np.float32)
+
+
+# A product is rounded at its inputs: to 10 bits in tf32, to 7 in bfloat16.
+@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 1e-2), ("bfloat16", 1e-1)])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_products_on_tensor_cores(device, precision, tolerance, rows):
+    batch = treebank(rows)
+    model = classifier(dtype=np.float32)
+    exact = cavs.Session(model).gradients(batch)
+    session = cavs.Session(model, device=device, precision=precision)
+    loss, gradients = session.gradients(batch)
+    assert loss == pytest.approx(exact[0], rel=tolerance)
+    assert loss != exact[0]
+    for name, g in gradients.items():
+        wanted = exact[1][name]
+        assert np.linalg.norm(g - wanted) <= tolerance * np.linalg.norm(wanted), name
+
+
+@settings(RANDOM, max_examples=5)
+@given(models(), batches(max_vertices=150))
+def test_products_by_cublas(twin, twin_device, model, batch):
+    traced_parameters(model, batch)
+    device = replace(twin_device, cublas_lt=twin.cublaslt)
+    compare(model, batch, device, FLOAT64)
+
+
+def test_large_products_go_to_cublas(twin, twin_device):
+    model = Classifier(nn.ChildSumTreeLSTM(40, 33), input_size=40)
+    model.initialize(1, np.float64)
+    batch = treebank(40)
+    compare(model, batch, replace(twin_device, cublas_lt=twin.cublaslt), 1e-11)
+    products = [o for o in twin.operations() if o.kind == "product"]
+    assert len(products) > 10
 
 
 @settings(RANDOM, max_examples=15)
