@@ -38,6 +38,7 @@ from cavs.train.trainer import Metrics
 Array = NDArray[Any]
 T = TypeVar("T")
 _FAREWELL = 30.0  # seconds that a failing rank waits for the others to hear of it
+_BRIEF = 3.0  # the same where they may have heard of it by letter
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
 
@@ -303,12 +304,14 @@ class Trainer(LocalTrainer):
             raise
 
     def _tell(self, place: str, error: BaseException) -> None:
-        servers = self.session.servers
-        if self.session.free and servers is not None and not servers.settled:
-            servers.fail(error)  # the others may be in any step: they come to no meeting
-            return
+        servers, patience = self.session.servers, _FAREWELL
+        if self.session.free and servers is not None:
+            servers.fail(error)  # the others may be in any step, and come to no meeting
+            if not servers.settled:
+                return
+            patience = _BRIEF
         timeout = self.communicator.timeout
-        self.communicator.timeout = min(timeout, _FAREWELL)
+        self.communicator.timeout = min(timeout, patience)
         try:
             # It raises `error` here, as on the other ranks; the caller does that.
             with suppress(type(error), CommunicationError):

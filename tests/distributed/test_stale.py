@@ -277,6 +277,49 @@ def test_a_batch_that_one_rank_cannot_compute_ends_all():
     assert "another rank failed\n  rank 1: FeatureError: feature 'token' is 99" in str(first)
 
 
+def test_beside_synchronous_parameters_a_failed_step_updates_no_rank_and_training_goes_on():
+    bad = [*trees(2, 3), cavs.Graph([[]], {"token": [99], "label": [0]})]
+
+    def work(c, fails):
+        with trainer(c, strategy="Parallax(staleness=1)") as t:
+            t.advance(cavs.batch(BATCHES[0]))
+            if fails:
+                with pytest.raises(CavsError, match="'token' is 99"):
+                    t.advance(cavs.batch(bad))
+            for graphs in BATCHES[1:]:
+                t.advance(cavs.batch(graphs))
+                t.settle()
+        return values_of(t)
+
+    expected = run_threads(2, lambda c: work(c, False))
+    for values in run_threads(2, lambda c: work(c, True)):
+        for name, value in expected[0].items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-9, atol=1e-11)
+
+
+def test_an_error_after_a_meeting_reaches_ranks_that_have_gone_on():
+    def work(c):
+        with trainer(c, strategy="PSLoadBalancing(staleness=1)") as t:
+            t.advance(cavs.batch(BATCHES[0]))
+            t.settle()
+            if c.rank == 1:
+                raise OSError("no space left on device")
+            for _ in range(20):
+                t.advance(cavs.batch(BATCHES[0]))
+
+    def caught(c):
+        try:
+            return work(c)
+        except (OSError, CavsError) as error:
+            return error
+
+    begun = time.monotonic()
+    first, second = run_threads(2, caught)
+    assert isinstance(second, OSError)
+    assert "rank 1: OSError: no space left on device" in str(first)
+    assert time.monotonic() - begun < 10
+
+
 def test_a_loss_that_is_not_finite_is_applied_nowhere():
     def work(c):
         t = trainer(c, strategy="PSLoadBalancing(staleness=2)")

@@ -49,7 +49,7 @@ class StaleServers:
         self.changed = threading.Condition()
         self.failed: BaseException | None = None
         self.phase = self.clock = self.steps = self.rounds = self.attempt = 0
-        self.settled = True
+        self.settled, self._awaits = True, False  # whether answers to a commit are to come
         self._owner: Owner | None = None
         self._early: list[Letter] = []  # of a phase that has not begun here
         self._inbox: list[Letter] = []  # values that have not been read
@@ -105,24 +105,23 @@ class StaleServers:
             self.phase += 1
             self.clock = self.rounds = 0
             self._inbox = []
-            self.settled = True
+            self.settled, self._awaits = True, False
         self._post(self.rank, [kinds.WAKE, self.phase])
 
     def fetch(self) -> bool:
         """Waits until this worker may begin its next step; whether parameters were written."""
         self._check()
         self.attempt += 1
-        expects = self.clock > 0 and not self.settled
         if self.settled:
             self._counted = self.sent_bytes
         self.settled = False
         if not self.is_worker:
             self.clock, self.steps = self.clock + 1, self.steps + 1
+        if not self._awaits:
             return False
-        if expects:
-            self._wait(lambda: self._told(2, self.clock), f"for step {self.steps + 1}")
-            self._read()
-        return expects
+        self._wait(lambda: self._told(2, self.clock), f"for step {self.steps + 1}")
+        self._awaits = False
+        return self._read()
 
     def push(self, owner: int, numbers: Sequence[int], arrays: Sequence[Array]) -> None:
         """Gradients of some units to their owner, which applies them at `commit`."""
@@ -137,6 +136,7 @@ class StaleServers:
         with self.changed:
             self.clock += 1
             self.steps += 1
+            self._awaits = True
 
     def settle(self) -> bool:
         """Waits until all workers have come here; then all ranks hold the same, final values.
@@ -154,7 +154,7 @@ class StaleServers:
             clock, self.updates = final.words[2], final.words[5]
             self.steps += clock - self.clock
             self.clock = clock
-        self.settled = True
+        self.settled, self._awaits = True, False
         return self._read()
 
     def _told(self, word: int, value: int) -> bool:
@@ -304,17 +304,16 @@ class StaleServers:
             self.fail(error)
 
     def _handle(self, letter: Letter) -> None:
-        kind, phase = letter.words[:2]
-        if kind == kinds.WAKE:
-            early, self._early = self._early, []
-            for other in early:
-                self._handle(other)
-        elif kind in kinds.ALWAYS:
-            self._hear(letter)
-        elif phase > self.phase:
-            self._early.append(letter)
-        elif phase == self.phase:
-            self._of_phase(letter)
+        """This letter, after those that came before their phase had begun, if it has."""
+        letters, self._early, now = [*self._early, letter], [], self.phase
+        for other in letters:
+            kind, phase = other.words[:2]
+            if kind in kinds.ALWAYS:
+                self._hear(other)
+            elif phase > now:
+                self._early.append(other)
+            elif phase == now:
+                self._of_phase(other)
 
     def _of_phase(self, letter: Letter) -> None:
         assert self._owner is not None
@@ -352,7 +351,7 @@ class StaleServers:
                 case kinds.STOP:
                     self._stops[letter.source] = letter.words[2]
                     self._announce()
-                case _ if self.failed is None:
+                case kinds.FAIL if self.failed is None:
                     error = CommunicationError(
                         f"another rank failed\n  rank {letter.source}: {letter.text()}",
                         hint="mend what it says; this rank is well",
