@@ -54,7 +54,8 @@ class Trainer(LocalTrainer):
 
     Batches given to `step` and `fit` are global: the same on every rank, which computes its part.
     With a synchronous strategy the parameters are those of one process on the same batches, but for
-    rounding. Dropout masks differ from rank to rank, hence from those of one process.
+    rounding; with stale ones see ``docs/distributed.md``, and `settle`. Dropout masks differ from
+    rank to rank, hence from those of one process.
 
     Args:
         model: A `cavs.Model`; rank 0's parameters are sent to all before the first step.
