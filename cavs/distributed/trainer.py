@@ -165,8 +165,8 @@ class Trainer(LocalTrainer):
         outcome = super().advance(batch)
         assert isinstance(outcome, StepReport)
         update = getattr(self.session.split, "update", None)
-        if update is not None and outcome.rank_seconds:
-            update(outcome.rank_seconds)
+        if update is not None:  # freely running ranks do not know each other's times
+            update(outcome.rank_seconds or None)
         return outcome
 
     def _not_finite(self, batch: Any, outcome: Any) -> NumericsError:

@@ -8,6 +8,7 @@ import pytest
 
 import cavs
 from cavs.distributed import Trainer
+from cavs.distributed.balance import StructureBalancer
 from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.cost import Load, bytes_by_rank
@@ -390,6 +391,19 @@ def test_a_stop_asked_of_one_rank_stops_all_after_the_same_step(tmp_path):
     assert 2 <= results[0][1] <= 6 and f"saved {path}" in results[0][0]
     assert read_checkpoint(path).progress["step"] == results[0][1]
     assert_same_bits([values for _, _, values in results])
+
+
+def test_a_balancer_learns_nothing_of_ranks_that_run_freely_and_holds_nobody():
+    def work(c):
+        balancer = StructureBalancer(c.size, timeout=5.0)
+        t = trainer(c, strategy="PSLoadBalancing(staleness=2)", split=balancer)
+        t.fit(loader(), epochs=1, progress=False)
+        t.close()
+        return values_of(t), balancer.model.steps
+
+    results = run_threads(2, work)
+    assert_same_bits([values for values, _ in results])
+    assert [steps for _, steps in results] == [0, 0]
 
 
 def test_parameters_written_in_the_middle_are_refused_and_loaded_ones_are_taken(tmp_path):
