@@ -30,7 +30,7 @@ def numpy_engine(monkeypatch, request):
     if "real_engine" in request.fixturenames:
         return
     monkeypatch.setattr(
-        "cavs.train.trainer._new_session", lambda model, threads: FakeSession(model)
+        "cavs.train.trainer._new_session", lambda model, *_: FakeSession(model)
     )
 
 
