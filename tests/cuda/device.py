@@ -124,9 +124,7 @@ def gpu() -> Device | str:
     driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, 0)
     options = [f"--gpu-architecture=sm_{major.value}{minor.value}", *kernels.OPTIONS]
 
-    def compile_cubin(
-        name: str, source: str, headers: dict[str, str], options: list[str]
-    ) -> bytes:
+    def compile_cubin(name: str, source: str, headers: dict[str, str], options: list[str]) -> bytes:
         return nvrtc.compile_source(library, name, source, headers, options)[0]
 
     return Device("libcuda.so.1", compile_cubin, options, None)

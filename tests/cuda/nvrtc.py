@@ -51,7 +51,9 @@ def compile_source(
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _read(size_of: ctypes._NamedFuncPointer, read: ctypes._NamedFuncPointer, program: object) -> bytes:
+def _read(
+    size_of: ctypes._NamedFuncPointer, read: ctypes._NamedFuncPointer, program: object
+) -> bytes:
     size = ctypes.c_size_t()
     _check(size_of(program, ctypes.byref(size)))
     buffer = ctypes.create_string_buffer(size.value)
