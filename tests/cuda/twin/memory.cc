@@ -2,9 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
-
-#include "block.h"
 
 namespace twin {
 
@@ -12,7 +11,7 @@ namespace {
 
 constexpr size_t kPage = 64 << 10;
 constexpr size_t kAlignment = 256;                // what cuMemAlloc promises
-constexpr size_t kRegion = size_t{1} << 42;       // addresses, not memory
+constexpr size_t kRegion = size_t{1} << 40;       // addresses, not memory
 constexpr size_t kMargin = size_t{1} << 36;       // for addresses before the first allocation
 constexpr uint16_t kGuard[2] = {0xFFFE, 0xFFFE};  // NaN as float, double and bfloat16
 
@@ -36,7 +35,22 @@ uintptr_t first_broken(uintptr_t from, uintptr_t to) {
   return from;
 }
 
+constexpr uint32_t kPoison = 0x7FFEFFFEu;
+
 }  // namespace
+
+void poison(void* address, size_t bytes) {
+  char* to = static_cast<char*>(address);
+  for (size_t i = 0; i + 4 <= bytes; i += 4) std::memcpy(to + i, &kPoison, 4);
+  std::memcpy(to + bytes / 4 * 4, &kPoison, bytes % 4);
+}
+
+bool poisoned(const void* address, size_t bytes) {
+  const char* from = static_cast<const char*>(address);
+  for (size_t i = 0; i < bytes; i += 4)
+    if (std::memcmp(from + i, &kPoison, std::min<size_t>(4, bytes - i)) != 0) return false;
+  return true;
+}
 
 Memory::Memory() {
   void* at = reserve(kRegion);
