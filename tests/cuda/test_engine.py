@@ -202,6 +202,15 @@ def test_a_loss_that_is_not_finite_updates_nothing(device):
         np.testing.assert_array_equal(p.value, before[k])
 
 
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_whatever_the_order_of_the_streams(twin, twin_device, seed):
+    twin.adversarial(seed)
+    batch = treebank(12, seed)
+    compare(classifier(), batch, twin_device, 1e-11)
+    streams = {o.stream for o in twin.launches()}
+    assert len(streams) == 2
+
+
 def test_bad_features_are_found_before_anything_is_launched(twin, twin_device):
     batch = treebank(3)
     session = cavs.Session(classifier(), dtype=np.float64, device=twin_device)
