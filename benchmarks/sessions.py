@@ -76,6 +76,7 @@ class LocalSession(Session):
         self.runner = make_runner(self.name, workload)
         self.batches = workload.batches
         self.plans = [self.runner.prepare(batch) for batch in self.batches]
+        self.runner.settle(self.plans)
         self._warm_up()
         return sum(workload.vertices)
 
@@ -90,11 +91,13 @@ class LocalSession(Session):
         if not self.case.training:
             for plan in plans:
                 self.runner.infer(plan)
+            self.runner.synchronize()
             return
         for plan in plans:
             loss = self.runner.train(plan)
             if not np.isfinite(loss):
                 raise FloatingPointError(f"{self.name}: the loss is {loss} on {self.case.title}")
+        self.runner.synchronize()
 
     def run(self) -> Pass:
         self._pass(self.plans[:1])  # another process had the caches: wake up, untimed
@@ -106,6 +109,7 @@ class LocalSession(Session):
         cpu, wall = time.process_time(), time.perf_counter()
         for batch in self.batches:
             self.runner.prepare(batch)
+        self.runner.synchronize()
         return Pass(time.perf_counter() - wall, time.process_time() - cpu)
 
     def peak_memory(self) -> int:
