@@ -37,6 +37,8 @@ class TorchRunner(Runner):
     autograd = True
 
     def load_parameters(self, parameters: Parameters) -> None:
+        if self.case.precision == "bf16" and not self.autograd:
+            raise ValueError(f"{type(self).__name__} has fp32 and tf32 only")
         self.device = set_up(self.case)
         self.p: dict[str, Tensor] = {}
         for name, value in parameters.items():

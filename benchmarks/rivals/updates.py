@@ -25,10 +25,12 @@ class Updates:
         self.embedding = embedding
         self.squares = torch.zeros_like(embedding) if kind == "adagrad" else None
         self.dense_squares = (
-            [torch.zeros_like(p) for p in dense] if kind == "adagrad" and embedding.is_cuda else []
+            [torch.zeros_like(p) for p in dense]
+            if kind == "adagrad" and embedding.device.type != "cpu"
+            else []
         )
         self.optimizer: torch.optim.Optimizer | None = None
-        if not embedding.is_cuda:
+        if embedding.device.type == "cpu":
             self.optimizer = (
                 torch.optim.SGD(dense, lr=lr, fused=True)
                 if kind == "sgd"
@@ -48,7 +50,7 @@ class Updates:
         else:
             self._dense_step()
         if self.squares is None:
-            if grad.is_cuda:
+            if grad.device.type != "cpu":
                 self.embedding.index_add_(0, rows, grad, alpha=-self.lr)
             else:
                 self.embedding.index_put_((rows,), grad.mul_(-self.lr), accumulate=True)
