@@ -55,12 +55,15 @@ std::unordered_map<std::string, std::string> to_images(const std::map<std::strin
 
 std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
                                               const std::map<std::string, py::bytes>& images,
-                                              const std::vector<py::array>& arrays) {
+                                              const std::vector<py::array>& arrays,
+                                              const std::string& precision,
+                                              const std::string& blas) {
+  const auto rounding = parse<Precision>(precision, {"float32", "tf32", "bfloat16"}, "precision");
   auto out = std::make_shared<PyParameters>();
   out->device = device;
   out->arrays = arrays;
   const auto make = [&]<class T>(T) {
-    out->of = std::pair{std::make_shared<Library<T>>(device, to_images(images)),
+    out->of = std::pair{std::make_shared<Library<T>>(device, to_images(images), rounding, blas),
                         std::make_shared<Parameters<T>>(device, views<T>(arrays))};
   };
   if (!arrays.empty() && py::isinstance<py::array_t<double>>(arrays[0])) {
@@ -121,8 +124,10 @@ void bind_parameters(py::module_& m) {
   py::class_<PyParameters, std::shared_ptr<PyParameters>>(m, "Parameters",
                                                           "Parameters on a device.")
       .def(py::init(&make_parameters), py::arg("device"), py::arg("images"), py::arg("arrays"),
+           py::arg("precision") = "float32", py::arg("blas") = "",
            "images: the compiled kernels by file. arrays: of the host, all float32 or all float64; "
-           "written by download().")
+           "written by download(). precision: float32, tf32 or bfloat16, of float32 products. "
+           "blas: the path of cuBLASLt; products are our own without it.")
       .def(
           "invalidate",
           [](PyParameters& p) { std::visit([](auto& of) { of.second->invalidate(); }, p.of); },

@@ -126,7 +126,8 @@ void Executor<T>::emit(int32_t id, RowRange rows, int64_t first_row) {
   }
 }
 
-// The kernel takes the pointers of row 0, in the order that cavs.codegen.cuda lists them.
+// The kernel takes the pointers of row 0, in the order that cavs.codegen.cuda lists them; columns
+// stand in its text.
 template <class T>
 void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
   const Bound<T>& b = bound_.instructions[id];
@@ -143,16 +144,19 @@ void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
   for (int32_t i = 0; i < b.count; ++i) {
     const size_t load = b.first + i;
     const Source<T>& s = bound_.loads[load].source;
+    const Operand& o = in.loads[i].operand;
+    const Role role = program_->buffers[o.buffer].role;
     const T* data = s.data;
     int64_t base = s.base;
     if (const Place& place = load_place_[load]; place.buffer >= 0) {
       data = scratch(place);
       base = scratch_base(place, first_row);
     }
+    if (role != Role::kOnes && role != Role::kCount) data -= o.column;
     word(s.map == RowMap::kOne ? data : row_zero(data, base, s.stride));
     const auto [index, offsets] = arrays_.of_load(load);
     if (s.map == RowMap::kSegmentSum) word(offsets);
-    const bool segments_of_rows = in.loads[i].operand.array == Array::kEdges;
+    const bool segments_of_rows = o.array == Array::kEdges;
     if (s.map == RowMap::kIndex || (s.map == RowMap::kSegmentSum && !segments_of_rows)) word(index);
   }
   for (int32_t i = 0; i < b.map.num_stores; ++i) {
@@ -163,7 +167,7 @@ void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
       data = scratch(place);
       base = scratch_base(place, first_row);
     }
-    word(row_zero(data, base, s.stride));
+    word(row_zero(data - in.stores[i].column, base, s.stride));
   }
   if (map.random) {
     words_.push_back(seed_);

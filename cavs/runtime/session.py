@@ -14,7 +14,7 @@ from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes, compile_graph
 from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
-from cavs.cuda.engine import CudaEngine
+from cavs.cuda.engine import PRECISIONS, CudaEngine
 from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
@@ -54,7 +54,8 @@ class Session:
     of the compiler. threads: of the engine, process-wide; None leaves them. replicated: training
     batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1",
     or a cavs.cuda Device; there, the parameters' arrays are brought up to date when they are read.
-    Raises ConfigError for other threads than 1 to 256, DeviceError for a device that cannot be used.
+    precision: of products on a device, "float32", or "tf32" or "bfloat16" with float32 sums.
+    Raises ConfigError for other threads than 1 to 256, DeviceError for a device out of use.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Session:
         passes: Passes | None = None,
         replicated: bool = False,
         device: str | Device = "cpu",
+        precision: str = "float32",
     ) -> None:
         require(isinstance(model, Model), "model", model, "a cavs.Model")
         require(isinstance(passes, Passes | None), "passes", passes, "a cavs.compiler Passes")
@@ -78,19 +80,22 @@ class Session:
         if threads is not None:
             set_num_threads(threads)
         self.replicated = replicated
-        self._cuda = self._on_device(device)
+        self._cuda = self._on_device(device, precision)
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
         self._profiling = False
         self._serial = False
 
-    def _on_device(self, device: str | Device) -> CudaEngine | None:
+    def _on_device(self, device: str | Device, precision: str) -> CudaEngine | None:
+        require(precision in PRECISIONS, "precision", precision, f"one of {', '.join(PRECISIONS)}")
+        if precision != "float32":
+            require(device != "cpu", "precision", precision, "'float32' on the CPU")
+            require(self.dtype == np.float32, "precision", precision, "'float32' for float64")
         if device == "cpu":
             return None
         require(not self.replicated, "device", device, "'cpu' for training on many ranks")
         target = open_device(device) if isinstance(device, str) else device
-        values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
-        engine = CudaEngine(target, values)
+        engine = CudaEngine(target, precision)
         for p in self.parameters.values():
             p.refresh = engine.download
         return engine
@@ -377,14 +382,14 @@ class Session:
                 record=record,
                 replicated=self.replicated,
             )
-        # The engine takes its precision from the parameters; a model may have none.
         program = variant.compiled.program
+        # The engine takes its precision from the parameters; a model may have none.
+        values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
         if self._cuda is None:
-            values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
             variant.executor = _engine.Executor(encode(program), values)
             variant.executor.set_serial(self._serial)
         else:
-            variant.executor = self._cuda.executor(program, encode(program))
+            variant.executor = self._cuda.executor(program, encode(program), values)
         variant.executor.set_profiling(self._profiling)
 
     # ---- resuming ------------------------------------------------------------------------------
@@ -448,7 +453,7 @@ class Session:
     def invalidate(self) -> None:
         """Tells the engine that parameters were written from Python."""
         if self._cuda is not None:
-            self._cuda.parameters.invalidate()
+            self._cuda.invalidate()
         for variant in self._variants.values():
             if variant.executor is not None:
                 variant.executor.invalidate_parameters()

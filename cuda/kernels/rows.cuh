@@ -40,8 +40,8 @@ __device__ inline const real* plain_row(const Rows& s, long long r) {
 }
 
 // Row number j of a segment; null: it adds nothing.
-__device__ inline const real* segment_row(const Rows& s, long long j) {
-  const long long i = s.index != nullptr ? s.index[j] : j;
+__device__ inline const real* segment_row(const Rows& s, int j) {
+  const int i = s.index != nullptr ? s.index[j] : j;
   return i < 0 ? nullptr : s.data + (i - s.base) * s.stride;
 }
 
@@ -69,8 +69,8 @@ __device__ inline void add(Lanes<N>& sum, const Lanes<N>& x) {
 // N columns from `column` on, n of which exist, added over rows [j, end) of a segment in ascending
 // order to `sum`. Four rows are on their way at a time.
 template <int N>
-__device__ inline void add_rows(const Rows& s, long long j, long long end, int column, int n,
-                                bool wide, Lanes<N>& sum) {
+__device__ inline void add_rows(const Rows& s, int j, int end, int column, int n, bool wide,
+                                Lanes<N>& sum) {
   for (; j + 4 <= end; j += 4) {
     const real* row[4];
     Lanes<N> x[4];

@@ -1,6 +1,7 @@
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -193,6 +194,8 @@ def test_info_names_the_version_and_the_models(capsys, monkeypatch):
     assert cavs("info") == 0
     out = capsys.readouterr().out
     assert "numpy" in out
+    (gpu,) = [line for line in out.splitlines() if line.startswith("gpu ")]
+    assert re.search(r"none: .+\(.+\)$|, sm_\d+, ", gpu)
     assert "Softmax regression on made-up chains." in out
     assert registry.find("toy").build is not None
     assert "test-cli" in registry.names()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "cuda" / "kernels"
+OPTIONS = ["--std=c++17"]  # of every compilation by NVRTC
 
 Address = ctypes.c_uint64
 Long, Int, Double = ctypes.c_longlong, ctypes.c_int, ctypes.c_double

@@ -6,6 +6,8 @@ import ctypes
 import importlib.util
 from pathlib import Path
 
+MISSING = "NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12"
+
 
 def find_library() -> Path | None:
     """The library of the wheel nvidia-cuda-nvrtc-cu12, or None where it is not installed."""
@@ -49,7 +51,9 @@ def compile_source(
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _read(size_of: ctypes._NamedFuncPointer, read: ctypes._NamedFuncPointer, program: object) -> bytes:
+def _read(
+    size_of: ctypes._NamedFuncPointer, read: ctypes._NamedFuncPointer, program: object
+) -> bytes:
     size = ctypes.c_size_t()
     _check(size_of(program, ctypes.byref(size)))
     buffer = ctypes.create_string_buffer(size.value)

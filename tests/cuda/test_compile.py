@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from .kernels import KERNELS, SIGNATURES, compile_options, headers
-from .nvrtc import compile_source, find_library
+from .nvrtc import find_library
 
 LIBRARY = find_library()
 needs_nvrtc = pytest.mark.skipif(

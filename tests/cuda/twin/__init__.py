@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.cuda.twin import build
 from tests.cuda.twin.build import CompileError, missing
@@ -45,13 +44,14 @@ class Twin:
     """The twin device of this process.
 
     without: names of entry points that the library shall not have, as if its driver were too old.
+    checked: as of TwinCompiler.
     """
 
-    def __init__(self, without: tuple[str, ...] = ()):
+    def __init__(self, without: tuple[str, ...] = (), checked: bool | None = None):
         self.path = build.driver(tuple(without))
         self.library = str(self.path)
         self.cublaslt = self.library
-        self.compiler = TwinCompiler()
+        self.compiler = TwinCompiler(checked)
         self.calls = ctypes.CDLL(self.library)
         for name in ("twin_records", "twin_fault", "twin_guards", "twin_parameters"):
             getattr(self.calls, name).restype = ctypes.c_char_p

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -10,11 +9,15 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("CAVS_TWIN_CACHE", HERE.parents[2] / "build" / "twin"))
 COMPILER = os.environ.get("CXX", "g++")
+LIBRARY = ".twin.so"  # how the driver knows the path of a module
+DRIVER_FLAGS = ["-std=c++20", "-O2", "-ftree-vectorize", "-march=native", "-g1", "-fPIC"]
+DRIVER_FLAGS += ["-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-Wall", "-Wextra", "-Werror"]
 
 
 class CompileError(Exception):
@@ -47,44 +50,47 @@ def run(command: list[str], directory: Path) -> None:
         raise CompileError(done.stderr)
 
 
-def kept(key: Iterable[str | bytes], make: Callable[[Path, Path], None]) -> Path:
-    """The library for a key; ``make(directory, library)`` makes it where it is not kept yet.
+def kept(key: Iterable[str | bytes], suffix: str, make: Callable[[Path, Path], None]) -> Path:
+    """The file for a key; ``make(directory, file)`` makes it where it is not kept yet.
 
-    Several processes may do so at once: each works in a directory of its own, and a library
-    appears whole or not at all.
+    Several processes may do so at once: each works in a directory of its own, and a file appears
+    whole or not at all.
     """
     digest = hashlib.sha256(compiler_identity())
     for part in key:
         data = part.encode() if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little") + data)
-    library = CACHE / f"{digest.hexdigest()[:32]}.twin.so"
-    if not library.exists():
+    file = CACHE / f"{digest.hexdigest()[:32]}{suffix}"
+    if not file.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as directory:
-            made = Path(directory) / "made.so"
+            made = Path(directory) / f"made{suffix}"
             make(Path(directory), made)
-            os.replace(made, library)
-    return library
+            os.replace(made, file)
+    return file
 
 
 def driver(without: tuple[str, ...] = ()) -> Path:
     """The library that stands for libcuda and cuBLASLt, less the entry points named."""
-    sources = sorted(HERE.glob("*.cc"))
-    headers = sorted(HERE.glob("*.h"))
+    headers = b"".join(path.read_bytes() for path in sorted(HERE.glob("*.h")))
 
-    def make(directory: Path, library: Path) -> None:
-        hidden = "".join(f"local: {name};" for name in without)
-        # A name that is hidden must be named before the pattern that shows the rest.
-        script = directory / "exports"
-        script.write_text(f"{{ {hidden} global: cu*; twin_*; local: *; }};\n")
-        run(
-            [COMPILER, "-std=c++20", "-O2", "-g1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-            + ["-fvisibility=hidden", "-U_FORTIFY_SOURCE", f"-Wl,--version-script={script}"]
-            + ["-o", str(library), *map(str, sources), "-ldl", "-lpthread"],
-            directory,
+    def compiled(source: Path) -> Path:
+        return kept(
+            [source.read_bytes(), headers, *DRIVER_FLAGS],
+            ".o",
+            lambda directory, file: run(
+                [COMPILER, *DRIVER_FLAGS, "-c", "-o", str(file), str(source)], directory
+            ),
         )
 
-    contents = [path.read_bytes() for path in (*sources, *headers, Path(__file__))]
-    with contextlib.suppress(FileNotFoundError):
-        CACHE.mkdir(parents=True, exist_ok=True)
-    return kept([*without, *contents], make)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compiled, sorted(HERE.glob("*.cc"))))
+
+    def link(directory: Path, file: Path) -> None:
+        exports = "".join(f"{name}; " for name in (*without, "*"))
+        script = directory / "exports"
+        script.write_text(f"{{ global: cu*; twin_*; local: {exports} }};\n")
+        command = [COMPILER, "-shared", f"-Wl,--version-script={script}", "-o", str(file)]
+        run([*command, *map(str, objects), "-ldl", "-lpthread"], directory)
+
+    return kept([*without, *(path.name for path in objects)], LIBRARY, link)

@@ -20,6 +20,7 @@ enum Result : int {
   kNotReady = 600,
   kIllegalAddress = 700,
   kLaunchOutOfResources = 701,
+  kMisalignedAddress = 716,
   kLaunchFailed = 719,
   kSystemDriverMismatch = 803,
   kUnknown = 999,

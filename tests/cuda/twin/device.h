@@ -1,5 +1,6 @@
-// The device language for g++: what kernels may use besides C++. A kernel runs one thread at a time;
-// barriers and warp operations go to the driver, which switches to another thread of the block.
+// The device language for g++: what kernels may use besides C++. A kernel runs one thread at a
+// time; barriers and warp operations go to the driver, which switches to another thread of the
+// block.
 #pragma once
 
 #include "module.h"
@@ -10,33 +11,23 @@
 #define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
-// Static, so that all of a module stand in one stretch, which the driver poisons before each block.
-#define __shared__ static __attribute__((section("twin_shared")))
-#define TWIN_DYNAMIC static __attribute__((section("twin_dynamic")))
+// Shared variables are all that stands in a module's .bss, which the driver poisons before each
+// block. (A section of their own would not do: g++ 12 ignores it for variables of templates.)
+#define __shared__ static
+#define TWIN_ELSEWHERE __attribute__((section("twin_elsewhere")))
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start[],
+    __bss_start[], _end[];  // of the linker
 
-extern "C" {
-extern char __start_twin_shared[] __attribute__((weak, visibility("hidden")));
-extern char __stop_twin_shared[] __attribute__((weak, visibility("hidden")));
-extern char __start_twin_dynamic[] __attribute__((weak, visibility("hidden")));
-extern char __stop_twin_dynamic[] __attribute__((weak, visibility("hidden")));
-}
-
-#define TWIN_VECTOR2(T, name, bytes)           \
-  struct alignas(bytes) name##2 {              \
-    T x, y;                                    \
-  };                                           \
+#define TWIN_VECTOR2(T, name, bytes)         \
+  struct alignas(bytes) name##2 { T x, y; }; \
   inline name##2 make_##name##2(T x, T y) { return {x, y}; }
-#define TWIN_VECTOR3(T, name)     \
-  struct name##3 {                \
-    T x, y, z;                    \
-  };                              \
+#define TWIN_VECTOR3(T, name)    \
+  struct name##3 { T x, y, z; }; \
   inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }
-#define TWIN_VECTOR4(T, name, bytes)           \
-  struct alignas(bytes) name##4 {              \
-    T x, y, z, w;                              \
-  };                                           \
+#define TWIN_VECTOR4(T, name, bytes)               \
+  struct alignas(bytes) name##4 { T x, y, z, w; }; \
   inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 TWIN_VECTOR2(int, int, 8)
 TWIN_VECTOR2(unsigned, uint, 8)
@@ -52,15 +43,17 @@ TWIN_VECTOR4(double, double, 16)
 using uint3 = twin::Index;
 using dim3 = twin::Index;
 
-static uint3 threadIdx, blockIdx;
-static dim3 blockDim, gridDim;
-static const twin::Hooks* twin_hooks;
+static uint3 threadIdx TWIN_ELSEWHERE, blockIdx TWIN_ELSEWHERE;
+static dim3 blockDim TWIN_ELSEWHERE, gridDim TWIN_ELSEWHERE;
+static twin::Hooks twin_hooks TWIN_ELSEWHERE;
 constexpr int warpSize = 32;
 
-inline void __syncthreads(int line = __builtin_LINE()) { twin_hooks->barrier(line); }
+inline void __syncthreads(int line = __builtin_LINE()) { twin_hooks.barrier(line); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
-inline void __trap() { twin_hooks->fault("__trap()"); }
+__noinline__ inline void __trap() {
+  twin_hooks.fault(719, "__trap()", __builtin_return_address(0));
+}
 
 namespace twin {
 
@@ -82,32 +75,33 @@ To cast(From from) {
 template <class T>
 T shuffle(WarpOp op, unsigned mask, T value, int lane, int width, int line) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
-  return cast<T>(twin_hooks->warp(op, mask, line, bits_of(value), lane, width, nullptr, 0));
+  return cast<T>(twin_hooks.warp(op, mask, line, bits_of(value), lane, width, nullptr, 0));
 }
 
-// Every lane gets the values of all 32: what the twin's equivalents of tensor-core instructions need.
+// Every lane gets the values of all 32: what the twin's equivalents of tensor-core instructions
+// need.
 template <class T>
 void warp_gather(const T& mine, T (&all)[32], int line = __builtin_LINE()) {
   const auto address = reinterpret_cast<unsigned long long>(&mine);
-  twin_hooks->warp(WarpOp::kGather, ~0u, line, address, 0, 32, all, sizeof(T));
+  twin_hooks.warp(WarpOp::kGather, ~0u, line, address, 0, 32, all, sizeof(T));
 }
 
 }  // namespace twin
 
 inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
-  twin_hooks->warp(twin::WarpOp::kSync, mask, line, 0, 0, 32, nullptr, 0);
+  twin_hooks.warp(twin::WarpOp::kSync, mask, line, 0, 0, 32, nullptr, 0);
 }
-#define TWIN_SHUFFLE(name, op)                                                                  \
-  template <class T>                                                                            \
-  T name(unsigned mask, T value, int lane, int width = 32, int line = __builtin_LINE()) {       \
-    return twin::shuffle(twin::WarpOp::op, mask, value, lane, width, line);                     \
+#define TWIN_SHUFFLE(name, op)                                                            \
+  template <class T>                                                                      \
+  T name(unsigned mask, T value, int lane, int width = 32, int line = __builtin_LINE()) { \
+    return twin::shuffle(twin::WarpOp::op, mask, value, lane, width, line);               \
   }
 TWIN_SHUFFLE(__shfl_sync, kGet)
 TWIN_SHUFFLE(__shfl_up_sync, kUp)
 TWIN_SHUFFLE(__shfl_down_sync, kDown)
 TWIN_SHUFFLE(__shfl_xor_sync, kXor)
 inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
-  return (unsigned)twin_hooks->warp(twin::WarpOp::kBallot, mask, line, predicate != 0, 0, 32,
+  return (unsigned)twin_hooks.warp(twin::WarpOp::kBallot, mask, line, predicate != 0, 0, 32,
                                     nullptr, 0);
 }
 inline int __any_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
@@ -132,13 +126,13 @@ inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((unsigned)x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
 // As in CUDA, each function takes float or double; the names that end in f are those of C.
-#define TWIN_MATH1(name)                \
-  extern "C" double name(double) noexcept;       \
-  extern "C" float name##f(float) noexcept;      \
+#define TWIN_MATH1(name)                    \
+  extern "C" double name(double) noexcept;  \
+  extern "C" float name##f(float) noexcept; \
   inline float name(float x) { return name##f(x); }
-#define TWIN_MATH2(name)                       \
-  extern "C" double name(double, double) noexcept;      \
-  extern "C" float name##f(float, float) noexcept;      \
+#define TWIN_MATH2(name)                           \
+  extern "C" double name(double, double) noexcept; \
+  extern "C" float name##f(float, float) noexcept; \
   inline float name(float x, float y) { return name##f(x, y); }
 TWIN_MATH1(exp)
 TWIN_MATH1(exp2)
@@ -179,19 +173,19 @@ inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
-#define TWIN_ROUNDED(prefix, T)                                        \
-  inline T __##prefix##add_rn(T x, T y) { return x + y; }              \
-  inline T __##prefix##sub_rn(T x, T y) { return x - y; }              \
-  inline T __##prefix##mul_rn(T x, T y) { return x * y; }              \
+#define TWIN_ROUNDED(prefix, T)                           \
+  inline T __##prefix##add_rn(T x, T y) { return x + y; } \
+  inline T __##prefix##sub_rn(T x, T y) { return x - y; } \
+  inline T __##prefix##mul_rn(T x, T y) { return x * y; } \
   inline T __##prefix##div_rn(T x, T y) { return x / y; }
 TWIN_ROUNDED(f, float)
 TWIN_ROUNDED(d, double)
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 inline double __fma_rn(double x, double y, double z) { return fma(x, y, z); }
 
-#define TWIN_CLASSIFY(T)                                       \
-  inline bool isnan(T x) { return __builtin_isnan(x); }        \
-  inline bool isinf(T x) { return __builtin_isinf(x) != 0; }   \
+#define TWIN_CLASSIFY(T)                                     \
+  inline bool isnan(T x) { return __builtin_isnan(x); }      \
+  inline bool isinf(T x) { return __builtin_isinf(x) != 0; } \
   inline bool isfinite(T x) { return __builtin_isfinite(x); }
 TWIN_CLASSIFY(float)
 TWIN_CLASSIFY(double)
@@ -213,14 +207,22 @@ inline long long abs(long long x) { return x < 0 ? -x : x; }
 inline float abs(float x) { return fabsf(x); }
 inline double abs(double x) { return fabs(x); }
 
+#include "checks.h"
+
+// The entries run outside of the kernel: their memory is the driver's.
+#define TWIN_UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
+
 namespace twin {
 
 template <class T>
 constexpr char kind_of() {
-  if (__is_class(T)) return 's';
-  if (__is_enum(T)) return 'i';
-  if (T(0.5) != T(0)) return 'f';
-  return T(-1) < T(0) ? 'i' : 'u';
+  if constexpr (__is_class(T)) {
+    return 's';
+  } else if constexpr (__is_enum(T)) {
+    return 'i';
+  } else {
+    return T(0.5) != T(0) ? 'f' : T(-1) < T(0) ? 'i' : 'u';
+  }
 }
 
 template <class T>
@@ -239,7 +241,7 @@ template <class... A>
 struct Signature {
   static constexpr Parameter parameters[sizeof...(A) + 1] = {ParameterOf<A>::value..., {'\0', 0}};
   template <int... I>
-  static void call(void (*kernel)(A...), void** values, Indices<I...>) {
+  TWIN_UNCHECKED static void call(void (*kernel)(A...), void** values, Indices<I...>) {
     kernel(*static_cast<A*>(values[I])...);
   }
 };
@@ -248,7 +250,7 @@ template <auto kernel>
 struct Entry;
 template <class... A, void (*kernel)(A...)>
 struct Entry<kernel> {
-  static void run(void** values) {
+  TWIN_UNCHECKED static void run(void** values) {
     Signature<A...>::call(kernel, values, Indices<__integer_pack(sizeof...(A))...>{});
   }
   static constexpr Kernel describe(const char* name, int max_threads) {

@@ -18,7 +18,8 @@ Device& device() {
   return *one;
 }
 
-// CAVS_TWIN="capability=75,memory=1000000" sets up the device of a process that no test reaches into.
+// CAVS_TWIN="capability=75,memory=1000000" sets up the device of a process that no test reaches
+// into.
 Device::Device() {
   const char* text = std::getenv("CAVS_TWIN");
   std::istringstream stream(text == nullptr ? "" : text);

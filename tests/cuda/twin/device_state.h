@@ -44,13 +44,13 @@ struct Record {
 };
 
 struct Settings {
-  long long init_error = 0;        // what cuInit returns
+  long long init_error = 0;  // what cuInit returns
   long long devices = 1;
   long long driver_version = 12080;
   long long capability = 90;
-  long long multiprocessors = 4;   // few, so that grids made for them stay small
-  long long launch_error = 0;      // the launch number launch_error_at fails with it
-  long long launch_error_at = 0;   // counted from 1 after it was set; 0: none
+  long long multiprocessors = 4;  // few, so that grids made for them stay small
+  long long launch_error = 0;     // the launch number launch_error_at fails with it
+  long long launch_error_at = 0;  // counted from 1 after it was set; 0: none
 };
 
 class Device {

@@ -58,22 +58,27 @@ API cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   return entry(Needs::kDriver, [&](Device& d) -> CUresult {
     const int capability = static_cast<int>(d.settings.capability);
     const std::map<int, int> values = {
-        {1, 1024},                                           // threads a block
-        {2, 1024}, {3, 1024}, {4, 64},                       // block x, y, z
-        {5, 2147483647}, {6, 65535}, {7, 65535},             // grid x, y, z
-        {8, 49152},                                          // shared bytes a block
-        {10, 32},                                            // warp
-        {12, 65536},                                         // registers a block
+        {1, 1024},  // threads a block
+        {2, 1024},
+        {3, 1024},
+        {4, 64},  // block x, y, z
+        {5, 2147483647},
+        {6, 65535},
+        {7, 65535},   // grid x, y, z
+        {8, 49152},   // shared bytes a block
+        {10, 32},     // warp
+        {12, 65536},  // registers a block
         {16, static_cast<int>(d.settings.multiprocessors)},
-        {31, 1},                                             // concurrent kernels
-        {38, 50 << 20},                                      // second-level cache
-        {39, capability >= 80 ? 2048 : 1024},                // threads a multiprocessor
-        {41, 1},                                             // unified addressing
-        {75, capability / 10}, {76, capability % 10},
-        {81, capability >= 90 ? 233472 : 167936},            // shared bytes a multiprocessor
-        {82, 65536},                                         // registers a multiprocessor
-        {95, 1},                                             // cooperative launch
-        {97, capability >= 90 ? 232448 : 166912},            // shared bytes a block, on request
+        {31, 1},                               // concurrent kernels
+        {38, 50 << 20},                        // second-level cache
+        {39, capability >= 80 ? 2048 : 1024},  // threads a multiprocessor
+        {41, 1},                               // unified addressing
+        {75, capability / 10},
+        {76, capability % 10},
+        {81, capability >= 90 ? 233472 : 167936},  // shared bytes a multiprocessor
+        {82, 65536},                               // registers a multiprocessor
+        {95, 1},                                   // cooperative launch
+        {97, capability >= 90 ? 232448 : 166912},  // shared bytes a block, on request
     };
     const auto found = values.find(attribute);
     if (value == nullptr || found == values.end()) return kInvalidValue;
@@ -138,16 +143,16 @@ API cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstrea
     if (bytes == 0) return kSuccess;
     const auto source = reinterpret_cast<uintptr_t>(from);
     if (!d.memory.device(to, bytes)) return kInvalidValue;
-    const Record record = {.kind = "copy", .name = "to device", .to = to, .from = source, .bytes = bytes};
+    const Record record = {
+        .kind = "copy", .name = "to device", .to = to, .from = source, .bytes = bytes};
     void* const target = reinterpret_cast<void*>(to);
     if (d.memory.pinned(source, bytes)) {
       d.add(stream, record, [=] { std::memcpy(target, from, bytes); });
     } else {  // pageable memory is staged before the call returns
       const char* const start = static_cast<const char*>(from);
-      d.add(stream, record,
-            [target, copy = std::vector<char>(start, start + bytes)] {
-              std::memcpy(target, copy.data(), copy.size());
-            });
+      d.add(stream, record, [target, copy = std::vector<char>(start, start + bytes)] {
+        std::memcpy(target, copy.data(), copy.size());
+      });
     }
     return kSuccess;
   });
@@ -160,10 +165,10 @@ API cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream hand
     if (bytes == 0) return kSuccess;
     const auto target = reinterpret_cast<uintptr_t>(to);
     if (!d.memory.device(from, bytes)) return kInvalidValue;
-    const Record record = {.kind = "copy", .name = "to host", .to = target, .from = from, .bytes = bytes};
-    const auto copy = d.add(stream, record, [=] {
-      std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-    });
+    const Record record = {
+        .kind = "copy", .name = "to host", .to = target, .from = from, .bytes = bytes};
+    const auto copy =
+        d.add(stream, record, [=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
     if (!d.memory.pinned(target, bytes)) d.queue.finish(copy);  // pageable: returns when it is done
     return kSuccess;
   });
@@ -175,7 +180,8 @@ API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstrea
     if (stream == nullptr) return kInvalidHandle;
     if (bytes == 0) return kSuccess;
     if (!d.memory.device(to, bytes) || !d.memory.device(from, bytes)) return kInvalidValue;
-    const Record record = {.kind = "copy", .name = "on device", .to = to, .from = from, .bytes = bytes};
+    const Record record = {
+        .kind = "copy", .name = "on device", .to = to, .from = from, .bytes = bytes};
     d.add(stream, record, [=] {
       std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
     });
@@ -227,8 +233,9 @@ API cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags) {
     const Event* const event = event_of(d, event_handle);
     if (stream == nullptr || event == nullptr) return kInvalidHandle;
     if (flags > 1) return kInvalidValue;
-    d.add(stream, {.kind = "wait", .from = reinterpret_cast<uintptr_t>(event)}, [] {},
-          event->recorded);
+    d.add(
+        stream, {.kind = "wait", .from = reinterpret_cast<uintptr_t>(event)}, [] {},
+        event->recorded);
     return kSuccess;
   });
 }

@@ -85,7 +85,10 @@ void* Stacks::take(void (*main)()) {
     if (memory == MAP_FAILED || mprotect(memory, kPage, PROT_NONE) != 0) throw std::bad_alloc();
     stacks_.push_back(static_cast<char*>(memory));
   }
-  void** words = reinterpret_cast<void**>(stacks_[used_++] + kPage + kStack) - kWords;
+  // Tops at different places of a page: else the stacks of a block fall into the same sets of a
+  // cache.
+  const size_t colour = used_ * 1088 % (16 << 10);
+  void** words = reinterpret_cast<void**>(stacks_[used_++] + kPage + kStack - colour) - kWords;
   std::memset(words, 0, kWords * sizeof(void*));
   words[kEntry] = reinterpret_cast<void*>(main);
   return words;

@@ -26,7 +26,7 @@ class Array:
     """A copy of a NumPy array in device memory; freed with the object."""
 
     def __init__(self, context: Context, host: np.ndarray):
-        self.context = context
+        self.context, self.address = context, 0
         self.shape, self.dtype = host.shape, host.dtype
         self.nbytes = host.nbytes
         address = ctypes.c_ulonglong()
@@ -39,14 +39,18 @@ class Array:
         data = np.ascontiguousarray(host, self.dtype)
         where = ctypes.c_void_p(data.ctypes.data)
         size = ctypes.c_size_t(data.nbytes)
-        self.context.call("cuMemcpyHtoDAsync_v2", ctypes.c_ulonglong(self.address), where, size, None)
+        self.context.call(
+            "cuMemcpyHtoDAsync_v2", ctypes.c_ulonglong(self.address), where, size, None
+        )
 
     def get(self) -> np.ndarray:
         """What it holds once all that is queued on the default stream has run."""
         host = np.empty(self.shape, self.dtype)
         where = ctypes.c_void_p(host.ctypes.data)
         size = ctypes.c_size_t(self.nbytes)
-        self.context.call("cuMemcpyDtoHAsync_v2", where, ctypes.c_ulonglong(self.address), size, None)
+        self.context.call(
+            "cuMemcpyDtoHAsync_v2", where, ctypes.c_ulonglong(self.address), size, None
+        )
         return host
 
     def __del__(self) -> None:
@@ -102,6 +106,15 @@ class Module:
         self.handle = ctypes.c_void_p()
         context.call("cuModuleLoadData", ctypes.byref(self.handle), image)
 
+    def function(self, kernel: str) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self.context.call("cuModuleGetFunction", ctypes.byref(handle), self.handle, kernel.encode())
+        return handle
+
+    def allow_shared(self, kernel: str, size: int) -> None:
+        """Lets a kernel be launched with up to ``size`` bytes of dynamic shared memory."""
+        self.context.call("cuFuncSetAttribute", self.function(kernel), 8, size)
+
     def launch(
         self,
         kernel: str,
@@ -116,10 +129,7 @@ class Module:
         An argument is an Array, a number, None (a null pointer), a ctypes structure, or a NumPy
         array, which is copied to the device before and back after: then the stream must be None.
         """
-        function = ctypes.c_void_p()
-        self.context.call(
-            "cuModuleGetFunction", ctypes.byref(function), self.handle, kernel.encode()
-        )
+        function = self.function(kernel)
         kinds = self.context.twin.calls.twin_parameters(function).decode().split()
         if len(kinds) != len(arguments):
             raise TypeError(f"{kernel} takes {len(kinds)} arguments, {len(arguments)} are given")

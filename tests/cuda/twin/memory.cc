@@ -2,18 +2,17 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
-
-#include "block.h"
 
 namespace twin {
 
 namespace {
 
 constexpr size_t kPage = 64 << 10;
-constexpr size_t kAlignment = 256;        // what cuMemAlloc promises
-constexpr size_t kRegion = size_t{1} << 42;  // addresses, not memory
-constexpr size_t kMargin = size_t{1} << 36;  // for addresses before the first allocation
+constexpr size_t kAlignment = 256;                // what cuMemAlloc promises
+constexpr size_t kRegion = size_t{1} << 40;       // addresses, not memory
+constexpr size_t kMargin = size_t{1} << 36;       // for addresses before the first allocation
 constexpr uint16_t kGuard[2] = {0xFFFE, 0xFFFE};  // NaN as float, double and bfloat16
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -36,7 +35,22 @@ uintptr_t first_broken(uintptr_t from, uintptr_t to) {
   return from;
 }
 
+constexpr uint32_t kPoison = 0x7FFEFFFEu;
+
 }  // namespace
+
+void poison(void* address, size_t bytes) {
+  char* to = static_cast<char*>(address);
+  for (size_t i = 0; i + 4 <= bytes; i += 4) std::memcpy(to + i, &kPoison, 4);
+  std::memcpy(to + bytes / 4 * 4, &kPoison, bytes % 4);
+}
+
+bool poisoned(const void* address, size_t bytes) {
+  const char* from = static_cast<const char*>(address);
+  for (size_t i = 0; i < bytes; i += 4)
+    if (std::memcmp(from + i, &kPoison, std::min<size_t>(4, bytes - i)) != 0) return false;
+  return true;
+}
 
 Memory::Memory() {
   void* at = reserve(kRegion);
@@ -53,10 +67,9 @@ uintptr_t Memory::add(Blocks& blocks, uintptr_t pages, size_t bytes, size_t page
   if (mprotect(at, page_bytes, PROT_READ | PROT_WRITE) != 0) return 0;
   // The end lies at the end of the pages, where one step more faults.
   const uintptr_t start = pages + page_bytes - round_up(bytes, kAlignment);
-  fill_guard(pages, start);
   poison(reinterpret_cast<void*>(start), bytes);
-  fill_guard(start + bytes, pages + page_bytes);
   blocks[start] = {bytes, pages, page_bytes};
+  guard(*blocks.find(start));
   return start;
 }
 
@@ -136,23 +149,35 @@ std::string Memory::describe(uintptr_t address) const {
   return text + ", outside of every allocation";
 }
 
+void Memory::guard(const Blocks::value_type& entry) {
+  const auto& [start, block] = entry;
+  fill_guard(block.pages, start);
+  fill_guard(start + block.bytes, block.pages + block.page_bytes);
+}
+
+void Memory::forget_violations() {
+  violations_.clear();
+  for (const Blocks* blocks : {&device_, &pinned_})
+    for (const auto& block : *blocks) guard(block);
+}
+
 std::string Memory::broken(const Blocks::value_type& entry) {
   const auto& [start, block] = entry;
   const uintptr_t end = start + block.bytes, pages_end = block.pages + block.page_bytes;
   const uintptr_t before = first_broken(block.pages, start), behind = first_broken(end, pages_end);
   std::string text;
-  if (before != start)
-    text += "written " + std::to_string(start - before) + " bytes before";
+  if (before != start) text += "written " + std::to_string(start - before) + " bytes before";
   if (behind != pages_end)
-    text += (text.empty() ? "written " : " and ") + std::to_string(behind - end) +
-            " bytes behind";
-  return text.empty() ? text : text + " an allocation of " + std::to_string(block.bytes) + " bytes\n";
+    text +=
+        (text.empty() ? "written " : " and ") + std::to_string(behind - end + 1) + " bytes behind";
+  return text.empty() ? text
+                      : text + " an allocation of " + std::to_string(block.bytes) + " bytes\n";
 }
 
 std::string Memory::violations() const {
   std::string text = violations_;
-  for (const auto& block : device_) text += broken(block);
-  for (const auto& block : pinned_) text += broken(block);
+  for (const Blocks* blocks : {&device_, &pinned_})
+    for (const auto& block : *blocks) text += broken(block);
   return text;
 }
 

@@ -89,7 +89,7 @@ void execute(Device& d, const Function& function, Index grid, Index block, unsig
   }
   const Fault fault = run({function.module->module, &kernel, grid, block, shared,
                            values.pointers.data(), d.queue.draw()},
-                          [&](uintptr_t address) { return d.memory.describe(address); });
+                          d.memory);
   if (fault.code != 0) d.fail(fault);
 }
 
@@ -182,8 +182,9 @@ API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned
     Record record = {.kind = "launch", .name = kernel.name, .grid = grid, .block = block};
     record.shared = shared;
     for (int i = 0; i < kernel.count; ++i)
-      record.arguments += (i == 0 ? "" : ",") +
-                          value_text(kernel.parameters[i], values->pointers[static_cast<size_t>(i)]);
+      record.arguments +=
+          (i == 0 ? "" : ",") +
+          value_text(kernel.parameters[i], values->pointers[static_cast<size_t>(i)]);
     d.add(stream, std::move(record), [&d, function, grid, block, shared, values] {
       execute(d, *function, grid, block, shared, *values);
     });
@@ -197,6 +198,7 @@ extern "C" __attribute__((visibility("default"))) const char* twin_parameters(CU
   text.clear();
   const Kernel& kernel = *reinterpret_cast<const Function*>(handle)->kernel;
   for (int i = 0; i < kernel.count; ++i)
-    text += (i == 0 ? "" : " ") + (kernel.parameters[i].kind + std::to_string(kernel.parameters[i].size));
+    text += (i == 0 ? "" : " ") +
+            (kernel.parameters[i].kind + std::to_string(kernel.parameters[i].size));
   return text.c_str();
 }

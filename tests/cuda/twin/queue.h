@@ -1,5 +1,5 @@
-// Streams: operations wait in queues and run when somebody waits for them, in any order that streams
-// and events allow.
+// Streams: operations wait in queues and run when somebody waits for them, in any order that
+// streams and events allow.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class Queue {
 
   Stream* create(bool blocking);
   void destroy(Stream* stream) { stream->destroyed = true; }  // what waits in it still runs
-  Stream* find(const void* handle);                           // null: the default one; nullptr: no such stream
+  Stream* find(const void* handle);  // null: the default one; nullptr: no such stream
 
   OperationPointer add(Stream* stream, std::function<void()> run, OperationPointer after = nullptr);
   void finish(const OperationPointer& target);  // null: nothing to wait for
