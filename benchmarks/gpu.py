@@ -145,13 +145,19 @@ class Run:
         return {name: in_new_process(case, 120) for name in ("first_process", "second_process")}
 
     def timeline(self) -> dict[str, Any]:
-        """The report of a profiled step, without its long lists; the trace goes beside the JSON."""
+        """The report of a profiled step, without its long lists; the trace goes beside the JSON.
+
+        Bytes are counted on the CPU, which runs the same instructions.
+        """
         from benchmarks.timeline import chrome_trace, profiled
 
-        report = profiled(self.main_case())
+        case = self.main_case()
+        report = profiled(case)
+        counted = profiled(replace(case, device="cpu", precision="fp32"))
         path = self.given.out.with_suffix(".trace.json")
         write_json(path, chrome_trace(report))
         kept = {k: v for k, v in report.items() if not isinstance(v, list)}
+        kept |= {name: counted[name] for name in ("gather_bytes", "write_bytes")}
         return kept | {"trace": path.name, "stages": len(report["stages"])}
 
     def ceilings(self) -> dict[str, float]:
