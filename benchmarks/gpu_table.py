@@ -80,6 +80,8 @@ def _ceilings(record: Any) -> Iterator[Row]:
     """The device's own, and what cavs reaches of them."""
     top = record.get("ceilings", {})
     for name, found in top.items():
+        if name == "device":
+            continue
         if name == "bytes":
             yield "copy, read plus written", f"{found / 1e9:,.0f} GB/s", "", ""
         else:
@@ -125,6 +127,6 @@ def summary_table(record: Any) -> str:
     """Markdown: cases and rivals first, then ceilings, then what is missing, then the bounds."""
     parts: tuple[Callable[[Any], Iterator[Row]], ...] = (_measured, _ceilings, _missing, _targets)
     rows = [row for part in parts for row in part(record)]
-    place = record["device"] or record["machine"]["cpu"]
+    place = record.get("ceilings", {}).get("device") or record["machine"]["cpu"]
     head = f"{place}; {record['data']} data; {record['seconds']:.0f} s; {record['command']}"
     return f"{head}\n\n{markdown(('measure', 'found', 'needed', 'holds'), rows)}"

@@ -144,10 +144,14 @@ class SessionError(RuntimeError):
 
 
 class RemoteSession(Session):
-    """In a process of its own, which idles between its turns."""
+    """In a process of its own, which idles between its turns.
 
-    def __init__(self, name: str) -> None:
+    patience: seconds to wait for an answer before the process is killed; None waits forever.
+    """
+
+    def __init__(self, name: str, patience: float | None = None) -> None:
         super().__init__(name)
+        self.patience = patience
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(name, theirs))
@@ -157,6 +161,10 @@ class RemoteSession(Session):
     def _ask(self, method: str, *arguments: Any) -> Any:
         try:
             self.connection.send((method, arguments))
+            if not self.connection.poll(self.patience):
+                self.process.kill()
+                self.process.join()
+                raise SessionError(f"{self.name} gave no answer within {self.patience:g} s")
             good, answer = self.connection.recv()
         except (EOFError, OSError) as error:
             self.process.join(5)

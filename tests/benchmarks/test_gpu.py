@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +16,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import gpu  # noqa: E402
+from benchmarks.apart import apart  # noqa: E402
 from benchmarks.gpu_cases import groups, precisions  # noqa: E402
 from benchmarks.gpu_table import summary_table  # noqa: E402
 from benchmarks.rivals import base, floor  # noqa: E402
 from benchmarks.rivals.device import set_up  # noqa: E402
 from benchmarks.runner import RUNNERS  # noqa: E402
+from benchmarks.sessions import RemoteSession, SessionError  # noqa: E402
 from benchmarks.timeline import chrome_trace  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Case, initial_parameters, load  # noqa: E402
 
@@ -34,7 +38,7 @@ def test_every_part_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     wanted = groups("cpu", "random", False, True)
     measured = [(e["group"], set(e["runners"])) for e in record["cases"]]
     assert measured == [(g.name, set(g.runners)) for g in wanted for _ in g.cases]
-    assert record["ceilings"].keys() == {"bytes", "fp32"}
+    assert record["ceilings"].keys() == {"device", "bytes", "fp32"}
     assert record["agreement"] == []
     assert max(record["accuracy"]["fp32"]["tree-fc"].values()) < 1e-5
     assert record["curve"]["worst"] == 0.0  # the CPU against itself
@@ -60,7 +64,7 @@ def test_a_part_that_fails_does_not_stop_the_others(
     def broken(*_: Any) -> None:
         raise RuntimeError("no such engine")
 
-    monkeypatch.setattr(gpu.Run, "accuracy", broken)
+    monkeypatch.setitem(gpu.BEFORE, "accuracy", broken)
     monkeypatch.setitem(RUNNERS["tree-lstm"], "hand", "benchmarks.nowhere:Nothing")
     options = ["--only", "accuracy", "ceilings", "sst", "--out", str(tmp_path / "gpu.json")]
     assert gpu.main([*TINY, *options]) == 1
@@ -113,7 +117,7 @@ def entry(group: str, times: dict[str, float]) -> dict[str, Any]:
 
 def test_bounds_are_judged() -> None:
     record: dict[str, Any] = {
-        "device": "GPU",
+        "machine": {"cpu": "a CPU"},
         "data": "drawn",
         "seconds": 1.0,
         "command": "x",
@@ -123,7 +127,7 @@ def test_bounds_are_judged() -> None:
         ],
         "failed": [{"part": "p", "error": "first\nsecond"}],
         "skipped": ["q"],
-        "ceilings": {"bytes": 1e12, "fp32": 1e13},
+        "ceilings": {"device": "a GPU", "bytes": 1e12, "fp32": 1e13},
         "accuracy": {"fp32": {"tree-fc": {"loss": 1e-7, "gradients": 2e-5}}},
         "first_step": {"first_process": {"first": 9.0}, "second_process": {"first": 1.0}},
         "timeline": {"gather_bytes": 10**9, "write_bytes": 10**9},
@@ -132,6 +136,7 @@ def test_bounds_are_judged() -> None:
         [c.strip() for c in line.split("|")[1:-1]] for line in summary_table(record).split("\n")
     ]
     rows = {row[0]: row[1:] for row in cells if row}
+    assert summary_table(record).startswith("a GPU; drawn data; 1 s; x\n")
     assert rows["sst: trees a second"] == ["64,000", "at least 60,000", "yes"]
     assert rows["sst: batched by hand over ours"] == ["2.00", "at least 3.00", "NO"]
     assert rows["sst: the best under CUDA graphs over ours"] == ["1.75", "at least 1.50", "yes"]
@@ -160,6 +165,23 @@ def test_a_trace_lays_stages_end_to_end() -> None:
         ("m", 1, 0.0, 500.0),
     ]
     assert events[-1]["args"] == {"flops": 7.0}
+
+
+def test_processes_that_hang_or_end_are_given_up() -> None:
+    assert apart(abs, -3, patience=60) == 3
+    for work, argument, text in (
+        (int, "x", "invalid literal"),
+        (time.sleep, 60, "no answer within 0.5 s"),
+        (os._exit, 7, "ended with code 7"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            apart(work, argument, patience=0.5 if work is time.sleep else 60)
+    session = RemoteSession("hand", patience=1e-3)
+    with pytest.raises(SessionError, match="no answer within"):
+        session.configure(Case("tree-fc", 8, 2, leaves=4, vocabulary=9, batches=2))
+    with pytest.raises(SessionError, match="ended with code"):
+        session.run()
+    session.close()
 
 
 NOT_HERE = {"cavs", "floor", "naive"}  # a sparse gradient without memory has no rows
