@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.samples import ROOT
+from benchmarks.samples import RANDOM, ROOT
 from benchmarks.workloads import Case
 
 
@@ -19,7 +20,7 @@ def in_new_process(case: Case, timeout: float) -> dict[str, float]:
     Raises RuntimeError with what the process wrote where it fails.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.first_step", json.dumps(asdict(case))],
+        [sys.executable, "-m", "benchmarks.first_step", "--case", json.dumps(asdict(case))],
         cwd=ROOT,
         check=False,
         capture_output=True,
@@ -50,5 +51,18 @@ def measure(case: Case) -> dict[str, float]:
     return {"import": imported - start, "first": first - read, "second": second - first}
 
 
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_step", description=__doc__)
+    parser.add_argument(
+        "--case",
+        type=json.loads,
+        default={"workload": "tree-lstm", "hidden": 256, "batch_size": 64, "data": RANDOM},
+        metavar="JSON",
+        help="fields of a Case of benchmarks.workloads; default: drawn trees, h 256, batch size 64",
+    )
+    print(json.dumps(measure(Case(**parser.parse_args(arguments).case))))
+    return 0
+
+
 if __name__ == "__main__":
-    print(json.dumps(measure(Case(**json.loads(sys.argv[1])))))
+    raise SystemExit(main())
