@@ -36,6 +36,7 @@ def in_new_process(case: Case, timeout: float) -> dict[str, float]:
 def measure(case: Case) -> dict[str, float]:
     """The same, in this process: it should have imported nothing of cavs yet."""
     start = time.perf_counter()
+    import benchmarks.runners_cavs  # noqa: F401
     from benchmarks.runner import make_runner
     from benchmarks.workloads import load
 
