@@ -49,8 +49,12 @@ Device::~Device() {
 void Device::enter() const { driver_.check(driver_.context_set(context_), "cuCtxSetCurrent"); }
 
 Address Device::allocate(size_t bytes) {
-  if (allocator_.allocate) return allocator_.allocate(bytes);
   Address address = 0;
+  if (allocator_.allocate) {
+    address = allocator_.allocate(bytes);
+    enter();  // a pool of many GPUs may leave another one current
+    return address;
+  }
   driver_.check(driver_.allocate(&address, bytes),
                 ("cuMemAlloc of " + std::to_string(bytes) + " bytes").c_str());
   return address;
