@@ -61,9 +61,14 @@ Address Device::allocate(size_t bytes) {
 }
 
 void Device::release(Address address) noexcept {
+  const bool alive = driver_.context_set(context_) == 0;
   if (allocator_.release) {
+    // A pool hands the block out at once. What fails here has failed, and runs nothing any more.
+    for (Handle stream : streams_) {
+      if (alive) driver_.stream_synchronize(stream);
+    }
     allocator_.release(address);
-  } else if (driver_.context_set(context_) == 0) {
+  } else if (alive) {
     driver_.release(address);
   }
 }

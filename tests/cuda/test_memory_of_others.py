@@ -24,7 +24,7 @@ class TwinMemory:
 
     def __init__(self, twin, fails=0, stubborn=False):
         self.calls, self.fails, self.stubborn = twin.calls, fails, stubborn
-        self.blocks, self.asked = {}, 0
+        self.twin, self.blocks, self.asked, self.pending = twin, {}, 0, 0
 
     def allocate(self, nbytes):
         self.asked += 1
@@ -39,6 +39,7 @@ class TwinMemory:
 
     def release(self, pointer):
         del self.blocks[pointer]
+        self.pending += sum(operation.ran < 0 for operation in self.twin.operations())
         if self.stubborn:
             raise DeviceError("this block stays")
         context = ctypes.c_void_p()
@@ -72,6 +73,20 @@ def test_all_memory_is_of_the_allocator_and_goes_back_to_it(twin):
     assert memory.blocks == {}
     assert memory.used() == 0
     assert twin.allocations() == before
+
+
+def test_memory_goes_back_when_nothing_uses_it_any_more(twin):
+    twin.adversarial(3)  # the twin runs what is asked for late, and only when it must
+    whole = TwinMemory(twin)
+    loss_on(on(twin, whole))
+    gc.collect()
+    assert whole.pending == 0
+    for nth in range(1, whole.asked + 1, 3):  # an error leaves work behind that nobody waited for
+        memory = TwinMemory(twin, fails=nth)
+        with pytest.raises(DeviceError):
+            loss_on(on(twin, memory))
+        gc.collect()
+        assert memory.pending == 0
 
 
 def test_no_room_is_the_allocators_error_and_leaves_nothing(twin):
