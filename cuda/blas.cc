@@ -85,7 +85,7 @@ Blas::Blas(std::shared_ptr<Device> device, const std::string& library, Precision
       workspace_(device_) {
   device_->enter();
   check(entries_->create(&handle_), "cublasLtCreate");
-  workspace_.reserve(kWorkspace);
+  workspace_.reserve(kWorkspace * Device::kLanes);
 }
 
 Blas::~Blas() {
@@ -178,10 +178,10 @@ bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Address
   const float narrow[] = {1, accumulate ? 1.0f : 0.0f};
   const void* alpha = wide_ ? static_cast<const void*>(&wide[0]) : &narrow[0];
   const void* beta = wide_ ? static_cast<const void*>(&wide[1]) : &narrow[1];
-  check(
-      entries_->multiply(handle_, p.description, alpha, b.at, p.a, a.at, p.b, beta, c, p.c, c, p.c,
-                         &p.algorithm, workspace_.at(), workspace_.bytes(), device_->stream()),
-      "cublasLtMatmul");
+  check(entries_->multiply(handle_, p.description, alpha, b.at, p.a, a.at, p.b, beta, c, p.c, c,
+                           p.c, &p.algorithm, workspace_.at(kWorkspace * device_->lane()),
+                           kWorkspace, device_->stream()),
+        "cublasLtMatmul");
   return true;
 }
 

@@ -59,7 +59,7 @@ class Blas {
   Precision precision_;
   bool wide_;  // float64
   Handle handle_ = nullptr;
-  DeviceMemory workspace_;
+  DeviceMemory workspace_;  // a part for each lane
   std::map<Key, Plan> plans_;
 };
 

@@ -23,8 +23,11 @@ template <class T>
 Library<T>::Library(std::shared_ptr<Device> device,
                     const std::unordered_map<std::string, std::string>& images, Precision precision,
                     const std::string& blas)
-    : device_(std::move(device)), partial_(device_), gathered_(device_), other_(device_) {
+    : device_(std::move(device)) {
   device_->enter();
+  for (int lane = 0; lane < Device::kLanes; ++lane) {
+    rooms_.push_back(std::make_unique<Room>(device_));
+  }
   const auto load = [&](const char* file,
                         std::initializer_list<std::pair<Handle*, const char*>> of) {
     const auto image = images.find(file);
@@ -96,8 +99,8 @@ void Library<T>::sum_rows(const Rows<T>& in, int begin, int end, T* out, bool ac
   const unsigned wide = tiles(in.width, kColumns);
   if (wide == 0) return;
   const int parts = parts_of(end - begin, wide), add = accumulate;
-  if (parts > 1) partial_.reserve(sizeof(T) * parts * in.width);
-  T* partial = partial_.as<T>();
+  if (parts > 1) room().partial.reserve(sizeof(T) * parts * in.width);
+  T* partial = room().partial.template as<T>();
   device_->launch(sum_rows_, Grid{wide, static_cast<unsigned>(parts)}, in, begin, end, out, add,
                   partial, parts);
   if (parts == 1) return;
@@ -127,7 +130,7 @@ bool Library<T>::multiply_rows(const Rows<T>* sources, int count, int begin, int
   bool add = accumulate;
   for (int i = 0; i < count; ++i) {
     if (sources[i].width == 0) continue;
-    const Matrix a = matrix(sources[i], begin, end, gathered_);
+    const Matrix a = matrix(sources[i], begin, end, room().gathered);
     const Matrix w{reinterpret_cast<Address>(weight), n};
     if (!blas_->multiply(end - begin, n, sources[i].width, a, w, to, out.stride, add)) {
       matmul_own(sources + i, 1, begin, end, weight, n, out, add);
@@ -142,9 +145,9 @@ template <class T>
 bool Library<T>::multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin, int end, T* out,
                                   int64_t out_stride, bool accumulate) const {
   if (a.width < kBlasColumns || b.width < kBlasColumns) return false;
-  Matrix left = matrix(a, begin, end, gathered_);
+  Matrix left = matrix(a, begin, end, room().gathered);
   left.transposed = true;
-  const Matrix right = matrix(b, begin, end, other_);
+  const Matrix right = matrix(b, begin, end, room().other);
   return blas_->multiply(a.width, b.width, end - begin, left, right, reinterpret_cast<Address>(out),
                          out_stride, accumulate);
 }
@@ -223,8 +226,8 @@ void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, in
       const unsigned wide = tiles(n, kTile), high = tiles(k, kTile);
       const int parts = parts_of(end - begin, int64_t{wide} * high);
       const int64_t size = static_cast<int64_t>(k) * n, width = n;
-      if (parts > 1) partial_.reserve(sizeof(T) * parts * size);
-      T* partial = partial_.as<T>();
+      if (parts > 1) room().partial.reserve(sizeof(T) * parts * size);
+      T* partial = room().partial.template as<T>();
       device_->launch(matmul_tn_, Grid{wide, high, static_cast<unsigned>(parts)}, left, right,
                       begin, end, k, n, to, out_stride, add, partial, parts);
       if (parts == 1) continue;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "arguments.h"
 #include "blas.h"
@@ -61,8 +62,14 @@ class Library {
   int parts_of(int64_t rows, int64_t tiles) const;
 
   std::shared_ptr<Device> device_;
-  mutable DeviceMemory partial_;           // of sums over rows in parts
-  mutable DeviceMemory gathered_, other_;  // operands put together for cuBLASLt
+  // Of each lane: sums over rows in parts, operands put together for cuBLASLt.
+  struct Room {
+    explicit Room(const std::shared_ptr<Device>& device)
+        : partial(device), gathered(device), other(device) {}
+    DeviceMemory partial, gathered, other;
+  };
+  Room& room() const { return *rooms_[device_->lane()]; }
+  std::vector<std::unique_ptr<Room>> rooms_;
   std::unique_ptr<Blas> blas_;
   Handle copy_rows_, segment_max_, cross_entropy_, cross_entropy_grad_, sum_rows_, sum_parts_,
       matmul_, matmul_16_, matmul_tn_, pack_, lookup_grad_, square_, judge_, update_;

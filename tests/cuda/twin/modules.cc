@@ -6,8 +6,6 @@
 
 #include "device_state.h"
 
-#define API extern "C" __attribute__((visibility("default"))) CUresult
-
 using namespace twin;
 
 namespace {
@@ -102,7 +100,7 @@ Function* function_of(Device& d, CUfunction handle) {
 
 }  // namespace
 
-API cuModuleLoadData(CUmodule* result, const void* image) {
+TWIN_API CUresult cuModuleLoadData(CUmodule* result, const void* image) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (result == nullptr || image == nullptr) return kInvalidValue;
     const std::string path = path_of(image);
@@ -119,7 +117,7 @@ API cuModuleLoadData(CUmodule* result, const void* image) {
   });
 }
 
-API cuModuleUnload(CUmodule handle) {
+TWIN_API CUresult cuModuleUnload(CUmodule handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     LoadedModule* const module = reinterpret_cast<LoadedModule*>(handle);
     if (d.modules.count(module) == 0) return kInvalidHandle;
@@ -131,7 +129,7 @@ API cuModuleUnload(CUmodule handle) {
   });
 }
 
-API cuModuleGetFunction(CUfunction* result, CUmodule handle, const char* name) {
+TWIN_API CUresult cuModuleGetFunction(CUfunction* result, CUmodule handle, const char* name) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (result == nullptr || name == nullptr) return kInvalidValue;
     LoadedModule* const module = reinterpret_cast<LoadedModule*>(handle);
@@ -143,7 +141,7 @@ API cuModuleGetFunction(CUfunction* result, CUmodule handle, const char* name) {
   });
 }
 
-API cuFuncSetAttribute(CUfunction handle, int attribute, int value) {
+TWIN_API CUresult cuFuncSetAttribute(CUfunction handle, int attribute, int value) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Function* const function = function_of(d, handle);
     if (function == nullptr) return kInvalidHandle;
@@ -157,9 +155,10 @@ API cuFuncSetAttribute(CUfunction handle, int attribute, int value) {
   });
 }
 
-API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-                   CUstream stream_handle, void** parameters, void** extra) {
+TWIN_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y,
+                                 unsigned grid_z, unsigned block_x, unsigned block_y,
+                                 unsigned block_z, unsigned shared, CUstream stream_handle,
+                                 void** parameters, void** extra) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     const Function* const function = function_of(d, handle);
     Stream* const stream = d.queue.find(stream_handle);
@@ -193,7 +192,7 @@ API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned
 }
 
 // The kinds and sizes of a function's parameters, such as "p8 i4 s48"; for the tests' own launches.
-extern "C" __attribute__((visibility("default"))) const char* twin_parameters(CUfunction handle) {
+TWIN_API const char* twin_parameters(CUfunction handle) {
   static std::string text;
   text.clear();
   const Kernel& kernel = *reinterpret_cast<const Function*>(handle)->kernel;
