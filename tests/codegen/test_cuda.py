@@ -12,10 +12,12 @@ import cavs
 from cavs import nn, ops
 from cavs.codegen.cuda import OPERATIONS, PRELUDE, Load, Store, kernel_text, literal, shape_of
 from cavs.codegen.map import MapProgram, Register
+from cavs.cuda import libraries
+from cavs.cuda.nvrtc import Nvrtc, resources
 from cavs.cuda.program import map_kernels, program_text
 from cavs.ir import REGISTRY, VERTEX, apply
 from tests.codegen.device import runner  # noqa: F401
-from tests.cuda.nvrtc import compile_source, find_library
+from tests.cuda.device import NO_NVRTC
 from tests.kernels.map_reference import CODE, Program
 from tests.kernels.map_reference import Load as Read
 from tests.runtime.trees import Classifier, graph
@@ -245,9 +247,10 @@ def test_equal_kernels_are_one():
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @both
 def test_nvrtc_compiles_without_spills(arch, real):
-    library = find_library()
+    library = libraries.find("nvrtc")
     if library is None:
-        pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
+        pytest.skip(NO_NVRTC)
+    compiler = Nvrtc(library.path)
     options = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v"]
     rng = np.random.default_rng(0)
     trees = [graph([[], [], [0, 1], [], [2, 3]], rng), graph([[]], rng)]
@@ -256,16 +259,16 @@ def test_nvrtc_compiles_without_spills(arch, real):
             cavs.Session(Classifier(cell(8, 64), rate=0.3)).compiled(cavs.batch(trees)).program
         )
         text = program_text(program, real)
-        _, log = compile_source(library, "maps.cu", text, {}, options)
-        spills = re.findall(r"(\d+) bytes spill stores", log)
-        assert len(spills) == text.count("__global__")
-        assert set(spills) == {"0"}
+        _, log = compiler.compile_with_log("maps.cu", text, {}, options)
+        assert "warning" not in log, log
+        found = [of for of in resources(log) if of.registers]
+        assert len(found) == text.count("__global__")
+        assert [of for of in found if of.spill_stores or of.spill_loads] == []
     every = "".join(
         kernel_text(f"k_{c}", [Load(6)] * 3, [(c, 3, 0, 1, 2, 0.5)], [Store(3, 6)], 1, 6, real)
         for c in [*OPERATIONS, "constant", "uniform"]
     )
-    cubin, _ = compile_source(library, "every.cu", PRELUDE + every, {}, options)
-    assert len(cubin) > 1000
+    assert len(compiler.compile("every.cu", PRELUDE + every, {}, options)) > 1000
 
 
 def test_every_operation_has_a_text():
