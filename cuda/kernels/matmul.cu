@@ -19,8 +19,8 @@ __device__ void matmul_tile(const Sources& a, const real* w, int n, const Target
   for_each_slab(
       walk.start(a), [&] { return walk.next(a, kDepth); },
       [&] {
+        y = read_weights(a, walk, w, kb, n, to.n0 + nb, wide);  // waits for no index
         x = row.read(a, walk, ka);
-        y = read_weights(a, walk, w, kb, n, to.n0 + nb, wide);
       },
       [&](int buffer) {
         real* slab = shared + buffer * kSlab;
@@ -32,7 +32,7 @@ __device__ void matmul_tile(const Sources& a, const real* w, int n, const Target
   finish(sum, shared, to);
 }
 
-constexpr int kFewDepth = 64;  // of the slabs of a small tile
+constexpr int kFewDepth = 512 / sizeof(real);  // of the slabs of a small tile
 constexpr int kFewPitch = kFewDepth + 4;
 constexpr int kShare = kFewDepth / (kThreads / 32);  // of a warp
 static_assert(2 * kFew * kFewPitch <= kFewShared, "slabs lie where sums do later");
@@ -44,7 +44,7 @@ __device__ void matmul_few(const Sources& a, const real* w, int n, const Target&
   RowOfSources row(to, threadIdx.x / 16);
   const bool wide = aligned(w) && n % 2 == 0;
   Walk walk = {};
-  Lanes<4> x;
+  Lanes<4> x[kFewDepth / 64];
   Lanes<2> y[kShare], weights[kShare];
   real sum[kLaneSums] = {};  // row m, column c: 2 m + c
   for_each_slab(
@@ -55,7 +55,7 @@ __device__ void matmul_few(const Sources& a, const real* w, int n, const Target&
         return walk.next(a, kFewDepth);
       },
       [&] {
-        x = row.read(a, walk, ka);
+        // Weights first: they wait for no index.
         const int depth = column < n ? a.of[walk.source].width - walk.column - first : 0;
         const real* of_w = w + static_cast<long long>(walk.before + walk.column + first) * n;
 #pragma unroll
@@ -63,8 +63,14 @@ __device__ void matmul_few(const Sources& a, const real* w, int n, const Target&
           const real* at = i < depth ? of_w + static_cast<long long>(i) * n + column : nullptr;
           y[i] = load<2>(at, n - column, wide);
         }
+#pragma unroll
+        for (int i = 0; i < kFewDepth / 64; ++i) x[i] = row.read(a, walk, i * 64 + ka);
       },
-      [&](int buffer) { store(shared + (buffer * kFew + threadIdx.x / 16) * kFewPitch + ka, x); },
+      [&](int buffer) {
+        real* slab = shared + (buffer * kFew + threadIdx.x / 16) * kFewPitch + ka;
+#pragma unroll
+        for (int i = 0; i < kFewDepth / 64; ++i) store(slab + i * 64, x[i]);
+      },
       [&](int buffer) {
         const real* slab = shared + buffer * kFew * kFewPitch + first;
 #pragma unroll
@@ -116,11 +122,10 @@ extern "C" __global__ __launch_bounds__(256, kBlocks) void matmul(Sources a, int
                 [&](const Target& to) { matmul_tile(a, w, n, to, shared); });
 }
 
-extern "C" __global__ __launch_bounds__(256, kBlocks) void matmul_16(Sources a, int begin, int end,
-                                                                     const real* w, int k, int n,
-                                                                     real* out, long long stride,
-                                                                     long long base,
-                                                                     int accumulate) {
+extern "C" __global__ __launch_bounds__(256, 1) void matmul_16(Sources a, int begin, int end,
+                                                               const real* w, int k, int n,
+                                                               real* out, long long stride,
+                                                               long long base, int accumulate) {
   alignas(16) __shared__ real shared[kFewShared];
   for_each_tile(begin, end, kFew, n, out, stride, base, accumulate,
                 [&](const Target& to) { matmul_few(a, w, n, to, shared); });

@@ -130,9 +130,9 @@ __device__ void matmul_tile(const Sources& a, const real* w, int n, const Target
   for_each_slab(
       walk.start(a), [&] { return walk.next(a, values); },
       [&] {
+        y.fetch([&](int k) { return read_weights(a, walk, w, k, n, column, wide); });
 #pragma unroll
         for (int i = 0; i < loads; ++i) x[i] = row.read(a, walk, (i * 4 + threadIdx.x % 4) * 4);
-        y.fetch([&](int k) { return read_weights(a, walk, w, k, n, column, wide); });
       },
       [&](int buffer) {
         unsigned* slab = shared + buffer * kSlab;
@@ -168,61 +168,65 @@ __device__ void matmul_tn_tile(const Side& a, const Side& b, int first, int last
   finish(sum, reinterpret_cast<float*>(shared), to);
 }
 
-constexpr int kFewDepth = 64;  // words of a slab of a small tile, eight a warp
-constexpr int kFewPitch = kFewDepth + 4;
-static_assert(2 * kFew * kFewPitch <= kFewShared, "slabs lie where sums do later");
+constexpr int kFewDepth = 128;  // values of a slab of a small tile, a share of 16 for each warp
 
 // Column g of the eight fragments of B is column 8 g + fragment of w: lanes read 32 bytes of a row.
 template <class P>
 __device__ void matmul_few(const Sources& a, const real* w, int n, const Target& to,
                            unsigned* shared) {
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  constexpr int words = kFewDepth / P::kValues, share = words / (kThreads / 32), steps = share / 8;
+  constexpr int pitch = words + 4;
+  static_assert(2 * kFew * pitch <= kFewShared, "slabs lie where sums do later");
+  const int first = threadIdx.x / 32 * share, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int column = to.n0 + g * 8;
   RowOfSources row(to, threadIdx.x / 16);
   const bool wide = aligned(w) && n % kWide == 0;
   Walk walk = {};
-  Lanes<4> x[P::kValues], y[2][P::kValues][2];
-  Words<2> weights[8];
+  Lanes<4> x[2], y[2 * steps][P::kValues][2];
+  Words<2> weights[steps][8];
   float sum[8][4] = {};
   for_each_slab(
       walk.start(a),
       [&] {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            weights[j].v[i] =
-                P::word(y[i][0][j / 4].v[j % 4], y[i][P::kValues - 1][j / 4].v[j % 4]);
-          }
+        for (int i = 0; i < steps * 16; ++i) {
+          const int j = i % 8;
+          const auto& of = y[i / 8];
+          weights[i / 16][j].v[i / 8 % 2] =
+              P::word(of[0][j / 4].v[j % 4], of[P::kValues - 1][j / 4].v[j % 4]);
         }
-        return walk.next(a, kFewDepth * P::kValues);
+        return walk.next(a, kFewDepth);
       },
       [&] {
 #pragma unroll
-        for (int i = 0; i < P::kValues; ++i) {
-          x[i] = row.read(a, walk, (i * 16 + threadIdx.x % 16) * 4);
+        for (int i = 0; i < 2 * steps; ++i) {
+#pragma unroll
+          for (int v = 0; v < P::kValues; ++v) {
+            const int k = (first + i * 4 + t) * P::kValues + v;
+            y[i][v][0] = read_weights(a, walk, w, k, n, column, wide);
+            y[i][v][1] = read_weights(a, walk, w, k, n, column + 4, wide);
+          }
         }
 #pragma unroll
-        for (int i = 0; i < 2 * P::kValues * 2; ++i) {
-          const int word = warp * 8 + i / (2 * P::kValues) * 4 + t, v = i / 2 % P::kValues;
-          y[i / (2 * P::kValues)][v][i % 2] =
-              read_weights(a, walk, w, word * P::kValues + v, n, column + i % 2 * 4, wide);
+        for (int i = 0; i < 2; ++i) x[i] = row.read(a, walk, i * 64 + threadIdx.x % 16 * 4);
+      },
+      [&](int buffer) {
+        unsigned* slab = shared + (buffer * kFew + threadIdx.x / 16) * pitch;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          put_row<P>(slab + (i * 64 + threadIdx.x % 16 * 4) / P::kValues, x[i]);
         }
       },
       [&](int buffer) {
-        unsigned* slab = shared + (buffer * kFew + threadIdx.x / 16) * kFewPitch;
 #pragma unroll
-        for (int i = 0; i < P::kValues; ++i) {
-          put_row<P>(slab + (i * 16 + threadIdx.x % 16) * (4 / P::kValues), x[i]);
+        for (int step = 0; step < steps; ++step) {
+          const unsigned* slab = shared + (buffer * kFew + g) * pitch + first + step * 8 + t;
+          Words<4> z;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) z.v[i] = slab[i % 2 * 8 * pitch + i / 2 * 4];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) P::multiply(sum[j], z, weights[step][j]);
         }
-      },
-      [&](int buffer) {
-        const unsigned* slab = shared + (buffer * kFew + g) * kFewPitch + warp * 8 + t;
-        Words<4> z;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) z.v[i] = slab[i % 2 * 8 * kFewPitch + i / 2 * 4];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) P::multiply(sum[j], z, weights[j]);
       });
   real sums[kLaneSums];
 #pragma unroll
@@ -244,7 +248,7 @@ __device__ void matmul_few(const Sources& a, const real* w, int n, const Target&
     for_each_tile(begin, end, kTile, n, out, stride, base, accumulate,                         \
                   [&](const Target& to) { matmul_tile<Precision>(a, w, n, to, shared); });     \
   }                                                                                            \
-  extern "C" __global__ __launch_bounds__(256, 2) void matmul_##name##_16(                     \
+  extern "C" __global__ __launch_bounds__(256, 1) void matmul_##name##_16(                     \
       Sources a, int begin, int end, const real* w, int k, int n, real* out, long long stride, \
       long long base, int accumulate) {                                                        \
     alignas(16) __shared__ unsigned shared[kFewShared];                                        \
