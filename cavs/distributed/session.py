@@ -22,7 +22,7 @@ from cavs.distributed.run import Run
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.synchronisers import Exchange, exchanges_of
-from cavs.distributed.synchronisers.stale import StalePush, StaleServers, is_free, layout_of
+from cavs.distributed.synchronisers.stale import StalePush, StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.variant import EvalResult
@@ -238,7 +238,7 @@ class DistributedSession:
     @property
     def free(self) -> bool:
         """Whether all parameters are stale: then ranks meet in no step."""
-        return is_free(self.strategy)
+        return self.strategy is not None and self.strategy.is_free
 
     @property
     def average(self) -> bool:
@@ -250,10 +250,10 @@ class DistributedSession:
     ) -> float:
         """Before a step: values of stale parameters as fresh as they must be; seconds it took."""
         begun = time.perf_counter()
+        if self.strategy is None or not self.strategy.has_stale:
+            return 0.0
         if self.servers is None:
             layout = layout_of(self.strategy, self.session.parameters)
-            if not layout.units:
-                return 0.0
             values = [p.value.reshape(-1) for p in self.session.parameters.values()]
             workers = range(self.roles.count)
             self.servers = StaleServers(

@@ -24,6 +24,7 @@ from cavs.distributed.strategy import (
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.test_faults import loader, outcomes
+from tests.distributed.test_launch import wait_for
 from tests.distributed.test_trainer import BATCHES, Tree, train_alone, trees
 
 STALE = ["PSLoadBalancing(staleness=2)", "PartitionedPS(sync=False)", "Parallax(staleness=1)"]
@@ -243,24 +244,27 @@ def test_ranks_may_make_different_numbers_of_steps(strategy):
     assert_same_bits([end for _, end in results])
 
 
-def test_a_slow_rank_holds_the_others_only_at_the_bound():
-    def work(c, strategy):
-        with trainer(c, strategy=strategy) as t:
+@pytest.mark.parametrize(("strategy", "ahead"), [("sync=False", 6), ("staleness=1", 2)])
+def test_a_slow_rank_holds_the_others_only_at_the_bound(strategy, ahead):
+    """Rank 1 stands still until rank 0 has made as many steps as it may."""
+    made, after = [], []
+
+    def work(c):
+        with trainer(c, strategy=f"PSLoadBalancing({strategy})") as t:
             batches = [cavs.batch(graphs) for graphs in BATCHES]
             t.advance(batches[0])
             t.settle()
-            begun = time.monotonic()
-            for i, batch in enumerate(batches[1:7]):
-                if c.rank == 1:
-                    time.sleep(0.1 if i else 0.6)  # once for long, then in bits
+            if c.rank == 1:
+                wait_for(lambda: len(made) >= ahead)
+                time.sleep(0.2)
+                after.append(len(made))
+            for batch in batches[1:7]:
                 t.advance(batch)
-            took = time.monotonic() - begun
-        return took
+                if c.rank == 0:
+                    made.append(batch)
 
-    free, _ = run_threads(2, lambda c: work(c, "PSLoadBalancing(sync=False)"))
-    bound, slow = run_threads(2, lambda c: work(c, "PSLoadBalancing(staleness=1)"))
-    assert free < 0.5
-    assert 0.6 < bound <= slow
+    run_threads(2, work)
+    assert after == [ahead] and len(made) == 6
 
 
 def test_a_batch_that_one_rank_cannot_compute_ends_all():

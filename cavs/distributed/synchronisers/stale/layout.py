@@ -74,11 +74,6 @@ class Layout:
         return sorted({group.owner for group in self.groups})
 
 
-def is_free(strategy: Strategy | None) -> bool:
-    """Whether all parameters are stale, so that ranks need not meet in a step."""
-    return strategy is not None and all(is_stale(leaf.sync) for leaf in strategy.leaves)
-
-
 def layout_of(strategy: Strategy | None, parameters: Mapping[str, Any]) -> Layout:
     """The layout of `parameters`, by name and in order; empty where all is synchronous."""
     found = [] if strategy is None else list(_shards(strategy, parameters))
