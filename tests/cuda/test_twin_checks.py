@@ -116,8 +116,13 @@ def test_every_byte_beside_an_allocation(checked: Context) -> None:
     """The guards would show a write, and nothing would show a read."""
     x = checked.array(np.zeros(1001, np.int32))
     run(checked, "x[1000] = x[1000];", x, 0, block=1)
-    for body in ("x[0] = x[1001];", "x[1001] = 1;", "x[0] = x[-1];"):
-        with pytest.raises(DriverError, match=r"access to .* bytes .*wrong\.cu:2") as error:
+    for body, where in (
+        ("x[0] = x[1001];", "4004 bytes from the start of"),
+        ("x[1001] = 1;", "4004 bytes from the start of"),
+        ("x[0] = x[-1];", "4 bytes before"),
+    ):
+        message = rf"access to .*, {where} one of 4004 bytes in wrong\.cu:2"
+        with pytest.raises(DriverError, match=message) as error:
             run(checked, body, x, 0, block=1)
         assert error.value.code == 700
         checked.twin.reset()

@@ -57,5 +57,12 @@ TWIN_API const char* twin_guards() {
   return keep(device().memory.violations());
 }
 
-TWIN_API long long twin_used() { return static_cast<long long>(device().memory.used()); }
-TWIN_API long long twin_allocations() { return static_cast<long long>(device().memory.count()); }
+TWIN_API const char* twin_live() {
+  Device& d = device();
+  const std::lock_guard<std::recursive_mutex> guard(d.lock);
+  std::ostringstream out;
+  out << "{\"bytes\":" << d.memory.used() << ",\"allocations\":" << d.memory.device_count()
+      << ",\"pinned\":" << d.memory.pinned_count() << ",\"streams\":" << d.queue.live()
+      << ",\"events\":" << d.events.size() << ",\"modules\":" << d.modules.size() << "}";
+  return keep(out.str());
+}

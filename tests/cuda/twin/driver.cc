@@ -113,7 +113,7 @@ TWIN_API CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
 }
 
 TWIN_API CUresult cuMemFree_v2(CUdeviceptr address) {
-  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     d.queue.finish_all();  // as a driver does
     return address == 0 || d.memory.free(address) ? kSuccess : kInvalidValue;
   });
@@ -128,7 +128,7 @@ TWIN_API CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
 }
 
 TWIN_API CUresult cuMemFreeHost(void* address) {
-  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     d.queue.finish_all();
     return d.memory.free_pinned(reinterpret_cast<uintptr_t>(address)) ? kSuccess : kInvalidValue;
   });
@@ -211,7 +211,7 @@ TWIN_API CUresult cuStreamCreate(CUstream* result, unsigned flags) {
 }
 
 TWIN_API CUresult cuStreamDestroy_v2(CUstream handle) {
-  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     Stream* const stream = handle == nullptr ? nullptr : stream_of(d, handle);
     if (stream == nullptr) return kInvalidHandle;
     d.queue.destroy(stream);
@@ -252,7 +252,7 @@ TWIN_API CUresult cuEventCreate(CUevent* result, unsigned flags) {
 }
 
 TWIN_API CUresult cuEventDestroy_v2(CUevent handle) {
-  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     Event* const event = event_of(d, handle);
     if (event == nullptr) return kInvalidHandle;
     d.events.erase(event);

@@ -92,10 +92,19 @@ void execute(Device& d, const Function& function, Index grid, Index block, unsig
 }
 
 Function* function_of(Device& d, CUfunction handle) {
-  for (LoadedModule* module : d.modules)
-    for (auto& [name, function] : module->functions)
-      if (&function == reinterpret_cast<Function*>(handle)) return &function;
-  return nullptr;
+  Function* const function = reinterpret_cast<Function*>(handle);
+  return d.functions.count(function) != 0 ? function : nullptr;
+}
+
+// Whether what the driver poisons before each block holds nothing but shared variables.
+bool poison_is_safe(const Module& module) {
+  for (const void* other : std::initializer_list<const void*>{
+           module.thread, module.block, module.block_dim, module.grid_dim, module.hooks,
+           module.dynamic, module.kernels}) {
+    const char* const at = static_cast<const char*>(other);
+    if (at >= module.shared && at < module.shared_end) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -107,10 +116,11 @@ TWIN_API CUresult cuModuleLoadData(CUmodule* result, const void* image) {
     void* const library = path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return kInvalidImage;
     const auto* const module = static_cast<const Module*>(dlsym(library, "twin_module"));
-    if (module == nullptr) return kInvalidImage;
+    if (module == nullptr || !poison_is_safe(*module)) return kInvalidImage;
     auto* const loaded = new LoadedModule{library, module, {}};
     for (int i = 0; i < module->count; ++i)
       loaded->functions[module->kernels[i].name] = {loaded, &module->kernels[i]};
+    for (const auto& [name, function] : loaded->functions) d.functions.insert(&function);
     d.modules.insert(loaded);
     *result = reinterpret_cast<CUmodule>(loaded);
     return kSuccess;
@@ -118,11 +128,12 @@ TWIN_API CUresult cuModuleLoadData(CUmodule* result, const void* image) {
 }
 
 TWIN_API CUresult cuModuleUnload(CUmodule handle) {
-  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     LoadedModule* const module = reinterpret_cast<LoadedModule*>(handle);
     if (d.modules.count(module) == 0) return kInvalidHandle;
     d.queue.finish_all();
     d.modules.erase(module);
+    for (const auto& [name, function] : module->functions) d.functions.erase(&function);
     dlclose(module->library);
     delete module;
     return kSuccess;
