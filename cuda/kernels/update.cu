@@ -7,16 +7,17 @@ namespace {
 // On a multiprocessor: this bounds the registers.
 constexpr int kBlocks = sizeof(real) == 4 ? 3 : 2;
 
-// The sum over the threads of the block, in one order; for thread 0.
+// The sum over the threads of the block, in one order.
 __device__ double block_sum(double x) {
   __shared__ double of_thread[kThreads];
   of_thread[threadIdx.x] = x;
+  __syncthreads();
   for (int half = kThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
     if (threadIdx.x < half) of_thread[threadIdx.x] += of_thread[threadIdx.x + half];
+    __syncthreads();
   }
   const double sum = of_thread[0];
-  __syncthreads();
+  __syncthreads();  // the array may be written again
   return sum;
 }
 

@@ -13,7 +13,7 @@ from cavs.cuda import libraries
 from cavs.cuda.nvrtc import Nvrtc
 
 from . import kernels
-from .twin import Twin, missing
+from .twin import Twin, TwinCompiler, missing
 
 NO_NVRTC = "NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12"
 Compile = Callable[[str, str, dict[str, str], list[str]], bytes]
@@ -103,12 +103,12 @@ class Device:
 
 
 @functools.cache
-def host_twin() -> Device | str:
-    """The host twin, or why it cannot be built."""
+def host_twin(checked: bool | None = None) -> Device | str:
+    """The host twin, or why it cannot be built; see TwinCompiler for `checked`."""
     if reason := missing():
         return reason
     twin = Twin()
-    return Device(twin.library, twin.compiler.compile, [], twin)
+    return Device(twin.library, TwinCompiler(checked).compile, [], twin)
 
 
 @functools.cache
