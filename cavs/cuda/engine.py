@@ -36,7 +36,8 @@ class CudaEngine:
     """Parameters of one session on ``device``, and the executors that use them.
 
     owner: whose engine this is. precision: of products of float32 values, one of PRECISIONS;
-    everything else, sums too, is float32. The host's arrays fall behind with every step: ``download`` brings them up to date.
+    everything else, sums too, is float32. The host's arrays fall behind with every step:
+    ``download`` brings them up to date.
     """
 
     def __init__(
