@@ -110,7 +110,16 @@ void bind_device(py::module_& m) {
                        const std::optional<std::function<void(Address)>>& release) {
              Allocator allocator;
              if (allocate) allocator.allocate = *allocate;
-             if (release) allocator.release = *release;
+             if (release) {  // called by destructors, from which no error of Python may escape
+               allocator.release = [release = *release](Address address) {
+                 const py::gil_scoped_acquire gil;
+                 try {
+                   release(address);
+                 } catch (py::error_already_set& error) {
+                   error.discard_as_unraisable("device memory that goes back");
+                 }
+               };
+             }
              return std::make_shared<Device>(driver, ordinal, std::move(allocator));
            }),
            py::arg("driver"), py::arg("ordinal") = 0, py::arg("allocate") = py::none(),

@@ -49,17 +49,26 @@ Device::~Device() {
 void Device::enter() const { driver_.check(driver_.context_set(context_), "cuCtxSetCurrent"); }
 
 Address Device::allocate(size_t bytes) {
-  if (allocator_.allocate) return allocator_.allocate(bytes);
   Address address = 0;
+  if (allocator_.allocate) {
+    address = allocator_.allocate(bytes);
+    enter();  // a pool of many GPUs may leave another one current
+    return address;
+  }
   driver_.check(driver_.allocate(&address, bytes),
                 ("cuMemAlloc of " + std::to_string(bytes) + " bytes").c_str());
   return address;
 }
 
 void Device::release(Address address) noexcept {
+  const bool alive = driver_.context_set(context_) == 0;
   if (allocator_.release) {
+    // A pool hands the block out at once. What fails here has failed, and runs nothing any more.
+    for (Handle stream : streams_) {
+      if (alive) driver_.stream_synchronize(stream);
+    }
     allocator_.release(address);
-  } else if (driver_.context_set(context_) == 0) {
+  } else if (alive) {
     driver_.release(address);
   }
 }

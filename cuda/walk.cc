@@ -64,19 +64,21 @@ void Executor<T>::walk() {
       forked = true;
       run_beside(later);
     }
-    // Sums of one step are independent: every other one goes to the lane beside.
+    // Sums of one step are independent: every other one goes to the lane beside. What lane 1 reads
+    // may be overwritten after the stage, or the step, that it belongs to.
+    const bool more = s + 1 < stages && step[s + 1] == step[s];
     const bool starts = s == 0 || step[s - 1] != step[s];
-    if (starts && s + 1 < stages && step[s + 1] == step[s]) device_->fork();
+    if (starts && more) device_->fork();
     if (start_[s] == s) {
-      if (starts || s % 2 == 0) {
-        run_stage(s);
-      } else {
+      if (!starts && s % 2 == 1) {
         run_beside(s);
+      } else {
+        run_stage(s);
       }
     }
+    if (!more && (start_[s] != s || !starts)) device_->join();
     timed(s + 1);
   }
-  device_->join();
 }
 
 template <class T>

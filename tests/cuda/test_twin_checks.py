@@ -19,8 +19,12 @@ def checked(twin: Twin) -> Context:
 
 
 def run(context: Context, body: str, *arguments: object, grid: int = 1, block: int = 64) -> None:
-    """A kernel of one parameter ``x`` that points to int, and perhaps ``n``."""
-    source = f'extern "C" __global__ void kernel(int* x, int n) {{\n{body}\n}}'
+    """A kernel of integers ``x`` and a number ``n``, with ``s`` in shared memory; from line 2."""
+    first = (
+        'extern "C" __global__ void kernel(int* x, int n) { __shared__ int s[64];'
+        " const int t = threadIdx.x, at = blockIdx.x * 64 + t;"
+    )
+    source = f"{first}\n{body}\n}}"
     given = arguments or (context.array(np.zeros(1024, np.int32)), 7)
     context.module("wrong.cu", source).launch("kernel", grid, block, *given)
 
@@ -28,8 +32,8 @@ def run(context: Context, body: str, *arguments: object, grid: int = 1, block: i
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("__shared__ int s[8];\ns[n + threadIdx.x] = 1;", "an index outside of its array in .*:3$"),
-        ("int s[4] = {1, 2, 3, 4};\nx[0] = s[n];", "an index outside of its array in .*:3$"),
+        ("\ns[n + threadIdx.x] = 1;", "an index outside of its array in .*:3$"),
+        ("int four[4] = {1, 2, 3, 4};\nx[0] = four[n];", "an index outside of its array in .*:3$"),
         ("x[0] = 1 << (n * 5);", "a shift by more bits than there are in .*:2$"),
         ("x[0] = 0x7ffffff9 + n;", "a sum that overflows its integer in .*:2$"),
         ("x[0] = -0x7ffffff9 - n - n;", "a difference that overflows its integer"),
@@ -54,33 +58,28 @@ def test_the_line_of_a_bad_access_is_named(context: Context) -> None:
 RACES = [
     # Shared memory, words of other threads.
     (
-        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\ns[threadIdx.x] = 1;\nx[at] = s[63 - threadIdx.x];",
-        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\ns[threadIdx.x] = 1;\n__syncthreads();\n"
-        "x[at] = s[63 - threadIdx.x];",
-        r"it reads shared memory in wrong\.cu:5; no barrier parts it from thread .*, "
-        r"which wrote it in wrong\.cu:4|it writes shared memory in wrong\.cu:4; no barrier "
-        r"parts it from thread .*, which read it in wrong\.cu:5",
+        "s[t] = 1;\nx[at] = s[63 - t];",
+        "s[t] = 1;\n__syncthreads();\nx[at] = s[63 - t];",
+        r"reads shared memory in wrong\.cu:3; no barrier parts it from thread .* wrote it in .*:2|"
+        r"writes shared memory in wrong\.cu:2; no barrier parts it from thread .* read it in .*:3",
     ),
     # Written again before all have read.
     (
-        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\nfor (int i = 0; i < 2; ++i) {\ns[threadIdx.x] = i;\n"
-        "__syncthreads();\nx[at] = s[63 - threadIdx.x];\n}",
-        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\nfor (int i = 0; i < 2; ++i) {\ns[threadIdx.x] = i;\n"
-        "__syncthreads();\nx[at] = s[63 - threadIdx.x];\n__syncthreads();\n}",
+        "for (int i = 0; i < 2; ++i) { s[t] = i; __syncthreads(); x[at] = s[63 - t]; }",
+        "for (int i = 0; i < 2; ++i) {\n"
+        "s[t] = i; __syncthreads(); x[at] = s[63 - t]; __syncthreads(); }",
         "which (read|wrote) it",
     ),
-    # Within a warp.
+    # Within a warp: a shuffle does not order accesses to memory.
     (
-        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\ns[threadIdx.x] = 1;\n__shfl_sync(~0u, 1, 0);\n"
-        "x[at] = s[threadIdx.x ^ 1];",
-        "__shared__ int s[64];\nconst int at = blockIdx.x * 64 + threadIdx.x;\ns[threadIdx.x] = 1;\n__syncwarp();\n"
-        "x[at] = s[threadIdx.x ^ 1];",
+        "s[t] = 1;\n__shfl_sync(~0u, 1, 0);\nx[at] = s[t ^ 1];",
+        "s[t] = 1;\n__syncwarp();\nx[at] = s[t ^ 1];",
         "a race: it reads shared memory",
     ),
     # Device memory, one block.
     (
-        "x[threadIdx.x / 2] = 1;",
-        "x[threadIdx.x] = 1;",
+        "x[t / 2] = 1;",
+        "x[t] = 1;",
         r"a race: it writes 0x.* bytes from the start of one of 4096 bytes in wrong\.cu:2; "
         r"no barrier parts it from thread \(\d+, 0, 0\), which wrote it in wrong\.cu:2",
     ),
@@ -103,7 +102,7 @@ RACES = [
 @pytest.mark.parametrize(("racing", "right", "message"), RACES)
 def test_races(checked: Context, racing: str, right: str, message: str, seed: int) -> None:
     checked.twin.adversarial(seed)
-    grid = 3 if "blockIdx" in right else 1
+    grid = 3 if "at" in right or "blockIdx" in right else 1
     run(checked, right, grid=grid)
     with pytest.raises(DriverError, match=message):
         run(checked, racing, grid=grid)
@@ -117,8 +116,13 @@ def test_every_byte_beside_an_allocation(checked: Context) -> None:
     """The guards would show a write, and nothing would show a read."""
     x = checked.array(np.zeros(1001, np.int32))
     run(checked, "x[1000] = x[1000];", x, 0, block=1)
-    for body in ("x[0] = x[1001];", "x[1001] = 1;", "x[0] = x[-1];"):
-        with pytest.raises(DriverError, match=r"access to .* bytes .*wrong\.cu:2") as error:
+    for body, where in (
+        ("x[0] = x[1001];", "4004 bytes from the start of"),
+        ("x[1001] = 1;", "4004 bytes from the start of"),
+        ("x[0] = x[-1];", "4 bytes before"),
+    ):
+        message = rf"access to .*, {where} one of 4004 bytes in wrong\.cu:2"
+        with pytest.raises(DriverError, match=message) as error:
             run(checked, body, x, 0, block=1)
         assert error.value.code == 700
         checked.twin.reset()

@@ -100,12 +100,11 @@ void Run::note(Cell& cell, uintptr_t word, uint8_t bytes, bool write, const void
   const Mark earlier = Shadow::note(cell, mark);
   if (earlier.launch == 0) return;
   earlier_ = image + earlier.at;
-  earlier_text_ = "; " +
-                  (earlier.block == block_
-                       ? std::string("no barrier parts it from ")
-                       : "block " + text_of(place_of(earlier.block, launch_.grid)) + ", ") +
-                  thread_text(earlier.thread) + ", which " + (earlier.write ? "wrote" : "read") +
-                  " it";
+  earlier_text_ =
+      "; " +
+      (earlier.block == block_ ? std::string("no barrier parts it from ")
+                               : "block " + text_of(place_of(earlier.block, launch_.grid)) + ", ") +
+      thread_text(earlier.thread) + ", which " + (earlier.write ? "wrote" : "read") + " it";
   fail(kLaunchFailed,
        std::string("a race: it ") + (write ? "writes " : "reads ") +
            (mark.shared ? std::string("shared memory") : memory_.describe(word)),
@@ -126,9 +125,11 @@ void Run::access(uintptr_t address, size_t bytes, bool write, const void* at) {
     shared = address - start(module.shared) / 4 * 4 + kMostDynamic;
   } else if (address - start(module.dynamic) < module.dynamic_size) {
     if (address - start(module.dynamic) + bytes > launch_.dynamic_shared)
-      fail(kIllegalAddress, "access beyond the " + std::to_string(launch_.dynamic_shared) +
-                                " bytes of dynamic shared memory", at);
-    shared = address - start(module.dynamic) ;
+      fail(kIllegalAddress,
+           "access beyond the " + std::to_string(launch_.dynamic_shared) +
+               " bytes of dynamic shared memory",
+           at);
+    shared = address - start(module.dynamic);
   } else if (address - start(module.image) < start(module.shared) - start(module.image)) {
     return;  // constants, threadIdx
   } else if (memory_.pinned(address, bytes)) {

@@ -8,9 +8,9 @@
 
 extern "C" {
 
-#define TWIN_UNDEFINED(name, text)                                              \
+#define TWIN_UNDEFINED(name, text)                                                     \
   TWIN_CALLED inline void __ubsan_handle_##name(void*, unsigned long, unsigned long) { \
-    twin_hooks.fault(719, text, TWIN_HERE);                                    \
+    twin_hooks.fault(719, text, TWIN_HERE);                                            \
   }
 TWIN_UNDEFINED(out_of_bounds, "an index outside of its array")
 TWIN_UNDEFINED(shift_out_of_bounds, "a shift by more bits than there are")
@@ -25,18 +25,18 @@ TWIN_CALLED inline void __ubsan_handle_type_mismatch_v1(void*, unsigned long) {
 
 #if TWIN_CHECKED
 TWIN_CALLED inline void __tsan_init() {}
-#define TWIN_ACCESS(name, bytes)                                 \
-  TWIN_CALLED inline void __tsan_read##name(void* address) {     \
-    twin_hooks.access(address, bytes, false, TWIN_HERE);        \
-  }                                                              \
-  TWIN_CALLED inline void __tsan_write##name(void* address) {    \
-    twin_hooks.access(address, bytes, true, TWIN_HERE);         \
-  }                                                              \
-  TWIN_CALLED inline void __tsan_unaligned_read##name(void* address) { \
-    twin_hooks.access(address, bytes, false, TWIN_HERE);        \
-  }                                                              \
+#define TWIN_ACCESS(name, bytes)                                        \
+  TWIN_CALLED inline void __tsan_read##name(void* address) {            \
+    twin_hooks.access(address, bytes, false, TWIN_HERE);                \
+  }                                                                     \
+  TWIN_CALLED inline void __tsan_write##name(void* address) {           \
+    twin_hooks.access(address, bytes, true, TWIN_HERE);                 \
+  }                                                                     \
+  TWIN_CALLED inline void __tsan_unaligned_read##name(void* address) {  \
+    twin_hooks.access(address, bytes, false, TWIN_HERE);                \
+  }                                                                     \
   TWIN_CALLED inline void __tsan_unaligned_write##name(void* address) { \
-    twin_hooks.access(address, bytes, true, TWIN_HERE);         \
+    twin_hooks.access(address, bytes, true, TWIN_HERE);                 \
   }
 TWIN_ACCESS(1, 1)
 TWIN_ACCESS(2, 2)

@@ -3,6 +3,9 @@
 
 #include <cstddef>
 
+// What the twin's library exports.
+#define TWIN_API extern "C" __attribute__((visibility("default")))
+
 namespace twin {
 
 enum Result : int {

@@ -17,8 +17,8 @@
 // block. (A section of their own would not do: g++ 12 ignores it for variables of templates.)
 #define __shared__ static
 #define TWIN_ELSEWHERE __attribute__((section("twin_elsewhere")))
-extern "C" __attribute__((visibility("hidden"))) char __ehdr_start[],
-    __bss_start[], _end[];  // of the linker
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start[], __bss_start[],
+    _end[];  // of the linker
 
 #define TWIN_VECTOR2(T, name, bytes)         \
   struct alignas(bytes) name##2 { T x, y; }; \
@@ -102,7 +102,7 @@ TWIN_SHUFFLE(__shfl_down_sync, kDown)
 TWIN_SHUFFLE(__shfl_xor_sync, kXor)
 inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
   return (unsigned)twin_hooks.warp(twin::WarpOp::kBallot, mask, line, predicate != 0, 0, 32,
-                                    nullptr, 0);
+                                   nullptr, 0);
 }
 inline int __any_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
   return __ballot_sync(mask, predicate, line) != 0;

@@ -141,12 +141,16 @@ std::string Memory::describe(uintptr_t address) const {
   std::string text = hex;
   if (address < region_ || address >= end_) return text + ", which is no device memory";
   const auto after = device_.upper_bound(address);
-  if (after != device_.begin()) {
-    const auto& [start, block] = *std::prev(after);
-    return text + ", " + std::to_string(address - start) + " bytes from the start of one of " +
-           std::to_string(block.bytes) + " bytes";
-  }
-  return text + ", outside of every allocation";
+  const auto size_text = [](const Block& block) {
+    return " one of " + std::to_string(block.bytes) + " bytes";
+  };
+  if (after != device_.end() && after->first - address < kPage)
+    return text + ", " + std::to_string(after->first - address) + " bytes before" +
+           size_text(after->second);
+  if (after == device_.begin()) return text + ", outside of every allocation";
+  const auto& [start, block] = *std::prev(after);
+  return text + ", " + std::to_string(address - start) + " bytes from the start of" +
+         size_text(block);
 }
 
 void Memory::guard(const Blocks::value_type& entry) {

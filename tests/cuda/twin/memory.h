@@ -36,7 +36,8 @@ class Memory {
   void forget_violations();
 
   size_t used() const { return used_; }
-  size_t count() const { return device_.size(); }
+  size_t device_count() const { return device_.size(); }
+  size_t pinned_count() const { return pinned_.size(); }
   size_t capacity = size_t{1} << 36;
 
  private:

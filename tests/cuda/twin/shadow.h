@@ -15,9 +15,9 @@ struct Mark {
   uint32_t launch = 0;  // 0: none
   uint32_t block = 0, barriers = 0, syncs = 0;
   uint16_t thread = 0;
-  uint8_t bytes = 0;  // of the word, a bit each
+  uint8_t bytes = 0;                   // of the word, a bit each
   bool write = false, shared = false;  // shared: memory of the block
-  uint32_t at = 0;  // the instruction, from the start of the module
+  uint32_t at = 0;                     // the instruction, from the start of the module
 
   bool ordered_before(const Mark& later) const;
   bool same_moment(const Mark& other) const {

@@ -7,8 +7,8 @@
 
 namespace twin {
 
-// While it lives, a signal of the running kernel becomes a fault of its launch; those of anybody else
-// go their usual way.
+// While it lives, a signal of the running kernel becomes a fault of its launch; those of anybody
+// else go their usual way.
 class Signals {
  public:
   Signals();

@@ -21,7 +21,7 @@ std::string place_text(const void* instruction) {
   std::string text = read ? line : "";
   text.erase(text.find_last_not_of("\n") + 1);
   text.erase(text.find(" (discriminator") == std::string::npos ? text.size()
-                                                              : text.find(" (discriminator"));
+                                                               : text.find(" (discriminator"));
   return text.empty() || text[0] == '?' ? "" : " in " + text;
 }
 

@@ -116,10 +116,10 @@ std::string Run::stuck() const {
       std::find_if(threads_.begin(), threads_.end(), [](const Thread& t) { return t.finished; });
   std::string text;
   if (barrier != threads_.end())
-    text += number(barrier) + " waits at __syncthreads() in line " +
-            std::to_string(barrier->line);
+    text += number(barrier) + " waits at __syncthreads() in line " + std::to_string(barrier->line);
   if (warp != threads_.end())
-    text += (text.empty() ? "" : ", ") + number(warp) + " waits in a warp operation in line " + std::to_string(warp->line);
+    text += (text.empty() ? "" : ", ") + number(warp) + " waits in a warp operation in line " +
+            std::to_string(warp->line);
   if (gone != threads_.end()) text += ", " + number(gone) + " has left the kernel";
   return text;
 }
