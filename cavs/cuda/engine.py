@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,10 @@ def fixed_kernels(device: Device, real: str, precision: str) -> dict[str, bytes]
     texts = _cuda.sources()
     headers = {name: text for name, text in texts.items() if name.endswith(".cuh")}
     unused = TENSOR_CORES if precision == "float32" else PLAIN_PRODUCTS
-    return {
-        name: device.compile(name, text, headers, real)
-        for name, text in texts.items()
-        if name.endswith(".cu") and name != unused
-    }
+    names = [name for name in texts if name.endswith(".cu") and name != unused]
+    with ThreadPoolExecutor() as pool:  # the compiler works without the GIL
+        images = pool.map(lambda name: device.compile(name, texts[name], headers, real), names)
+        return dict(zip(names, images, strict=True))
 
 
 class CudaEngine:
