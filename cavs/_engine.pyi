@@ -107,7 +107,14 @@ class Program:
     kinds: list[int]
     def __init__(self) -> None: ...
     def add_buffer(
-        self, role: str, index: int, space: int, width: int, first: int = 0, last: int = 0
+        self,
+        role: str,
+        index: int,
+        space: int,
+        width: int,
+        first: int = 0,
+        last: int = 0,
+        inner: bool = False,
     ) -> int: ...
     def add_weight(self, k: int, n: int, pieces: Sequence[_Piece]) -> int: ...
     def add_instruction(self, instruction: dict[str, Any]) -> int: ...

@@ -31,7 +31,7 @@ class Passes:
     merge_vertices: bool = True
     at_child: bool = True
     at_nth_child: bool = True  # without training
-    at_nth_child_in_training: bool = False  # faster, but cotangents take more memory
+    at_nth_child_in_training: bool = True
     simplify: bool = True
     specialise: bool = True
     trim: bool = True

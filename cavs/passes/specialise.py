@@ -110,11 +110,27 @@ class _Specialiser:
             used = [k for k, kind in enumerate(self.kinds) if self._used(slot, kind)]
             return self._merged(n, used)
         inner = [k for k, kind in enumerate(self.kinds) if kind.inner]
-        if len(inner) == 1:
-            value = self.kinded[n, inner[0]]
-            assert value is not None, n
-            return value
-        return self._merged(n, inner)
+        values = [self.kinded[n, k] for k in inner]
+        return self._of_parents(inner, [x for x in values if x is not None])
+
+    def _of_parents(self, inner: Sequence[int], values: Sequence[Node]) -> Node:
+        """One value from those of the kinds ``inner``, all that have children.
+
+        Values side by side stay apart, where each can take the place of a value it is made from.
+        """
+        first = values[0]
+        if len(values) == 1:
+            return first
+        apart = first.op.name == "concat" and len(first.shape) == 1
+        shapes = [[x.shape for x in v.inputs] if v.op is first.op else [] for v in values]
+        if apart and all(s == shapes[0] for s in shapes):
+            columns = zip(*(v.inputs for v in values), strict=True)
+            return apply("concat", *(self._of_parents(inner, c) for c in columns), axis=-1)
+        domain = first.type.domain.of_kind(None)
+        attrs = {"kinds": tuple(inner), "shape": first.shape, "domain": domain}
+        if len(inner) < len(self.kinds):
+            attrs["inner"] = True
+        return apply("merge", *values, **attrs)
 
     def _used(self, slot: Slot, kind: Kind) -> bool:
         """Whether vertices of ``kind`` may be the child that ``slot`` is held for."""

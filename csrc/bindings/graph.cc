@@ -150,7 +150,8 @@ void bind_schedule(py::module_& m) {
             }
             return kinds;
           },
-          "[(key, (first row, end), (first edge row, end))], ascending key.")
+          "[(key, (first row, end), (first edge row, end))], with children first, then by ascending "
+          "key.")
       .def_property_readonly(
           "tasks",
           [](const Schedule& s) {

@@ -123,12 +123,12 @@ void bind_builder(py::module_& m) {
       .def(
           "add_buffer",
           [](Builder& b, const std::string& role, int32_t index, int32_t space, int32_t width,
-             int32_t first, int32_t last) {
+             int32_t first, int32_t last, bool inner) {
             return Builder::add(b.open().buffers,
-                                Buffer{parse_role(role), index, space, width, first, last});
+                                Buffer{parse_role(role), index, space, width, first, last, inner});
           },
           py::arg("role"), py::arg("index"), py::arg("space"), py::arg("width"),
-          py::arg("first") = 0, py::arg("last") = 0)
+          py::arg("first") = 0, py::arg("last") = 0, py::arg("inner") = false)
       .def(
           "add_weight",
           [](Builder& b, int64_t k, int64_t n, const Pieces& pieces) {

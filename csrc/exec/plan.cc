@@ -256,6 +256,7 @@ void resolve_spaces(const Program& program, const Schedule& schedule, Spaces& sp
   spaces.ranges[kGraphSpace] = {0, schedule.batch->num_graphs()};
   spaces.ranges[kVertexSpace] = {0, vertices};
   spaces.ranges[kEdgeSpace] = {0, edges};
+  spaces.inner = {};
   spaces.kinds.assign(schedule.kinds.size(), -1);
   for (size_t i = 0; i < schedule.kinds.size(); ++i) {
     const Kind& kind = schedule.kinds[i];
@@ -268,6 +269,7 @@ void resolve_spaces(const Program& program, const Schedule& schedule, Spaces& sp
     spaces.kinds[i] = static_cast<int32_t>(at - program.kinds.begin());
     spaces.ranges[kVertexKind0 + 2 * spaces.kinds[i]] = kind.rows;
     spaces.ranges[kEdgeKind0 + 2 * spaces.kinds[i]] = kind.edges;
+    if (kind.key % 2 == 1) spaces.inner.end = kind.rows.end;
   }
 }
 

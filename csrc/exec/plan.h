@@ -49,6 +49,7 @@ struct Plan {
 // Row ranges of the program's spaces in a batch, and the program kind of each schedule kind.
 struct Spaces {
   std::vector<RowRange> ranges;
+  RowRange inner;  // vertices that have children
   std::vector<int32_t> kinds;
 };
 // Throws std::runtime_error for a kind of the batch the program does not have.

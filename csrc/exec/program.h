@@ -37,6 +37,8 @@ struct Buffer {
   Space space;
   int32_t width;        // elements a row
   int32_t first, last;  // stages, inclusive; kArena only
+  // kArena in kVertexSpace: only the rows of vertices that have children, which come first.
+  bool inner = false;
 };
 
 // Index arrays a row map can name.

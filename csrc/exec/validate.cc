@@ -27,6 +27,9 @@ class Validator {
       need(b.space >= 0 && b.space < spaces,
            "space " + std::to_string(b.space) + " outside [0, " + std::to_string(spaces) + ")");
       need(b.width > 0, "width " + std::to_string(b.width) + ", needs at least 1");
+      need(!b.inner || (b.role == Role::kArena && b.space == kVertexSpace),
+           std::string("is ") + role_name(b.role) + " of " + space_name(b.space) +
+               ", but holds rows of vertices with children only: needs an arena buffer in vertex");
       if (b.role == Role::kArena) {
         need(b.first >= 0 && b.first <= b.last && b.last < stages,
              "lives in stages [" + std::to_string(b.first) + ", " + std::to_string(b.last) +
@@ -61,6 +64,7 @@ class Validator {
       need(p_.buffers[o].role == Role::kArena, "output " + std::to_string(o) + " is a " +
                                                    role_name(p_.buffers[o].role) +
                                                    " buffer, needs an arena buffer");
+      need(!p_.buffers[o].inner, "output " + std::to_string(o) + " has " + rows_of(p_.buffers[o]));
     }
   }
 
@@ -109,7 +113,7 @@ class Validator {
     check_columns(o.buffer, o.column, o.width, o.map == RowMap::kOne);
     const Buffer& b = p_.buffers[o.buffer];
     const std::string reads = std::string(role_name(b.role)) + " buffer " +
-                              std::to_string(o.buffer) + " of " + space_name(b.space) + " from " +
+                              std::to_string(o.buffer) + " of " + rows_of(b) + " from " +
                               space_name(s);
     const bool constant = b.role == Role::kOnes || b.role == Role::kCount;
     if (constant && (o.map == RowMap::kOne || o.map == RowMap::kSelf)) return;
@@ -125,7 +129,7 @@ class Validator {
           need(s == kGraphSpace || s == kOneSpace,
                "reads " + reads + " without an order: features are in the caller's order");
         } else {
-          need(contains(b.space, s), "reads " + reads + " row by row");
+          need(has_rows(b, s), "reads " + reads + " row by row");
         }
         return;
       case RowMap::kIndex:
@@ -162,11 +166,11 @@ class Validator {
         from = is_vertex(s), to = feature || b.space == kGraphSpace;
         break;
       case Array::kChild:
-        from = is_edge(s), to = !feature && b.space == kVertexSpace;
+        from = is_edge(s), to = !feature && all_vertices(b);
         break;
       case Array::kNthChild:
       case Array::kChildren:
-        from = is_vertex(s), to = !feature && b.space == kVertexSpace;
+        from = is_vertex(s), to = !feature && all_vertices(b);
         break;
       case Array::kParent:
       case Array::kParentIfNth:
@@ -183,7 +187,7 @@ class Validator {
         from = is_vertex(s), to = !feature && holds_parents(b.space);
         break;
       case Array::kGraphRows:
-        from = s == kGraphSpace, to = !feature && b.space == kVertexSpace;
+        from = s == kGraphSpace, to = !feature && all_vertices(b);
         break;
       case Array::kNone:
         from = false;
@@ -198,6 +202,14 @@ class Validator {
     }
   }
 
+  // Every row of `s` is one of the buffer.
+  bool has_rows(const Buffer& b, Space s) const {
+    return contains(b.space, s) && (!b.inner || (kind_of(s) >= 0 && p_.kinds[kind_of(s)] % 2 == 1));
+  }
+  static bool all_vertices(const Buffer& b) { return b.space == kVertexSpace && !b.inner; }
+  static std::string rows_of(const Buffer& b) {
+    return b.inner ? "vertices with children" : space_name(b.space);
+  }
   // Every vertex with children has a row there.
   bool holds_parents(Space s) const {
     if (!is_vertex(s)) return false;
@@ -214,8 +226,8 @@ class Validator {
         b.role == Role::kArena || b.role == Role::kScratch || b.role == Role::kGrad;
     need(writable,
          "writes " + std::string(role_name(b.role)) + " buffer " + std::to_string(buffer));
-    need(b.role == Role::kGrad ? s == kOneSpace : contains(b.space, s),
-         "writes buffer " + std::to_string(buffer) + " of " + space_name(b.space) + " from " +
+    need(b.role == Role::kGrad ? s == kOneSpace : has_rows(b, s),
+         "writes buffer " + std::to_string(buffer) + " of " + rows_of(b) + " from " +
              space_name(s));
   }
 

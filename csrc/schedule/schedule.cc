@@ -10,7 +10,8 @@
 namespace cavs {
 namespace {
 
-// Numbers the kinds of a batch by first occurrence, then by ascending key.
+// Numbers the kinds of a batch by first occurrence, then sorts them: with children first, then by
+// ascending key.
 class KindTable {
  public:
   int32_t id(uint32_t presence, bool has_children) {
@@ -30,10 +31,11 @@ class KindTable {
   std::vector<int32_t> sort() {
     std::vector<int32_t> by_key(keys_.size()), rank(keys_.size());
     std::iota(by_key.begin(), by_key.end(), 0);
+    const auto before = [](uint64_t a, uint64_t b) { return a % 2 != b % 2 ? a % 2 == 1 : a < b; };
     std::sort(by_key.begin(), by_key.end(),
-              [&](int32_t a, int32_t b) { return keys_[a] < keys_[b]; });
+              [&](int32_t a, int32_t b) { return before(keys_[a], keys_[b]); });
     for (size_t i = 0; i < by_key.size(); ++i) rank[by_key[i]] = static_cast<int32_t>(i);
-    std::sort(keys_.begin(), keys_.end());
+    std::sort(keys_.begin(), keys_.end(), before);
     return rank;
   }
 
