@@ -87,7 +87,7 @@ def compile_graph(
         graph = done("replicate", replicate(graph))
     if merging:
         graph = done("merge_vertices", merge_vertices(graph, counts=not replicated))
-    if nth_shared:
+    if nth_shared and passes.specialise:
         graph = done("at_nth_child", at_nth_child(graph))
     optional = optional_features(graph)
     if passes.at_child and shared:

@@ -38,7 +38,7 @@ class Buffer:
     name: str
     first: int = 1 << 30
     last: int = -1
-    inner: bool = False  # of all vertices, only those that have children
+    held: str = "all"  # of all vertices; or of those with children: "inner", without: "leaves"
 
 
 @dataclass

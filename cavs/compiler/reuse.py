@@ -154,7 +154,7 @@ def _share(program: Program) -> None:
                 continue
             home, b = program.buffers[taken[0]], program.buffers[new]
             if len(taken) > 1:
-                home.space, home.inner = b.space, b.inner
+                home.space, home.held = b.space, b.held
             for n in (*taken[1:], new):
                 place[n] = taken[0]
                 uses[taken[0]] = uses[taken[0]] + uses[n]
@@ -199,7 +199,7 @@ def _best(
         ends = [_end(u, uses[old]) for u in writes if None in (kind, u.kind) or kind == u.kind]
         if "later" in ends or "here" not in ends:
             continue
-        if (a.space, a.inner) == (b.space, b.inner):
+        if (a.space, a.held) == (b.space, b.held):
             same.append((a.width, old))
         elif kind is None and _holds(program, a, b):
             wider.append((a.width, old))
@@ -209,7 +209,7 @@ def _best(
         return [min(same)[1]]
     if b.first < backward:
         return []
-    kinds = [k for k, key in enumerate(program.kinds) if key % 2 or not b.inner]
+    kinds = [k for k, key in enumerate(program.kinds) if b.held in ("all", _group(key))]
     if kind_of(b.space) is None and all(of_kind[k] for k in kinds):
         return [of_kind[k][0] for k in kinds]
     return [min(wider)[1]] if wider else []
@@ -218,7 +218,13 @@ def _best(
 def _holds(program: Program, a: Buffer, b: Buffer) -> bool:
     """Whether ``a``, of all kinds, has the rows of ``b``."""
     kind = kind_of(b.space)
-    return not a.inner or (kind is not None and program.kinds[kind] % 2 == 1)
+    rows = b.held if kind is None else _group(program.kinds[kind])
+    return a.held in ("all", rows)
+
+
+def _group(key: int) -> str:
+    """Where vertices of the kind ``key`` are held, see Buffer."""
+    return "inner" if key % 2 else "leaves"
 
 
 def _end(write: _Use, uses: list[_Use]) -> str:

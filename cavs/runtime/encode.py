@@ -13,7 +13,7 @@ def encode(program: Program) -> _engine.Program:
     for b in program.buffers:
         unused = b.last < b.first
         stages = (0, 0) if unused else (b.first, b.last)
-        p.add_buffer(b.role, b.index, b.space, b.width, *stages, b.inner)
+        p.add_buffer(b.role, b.index, b.space, b.width, *stages, b.held)
     for w in program.weights:
         p.add_weight(w.k, w.n, w.pieces)
     for i in program.instructions:

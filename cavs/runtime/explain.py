@@ -181,8 +181,9 @@ def _body(body: Body, after: set[Node]) -> BodyReport:
 
 def _rows(program: Program, schedule: Any, buffer: Buffer) -> int:
     space, batch = buffer.space, schedule.batch
-    if buffer.inner:
-        return sum(end - begin for key, (begin, end), _ in schedule.kinds if key % 2)
+    if buffer.held != "all":
+        wanted = buffer.held == "inner"
+        return sum(end - begin for key, (begin, end), _ in schedule.kinds if key % 2 == wanted)
     if space < 4:
         return int((1, batch.num_graphs, batch.num_vertices, batch.num_edges)[space])
     key = program.kinds[(space - 4) // 2]
@@ -203,7 +204,7 @@ def _buffers(program: Program, schedule: Any, itemsize: int) -> tuple[BufferRepo
                 buffer_name(program, i),
                 b.name,
                 b.role,
-                "inner" if b.inner else space_name(b.space),
+                space_name(b.space) if b.held == "all" else b.held,
                 b.width,
                 b.first,
                 b.last,

@@ -28,6 +28,8 @@ Rows rows_of(const Operand& o, Space space, const Schedule& s, const IndexFeatur
       return {s.parent.data(), nullptr};
     case Array::kNthChild:
       return {s.nth_child(o.argument), nullptr};
+    case Array::kNthLeaf:
+      return {s.nth_leaf(o.argument), nullptr};
     case Array::kNthEdge:
       return {s.nth_edge(o.argument), nullptr};
     case Array::kParentIfNth:
@@ -107,7 +109,7 @@ class Binder {
   void place(int32_t buffer, T*& data, int64_t& stride, int64_t& base) const {
     const Buffer& b = p_.buffers[buffer];
     stride = b.width;
-    base = kind_of(b.space) < 0 ? 0 : at_.spaces->ranges[b.space].begin;
+    base = at_.spaces->rows_of(b).begin;
     data = nullptr;
     switch (b.role) {
       case Role::kArena:

@@ -157,8 +157,7 @@ void Executor<T>::lay_out() {
   for (size_t i = 0; i < lives.size(); ++i) {
     const Buffer& b = program_->buffers[i];
     if (b.role != Role::kArena) continue;
-    const RowRange rows = b.inner ? spaces_.inner : spaces_.ranges[b.space];
-    lives[i].bytes = sizeof(T) * b.width * rows.size();
+    lives[i].bytes = sizeof(T) * b.width * spaces_.rows_of(b).size();
     total += lives[i].bytes;
   }
   arena_needed_ = total <= kSmallArena ? lay_side_by_side(lives) : pack_lifetimes(lives);

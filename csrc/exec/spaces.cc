@@ -13,7 +13,7 @@ const char* array_name(Array a) {
   static const char* const kNames[] = {"none",     "order",         "edge_order", "child",
                                        "parent",   "nth_child",     "nth_edge",   "parent_if_nth",
                                        "graph_of", "index_feature", "children",   "edges",
-                                       "out",      "graph_rows",    "nth_parents"};
+                                       "out",      "graph_rows",    "nth_parents", "nth_leaf"};
   return kNames[static_cast<int>(a)];
 }
 const char* instruction_name(InstructionKind k) {
@@ -21,6 +21,10 @@ const char* instruction_name(InstructionKind k) {
       "matmul", "map",       "segment_max", "cross_entropy", "cross_entropy_grad",
       "copy",   "matmul_tn", "sum_rows",    "lookup_grad"};
   return kNames[static_cast<int>(k)];
+}
+const char* held_name(Held h) {
+  static const char* const kNames[] = {"all", "inner", "leaves"};
+  return kNames[static_cast<int>(h)];
 }
 const char* role_name(Role r) {
   static const char* const kNames[] = {"arena",   "scratch", "param", "grad",

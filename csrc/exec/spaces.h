@@ -38,5 +38,6 @@ std::string space_name(Space s);
 const char* array_name(Array a);
 const char* instruction_name(InstructionKind k);
 const char* role_name(Role r);
+const char* held_name(Held h);
 
 }  // namespace cavs

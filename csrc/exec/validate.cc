@@ -27,9 +27,9 @@ class Validator {
       need(b.space >= 0 && b.space < spaces,
            "space " + std::to_string(b.space) + " outside [0, " + std::to_string(spaces) + ")");
       need(b.width > 0, "width " + std::to_string(b.width) + ", needs at least 1");
-      need(!b.inner || (b.role == Role::kArena && b.space == kVertexSpace),
-           std::string("is ") + role_name(b.role) + " of " + space_name(b.space) +
-               ", but holds rows of vertices with children only: needs an arena buffer in vertex");
+      need(b.held == Held::kAll || (b.role == Role::kArena && b.space == kVertexSpace),
+           std::string("holds ") + held_name(b.held) + " only, is " + role_name(b.role) + " of " +
+               space_name(b.space) + ": needs an arena buffer of vertex");
       if (b.role == Role::kArena) {
         need(b.first >= 0 && b.first <= b.last && b.last < stages,
              "lives in stages [" + std::to_string(b.first) + ", " + std::to_string(b.last) +
@@ -64,7 +64,7 @@ class Validator {
       need(p_.buffers[o].role == Role::kArena, "output " + std::to_string(o) + " is a " +
                                                    role_name(p_.buffers[o].role) +
                                                    " buffer, needs an arena buffer");
-      need(!p_.buffers[o].inner, "output " + std::to_string(o) + " has " + rows_of(p_.buffers[o]));
+      need(p_.buffers[o].held == Held::kAll, "output " + std::to_string(o) + " has " + rows_of(p_.buffers[o]));
     }
   }
 
@@ -174,7 +174,8 @@ class Validator {
         break;
       case Array::kParent:
       case Array::kParentIfNth:
-        from = is_edge(s), to = !feature && from && contains(b.space, vertices_of(s));
+        from = is_edge(s), to = !feature && from && contains(b.space, vertices_of(s)) &&
+                              b.held != Held::kLeaves;
         break;
       case Array::kNthEdge:
       case Array::kEdges:
@@ -184,7 +185,10 @@ class Validator {
         from = is_vertex(s), to = !feature && b.space == kEdgeSpace;
         break;
       case Array::kNthParents:
-        from = is_vertex(s), to = !feature && holds_parents(b.space);
+        from = is_vertex(s), to = !feature && holds_parents(b);
+        break;
+      case Array::kNthLeaf:
+        from = is_vertex(s), to = b.space == kVertexSpace && !feature && b.held != Held::kInner;
         break;
       case Array::kGraphRows:
         from = s == kGraphSpace, to = !feature && all_vertices(b);
@@ -196,7 +200,7 @@ class Validator {
     need(from && (to || constant), what);
     if (o.array == Array::kNthChild || o.array == Array::kNthEdge ||
         o.array == Array::kParentIfNth || o.array == Array::kIndexFeature ||
-        o.array == Array::kNthParents) {
+        o.array == Array::kNthParents || o.array == Array::kNthLeaf) {
       need(o.argument >= 0 && o.argument < kMostIndices,
            what + " with argument " + std::to_string(o.argument));
     }
@@ -204,19 +208,22 @@ class Validator {
 
   // Every row of `s` is one of the buffer.
   bool has_rows(const Buffer& b, Space s) const {
-    return contains(b.space, s) && (!b.inner || (kind_of(s) >= 0 && p_.kinds[kind_of(s)] % 2 == 1));
+    if (b.held == Held::kAll || !is_vertex(s)) return contains(b.space, s);
+    return kind_of(s) >= 0 && (p_.kinds[kind_of(s)] % 2 == 1) == (b.held == Held::kInner);
   }
-  static bool all_vertices(const Buffer& b) { return b.space == kVertexSpace && !b.inner; }
+  static bool all_vertices(const Buffer& b) {
+    return b.space == kVertexSpace && b.held == Held::kAll;
+  }
   static std::string rows_of(const Buffer& b) {
-    return b.inner ? "vertices with children" : space_name(b.space);
+    return space_name(b.space) + (b.held == Held::kAll ? "" : std::string(" ") + held_name(b.held));
   }
   // Every vertex with children has a row there.
-  bool holds_parents(Space s) const {
-    if (!is_vertex(s)) return false;
-    for (size_t k = 0; kind_of(s) >= 0 && k < p_.kinds.size(); ++k) {
-      if (p_.kinds[k] % 2 == 1 && kind_of(s) != static_cast<int32_t>(k)) return false;
+  bool holds_parents(const Buffer& b) const {
+    for (size_t k = 0; k < p_.kinds.size(); ++k) {
+      const auto kind = static_cast<Space>(kVertexKind0 + 2 * k);
+      if (p_.kinds[k] % 2 == 1 && !has_rows(b, kind)) return false;
     }
-    return true;
+    return is_vertex(b.space);
   }
 
   void check_out(int32_t buffer, int64_t column, int64_t width, Space s) const {

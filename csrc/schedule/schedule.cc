@@ -179,7 +179,7 @@ void cut_tasks(const Vertices& vertices, Schedule* schedule) {
   for (const BatchTask& task : by_kind) schedule->tasks[level_next[task.level]++] = task;
 }
 
-enum Derived : int64_t { kNthChild, kNthEdge, kParentIfNth, kNthParents, kNumDerived };
+enum Derived : int64_t { kNthChild, kNthEdge, kParentIfNth, kNthParents, kNthLeaf, kNumDerived };
 
 int64_t derived_key(int32_t k, Derived what) {
   if (k < 0) {
@@ -218,6 +218,20 @@ const int32_t* Schedule::nth_child(int32_t k) const {
     for (size_t r = 0; r < order.size(); ++r) {
       const int32_t begin = edge_offsets[r], arity = edge_offsets[r + 1] - begin;
       it->second[r] = k < arity ? child[begin + k] : -1;
+    }
+  }
+  return it->second.data();
+}
+
+const int32_t* Schedule::nth_leaf(int32_t k) const {
+  const int64_t key = derived_key(k, kNthLeaf);
+  const int32_t* const children = nth_child(k);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto [it, is_new] = derived_.try_emplace(key);
+  if (is_new) {
+    it->second.assign(children, children + order.size());
+    for (int32_t& c : it->second) {
+      if (c >= 0 && edge_offsets[c] < edge_offsets[c + 1]) c = -1;
     }
   }
   return it->second.data();

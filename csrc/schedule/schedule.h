@@ -59,6 +59,7 @@ struct Schedule {
   const int32_t* nth_edge(int32_t k) const;       // row -> edge row of the k-th child, or -1
   const int32_t* parent_if_nth(int32_t k) const;  // edge row -> row of the parent if the edge is
                                                   // its k-th, else -1
+  const int32_t* nth_leaf(int32_t k) const;  // as nth_child, but -1 where that child has children
   // Segments in one array: num_vertices + 1 offsets, then for each row, ascending, the rows of the
   // parents whose k-th child it is.
   const int32_t* nth_parents(int32_t k) const;
