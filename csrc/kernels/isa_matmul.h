@@ -25,16 +25,20 @@ size_t packed_size(int64_t k, int64_t n) {
 template <class T>
 void pack(const T* w, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols,
           int64_t k0, int64_t n0, int64_t k, int64_t, T* packed) {
-  constexpr int64_t width = kPanel<T>;
+  constexpr int64_t width = kPanel<T>, kLine = 64 / sizeof(T);
   for (int64_t j = 0; j < cols;) {  // a run of columns inside one panel
     const int64_t column = n0 + j, run = smaller(cols - j, width - column % width);
     T* out = packed + (column / width) * k * width + k0 * width + column % width;
     const T* in = w + j * col_stride;
     if (col_stride == 1) {
       for (int64_t i = 0; i < rows; ++i) copy(out + i * width, in + i * row_stride, run);
-    } else {
-      for (int64_t i = 0; i < rows; ++i)
-        for (int64_t c = 0; c < run; ++c) out[i * width + c] = in[i * row_stride + c * col_stride];
+    } else {  // a line of each column at a time: far apart, the columns evict each other
+      for (int64_t i0 = 0; i0 < rows; i0 += kLine) {
+        const int64_t i1 = smaller(rows, i0 + kLine);
+        for (int64_t c = 0; c < run; ++c)
+          for (int64_t i = i0; i < i1; ++i)
+            out[i * width + c] = in[i * row_stride + c * col_stride];
+      }
     }
     j += run;
   }
