@@ -77,7 +77,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """``--device`` and ``--threads``."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--device", default="cpu", help="cpu (default)")
+    group.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     group.add_argument(
         "--threads",
         type=count(1, MAX_THREADS),

@@ -84,6 +84,7 @@ class Parameter:
         self.trainable, self.sparse = trainable, sparse
         self.name = ""
         self._value: npt.NDArray[Any] | None = None
+        self.refresh: Callable[[], None] | None = None  # of who keeps a newer copy elsewhere
 
     def initialize(self, seed: int, dtype: npt.DTypeLike = np.float32) -> None:
         """Draws the value from ``seed`` and the parameter's name, whatever the order of others."""
@@ -105,7 +106,12 @@ class Parameter:
 
     @property
     def value(self) -> npt.NDArray[Any]:
-        """The array itself, C-contiguous; the engine writes it in place."""
+        """The array itself, C-contiguous; the engine writes it in place.
+
+        Of a model that trains on a device it is what was true when it was last asked for.
+        """
+        if self.refresh is not None:
+            self.refresh()
         if self._value is None:
             self.initialize(0)
         assert self._value is not None

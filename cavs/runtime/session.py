@@ -1,4 +1,4 @@
-"""A model, compiled for the batches it meets, on the CPU engine."""
+"""A model, compiled for the batches it meets, on the CPU or on a device."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes, compile_graph
 from cavs.config import require, require_seed, set_num_threads
+from cavs.cuda.device import Device, open_device
+from cavs.cuda.engine import CudaEngine
 from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
@@ -22,7 +24,7 @@ from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
 from cavs.runtime.check import check_arity, check_batch, check_schema, explain_range
 from cavs.runtime.encode import encode
-from cavs.runtime.variant import BatchLike, EvalResult, StepResult, Variant
+from cavs.runtime.variant import BatchLike, EvalResult, Executor, StepResult, Variant
 
 Array = npt.NDArray[Any]
 _DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtype("f8"))
@@ -50,8 +52,9 @@ class Session:
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
     of the compiler. threads: of the engine, process-wide; None leaves them. replicated: training
-    batches are parts of global ones, see cavs.passes.replicate. Raises ConfigError for other
-    threads than 1 to 256.
+    batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1",
+    or a cavs.cuda Device; there, the parameters' arrays are brought up to date when they are read.
+    Raises ConfigError for other threads than 1 to 256, DeviceError for a device that cannot be used.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Session:
         dtype: npt.DTypeLike = np.float32,
         passes: Passes | None = None,
         replicated: bool = False,
+        device: str | Device = "cpu",
     ) -> None:
         require(isinstance(model, Model), "model", model, "a cavs.Model")
         require(isinstance(passes, Passes | None), "passes", passes, "a cavs.compiler Passes")
@@ -73,11 +77,22 @@ class Session:
                 p.convert(self.dtype)
         if threads is not None:
             set_num_threads(threads)
+        self.replicated = replicated
+        self._cuda = self._on_device(device)
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
-        self.replicated = replicated
         self._profiling = False
         self._serial = False
+
+    def _on_device(self, device: str | Device) -> CudaEngine | None:
+        if device == "cpu":
+            return None
+        require(not self.replicated, "device", device, "'cpu' for training on many ranks")
+        target = open_device(device) if isinstance(device, str) else device
+        engine = CudaEngine(target)
+        for p in self.parameters.values():
+            p.refresh = engine.download
+        return engine
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -205,7 +220,7 @@ class Session:
 
     def _prepare(
         self, batch: BatchLike, training: bool, with_loss: bool
-    ) -> tuple[Variant, _engine.Executor, Any, _Inputs]:
+    ) -> tuple[Variant, Executor, Any, _Inputs]:
         """The variant compiled for what ``batch`` has, its executor, whose rows run, and inputs."""
         check_batch(batch)
         variant = self._variant(batch, training, with_loss, self._merges(batch, training))
@@ -361,11 +376,15 @@ class Session:
                 record=record,
                 replicated=self.replicated,
             )
+        program = variant.compiled.program
         # The engine takes its precision from the parameters; a model may have none.
         values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
-        variant.executor = _engine.Executor(encode(variant.compiled.program), values)
+        if self._cuda is None:
+            variant.executor = _engine.Executor(encode(program), values)
+            variant.executor.set_serial(self._serial)
+        else:
+            variant.executor = self._cuda.executor(program, encode(program), values)
         variant.executor.set_profiling(self._profiling)
-        variant.executor.set_serial(self._serial)
 
     # ---- resuming ------------------------------------------------------------------------------
 
@@ -427,6 +446,8 @@ class Session:
 
     def invalidate(self) -> None:
         """Tells the engine that parameters were written from Python."""
+        if self._cuda is not None:
+            self._cuda.invalidate()
         for variant in self._variants.values():
             if variant.executor is not None:
                 variant.executor.invalidate_parameters()
@@ -439,10 +460,11 @@ class Session:
                 variant.executor.set_profiling(on)
 
     def set_serial(self, on: bool) -> None:
-        """One vertex at a time on one thread: the engine's own oracle."""
+        """One vertex at a time on one thread: the engine's own oracle, on the CPU alone."""
+        require(self._cuda is None, "on", on, "a session on the CPU")
         self._serial = on
         for variant in self._variants.values():
-            if variant.executor is not None:
+            if isinstance(variant.executor, _engine.Executor):
                 variant.executor.set_serial(on)
 
     def compiled(self, batch: BatchLike, *, training: bool = True, record: bool = True) -> Compiled:

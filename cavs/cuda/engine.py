@@ -1,0 +1,66 @@
+"""A session's part on a device: its parameters there, and the executors that run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs import _cuda, _engine
+from cavs.compiler.program import Program
+from cavs.cuda.device import Device
+from cavs.cuda.program import map_kernels
+
+Array = NDArray[Any]
+TENSOR_CORES = "matmul_mma.cu"  # products of less precision than float32
+
+
+def fixed_kernels(device: Device, real: str) -> dict[str, bytes]:
+    """The kernels every program uses, by file."""
+    texts = _cuda.sources()
+    headers = {name: text for name, text in texts.items() if name.endswith(".cuh")}
+    return {
+        name: device.compile(name, text, headers, real)
+        for name, text in texts.items()
+        if name.endswith(".cu") and name != TENSOR_CORES
+    }
+
+
+class CudaEngine:
+    """Parameters of one session on ``device``, and the executors that use them.
+
+    The host's arrays fall behind with every step: ``download`` brings them up to date.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._real = ""
+        self._parameters: _cuda.Parameters | None = None
+
+    def executor(
+        self, program: Program, encoded: _engine.Program, arrays: Sequence[Array]
+    ) -> _cuda.Executor:
+        """An executor of ``program``, of which ``encoded`` is the engine's form.
+
+        arrays: of all parameters, of one dtype; the same for every program of the session.
+        """
+        if self._parameters is None:
+            self._real = "double" if arrays[0].dtype == np.float64 else "float"
+            images = fixed_kernels(self._device, self._real)
+            self._parameters = _cuda.Parameters(self._device.native, images, list(arrays))
+        maps = map_kernels(program, self._real)
+        named = [(i, name, n) for i, (name, n) in enumerate(maps.kernels) if name]
+        image = self._device.compile("maps.cu", maps.text, {}, self._real) if named else b""
+        return _cuda.Executor(encoded, self._parameters, image, named)
+
+    def invalidate(self) -> None:
+        """The host's arrays were written: they go up before the next run."""
+        if self._parameters is not None:
+            self._parameters.invalidate()
+
+    def download(self) -> None:
+        """Brings the host's arrays up to date: parameters, and states of the last optimiser."""
+        if self._parameters is not None:
+            self._parameters.download()

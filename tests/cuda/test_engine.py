@@ -1,0 +1,224 @@
+"""The CUDA engine on the host twin: what the CPU engine computes, the device computes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import cavs
+from cavs import nn
+from cavs.cuda.device import Device, open_device
+from cavs.errors import DeviceError, FeatureError, NumericsError
+from cavs.runtime import session as session_module
+from tests.compiler.test_equality import ALL_ON, FLOAT32, FLOAT64, check
+from tests.oracle import assert_close, reference
+from tests.random_cells import batches, models, traced_parameters
+from tests.runtime.test_standing_cases import STRUCTURES
+from tests.runtime.trees import Classifier, graph, treebank
+
+OPTIMIZERS = {
+    "sgd": cavs.optim.SGD(lr=0.5, weight_decay=0.01),
+    "momentum": cavs.optim.SGD(lr=0.1, momentum=0.9, nesterov=True),
+    "adagrad": cavs.optim.Adagrad(lr=0.1),
+    "adam": cavs.optim.Adam(lr=0.01),
+    "adamw": cavs.optim.AdamW(lr=0.01, weight_decay=0.1),
+}
+
+
+@pytest.fixture(params=["twin", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request):
+    """The host twin, and the machine's own GPU where it has one."""
+    if request.param == "cuda":
+        yield gpu()
+        return
+    twin = request.getfixturevalue("twin")
+    yield Device(twin.library, 0, "sm_90", twin.compiler, None)
+    assert twin.fault() == ""
+
+
+@functools.cache
+def gpu():
+    try:
+        return open_device("cuda")
+    except DeviceError as error:
+        pytest.skip(f"no GPU: {error.what}")
+
+
+@pytest.fixture
+def twin_device(twin):
+    """For tests that look at what was asked of the device."""
+    yield Device(twin.library, 0, "sm_90", twin.compiler, None)
+    assert twin.fault() == ""
+
+
+def classifier(cell=nn.ChildSumTreeLSTM, dtype=np.float64):
+    model = Classifier(cell(8, 6))
+    model.initialize(1, dtype)
+    return model
+
+
+def compare(model, batch, device, tolerance, dtype=np.float64):
+    _, expected = reference(model, batch, seed=5, step=2)
+    _, forward = reference(model, batch, training=False)
+    session = cavs.Session(model, device=device, passes=ALL_ON, dtype=dtype)
+    # These batches are small; in half of them products of child values are done at the child.
+    shared = 0.0 if batch.num_vertices % 2 else np.inf
+    with mock.patch.multiple(session_module, MERGED_FROM=1, SHARED_FROM=shared):
+        check(session, batch, expected, forward, tolerance)
+
+
+RANDOM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@settings(RANDOM, max_examples=40)
+@given(models(), batches())
+def test_float64_equals_the_oracle(device, model, batch):
+    traced_parameters(model, batch)
+    compare(model, batch, device, FLOAT64)
+
+
+@settings(RANDOM, max_examples=15)
+@given(models(smooth=True), batches())
+def test_float32_equals_the_oracle(device, model, batch):
+    traced_parameters(model, batch)
+    compare(model, batch, device, FLOAT32, np.float32)
+
+
+@settings(RANDOM, max_examples=15)
+@given(models(), batches())
+def test_whatever_the_order_of_blocks_and_threads(twin, twin_device, model, batch):
+    traced_parameters(model, batch)
+    twin.adversarial(batch.num_vertices + 1)
+    compare(model, batch, twin_device, FLOAT64)
+
+
+@pytest.mark.parametrize("cell", [nn.ChildSumTreeLSTM, nn.TreeAttention], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures(device, cell, name):
+    rng = np.random.default_rng(0)
+    batch = cavs.batch([graph(children, rng) for children in STRUCTURES[name]])
+    compare(classifier(cell), batch, device, 1e-11)
+
+
+def test_a_chain_of_a_thousand_and_batches_of_any_size_after_it(device):
+    rng = np.random.default_rng(0)
+    chain = graph([[], *([i] for i in range(999))], rng)
+    model = classifier()
+    session = cavs.Session(model, dtype=np.float64, device=device)
+    host = cavs.Session(model, dtype=np.float64)
+    for batch in (cavs.batch([chain]), cavs.batch([graph([[]], rng)]), treebank(5)):
+        loss, gradients = session.gradients(batch)
+        expected, wanted = host.gradients(batch)
+        assert_close(loss, expected, 1e-11, "loss")
+        for name, g in gradients.items():
+            assert_close(g, wanted[name], 1e-11, name)
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_equals_the_cpu(device, name, max_norm):
+    data = [treebank(4, seed) for seed in range(4)]
+    ends = []
+    for where in ("cpu", device):
+        model = classifier()
+        session = cavs.Session(model, dtype=np.float64, device=where)
+        optimizer = copy.deepcopy(OPTIMIZERS[name])
+        trainer = cavs.Trainer(model, optimizer, session=session, max_norm=max_norm, seed=3)
+        losses = [trainer.step(batch) for batch in data]
+        values = {k: p.value.copy() for k, p in model.parameters().items()}
+        ends.append((losses, values, [a.copy() for of in trainer.states for a in of]))
+    (losses, values, states), (expected, wanted, others) = ends
+    assert losses == pytest.approx(expected, rel=1e-12)
+    for k, value in values.items():
+        assert_close(value, wanted[k], 1e-11, k)
+    for state, other in zip(states, others, strict=True):
+        assert_close(state, other, 1e-11, "state")
+
+
+def test_parameters_written_by_the_host_go_up_and_come_back(device, tmp_path):
+    data = [treebank(3, seed) for seed in range(3)]
+    model = classifier(dtype=np.float32)
+    trainer = cavs.Trainer(model, cavs.optim.Adam(lr=0.01), device=device)
+    trainer.step(data[0])
+    trainer.save(tmp_path / "c.safetensors")
+    kept = {k: p.value.copy() for k, p in model.parameters().items()}
+    last = [trainer.step(batch) for batch in data]
+    trainer.resume(tmp_path / "c.safetensors")
+    assert all(np.array_equal(p.value, kept[k]) for k, p in model.parameters().items())
+    assert [trainer.step(batch) for batch in data] == last  # the same bits from the same state
+
+
+def test_a_loss_that_is_not_finite_updates_nothing(device):
+    batch = treebank(3)
+    model = classifier(dtype=np.float32)
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.1), device=device)
+    trainer.step(batch)
+    weight = next(p for k, p in model.parameters().items() if "embedding" not in k)
+    weight.value[...] = np.nan
+    trainer.session.invalidate()
+    before = {k: p.value.copy() for k, p in model.parameters().items()}
+    with pytest.raises(NumericsError, match="nothing was updated"):
+        trainer.step(batch)
+    for k, p in model.parameters().items():
+        np.testing.assert_array_equal(p.value, before[k])
+
+
+def test_bad_features_are_found_before_anything_is_launched(twin, twin_device):
+    batch = treebank(3)
+    session = cavs.Session(classifier(), dtype=np.float64, device=twin_device)
+    session.evaluate(batch)
+    unknown = cavs.batch([cavs.Graph([[], [0]], {"token": [3, 10_000], "label": [0, 0]})])
+    session.evaluate(cavs.batch([cavs.Graph([[], [0]], {"token": [3, 1], "label": [0, 0]})]))
+    twin.reset()
+    with pytest.raises(FeatureError, match="10000"):
+        session.evaluate(unknown)
+    assert twin.launches() == []
+
+
+def test_out_of_memory_leaves_the_cpu_at_work(twin, twin_device):
+    batch = treebank(3)
+    model = classifier()
+    twin.memory(twin.used() + (1 << 12))
+    with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
+        cavs.Session(model, dtype=np.float64, device=twin_device).evaluate(batch)
+    assert np.isfinite(cavs.Session(model, dtype=np.float64).evaluate(batch).loss)
+
+
+def test_steps_allocate_nothing_once_the_largest_batch_was_seen(twin, twin_device):
+    data = [treebank(n) for n in (8, 3, 5)]
+    trainer = cavs.Trainer(classifier(dtype=np.float32), cavs.optim.SGD(lr=0.1), device=twin_device)
+    for batch in data:
+        trainer.step(batch)
+    before = twin.allocations(), twin.used()
+    for batch in data:
+        trainer.step(batch)
+    assert (twin.allocations(), twin.used()) == before
+
+
+def test_one_copy_a_batch_goes_up(twin, twin_device):
+    data = [treebank(3), treebank(4)]
+    trainer = cavs.Trainer(classifier(dtype=np.float32), cavs.optim.SGD(lr=0.1), device=twin_device)
+    for batch in (*data, *data):
+        twin.reset()
+        trainer.step(batch)
+    ups = [o for o in twin.operations() if o.kind == "copy" and o.name == "to device"]
+    assert len(ups) == 1
+
+
+def test_the_report_counts_tasks_and_times(device):
+    batch = treebank(3)
+    session = cavs.Session(classifier(), dtype=np.float64, device=device)
+    session.gradients(batch)
+    session.set_profiling(True)
+    session.gradients(batch)
+    report = session.report()
+    schedule = session.schedule(batch)
+    assert report["tasks"] == len(schedule.tasks)
+    assert report["runs"] == 1
+    assert report["peak_bytes"] > 0
+    assert all(stage["seconds"] >= 0 for stage in report["stages"])
