@@ -30,8 +30,7 @@ class Passes:
 
     merge_vertices: bool = True
     at_child: bool = True
-    at_nth_child: bool = True  # without training
-    at_nth_child_in_training: bool = True
+    at_nth_child: bool = True
     simplify: bool = True
     specialise: bool = True
     trim: bool = True

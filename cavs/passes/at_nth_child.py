@@ -8,6 +8,7 @@ are no leaves. Both are kinds of vertices (`specialise`), named like a feature t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 from cavs.ir import EDGE, Graph, Node, Slot, apply, rewrite
@@ -15,7 +16,7 @@ from cavs.ir import EDGE, Graph, Node, Slot, apply, rewrite
 # + k: present at vertices without children that are the k-th child of another, and at vertices
 # whose k-th child has no children.
 LEAF = "#leaf child "
-WIDEST = 8  # columns of a product for one of a child: what is wider takes too much memory
+WIDEST = 8  # columns of the products for one of a child: what is wider takes too much memory
 
 # Slot, number of the child, rows [start, stop) of the weight.
 _Gathered = tuple[Slot, int, int, int]
@@ -36,12 +37,14 @@ def _gathered(x: Node) -> list[_Gathered] | None:
 
 def _products(graph: Graph) -> dict[Node, list[_Gathered]]:
     found: dict[Node, list[_Gathered]] = {}
+    width: dict[Node, int] = defaultdict(int)
     for n in graph.nodes():
-        if n.op.name == "matmul":
-            parts = _gathered(n.inputs[0])
-            if parts and n.shape[0] <= WIDEST * min(b - a for _, _, a, b in parts):
-                found[n] = parts
-    return found
+        parts = _gathered(n.inputs[0]) if n.op.name == "matmul" else None
+        if parts:
+            found[n] = parts
+            width[n.inputs[0]] += n.shape[0]
+    narrowest = {n: min(b - a for _, _, a, b in parts) for n, parts in found.items()}
+    return {n: p for n, p in found.items() if width[n.inputs[0]] <= WIDEST * narrowest[n]}
 
 
 def multiplied_children(graph: Graph) -> int:

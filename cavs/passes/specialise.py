@@ -130,22 +130,22 @@ class _Specialiser:
         name = f"{LEAF}{slot.child}"
         return kind.inner and slot.leaf in (None, name in kind.present)
 
-    def _of_parents(self, inner: Sequence[int], values: Sequence[Node]) -> Node:
-        """One value from those of the kinds ``inner``, all that have children.
+    def _of_parents(self, kinds: Sequence[int], values: Sequence[Node]) -> Node:
+        """One value from those of ``kinds``, which have children.
 
         Values side by side stay apart, where each can take the place of a value it is made from.
         """
-        first = values[0]
-        if len(values) == 1:
+        first, inner = values[0], sum(kind.inner for kind in self.kinds)
+        if inner == 1:
             return first
-        apart = first.op.name == "concat" and len(first.shape) == 1
         shapes = [[x.shape for x in v.inputs] if v.op is first.op else [] for v in values]
-        if apart and all(s == shapes[0] for s in shapes):
+        joined = first.op.name == "concat" and len(first.shape) == 1
+        if joined and all(s == shapes[0] for s in shapes):
             columns = zip(*(v.inputs for v in values), strict=True)
-            return apply("concat", *(self._of_parents(inner, c) for c in columns), axis=-1)
+            return apply("concat", *(self._of_parents(kinds, c) for c in columns), axis=-1)
         domain = first.type.domain.of_kind(None)
-        attrs = {"kinds": tuple(inner), "shape": first.shape, "domain": domain}
-        if len(inner) < len(self.kinds):
+        attrs = {"kinds": tuple(kinds), "shape": first.shape, "domain": domain}
+        if inner < len(self.kinds):
             attrs["held"] = "inner"
         return apply("merge", *values, **attrs)
 

@@ -289,10 +289,9 @@ class Session:
     def _decide_products(self, variant: Variant, batch: BatchLike) -> None:
         """Whether leaves have enough parents, judged by the first batch, once and for all."""
         assert variant.traced is not None and variant.distinguishing is not None
-        p = self.passes
-        wanted = p.at_nth_child_in_training if variant.training else p.at_nth_child
+        wanted = self.passes.at_nth_child and self.passes.specialise
         wanted &= not self._agreed(variant.training)
-        numbers = multiplied_children(variant.traced) if wanted and p.specialise else 0
+        numbers = multiplied_children(variant.traced) if wanted else 0
         room = min(MOST_NUMBERS, MAX_OPTIONAL - len(optional_features(variant.traced)))
         if 0 < numbers <= room:
             merged = batch.merged(variant.distinguishing, numbers)

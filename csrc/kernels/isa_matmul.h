@@ -69,8 +69,8 @@ CAVS_INLINE RowsOfA<T> rows_of(const Source<T>* a, int64_t r, int64_t rows, int6
 
 template <class T>
 void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, const T* packed,
-            int64_t k, int64_t n, int64_t p0, int64_t p1, T* c, int64_t c_stride, int64_t c_base,
-            bool accumulate, T* scratch) {
+            int64_t packed_k, int64_t k, int64_t n, int64_t p0, int64_t p1, T* c, int64_t c_stride,
+            int64_t c_base, bool accumulate, T* scratch) {
   constexpr int64_t width = kPanel<T>;
   const bool in_place = num_sources == 1 && a->map != RowMap::kSegmentSum;
   T* zeros = scratch;
@@ -92,7 +92,7 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
           RowsOfA<T> of =
               rows_of(a, b0 + t0, t1 - t0, k, joined == nullptr ? nullptr : joined + t0 * k, zeros);
           for (const T*& row : of.row) row += k0;
-          run_tile(t1 - t0, of, depth, packed + (p * k + k0) * width,
+          run_tile(t1 - t0, of, depth, packed + (p * packed_k + k0) * width,
                    c + (b0 + t0 - c_base) * c_stride + p * width, c_stride, cols,
                    accumulate || k0 > 0);
         }

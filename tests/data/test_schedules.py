@@ -66,6 +66,8 @@ def check_derived(s, arities):
         nth_child = s.nth_child(k)
         assert (nth_child[~has] == -1).all()
         assert np.array_equal(nth_child[has], s.child[edge[has]])
+        leaf = np.array([c if c >= 0 and counts[c] == 0 else -1 for c in nth_child.tolist()])
+        assert np.array_equal(s.nth_leaf(k), leaf)
         parent = np.full(len(s.child), -1)
         parent[edge[has]] = np.flatnonzero(has)
         assert np.array_equal(s.parent_if_nth(k), parent)
