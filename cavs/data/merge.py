@@ -72,8 +72,8 @@ class MergedBatch:
 
     @property
     def reads_per_product(self) -> float:
-        """How often a product of a k-th child, k < ``child_numbers``, is read if those of leaves are
-        made once for all parents."""
+        """How often a product of a k-th child, k < ``child_numbers``, is read if those of leaves
+        are made once for all parents."""
         (graph,) = self.topology.graphs
         arity = np.diff(np.asarray(graph.offsets))
         reads = int(np.minimum(arity, self._child_numbers).sum())

@@ -1,9 +1,10 @@
 """A product of what is gathered from the k-th child is done at the leaves, once for all parents.
 
-``[left.h, right.h] @ U`` at the parent is ``left.(h @ U0) + right.(h @ U1)``. Copies of a word, once
-merged, have many parents, phrases seldom have a second. So leaves are multiplied before the first
-task, for every number that they have as a child, and parents multiply what children they have that
-are no leaves. Both are kinds of vertices (`specialise`), named like a feature that may be absent.
+``[left.h, right.h] @ U`` at the parent is ``left.(h @ U0) + right.(h @ U1)``. Copies of a word,
+once merged, have many parents, phrases seldom have a second. So leaves are multiplied before the
+first task, for every number that they have as a child, and parents multiply what children they have
+that are no leaves. Both are kinds of vertices (`specialise`), named like a feature that may be
+absent.
 """
 
 from __future__ import annotations

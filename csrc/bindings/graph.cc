@@ -150,8 +150,7 @@ void bind_schedule(py::module_& m) {
             }
             return kinds;
           },
-          "[(key, (first row, end), (first edge row, end))], with children first, then by ascending "
-          "key.")
+          "[(key, (first row, end), (first edge row, end))]: with children first, then ascending.")
       .def_property_readonly(
           "tasks",
           [](const Schedule& s) {

@@ -64,7 +64,8 @@ class Validator {
       need(p_.buffers[o].role == Role::kArena, "output " + std::to_string(o) + " is a " +
                                                    role_name(p_.buffers[o].role) +
                                                    " buffer, needs an arena buffer");
-      need(p_.buffers[o].held == Held::kAll, "output " + std::to_string(o) + " has " + rows_of(p_.buffers[o]));
+      need(p_.buffers[o].held == Held::kAll,
+           "output " + std::to_string(o) + " has " + rows_name(p_.buffers[o]));
     }
   }
 
@@ -113,7 +114,7 @@ class Validator {
     check_columns(o.buffer, o.column, o.width, o.map == RowMap::kOne);
     const Buffer& b = p_.buffers[o.buffer];
     const std::string reads = std::string(role_name(b.role)) + " buffer " +
-                              std::to_string(o.buffer) + " of " + rows_of(b) + " from " +
+                              std::to_string(o.buffer) + " of " + rows_name(b) + " from " +
                               space_name(s);
     const bool constant = b.role == Role::kOnes || b.role == Role::kCount;
     if (constant && (o.map == RowMap::kOne || o.map == RowMap::kSelf)) return;
@@ -174,8 +175,8 @@ class Validator {
         break;
       case Array::kParent:
       case Array::kParentIfNth:
-        from = is_edge(s), to = !feature && from && contains(b.space, vertices_of(s)) &&
-                              b.held != Held::kLeaves;
+        from = is_edge(s),
+        to = !feature && from && contains(b.space, vertices_of(s)) && b.held != Held::kLeaves;
         break;
       case Array::kNthEdge:
       case Array::kEdges:
@@ -198,9 +199,7 @@ class Validator {
         break;
     }
     need(from && (to || constant), what);
-    if (o.array == Array::kNthChild || o.array == Array::kNthEdge ||
-        o.array == Array::kParentIfNth || o.array == Array::kIndexFeature ||
-        o.array == Array::kNthParents || o.array == Array::kNthLeaf) {
+    if (has_argument(o.array)) {
       need(o.argument >= 0 && o.argument < kMostIndices,
            what + " with argument " + std::to_string(o.argument));
     }
@@ -210,12 +209,6 @@ class Validator {
   bool has_rows(const Buffer& b, Space s) const {
     if (b.held == Held::kAll || !is_vertex(s)) return contains(b.space, s);
     return kind_of(s) >= 0 && (p_.kinds[kind_of(s)] % 2 == 1) == (b.held == Held::kInner);
-  }
-  static bool all_vertices(const Buffer& b) {
-    return b.space == kVertexSpace && b.held == Held::kAll;
-  }
-  static std::string rows_of(const Buffer& b) {
-    return space_name(b.space) + (b.held == Held::kAll ? "" : std::string(" ") + held_name(b.held));
   }
   // Every vertex with children has a row there.
   bool holds_parents(const Buffer& b) const {
@@ -234,7 +227,7 @@ class Validator {
     need(writable,
          "writes " + std::string(role_name(b.role)) + " buffer " + std::to_string(buffer));
     need(b.role == Role::kGrad ? s == kOneSpace : has_rows(b, s),
-         "writes buffer " + std::to_string(buffer) + " of " + rows_of(b) + " from " +
+         "writes buffer " + std::to_string(buffer) + " of " + rows_name(b) + " from " +
              space_name(s));
   }
 

@@ -170,8 +170,8 @@ template <class T>
 void Worker<T>::run_panels(const Item& item) {
   const Bound<T>& b = own_.instructions[item.id];
   patch(b, c_.shared_scratch.template as<T>(), item.c);
-  c_.kernels->matmul(own_.sources.data() + b.first, b.count, item.r0, item.r1, b.packed,
-                     b.packed_k, b.k, b.n, item.a, item.b, b.out, b.stride, b.base, b.accumulate,
+  c_.kernels->matmul(own_.sources.data() + b.first, b.count, item.r0, item.r1, b.packed, b.packed_k,
+                     b.k, b.n, item.a, item.b, b.out, b.stride, b.base, b.accumulate,
                      kernel_scratch_.template as<T>());
 }
 

@@ -75,9 +75,7 @@ def test_parts_of_a_matrix_are_read_out_of_the_whole(rng):
             offset = row * steps[0] + column * steps[1]
             w = m.weight(height, width, [(0, offset, *steps, height, width, 0, 0)])
             outs[name] = m.buffer("arena", VERTEX, width)
-            body.append(
-                m.matmul(VERTEX, [index(x, height, "order")], w, self_(outs[name], width))
-            )
+            body.append(m.matmul(VERTEX, [index(x, height, "order")], w, self_(outs[name], width)))
         m.rows(VERTEX, body)
         value, xs = rng.standard_normal((k, n)), rng.standard_normal((rows, n))
         e = _engine.Executor(m.finish(outputs=list(outs.values())), [value])
@@ -260,7 +258,10 @@ def test_index_arrays(rng):
     leaves = m.buffer("arena", VERTEX, W, last=27, held="leaves")
     m.rows(
         INNER,
-        [m.op("copy", INNER, inputs=[index(x, W, "order")], out=self_(o, W)) for o in (hi, parents)],
+        [
+            m.op("copy", INNER, inputs=[index(x, W, "order")], out=self_(o, W))
+            for o in (hi, parents)
+        ],
     )
     m.rows(LEAF, [m.op("copy", LEAF, inputs=[index(x, W, "order")], out=self_(leaves, W))])
     ones = m.buffer("ones", width=W)
