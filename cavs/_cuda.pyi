@@ -28,7 +28,12 @@ class Device:
 
 class Parameters:
     def __init__(
-        self, device: Device, images: dict[str, bytes], arrays: Sequence[NDArray[Any]]
+        self,
+        device: Device,
+        images: dict[str, bytes],
+        arrays: Sequence[NDArray[Any]],
+        precision: str = "float32",
+        blas: str = "",
     ) -> None: ...
     def invalidate(self) -> None: ...
     def download(self) -> None: ...

@@ -55,12 +55,15 @@ std::unordered_map<std::string, std::string> to_images(const std::map<std::strin
 
 std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
                                               const std::map<std::string, py::bytes>& images,
-                                              const std::vector<py::array>& arrays) {
+                                              const std::vector<py::array>& arrays,
+                                              const std::string& precision,
+                                              const std::string& blas) {
+  const auto rounding = parse<Precision>(precision, {"float32", "tf32", "bfloat16"}, "precision");
   auto out = std::make_shared<PyParameters>();
   out->device = device;
   out->arrays = arrays;
   const auto make = [&]<class T>(T) {
-    out->of = std::pair{std::make_shared<Library<T>>(device, to_images(images)),
+    out->of = std::pair{std::make_shared<Library<T>>(device, to_images(images), rounding, blas),
                         std::make_shared<Parameters<T>>(device, views<T>(arrays))};
   };
   if (!arrays.empty() && py::isinstance<py::array_t<double>>(arrays[0])) {
@@ -107,7 +110,16 @@ void bind_device(py::module_& m) {
                        const std::optional<std::function<void(Address)>>& release) {
              Allocator allocator;
              if (allocate) allocator.allocate = *allocate;
-             if (release) allocator.release = *release;
+             if (release) {  // called by destructors, from which no error of Python may escape
+               allocator.release = [release = *release](Address address) {
+                 const py::gil_scoped_acquire gil;
+                 try {
+                   release(address);
+                 } catch (py::error_already_set& error) {
+                   error.discard_as_unraisable("device memory that goes back");
+                 }
+               };
+             }
              return std::make_shared<Device>(driver, ordinal, std::move(allocator));
            }),
            py::arg("driver"), py::arg("ordinal") = 0, py::arg("allocate") = py::none(),
@@ -121,8 +133,10 @@ void bind_parameters(py::module_& m) {
   py::class_<PyParameters, std::shared_ptr<PyParameters>>(m, "Parameters",
                                                           "Parameters on a device.")
       .def(py::init(&make_parameters), py::arg("device"), py::arg("images"), py::arg("arrays"),
+           py::arg("precision") = "float32", py::arg("blas") = "",
            "images: the compiled kernels by file. arrays: of the host, all float32 or all float64; "
-           "written by download().")
+           "written by download(). precision: float32, tf32 or bfloat16, of float32 products. "
+           "blas: the path of cuBLASLt; products are our own without it.")
       .def(
           "invalidate",
           [](PyParameters& p) { std::visit([](auto& of) { of.second->invalidate(); }, p.of); },

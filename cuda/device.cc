@@ -5,7 +5,7 @@
 namespace cavs::cuda {
 namespace {
 
-constexpr unsigned kNonBlocking = 1;
+constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
 constexpr int kMultiprocessorCount = 16;
 constexpr size_t kAlignment = 256;
 
@@ -26,30 +26,49 @@ Device::Device(const std::string& library, int ordinal, Allocator allocator)
           "cuDeviceGetAttribute");
   d.check(d.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
   enter();
-  d.check(d.stream_create(&stream_, kNonBlocking), "cuStreamCreate");
+  for (Handle& stream : streams_) {
+    d.check(d.stream_create(&stream, kNonBlocking), "cuStreamCreate");
+  }
+  for (Handle* event : {&forked_, &joined_}) {
+    d.check(d.event_create(event, kNoTiming), "cuEventCreate");
+  }
 }
 
 Device::~Device() {
   // The process may be ending and the driver with it: what fails here is gone anyway.
   if (driver_.context_set(context_) != 0) return;
-  if (stream_ != nullptr) driver_.stream_destroy(stream_);
+  for (Handle stream : streams_) {
+    if (stream != nullptr) driver_.stream_destroy(stream);
+  }
+  for (Handle event : {forked_, joined_}) {
+    if (event != nullptr) driver_.event_destroy(event);
+  }
   for (Handle module : modules_) driver_.module_unload(module);
 }
 
 void Device::enter() const { driver_.check(driver_.context_set(context_), "cuCtxSetCurrent"); }
 
 Address Device::allocate(size_t bytes) {
-  if (allocator_.allocate) return allocator_.allocate(bytes);
   Address address = 0;
+  if (allocator_.allocate) {
+    address = allocator_.allocate(bytes);
+    enter();  // a pool of many GPUs may leave another one current
+    return address;
+  }
   driver_.check(driver_.allocate(&address, bytes),
                 ("cuMemAlloc of " + std::to_string(bytes) + " bytes").c_str());
   return address;
 }
 
 void Device::release(Address address) noexcept {
+  const bool alive = driver_.context_set(context_) == 0;
   if (allocator_.release) {
+    // A pool hands the block out at once. What fails here has failed, and runs nothing any more.
+    for (Handle stream : streams_) {
+      if (alive) driver_.stream_synchronize(stream);
+    }
     allocator_.release(address);
-  } else if (driver_.context_set(context_) == 0) {
+  } else if (alive) {
     driver_.release(address);
   }
 }
@@ -70,25 +89,37 @@ Handle Device::function(Handle module, const std::string& name) const {
 
 void Device::upload(Address to, const void* from, size_t bytes) {
   if (bytes == 0) return;
-  driver_.check(driver_.upload(to, from, bytes, stream_), "cuMemcpyHtoDAsync");
+  driver_.check(driver_.upload(to, from, bytes, stream()), "cuMemcpyHtoDAsync");
 }
 
 void Device::download(void* to, Address from, size_t bytes) {
   if (bytes == 0) return;
-  driver_.check(driver_.download(to, from, bytes, stream_), "cuMemcpyDtoHAsync");
+  driver_.check(driver_.download(to, from, bytes, stream()), "cuMemcpyDtoHAsync");
 }
 
 void Device::zero(Address at, size_t bytes) {
   if (bytes == 0) return;
-  driver_.check(driver_.fill(at, 0, bytes, stream_), "cuMemsetD8Async");
+  driver_.check(driver_.fill(at, 0, bytes, stream()), "cuMemsetD8Async");
+}
+
+void Device::fork() {
+  driver_.check(driver_.event_record(forked_, streams_[0]), "cuEventRecord");
+  driver_.check(driver_.stream_wait(streams_[1], forked_, 0), "cuStreamWaitEvent");
+}
+
+void Device::join() {
+  driver_.check(driver_.event_record(joined_, streams_[1]), "cuEventRecord");
+  driver_.check(driver_.stream_wait(streams_[0], joined_, 0), "cuStreamWaitEvent");
 }
 
 void Device::synchronize() {
-  driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize");
+  for (Handle stream : streams_) {
+    driver_.check(driver_.stream_synchronize(stream), "cuStreamSynchronize");
+  }
 }
 
-void Device::launch(Handle function, Grid grid, void** arguments) {
-  const int result = driver_.launch(function, grid.x, grid.y, grid.z, kBlock, 1, 1, 0, stream_,
+void Device::launch(Handle function, Grid grid, void** arguments, unsigned threads) {
+  const int result = driver_.launch(function, grid.x, grid.y, grid.z, threads, 1, 1, 0, stream(),
                                     arguments, nullptr);
   driver_.check(result, "cuLaunchKernel");
 }

@@ -20,7 +20,7 @@ struct Allocator {
 struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
-constexpr unsigned kBlock = 256;  // threads of every kernel's block
+constexpr unsigned kBlock = 256;  // threads of a block, unless a kernel takes any number of warps
 
 class Device {
  public:
@@ -38,12 +38,18 @@ class Device {
   Handle load(const std::string& image);  // a cubin; lives as long as the device
   Handle function(Handle module, const std::string& name) const;
 
-  // On the device's one stream, in order.
+  // Work goes to the stream of the present lane, in order; lane 1 runs beside lane 0 between fork()
+  // and join(): it starts after all that lane 0 has been given, and lane 0 goes on after all of it.
+  static constexpr int kLanes = 2;
+  int lane() const { return lane_; }
+  void use_lane(int lane) { lane_ = lane; }
+  void fork();
+  void join();
   void upload(Address to, const void* from, size_t bytes);
   void download(void* to, Address from, size_t bytes);
   void zero(Address at, size_t bytes);
   void synchronize();
-  void launch(Handle function, Grid grid, void** arguments);
+  void launch(Handle function, Grid grid, void** arguments, unsigned threads = kBlock);
   template <class... A>
   void launch(Handle function, Grid grid, const A&... arguments) {
     void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
@@ -51,14 +57,16 @@ class Device {
   }
 
   const Driver& driver() const { return driver_; }
-  Handle stream() const { return stream_; }
+  Handle stream() const { return streams_[lane_]; }
 
  private:
   Driver driver_;
   int device_ = 0;
   int multiprocessors_ = 1;
   Handle context_ = nullptr;
-  Handle stream_ = nullptr;
+  Handle streams_[kLanes] = {};
+  Handle forked_ = nullptr, joined_ = nullptr;  // events
+  int lane_ = 0;
   Allocator allocator_;
   std::vector<Handle> modules_;
 };

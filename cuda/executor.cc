@@ -83,6 +83,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
   load_maps(compiled);
   place_gradients();
   plan_weights();
+  plan_early();
   int32_t widest = 1;
   for (const Buffer& b : p.buffers) {
     if (b.role == Role::kOnes) widest = std::max(widest, b.width);
@@ -176,6 +177,7 @@ void Executor<T>::begin() {
 
 template <class T>
 void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
+  device_->use_lane(0);  // whatever a run that failed has left
   bind(inputs);
   staging_.upload();
   begin();

@@ -75,7 +75,10 @@ class Executor {
 
   void forward_and_backward(const Inputs<T>& inputs);
   void begin();
+  void plan_early();
   void walk();
+  void run_stage(int32_t stage);
+  void run_beside(int32_t stage);
   void walk_loop(const Stage& stage, const std::vector<int32_t>& bodies);
   void run_body(const Body& body, RowRange rows);
   void run_sum(int32_t id, int32_t task, RowRange rows);
@@ -109,6 +112,7 @@ class Executor {
   std::vector<Map> maps_;
   DeviceArrays arrays_;
   std::vector<Table> tables_;
+  std::vector<int32_t> start_;  // of each stage: itself, or the loop beside which it runs
 
   DeviceMemory arena_, scratch_, gradients_, weights_, ones_, table_values_, results_;
   DeviceMemory pieces_, partial_;

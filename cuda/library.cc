@@ -11,7 +11,9 @@ constexpr int kColumns = 32;   // of a block that sums rows
 constexpr int kWarps = 8;      // of a block
 constexpr int kRowsEach = 64;  // fewer rows are not worth a part of their own
 constexpr int kMostParts = 64;
-constexpr int kBlocksEach = 16;  // of a multiprocessor, in kernels that walk rows
+constexpr int kBlasRows = 128;    // fewer are done by our kernels, which read weights once a tile
+constexpr int kBlasColumns = 32;  // narrower operands waste its tiles
+constexpr int kBlocksEach = 16;   // of a multiprocessor, in kernels that walk rows
 
 unsigned tiles(int64_t n, int each) { return static_cast<unsigned>((n + each - 1) / each); }
 
@@ -19,9 +21,13 @@ unsigned tiles(int64_t n, int each) { return static_cast<unsigned>((n + each - 1
 
 template <class T>
 Library<T>::Library(std::shared_ptr<Device> device,
-                    const std::unordered_map<std::string, std::string>& images)
-    : device_(std::move(device)), partial_(device_) {
+                    const std::unordered_map<std::string, std::string>& images, Precision precision,
+                    const std::string& blas)
+    : device_(std::move(device)) {
   device_->enter();
+  for (int lane = 0; lane < Device::kLanes; ++lane) {
+    rooms_.push_back(std::make_unique<Room>(device_));
+  }
   const auto load = [&](const char* file,
                         std::initializer_list<std::pair<Handle*, const char*>> of) {
     const auto image = images.find(file);
@@ -35,7 +41,13 @@ Library<T>::Library(std::shared_ptr<Device> device,
                    {&cross_entropy_grad_, "cross_entropy_grad"},
                    {&sum_rows_, "sum_rows"},
                    {&sum_parts_, "sum_parts"}});
-  load("matmul.cu", {{&matmul_, "matmul"}, {&matmul_16_, "matmul_16"}, {&matmul_tn_, "matmul_tn"}});
+  static const char* const kNames[][3] = {{"matmul", "matmul_16", "matmul_tn"},
+                                          {"matmul_tf32", "matmul_tf32_16", "matmul_tn_tf32"},
+                                          {"matmul_bf16", "matmul_bf16_16", "matmul_tn_bf16"}};
+  const auto& names = kNames[static_cast<int>(precision)];
+  load(precision == Precision::kFloat32 ? "matmul.cu" : "matmul_mma.cu",
+       {{&matmul_, names[0]}, {&matmul_16_, names[1]}, {&matmul_tn_, names[2]}});
+  if (!blas.empty()) blas_ = std::make_unique<Blas>(device_, blas, precision, sizeof(T) == 8);
   load("pack.cu", {{&pack_, "pack"}});
   load("lookup.cu", {{&lookup_grad_, "lookup_grad"}});
   load("update.cu", {{&square_, "square"}, {&judge_, "judge"}, {&update_, "update"}});
@@ -87,8 +99,8 @@ void Library<T>::sum_rows(const Rows<T>& in, int begin, int end, T* out, bool ac
   const unsigned wide = tiles(in.width, kColumns);
   if (wide == 0) return;
   const int parts = parts_of(end - begin, wide), add = accumulate;
-  if (parts > 1) partial_.reserve(sizeof(T) * parts * in.width);
-  T* partial = partial_.as<T>();
+  if (parts > 1) room().partial.reserve(sizeof(T) * parts * in.width);
+  T* partial = room().partial.template as<T>();
   device_->launch(sum_rows_, Grid{wide, static_cast<unsigned>(parts)}, in, begin, end, out, add,
                   partial, parts);
   if (parts == 1) return;
@@ -97,11 +109,53 @@ void Library<T>::sum_rows(const Rows<T>& in, int begin, int end, T* out, bool ac
   device_->launch(sum_parts_, rows_grid(n, kBlock), from, parts, n, out, n, n, add);
 }
 
+// Rows [begin, end) of an operand as a matrix, gathered into `room` first where they are not one.
+template <class T>
+Matrix Library<T>::matrix(const Rows<T>& source, int begin, int end, DeviceMemory& room) const {
+  if (source.map == RowMap::kSelf && source.stride >= source.width) {
+    return {reinterpret_cast<Address>(source.data + (begin - source.base) * source.stride),
+            source.stride};
+  }
+  room.reserve(sizeof(T) * (end - begin) * source.width);
+  copy_rows(source, begin, end, {room.as<T>(), source.width, begin});
+  return {room.at(), source.width};
+}
+
+// The product by cuBLASLt, an operand at a time; false where our own kernel does better.
+template <class T>
+bool Library<T>::multiply_rows(const Rows<T>* sources, int count, int begin, int end,
+                               const T* weight, int n, Target<T> out, bool accumulate) const {
+  if (!blas_ || end - begin < kBlasRows || count == 0) return false;
+  const Address to = reinterpret_cast<Address>(out.data + (begin - out.base) * out.stride);
+  bool add = accumulate;
+  for (int i = 0; i < count; ++i) {
+    if (sources[i].width == 0) continue;
+    const Matrix a = matrix(sources[i], begin, end, room().gathered);
+    const Matrix w{reinterpret_cast<Address>(weight), n};
+    if (!blas_->multiply(end - begin, n, sources[i].width, a, w, to, out.stride, add)) {
+      matmul_own(sources + i, 1, begin, end, weight, n, out, add);
+    }
+    weight += static_cast<int64_t>(sources[i].width) * n;
+    add = true;
+  }
+  return add;
+}
+
+template <class T>
+bool Library<T>::multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin, int end, T* out,
+                                  int64_t out_stride, bool accumulate) const {
+  if (a.width < kBlasColumns || b.width < kBlasColumns) return false;
+  Matrix left = matrix(a, begin, end, room().gathered);
+  left.transposed = true;
+  const Matrix right = matrix(b, begin, end, room().other);
+  return blas_->multiply(a.width, b.width, end - begin, left, right, reinterpret_cast<Address>(out),
+                         out_stride, accumulate);
+}
+
 // A kernel takes a few sources: more are multiplied in groups, each adding to the one before.
 template <class T>
-void Library<T>::matmul(const Rows<T>* sources, int count, int begin, int end, const T* weight,
-                        int n, Target<T> out, bool accumulate) const {
-  if (n == 0) return;
+void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end, const T* weight,
+                            int n, Target<T> out, bool accumulate) const {
   const bool few = end - begin <= kFewRows;
   const Grid grid{tiles(n, kTile), tiles(end - begin, few ? 16 : kTile)};
   for (int first = 0; first < std::max(count, 1); first += kMostSources) {
@@ -119,8 +173,36 @@ void Library<T>::matmul(const Rows<T>* sources, int count, int begin, int end, c
 }
 
 template <class T>
+void Library<T>::matmul(const Rows<T>* sources, int count, int begin, int end, const T* weight,
+                        int n, Target<T> out, bool accumulate) const {
+  if (n == 0) return;
+  if (multiply_rows(sources, count, begin, end, weight, n, out, accumulate)) return;
+  matmul_own(sources, count, begin, end, weight, n, out, accumulate);
+}
+
+// By cuBLASLt each operand on the left times each on the right is a block of the result.
+template <class T>
 void Library<T>::matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin,
                            int end, T* out, int64_t out_stride, bool accumulate) const {
+  if (!blas_ || end - begin < kBlasRows) {
+    matmul_tn_own(a, num_a, b, num_b, begin, end, out, out_stride, accumulate);
+    return;
+  }
+  for (int i = 0; i < num_a; ++i) {
+    T* to = out;
+    for (int j = 0; j < num_b; ++j) {
+      if (!multiply_columns(a[i], b[j], begin, end, to, out_stride, accumulate)) {
+        matmul_tn_own(a + i, 1, b + j, 1, begin, end, to, out_stride, accumulate);
+      }
+      to += b[j].width;
+    }
+    out += a[i].width * out_stride;
+  }
+}
+
+template <class T>
+void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin,
+                               int end, T* out, int64_t out_stride, bool accumulate) const {
   const int add = accumulate;
   int64_t row = 0;
   for (int i = 0; i < num_a; i += kMostSources) {
@@ -144,8 +226,8 @@ void Library<T>::matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int nu
       const unsigned wide = tiles(n, kTile), high = tiles(k, kTile);
       const int parts = parts_of(end - begin, int64_t{wide} * high);
       const int64_t size = static_cast<int64_t>(k) * n, width = n;
-      if (parts > 1) partial_.reserve(sizeof(T) * parts * size);
-      T* partial = partial_.as<T>();
+      if (parts > 1) room().partial.reserve(sizeof(T) * parts * size);
+      T* partial = room().partial.template as<T>();
       device_->launch(matmul_tn_, Grid{wide, high, static_cast<unsigned>(parts)}, left, right,
                       begin, end, k, n, to, out_stride, add, partial, parts);
       if (parts == 1) continue;

@@ -1,10 +1,16 @@
 // Launches: every stage in order, every task of a loop, every instruction of a task.
 #include <algorithm>
+#include <utility>
 
 #include "exec/spaces.h"
 #include "executor.h"
 
 namespace cavs::cuda {
+namespace {
+
+constexpr unsigned kSmallBlock = 64;
+
+}  // namespace
 
 // Rows of an instruction, given those of the body it stands in.
 template <class T>
@@ -14,24 +20,92 @@ RowRange Executor<T>::rows_of(int32_t id, Space body, RowRange rows) const {
   return {offsets[rows.begin], offsets[rows.end]};
 }
 
+// Sums into gradients whose operands are ready before a later loop run beside that loop: it seldom
+// fills the device (the streaming of Cavs, section 6.5.4). What they read lives until their own
+// stage, so nothing takes its place meanwhile.
+template <class T>
+void Executor<T>::plan_early() {
+  const Program& p = *program_;
+  const auto stages = static_cast<int32_t>(p.stages.size());
+  std::vector<int32_t> written(p.buffers.size(), -1);  // last stage that writes a buffer
+  std::vector<int32_t> of_parameter(parameters_->sizes().size(), -1);
+  for (int32_t s = 0; s < stages; ++s) {
+    start_.push_back(s);
+    std::vector<int32_t> ids = p.stages[s].body;
+    for (const auto& body : p.stages[s].bodies) ids.insert(ids.end(), body.begin(), body.end());
+    int32_t ready = -1;
+    bool sums = p.stages[s].kind == StageKind::kGlobal;
+    for (int32_t id : ids) {
+      const Instruction& in = p.instructions[id];
+      for (const Operand& o : in.inputs) ready = std::max(ready, written[o.buffer]);
+      const bool lookup = in.kind == InstructionKind::kLookupGrad;
+      if (in.kind != InstructionKind::kMap) {
+        const Buffer& out = p.buffers[in.out.buffer];
+        sums &= lookup || out.role == Role::kGrad;
+        const int32_t param = lookup ? in.argument2 : out.role == Role::kGrad ? out.index : -1;
+        if (param >= 0) ready = std::max(ready, std::exchange(of_parameter[param], s));
+        if (!lookup) written[in.out.buffer] = s;
+      }
+      for (const MapStoreSpec& store : in.stores) written[store.buffer] = s;
+    }
+    for (int32_t t = ready + 1; sums && t < s; ++t) {
+      if (p.stages[t].kind != StageKind::kLoop) continue;
+      start_.back() = t;
+      break;
+    }
+  }
+}
+
 template <class T>
 void Executor<T>::walk() {
+  const auto stages = static_cast<int32_t>(program_->stages.size());
+  const std::vector<int32_t>& step = analysis_.step_of_stage;
   timed(0);
-  for (size_t s = 0; s < program_->stages.size(); ++s) {
-    const Stage& stage = program_->stages[s];
-    const std::vector<int32_t>& bodies = analysis_.bodies_of_stage[s];
-    switch (stage.kind) {
-      case StageKind::kRows:
-        if (bodies[0] >= 0) run_body(analysis_.bodies[bodies[0]], spaces_.ranges[stage.space]);
-        break;
-      case StageKind::kLoop:
-        walk_loop(stage, bodies);
-        break;
-      case StageKind::kGlobal:
-        run_sum(stage.body[0], -1, spaces_.ranges[program_->instructions[stage.body[0]].space]);
-        break;
+  for (int32_t s = 0; s < stages; ++s) {
+    bool forked = false;
+    for (int32_t later = s + 1; later < stages; ++later) {
+      if (start_[later] != s) continue;
+      if (!forked) device_->fork();
+      forked = true;
+      run_beside(later);
     }
-    timed(static_cast<int32_t>(s) + 1);
+    // Sums of one step are independent: every other one goes to the lane beside. What lane 1 reads
+    // may be overwritten after the stage, or the step, that it belongs to.
+    const bool more = s + 1 < stages && step[s + 1] == step[s];
+    const bool starts = s == 0 || step[s - 1] != step[s];
+    if (starts && more) device_->fork();
+    if (start_[s] == s) {
+      if (!starts && s % 2 == 1) {
+        run_beside(s);
+      } else {
+        run_stage(s);
+      }
+    }
+    if (!more && (start_[s] != s || !starts)) device_->join();
+    timed(s + 1);
+  }
+}
+
+template <class T>
+void Executor<T>::run_beside(int32_t stage) {
+  device_->use_lane(1);
+  run_stage(stage);
+  device_->use_lane(0);
+}
+
+template <class T>
+void Executor<T>::run_stage(int32_t s) {
+  const Stage& stage = program_->stages[s];
+  const std::vector<int32_t>& bodies = analysis_.bodies_of_stage[s];
+  switch (stage.kind) {
+    case StageKind::kRows:
+      if (bodies[0] >= 0) run_body(analysis_.bodies[bodies[0]], spaces_.ranges[stage.space]);
+      return;
+    case StageKind::kLoop:
+      walk_loop(stage, bodies);
+      return;
+    case StageKind::kGlobal:
+      run_sum(stage.body[0], -1, spaces_.ranges[program_->instructions[stage.body[0]].space]);
   }
 }
 
@@ -176,10 +250,12 @@ void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
   }
   pointers_.clear();
   for (uint64_t& w : words_) pointers_.push_back(&w);
+  // These kernels run in blocks of any number of warps: small ones reach more multiprocessors.
   const int64_t items = int64_t{rows.size()} * map.items;
-  const int64_t most = int64_t{device_->multiprocessors()} * 16;
-  const auto blocks = std::clamp<int64_t>((items + kBlock - 1) / kBlock, 1, most);
-  device_->launch(map.function, Grid{static_cast<unsigned>(blocks)}, pointers_.data());
+  const int64_t processors = device_->multiprocessors();
+  const unsigned threads = items < processors * kBlock ? kSmallBlock : kBlock;
+  const auto blocks = std::clamp<int64_t>((items + threads - 1) / threads, 1, processors * 16);
+  device_->launch(map.function, Grid{static_cast<unsigned>(blocks)}, pointers_.data(), threads);
 }
 
 // A sum over all rows (task -1) or over those of a task.
@@ -223,8 +299,9 @@ void Executor<T>::run_lookup(int32_t id, int32_t task) {
   }
 }
 
-#define CAVS_INSTANTIATE(T)          \
-  template void Executor<T>::walk(); \
+#define CAVS_INSTANTIATE(T)                \
+  template void Executor<T>::plan_early(); \
+  template void Executor<T>::walk();       \
   template RowRange Executor<T>::rows_of(int32_t, Space, RowRange) const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

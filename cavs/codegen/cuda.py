@@ -361,9 +361,10 @@ def kernel_text(
     random = any(op[0] == "uniform" for op in ops)
     head = f'extern "C" __global__ void __launch_bounds__({BLOCK}, 2) {name}('
     most = _ITEMS // shape.items
+    times = f" * {shape.items}" if shape.items > 1 else ""
     lines = [
         f"for (long long top = begin; top < end; top += {most}) {{",
-        f"  const long long n = (end - top < {most} ? end - top : {most}) * {shape.items};",
+        f"  const long long n = (end - top < {most} ? end - top : {most}){times};",
         *_indented(lines),
         "}",
     ]

@@ -110,12 +110,12 @@ def cuda_operands(program: Program, i: Instruction) -> tuple[list[Load], list[St
     loads, stores = [], []
     for (buffer, column, _, row_map, array, _), outer_stride, scalar in i.loads:
         b = program.buffers[buffer]
-        if b.role == "ones":  # the same number in every column of every row
-            column, outer_stride, scalar = 0, 0, True
         rows = "one" if b.role == "count" else row_map
         indexed = rows == "segment_sum" and array != "edges"
-        stride, aligned = (0, False) if b.role in ("ones", "count") else (b.width, True)
-        loads.append(Load(stride, column, rows, indexed, outer_stride, scalar, aligned))
+        if b.role in ("ones", "count"):  # the same number in every column of every row
+            loads.append(Load(0, 0, rows, indexed, 0, True, aligned=False))
+        else:
+            loads.append(Load(b.width, column, rows, indexed, outer_stride, scalar))
     for buffer, column, outer_stride, mode, register in i.stores:
         width = program.buffers[buffer].width
         stores.append(Store(register, width, column, outer_stride, mode))

@@ -112,7 +112,7 @@ def _ordinal(name: str) -> int:
     match = re.fullmatch(r"cuda(?::(\d{1,4}))?", name)
     if not match:
         raise DeviceError(
-            f"device is {name!r}, but a GPU is 'cuda', 'cuda:0', 'cuda:1', ...",
+            f"device is {name!r}, but must be 'cpu', 'cuda' (the first GPU), 'cuda:1', ...",
             hint="device='cuda'",
         )
     return int(match[1] or 0)

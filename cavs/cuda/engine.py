@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,28 +15,32 @@ from cavs.cuda.device import Device
 from cavs.cuda.program import map_kernels
 
 Array = NDArray[Any]
-TENSOR_CORES = "matmul_mma.cu"  # products of less precision than float32
+TENSOR_CORES, PLAIN_PRODUCTS = "matmul_mma.cu", "matmul.cu"
 
 
-def fixed_kernels(device: Device, real: str) -> dict[str, bytes]:
+PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+def fixed_kernels(device: Device, real: str, precision: str) -> dict[str, bytes]:
     """The kernels every program uses, by file."""
     texts = _cuda.sources()
     headers = {name: text for name, text in texts.items() if name.endswith(".cuh")}
-    return {
-        name: device.compile(name, text, headers, real)
-        for name, text in texts.items()
-        if name.endswith(".cu") and name != TENSOR_CORES
-    }
+    unused = TENSOR_CORES if precision == "float32" else PLAIN_PRODUCTS
+    names = [name for name in texts if name.endswith(".cu") and name != unused]
+    with ThreadPoolExecutor() as pool:  # the compiler works without the GIL
+        images = pool.map(lambda name: device.compile(name, texts[name], headers, real), names)
+        return dict(zip(names, images, strict=True))
 
 
 class CudaEngine:
     """Parameters of one session on ``device``, and the executors that use them.
 
-    The host's arrays fall behind with every step: ``download`` brings them up to date.
+    precision: of products of float32 values, one of PRECISIONS; everything else, sums too, is
+    float32. The host's arrays fall behind with every step: ``download`` brings them up to date.
     """
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, precision: str = "float32") -> None:
+        self._device, self._precision = device, precision
         self._real = ""
         self._parameters: _cuda.Parameters | None = None
 
@@ -48,8 +53,11 @@ class CudaEngine:
         """
         if self._parameters is None:
             self._real = "double" if arrays[0].dtype == np.float64 else "float"
-            images = fixed_kernels(self._device, self._real)
-            self._parameters = _cuda.Parameters(self._device.native, images, list(arrays))
+            images = fixed_kernels(self._device, self._real, self._precision)
+            blas = self._device.cublas_lt or ""
+            self._parameters = _cuda.Parameters(
+                self._device.native, images, list(arrays), self._precision, blas
+            )
         maps = map_kernels(program, self._real)
         named = [(i, name, n) for i, (name, n) in enumerate(maps.kernels) if name]
         image = self._device.compile("maps.cu", maps.text, {}, self._real) if named else b""

@@ -12,6 +12,7 @@ from typing import Any
 
 from cavs.errors import DeviceError
 
+_COMPILATION = 6  # of nvrtc.h's nvrtcResult
 _SHOWN_ERRORS = 5  # places of an error that are shown with their source
 _AROUND = 2  # lines shown before and behind each
 
@@ -92,9 +93,10 @@ class Nvrtc:
             if status:
                 found = f"NVRTC cannot compile {name} ({' '.join(options)}): {self._name(status)}"
                 shown = excerpts(log, {**headers, name: source})
+                ours = "a kernel of cavs that does not compile is a fault of cavs; report it"
                 raise DeviceError(
                     "\n".join([found, log.strip(), *shown]).rstrip(),
-                    hint="a kernel of cavs that does not compile is a fault of cavs; report it",
+                    hint=ours if status == _COMPILATION else "install NVRTC's wheel anew",
                 )
             cubin = self._read("nvrtcGetCUBIN", program)
         finally:

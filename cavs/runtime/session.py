@@ -14,7 +14,7 @@ from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes, compile_graph
 from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
-from cavs.cuda.engine import CudaEngine
+from cavs.cuda.engine import PRECISIONS, CudaEngine
 from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
@@ -54,7 +54,8 @@ class Session:
     of the compiler. threads: of the engine, process-wide; None leaves them. replicated: training
     batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1",
     or a cavs.cuda Device; there, the parameters' arrays are brought up to date when they are read.
-    Raises ConfigError for other threads than 1 to 256, DeviceError for a device that cannot be used.
+    precision: of products on a device, "float32", or "tf32" or "bfloat16" with float32 sums.
+    Raises ConfigError for other threads than 1 to 256, DeviceError for a device out of use.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Session:
         passes: Passes | None = None,
         replicated: bool = False,
         device: str | Device = "cpu",
+        precision: str = "float32",
     ) -> None:
         require(isinstance(model, Model), "model", model, "a cavs.Model")
         require(isinstance(passes, Passes | None), "passes", passes, "a cavs.compiler Passes")
@@ -78,18 +80,22 @@ class Session:
         if threads is not None:
             set_num_threads(threads)
         self.replicated = replicated
-        self._cuda = self._on_device(device)
+        self._cuda = self._on_device(device, precision)
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
         self._profiling = False
         self._serial = False
 
-    def _on_device(self, device: str | Device) -> CudaEngine | None:
+    def _on_device(self, device: str | Device, precision: str) -> CudaEngine | None:
+        require(precision in PRECISIONS, "precision", precision, f"one of {', '.join(PRECISIONS)}")
+        if precision != "float32":
+            require(device != "cpu", "precision", precision, "'float32' on the CPU")
+            require(self.dtype == np.float32, "precision", precision, "'float32' for float64")
         if device == "cpu":
             return None
         require(not self.replicated, "device", device, "'cpu' for training on many ranks")
         target = open_device(device) if isinstance(device, str) else device
-        engine = CudaEngine(target)
+        engine = CudaEngine(target, precision)
         for p in self.parameters.values():
             p.refresh = engine.download
         return engine

@@ -43,6 +43,8 @@ class Trainer:
         model: A `cavs.Model`; its parameters are written in place.
         optimizer: Such as `cavs.optim.Adagrad(lr=0.05)`.
         device: ``"cpu"``, or ``"cuda"``, ``"cuda:1"`` for an NVIDIA GPU: the same results.
+        precision: Of products on a GPU: ``"float32"``, or ``"tf32"`` or ``"bfloat16"``, which are
+            faster; sums, parameters and states are float32 in any case.
         seed: Of everything random inside a step (dropout).
         max_norm: Clip the gradient to this global norm.
         threads: Of the engine; by default what the affinity mask and the quota allow.
@@ -58,6 +60,7 @@ class Trainer:
         optimizer: Optimizer,
         *,
         device: str | Device = "cpu",
+        precision: str = "float32",
         seed: int = 0,
         max_norm: float | None = None,
         threads: int | None = None,
@@ -82,7 +85,9 @@ class Trainer:
         self.parameters = model.parameters()
         if not any(p.trainable for p in self.parameters.values()):
             raise ConfigError("the model has no trainable parameter", hint="add a cavs.Parameter")
-        self.session: Engine = session if session is not None else _new_session(model, threads, device)
+        self.session: Engine = (
+            session if session is not None else _new_session(model, threads, device, precision)
+        )
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
         self.last_checkpoint: Path | None = None
@@ -335,6 +340,8 @@ def _graphs(batch: Any) -> str:
     return f"graphs {listed}" + (", ..." if len(batch.ids) > 64 else "")
 
 
-def _new_session(model: ParameterizedModel, threads: int | None, device: str | Device) -> Engine:
+def _new_session(
+    model: ParameterizedModel, threads: int | None, device: str | Device, precision: str
+) -> Engine:
     require(isinstance(model, Model), "model", model, "a cavs.Model")
-    return Session(model, threads=threads, device=device)  # type: ignore[arg-type]
+    return Session(model, threads=threads, device=device, precision=precision)  # type: ignore[arg-type]

@@ -66,9 +66,9 @@ __device__ void add_large_slots(const Rows& values, const int* offsets, const in
 
 }  // namespace
 
-extern "C" __global__ __launch_bounds__(256) void lookup_grad(Rows values, const int* offsets,
-                                                              const int* rows, const int* slots,
-                                                              int count, real* out, int first) {
+extern "C" __global__ __launch_bounds__(256, 4) void lookup_grad(Rows values, const int* offsets,
+                                                                 const int* rows, const int* slots,
+                                                                 int count, real* out, int first) {
   if (aligned(values) && values.width % kWide == 0 && aligned(out)) {
     add_slots<kWide>(values, offsets, rows, slots, count, out, first);
     add_large_slots<kWide>(values, offsets, rows, slots, count, out, first);

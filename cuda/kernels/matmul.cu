@@ -5,18 +5,22 @@
 
 namespace {
 
-__device__ void matmul_tile(const Sources& a, RowOfSources row, const real* w, int n, int n0,
-                            const Output& out, real* shared) {
+// On a multiprocessor: this bounds the registers.
+constexpr int kBlocks = sizeof(real) == 4 ? 2 : 1;
+
+__device__ void matmul_tile(const Sources& a, const real* w, int n, const Target& to,
+                            real* shared) {
   const int ka = threadIdx.x % 4 * 4, kb = threadIdx.x / 16, nb = threadIdx.x % 16 * 4;
+  RowOfSources row(to, threadIdx.x / 4);
   const bool wide = aligned(w) && n % kWide == 0;
   Walk walk = {};
   Lanes<4> x, y;
-  real sum[kSide][kSide] = {};
+  real sum[8][4] = {};
   for_each_slab(
       walk.start(a), [&] { return walk.next(a, kDepth); },
       [&] {
+        y = read_weights(a, walk, w, kb, n, to.n0 + nb, wide);  // waits for no index
         x = row.read(a, walk, ka);
-        y = read_weights(a, walk, w, kb, n, n0 + nb, wide);
       },
       [&](int buffer) {
         real* slab = shared + buffer * kSlab;
@@ -25,22 +29,22 @@ __device__ void matmul_tile(const Sources& a, RowOfSources row, const real* w, i
         store(slab + kDepth * kPitch + kb * kTile + nb, y);
       },
       [&](int buffer) { multiply(shared + buffer * kSlab, sum); });
-  finish(sum, shared, [&](int i, int j, real value) { out.write(i, n0 + j, value); });
+  finish(sum, shared, to);
 }
 
-constexpr int kFewDepth = 64;  // of the slabs of a small tile
+constexpr int kFewDepth = 512 / sizeof(real);  // of the slabs of a small tile
 constexpr int kFewPitch = kFewDepth + 4;
 constexpr int kShare = kFewDepth / (kThreads / 32);  // of a warp
 static_assert(2 * kFew * kFewPitch <= kFewShared, "slabs lie where sums do later");
 
 // A lane has two columns; a warp kShare of every kFewDepth rows of w.
-__device__ void matmul_few(const Sources& a, RowOfSources row, const real* w, int n, int n0,
-                           const Output& out, real* shared) {
-  const int first = threadIdx.x / 32 * kShare, column = n0 + threadIdx.x % 32 * 2;
+__device__ void matmul_few(const Sources& a, const real* w, int n, const Target& to, real* shared) {
+  const int first = threadIdx.x / 32 * kShare, column = to.n0 + threadIdx.x % 32 * 2;
   const int ka = threadIdx.x % 16 * 4;
+  RowOfSources row(to, threadIdx.x / 16);
   const bool wide = aligned(w) && n % 2 == 0;
   Walk walk = {};
-  Lanes<4> x;
+  Lanes<4> x[kFewDepth / 64];
   Lanes<2> y[kShare], weights[kShare];
   real sum[kLaneSums] = {};  // row m, column c: 2 m + c
   for_each_slab(
@@ -51,7 +55,7 @@ __device__ void matmul_few(const Sources& a, RowOfSources row, const real* w, in
         return walk.next(a, kFewDepth);
       },
       [&] {
-        x = row.read(a, walk, ka);
+        // Weights first: they wait for no index.
         const int depth = column < n ? a.of[walk.source].width - walk.column - first : 0;
         const real* of_w = w + static_cast<long long>(walk.before + walk.column + first) * n;
 #pragma unroll
@@ -59,8 +63,14 @@ __device__ void matmul_few(const Sources& a, RowOfSources row, const real* w, in
           const real* at = i < depth ? of_w + static_cast<long long>(i) * n + column : nullptr;
           y[i] = load<2>(at, n - column, wide);
         }
+#pragma unroll
+        for (int i = 0; i < kFewDepth / 64; ++i) x[i] = row.read(a, walk, i * 64 + ka);
       },
-      [&](int buffer) { store(shared + (buffer * kFew + threadIdx.x / 16) * kFewPitch + ka, x); },
+      [&](int buffer) {
+        real* slab = shared + (buffer * kFew + threadIdx.x / 16) * kFewPitch + ka;
+#pragma unroll
+        for (int i = 0; i < kFewDepth / 64; ++i) store(slab + i * 64, x[i]);
+      },
       [&](int buffer) {
         const real* slab = shared + buffer * kFew * kFewPitch + first;
 #pragma unroll
@@ -76,25 +86,21 @@ __device__ void matmul_few(const Sources& a, RowOfSources row, const real* w, in
           }
         }
       });
-  add_warps(
-      sum, shared, [](int m, int j) { return (2 * m + j % 2) * 33 + j / 2; },
-      [&](int m, int j, real value) { out.write(m, n0 + j, value); });
+  add_warps(sum, shared, [](int m, int j) { return (2 * m + j % 2) * 33 + j / 2; }, to);
 }
 
-// The sum over rows [first, last) of A(r)^T B(r): its rows from k0, columns from n0 on.
-__device__ void matmul_tn_tile(const Sources& a, const Sources& b, long long first, long long last,
-                               long long k0, int n0, const Output& out, real* shared) {
+// The sum over rows [first, last) of A(r)^T B(r).
+__device__ void matmul_tn_tile(const Side& a, const Side& b, int first, int last, const Target& to,
+                               real* shared) {
   const int depth = threadIdx.x / 16, at = threadIdx.x % 16 * 4;
-  const FourColumns of_a(a, static_cast<int>(k0) + at), of_b(b, n0 + at);
-  long long r = first;
+  int r = first;
   Lanes<4> x, y;
-  real sum[kSide][kSide] = {};
+  real sum[8][4] = {};
   for_each_slab(
       first < last, [&] { return (r += kDepth) < last; },
       [&] {
-        const bool inside = r + depth < last;
-        x = inside ? of_a.read_row(a, r + depth) : Lanes<4>{};
-        y = inside ? of_b.read_row(b, r + depth) : Lanes<4>{};
+        x = a.read(r + depth, last, at);
+        y = b.read(r + depth, last, at);
       },
       [&](int buffer) {
         real* slab = shared + buffer * kSlab;
@@ -102,40 +108,35 @@ __device__ void matmul_tn_tile(const Sources& a, const Sources& b, long long fir
         store(slab + kDepth * kPitch + depth * kTile + at, y);
       },
       [&](int buffer) { multiply(shared + buffer * kSlab, sum); });
-  finish(sum, shared, [&](int i, int j, real value) { out.write(k0 + i, n0 + j, value); });
+  finish(sum, shared, to);
 }
 
 }  // namespace
 
-extern "C" __global__ __launch_bounds__(256) void matmul(Sources a, int begin, int end,
-                                                         const real* w, int k, int n, real* out,
-                                                         long long stride, long long base,
-                                                         int accumulate) {
+extern "C" __global__ __launch_bounds__(256, kBlocks) void matmul(Sources a, int begin, int end,
+                                                                  const real* w, int k, int n,
+                                                                  real* out, long long stride,
+                                                                  long long base, int accumulate) {
   alignas(16) __shared__ real shared[2 * kSlab];
-  for_each_tile(begin, end, kTile, n, [&](long long r0, int n0) {
-    const Output to = {out + (r0 - base) * stride, stride, end - r0, n, accumulate != 0};
-    matmul_tile(a, RowOfSources(r0 + threadIdx.x / 4, end), w, n, n0, to, shared);
-  });
+  for_each_tile(begin, end, kTile, n, out, stride, base, accumulate,
+                [&](const Target& to) { matmul_tile(a, w, n, to, shared); });
 }
 
-extern "C" __global__ __launch_bounds__(256) void matmul_16(Sources a, int begin, int end,
-                                                            const real* w, int k, int n, real* out,
-                                                            long long stride, long long base,
-                                                            int accumulate) {
+extern "C" __global__ __launch_bounds__(256, 1) void matmul_16(Sources a, int begin, int end,
+                                                               const real* w, int k, int n,
+                                                               real* out, long long stride,
+                                                               long long base, int accumulate) {
   alignas(16) __shared__ real shared[kFewShared];
-  for_each_tile(begin, end, kFew, n, [&](long long r0, int n0) {
-    const Output to = {out + (r0 - base) * stride, stride, end - r0, n, accumulate != 0};
-    matmul_few(a, RowOfSources(r0 + threadIdx.x / 16, end), w, n, n0, to, shared);
-  });
+  for_each_tile(begin, end, kFew, n, out, stride, base, accumulate,
+                [&](const Target& to) { matmul_few(a, w, n, to, shared); });
 }
 
-extern "C" __global__ __launch_bounds__(256) void matmul_tn(Sources a, Sources b, int begin,
-                                                            int end, int k, int n, real* out,
-                                                            long long out_stride, int accumulate,
-                                                            real* partial, int parts) {
+extern "C" __global__ __launch_bounds__(256, kBlocks) void matmul_tn(
+    Sources a, Sources b, int begin, int end, int k, int n, real* out, long long out_stride,
+    int accumulate, real* partial, int parts) {
   alignas(16) __shared__ real shared[2 * kSlab];
-  for_each_part(begin, end, k, n, out, out_stride, accumulate != 0, partial, parts,
-                [&](long long first, long long last, long long k0, int n0, const Output& to) {
-                  matmul_tn_tile(a, b, first, last, k0, n0, to, shared);
+  for_each_part(a, b, begin, end, k, n, out, out_stride, accumulate, partial, parts,
+                [&](const Side& x, const Side& y, int first, int last, const Target& to) {
+                  matmul_tn_tile(x, y, first, last, to, shared);
                 });
 }

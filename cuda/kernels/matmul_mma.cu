@@ -98,9 +98,7 @@ __device__ void multiply(const unsigned* slab, float (&sum)[2][4][4]) {
 }
 
 // Adds the halves of the depth: group i is given the upper or the lower 16 rows of its threads.
-// write(row, column, value) takes them.
-template <class Write>
-__device__ void finish(const float (&sum)[2][4][4], float* shared, Write write) {
+__device__ void finish(const float (&sum)[2][4][4], float* shared, const Target& to) {
   const Place at;
   float* mine = shared + at.group * (kSlab / 2) + threadIdx.x % 128;
   float* others = shared + (1 - at.group) * (kSlab / 2) + threadIdx.x % 128;
@@ -112,17 +110,18 @@ __device__ void finish(const float (&sum)[2][4][4], float* shared, Write write) 
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const float own = at.group == 0 ? sum[0][i / 4][i % 4] : sum[1][i / 4][i % 4];
-    write(at.row + at.group * 16 + at.g + i / 2 % 2 * 8, at.column + i / 4 * 8 + at.t * 2 + i % 2,
-          own + mine[i * 128]);
+    to.write(at.row + at.group * 16 + at.g + i / 2 % 2 * 8,
+             at.column + i / 4 * 8 + at.t * 2 + i % 2, own + mine[i * 128]);
   }
   __syncthreads();  // `shared` may be written again
 }
 
 template <class P>
-__device__ void matmul_tile(const Sources& a, RowOfSources row, const real* w, int n, int n0,
-                            const Output& out, unsigned* shared) {
+__device__ void matmul_tile(const Sources& a, const real* w, int n, const Target& to,
+                            unsigned* shared) {
   constexpr int values = kDepth * P::kValues, loads = values / 16;  // of a slab; of a thread
-  const int column = n0 + threadIdx.x % 16 * 4;
+  const int column = to.n0 + threadIdx.x % 16 * 4;
+  RowOfSources row(to, threadIdx.x / 4);
   const bool wide = aligned(w) && n % kWide == 0;
   Walk walk = {};
   Lanes<4> x[loads];
@@ -131,9 +130,9 @@ __device__ void matmul_tile(const Sources& a, RowOfSources row, const real* w, i
   for_each_slab(
       walk.start(a), [&] { return walk.next(a, values); },
       [&] {
+        y.fetch([&](int k) { return read_weights(a, walk, w, k, n, column, wide); });
 #pragma unroll
         for (int i = 0; i < loads; ++i) x[i] = row.read(a, walk, (i * 4 + threadIdx.x % 4) * 4);
-        y.fetch([&](int k) { return read_weights(a, walk, w, k, n, column, wide); });
       },
       [&](int buffer) {
         unsigned* slab = shared + buffer * kSlab;
@@ -145,90 +144,89 @@ __device__ void matmul_tile(const Sources& a, RowOfSources row, const real* w, i
         y.put(slab + kSideOfA);
       },
       [&](int buffer) { multiply<P, false>(shared + buffer * kSlab, sum); });
-  finish(sum, reinterpret_cast<float*>(shared),
-         [&](int i, int j, float value) { out.write(i, n0 + j, value); });
+  finish(sum, reinterpret_cast<float*>(shared), to);
 }
 
 template <class P>
-__device__ void matmul_tn_tile(const Sources& a, const Sources& b, long long first, long long last,
-                               long long k0, int n0, const Output& out, unsigned* shared) {
+__device__ void matmul_tn_tile(const Side& a, const Side& b, int first, int last, const Target& to,
+                               unsigned* shared) {
   const int at = threadIdx.x % 16 * 4;
-  const FourColumns of_a(a, static_cast<int>(k0) + at), of_b(b, n0 + at);
-  long long r = first;
+  int r = first;
   Columns<P> x, y;
   float sum[2][4][4] = {};
-  const auto read_row = [&](const Sources& s, const FourColumns& columns, int k) {
-    return r + k < last ? columns.read_row(s, r + k) : Lanes<4>{};
-  };
   for_each_slab(
       first < last, [&] { return (r += kDepth * P::kValues) < last; },
       [&] {
-        x.fetch([&](int k) { return read_row(a, of_a, k); });
-        y.fetch([&](int k) { return read_row(b, of_b, k); });
+        x.fetch([&](int k) { return a.read(r + k, last, at); });
+        y.fetch([&](int k) { return b.read(r + k, last, at); });
       },
       [&](int buffer) {
         x.put(shared + buffer * kSlab);
         y.put(shared + buffer * kSlab + kSideOfA);
       },
       [&](int buffer) { multiply<P, true>(shared + buffer * kSlab, sum); });
-  finish(sum, reinterpret_cast<float*>(shared),
-         [&](int i, int j, float value) { out.write(k0 + i, n0 + j, value); });
+  finish(sum, reinterpret_cast<float*>(shared), to);
 }
 
-constexpr int kFewDepth = 64;  // words of a slab of a small tile, eight a warp
-constexpr int kFewPitch = kFewDepth + 4;
-static_assert(2 * kFew * kFewPitch <= kFewShared, "slabs lie where sums do later");
+constexpr int kFewDepth = 128;  // values of a slab of a small tile, a share of 16 for each warp
 
 // Column g of the eight fragments of B is column 8 g + fragment of w: lanes read 32 bytes of a row.
 template <class P>
-__device__ void matmul_few(const Sources& a, RowOfSources row, const real* w, int n, int n0,
-                           const Output& out, unsigned* shared) {
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int column = n0 + g * 8;
+__device__ void matmul_few(const Sources& a, const real* w, int n, const Target& to,
+                           unsigned* shared) {
+  constexpr int words = kFewDepth / P::kValues, share = words / (kThreads / 32), steps = share / 8;
+  constexpr int pitch = words + 4;
+  static_assert(2 * kFew * pitch <= kFewShared, "slabs lie where sums do later");
+  const int first = threadIdx.x / 32 * share, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int column = to.n0 + g * 8;
+  RowOfSources row(to, threadIdx.x / 16);
   const bool wide = aligned(w) && n % kWide == 0;
   Walk walk = {};
-  Lanes<4> x[P::kValues], y[2][P::kValues][2];
-  Words<2> weights[8];
+  Lanes<4> x[2], y[2 * steps][P::kValues][2];
+  Words<2> weights[steps][8];
   float sum[8][4] = {};
   for_each_slab(
       walk.start(a),
       [&] {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            weights[j].v[i] =
-                P::word(y[i][0][j / 4].v[j % 4], y[i][P::kValues - 1][j / 4].v[j % 4]);
-          }
+        for (int i = 0; i < steps * 16; ++i) {
+          const int j = i % 8;
+          const auto& of = y[i / 8];
+          weights[i / 16][j].v[i / 8 % 2] =
+              P::word(of[0][j / 4].v[j % 4], of[P::kValues - 1][j / 4].v[j % 4]);
         }
-        return walk.next(a, kFewDepth * P::kValues);
+        return walk.next(a, kFewDepth);
       },
       [&] {
 #pragma unroll
-        for (int i = 0; i < P::kValues; ++i) {
-          x[i] = row.read(a, walk, (i * 16 + threadIdx.x % 16) * 4);
+        for (int i = 0; i < 2 * steps; ++i) {
+#pragma unroll
+          for (int v = 0; v < P::kValues; ++v) {
+            const int k = (first + i * 4 + t) * P::kValues + v;
+            y[i][v][0] = read_weights(a, walk, w, k, n, column, wide);
+            y[i][v][1] = read_weights(a, walk, w, k, n, column + 4, wide);
+          }
         }
 #pragma unroll
-        for (int i = 0; i < 2 * P::kValues * 2; ++i) {
-          const int word = warp * 8 + i / (2 * P::kValues) * 4 + t, v = i / 2 % P::kValues;
-          y[i / (2 * P::kValues)][v][i % 2] =
-              read_weights(a, walk, w, word * P::kValues + v, n, column + i % 2 * 4, wide);
+        for (int i = 0; i < 2; ++i) x[i] = row.read(a, walk, i * 64 + threadIdx.x % 16 * 4);
+      },
+      [&](int buffer) {
+        unsigned* slab = shared + (buffer * kFew + threadIdx.x / 16) * pitch;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          put_row<P>(slab + (i * 64 + threadIdx.x % 16 * 4) / P::kValues, x[i]);
         }
       },
       [&](int buffer) {
-        unsigned* slab = shared + (buffer * kFew + threadIdx.x / 16) * kFewPitch;
 #pragma unroll
-        for (int i = 0; i < P::kValues; ++i) {
-          put_row<P>(slab + (i * 16 + threadIdx.x % 16) * (4 / P::kValues), x[i]);
+        for (int step = 0; step < steps; ++step) {
+          const unsigned* slab = shared + (buffer * kFew + g) * pitch + first + step * 8 + t;
+          Words<4> z;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) z.v[i] = slab[i % 2 * 8 * pitch + i / 2 * 4];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) P::multiply(sum[j], z, weights[step][j]);
         }
-      },
-      [&](int buffer) {
-        const unsigned* slab = shared + (buffer * kFew + g) * kFewPitch + warp * 8 + t;
-        Words<4> z;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) z.v[i] = slab[i % 2 * 8 * kFewPitch + i / 2 * 4];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) P::multiply(sum[j], z, weights[j]);
       });
   real sums[kLaneSums];
 #pragma unroll
@@ -237,39 +235,34 @@ __device__ void matmul_few(const Sources& a, RowOfSources row, const real* w, in
   const auto place = [](int i, int j) {
     return (j % 8 * 4 + i / 8 * 2 + j / 8 % 2) * 33 + i % 8 * 4 + j / 16;
   };
-  add_warps(sums, reinterpret_cast<float*>(shared), place,
-            [&](int i, int j, real value) { out.write(i, n0 + j, value); });
+  add_warps(sums, reinterpret_cast<float*>(shared), place, to);
 }
 
 }  // namespace
 
-#define CAVS_MATMUL(Precision, name)                                                             \
-  extern "C" __global__ __launch_bounds__(256) void matmul_##name(                               \
-      Sources a, int begin, int end, const real* w, int k, int n, real* out, long long stride,   \
-      long long base, int accumulate) {                                                          \
-    alignas(16) __shared__ unsigned shared[2 * kSlab];                                           \
-    for_each_tile(begin, end, kTile, n, [&](long long r0, int n0) {                              \
-      const Output to = {out + (r0 - base) * stride, stride, end - r0, n, accumulate != 0};      \
-      matmul_tile<Precision>(a, RowOfSources(r0 + threadIdx.x / 4, end), w, n, n0, to, shared);  \
-    });                                                                                          \
-  }                                                                                              \
-  extern "C" __global__ __launch_bounds__(256) void matmul_##name##_16(                          \
-      Sources a, int begin, int end, const real* w, int k, int n, real* out, long long stride,   \
-      long long base, int accumulate) {                                                          \
-    alignas(16) __shared__ unsigned shared[kFewShared];                                          \
-    for_each_tile(begin, end, kFew, n, [&](long long r0, int n0) {                               \
-      const Output to = {out + (r0 - base) * stride, stride, end - r0, n, accumulate != 0};      \
-      matmul_few<Precision>(a, RowOfSources(r0 + threadIdx.x / 16, end), w, n, n0, to, shared);  \
-    });                                                                                          \
-  }                                                                                              \
-  extern "C" __global__ __launch_bounds__(256) void matmul_tn_##name(                            \
-      Sources a, Sources b, int begin, int end, int k, int n, real* out, long long out_stride,   \
-      int accumulate, real* partial, int parts) {                                                \
-    alignas(16) __shared__ unsigned shared[2 * kSlab];                                           \
-    for_each_part(begin, end, k, n, out, out_stride, accumulate != 0, partial, parts,            \
-                  [&](long long first, long long last, long long k0, int n0, const Output& to) { \
-                    matmul_tn_tile<Precision>(a, b, first, last, k0, n0, to, shared);            \
-                  });                                                                            \
+#define CAVS_MATMUL(Precision, name)                                                           \
+  extern "C" __global__ __launch_bounds__(256, 2) void matmul_##name(                          \
+      Sources a, int begin, int end, const real* w, int k, int n, real* out, long long stride, \
+      long long base, int accumulate) {                                                        \
+    alignas(16) __shared__ unsigned shared[2 * kSlab];                                         \
+    for_each_tile(begin, end, kTile, n, out, stride, base, accumulate,                         \
+                  [&](const Target& to) { matmul_tile<Precision>(a, w, n, to, shared); });     \
+  }                                                                                            \
+  extern "C" __global__ __launch_bounds__(256, 1) void matmul_##name##_16(                     \
+      Sources a, int begin, int end, const real* w, int k, int n, real* out, long long stride, \
+      long long base, int accumulate) {                                                        \
+    alignas(16) __shared__ unsigned shared[kFewShared];                                        \
+    for_each_tile(begin, end, kFew, n, out, stride, base, accumulate,                          \
+                  [&](const Target& to) { matmul_few<Precision>(a, w, n, to, shared); });      \
+  }                                                                                            \
+  extern "C" __global__ __launch_bounds__(256, 2) void matmul_tn_##name(                       \
+      Sources a, Sources b, int begin, int end, int k, int n, real* out, long long out_stride, \
+      int accumulate, real* partial, int parts) {                                              \
+    alignas(16) __shared__ unsigned shared[2 * kSlab];                                         \
+    for_each_part(a, b, begin, end, k, n, out, out_stride, accumulate, partial, parts,         \
+                  [&](const Side& x, const Side& y, int first, int last, const Target& to) {   \
+                    matmul_tn_tile<Precision>(x, y, first, last, to, shared);                  \
+                  });                                                                          \
   }
 
 CAVS_MATMUL(Tf32, tf32)

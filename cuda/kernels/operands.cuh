@@ -27,6 +27,20 @@ struct Walk {
   }
 };
 
+// Where the elements of a tile go: rows from r0 and columns from n0 on, up to `end` and `n`. The
+// address is reckoned at the end, so that its parts fill no registers before.
+struct Target {
+  real* out;
+  long long stride, base, r0, end;
+  int n0, n, accumulate;
+
+  __device__ void write(int i, int j, real value) const {
+    if (r0 + i >= end || n0 + j >= n) return;
+    real* to = out + (r0 + i - base) * stride + n0 + j;
+    *to = accumulate ? *to + value : value;
+  }
+};
+
 // One row of sources side by side, read by a thread as a walk goes on.
 struct RowOfSources {
   long long r;
@@ -35,7 +49,7 @@ struct RowOfSources {
   const real* row = nullptr;  // where no segment is summed
   bool wide = false;
 
-  __device__ RowOfSources(long long r, int end) : r(r), inside(r < end) {}
+  __device__ RowOfSources(const Target& to, int i) : r(to.r0 + i), inside(r < to.end) {}
 
   // Columns walk.column + first and the three behind it; zeros past the width.
   __device__ Lanes<4> read(const Sources& a, const Walk& walk, int first) {
@@ -47,37 +61,6 @@ struct RowOfSources {
       row = s.map != 3 ? plain_row(s, r) : nullptr;
     }
     return read_columns<4>(s, r, row, walk.column + first, wide);
-  }
-};
-
-// Four columns of sources side by side, those of one thread.
-struct FourColumns {
-  int source, column;
-  bool together, wide;  // all of one source; aligned
-
-  __device__ FourColumns(const Sources& a, int c) : source(0), column(c) {
-    while (source < a.count && column >= a.of[source].width) column -= a.of[source++].width;
-    together = source < a.count && (column + 4 <= a.of[source].width || source == a.count - 1);
-    wide = together && column % kWide == 0 && aligned(a.of[source]);
-  }
-
-  __device__ Lanes<4> read_row(const Sources& a, long long r) const {
-    if (together) return read_of(a.of[source], r, column, wide);
-    Lanes<4> x = {};
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      int s = source, c = column + i;
-      while (s < a.count && c >= a.of[s].width) c -= a.of[s++].width;
-      if (s == a.count) break;
-      const real value = read_of(a.of[s], r, c, false).v[0];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) x.v[j] = j == i ? value : x.v[j];
-    }
-    return x;
-  }
-
-  static __device__ Lanes<4> read_of(const Rows& s, long long r, int c, bool wide) {
-    return read_columns<4>(s, r, s.map != 3 ? plain_row(s, r) : nullptr, c, wide);
   }
 };
 
@@ -107,42 +90,61 @@ __device__ void for_each_slab(bool more, Next next, Fetch fetch, Put put, Multip
   }
 }
 
-// Tiles [0, rows) x [0, columns) of `height` x kTile, shared among the blocks of a grid.
+// Tiles of rows [begin, end) of a product, `height` x kTile, which the blocks of a grid share.
 template <class F>
-__device__ void for_each_tile(int begin, int end, int height, int n, F f) {
+__device__ void for_each_tile(int begin, int end, int height, int n, real* out, long long stride,
+                              long long base, int accumulate, F f) {
   for (long long r0 = begin + static_cast<long long>(blockIdx.y) * height; r0 < end;
        r0 += static_cast<long long>(gridDim.y) * height) {
     for (long long n0 = static_cast<long long>(blockIdx.x) * kTile; n0 < n;
          n0 += static_cast<long long>(gridDim.x) * kTile) {
-      f(r0, static_cast<int>(n0));
+      f(Target{out, stride, base, r0, end, static_cast<int>(n0), n, accumulate});
     }
   }
 }
 
-// Where the elements of a product go.
-struct Output {
-  real* data;
-  long long stride;  // of rows, which are numbered from 0
-  long long rows, columns;
-  bool accumulate;
+// A side of a product over rows: up to 64 columns of one source.
+struct Side {
+  const Rows& rows;
+  int column;
+  bool wide;
 
-  __device__ void write(long long row, long long column, real value) const {
-    if (row >= rows || column >= columns) return;
-    real* to = data + row * stride + column;
-    *to = accumulate ? *to + value : value;
+  __device__ Side(const Sources& s, const Walk& walk)
+      : rows(s.of[walk.source]), column(walk.column), wide(aligned(rows)) {}
+
+  // Columns `first` to `first` + 3 of row r; zeros unless r < end.
+  __device__ Lanes<4> read(int r, int end, int first) const {
+    if (r >= end) return {};
+    const real* row = rows.map != 3 ? plain_row(rows, r) : nullptr;
+    return read_columns<4>(rows, r, row, column + first, wide);
   }
 };
 
-// Tiles of a k x n sum over rows [begin, end), which blockIdx.z shares out in parts.
+// Tiles of a sum of k x n products over rows [begin, end), each of one source of either side;
+// blockIdx.z shares out parts of the rows. f(side of a, side of b, first row, last row, target).
 template <class F>
-__device__ void for_each_part(int begin, int end, int k, int n, real* out, long long stride,
-                              bool accumulate, real* partial, int parts, F f) {
+__device__ void for_each_part(const Sources& a, const Sources& b, int begin, int end, int k, int n,
+                              real* out, long long stride, int accumulate, real* partial, int parts,
+                              F f) {
   const long long rows = end - begin;
   for (int part = blockIdx.z; part < parts; part += gridDim.z) {
-    const long long first = begin + rows * part / parts, last = begin + rows * (part + 1) / parts;
-    Output to = {out, stride, k, n, accumulate};
-    if (parts > 1) to = {partial + static_cast<long long>(part) * k * n, n, k, n, false};
-    for_each_tile(0, k, kTile, n, [&](long long k0, int n0) { f(first, last, k0, n0, to); });
+    const int first = static_cast<int>(begin + rows * part / parts);
+    const int last = static_cast<int>(begin + rows * (part + 1) / parts);
+    if (parts > 1) stride = n, accumulate = 0, out = partial + part * stride * k;
+    Walk y = {}, x = {};
+    unsigned row = 0;
+    for (bool down = y.start(a); down; down = y.next(a, kTile), ++row) {
+      if (row % gridDim.y != blockIdx.y) continue;
+      unsigned column = 0;
+      for (bool right = x.start(b); right; right = x.next(b, kTile), ++column) {
+        if (column % gridDim.x != blockIdx.x) continue;
+        const int height = y.before + a.of[y.source].width;
+        const int width = x.before + b.of[x.source].width;
+        const Target to = {out,   stride,    0, y.before + y.column, height, x.before + x.column,
+                           width, accumulate};
+        f(Side(a, y), Side(b, x), first, last, to);
+      }
+    }
   }
 }
 
@@ -150,9 +152,10 @@ constexpr int kLaneSums = kFew * kTile / 32;    // of a lane that has part of a 
 constexpr int kFewShared = 4 * kLaneSums * 33;  // values
 
 // Adds the sums of the eight warps, each of a share of the depth, in one order. Value i of a lane
-// stands at place 33 i + lane; place(row, column) is that of an element. f(row, column, value).
-template <class Place, class F>
-__device__ void add_warps(const real (&sum)[kLaneSums], real* shared, Place place, F f) {
+// stands at place 33 i + lane; place(row, column) is that of an element.
+template <class Place>
+__device__ void add_warps(const real (&sum)[kLaneSums], real* shared, Place place,
+                          const Target& to) {
   const int warp = threadIdx.x / 32;
   real* mine = shared + warp % 4 * (kLaneSums * 33) + threadIdx.x % 32;
 #pragma unroll
@@ -171,7 +174,7 @@ __device__ void add_warps(const real (&sum)[kLaneSums], real* shared, Place plac
     real total = at[0];
 #pragma unroll
     for (int part = 1; part < 4; ++part) total += at[part * (kLaneSums * 33)];
-    f(row, column, total);
+    to.write(row, column, total);
   }
   __syncthreads();  // `shared` may be written again
 }

@@ -8,7 +8,7 @@ constexpr int kPackTile = 32;
 
 }  // namespace
 
-extern "C" __global__ __launch_bounds__(256) void pack(const Piece* pieces, int count) {
+extern "C" __global__ __launch_bounds__(256, 4) void pack(const Piece* pieces, int count) {
   __shared__ real tile[kPackTile][kPackTile + 1];
   const int x = threadIdx.x % kPackTile, y = threadIdx.x / kPackTile;
   constexpr int step = kThreads / kPackTile;

@@ -31,7 +31,8 @@ template <int N>
 __device__ void copy(const Rows& in, int begin, int end, real* out, long long stride,
                      long long base) {
   for_each_vector<N>(in.width, begin, end, out, stride, base, [&](long long r, int column) {
-    return read_columns<N>(in, r, in.map == 3 ? nullptr : plain_row(in, r), column, N > 1);
+    const real* row = in.map == 3 ? nullptr : plain_row(in, r);
+    return read_columns<N, 4>(in, r, row, column, N > 1);
   });
 }
 
@@ -110,8 +111,9 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
 
 }  // namespace
 
-extern "C" __global__ __launch_bounds__(256) void copy_rows(Rows in, int begin, int end, real* out,
-                                                            long long stride, long long base) {
+extern "C" __global__ __launch_bounds__(256, 4) void copy_rows(Rows in, int begin, int end,
+                                                               real* out, long long stride,
+                                                               long long base) {
   if (wide_output(in, out, stride)) {
     copy<kWide>(in, begin, end, out, stride, base);
   } else {
@@ -119,9 +121,9 @@ extern "C" __global__ __launch_bounds__(256) void copy_rows(Rows in, int begin, 
   }
 }
 
-extern "C" __global__ __launch_bounds__(256) void segment_max(Rows in, int begin, int end,
-                                                              real* out, long long stride,
-                                                              long long base) {
+extern "C" __global__ __launch_bounds__(256, 4) void segment_max(Rows in, int begin, int end,
+                                                                 real* out, long long stride,
+                                                                 long long base) {
   if (wide_output(in, out, stride)) {
     maxima<kWide>(in, begin, end, out, stride, base);
   } else {
@@ -129,9 +131,10 @@ extern "C" __global__ __launch_bounds__(256) void segment_max(Rows in, int begin
   }
 }
 
-extern "C" __global__ __launch_bounds__(256) void cross_entropy(Rows logits, const int* label,
-                                                                int begin, int end, real* loss,
-                                                                long long stride, long long base) {
+extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy(Rows logits, const int* label,
+                                                                   int begin, int end, real* loss,
+                                                                   long long stride,
+                                                                   long long base) {
   if (logits.width < kWideRow) {
     cross_entropy_of_rows<false>(logits, label, begin, end, loss, nullptr, stride, base);
   } else {
@@ -139,10 +142,11 @@ extern "C" __global__ __launch_bounds__(256) void cross_entropy(Rows logits, con
   }
 }
 
-extern "C" __global__ __launch_bounds__(256) void cross_entropy_grad(Rows logits, const int* label,
-                                                                     int begin, int end, real* grad,
-                                                                     long long stride,
-                                                                     long long base) {
+extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy_grad(Rows logits,
+                                                                        const int* label, int begin,
+                                                                        int end, real* grad,
+                                                                        long long stride,
+                                                                        long long base) {
   if (logits.width < kWideRow) {
     cross_entropy_of_rows<false>(logits, label, begin, end, nullptr, grad, stride, base);
   } else {
@@ -151,9 +155,9 @@ extern "C" __global__ __launch_bounds__(256) void cross_entropy_grad(Rows logits
 }
 
 // Segments: every row of every segment is simply one more row.
-extern "C" __global__ __launch_bounds__(256) void sum_rows(Rows in, int begin, int end, real* out,
-                                                           int accumulate, real* partial,
-                                                           int parts) {
+extern "C" __global__ __launch_bounds__(256, 4) void sum_rows(Rows in, int begin, int end,
+                                                              real* out, int accumulate,
+                                                              real* partial, int parts) {
   __shared__ real sums[kThreads / 32][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool segments = in.map == 3 && begin < end;
@@ -188,10 +192,11 @@ extern "C" __global__ __launch_bounds__(256) void sum_rows(Rows in, int begin, i
 }
 
 // A thread an element.
-extern "C" __global__ __launch_bounds__(256) void sum_parts(const real* partial, int parts,
-                                                            long long n, real* out,
-                                                            long long out_width,
-                                                            long long out_stride, int accumulate) {
+extern "C" __global__ __launch_bounds__(256, 4) void sum_parts(const real* partial, int parts,
+                                                               long long n, real* out,
+                                                               long long out_width,
+                                                               long long out_stride,
+                                                               int accumulate) {
   const long long step = static_cast<long long>(gridDim.x) * kThreads;
   for (long long i = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x; i < n;
        i += step) {

@@ -40,8 +40,8 @@ __device__ inline const real* plain_row(const Rows& s, long long r) {
 }
 
 // Row number j of a segment; null: it adds nothing.
-__device__ inline const real* segment_row(const Rows& s, long long j) {
-  const long long i = s.index != nullptr ? s.index[j] : j;
+__device__ inline const real* segment_row(const Rows& s, int j) {
+  const int i = s.index != nullptr ? s.index[j] : j;
   return i < 0 ? nullptr : s.data + (i - s.base) * s.stride;
 }
 
@@ -67,22 +67,23 @@ __device__ inline void add(Lanes<N>& sum, const Lanes<N>& x) {
 }
 
 // N columns from `column` on, n of which exist, added over rows [j, end) of a segment in ascending
-// order to `sum`. Four rows are on their way at a time.
-template <int N>
-__device__ inline void add_rows(const Rows& s, long long j, long long end, int column, int n,
-                                bool wide, Lanes<N>& sum) {
-  for (; j + 4 <= end; j += 4) {
-    const real* row[4];
-    Lanes<N> x[4];
+// order to `sum`. `Ahead` rows are on their way at a time.
+template <int N, int Ahead>
+__device__ inline void add_rows(const Rows& s, int j, int end, int column, int n, bool wide,
+                                Lanes<N>& sum) {
+  for (; Ahead > 1 && j + Ahead <= end; j += Ahead) {
+    const real* row[Ahead];
+    Lanes<N> x[Ahead];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) row[i] = segment_row(s, j + i);
+    for (int i = 0; i < Ahead; ++i) row[i] = segment_row(s, j + i);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < Ahead; ++i) {
       x[i] = load<N>(row[i] != nullptr ? row[i] + column : nullptr, n, wide);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) add(sum, x[i]);
+    for (int i = 0; i < Ahead; ++i) add(sum, x[i]);
   }
+#pragma unroll 1
   for (; j < end; ++j) {
     const real* row = segment_row(s, j);
     if (row != nullptr) add(sum, load<N>(row + column, n, wide));
@@ -91,13 +92,13 @@ __device__ inline void add_rows(const Rows& s, long long j, long long end, int c
 
 // N columns from `column` on of row r; zeros past the width. `row` is plain_row(s, r), unless the
 // rows are segments.
-template <int N>
+template <int N, int Ahead = 1>
 __device__ inline Lanes<N> read_columns(const Rows& s, long long r, const real* row, int column,
                                         bool wide) {
   const int n = s.width - column;
   if (s.map != 3) return load<N>(row != nullptr && n > 0 ? row + column : nullptr, n, wide);
   Lanes<N> sum = {};
-  if (n > 0) add_rows<N>(s, s.offsets[r], s.offsets[r + 1], column, n, wide, sum);
+  if (n > 0) add_rows<N, Ahead>(s, s.offsets[r], s.offsets[r + 1], column, n, wide, sum);
   return sum;
 }
 

@@ -4,16 +4,20 @@
 
 namespace {
 
-// The sum over the threads of the block, in one order; for thread 0.
+// On a multiprocessor: this bounds the registers.
+constexpr int kBlocks = sizeof(real) == 4 ? 3 : 2;
+
+// The sum over the threads of the block, in one order.
 __device__ double block_sum(double x) {
   __shared__ double of_thread[kThreads];
   of_thread[threadIdx.x] = x;
+  __syncthreads();
   for (int half = kThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
     if (threadIdx.x < half) of_thread[threadIdx.x] += of_thread[threadIdx.x + half];
+    __syncthreads();
   }
   const double sum = of_thread[0];
-  __syncthreads();
+  __syncthreads();  // the array may be written again
   return sum;
 }
 
@@ -74,8 +78,8 @@ __device__ void update_each(const Stretch* stretches, int count, F f) {
 }  // namespace
 
 // In double precision whatever the values are: the norm decides how a gradient is clipped.
-extern "C" __global__ __launch_bounds__(256) void square(const Stretch* stretches, int count,
-                                                         double* partial) {
+extern "C" __global__ __launch_bounds__(256, 4) void square(const Stretch* stretches, int count,
+                                                            double* partial) {
   for (int i = blockIdx.x; i < count; i += gridDim.x) {
     const Stretch& s = stretches[i];
     const long long n = s.count * s.width, whole = aligned(s.grad) ? n / kWide * kWide : 0;
@@ -95,9 +99,9 @@ extern "C" __global__ __launch_bounds__(256) void square(const Stretch* stretche
   }
 }
 
-extern "C" __global__ __launch_bounds__(256) void judge(const double* partial, int count,
-                                                        const real* loss, double max_norm,
-                                                        Outcome* outcome) {
+extern "C" __global__ __launch_bounds__(256, 4) void judge(const double* partial, int count,
+                                                           const real* loss, double max_norm,
+                                                           Outcome* outcome) {
   double squares = 0;
   for (int i = threadIdx.x; i < count; i += kThreads) squares += partial[i];
   squares = block_sum(squares);
@@ -109,8 +113,9 @@ extern "C" __global__ __launch_bounds__(256) void judge(const double* partial, i
   outcome->ok = finite(norm) && finite(value);
 }
 
-extern "C" __global__ __launch_bounds__(256) void update(const Stretch* stretches, int count,
-                                                         Optimizer o, const Outcome* outcome) {
+extern "C" __global__ __launch_bounds__(256, kBlocks) void update(const Stretch* stretches,
+                                                                  int count, Optimizer o,
+                                                                  const Outcome* outcome) {
   if (!outcome->ok) return;
   const real lr = static_cast<real>(o.lr), eps = static_cast<real>(o.eps);
   const real scale = static_cast<real>(o.grad_scale * outcome->scale);

@@ -25,8 +25,15 @@ class Runner:
         return self.context.module("maps.cu", text if PRELUDE in text else PRELUDE + text)
 
     def run(
-        self, module: Any, name: str, threads: int, begin: int, end: int, arguments: list[Any],
-        outs: list[np.ndarray], last: tuple[Any, ...] = (),
+        self,
+        module: Any,
+        name: str,
+        threads: int,
+        begin: int,
+        end: int,
+        arguments: list[Any],
+        outs: list[np.ndarray],
+        last: tuple[Any, ...] = (),
     ) -> list[np.ndarray]:
         """What ``outs`` hold after a launch over rows [begin, end).
 

@@ -12,10 +12,12 @@ import cavs
 from cavs import nn, ops
 from cavs.codegen.cuda import OPERATIONS, PRELUDE, Load, Store, kernel_text, literal, shape_of
 from cavs.codegen.map import MapProgram, Register
+from cavs.cuda import libraries
+from cavs.cuda.nvrtc import Nvrtc, resources
 from cavs.cuda.program import map_kernels, program_text
 from cavs.ir import REGISTRY, VERTEX, apply
 from tests.codegen.device import runner  # noqa: F401
-from tests.cuda.nvrtc import compile_source, find_library
+from tests.cuda.device import NO_NVRTC
 from tests.kernels.map_reference import CODE, Program
 from tests.kernels.map_reference import Load as Read
 from tests.runtime.trees import Classifier, graph
@@ -66,13 +68,14 @@ def test_functions_saturate_and_keep_nan(runner, real):  # noqa: F811
     x = np.array([[-np.inf, -1e4, -100.0, 0.0, 100.0, 1e4, np.inf, np.nan]], REAL[real])
     codes = ("sigmoid", "tanh", "exp")
     text = "".join(
-        kernel_text(c, [Load(8)], [(c, 1, 0, 0, 0, 0.0)], [Store(1, 8)], 1, 8, real) for c in codes
+        kernel_text(f"k_{c}", [Load(8)], [(c, 1, 0, 0, 0, 0.0)], [Store(1, 8)], 1, 8, real)
+        for c in codes
     )
     module = runner.module(text)
     with np.errstate(over="ignore"):
         expected = [1 / (1 + np.exp(-x.astype("f8"))), np.tanh(x), np.exp(x)]
     for code, values in zip(codes, expected, strict=True):
-        (out,) = runner.run(module, code, 8, 0, 1, [x], [np.empty_like(x)])
+        (out,) = runner.run(module, f"k_{code}", 2, 0, 1, [x], [np.empty_like(x)])
         np.testing.assert_allclose(out, values, rtol=1e-6, atol=1e-38, err_msg=code)
 
 
@@ -244,24 +247,27 @@ def test_equal_kernels_are_one():
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @both
 def test_nvrtc_compiles_without_spills(arch, real):
-    library = find_library()
+    library = libraries.find("nvrtc")
     if library is None:
-        pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
+        pytest.skip(NO_NVRTC)
+    compiler = Nvrtc(library.path)
     options = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v"]
     rng = np.random.default_rng(0)
     trees = [graph([[], [], [0, 1], [], [2, 3]], rng), graph([[]], rng)]
     for cell in (nn.BinaryTreeLSTM, nn.TreeGRU, nn.TreeAttention, nn.ChildSumTreeLSTM):
-        program = cavs.Session(Classifier(cell(8, 64), rate=0.3)).compiled(cavs.batch(trees)).program
+        program = (
+            cavs.Session(Classifier(cell(8, 64), rate=0.3)).compiled(cavs.batch(trees)).program
+        )
         text = program_text(program, real)
-        _, log = compile_source(library, "maps.cu", text, {}, options)
-        spills = re.findall(r"(\d+) bytes spill stores", log)
-        assert len(spills) == text.count("__global__")
-        assert set(spills) == {"0"}
+        _, log = compiler.compile_with_log("maps.cu", text, {}, options)
+        found = resources(log)
+        assert len([of for of in found if of.registers]) == text.count("__global__")
+        assert all(of.spill_stores == of.spill_loads == 0 for of in found)
     every = "".join(
-        kernel_text(c, [Load(6)] * 3, [(c, 3, 0, 1, 2, 0.5)], [Store(3, 6)], 1, 6, real)
+        kernel_text(f"k_{c}", [Load(6)] * 3, [(c, 3, 0, 1, 2, 0.5)], [Store(3, 6)], 1, 6, real)
         for c in [*OPERATIONS, "constant", "uniform"]
-    ).replace(" constant(", " constant_(").replace(" uniform(long", " uniform_(long")
-    cubin, _ = compile_source(library, "every.cu", PRELUDE + every, {}, options)
+    )
+    cubin, _ = compiler.compile_with_log("every.cu", PRELUDE + every, {}, options)
     assert len(cubin) > 1000
 
 

@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from . import kernels, nvrtc
-from .twin import Twin, missing
+from cavs.cuda import libraries
+from cavs.cuda.nvrtc import Nvrtc
 
+from . import kernels
+from .twin import Twin, TwinCompiler, missing
+
+NO_NVRTC = "NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12"
 Compile = Callable[[str, str, dict[str, str], list[str]], bytes]
 
 
@@ -99,22 +103,22 @@ class Device:
 
 
 @functools.cache
-def host_twin() -> Device | str:
-    """The host twin, or why it cannot be built."""
+def host_twin(checked: bool | None = None) -> Device | str:
+    """The host twin, or why it cannot be built; see TwinCompiler for `checked`."""
     if reason := missing():
         return reason
     twin = Twin()
-    return Device(twin.library, twin.compiler.compile, [], twin)
+    return Device(twin.library, TwinCompiler(checked).compile, [], twin)
 
 
 @functools.cache
 def gpu() -> Device | str:
     """This machine's GPU, or why it cannot be had."""
-    library = nvrtc.find_library()
+    library = libraries.find("nvrtc")
     if library is None:
-        return nvrtc.MISSING
+        return NO_NVRTC
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL(libraries.DRIVER)
     except OSError as error:
         return f"no NVIDIA driver: {error}"
     if status := driver.cuInit(0):
@@ -123,10 +127,4 @@ def gpu() -> Device | str:
     driver.cuDeviceGetAttribute(ctypes.byref(major), 75, 0)
     driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, 0)
     options = [f"--gpu-architecture=sm_{major.value}{minor.value}", *kernels.OPTIONS]
-
-    def compile_cubin(
-        name: str, source: str, headers: dict[str, str], options: list[str]
-    ) -> bytes:
-        return nvrtc.compile_source(library, name, source, headers, options)[0]
-
-    return Device("libcuda.so.1", compile_cubin, options, None)
+    return Device(libraries.DRIVER, Nvrtc(library.path).compile, options, None)

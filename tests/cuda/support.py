@@ -29,14 +29,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Case:
-    """A device, "twin" or "gpu", and a type of values."""
+    """A device, "twin", "checked" (the twin that finds races) or "gpu", and a type of values."""
 
     name: str
     dtype: str
 
     @property
     def device(self) -> Device:
-        device = host_twin() if self.name == "twin" else gpu()
+        device = (
+            gpu() if self.name == "gpu" else host_twin(self.name == "checked" or None)
+        )
         if isinstance(device, str):
             pytest.skip(device)
         return device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.compiler.test_equality import ALL_ON, FLOAT32, FLOAT64, check
 from tests.oracle import assert_close, reference
 from tests.random_cells import batches, models, traced_parameters
 from tests.runtime.test_standing_cases import STRUCTURES
-from tests.runtime.trees import Classifier, graph, treebank
+from tests.runtime.trees import Classifier, binary, graph, treebank
 
 OPTIMIZERS = {
     "sgd": cavs.optim.SGD(lr=0.5, weight_decay=0.01),
@@ -89,6 +90,39 @@ def test_float32_equals_the_oracle(device, model, batch):
     compare(model, batch, device, FLOAT32, np.float32)
 
 
+# A product is rounded at its inputs: to 10 bits in tf32, to 7 in bfloat16.
+@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 1e-2), ("bfloat16", 1e-1)])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_products_on_tensor_cores(device, precision, tolerance, rows):
+    batch = treebank(rows)
+    model = classifier(dtype=np.float32)
+    exact = cavs.Session(model).gradients(batch)
+    session = cavs.Session(model, device=device, precision=precision)
+    loss, gradients = session.gradients(batch)
+    assert loss == pytest.approx(exact[0], rel=tolerance)
+    assert loss != exact[0]
+    for name, g in gradients.items():
+        wanted = exact[1][name]
+        assert np.linalg.norm(g - wanted) <= tolerance * np.linalg.norm(wanted), name
+
+
+@settings(RANDOM, max_examples=5)
+@given(models(), batches(max_vertices=150))
+def test_products_by_cublas(twin, twin_device, model, batch):
+    traced_parameters(model, batch)
+    device = replace(twin_device, cublas_lt=twin.cublaslt)
+    compare(model, batch, device, FLOAT64)
+
+
+def test_large_products_go_to_cublas(twin, twin_device):
+    model = Classifier(nn.ChildSumTreeLSTM(40, 33), input_size=40)
+    model.initialize(1, np.float64)
+    batch = treebank(40)
+    compare(model, batch, replace(twin_device, cublas_lt=twin.cublaslt), 1e-11)
+    products = [o for o in twin.operations() if o.kind == "product"]
+    assert len(products) > 10
+
+
 @settings(RANDOM, max_examples=15)
 @given(models(), batches())
 def test_whatever_the_order_of_blocks_and_threads(twin, twin_device, model, batch):
@@ -140,6 +174,25 @@ def test_training_equals_the_cpu(device, name, max_norm):
         assert_close(state, other, 1e-11, "state")
 
 
+def test_a_fit_with_dropout_equals_the_cpu(device):
+    rng = np.random.default_rng(0)
+    graphs = [binary(int(n), rng) for n in rng.integers(1, 20, 40)]
+    ends = []
+    for where in ("cpu", device):
+        model = Classifier(nn.BinaryTreeLSTM(8, 6), rate=0.5)
+        model.initialize(1, np.float64)
+        session = cavs.Session(model, dtype=np.float64, device=where)
+        trainer = cavs.Trainer(model, cavs.optim.Adagrad(lr=0.1), session=session, seed=7)
+        loader = cavs.DataLoader(graphs[:30], 7, shuffle=True, seed=2)
+        dev = cavs.DataLoader(graphs[30:], 7)
+        result = trainer.fit(loader, epochs=2, dev=dev, progress=False, restore_best=True)
+        losses = [(e["train_loss"], e["dev_loss"]) for e in result.epochs]
+        ends.append((losses, {k: p.value.copy() for k, p in model.parameters().items()}))
+    np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=1e-10)
+    for k, value in ends[0][1].items():
+        assert_close(value, ends[1][1][k], 1e-10, k)
+
+
 def test_parameters_written_by_the_host_go_up_and_come_back(device, tmp_path):
     data = [treebank(3, seed) for seed in range(3)]
     model = classifier(dtype=np.float32)
@@ -166,6 +219,15 @@ def test_a_loss_that_is_not_finite_updates_nothing(device):
         trainer.step(batch)
     for k, p in model.parameters().items():
         np.testing.assert_array_equal(p.value, before[k])
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_whatever_the_order_of_the_streams(twin, twin_device, seed):
+    twin.adversarial(seed)
+    batch = treebank(12, seed)
+    compare(classifier(), batch, twin_device, 1e-11)
+    streams = {o.stream for o in twin.launches()}
+    assert len(streams) == 2
 
 
 def test_bad_features_are_found_before_anything_is_launched(twin, twin_device):

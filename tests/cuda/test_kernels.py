@@ -115,9 +115,7 @@ def loss_and_gradient(x: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.
     return np.where(label < 0, 0, loss), np.where(label[:, None] < 0, 0, p)
 
 
-def cross_entropy(
-    case: Case, grid: Grid, logits: Rows, label: Any, r0: int, r1: int
-) -> np.ndarray:
+def cross_entropy(case: Case, grid: Grid, logits: Rows, label: Any, r0: int, r1: int) -> np.ndarray:
     """The loss in front of its gradient."""
     loss, grad = case.guarded(r1 - r0, 1), case.guarded(r1 - r0, logits.width)
     case.launch("cross_entropy", grid, logits, label, r0, r1, loss, loss.stride, r0)
@@ -152,7 +150,9 @@ def test_cross_entropy_of_large_logits_and_bad_labels(case: Case) -> None:
     assert np.isnan(got[3, 0]), "a label beyond the classes"
 
 
-def pack(case: Case, grid: Grid, inputs: list[tuple[Any, tuple[int, int], np.ndarray]]) -> np.ndarray:
+def pack(
+    case: Case, grid: Grid, inputs: list[tuple[Any, tuple[int, int], np.ndarray]]
+) -> np.ndarray:
     """All pieces in one launch; `inputs` are memory, strides and what is taken from there."""
     outputs = [case.guarded(*x.shape, aligned=i % 2 == 0) for i, (_, _, x) in enumerate(inputs)]
     pieces = [

@@ -147,7 +147,7 @@ def test_sources_side_by_side(case: Case, precision: str) -> None:
     for name in names(precision):
         got = agree(case, GRIDS[:2], matmul, name, a, r0, r1, of_w, 0.0, False)
         assert_product(case, precision, got, values, w.astype("f8"), slack=4.0)
-    b, right, more = sources_of_widths(case, rng, kinds[::-1], widths[1:] + [9], r0, r1)
+    b, right, more = sources_of_widths(case, rng, kinds[::-1], [*widths[1:], 9], r0, r1)
     for parts in (1, 3):
         got = agree(case, GRIDS[:2], matmul_tn, precision, a, b, r0, r1, *shape(a, b), 0.0, parts)
         assert_product(case, precision, got, values.T, right, slack=4.0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -426,6 +428,19 @@ def test_a_module_is_compiled_once(twin: Twin, monkeypatch: pytest.MonkeyPatch) 
     assert one != two
     monkeypatch.setattr(build, "run", None)
     assert one == twin.compiler.compile("k.cu", source, {}, ["--define-macro=REAL=float"])
+
+
+def test_old_modules_are_forgotten(
+    twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "CACHE", tmp_path)
+    made = [Path(twin.compiler.compile("k.cu", f"// {i}", {}, []).decode()) for i in range(2)]
+    for path in made:
+        os.utime(path, (0, 0))
+    twin.compiler.compile("k.cu", "// 1", {}, [])  # is asked for
+    build.forget_old()
+    assert [path.exists() for path in made] == [False, True]
+    assert list(tmp_path.iterdir()) == made[1:]
 
 
 def test_definitions_in_every_form() -> None:

@@ -219,6 +219,36 @@ def test_a_fault_shows_when_the_host_waits(context: Context, module: Module, see
     assert set(x.get()) == {1}  # what came after the fault did not run
 
 
+def test_what_is_live(context: Context, module: Module) -> None:
+    """After a fault too everything can be given back, though every call says that it failed."""
+    before = context.twin.live()
+    assert before["modules"] >= 1
+    for faulty in (False, True):
+        x = context.array(np.zeros(N, np.int32))
+        where, _ = pinned(context)
+        stream, event = handle(context, "Stream"), handle(context, "Event")
+        other = context.module("add.cu", ADD)
+        live = context.twin.live()
+        assert {name: live[name] - before[name] for name in live} == {
+            **dict.fromkeys(("allocations", "pinned", "streams", "events", "modules"), 1),
+            "bytes": 4 * N,
+        }
+        if faulty:
+            context.twin.fail_launch()
+            module.launch("add", 1, 32, x, N, 1, stream=ctypes.c_void_p())
+        codes = [
+            context.calls.cuStreamSynchronize(None),
+            context.calls.cuMemFree_v2(address(x)),
+            context.calls.cuMemFreeHost(where),
+            context.calls.cuStreamDestroy_v2(stream),
+            context.calls.cuEventDestroy_v2(event),
+            context.calls.cuModuleUnload(other.handle),
+        ]
+        x.address = 0
+        assert set(codes) == {700 if faulty else 0}
+        assert context.twin.live() == before
+
+
 def test_out_of_memory(context: Context) -> None:
     used = context.twin.used()
     context.twin.memory(used + 10_000)

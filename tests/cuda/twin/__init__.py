@@ -44,23 +44,22 @@ class Twin:
     """The twin device of this process.
 
     without: names of entry points that the library shall not have, as if its driver were too old.
+    checked: as of TwinCompiler.
     """
 
-    def __init__(self, without: tuple[str, ...] = ()):
+    def __init__(self, without: tuple[str, ...] = (), checked: bool | None = None):
         self.path = build.driver(tuple(without))
         self.library = str(self.path)
         self.cublaslt = self.library
-        self.compiler = TwinCompiler()
+        self.compiler = TwinCompiler(checked)
         self.calls = ctypes.CDLL(self.library)
-        for name in ("twin_records", "twin_fault", "twin_guards", "twin_parameters"):
+        for name in ("twin_records", "twin_fault", "twin_guards", "twin_parameters", "twin_live"):
             getattr(self.calls, name).restype = ctypes.c_char_p
-        for name in ("twin_used", "twin_allocations"):
-            getattr(self.calls, name).restype = ctypes.c_longlong
         self.calls.twin_parameters.argtypes = [ctypes.c_void_p]
         self.calls.twin_set.argtypes = [ctypes.c_char_p, ctypes.c_longlong]
 
     def operations(self) -> list[Operation]:
-        """Everything asked of the device since the last reset."""
+        """What was asked of the device since the last reset; of very much the latest."""
         records = json.loads(self.calls.twin_records())
         return [
             Operation(
@@ -99,13 +98,18 @@ class Twin:
         """What a kernel did wrong, with its thread; empty: nothing."""
         return str(self.calls.twin_fault().decode())
 
+    def live(self) -> dict[str, int]:
+        """What exists: "bytes" and "allocations" of the device, allocations of "pinned" memory,
+        "streams", "events" and "modules"."""
+        return dict(json.loads(self.calls.twin_live()))
+
     def used(self) -> int:
         """Bytes of the device that are allocated."""
-        return int(self.calls.twin_used())
+        return self.live()["bytes"]
 
     def allocations(self) -> int:
         """How many allocations of the device are live."""
-        return int(self.calls.twin_allocations())
+        return self.live()["allocations"]
 
     def fail_init(self, code: int) -> None:
         """What cuInit returns from now on."""

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 
+#include "memory.h"
 #include "module.h"
 
 namespace twin {
@@ -20,17 +20,10 @@ struct Launch {
 
 struct Fault {
   int code = 0;  // a CUresult; 0: none
-  std::string text;
+  std::string text = {};
 };
 
-// Says what stands at an address, for the text of a fault.
-using Describe = std::function<std::string(uintptr_t)>;
-
 // Runs the launch. A fault ends it at once: what was written stays, as on a device.
-Fault run(const Launch& launch, const Describe& describe);
-
-// Bytes of poison: NaN as float, double and bfloat16, and a very large number as an integer.
-void poison(void* address, size_t bytes);
-bool poisoned(const void* address, size_t bytes);
+Fault run(const Launch& launch, const Memory& memory);
 
 }  // namespace twin

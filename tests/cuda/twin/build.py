@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("CAVS_TWIN_CACHE", HERE.parents[2] / "build" / "twin"))
-COMPILER = os.environ.get("CXX", "g++")
+COMPILER = os.environ.get("CAVS_TWIN_CXX", "g++")
 LIBRARY = ".twin.so"  # how the driver knows the path of a module
-DRIVER_FLAGS = ["-std=c++20", "-O2", "-ftree-vectorize", "-march=native", "-g1", "-fPIC"]
+DRIVER_FLAGS = ["-std=c++20", "-O1", "-ftree-vectorize", "-march=native", "-g1", "-fPIC"]
 DRIVER_FLAGS += ["-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -27,9 +30,10 @@ class CompileError(Exception):
 def missing() -> str:
     """Why no twin can be built here; empty if it can."""
     if shutil.which(COMPILER) is None:
-        return f"the host twin needs a C++ compiler; {COMPILER} was not found"
-    if os.uname().machine not in ("x86_64", "aarch64"):
-        return f"the host twin runs on x86-64 and aarch64, not on {os.uname().machine}"
+        return f"the host twin needs g++; {COMPILER} was not found"
+    if (sys.platform, platform.machine()) not in (("linux", "x86_64"), ("linux", "aarch64")):
+        found = f"{platform.system()} on {platform.machine()}"
+        return f"the host twin needs Linux on x86-64 or aarch64; this is {found}"
     return ""
 
 
@@ -45,7 +49,11 @@ def compiler_identity() -> bytes:
 
 def run(command: list[str], directory: Path) -> None:
     """Runs a compiler; CompileError with its messages if it has any."""
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    # A sanitizer's library that is loaded into Python would make the compiler slow.
+    environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    done = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise CompileError(done.stderr)
 
@@ -61,7 +69,9 @@ def kept(key: Iterable[str | bytes], suffix: str, make: Callable[[Path, Path], N
         data = part.encode() if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little") + data)
     file = CACHE / f"{digest.hexdigest()[:32]}{suffix}"
-    if not file.exists():
+    if file.exists():
+        os.utime(file)
+    else:
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as directory:
             made = Path(directory) / f"made{suffix}"
@@ -70,27 +80,32 @@ def kept(key: Iterable[str | bytes], suffix: str, make: Callable[[Path, Path], N
     return file
 
 
+def forget_old(days: float = 7) -> None:
+    """Removes files that nobody asked for in so many days: random tests make many."""
+    for file in CACHE.glob("*.*o"):
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if time.time() - file.stat().st_mtime > days * 86400:
+                file.unlink()
+
+
 def driver(without: tuple[str, ...] = ()) -> Path:
     """The library that stands for libcuda and cuBLASLt, less the entry points named."""
-    headers = b"".join(path.read_bytes() for path in sorted(HERE.glob("*.h")))
+    forget_old()
+    sources = sorted(HERE.glob("*.cc"))
 
-    def compiled(source: Path) -> Path:
-        return kept(
-            [source.read_bytes(), headers, *DRIVER_FLAGS],
-            ".o",
-            lambda directory, file: run(
-                [COMPILER, *DRIVER_FLAGS, "-c", "-o", str(file), str(source)], directory
-            ),
-        )
+    def compile_all(directory: Path, file: Path) -> None:
+        whole = directory / "twin.cc"  # one unit: the standard headers cost more than the code
+        whole.write_text("".join(f'#include "{source}"\n' for source in sources))
+        run([COMPILER, *DRIVER_FLAGS, "-c", "-o", str(file), str(whole)], directory)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compiled, sorted(HERE.glob("*.cc"))))
+    contents = [path.read_bytes() for path in (*sources, *sorted(HERE.glob("*.h")))]
+    compiled = kept([*contents, *DRIVER_FLAGS], ".o", compile_all)
 
     def link(directory: Path, file: Path) -> None:
         exports = "".join(f"{name}; " for name in (*without, "*"))
         script = directory / "exports"
         script.write_text(f"{{ global: cu*; twin_*; local: {exports} }};\n")
         command = [COMPILER, "-shared", f"-Wl,--version-script={script}", "-o", str(file)]
-        run([*command, *map(str, objects), "-ldl", "-lpthread"], directory)
+        run([*command, str(compiled), "-ldl", "-lpthread"], directory)
 
-    return kept([*without, *(path.name for path in objects)], LIBRARY, link)
+    return kept([*without, compiled.name], LIBRARY, link)

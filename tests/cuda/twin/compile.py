@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from tests.cuda.twin.build import COMPILER, HERE, LIBRARY, kept, run
 
+SANITIZE = "-fsanitize=alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero"
+CHECKED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"]
 FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti"]
 FLAGS += ["-fno-strict-aliasing", "-fPIC", "-shared", "-fvisibility=hidden", "-DCAVS_TWIN"]
-FLAGS += ["-nostartfiles"]  # whose variables would lie among the shared ones
+# No start files, whose variables would lie among the shared ones, and no library of a sanitizer.
+FLAGS += ["-g1", "-nostdlib", SANITIZE]
 # NVRTC accepts what these speak of: unsigned threadIdx beside int, one header for many kernels.
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-sign-compare"]
 WARNINGS += ["-Wno-unused-function", "-Wno-unused-parameter", "-Wno-unused-variable"]
 WARNINGS += ["-Wno-unused-but-set-variable", "-Wno-unused-const-variable"]
 
+LANGUAGE = ("device.h", "checks.h", "module.h")
 MOST_DYNAMIC = 232448  # bytes of shared memory that a block may ask for
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 KERNEL = re.compile(
@@ -26,7 +31,16 @@ DYNAMIC = re.compile(
 
 
 class TwinCompiler:
-    """Compiles sources to host libraries; the twin's driver takes a library's path for a cubin."""
+    """Compiles sources to host libraries; the twin's driver takes a library's path for a cubin.
+
+    checked: the kernels call the driver at every access to memory, which then finds reads and
+    writes outside of allocations and races between threads. They run many times slower. None: as
+    the environment's CAVS_TWIN_CHECKED says, 0 or 1.
+    """
+
+    def __init__(self, checked: bool | None = None):
+        default = os.environ.get("CAVS_TWIN_CHECKED", "0") == "1"
+        self.checked = default if checked is None else checked
 
     def compile(self, name: str, source: str, headers: dict[str, str], options: list[str]) -> bytes:
         """The path of a module with every ``__global__`` function of ``source``.
@@ -35,8 +49,9 @@ class TwinCompiler:
         options: of NVRTC; definitions and undefinitions count, the others are the device's own.
         Raises CompileError with g++'s errors and warnings, by line of the source.
         """
-        defines = definitions(options)
-        language = [(HERE / header).read_text() for header in ("device.h", "module.h")]
+        flags = [*FLAGS, f"-DTWIN_CHECKED={int(self.checked)}", *definitions(options)]
+        flags += CHECKED if self.checked else []
+        language = [(HERE / header).read_text() for header in LANGUAGE]
         file = Path(name).name
         file = file if file.endswith((".cu", ".cuh")) else f"{file}.cu"
 
@@ -47,14 +62,14 @@ class TwinCompiler:
             (directory / file).write_text(static_dynamic(source))
             whole = COMMENT.sub("", source)
             if re.search(r"#\s*define(?:[^\n]|\\\n)*__global__", whole):  # made by a macro
-                whole = preprocessed(directory, file, defines)
+                whole = preprocessed(directory, file, definitions(options))
             dynamic = any(DYNAMIC.search(text) for text in (source, *headers.values()))
             (directory / "module.cc").write_text(module_text(file, whole, dynamic))
-            command = [COMPILER, *FLAGS, *WARNINGS, f"-I{HERE}", *defines]
-            run([*command, "-o", str(library), "module.cc"], directory)
+            command = [COMPILER, *flags, *WARNINGS, f"-I{HERE}", "-o", str(library)]
+            run([*command, "module.cc", "-lm", "-lc"], directory)
 
         parts = [file, source, *(x for item in sorted(headers.items()) for x in item)]
-        return bytes(kept([*parts, *defines, *FLAGS, *WARNINGS, *language, RECIPE], LIBRARY, make))
+        return bytes(kept([*parts, *flags, *WARNINGS, *language, RECIPE], LIBRARY, make))
 
 
 RECIPE = Path(__file__).read_bytes()
@@ -108,5 +123,5 @@ const twin::Kernel kKernels[] = {{
 extern "C" __attribute__((visibility("default"))) const twin::Module twin_module;
 const twin::Module twin_module = {{
     kKernels, {len(kernels)}, &threadIdx, &blockIdx, &blockDim, &gridDim, &twin_hooks,
-    __bss_start, _end, {place}}};
+    TWIN_CHECKED, __ehdr_start, __bss_start, _end, {place}}};
 """

@@ -4,8 +4,6 @@
 
 #include "device_state.h"
 
-#define API extern "C" __attribute__((visibility("default")))
-
 using namespace twin;
 
 namespace {
@@ -22,17 +20,17 @@ const char* keep(std::string text) {  // until the next call of its thread
 
 }  // namespace
 
-API int twin_set(const char* name, long long value) {
+TWIN_API int twin_set(const char* name, long long value) {
   const std::lock_guard<std::recursive_mutex> guard(device().lock);
   return device().set(name, value) ? 1 : 0;
 }
 
-API void twin_reset() {
+TWIN_API void twin_reset() {
   const std::lock_guard<std::recursive_mutex> guard(device().lock);
   device().reset();
 }
 
-API const char* twin_records() {
+TWIN_API const char* twin_records() {
   const std::lock_guard<std::recursive_mutex> guard(device().lock);
   std::ostringstream out;
   const char* separator = "[";
@@ -48,16 +46,23 @@ API const char* twin_records() {
   return keep(out.str());
 }
 
-API const char* twin_fault() {
+TWIN_API const char* twin_fault() {
   const std::lock_guard<std::recursive_mutex> guard(device().lock);
   return keep(device().fault.text);
 }
 
-API const char* twin_guards() {
+TWIN_API const char* twin_guards() {
   const std::lock_guard<std::recursive_mutex> guard(device().lock);
   device().queue.finish_all();
   return keep(device().memory.violations());
 }
 
-API long long twin_used() { return static_cast<long long>(device().memory.used()); }
-API long long twin_allocations() { return static_cast<long long>(device().memory.count()); }
+TWIN_API const char* twin_live() {
+  Device& d = device();
+  const std::lock_guard<std::recursive_mutex> guard(d.lock);
+  std::ostringstream out;
+  out << "{\"bytes\":" << d.memory.used() << ",\"allocations\":" << d.memory.device_count()
+      << ",\"pinned\":" << d.memory.pinned_count() << ",\"streams\":" << d.queue.live()
+      << ",\"events\":" << d.events.size() << ",\"modules\":" << d.modules.size() << "}";
+  return keep(out.str());
+}

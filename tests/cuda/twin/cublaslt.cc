@@ -6,8 +6,6 @@
 
 #include "device_state.h"
 
-#define API extern "C" __attribute__((visibility("default"))) int
-
 using namespace twin;
 
 namespace {
@@ -184,19 +182,19 @@ bool ready() {
 
 }  // namespace
 
-API cublasLtCreate(void** handle) {
+TWIN_API int cublasLtCreate(void** handle) {
   if (handle == nullptr) return kBadValue;
   if (!ready()) return kNotReadyLt;
   *handle = new int(0);
   return kOk;
 }
 
-API cublasLtDestroy(void* handle) {
+TWIN_API int cublasLtDestroy(void* handle) {
   delete static_cast<int*>(handle);
   return handle == nullptr ? kBadValue : kOk;
 }
 
-API cublasLtMatmulDescCreate(Description** result, int compute, int scale) {
+TWIN_API int cublasLtMatmulDescCreate(Description** result, int compute, int scale) {
   if (result == nullptr) return kBadValue;
   for (const int known : {k32F, k32FPedantic, k64F, k64FPedantic, kFast16BF, kFastTF32})
     if (compute == known) {
@@ -206,8 +204,8 @@ API cublasLtMatmulDescCreate(Description** result, int compute, int scale) {
   return kUnsupported;
 }
 
-API cublasLtMatmulDescSetAttribute(Description* description, int attribute, const void* value,
-                                   size_t bytes) {
+TWIN_API int cublasLtMatmulDescSetAttribute(Description* description, int attribute,
+                                            const void* value, size_t bytes) {
   int number = 0;
   if (description == nullptr || !take(number, value, bytes)) return kBadValue;
   if (attribute == 2) return number == 0 ? kOk : kUnsupported;  // scalars are in host memory
@@ -218,21 +216,21 @@ API cublasLtMatmulDescSetAttribute(Description* description, int attribute, cons
   return kOk;
 }
 
-API cublasLtMatmulDescDestroy(Description* description) {
+TWIN_API int cublasLtMatmulDescDestroy(Description* description) {
   delete description;
   return kOk;
 }
 
-API cublasLtMatrixLayoutCreate(Layout** result, int type, uint64_t rows, uint64_t cols,
-                               int64_t ld) {
+TWIN_API int cublasLtMatrixLayoutCreate(Layout** result, int type, uint64_t rows, uint64_t cols,
+                                        int64_t ld) {
   if (result == nullptr) return kBadValue;
   if (type != kFloat && type != kDouble && type != kBfloat16) return kUnsupported;
   *result = new Layout{type, rows, cols, ld};
   return kOk;
 }
 
-API cublasLtMatrixLayoutSetAttribute(Layout* layout, int attribute, const void* value,
-                                     size_t bytes) {
+TWIN_API int cublasLtMatrixLayoutSetAttribute(Layout* layout, int attribute, const void* value,
+                                              size_t bytes) {
   if (layout == nullptr) return kBadValue;
   int number = 0;
   if (attribute == 2) return take(layout->rows, value, bytes) ? kOk : kBadValue;
@@ -245,19 +243,19 @@ API cublasLtMatrixLayoutSetAttribute(Layout* layout, int attribute, const void* 
   return kOk;
 }
 
-API cublasLtMatrixLayoutDestroy(Layout* layout) {
+TWIN_API int cublasLtMatrixLayoutDestroy(Layout* layout) {
   delete layout;
   return kOk;
 }
 
-API cublasLtMatmulPreferenceCreate(Preference** result) {
+TWIN_API int cublasLtMatmulPreferenceCreate(Preference** result) {
   if (result == nullptr) return kBadValue;
   *result = new Preference;
   return kOk;
 }
 
-API cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, const void* value,
-                                         size_t bytes) {
+TWIN_API int cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute,
+                                                  const void* value, size_t bytes) {
   if (preference == nullptr) return kBadValue;
   if (attribute == 1) return take(preference->workspace, value, bytes) ? kOk : kBadValue;
   if (attribute >= 5 && attribute <= 8)
@@ -265,15 +263,15 @@ API cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, 
   return attribute == 3 ? kOk : kUnsupported;  // any reduction scheme does
 }
 
-API cublasLtMatmulPreferenceDestroy(Preference* preference) {
+TWIN_API int cublasLtMatmulPreferenceDestroy(Preference* preference) {
   delete preference;
   return kOk;
 }
 
-API cublasLtMatmulAlgoGetHeuristic(void* handle, const Description* how, const Layout* a,
-                                   const Layout* b, const Layout* c, const Layout* d,
-                                   const Preference* preference, int requested, Heuristic* results,
-                                   int* count) {
+TWIN_API int cublasLtMatmulAlgoGetHeuristic(void* handle, const Description* how, const Layout* a,
+                                            const Layout* b, const Layout* c, const Layout* d,
+                                            const Preference* preference, int requested,
+                                            Heuristic* results, int* count) {
   for (const void* given :
        std::initializer_list<const void*>{handle, how, a, b, c, d, preference, results, count})
     if (given == nullptr) return kBadValue;
@@ -293,11 +291,11 @@ API cublasLtMatmulAlgoGetHeuristic(void* handle, const Description* how, const L
   return kOk;
 }
 
-API cublasLtMatmul(void* handle, const Description* how, const void* alpha, const void* a,
-                   const Layout* a_layout, const void* b, const Layout* b_layout, const void* beta,
-                   const void* c, const Layout* c_layout, void* d, const Layout* d_layout,
-                   const Algorithm* algorithm, void* workspace, size_t workspace_bytes,
-                   CUstream stream_handle) {
+TWIN_API int cublasLtMatmul(void* handle, const Description* how, const void* alpha, const void* a,
+                            const Layout* a_layout, const void* b, const Layout* b_layout,
+                            const void* beta, const void* c, const Layout* c_layout, void* d,
+                            const Layout* d_layout, const Algorithm* algorithm, void* workspace,
+                            size_t workspace_bytes, CUstream stream_handle) {
   Device& dev = device();
   const std::lock_guard<std::recursive_mutex> guard(dev.lock);
   if (!ready()) return kFailed;

@@ -3,6 +3,9 @@
 
 #include <cstddef>
 
+// What the twin's library exports.
+#define TWIN_API extern "C" __attribute__((visibility("default")))
+
 namespace twin {
 
 enum Result : int {
@@ -20,6 +23,7 @@ enum Result : int {
   kNotReady = 600,
   kIllegalAddress = 700,
   kLaunchOutOfResources = 701,
+  kMisalignedAddress = 716,
   kLaunchFailed = 719,
   kSystemDriverMismatch = 803,
   kUnknown = 999,

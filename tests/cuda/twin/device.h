@@ -11,13 +11,14 @@
 #define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 // Shared variables are all that stands in a module's .bss, which the driver poisons before each
 // block. (A section of their own would not do: g++ 12 ignores it for variables of templates.)
 #define __shared__ static
 #define TWIN_ELSEWHERE __attribute__((section("twin_elsewhere")))
-extern "C" __attribute__((visibility("hidden"))) char __bss_start[], _end[];  // of the linker
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start[], __bss_start[],
+    _end[];  // of the linker
 
 #define TWIN_VECTOR2(T, name, bytes)         \
   struct alignas(bytes) name##2 { T x, y; }; \
@@ -44,13 +45,15 @@ using dim3 = twin::Index;
 
 static uint3 threadIdx TWIN_ELSEWHERE, blockIdx TWIN_ELSEWHERE;
 static dim3 blockDim TWIN_ELSEWHERE, gridDim TWIN_ELSEWHERE;
-static const twin::Hooks* twin_hooks TWIN_ELSEWHERE;
+static twin::Hooks twin_hooks TWIN_ELSEWHERE;
 constexpr int warpSize = 32;
 
-inline void __syncthreads(int line = __builtin_LINE()) { twin_hooks->barrier(line); }
+inline void __syncthreads(int line = __builtin_LINE()) { twin_hooks.barrier(line); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
-inline void __trap() { twin_hooks->fault("__trap()"); }
+__noinline__ inline void __trap() {
+  twin_hooks.fault(719, "__trap()", __builtin_return_address(0));
+}
 
 namespace twin {
 
@@ -72,7 +75,7 @@ To cast(From from) {
 template <class T>
 T shuffle(WarpOp op, unsigned mask, T value, int lane, int width, int line) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
-  return cast<T>(twin_hooks->warp(op, mask, line, bits_of(value), lane, width, nullptr, 0));
+  return cast<T>(twin_hooks.warp(op, mask, line, bits_of(value), lane, width, nullptr, 0));
 }
 
 // Every lane gets the values of all 32: what the twin's equivalents of tensor-core instructions
@@ -80,13 +83,13 @@ T shuffle(WarpOp op, unsigned mask, T value, int lane, int width, int line) {
 template <class T>
 void warp_gather(const T& mine, T (&all)[32], int line = __builtin_LINE()) {
   const auto address = reinterpret_cast<unsigned long long>(&mine);
-  twin_hooks->warp(WarpOp::kGather, ~0u, line, address, 0, 32, all, sizeof(T));
+  twin_hooks.warp(WarpOp::kGather, ~0u, line, address, 0, 32, all, sizeof(T));
 }
 
 }  // namespace twin
 
 inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
-  twin_hooks->warp(twin::WarpOp::kSync, mask, line, 0, 0, 32, nullptr, 0);
+  twin_hooks.warp(twin::WarpOp::kSync, mask, line, 0, 0, 32, nullptr, 0);
 }
 #define TWIN_SHUFFLE(name, op)                                                            \
   template <class T>                                                                      \
@@ -98,8 +101,8 @@ TWIN_SHUFFLE(__shfl_up_sync, kUp)
 TWIN_SHUFFLE(__shfl_down_sync, kDown)
 TWIN_SHUFFLE(__shfl_xor_sync, kXor)
 inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
-  return (unsigned)twin_hooks->warp(twin::WarpOp::kBallot, mask, line, predicate != 0, 0, 32,
-                                    nullptr, 0);
+  return (unsigned)twin_hooks.warp(twin::WarpOp::kBallot, mask, line, predicate != 0, 0, 32,
+                                   nullptr, 0);
 }
 inline int __any_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
   return __ballot_sync(mask, predicate, line) != 0;
@@ -204,16 +207,21 @@ inline long long abs(long long x) { return x < 0 ? -x : x; }
 inline float abs(float x) { return fabsf(x); }
 inline double abs(double x) { return fabs(x); }
 
+#include "checks.h"
+
+// The entries run outside of the kernel: their memory is the driver's.
+#define TWIN_UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
+
 namespace twin {
 
 template <class T>
 constexpr char kind_of() {
   if constexpr (__is_class(T)) {
     return 's';
-  } else if constexpr (T(0.5) != T(0)) {
-    return 'f';
+  } else if constexpr (__is_enum(T)) {
+    return 'i';
   } else {
-    return T(-1) < T(0) ? 'i' : 'u';
+    return T(0.5) != T(0) ? 'f' : T(-1) < T(0) ? 'i' : 'u';
   }
 }
 
@@ -233,7 +241,7 @@ template <class... A>
 struct Signature {
   static constexpr Parameter parameters[sizeof...(A) + 1] = {ParameterOf<A>::value..., {'\0', 0}};
   template <int... I>
-  static void call(void (*kernel)(A...), void** values, Indices<I...>) {
+  TWIN_UNCHECKED static void call(void (*kernel)(A...), void** values, Indices<I...>) {
     kernel(*static_cast<A*>(values[I])...);
   }
 };
@@ -242,7 +250,7 @@ template <auto kernel>
 struct Entry;
 template <class... A, void (*kernel)(A...)>
 struct Entry<kernel> {
-  static void run(void** values) {
+  TWIN_UNCHECKED static void run(void** values) {
     Signature<A...>::call(kernel, values, Indices<__integer_pack(sizeof...(A))...>{});
   }
   static constexpr Kernel describe(const char* name, int max_threads) {

@@ -8,7 +8,8 @@ namespace twin {
 
 namespace {
 thread_local bool current_context = false;
-}
+constexpr size_t kLongestLog = 200'000;
+}  // namespace
 
 bool has_context() { return current_context; }
 void set_context(bool current) { current_context = current; }
@@ -64,7 +65,7 @@ void Device::reset() {
   queue.finish_all();
   fault = {};
   records.clear();
-  ran = 0;
+  issued = ran = 0;
   settings = {};
   queue.set_seed(0);
   memory.capacity = size_t{1} << 36;
@@ -80,7 +81,8 @@ void Device::fail(const Fault& what) {
 OperationPointer Device::add(Stream* stream, Record record, std::function<void()> run,
                              OperationPointer after) {
   record.stream = stream->id;
-  record.issued = static_cast<long long>(records.size());
+  record.issued = issued++;
+  if (records.size() == kLongestLog) records.pop_front();
   records.push_back(std::make_shared<Record>(std::move(record)));
   return queue.add(
       stream,

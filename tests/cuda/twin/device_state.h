@@ -1,6 +1,7 @@
 // The one device of a twin: what the entry points of the driver and of cuBLASLt work on.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -63,9 +64,10 @@ class Device {
   int context_count = 0;
   std::set<Event*> events;
   std::set<LoadedModule*> modules;
-  Fault fault;  // of a kernel: every later call returns its code
-  std::vector<std::shared_ptr<Record>> records;
-  long long ran = 0;
+  std::set<const Function*> functions;          // of all modules
+  Fault fault;                                  // of a kernel: every later call returns its code
+  std::deque<std::shared_ptr<Record>> records;  // the latest of the log
+  long long issued = 0, ran = 0;
 
   Device();
   // By the name of a setting, or "memory" (bytes of the device) and "seed"; false: no such name.
@@ -82,8 +84,8 @@ class Device {
 Device& device();
 
 // What every entry point does: one at a time, only with a driver that was initialised and a context
-// of the calling thread, nothing more after a fault.
-enum class Needs { kNothing, kDriver, kContext };
+// of the calling thread, nothing more after a fault. What is released then is gone nevertheless.
+enum class Needs { kNothing, kDriver, kContext, kRelease };
 template <class Body>
 CUresult entry(Needs needs, Body body);
 bool has_context();
@@ -94,10 +96,11 @@ CUresult entry(Needs needs, Body body) {
   Device& d = device();
   const std::lock_guard<std::recursive_mutex> guard(d.lock);
   if (needs != Needs::kNothing && !d.initialized) return kNotInitialized;
-  if (needs == Needs::kContext && !has_context()) return kInvalidContext;
+  const bool in_context = needs == Needs::kContext || needs == Needs::kRelease;
+  if (in_context && !has_context()) return kInvalidContext;
   if (needs == Needs::kContext && d.fault.code != 0) return d.fault.code;
   const CUresult result = body(d);
-  return result == kSuccess && needs == Needs::kContext ? d.fault.code : result;
+  return result == kSuccess && in_context ? d.fault.code : result;
 }
 
 }  // namespace twin

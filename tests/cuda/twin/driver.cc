@@ -5,8 +5,6 @@
 
 #include "device_state.h"
 
-#define API extern "C" __attribute__((visibility("default"))) CUresult
-
 using namespace twin;
 
 namespace {
@@ -27,7 +25,7 @@ Event* event_of(Device& d, CUevent handle) {
 
 }  // namespace
 
-API cuInit(unsigned flags) {
+TWIN_API CUresult cuInit(unsigned flags) {
   return entry(Needs::kNothing, [&](Device& d) -> CUresult {
     if (flags != 0) return kInvalidValue;
     if (d.settings.init_error != 0) return static_cast<CUresult>(d.settings.init_error);
@@ -37,7 +35,7 @@ API cuInit(unsigned flags) {
   });
 }
 
-API cuDriverGetVersion(int* version) {
+TWIN_API CUresult cuDriverGetVersion(int* version) {
   return entry(Needs::kNothing, [&](Device& d) -> CUresult {
     if (version == nullptr) return kInvalidValue;
     *version = static_cast<int>(d.settings.driver_version);
@@ -45,7 +43,7 @@ API cuDriverGetVersion(int* version) {
   });
 }
 
-API cuDeviceGet(CUdevice* result, int ordinal) {
+TWIN_API CUresult cuDeviceGet(CUdevice* result, int ordinal) {
   return entry(Needs::kDriver, [&](Device& d) -> CUresult {
     if (result == nullptr) return kInvalidValue;
     if (ordinal < 0 || ordinal >= d.settings.devices) return kInvalidDevice;
@@ -54,7 +52,7 @@ API cuDeviceGet(CUdevice* result, int ordinal) {
   });
 }
 
-API cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
+TWIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   return entry(Needs::kDriver, [&](Device& d) -> CUresult {
     const int capability = static_cast<int>(d.settings.capability);
     const std::map<int, int> values = {
@@ -87,7 +85,7 @@ API cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   });
 }
 
-API cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
+TWIN_API CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
   return entry(Needs::kDriver, [&](Device& d) -> CUresult {
     if (context == nullptr) return kInvalidValue;
     if (ordinal < 0 || ordinal >= d.settings.devices) return kInvalidDevice;
@@ -96,7 +94,7 @@ API cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
   });
 }
 
-API cuCtxSetCurrent(CUcontext context) {
+TWIN_API CUresult cuCtxSetCurrent(CUcontext context) {
   return entry(Needs::kDriver, [&](Device&) -> CUresult {
     if (context != nullptr && context != the_context()) return kInvalidContext;
     set_context(context != nullptr);
@@ -104,7 +102,7 @@ API cuCtxSetCurrent(CUcontext context) {
   });
 }
 
-API cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
+TWIN_API CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (address == nullptr || bytes == 0) return kInvalidValue;
     const uintptr_t start = d.memory.allocate(bytes);
@@ -114,14 +112,14 @@ API cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
   });
 }
 
-API cuMemFree_v2(CUdeviceptr address) {
-  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+TWIN_API CUresult cuMemFree_v2(CUdeviceptr address) {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     d.queue.finish_all();  // as a driver does
     return address == 0 || d.memory.free(address) ? kSuccess : kInvalidValue;
   });
 }
 
-API cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
+TWIN_API CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (address == nullptr || bytes == 0 || flags > 7) return kInvalidValue;
     *address = reinterpret_cast<void*>(d.memory.allocate_pinned(bytes));
@@ -129,14 +127,15 @@ API cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
   });
 }
 
-API cuMemFreeHost(void* address) {
-  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+TWIN_API CUresult cuMemFreeHost(void* address) {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     d.queue.finish_all();
     return d.memory.free_pinned(reinterpret_cast<uintptr_t>(address)) ? kSuccess : kInvalidValue;
   });
 }
 
-API cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream handle) {
+TWIN_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes,
+                                       CUstream handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
     if (stream == nullptr) return kInvalidHandle;
@@ -158,7 +157,7 @@ API cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstrea
   });
 }
 
-API cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream handle) {
+TWIN_API CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
     if (stream == nullptr) return kInvalidHandle;
@@ -174,7 +173,8 @@ API cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream hand
   });
 }
 
-API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle) {
+TWIN_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                                       CUstream handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
     if (stream == nullptr) return kInvalidHandle;
@@ -189,7 +189,8 @@ API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstrea
   });
 }
 
-API cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream handle) {
+TWIN_API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes,
+                                  CUstream handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
     if (stream == nullptr) return kInvalidHandle;
@@ -201,7 +202,7 @@ API cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream 
   });
 }
 
-API cuStreamCreate(CUstream* result, unsigned flags) {
+TWIN_API CUresult cuStreamCreate(CUstream* result, unsigned flags) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (result == nullptr || flags > 1) return kInvalidValue;
     *result = reinterpret_cast<CUstream>(d.queue.create(flags == 0));
@@ -209,8 +210,8 @@ API cuStreamCreate(CUstream* result, unsigned flags) {
   });
 }
 
-API cuStreamDestroy_v2(CUstream handle) {
-  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+TWIN_API CUresult cuStreamDestroy_v2(CUstream handle) {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     Stream* const stream = handle == nullptr ? nullptr : stream_of(d, handle);
     if (stream == nullptr) return kInvalidHandle;
     d.queue.destroy(stream);
@@ -218,7 +219,7 @@ API cuStreamDestroy_v2(CUstream handle) {
   });
 }
 
-API cuStreamSynchronize(CUstream handle) {
+TWIN_API CUresult cuStreamSynchronize(CUstream handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
     if (stream == nullptr) return kInvalidHandle;
@@ -227,7 +228,7 @@ API cuStreamSynchronize(CUstream handle) {
   });
 }
 
-API cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags) {
+TWIN_API CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
     const Event* const event = event_of(d, event_handle);
@@ -240,7 +241,7 @@ API cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags) {
   });
 }
 
-API cuEventCreate(CUevent* result, unsigned flags) {
+TWIN_API CUresult cuEventCreate(CUevent* result, unsigned flags) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (result == nullptr || flags > 7) return kInvalidValue;
     Event* const event = new Event{(flags & 2u) == 0, nullptr, nullptr};
@@ -250,8 +251,8 @@ API cuEventCreate(CUevent* result, unsigned flags) {
   });
 }
 
-API cuEventDestroy_v2(CUevent handle) {
-  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+TWIN_API CUresult cuEventDestroy_v2(CUevent handle) {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     Event* const event = event_of(d, handle);
     if (event == nullptr) return kInvalidHandle;
     d.events.erase(event);
@@ -260,7 +261,7 @@ API cuEventDestroy_v2(CUevent handle) {
   });
 }
 
-API cuEventRecord(CUevent handle, CUstream stream_handle) {
+TWIN_API CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, stream_handle);
     Event* const event = event_of(d, handle);
@@ -272,7 +273,7 @@ API cuEventRecord(CUevent handle, CUstream stream_handle) {
   });
 }
 
-API cuEventSynchronize(CUevent handle) {
+TWIN_API CUresult cuEventSynchronize(CUevent handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     const Event* const event = event_of(d, handle);
     if (event == nullptr) return kInvalidHandle;
@@ -281,7 +282,7 @@ API cuEventSynchronize(CUevent handle) {
   });
 }
 
-API cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+TWIN_API CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     const Event *const from = event_of(d, start), *const to = event_of(d, end);
     if (milliseconds == nullptr) return kInvalidValue;
@@ -293,13 +294,13 @@ API cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
   });
 }
 
-API cuGetErrorName(CUresult code, const char** text) {
+TWIN_API CUresult cuGetErrorName(CUresult code, const char** text) {
   if (text == nullptr) return kInvalidValue;
   *text = error_name(code);
   return *text == nullptr ? kInvalidValue : kSuccess;
 }
 
-API cuGetErrorString(CUresult code, const char** text) {
+TWIN_API CUresult cuGetErrorString(CUresult code, const char** text) {
   if (text == nullptr) return kInvalidValue;
   *text = error_text(code);
   return *text == nullptr ? kInvalidValue : kSuccess;

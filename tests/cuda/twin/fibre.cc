@@ -74,21 +74,21 @@ static constexpr int kWords = 20, kEntry = 11;  // x30 is the return address
 namespace twin {
 
 namespace {
-constexpr size_t kPage = 64 << 10;  // of the largest usual page size
+constexpr size_t kGap = 64 << 10;  // a page of the largest usual size
 constexpr size_t kStack = 64 << 10;
 }  // namespace
 
 void* Stacks::take(void (*main)()) {
   if (used_ == stacks_.size()) {
-    void* memory = mmap(nullptr, kPage + kStack, PROT_READ | PROT_WRITE,
+    void* memory = mmap(nullptr, kGap + kStack, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, kPage, PROT_NONE) != 0) throw std::bad_alloc();
+    if (memory == MAP_FAILED || mprotect(memory, kGap, PROT_NONE) != 0) throw std::bad_alloc();
     stacks_.push_back(static_cast<char*>(memory));
   }
   // Tops at different places of a page: else the stacks of a block fall into the same sets of a
   // cache.
   const size_t colour = used_ * 1088 % (16 << 10);
-  void** words = reinterpret_cast<void**>(stacks_[used_++] + kPage + kStack - colour) - kWords;
+  void** words = reinterpret_cast<void**>(stacks_[used_++] + kGap + kStack - colour) - kWords;
   std::memset(words, 0, kWords * sizeof(void*));
   words[kEntry] = reinterpret_cast<void*>(main);
   return words;

@@ -2,9 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
-
-#include "block.h"
 
 namespace twin {
 
@@ -12,7 +11,7 @@ namespace {
 
 constexpr size_t kPage = 64 << 10;
 constexpr size_t kAlignment = 256;                // what cuMemAlloc promises
-constexpr size_t kRegion = size_t{1} << 42;       // addresses, not memory
+constexpr size_t kRegion = size_t{1} << 40;       // addresses, not memory
 constexpr size_t kMargin = size_t{1} << 36;       // for addresses before the first allocation
 constexpr uint16_t kGuard[2] = {0xFFFE, 0xFFFE};  // NaN as float, double and bfloat16
 
@@ -36,7 +35,22 @@ uintptr_t first_broken(uintptr_t from, uintptr_t to) {
   return from;
 }
 
+constexpr uint32_t kPoison = 0x7FFEFFFEu;
+
 }  // namespace
+
+void poison(void* address, size_t bytes) {
+  char* to = static_cast<char*>(address);
+  for (size_t i = 0; i + 4 <= bytes; i += 4) std::memcpy(to + i, &kPoison, 4);
+  std::memcpy(to + bytes / 4 * 4, &kPoison, bytes % 4);
+}
+
+bool poisoned(const void* address, size_t bytes) {
+  const char* from = static_cast<const char*>(address);
+  for (size_t i = 0; i < bytes; i += 4)
+    if (std::memcmp(from + i, &kPoison, std::min<size_t>(4, bytes - i)) != 0) return false;
+  return true;
+}
 
 Memory::Memory() {
   void* at = reserve(kRegion);
@@ -127,12 +141,16 @@ std::string Memory::describe(uintptr_t address) const {
   std::string text = hex;
   if (address < region_ || address >= end_) return text + ", which is no device memory";
   const auto after = device_.upper_bound(address);
-  if (after != device_.begin()) {
-    const auto& [start, block] = *std::prev(after);
-    return text + ", " + std::to_string(address - start) + " bytes from the start of one of " +
-           std::to_string(block.bytes) + " bytes";
-  }
-  return text + ", outside of every allocation";
+  const auto size_text = [](const Block& block) {
+    return " one of " + std::to_string(block.bytes) + " bytes";
+  };
+  if (after != device_.end() && after->first - address < kPage)
+    return text + ", " + std::to_string(after->first - address) + " bytes before" +
+           size_text(after->second);
+  if (after == device_.begin()) return text + ", outside of every allocation";
+  const auto& [start, block] = *std::prev(after);
+  return text + ", " + std::to_string(address - start) + " bytes from the start of" +
+         size_text(block);
 }
 
 void Memory::guard(const Blocks::value_type& entry) {

@@ -8,6 +8,10 @@
 
 namespace twin {
 
+// Bytes of poison: NaN as float, double and bfloat16, and a very large number as an integer.
+void poison(void* address, size_t bytes);
+bool poisoned(const void* address, size_t bytes);
+
 class Memory {
  public:
   Memory();
@@ -23,13 +27,17 @@ class Memory {
   // Whether a kernel may be given the address: one of the device, though perhaps before the start
   // of its allocation (a pointer to row 0 of rows that start later), or of pinned memory.
   bool reachable(uintptr_t address) const;
+  bool in_region(uintptr_t address) const { return address >= region_ && address < end_; }
+  uintptr_t region() const { return region_; }
+  size_t region_size() const { return end_ - region_; }
   std::string describe(uintptr_t address) const;
   // Names the allocations beside which something was written; empty: none. Freed ones are kept.
   std::string violations() const;
   void forget_violations();
 
   size_t used() const { return used_; }
-  size_t count() const { return device_.size(); }
+  size_t device_count() const { return device_.size(); }
+  size_t pinned_count() const { return pinned_.size(); }
   size_t capacity = size_t{1} << 36;
 
  private:

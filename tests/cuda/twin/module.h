@@ -29,14 +29,19 @@ struct Hooks {
   // lane's `size` bytes and `all` that of 32 * size bytes which receive those of every lane.
   unsigned long long (*warp)(WarpOp op, unsigned mask, int line, unsigned long long bits, int lane,
                              int width, void* all, unsigned size);
-  void (*fault)(const char* text);
+  // Ends the launch with a CUresult. at: the instruction to blame.
+  void (*fault)(int code, const char* text, const void* at);
+  // Of checked modules: the thread is about to read or write.
+  void (*access)(const void* address, unsigned long bytes, bool write, const void* at);
 };
 
 struct Module {
   const Kernel* kernels;
   int count;
   Index *thread, *block, *block_dim, *grid_dim;
-  const Hooks** hooks;
+  Hooks* hooks;
+  bool checked;               // every access calls Hooks::access
+  char* image;                // where the module starts; its other variables lie before the shared
   char *shared, *shared_end;  // all __shared__ variables
   char* dynamic;              // what extern __shared__ arrays stand for; nullptr: there is none
   unsigned dynamic_size;

@@ -6,8 +6,6 @@
 
 #include "device_state.h"
 
-#define API extern "C" __attribute__((visibility("default"))) CUresult
-
 using namespace twin;
 
 namespace {
@@ -89,49 +87,60 @@ void execute(Device& d, const Function& function, Index grid, Index block, unsig
   }
   const Fault fault = run({function.module->module, &kernel, grid, block, shared,
                            values.pointers.data(), d.queue.draw()},
-                          [&](uintptr_t address) { return d.memory.describe(address); });
+                          d.memory);
   if (fault.code != 0) d.fail(fault);
 }
 
 Function* function_of(Device& d, CUfunction handle) {
-  for (LoadedModule* module : d.modules)
-    for (auto& [name, function] : module->functions)
-      if (&function == reinterpret_cast<Function*>(handle)) return &function;
-  return nullptr;
+  Function* const function = reinterpret_cast<Function*>(handle);
+  return d.functions.count(function) != 0 ? function : nullptr;
+}
+
+// Whether what the driver poisons before each block holds nothing but shared variables.
+bool poison_is_safe(const Module& module) {
+  for (const void* other : std::initializer_list<const void*>{
+           module.thread, module.block, module.block_dim, module.grid_dim, module.hooks,
+           module.dynamic, module.kernels}) {
+    const char* const at = static_cast<const char*>(other);
+    if (at >= module.shared && at < module.shared_end) return false;
+  }
+  return true;
 }
 
 }  // namespace
 
-API cuModuleLoadData(CUmodule* result, const void* image) {
+TWIN_API CUresult cuModuleLoadData(CUmodule* result, const void* image) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (result == nullptr || image == nullptr) return kInvalidValue;
     const std::string path = path_of(image);
     void* const library = path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return kInvalidImage;
     const auto* const module = static_cast<const Module*>(dlsym(library, "twin_module"));
-    if (module == nullptr) return kInvalidImage;
+    if (module == nullptr || !poison_is_safe(*module)) return kInvalidImage;
     auto* const loaded = new LoadedModule{library, module, {}};
     for (int i = 0; i < module->count; ++i)
       loaded->functions[module->kernels[i].name] = {loaded, &module->kernels[i]};
+    for (const auto& [name, function] : loaded->functions) d.functions.insert(&function);
     d.modules.insert(loaded);
     *result = reinterpret_cast<CUmodule>(loaded);
     return kSuccess;
   });
 }
 
-API cuModuleUnload(CUmodule handle) {
-  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+TWIN_API CUresult cuModuleUnload(CUmodule handle) {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     LoadedModule* const module = reinterpret_cast<LoadedModule*>(handle);
     if (d.modules.count(module) == 0) return kInvalidHandle;
     d.queue.finish_all();
     d.modules.erase(module);
+    for (const auto& [name, function] : module->functions) d.functions.erase(&function);
     dlclose(module->library);
     delete module;
     return kSuccess;
   });
 }
 
-API cuModuleGetFunction(CUfunction* result, CUmodule handle, const char* name) {
+TWIN_API CUresult cuModuleGetFunction(CUfunction* result, CUmodule handle, const char* name) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (result == nullptr || name == nullptr) return kInvalidValue;
     LoadedModule* const module = reinterpret_cast<LoadedModule*>(handle);
@@ -143,7 +152,7 @@ API cuModuleGetFunction(CUfunction* result, CUmodule handle, const char* name) {
   });
 }
 
-API cuFuncSetAttribute(CUfunction handle, int attribute, int value) {
+TWIN_API CUresult cuFuncSetAttribute(CUfunction handle, int attribute, int value) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Function* const function = function_of(d, handle);
     if (function == nullptr) return kInvalidHandle;
@@ -157,9 +166,10 @@ API cuFuncSetAttribute(CUfunction handle, int attribute, int value) {
   });
 }
 
-API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-                   CUstream stream_handle, void** parameters, void** extra) {
+TWIN_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y,
+                                 unsigned grid_z, unsigned block_x, unsigned block_y,
+                                 unsigned block_z, unsigned shared, CUstream stream_handle,
+                                 void** parameters, void** extra) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     const Function* const function = function_of(d, handle);
     Stream* const stream = d.queue.find(stream_handle);
@@ -193,7 +203,7 @@ API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned
 }
 
 // The kinds and sizes of a function's parameters, such as "p8 i4 s48"; for the tests' own launches.
-extern "C" __attribute__((visibility("default"))) const char* twin_parameters(CUfunction handle) {
+TWIN_API const char* twin_parameters(CUfunction handle) {
   static std::string text;
   text.clear();
   const Kernel& kernel = *reinterpret_cast<const Function*>(handle)->kernel;

@@ -16,6 +16,11 @@ Stream* Queue::find(const void* handle) {
   return nullptr;
 }
 
+size_t Queue::live() const {
+  const auto lives = [](const auto& stream) { return !stream->destroyed; };
+  return static_cast<size_t>(std::count_if(streams_.begin(), streams_.end(), lives)) - 1;
+}
+
 OperationPointer Queue::add(Stream* stream, std::function<void()> run, OperationPointer after) {
   auto operation = std::make_shared<Operation>();
   operation->run = std::move(run);

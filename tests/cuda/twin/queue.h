@@ -33,6 +33,7 @@ class Queue {
 
   Stream* create(bool blocking);
   void destroy(Stream* stream) { stream->destroyed = true; }  // what waits in it still runs
+  size_t live() const;               // streams that were created and not destroyed
   Stream* find(const void* handle);  // null: the default one; nullptr: no such stream
 
   OperationPointer add(Stream* stream, std::function<void()> run, OperationPointer after = nullptr);
