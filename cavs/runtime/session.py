@@ -31,7 +31,7 @@ _DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtyp
 _Inputs = tuple[_engine.Schedule, list[Array], list[Array]]  # with float and integer features
 MERGED_FROM = 256  # vertices of a batch: below, looking for copies costs what they save
 MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there can be
-SHARED_FROM = 1.15  # parents a child from which products are done at the child
+SHARED_FROM = 1.15  # readers a product from which those of leaves are done at the leaves
 
 
 @contextmanager
@@ -307,16 +307,15 @@ class Session:
         return batch.merged(names, variant.child_numbers or 0)
 
     def _decide_products(self, variant: Variant, batch: BatchLike) -> None:
-        """Whether children have enough parents, judged by the first batch, once and for all."""
+        """Whether leaves have enough parents, judged by the first batch, once and for all."""
         assert variant.traced is not None and variant.distinguishing is not None
-        p = self.passes
-        wanted = p.at_nth_child_in_training if variant.training else p.at_nth_child
+        wanted = self.passes.at_nth_child and self.passes.specialise
         wanted &= not self._agreed(variant.training)
         numbers = multiplied_children(variant.traced) if wanted else 0
         room = min(MOST_NUMBERS, MAX_OPTIONAL - len(optional_features(variant.traced)))
         if 0 < numbers <= room:
             merged = batch.merged(variant.distinguishing, numbers)
-            numbers = numbers if merged.parents_per_child >= SHARED_FROM else 0
+            numbers = numbers if merged.reads_per_product >= SHARED_FROM else 0
         self._set_child_numbers(variant, numbers if numbers <= room else 0)
 
     def _set_child_numbers(self, variant: Variant, numbers: int) -> None:
