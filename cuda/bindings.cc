@@ -145,9 +145,11 @@ void bind_parameters(py::module_& m) {
           "download",
           [](PyParameters& p) {
             const py::gil_scoped_release release;
-            std::visit([](auto& of) { of.second->download(); }, p.of);
+            return std::visit([](auto& of) { return of.second->download(); }, p.of);
           },
-          "Brings the host's arrays up to date: parameters, and states of the last optimiser.");
+          "Brings the host's arrays up to date: parameters, and states of the last optimiser. "
+          "Whether "
+          "they were behind.");
 }
 
 void bind_executor(py::module_& m) {

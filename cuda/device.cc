@@ -118,8 +118,8 @@ void Device::synchronize() {
   }
 }
 
-void Device::launch(Handle function, Grid grid, void** arguments) {
-  const int result = driver_.launch(function, grid.x, grid.y, grid.z, kBlock, 1, 1, 0, stream(),
+void Device::launch(Handle function, Grid grid, void** arguments, unsigned threads) {
+  const int result = driver_.launch(function, grid.x, grid.y, grid.z, threads, 1, 1, 0, stream(),
                                     arguments, nullptr);
   driver_.check(result, "cuLaunchKernel");
 }

@@ -20,7 +20,7 @@ struct Allocator {
 struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
-constexpr unsigned kBlock = 256;  // threads of every kernel's block
+constexpr unsigned kBlock = 256;  // threads of a block, unless a kernel takes any number of warps
 
 class Device {
  public:
@@ -49,7 +49,7 @@ class Device {
   void download(void* to, Address from, size_t bytes);
   void zero(Address at, size_t bytes);
   void synchronize();
-  void launch(Handle function, Grid grid, void** arguments);
+  void launch(Handle function, Grid grid, void** arguments, unsigned threads = kBlock);
   template <class... A>
   void launch(Handle function, Grid grid, const A&... arguments) {
     void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};

@@ -260,15 +260,15 @@ def test_nvrtc_compiles_without_spills(arch, real):
         )
         text = program_text(program, real)
         _, log = compiler.compile_with_log("maps.cu", text, {}, options)
-        assert "warning" not in log, log
-        found = [of for of in resources(log) if of.registers]
-        assert len(found) == text.count("__global__")
-        assert [of for of in found if of.spill_stores or of.spill_loads] == []
+        found = resources(log)
+        assert len([of for of in found if of.registers]) == text.count("__global__")
+        assert all(of.spill_stores == of.spill_loads == 0 for of in found)
     every = "".join(
         kernel_text(f"k_{c}", [Load(6)] * 3, [(c, 3, 0, 1, 2, 0.5)], [Store(3, 6)], 1, 6, real)
         for c in [*OPERATIONS, "constant", "uniform"]
     )
-    assert len(compiler.compile("every.cu", PRELUDE + every, {}, options)) > 1000
+    cubin, _ = compiler.compile_with_log("every.cu", PRELUDE + every, {}, options)
+    assert len(cubin) > 1000
 
 
 def test_every_operation_has_a_text():
