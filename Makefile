@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # An import may rebuild the engine: CMake and Ninja of the environment must be found first.
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 STAMP := $(VENV)/stamp
-CPP_DIRS := $(wildcard csrc cuda)
+CPP_DIRS := $(wildcard csrc cuda tests/cuda)
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 # Without the package installed: what lint finds never hangs on what else an environment holds.
 LINT_VENV := $(VENV)-lint

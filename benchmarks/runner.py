@@ -26,12 +26,16 @@ _TREE_LSTM = _FLOORS | {
     "hand-unique": "benchmarks.rivals.hand_tree:HandTreeLSTMUnique",
     "manual": "benchmarks.rivals.manual_tree:ManualTreeLSTM",
     "manual-compile": "benchmarks.rivals.manual_tree:ManualTreeLSTMCompiled",
+    "hand-graph": "benchmarks.rivals.graphs:GraphedHandTreeLSTM",
+    "manual-graph": "benchmarks.rivals.graphs:GraphedManualTreeLSTM",
 }
 _TREE_FC = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:TreeFC",
     "naive": "benchmarks.rivals.naive:NaiveTreeFC",
     "hand": "benchmarks.rivals.hand_fc:HandTreeFC",
     "manual": "benchmarks.rivals.hand_fc:ManualTreeFC",
+    "hand-graph": "benchmarks.rivals.graphs:GraphedHandTreeFC",
+    "manual-graph": "benchmarks.rivals.graphs:GraphedManualTreeFC",
 }
 _LSTM = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:LSTM",
@@ -41,6 +45,8 @@ _LSTM = _FLOORS | {
     "hand": "benchmarks.rivals.lstm:HandLSTM",
     "manual": "benchmarks.rivals.manual_lstm:ManualLSTM",
     "manual-compile": "benchmarks.rivals.manual_lstm:ManualLSTMCompiled",
+    "hand-graph": "benchmarks.rivals.graphs:GraphedHandLSTM",
+    "manual-graph": "benchmarks.rivals.graphs:GraphedManualLSTM",
 }
 RUNNERS: dict[str, dict[str, str]] = {
     "tree-lstm": _TREE_LSTM,
@@ -70,6 +76,12 @@ class Timed(ABC):
     @abstractmethod
     def prepare(self, samples: SequenceOf[Sample]) -> Any:
         """The plan of a batch."""
+
+    def settle(self, plans: SequenceOf[Any]) -> None:  # noqa: B027
+        """Hook: these are all the plans of the case; what is captured or compiled may be now."""
+
+    def synchronize(self) -> None:  # noqa: B027
+        """Hook: waits until all that was asked for has been done."""
 
     @abstractmethod
     def train(self, plan: Any) -> float:

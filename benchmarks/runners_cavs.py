@@ -10,13 +10,23 @@ import numpy.typing as npt
 
 from benchmarks.runner import Runner
 from benchmarks.samples import Sample, Tree
-from benchmarks.workloads import Parameters, Sizes, Workload
+from benchmarks.workloads import Case, Parameters, Sizes, Workload
 from cavs import data, nn, ops
 from cavs.compiler.pipeline import Passes
 from cavs.frontend import Model, Parameter, State, VertexFunction
 from cavs.runtime import Session
 from cavs.train.optim import SGD, Adagrad
 from cavs.train.trainer import Trainer
+
+_PRECISIONS = {"tf32": "tf32", "bf16": "bfloat16"}
+
+
+def device_options(case: Case) -> dict[str, Any]:
+    """Of a session: nothing but the defaults for the CPU."""
+    options: dict[str, Any] = {} if case.device == "cpu" else {"device": case.device}
+    if case.precision != "fp32":
+        options["precision"] = _PRECISIONS[case.precision]
+    return options
 
 
 class BinaryTreeLSTM(VertexFunction):
@@ -134,7 +144,9 @@ class CavsRunner(Runner):
         for name, value in parameters.items():
             named[_NAMES[name]].value = value
         self.model = model
-        self.session = Session(model, threads=self.case.threads, passes=self.passes)
+        self.session = Session(
+            model, threads=self.case.threads, passes=self.passes, **device_options(self.case)
+        )
         rule = {"sgd": SGD, "adagrad": Adagrad}[self.case.optimizer]
         self.trainer = Trainer(model, rule(self.case.lr), session=self.session)
 

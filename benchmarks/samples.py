@@ -15,6 +15,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int32]
 
 ROOT = Path(__file__).resolve().parent.parent
+RANDOM = "random"  # in place of a data folder: samples are drawn
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,34 @@ def sentiment_trees(data: str, split: str = "train") -> tuple[list[Tree], int]:
     with path.open(encoding="utf-8") as lines:
         trees = [parse_tree(line, vocabulary) for line in lines if line.strip()]
     return trees, len(vocabulary)
+
+
+@lru_cache(maxsize=4)
+def random_trees(count: int) -> tuple[list[Tree], int]:
+    """Binary trees about as large as those of the treebank: 1 to 50 words, 19 on average."""
+    random = np.random.default_rng(7)
+    words = Vocabulary()
+    for n in range(1, 16_000):
+        words.number(f"w{n}")
+
+    def text(leaves: int) -> str:
+        label = int(random.integers(5))
+        if leaves == 1:
+            return f"({label} w{min(int(random.zipf(1.3)), 15_999)})"
+        left = int(random.integers(1, leaves))
+        return f"({label} {text(left)} {text(leaves - left)})"
+
+    sizes = np.clip(random.normal(19, 9, count).astype(int), 1, 50)
+    return [parse_tree(text(int(n)), words) for n in sizes], len(words)
+
+
+@lru_cache(maxsize=4)
+def random_text(tokens: int, vocabulary: int) -> tuple[list[Ints], int]:
+    """Sentences of 2 to 60 tokens, at least ``tokens`` in all and half as many sentences."""
+    random = np.random.default_rng(7)
+    lengths = random.integers(2, 61, max(tokens // 2, 1))
+    text = random.integers(0, vocabulary, int(lengths.sum())).astype(np.int32)
+    return np.split(text, np.cumsum(lengths)[:-1]), vocabulary
 
 
 def complete_tree(leaves: int, tokens: Ints, label: int) -> Tree:

@@ -76,6 +76,7 @@ class LocalSession(Session):
         self.runner = make_runner(self.name, workload)
         self.batches = workload.batches
         self.plans = [self.runner.prepare(batch) for batch in self.batches]
+        self.runner.settle(self.plans)
         self._warm_up()
         return sum(workload.vertices)
 
@@ -90,11 +91,13 @@ class LocalSession(Session):
         if not self.case.training:
             for plan in plans:
                 self.runner.infer(plan)
+            self.runner.synchronize()
             return
         for plan in plans:
             loss = self.runner.train(plan)
             if not np.isfinite(loss):
                 raise FloatingPointError(f"{self.name}: the loss is {loss} on {self.case.title}")
+        self.runner.synchronize()
 
     def run(self) -> Pass:
         self._pass(self.plans[:1])  # another process had the caches: wake up, untimed
@@ -106,6 +109,7 @@ class LocalSession(Session):
         cpu, wall = time.process_time(), time.perf_counter()
         for batch in self.batches:
             self.runner.prepare(batch)
+        self.runner.synchronize()
         return Pass(time.perf_counter() - wall, time.process_time() - cpu)
 
     def peak_memory(self) -> int:
@@ -140,10 +144,14 @@ class SessionError(RuntimeError):
 
 
 class RemoteSession(Session):
-    """In a process of its own, which idles between its turns."""
+    """In a process of its own, which idles between its turns.
 
-    def __init__(self, name: str) -> None:
+    patience: seconds to wait for an answer before the process is killed; None waits forever.
+    """
+
+    def __init__(self, name: str, patience: float | None = None) -> None:
         super().__init__(name)
+        self.patience = patience
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(name, theirs))
@@ -153,6 +161,10 @@ class RemoteSession(Session):
     def _ask(self, method: str, *arguments: Any) -> Any:
         try:
             self.connection.send((method, arguments))
+            if not self.connection.poll(self.patience):
+                self.process.kill()
+                self.process.join()
+                raise SessionError(f"{self.name} gave no answer within {self.patience:g} s")
             good, answer = self.connection.recv()
         except (EOFError, OSError) as error:
             self.process.join(5)

@@ -23,7 +23,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.samples import Sample, Sequence, complete_tree, sentiment_trees, wikitext
+from benchmarks.samples import (
+    RANDOM,
+    Sample,
+    Sequence,
+    complete_tree,
+    random_text,
+    random_trees,
+    sentiment_trees,
+    wikitext,
+)
 
 Floats = npt.NDArray[np.float32]
 Parameters = dict[str, Floats]
@@ -49,15 +58,17 @@ class Case:
     optimizer: str = "adagrad"  # or "sgd"
     lr: float = 0.01
     seed: int = 1
-    data: str = ""
+    data: str = ""  # the folder, or "random": drawn trees and sentences of like sizes
+    device: str = "cpu"  # or "cuda"
+    precision: str = "fp32"  # of products; "tf32" and "bf16" on a device only
 
     @property
     def title(self) -> str:
         mode = "training" if self.training else "inference"
-        return (
-            f"{self.workload} {mode}, h {self.hidden}, bs {self.batch_size}, "
-            f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        )
+        where = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        if self.device != "cpu":
+            where = f"{self.device} {self.precision}"
+        return f"{self.workload} {mode}, h {self.hidden}, bs {self.batch_size}, {where}"
 
     def record(self) -> dict[str, Any]:
         """The case as JSON values; the place of the data is left out."""
@@ -98,7 +109,8 @@ def _samples(case: Case, count: int) -> tuple[list[Sample], int]:
     random = np.random.default_rng(case.seed)
     samples: list[Sample]
     if case.workload == "tree-lstm":
-        trees, vocabulary = sentiment_trees(case.data)
+        drawn = case.data == RANDOM
+        trees, vocabulary = random_trees(count) if drawn else sentiment_trees(case.data)
         samples = [trees[i] for i in random.permutation(len(trees))[:count]]
     elif case.workload == "tree-fc":
         vocabulary = case.vocabulary
@@ -111,7 +123,10 @@ def _samples(case: Case, count: int) -> tuple[list[Sample], int]:
             for _ in range(count)
         ]
     elif case.workload in ("var-lstm", "fixed-lstm"):
-        sentences, vocabulary = wikitext(case.data, case.vocabulary)
+        if case.data == RANDOM:
+            sentences, vocabulary = random_text(max(count * case.length, 1000), case.vocabulary)
+        else:
+            sentences, vocabulary = wikitext(case.data, case.vocabulary)
         if case.workload == "fixed-lstm":
             text = np.concatenate(sentences)
             whole = len(text) // (case.length + 1)

@@ -93,5 +93,12 @@ class DeviceError(CavsError):
     """A device that is missing, too old, or failed; says which install line mends it."""
 
 
+class CacheWarning(DeviceError, RuntimeWarning):
+    """A cache of compiled kernels that is damaged or cannot be written: a warning, work goes on.
+
+    Where warnings are made errors, it is raised, as the `DeviceError` that it is.
+    """
+
+
 class CommunicationError(CavsError):
     """A peer in data-parallel training that failed, hangs or is gone; names its rank."""

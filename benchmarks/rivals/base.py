@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.rivals.device import placed, set_up, synchronize
 from benchmarks.rivals.updates import Updates
 from benchmarks.runner import Runner
 from benchmarks.workloads import Parameters
@@ -35,12 +37,14 @@ class TorchRunner(Runner):
     autograd = True
 
     def load_parameters(self, parameters: Parameters) -> None:
-        torch.set_num_threads(self.case.threads)
+        if self.case.precision == "bf16" and not self.autograd:
+            raise ValueError(f"{type(self).__name__} has fp32 and tf32 only")
+        self.device = set_up(self.case)
         self.p: dict[str, Tensor] = {}
         for name, value in parameters.items():
             order = self.gate_order.get(name)
             array = permute_gates(value, order) if order else value
-            tensor = torch.from_numpy(array.copy())
+            tensor = torch.from_numpy(array.copy()).to(self.device)
             self.p[name] = tensor.requires_grad_(self.autograd and name != "embedding")
         self.parameters_loaded()
         dense = [tensor for name, tensor in self.p.items() if name != "embedding"]
@@ -51,7 +55,8 @@ class TorchRunner(Runner):
 
     def parameters(self) -> Parameters:
         return {
-            name: self._common(name, tensor.detach().numpy()) for name, tensor in self.p.items()
+            name: self._common(name, tensor.detach().cpu().numpy())
+            for name, tensor in self.p.items()
         }
 
     def _common(self, name: str, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -73,10 +78,29 @@ class TorchRunner(Runner):
         for name, tensor in self.p.items():
             if name == "embedding":
                 dense = torch.zeros_like(tensor).index_add_(0, plan.unique, rows_grad)
-                result[name] = dense.numpy()
+                result[name] = dense.cpu().numpy()
             elif tensor.grad is not None:
-                result[name] = self._common(name, tensor.grad.numpy())
+                result[name] = self._common(name, tensor.grad.cpu().numpy())
         return loss.item(), result
+
+    def placed(self, plan: Any) -> Any:
+        """The plan on the device."""
+        return placed(plan, self.device)
+
+    def rows_of(self, matrix: Tensor, index: Tensor) -> Tensor:
+        """Rows of a matrix; with the cheaper backward pass of two that PyTorch has."""
+        if self.device.type == "cpu":
+            return F.embedding(index, matrix)
+        return matrix.index_select(0, index.flatten()).view(*index.shape, -1)
+
+    def rows_gradient(self, grad: Tensor, index: Tensor, rows: int) -> Tensor:
+        """Sums the rows of ``grad`` by ``index``: the backward pass of ``rows_of``."""
+        if self.device.type == "cpu":
+            return torch.ops.aten.embedding_dense_backward(grad, index, rows, -1, False)  # type: ignore[no-any-return]
+        return grad.new_zeros(rows, grad.shape[1]).index_add_(0, index, grad)
+
+    def synchronize(self) -> None:
+        synchronize(self.device)
 
     def clear_gradients(self) -> None:
         """Gradients are written, not added: autograd takes over the tensors it made."""

@@ -9,7 +9,8 @@ from torch import Tensor
 class Buffers:
     """Named float matrices that only ever grow."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.kept: dict[str, Tensor] = {}
 
     def take(self, name: str, rows: int, width: int) -> Tensor:
@@ -18,6 +19,6 @@ class Buffers:
         kept = self.kept.get(name)
         if kept is None or kept.numel() < size:
             with torch.inference_mode(False):
-                kept = torch.zeros(size * 5 // 4)
+                kept = torch.zeros(size * 5 // 4, device=self.device)
             self.kept[name] = kept
         return kept[:size].view(rows, width)

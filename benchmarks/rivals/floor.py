@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.products import Product, products_of
+from benchmarks.rivals.device import Graphs, set_up, synchronize
 from benchmarks.runner import Timed
 from benchmarks.samples import Sample
 from benchmarks.workloads import Parameters
@@ -17,16 +19,21 @@ Plan = list[Callable[[], Tensor]]
 
 
 class TorchFloor(Timed):
-    """torch.mm into a kept output, operands in memory already."""
+    """torch.mm into a kept output, operands in memory already; on a GPU one CUDA graph a batch."""
 
     def load_parameters(self, parameters: Parameters) -> None:
-        torch.set_num_threads(self.case.threads)
+        self.device = set_up(self.case)
+        half = self.case.precision == "bf16"
+        self.dtype = torch.bfloat16 if half else torch.float32
+        self.graphs: Graphs | None = None
         self.matrices: dict[tuple[str, int, int], Tensor] = {}
 
     def _matrix(self, use: str, rows: int, columns: int) -> Tensor:
         kept = self.matrices.get((use, rows, columns))
         if kept is None:
-            kept = self.matrices[use, rows, columns] = torch.rand(rows, columns)
+            kept = self.matrices[use, rows, columns] = torch.rand(
+                rows, columns, dtype=self.dtype, device=self.device
+            )
         return kept
 
     def _bind(self, product: Product) -> Callable[[], Tensor]:
@@ -42,10 +49,25 @@ class TorchFloor(Timed):
         products = products_of(self.workload, samples, self.case.training)
         return [self._bind(product) for product in products]
 
-    def train(self, plan: Plan) -> float:
+    def settle(self, plans: SequenceOf[Any]) -> None:
+        if self.device.type != "cpu":
+            self.graphs = Graphs()
+            self.graphs.capture(self._run, plans)
+
+    @staticmethod
+    def _run(plan: Plan) -> None:
         for product in plan:
             product()
+
+    def train(self, plan: Plan) -> float:
+        if self.graphs is None:
+            self._run(plan)
+        else:
+            self.graphs.replay(plan)
         return 0.0
 
     def infer(self, plan: Plan) -> None:
         self.train(plan)
+
+    def synchronize(self) -> None:
+        synchronize(self.device)

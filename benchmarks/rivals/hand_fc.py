@@ -53,10 +53,10 @@ class HandTreeFC(TorchRunner):
     """With autograd."""
 
     def prepare(self, samples: SequenceOf[Sample]) -> CompletePlan:
-        return complete_plan(samples)
+        return self.placed(complete_plan(samples))  # type: ignore[no-any-return]
 
     def forward(self, plan: CompletePlan, embedding_rows: Tensor) -> Tensor:
-        h = torch.tanh(F.embedding(plan.token, embedding_rows) + self.p["b"])
+        h = torch.tanh(self.rows_of(embedding_rows, plan.token) + self.p["b"])
         for rows in plan.levels[1:]:
             h = torch.tanh(torch.addmm(self.p["b"], h.view(rows, -1), self.p["W"]))
         return torch.addmm(self.p["b_out"], h, self.p["W_out"])
@@ -74,7 +74,7 @@ class HandTreeFC(TorchRunner):
         return self.forward(plan, self.p["embedding"].index_select(0, plan.unique))
 
     def logits(self, plan: CompletePlan) -> npt.NDArray[np.float32]:
-        return self.infer(plan).numpy()
+        return self.infer(plan).cpu().numpy()
 
 
 class ManualTreeFC(TorchRunner):
@@ -83,13 +83,13 @@ class ManualTreeFC(TorchRunner):
     autograd = False
 
     def parameters_loaded(self) -> None:
-        self.buffers = Buffers()
+        self.buffers = Buffers(self.device)
         for name, parameter in self.p.items():
             if name != "embedding":
                 parameter.grad = torch.zeros_like(parameter)
 
     def prepare(self, samples: SequenceOf[Sample]) -> CompletePlan:
-        return complete_plan(samples)
+        return self.placed(complete_plan(samples))  # type: ignore[no-any-return]
 
     def forward(self, plan: CompletePlan) -> Tensor:
         p, n = self.p, self.sizes.hidden
@@ -125,9 +125,7 @@ class ManualTreeFC(TorchRunner):
         torch.ops.aten.tanh_backward.grad_input(gate, h[:leaves], grad_input=gate)
         torch.mm(h[: rows - roots].view(rows - leaves, -1).t(), dh[leaves:], out=g["W"])
         torch.sum(dh, 0, out=g["b"])
-        grad = torch.ops.aten.embedding_dense_backward(
-            dh[:leaves], plan.token, len(plan.unique), -1, False
-        )
+        grad = self.rows_gradient(dh[:leaves], plan.token, len(plan.unique))
         return loss, grad
 
     @torch.no_grad()
@@ -139,4 +137,4 @@ class ManualTreeFC(TorchRunner):
         return self.forward(plan)
 
     def logits(self, plan: CompletePlan) -> npt.NDArray[np.float32]:
-        return self.infer(plan).numpy()
+        return self.infer(plan).cpu().numpy()

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.rivals.base import TorchRunner
+from benchmarks.rivals.device import autocast
 from benchmarks.rivals.tree_plan import TreePlan, plan_trees
 from benchmarks.samples import Sample
 
@@ -67,20 +68,22 @@ class HandTreeLSTM(TorchRunner):
     leaf_states_by_token = False
 
     def prepare(self, samples: SequenceOf[Sample]) -> HandPlan:
-        return hand_plan(samples)
+        return self.placed(hand_plan(samples))  # type: ignore[no-any-return]
 
     def forward(self, plan: HandPlan, embedding_rows: Tensor) -> Tensor:
         """Logits of all rows [rows, classes]."""
         h_size = self.sizes.hidden
         p = self.p
-        x = embedding_rows if self.leaf_states_by_token else F.embedding(plan.token, embedding_rows)
+        x = embedding_rows
+        if not self.leaf_states_by_token:
+            x = self.rows_of(x, plan.token)
         gates = torch.addmm(p["b"][: 3 * h_size], x, p["W"])
         u, io = gates.split([h_size, 2 * h_size], 1)
         i, o = torch.sigmoid(io).split(h_size, 1)
         c = i * torch.tanh(u)
         h = o * torch.tanh(c)
         if self.leaf_states_by_token:
-            c, h = F.embedding(plan.token, c), F.embedding(plan.token, h)
+            c, h = self.rows_of(c, plan.token), self.rows_of(h, plan.token)
 
         states = [h]
         c_chunks, h_chunks = [c.split(plan.splits[0])], [h.split(plan.splits[0])]
@@ -88,8 +91,8 @@ class HandTreeLSTM(TorchRunner):
             pieces = plan.pieces[level]
             c_pool = torch.cat([c_chunks[j][chunk] for j, chunk in pieces])
             h_pool = torch.cat([h_chunks[j][chunk] for j, chunk in pieces])
-            children_c = F.embedding(lookup, c_pool).view(-1, 2, h_size)
-            children_h = F.embedding(lookup, h_pool).view(-1, 2 * h_size)
+            children_c = self.rows_of(c_pool, lookup).view(-1, 2, h_size)
+            children_h = self.rows_of(h_pool, lookup).view(-1, 2 * h_size)
             gates = torch.addmm(p["b"], children_h, p["U"])
             u, rest = gates.split([h_size, 4 * h_size], 1)
             i, o, f_l, f_r = torch.sigmoid(rest).split(h_size, 1)
@@ -104,17 +107,19 @@ class HandTreeLSTM(TorchRunner):
     def compute_gradients(self, plan: HandPlan) -> tuple[Tensor, Tensor]:
         self.clear_gradients()
         rows = self.p["embedding"].index_select(0, plan.unique).requires_grad_()
-        loss = F.cross_entropy(self.forward(plan, rows), plan.label, ignore_index=-1)
+        with autocast(self.case):
+            loss = F.cross_entropy(self.forward(plan, rows), plan.label, ignore_index=-1)
         loss.backward()
         assert rows.grad is not None
         return loss.detach(), rows.grad
 
     @torch.inference_mode()
     def infer(self, plan: HandPlan) -> Tensor:
-        return self.forward(plan, self.p["embedding"].index_select(0, plan.unique))
+        with autocast(self.case):
+            return self.forward(plan, self.p["embedding"].index_select(0, plan.unique))
 
     def logits(self, plan: HandPlan) -> npt.NDArray[np.float32]:
-        rows = self.infer(plan).numpy()
+        rows = self.infer(plan).float().cpu().numpy()
         result = np.empty_like(rows)
         result[plan.rows.vertex] = rows
         label = np.empty_like(plan.rows.label)

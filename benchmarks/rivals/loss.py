@@ -13,7 +13,7 @@ def cross_entropy_backward(logits: Tensor, label: Tensor, labelled: int) -> tupl
     loss = F.nll_loss(log_p, label, ignore_index=-1)
     gradient = log_p.exp_()
     rows = len(label)
-    gradient.scatter_add_(1, label.clamp(min=0).unsqueeze(1), torch.full((rows, 1), -1.0))
+    gradient.scatter_add_(1, label.clamp(min=0).unsqueeze(1), log_p.new_full((rows, 1), -1.0))
     if labelled == rows:
         gradient.div_(labelled)
     else:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from benchmarks.rivals.base import TorchRunner
+from benchmarks.rivals.device import autocast
 from benchmarks.samples import Sample
 from benchmarks.workloads import Parameters
 
@@ -73,7 +74,7 @@ def plan_sequences(samples: SequenceOf[Sample]) -> SequencePlan:
 
 class _LSTM(TorchRunner):
     def prepare(self, samples: SequenceOf[Sample]) -> SequencePlan:
-        return plan_sequences(samples)
+        return self.placed(plan_sequences(samples))  # type: ignore[no-any-return]
 
     @abstractmethod
     def states(self, plan: SequencePlan, embedding_rows: Tensor) -> Tensor:
@@ -86,17 +87,19 @@ class _LSTM(TorchRunner):
     def compute_gradients(self, plan: SequencePlan) -> tuple[Tensor, Tensor]:
         self.clear_gradients()
         rows = self.p["embedding"].index_select(0, plan.unique).requires_grad_()
-        loss = F.cross_entropy(self.forward(plan, rows), plan.label, ignore_index=-1)
+        with autocast(self.case):
+            loss = F.cross_entropy(self.forward(plan, rows), plan.label, ignore_index=-1)
         loss.backward()
         assert rows.grad is not None
         return loss.detach(), rows.grad
 
     @torch.inference_mode()
     def infer(self, plan: SequencePlan) -> Tensor:
-        return self.forward(plan, self.p["embedding"].index_select(0, plan.unique))
+        with autocast(self.case):
+            return self.forward(plan, self.p["embedding"].index_select(0, plan.unique))
 
     def logits(self, plan: SequencePlan) -> npt.NDArray[np.float32]:
-        rows = self.infer(plan).numpy()
+        rows = self.infer(plan).float().cpu().numpy()
         result = np.empty_like(rows)
         result[plan.vertex] = rows
         return result
@@ -111,28 +114,27 @@ class _Module(_LSTM):
             for name, value in parameters.items()
         }
         super().load_parameters(turned)
-        self.module = torch.nn.LSTM(self.sizes.embedding, self.sizes.hidden)
+
+    @torch.no_grad()
+    def parameters_loaded(self) -> None:
+        """The module's parameters take the place of ours: cuDNN wants them in one stretch."""
+        sizes = self.sizes
+        self.module = torch.nn.LSTM(sizes.embedding, sizes.hidden, device=self.device)
         self.module.bias_hh_l0.requires_grad_(False).zero_()
         for theirs, ours in (("weight_ih_l0", "W"), ("weight_hh_l0", "U"), ("bias_ih_l0", "b")):
-            getattr(self.module, theirs).data = self.p[ours].data
+            parameter = getattr(self.module, theirs)
+            parameter.copy_(self.p[ours])
+            self.p[ours] = parameter
 
     def _common(self, name: str, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return array.T.copy() if name in ("W", "U") else array.copy()
-
-    def compute_gradients(self, plan: SequencePlan) -> tuple[Tensor, Tensor]:
-        self.module.zero_grad()
-        result = super().compute_gradients(plan)
-        self.p["W"].grad = self.module.weight_ih_l0.grad
-        self.p["U"].grad = self.module.weight_hh_l0.grad
-        self.p["b"].grad = self.module.bias_ih_l0.grad
-        return result
 
 
 class PaddedLSTM(_Module):
     """All sequences padded to the longest of the batch; the output layer skips the padding."""
 
     def states(self, plan: SequencePlan, embedding_rows: Tensor) -> Tensor:
-        h, _ = self.module(F.embedding(plan.padded_token, embedding_rows))
+        h, _ = self.module(self.rows_of(embedding_rows, plan.padded_token))
         return h.flatten(0, 1).index_select(0, plan.padded_row)
 
 
@@ -140,7 +142,7 @@ class PackedLSTM(_Module):
     """nn.LSTM on a PackedSequence, already sorted."""
 
     def states(self, plan: SequencePlan, embedding_rows: Tensor) -> Tensor:
-        x = PackedSequence(F.embedding(plan.token, embedding_rows), plan.batch_sizes)
+        x = PackedSequence(self.rows_of(embedding_rows, plan.token), plan.batch_sizes)
         h, _ = self.module(x)
         return h.data  # type: ignore[no-any-return]
 
@@ -155,9 +157,9 @@ class HandLSTM(_LSTM):
 
     def states(self, plan: SequencePlan, embedding_rows: Tensor) -> Tensor:
         n, p = self.sizes.hidden, self.p
-        x = F.embedding(plan.token, embedding_rows)
+        x = self.rows_of(embedding_rows, plan.token)
         inputs = torch.addmm(p["b"], x, p["W"]).split(plan.steps)
-        h = c = torch.zeros(plan.steps[0], n)
+        h = c = x.new_zeros(plan.steps[0], n)
         states = []
         for step, gates in enumerate(inputs):
             running = plan.steps[step]

@@ -28,13 +28,13 @@ class ManualLSTM(TorchRunner):
     cell_backward: Callable[..., None] = staticmethod(cells.lstm_backward)
 
     def parameters_loaded(self) -> None:
-        self.buffers = Buffers()
+        self.buffers = Buffers(self.device)
         for name, parameter in self.p.items():
             if name != "embedding":
                 parameter.grad = torch.zeros_like(parameter)
 
     def prepare(self, samples: SequenceOf[Sample]) -> SequencePlan:
-        return plan_sequences(samples)
+        return self.placed(plan_sequences(samples))  # type: ignore[no-any-return]
 
     def forward(self, plan: SequencePlan) -> Tensor:
         p, take, n = self.p, self.buffers.take, self.sizes.hidden
@@ -83,8 +83,7 @@ class ManualLSTM(TorchRunner):
         torch.sum(gates, 0, out=g["b"])
         dx = take("dx", rows, self.sizes.embedding)
         torch.mm(gates, p["W"].t(), out=dx)
-        grad = torch.ops.aten.embedding_dense_backward(dx, plan.token, len(plan.unique), -1, False)
-        return loss, grad
+        return loss, self.rows_gradient(dx, plan.token, len(plan.unique))
 
     @torch.no_grad()
     def compute_gradients(self, plan: SequencePlan) -> tuple[Tensor, Tensor]:
@@ -95,7 +94,7 @@ class ManualLSTM(TorchRunner):
         return self.forward(plan)
 
     def logits(self, plan: SequencePlan) -> npt.NDArray[np.float32]:
-        rows = self.infer(plan).numpy()
+        rows = self.infer(plan).cpu().numpy()
         result = np.empty_like(rows)
         result[plan.vertex] = rows
         return result

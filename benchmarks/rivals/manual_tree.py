@@ -49,14 +49,14 @@ class ManualTreeLSTM(TorchRunner):
     inner_backward: Callable[..., None] = staticmethod(cells.inner_backward)
 
     def parameters_loaded(self) -> None:
-        self.buffers = Buffers()
+        self.buffers = Buffers(self.device)
         self.grads = {n: torch.zeros_like(p) for n, p in self.p.items() if n != "embedding"}
 
     def prepare(self, samples: SequenceOf[Sample]) -> ManualPlan:
         rows = plan_trees(samples)
         unique, token = np.unique(rows.leaf_token, return_inverse=True)
         bounds = rows.level_rows.tolist()
-        return ManualPlan(
+        plan = ManualPlan(
             rows,
             torch.from_numpy(unique),
             torch.from_numpy(token),
@@ -67,6 +67,7 @@ class ManualTreeLSTM(TorchRunner):
             torch.from_numpy(rows.label),
             max(int((rows.label >= 0).sum()), 1),
         )
+        return self.placed(plan)  # type: ignore[no-any-return]
 
     def forward(self, plan: ManualPlan) -> Tensor:
         """Logits of all rows; what backward reads stays in the buffers."""
@@ -148,10 +149,7 @@ class ManualTreeLSTM(TorchRunner):
         torch.mm(x.t(), gates, out=g["W"])
         dx = take("dx", leaves, self.sizes.embedding)
         torch.mm(gates, p["W"].t(), out=dx)
-        rows_grad = torch.ops.aten.embedding_dense_backward(
-            dx, plan.token, len(plan.unique), -1, False
-        )
-        return loss, rows_grad
+        return loss, self.rows_gradient(dx, plan.token, len(plan.unique))
 
     @torch.no_grad()
     def compute_gradients(self, plan: ManualPlan) -> tuple[Tensor, Tensor]:
@@ -165,7 +163,7 @@ class ManualTreeLSTM(TorchRunner):
         return self.forward(plan)
 
     def logits(self, plan: ManualPlan) -> npt.NDArray[np.float32]:
-        rows = self.infer(plan).numpy()
+        rows = self.infer(plan).cpu().numpy()
         result, label = np.empty_like(rows), np.empty_like(plan.rows.label)
         result[plan.rows.vertex] = rows
         label[plan.rows.vertex] = plan.rows.label

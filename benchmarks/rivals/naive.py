@@ -21,6 +21,7 @@ from benchmarks.samples import Sample, Sequence, Tree
 @dataclass(frozen=True)
 class NaivePlan:
     samples: SequenceOf[Any]
+    tokens: list[Tensor]  # of each sample
     unique: Tensor
     label: Tensor
 
@@ -33,20 +34,26 @@ class _Naive(TorchRunner):
         )
 
     def prepare(self, samples: SequenceOf[Sample]) -> NaivePlan:
-        token = np.concatenate([sample.token for sample in samples])
+        tokens = [sample.token.astype(np.int64) for sample in samples]
+        token = np.concatenate(tokens)
         label = np.concatenate([sample.label for sample in samples]).astype(np.int64)
-        unique = np.unique(token[token >= 0]).astype(np.int64)
-        return NaivePlan(samples, torch.from_numpy(unique), torch.from_numpy(label))
+        plan = NaivePlan(
+            samples,
+            [torch.from_numpy(t) for t in tokens],
+            torch.from_numpy(np.unique(token[token >= 0])),
+            torch.from_numpy(label),
+        )
+        return self.placed(plan)  # type: ignore[no-any-return]
 
     @abstractmethod
-    def states(self, sample: Any) -> list[Tensor]:
+    def states(self, sample: Any, token: Tensor) -> list[Tensor]:
         """h of every vertex in order, each [1, hidden]."""
 
     def forward(self, plan: NaivePlan) -> Tensor:
         """Logits of every vertex, [vertices, classes]."""
         h: list[Tensor] = []
-        for sample in plan.samples:
-            h.extend(self.states(sample))
+        for sample, token in zip(plan.samples, plan.tokens, strict=True):
+            h.extend(self.states(sample, token))
         return torch.addmm(self.p["b_out"], torch.cat(h), self.p["W_out"])
 
     def compute_gradients(self, plan: NaivePlan) -> tuple[Tensor, Tensor]:
@@ -63,18 +70,18 @@ class _Naive(TorchRunner):
         return self.forward(plan)
 
     def logits(self, plan: NaivePlan) -> npt.NDArray[np.float32]:
-        return self.infer(plan).numpy()[plan.label.numpy() >= 0]
+        return self.infer(plan).cpu().numpy()[plan.label.cpu().numpy() >= 0]
 
 
 class NaiveTreeLSTM(_Naive):
-    def states(self, sample: Tree) -> list[Tensor]:
+    def states(self, sample: Tree, token: Tensor) -> list[Tensor]:
         p, h_size = self.p, self.sizes.hidden
-        left, right, token = sample.left.tolist(), sample.right.tolist(), sample.token.tolist()
+        left, right = sample.left.tolist(), sample.right.tolist()
         h_of: list[Any] = [None] * len(sample)
 
         def visit(v: int) -> tuple[Tensor, Tensor]:
             if left[v] < 0:
-                x = self.embedding(torch.tensor([token[v]]))
+                x = self.embedding(token[v : v + 1])
                 i, o, u = (x @ p["W"] + p["b"][: 3 * h_size]).chunk(3, 1)
                 c = torch.sigmoid(i) * torch.tanh(u)
             else:
@@ -94,14 +101,14 @@ class NaiveTreeLSTM(_Naive):
 
 
 class NaiveTreeFC(_Naive):
-    def states(self, sample: Tree) -> list[Tensor]:
+    def states(self, sample: Tree, token: Tensor) -> list[Tensor]:
         p = self.p
-        left, right, token = sample.left.tolist(), sample.right.tolist(), sample.token.tolist()
+        left, right = sample.left.tolist(), sample.right.tolist()
         h_of: list[Any] = [None] * len(sample)
 
         def visit(v: int) -> Tensor:
             if left[v] < 0:
-                h = torch.tanh(self.embedding(torch.tensor([token[v]])) + p["b"])
+                h = torch.tanh(self.embedding(token[v : v + 1]) + p["b"])
             else:
                 children = torch.cat([visit(left[v]), visit(right[v])], 1)
                 h = torch.tanh(children @ p["W"] + p["b"])
@@ -113,13 +120,12 @@ class NaiveTreeFC(_Naive):
 
 
 class NaiveLSTM(_Naive):
-    def states(self, sample: Sequence) -> list[Tensor]:
+    def states(self, sample: Sequence, token: Tensor) -> list[Tensor]:
         p = self.p
-        h = torch.zeros(1, self.sizes.hidden)
-        c = torch.zeros(1, self.sizes.hidden)
+        h = c = p["b"].new_zeros(1, self.sizes.hidden)
         states = []
-        for token in sample.token.tolist():
-            x = self.embedding(torch.tensor([token]))
+        for one in token.split(1):
+            x = self.embedding(one)
             i, f, g, o = (x @ p["W"] + h @ p["U"] + p["b"]).chunk(4, 1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)

@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
     task = entry.build(args)
     graphs = task.required("train")[: args.batches * args.batch_size]
     optimizer = options.make_optimizer(_training_defaults(entry), 1)
-    trainer = Trainer(task.model, optimizer, device=args.device, threads=args.threads)
+    trainer = Trainer(
+        task.model, optimizer, device=args.device, precision=args.precision, threads=args.threads
+    )
     started = time.perf_counter()
     loader = DataLoader(graphs, args.batch_size, prefetch=0)
     loader.prepare = trainer.session.prepare

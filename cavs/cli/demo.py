@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     parser.set_defaults(**entry.defaults)
     given = parser.parse_args(["--overwrite", "--out", args.out])
     given.entry, given.data = entry, args.data
-    given.device, given.threads = args.device, args.threads
+    given.device, given.precision = args.device, args.precision
+    given.threads = args.threads
     given.epochs = args.epochs or given.epochs
     print("A function as a tree, its name hidden: which word does the name begin with?")
     print("Reading functions ...", flush=True)

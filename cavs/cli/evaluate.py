@@ -38,7 +38,13 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def _open(args: argparse.Namespace) -> tuple[Task, Trainer]:
     task, _ = options.reopen(args.checkpoint, args)
     # The optimiser is never used; SGD holds no state.
-    trainer = Trainer(task.model, optim.SGD(1.0), device=args.device, threads=args.threads)
+    trainer = Trainer(
+        task.model,
+        optim.SGD(1.0),
+        device=args.device,
+        precision=args.precision,
+        threads=args.threads,
+    )
     trainer.load(args.checkpoint)
     return task, trainer
 

@@ -33,6 +33,7 @@ def _installation() -> list[tuple[str, str]]:
         ("python", f"{platform.python_version()}, numpy {np.__version__}"),
         ("machine", f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"),
         ("engine", _engine()),
+        ("gpu", _gpu()),
     ]
     for name in names():
         lines.append(("model", f"{name:20} {summary(name)}"))
@@ -46,6 +47,14 @@ def _engine() -> str:
         return f"not built ({error})"
     isa = getattr(engine, "isa", None)
     return f"instruction set {isa() if callable(isa) else isa}" if isa is not None else "built"
+
+
+def _gpu() -> str:
+    try:
+        from cavs.cuda.device import describe
+    except ImportError as error:
+        return f"none: the engine for GPUs is not built ({error})"
+    return describe()
 
 
 def _checkpoint(path: str) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from cavs.cli.registry import Entry, Task, find, names, summary
 from cavs.config import MAX_THREADS
+from cavs.cuda.engine import PRECISIONS
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import optim, schedules
 from cavs.train.checkpoint import Checkpoint, read_checkpoint
@@ -75,9 +76,15 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--device`` and ``--threads``."""
+    """``--device``, ``--precision`` and ``--threads``."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--device", default="cpu", help="cpu (default)")
+    group.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
+    group.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="float32",
+        help="of products on a GPU (default: float32)",
+    )
     group.add_argument(
         "--threads",
         type=count(1, MAX_THREADS),

@@ -84,6 +84,7 @@ def train(args: argparse.Namespace, communicator: Communicator | None = None) ->
     dev = DataLoader(dev_graphs, args.batch_size, cache=True) if dev_graphs else None
     common: dict[str, Any] = {
         "device": args.device,
+        "precision": args.precision,
         "seed": args.seed,
         "max_norm": args.max_norm,
         "threads": args.threads,

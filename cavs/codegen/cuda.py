@@ -1,8 +1,10 @@
 """Fused elementwise kernels as CUDA C text.
 
 The operations are those of the block interpreter (cavs.codegen.map), made from the one ``expr`` of
-every operator; here each becomes a statement on one element. A thread has an element, or, where the
-kernel reduces the last axis, one row of it.
+every operator; here each becomes a statement on one element. A thread has up to 16 bytes of
+neighbouring elements or, where the kernel reduces the last axis, a group of up to 32 lanes has one
+row of that axis and adds it up in one fixed order. Rows are numbered in 64 bits, everything
+inside a row in 32. Every grid is right and gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,6 +16,12 @@ import numpy as np
 
 from cavs.codegen.map import OpTuple, reads_of
 
+BLOCK = 256  # threads
+_WORD = 16  # bytes a thread moves at once
+_LANES = 32
+_ITEMS = 2**31 - 1  # work items that 32 bits count
+
+# {f} is the suffix of the C functions of the type: f for float.
 OPERATIONS = {
     "copy": "{0}",
     "add": "{0} + {1}",
@@ -23,21 +31,80 @@ OPERATIONS = {
     "max": "{0} > {1} || {0} != {0} ? {0} : {1}",  # NaN goes through, unlike in fmaxf
     "min": "{0} < {1} || {0} != {0} ? {0} : {1}",
     "neg": "-{0}",
-    "abs": "fabsf({0})",
-    "exp": "expf({0})",
-    "log": "logf({0})",
-    "tanh": "tanhf({0})",
-    "sigmoid": "1.0f / (1.0f + expf(-{0}))",
-    "sqrt": "sqrtf({0})",
-    "greater": "{0} > {1} ? 1.0f : 0.0f",
-    "greater_equal": "{0} >= {1} ? 1.0f : 0.0f",
-    "equal": "{0} == {1} ? 1.0f : 0.0f",
-    "select": "{0} != 0.0f ? {1} : {2}",
-    "fma": "fmaf({0}, {1}, {2})",
+    "abs": "fabs{f}({0})",
+    "exp": "exp{f}({0})",
+    "log": "log{f}({0})",
+    "tanh": "hyperbolic_tangent({0})",
+    "sigmoid": "reciprocal(1 + exp{f}(-{0}))",
+    "sqrt": "sqrt{f}({0})",
+    "greater": "{0} > {1} ? 1 : 0",
+    "greater_equal": "{0} >= {1} ? 1 : 0",
+    "equal": "{0} == {1} ? 1 : 0",
+    "select": "{0} != 0 ? {1} : {2}",
+    "fma": "fma{f}({0}, {1}, {2})",
 }
 
-# The numbers of csrc/kernels/isa_uniform.h.
-UNIFORM = """\
+# What the kernels call. The numbers of `uniform` are those of csrc/kernels/isa_uniform.h.
+PRELUDE = """\
+// A neighbouring elements, aligned to their size: they move as one word.
+template <class T, int A>
+struct alignas(A * sizeof(T)) Word {
+  T at[A];
+};
+// V elements, A at a time.
+template <int A, int V, class T>
+__device__ inline void fetch(T (&to)[V], const T* from) {
+#pragma unroll
+  for (int k = 0; k < V; k += A) {
+    const Word<T, A> word = *reinterpret_cast<const Word<T, A>*>(from + k);
+#pragma unroll
+    for (int a = 0; a < A; ++a) to[k + a] = word.at[a];
+  }
+}
+template <int A, int V, class T>
+__device__ inline void accumulate(T (&to)[V], const T* from) {
+  T more[V];
+  fetch<A>(more, from);
+#pragma unroll
+  for (int v = 0; v < V; ++v) to[v] += more[v];
+}
+template <int A, int V, class T>
+__device__ inline void put(T* to, const T (&from)[V]) {
+#pragma unroll
+  for (int k = 0; k < V; k += A) {
+    Word<T, A> word;
+#pragma unroll
+    for (int a = 0; a < A; ++a) word.at[a] = from[k + a];
+    *reinterpret_cast<Word<T, A>*>(to + k) = word;
+  }
+}
+// 1 / x for x >= 1 to a unit or two in the last place; there is no call for special cases, as there
+// is in a division.
+__device__ inline float reciprocal(float x) {
+#ifdef CAVS_TWIN
+  return 1.0f / x;
+#else
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+__device__ inline double reciprocal(double x) {
+#ifdef CAVS_TWIN
+  return 1.0 / x;
+#else
+  double y;  // good to 20 bits
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) y = fma(y, fma(-x, y, 1.0), y);
+  return x > 1e300 ? 0.0 : y;
+#endif
+}
+__device__ inline float hyperbolic_tangent(float x) { return tanhf(x); }
+__device__ inline double hyperbolic_tangent(double x) {
+  const double twice = 2 * fabs(x), e = expm1(twice > 40.0 ? 40.0 : twice);
+  return copysign(e * reciprocal(e + 2), x);
+}
 __device__ inline unsigned mix(unsigned x) {
   x ^= x >> 16;
   x *= 0x7feb352du;
@@ -45,12 +112,16 @@ __device__ inline unsigned mix(unsigned x) {
   x *= 0x846ca68bu;
   return x ^ (x >> 16);
 }
-__device__ inline float uniform(unsigned long long seed, unsigned long long step, unsigned stream,
-                                unsigned row, unsigned column) {
+__device__ inline unsigned row_key(unsigned long long seed, unsigned long long step,
+                                   unsigned stream, unsigned row) {
   const unsigned words[] = {(unsigned)seed, (unsigned)(seed >> 32), (unsigned)step,
                             (unsigned)(step >> 32), stream, row};
   unsigned key = 0;
+#pragma unroll
   for (int i = 0; i < 6; ++i) key = mix((key ^ words[i]) + 0x9e3779b9u);
+  return key;
+}
+__device__ inline float uniform(unsigned key, unsigned column) {
   return (mix(mix(key ^ column) + mix(key + 0x85ebca6bu)) >> 8) * 5.9604644775390625e-8f;
 }
 """
@@ -63,7 +134,7 @@ class Load:
     rows: "self"; "one", the first for all; "index", row xn_index[r], zeros where that is negative;
     "segment_sum", the sum of rows [xn_offsets[r], xn_offsets[r + 1]), or, if ``indexed``, of those
     that xn_index names there. outer_stride: elements from block to block of a row. scalar: one
-    element a block.
+    element a block. aligned: xn is a multiple of 16 bytes.
     """
 
     stride: int
@@ -72,11 +143,15 @@ class Load:
     indexed: bool = False
     outer_stride: int = 0
     scalar: bool = False
+    aligned: bool = True
 
 
 @dataclass(frozen=True)
 class Store:
-    """Result ``n``, parameter ``yn``: ``register`` is written, or its sum or max over a block."""
+    """Result ``n``, parameter ``yn``, 16 bytes aligned: a register, or its sum or max over a block.
+
+    mode: "write", "sum" or "max".
+    """
 
     register: int
     stride: int
@@ -85,53 +160,149 @@ class Store:
     mode: str = "write"
 
 
-def literal(value: float) -> str:
-    """A number as a float constant."""
-    x = float(np.float32(value))
+def literal(value: float, real: str = "float") -> str:
+    """A number as a constant of a type."""
+    single = real == "float"
+    x = float(np.float32(value)) if single else float(value)
     if np.isfinite(x):
-        return f"{x!r}f"
-    return "NAN" if np.isnan(x) else "INFINITY" if x > 0 else "-INFINITY"
+        return f"{x!r}{'f' * single}"
+    made = '__builtin_nan{0}("")' if np.isnan(x) else "__builtin_huge_val{0}()"
+    return ("-" if x < 0 else "") + made.format("f" * single)
 
 
-def _columns(column: int, outer_stride: int, inner: bool) -> str:
-    """The column that element j of block o is in."""
-    terms = [f"{outer_stride} * o"] if outer_stride else []
-    terms += ["j"] if inner else []
-    terms += [str(column)] if column or not terms else []
+def _power_of_two(most: int, *counts: int) -> int:
+    """The largest power of two up to ``most`` that divides every count."""
+    while any(c % most for c in counts):
+        most //= 2
+    return most
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the work of a kernel is divided: a thread has ``vector`` elements of a block.
+
+    Where the kernel reduces, ``lanes`` threads share a block and go through it together.
+    """
+
+    outer: int
+    inner: int
+    vector: int
+    reduces: bool
+
+    @property
+    def lanes(self) -> int:
+        """Threads that have a block together, a power of two; 1 where nothing is reduced."""
+        lanes = 1
+        while self.reduces and lanes < min(_LANES, -(-self.inner // self.vector)):
+            lanes *= 2
+        return lanes
+
+    @property
+    def items(self) -> int:
+        """Pieces of work a row: blocks or vectors."""
+        return self.outer * (1 if self.reduces else self.inner // self.vector)
+
+    @property
+    def threads(self) -> int:
+        """Threads that a row keeps busy."""
+        return self.items * self.lanes
+
+
+def shape_of(stores: Sequence[Store], outer: int, inner: int, real: str = "float") -> Shape:
+    """The division of outer x inner elements a row."""
+    vector = _power_of_two(_WORD // (4 if real == "float" else 8), inner)
+    return Shape(outer, inner, vector, any(store.mode != "write" for store in stores))
+
+
+def _place(array: str, row: str, x: Load | Store, block: bool) -> str:
+    """The address of a thread's elements, or of the one element of a ``block``."""
+    terms = [array] if row == "0" or x.stride == 0 else [array, f"{row} * {x.stride}LL"]
+    terms += [f"{x.outer_stride} * o"] if x.outer_stride else []
+    terms += [] if block else ["j"]
+    terms += [str(x.column)] if x.column else []
     return " + ".join(terms)
 
 
-def _load(n: int, load: Load) -> list[str]:
-    column = _columns(load.column, load.outer_stride, not load.scalar)
+def _load(n: int, load: Load, shape: Shape, real: str) -> tuple[list[str], list[str]]:
+    """Statements done once a row, and those done for every vector."""
+    count, word = 1, 1
+    if not load.scalar:
+        count = shape.vector
+        if load.aligned:
+            stride = 0 if load.rows == "one" else load.stride
+            word = _power_of_two(count, stride, load.column, load.outer_stride)
+    name = f"l{n}"
 
-    def at(row: str) -> str:
-        return f"x{n}[{row} * {load.stride}LL + {column}]"
+    def read(how: str, row: str) -> str:
+        return f"{how}<{word}>({name}, {_place(f'x{n}', row, load, load.scalar)});"
 
-    if load.rows == "one":
-        return [f"const float l{n} = x{n}[{column}];"]
-    if load.rows == "self":
-        return [f"const float l{n} = {at('r')};"]
+    if load.rows in ("self", "one"):
+        row = "r" if load.rows == "self" else "0"
+        return [], [f"{real} {name}[{count}];", read("fetch", row)]
+    zeros = f"{real} {name}[{count}] = {{}};"
     if load.rows == "index":
-        index = f"x{n}_index[r]"
-        return [f"const float l{n} = {index} < 0 ? 0.0f : {at(index)};"]
-    each = f"for (int k = x{n}_offsets[r]; k < x{n}_offsets[r + 1]; ++k)"
-    index = f"x{n}_index[k]"
-    term = f"{index} < 0 ? 0.0f : {at(index)}" if load.indexed else at("k")
-    return [f"float l{n} = 0.0f;", f"{each} l{n} += {term};"]
+        once = f"const int i{n} = x{n}_index[r];"
+        return [once], [zeros, f"if (i{n} >= 0) {read('fetch', f'i{n}')}"]
+    once = f"const int b{n} = x{n}_offsets[r], e{n} = x{n}_offsets[r + 1];"
+    each = f"for (int k = b{n}; k < e{n}; ++k) "
+    if not load.indexed:
+        return [once], [zeros, each + read("accumulate", "k")]
+    return [once], [
+        zeros,
+        each + "{",
+        f"  const int i{n} = x{n}_index[k];",
+        f"  if (i{n} >= 0) {read('accumulate', f'i{n}')}",
+        "}",
+    ]
 
 
-def _parameters(loads: Sequence[Load], stores: Sequence[Store], random: bool) -> str:
+def _parameters(loads: Sequence[Load], stores: Sequence[Store], random: bool, real: str) -> str:
     names = ["long long begin", "long long end"]
     for n, load in enumerate(loads):
-        names.append(f"const float* x{n}")
+        names.append(f"const {real}* x{n}")
         if load.rows == "segment_sum":
-            names.append(f"const int* x{n}_offsets")
+            names.append(f"const int* __restrict__ x{n}_offsets")
         if load.rows == "index" or load.indexed:
-            names.append(f"const int* x{n}_index")
-    names += [f"float* y{n}" for n in range(len(stores))]
+            names.append(f"const int* __restrict__ x{n}_index")
+    names += [f"{real}* y{n}" for n in range(len(stores))]
     if random:
-        names += ["unsigned long long seed", "unsigned long long step", "const int* row_ids"]
+        names += ["unsigned long long seed", "unsigned long long step"]
+        names.append("const int* __restrict__ row_ids")
     return ", ".join(names)
+
+
+def _function(code: str, real: str, *inputs: str) -> str:
+    return OPERATIONS[code].format(*inputs, f="f" if real == "float" else "")
+
+
+def _indented(lines: Sequence[str], by: int = 2) -> list[str]:
+    return [line if line.startswith("#") else " " * by + line for line in lines]
+
+
+def _statements(
+    loads: Sequence[Load], ops: Sequence[OpTuple], shape: Shape, real: str
+) -> tuple[list[str], list[str], dict[int, str]]:
+    """What is done once a row, what for element ``v``, and where each register then is."""
+    once, each = [], []
+    value = {n: f"l{n}[{0 if load.scalar else 'v'}]" for n, load in enumerate(loads)}
+    row_ids = False
+    for n, op in enumerate(ops):
+        code, dst, imm = op[0], op[1], op[5]
+        if code == "constant":
+            value[dst] = literal(imm, real)
+            continue
+        if code == "uniform":
+            if not row_ids:
+                once.append("const unsigned id = row_ids ? row_ids[r] : (unsigned)r;")
+                row_ids = True
+            once.append(f"const unsigned key{n} = row_key(seed, step, {int(imm)}u, id);")
+            column = "j + v" if shape.outer == 1 else f"o * {shape.inner} + j + v"
+            made = f"uniform(key{n}, {column})"
+        else:
+            made = _function(code, real, *(value[r] for r in reads_of(op)))
+        each.append(f"const {real} t{n} = {made};")
+        value[dst] = f"t{n}"
+    return once, each, value
 
 
 def kernel_text(
@@ -141,63 +312,124 @@ def kernel_text(
     stores: Sequence[Store],
     outer: int,
     inner: int,
+    real: str = "float",
 ) -> str:
-    """A ``__global__`` function over rows [begin, end) of outer x inner elements, any grid.
+    """A ``__global__`` function over rows [begin, end) of outer x inner elements.
 
     ops: over registers, the first of which hold the loads, as ``MapProgram.finish`` gives them.
-    Pointers are those of row 0. A kernel that draws random numbers takes seed, step and the
-    ``row_ids`` that number its rows, and needs ``UNIFORM`` before it.
+    Pointers are those of row 0, column 0. A kernel that draws random numbers takes seed, step and
+    the ``row_ids`` that number its rows (null: their own numbers). Needs ``PRELUDE`` before it and
+    blocks of whole warps; ``shape_of(...).threads`` times the rows is the work there is.
     """
     if outer == 1:  # there is no block number o then
         loads = [replace(load, outer_stride=0) for load in loads]
         stores = [replace(store, outer_stride=0) for store in stores]
-    body = [line for n, load in enumerate(loads) for line in _load(n, load)]
-    value = {n: f"l{n}" for n in range(len(loads))}
-    for n, op in enumerate(ops):
-        code, dst, imm = op[0], op[1], op[5]
-        if code == "constant":
-            value[dst] = literal(imm)
-            continue
-        if code == "uniform":
-            column = _columns(0, inner if outer > 1 else 0, True)
-            made = f"uniform(seed, step, {int(imm)}u, row_ids[r], {column})"
-        else:
-            made = OPERATIONS[code].format(*(value[r] for r in reads_of(op)))
-        body.append(f"const float t{n} = {made};")
-        value[dst] = f"t{n}"
-    before, after = [], []
+    shape = shape_of(stores, outer, inner, real)
+    once, each, value = _statements(loads, ops, shape, real)
+    row, body, before, after = [], [], [], []
+    for n, load in enumerate(loads):
+        for_row, for_vector = _load(n, load, shape, real)
+        row += for_row
+        body += for_vector
+    row += once
+    written, reduced = [], []
     for n, store in enumerate(stores):
         x = value[store.register]
-        written = store.mode == "write"
-        column = _columns(store.column, store.outer_stride, written)
-        place = f"y{n}[r * {store.stride}LL + {column}]"
-        if written:
-            body.append(f"{place} = {x};")
+        if store.mode == "write":
+            body.append(f"{real} s{n}[{shape.vector}];")
+            each.append(f"s{n}[v] = {x};")
+            word = _power_of_two(shape.vector, store.stride, store.column, store.outer_stride)
+            written.append(f"put<{word}>({_place(f'y{n}', 'r', store, False)}, s{n});")
             continue
-        start = "0.0f" if store.mode == "sum" else "-INFINITY"
+        start = "0" if store.mode == "sum" else literal(-np.inf, real)
         more = "{0} + {1}" if store.mode == "sum" else OPERATIONS["max"]
-        before.append(f"float s{n} = {start};")
-        body.append(f"s{n} = {more.format(f's{n}', x)};")
-        after.append(f"{place} = s{n};")
-    each = outer if after else outer * inner
-    lines = [f"const long long r = begin + i / {each};"]
-    if after:
-        lines += [f"const int o = i % {each};"] if outer > 1 else []
-        lines += [*before, f"for (int j = 0; j < {inner}; ++j) {{"]
-        lines += [*(f"  {line}" for line in body), "}", *after]
+        before.append(f"{real} s{n} = {start};")
+        each.append(f"s{n} = {more.format(f's{n}', x)};")
+        step = shape.lanes // 2
+        while step:
+            other = f"__shfl_xor_sync(0xffffffffu, s{n}, {step})"
+            after.append(f"{{ const {real} x = {other}; s{n} = {more.format(f's{n}', 'x')}; }}")
+            step //= 2
+        reduced.append(f"*({_place(f'y{n}', 'r', store, True)}) = s{n};")
+    body += ["#pragma unroll", f"for (int v = 0; v < {shape.vector}; ++v) {{"]
+    body += [*_indented(each), "}"]
+    if shape.reduces:
+        body += [f"if (live) {line}" for line in written]
+        lines = _by_groups(shape, row, [*before, *_over_block(shape, body), *after], reduced)
     else:
-        lines += [f"const int o = i % {each} / {inner};"] if outer > 1 else []
-        lines += [f"const int j = i % {inner};", *body]
+        lines = _by_vectors(shape, [*row, *body, *written])
     random = any(op[0] == "uniform" for op in ops)
-    return "\n".join(
-        [
-            f'extern "C" __global__ void {name}({_parameters(loads, stores, random)}) {{',
-            "  const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;",
-            "  const long long width = (long long)gridDim.x * blockDim.x;",
-            f"  for (long long i = first; i < (end - begin) * {each}; i += width) {{",
-            *(f"    {line}" for line in lines),
-            "  }",
-            "}",
-            "",
-        ]
-    )
+    head = f'extern "C" __global__ void __launch_bounds__({BLOCK}, 2) {name}('
+    most = _ITEMS // shape.items
+    times = f" * {shape.items}" if shape.items > 1 else ""
+    lines = [
+        f"for (long long top = begin; top < end; top += {most}) {{",
+        f"  const long long n = (end - top < {most} ? end - top : {most}){times};",
+        *_indented(lines),
+        "}",
+    ]
+    parameters = _parameters(loads, stores, random, real)
+    return "\n".join([f"{head}{parameters}) {{", *_indented(lines), "}", ""])
+
+
+def _row_of(shape: Shape, item: str) -> list[str]:
+    """Row r and the number ``piece`` of a work item inside it."""
+    if shape.items == 1:
+        return [f"const long long r = top + {item};"]
+    return [
+        f"const unsigned q = (unsigned)({item}) / {shape.items}u;",
+        f"const int piece = (unsigned)({item}) - q * {shape.items}u;",
+        "const long long r = top + q;",
+    ]
+
+
+def _by_vectors(shape: Shape, body: Sequence[str]) -> list[str]:
+    """A vector a thread."""
+    if shape.items == 1:
+        column = ["const int j = 0;"]
+    elif shape.outer == 1:
+        column = [f"const int j = piece * {shape.vector};"]
+    else:
+        vectors = shape.inner // shape.vector
+        column = [f"const int o = piece / {vectors};"]
+        column += [f"const int j = (piece - o * {vectors}) * {shape.vector};"]
+    return [
+        "const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;",
+        "const long long threads = gridDim.x * (long long)blockDim.x;",
+        "for (long long i = first; i < n; i += threads) {",
+        *_indented([*_row_of(shape, "i"), *column, *body]),
+        "}",
+    ]
+
+
+def _over_block(shape: Shape, body: Sequence[str]) -> list[str]:
+    """A lane's share of a block."""
+    step = shape.lanes * shape.vector
+    each = f"for (int j = lane * {shape.vector}; j < {shape.inner}; j += {step}) {{"
+    return [each, *_indented(body), "}"]
+
+
+def _by_groups(
+    shape: Shape, row: Sequence[str], body: Sequence[str], reduced: Sequence[str]
+) -> list[str]:
+    """A block a group of lanes. The lanes of a warp stay together: they exchange their sums.
+
+    Groups behind the last block repeat it and write nothing.
+    """
+    groups = _LANES // shape.lanes
+    block = ["const int o = piece;"] if shape.outer > 1 else []
+    return [
+        f"const int lane = threadIdx.x % {shape.lanes}u;",
+        f"const int group = threadIdx.x % {_LANES}u / {shape.lanes}u;",
+        "const long long warp = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / 32;",
+        "const long long warps = gridDim.x * (long long)blockDim.x / 32;",
+        f"for (long long w = warp * {groups}; w < n; w += warps * {groups}) {{",
+        "  const bool live = w + group < n;",
+        "  const long long i = live ? w + group : n - 1;",
+        *_indented([*_row_of(shape, "i"), *block, *row, *body]),
+        "  __syncwarp();  // all lanes have read what the sums may overwrite",
+        "  if (live && lane == 0) {",
+        *_indented(reduced, 4),
+        "  }",
+        "}",
+    ]

@@ -43,6 +43,8 @@ def operand_text(program: Program, o: Operand) -> str:
         return text
     if array == "index_feature":
         return f"{text}[{program.int_features[argument]}]"
+    if array == "nth_leaf":
+        return f"{text} of leaf child {argument}"
     if array.startswith("nth_"):
         return f"{text} of {array[4:]} {argument}"
     if array == "parent_if_nth":
@@ -103,23 +105,29 @@ def map_text(program: Program, i: Instruction) -> list[str]:
     return lines
 
 
+def cuda_operands(program: Program, i: Instruction) -> tuple[list[Load], list[Store]]:
+    """How the CUDA kernel of a map reads and writes the buffers it names."""
+    loads, stores = [], []
+    for (buffer, column, _, row_map, array, _), outer_stride, scalar in i.loads:
+        b = program.buffers[buffer]
+        rows = "one" if b.role == "count" else row_map
+        indexed = rows == "segment_sum" and array != "edges"
+        if b.role in ("ones", "count"):  # the same number in every column of every row
+            loads.append(Load(0, 0, rows, indexed, 0, True, aligned=False))
+        else:
+            loads.append(Load(b.width, column, rows, indexed, outer_stride, scalar))
+    for buffer, column, outer_stride, mode, register in i.stores:
+        width = program.buffers[buffer].width
+        stores.append(Store(register, width, column, outer_stride, mode))
+    return loads, stores
+
+
 def cuda_text(program: Program, number: int) -> str:
     """A fused kernel of the program as CUDA C; comments say what its parameters are."""
     i = program.instructions[number]
-    loads, lines = [], []
-    for n, (o, outer_stride, scalar) in enumerate(i.loads):
-        buffer, column, _, row_map, array, _ = o
-        b = program.buffers[buffer]
-        stride = 0 if b.role == "ones" else b.width
-        rows = "one" if b.role == "count" else row_map
-        indexed = rows == "segment_sum" and array != "edges"
-        loads.append(Load(stride, column, rows, indexed, outer_stride, scalar))
-        lines.append(f"// x{n}: {operand_text(program, o)}")
-    stores = []
-    for n, (buffer, column, outer_stride, mode, register) in enumerate(i.stores):
-        width = program.buffers[buffer].width
-        stores.append(Store(register, width, column, outer_stride, mode))
-        lines.append(f"// y{n}: {buffer_name(program, buffer)}")
+    loads, stores = cuda_operands(program, i)
+    lines = [f"// x{n}: {operand_text(program, load[0])}" for n, load in enumerate(i.loads)]
+    lines += [f"// y{n}: {buffer_name(program, store[0])}" for n, store in enumerate(i.stores)]
     text = kernel_text(f"map_{number}", loads, i.ops, stores, i.outer, i.inner)
     return "\n".join([*lines, text])
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.compressors import share_of
 from cavs.distributed.free import free_step
 from cavs.distributed.idle import idle_executor
 from cavs.distributed.roles import Roles
@@ -21,7 +22,7 @@ from cavs.distributed.run import Run
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
 from cavs.distributed.strategy import ParameterServer, Strategy, is_stale
 from cavs.distributed.synchronisers import Exchange, exchanges_of
-from cavs.distributed.synchronisers.stale import StalePush, StaleServers, is_free, layout_of
+from cavs.distributed.synchronisers.stale import StalePush, StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.variant import EvalResult
@@ -78,6 +79,8 @@ class DistributedSession:
         self._int_features: list[str] = []
         self._exchanges: list[Exchange] = []
         self._exchanging: Any = None  # the executor that they are of
+        self._kept: dict[str, Array] = {}  # of a checkpoint, by parameter and what it is
+        self._updates: int | None = None  # of a checkpoint: how many each stale parameter had
         self._roles: Roles | None = None
         self.wants_stop = self.stopping = False  # this rank's wish; what all know of
         self._trainable = [p.trainable for p in session.parameters.values()]
@@ -99,7 +102,7 @@ class DistributedSession:
     ) -> StepReport:
         """As `Session.step`, on the global `batch`; raises on all ranks if one of them fails."""
         sent, computes = self.sent_bytes, self.roles.computes
-        waited = self._fetch(hyper, states)
+        waited = self._fetch(hyper, states, step)
         if self.free:
             assert self.servers is not None
             if not computes:
@@ -236,28 +239,32 @@ class DistributedSession:
     @property
     def free(self) -> bool:
         """Whether all parameters are stale: then ranks meet in no step."""
-        return is_free(self.strategy)
+        return self.strategy is not None and self.strategy.is_free
 
     @property
     def average(self) -> bool:
         """Whether the gradients of the ranks are averaged, or added."""
         return self.strategy is None or self.strategy.graph.gradients == "mean"
 
-    def _fetch(self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]]) -> float:
+    def _fetch(
+        self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int
+    ) -> float:
         """Before a step: values of stale parameters as fresh as they must be; seconds it took."""
         begun = time.perf_counter()
+        if self.strategy is None or not self.strategy.has_stale:
+            return 0.0
         if self.servers is None:
             layout = layout_of(self.strategy, self.session.parameters)
-            if not layout.units:
-                return 0.0
             values = [p.value.reshape(-1) for p in self.session.parameters.values()]
             workers = range(self.roles.count)
             self.servers = StaleServers(
                 self.communicator, layout, values, workers, average=self.average
             )
         if self._written:
-            self.servers.open(states, hyper)
-            self._written = False
+            # Of a training without stale parameters, or a new one: one update a step.
+            updates = step if self._updates is None else self._updates
+            self.servers.open(states, hyper, updates)
+            self._written, self._updates = False, None
         try:
             if self.servers.fetch():
                 self.session.invalidate()
@@ -288,9 +295,41 @@ class DistributedSession:
                 self.strategy, executor, parameters, kinds, self.roles, self.servers
             )
             for exchange in fresh:
+                self._remember(exchange)
                 exchange.inherit(self._exchanges)
             self._exchanges, self._exchanging = fresh, executor
         return self._exchanges
+
+    def _remember(self, exchange: Exchange) -> None:
+        """What a checkpoint says of the parameters of an exchange."""
+        names = list(self.session.parameters)
+        rank, ranks = self.place
+        for parameter in exchange.parameters:
+            prefix = f"{names[parameter]}."
+            exchange.remember(
+                {
+                    name.removeprefix(prefix): share_of(every, rank, ranks, average=self.average)
+                    for name, every in self._kept.items()
+                    if name.startswith(prefix)
+                }
+            )
+
+    def memory(self) -> dict[str, Array]:
+        """What the exchanges of all ranks remember, [ranks, ...] each; for a checkpoint."""
+        if not self._exchanges:
+            return self._kept
+        names, kept = list(self.session.parameters), dict[str, Array]()
+        for exchange in self._exchanges:
+            for name, array in exchange.memory_of().items():
+                every = self.roles.replicas.all_gather(array[None])
+                kept[f"{names[exchange.parameters[0]]}.{name}"] = np.concatenate(every)
+        return kept
+
+    def take_memory(self, kept: dict[str, Array]) -> None:
+        """Continues from what `memory` gave, on any number of ranks."""
+        self._kept = kept
+        for exchange in self._exchanges:
+            self._remember(exchange)
 
     def scale(self, part: ShardedBatch) -> float:
         """What sums over rows are multiplied with, so that the mean over ranks is right."""
@@ -375,6 +414,8 @@ class DistributedSession:
                 "parameters were written from outside between two steps",
                 hint="call settle() of the trainer first, on all ranks",
             )
+        if self.servers is not None and not self._written:
+            self._updates = self.servers.updates
         self._written = True
         self.writes += 1
         self.session.invalidate()
@@ -389,11 +430,15 @@ class DistributedSession:
 
     def state_dict(self) -> dict[str, Any]:
         """See `Session.state_dict`; the same on all ranks."""
-        return self.session.state_dict()
+        updates = self._updates if self.servers is None else self.servers.updates
+        return {**self.session.state_dict(), "updates": updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Session.load_state_dict`."""
         self.session.load_state_dict(state)
+        updates = state.get("updates")
+        self._updates = updates if isinstance(updates, int) else None
+        self._written = True
 
     def collect(self, states: Sequence[Sequence[Array]]) -> None:
         """Brings all ranks every optimiser state, before a checkpoint."""

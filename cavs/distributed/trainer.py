@@ -38,6 +38,7 @@ from cavs.train.trainer import Metrics
 Array = NDArray[Any]
 T = TypeVar("T")
 _FAREWELL = 30.0  # seconds that a failing rank waits for the others to hear of it
+_BRIEF = 3.0  # the same where they may have heard of it by letter
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
 
@@ -53,7 +54,8 @@ class Trainer(LocalTrainer):
 
     Batches given to `step` and `fit` are global: the same on every rank, which computes its part.
     With a synchronous strategy the parameters are those of one process on the same batches, but for
-    rounding. Dropout masks differ from rank to rank, hence from those of one process.
+    rounding; with stale ones see ``docs/distributed.md``, and `settle`. Dropout masks differ from
+    rank to rank, hence from those of one process.
 
     Args:
         model: A `cavs.Model`; rank 0's parameters are sent to all before the first step.
@@ -187,8 +189,8 @@ class Trainer(LocalTrainer):
         outcome = super().advance(batch)
         assert isinstance(outcome, StepReport)
         update = getattr(self.session.split, "update", None)
-        if update is not None and outcome.rank_seconds:
-            update(outcome.rank_seconds)
+        if update is not None:  # freely running ranks do not know each other's times
+            update(outcome.rank_seconds or None)
         return outcome
 
     def _not_finite(self, batch: Any, outcome: Any) -> NumericsError:
@@ -284,6 +286,8 @@ class Trainer(LocalTrainer):
         self, path: str | os.PathLike[str], progress: Mapping[str, Any] | None, states: bool
     ) -> None:
         self.session.collect(self.states)
+        if states and self.session.place[0] < self.session.place[1]:
+            self._extra = self.session.memory()
         failed: Exception | None = None
         if self.communicator.rank == 0:
             try:
@@ -300,7 +304,13 @@ class Trainer(LocalTrainer):
     def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
         """As `cavs.Trainer.resume`; every rank reads the file, which any number of ranks wrote."""
         self.settle()
-        return self._together("fit", lambda: super(Trainer, self).resume(path))
+
+        def work() -> Checkpoint:
+            stored = super(Trainer, self).resume(path)
+            self.session.take_memory(stored.extra)
+            return stored
+
+        return self._together("fit", work)
 
     @property
     def agreement(self) -> Agreement:
@@ -323,12 +333,14 @@ class Trainer(LocalTrainer):
             raise
 
     def _tell(self, place: str, error: BaseException) -> None:
-        servers = self.session.servers
-        if self.session.free and servers is not None and not servers.settled:
-            servers.fail(error)  # the others may be in any step: they come to no meeting
-            return
+        servers, patience = self.session.servers, _FAREWELL
+        if self.session.free and servers is not None:
+            servers.fail(error)  # the others may be in any step, and come to no meeting
+            if not servers.settled:
+                return
+            patience = _BRIEF
         timeout = self.communicator.timeout
-        self.communicator.timeout = min(timeout, _FAREWELL)
+        self.communicator.timeout = min(timeout, patience)
         try:
             # It raises `error` here, as on the other ranks; the caller does that.
             with suppress(type(error), CommunicationError):

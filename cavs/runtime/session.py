@@ -1,4 +1,4 @@
-"""A model, compiled for the batches it meets, on the CPU engine."""
+"""A model, compiled for the batches it meets, on the CPU or on a device."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes, compile_graph
 from cavs.config import require, require_seed, set_num_threads
+from cavs.cuda.device import Device, open_device
+from cavs.cuda.engine import PRECISIONS, CudaEngine
 from cavs.errors import CheckpointError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
@@ -22,14 +24,14 @@ from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
 from cavs.runtime.check import check_arity, check_batch, check_schema, explain_range
 from cavs.runtime.encode import encode
-from cavs.runtime.variant import BatchLike, EvalResult, StepResult, Variant
+from cavs.runtime.variant import BatchLike, EvalResult, Executor, StepResult, Variant
 
 Array = npt.NDArray[Any]
 _DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtype("f8"))
 _Inputs = tuple[_engine.Schedule, list[Array], list[Array]]  # with float and integer features
 MERGED_FROM = 256  # vertices of a batch: below, looking for copies costs what they save
 MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there can be
-SHARED_FROM = 1.15  # parents a child from which products are done at the child
+SHARED_FROM = 1.15  # readers a product from which those of leaves are done at the leaves
 
 
 @contextmanager
@@ -50,8 +52,10 @@ class Session:
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
     of the compiler. threads: of the engine, process-wide; None leaves them. replicated: training
-    batches are parts of global ones, see cavs.passes.replicate. Raises ConfigError for other
-    threads than 1 to 256.
+    batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1",
+    or a cavs.cuda Device; there, the parameters' arrays are brought up to date when they are read.
+    precision: of products on a device, "float32", or "tf32" or "bfloat16" with float32 sums.
+    Raises ConfigError for other threads than 1 to 256, DeviceError for a device out of use.
     """
 
     def __init__(
@@ -62,6 +66,8 @@ class Session:
         dtype: npt.DTypeLike = np.float32,
         passes: Passes | None = None,
         replicated: bool = False,
+        device: str | Device = "cpu",
+        precision: str = "float32",
     ) -> None:
         require(isinstance(model, Model), "model", model, "a cavs.Model")
         require(isinstance(passes, Passes | None), "passes", passes, "a cavs.compiler Passes")
@@ -73,11 +79,24 @@ class Session:
                 p.convert(self.dtype)
         if threads is not None:
             set_num_threads(threads)
+        self.replicated = replicated
+        self._cuda = self._on_device(device, precision)
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
-        self.replicated = replicated
+        self._versions = 0  # of the parameters, as far as this session has followed them
         self._profiling = False
         self._serial = False
+
+    def _on_device(self, device: str | Device, precision: str) -> CudaEngine | None:
+        require(precision in PRECISIONS, "precision", precision, f"one of {', '.join(PRECISIONS)}")
+        if precision != "float32":
+            require(device != "cpu", "precision", precision, "'float32' on the CPU")
+            require(self.dtype == np.float32, "precision", precision, "'float32' for float64")
+        if device == "cpu":
+            return None
+        require(not self.replicated, "device", device, "'cpu' for training on many ranks")
+        target = open_device(device) if isinstance(device, str) else device
+        return CudaEngine(target, self, self.parameters.values(), precision)
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -107,7 +126,11 @@ class Session:
         return StepResult(loss, norm)
 
     def moved(self, executor: Any) -> None:
-        """Tells the other executors that `executor` has updated the parameters."""
+        """Tells the other executors, and other sessions, that `executor` has updated parameters."""
+        if self._cuda is None:
+            for p in self.parameters.values():
+                p.version += 1
+            self._versions += len(self.parameters)
         for variant in self._variants.values():
             if variant.executor is not None and variant.executor is not executor:
                 variant.executor.invalidate_parameters()
@@ -205,9 +228,10 @@ class Session:
 
     def _prepare(
         self, batch: BatchLike, training: bool, with_loss: bool
-    ) -> tuple[Variant, _engine.Executor, Any, _Inputs]:
+    ) -> tuple[Variant, Executor, Any, _Inputs]:
         """The variant compiled for what ``batch`` has, its executor, whose rows run, and inputs."""
         check_batch(batch)
+        self._follow_others()
         variant = self._variant(batch, training, with_loss, self._merges(batch, training))
         if variant.merging and variant.distinguishing is None:
             variant = self._variant(batch, training, with_loss, False)
@@ -229,6 +253,17 @@ class Session:
         floats = [feature(source, name, self.dtype) for name in program.float_features]
         rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
         return variant, variant.executor, source, (schedule, rows, ints)
+
+    def _follow_others(self) -> None:
+        """Takes over what other sessions have made of the parameters, here or on devices."""
+        parameters = self.parameters.values()
+        for copy in {id(c): c for p in parameters for c in p.copies}.values():
+            if copy is not self._cuda:
+                copy.download()
+        versions = sum(p.version for p in parameters)
+        if versions != self._versions:
+            self.invalidate()
+        self._versions = versions
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
         """The variant that runs batches like ``batch``, if it has been traced."""
@@ -272,16 +307,15 @@ class Session:
         return batch.merged(names, variant.child_numbers or 0)
 
     def _decide_products(self, variant: Variant, batch: BatchLike) -> None:
-        """Whether children have enough parents, judged by the first batch, once and for all."""
+        """Whether leaves have enough parents, judged by the first batch, once and for all."""
         assert variant.traced is not None and variant.distinguishing is not None
-        p = self.passes
-        wanted = p.at_nth_child_in_training if variant.training else p.at_nth_child
+        wanted = self.passes.at_nth_child and self.passes.specialise
         wanted &= not self._agreed(variant.training)
         numbers = multiplied_children(variant.traced) if wanted else 0
         room = min(MOST_NUMBERS, MAX_OPTIONAL - len(optional_features(variant.traced)))
         if 0 < numbers <= room:
             merged = batch.merged(variant.distinguishing, numbers)
-            numbers = numbers if merged.parents_per_child >= SHARED_FROM else 0
+            numbers = numbers if merged.reads_per_product >= SHARED_FROM else 0
         self._set_child_numbers(variant, numbers if numbers <= room else 0)
 
     def _set_child_numbers(self, variant: Variant, numbers: int) -> None:
@@ -361,11 +395,15 @@ class Session:
                 record=record,
                 replicated=self.replicated,
             )
+        program = variant.compiled.program
         # The engine takes its precision from the parameters; a model may have none.
         values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
-        variant.executor = _engine.Executor(encode(variant.compiled.program), values)
+        if self._cuda is None:
+            variant.executor = _engine.Executor(encode(program), values)
+            variant.executor.set_serial(self._serial)
+        else:
+            variant.executor = self._cuda.executor(program, encode(program), values)
         variant.executor.set_profiling(self._profiling)
-        variant.executor.set_serial(self._serial)
 
     # ---- resuming ------------------------------------------------------------------------------
 
@@ -427,6 +465,8 @@ class Session:
 
     def invalidate(self) -> None:
         """Tells the engine that parameters were written from Python."""
+        if self._cuda is not None:
+            self._cuda.invalidate()
         for variant in self._variants.values():
             if variant.executor is not None:
                 variant.executor.invalidate_parameters()
@@ -439,10 +479,11 @@ class Session:
                 variant.executor.set_profiling(on)
 
     def set_serial(self, on: bool) -> None:
-        """One vertex at a time on one thread: the engine's own oracle."""
+        """One vertex at a time on one thread: the engine's own oracle, on the CPU alone."""
+        require(self._cuda is None, "on", on, "a session on the CPU")
         self._serial = on
         for variant in self._variants.values():
-            if variant.executor is not None:
+            if isinstance(variant.executor, _engine.Executor):
                 variant.executor.set_serial(on)
 
     def compiled(self, batch: BatchLike, *, training: bool = True, record: bool = True) -> Compiled:

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from cavs import _engine
+from cavs import _cuda, _engine
 from cavs.compiler.pipeline import Compiled
 from cavs.frontend.batch import Feature
 from cavs.ir import Graph
 
 Array = npt.NDArray[Any]
+Executor = _engine.Executor | _cuda.Executor
 
 
 class BatchLike(Protocol):
@@ -89,4 +90,4 @@ class Variant:
     absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
     restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
-    executor: _engine.Executor | None = None
+    executor: Executor | None = None

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require, require_number, require_seed, require_threads
+from cavs.cuda.device import Device
 from cavs.errors import CheckpointError, ConfigError, DeviceError, NumericsError
 from cavs.frontend.model import Model
 from cavs.runtime import Session
@@ -41,7 +42,9 @@ class Trainer:
     Args:
         model: A `cavs.Model`; its parameters are written in place.
         optimizer: Such as `cavs.optim.Adagrad(lr=0.05)`.
-        device: ``"cpu"``.
+        device: ``"cpu"``, or ``"cuda"``, ``"cuda:1"`` for an NVIDIA GPU: the same results.
+        precision: Of products on a GPU: ``"float32"``, or ``"tf32"`` or ``"bfloat16"``, which are
+            faster; sums, parameters and states are float32 in any case.
         seed: Of everything random inside a step (dropout).
         max_norm: Clip the gradient to this global norm.
         threads: Of the engine; by default what the affinity mask and the quota allow.
@@ -56,16 +59,20 @@ class Trainer:
         model: ParameterizedModel,
         optimizer: Optimizer,
         *,
-        device: str = "cpu",
+        device: str | Device = "cpu",
+        precision: str = "float32",
         seed: int = 0,
         max_norm: float | None = None,
         threads: int | None = None,
         session: Engine | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        if device != "cpu":
-            raise DeviceError(f"device is {device!r}, but cavs runs on 'cpu'", hint="device='cpu'")
         require(isinstance(optimizer, Optimizer), "optimizer", optimizer, "a cavs.optim optimiser")
+        if session is not None and device != "cpu":
+            raise DeviceError(
+                f"device is {device!r}, but the session given has one of its own",
+                hint="cavs.Session(model, device=...)",
+            )
         require_seed(seed)
         require(isinstance(config, Mapping | None), "config", config, "a dict")
         if max_norm is not None:
@@ -78,11 +85,14 @@ class Trainer:
         self.parameters = model.parameters()
         if not any(p.trainable for p in self.parameters.values()):
             raise ConfigError("the model has no trainable parameter", hint="add a cavs.Parameter")
-        self.session: Engine = session if session is not None else _new_session(model, threads)
+        self.session: Engine = (
+            session if session is not None else _new_session(model, threads, device, precision)
+        )
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
         self.last_checkpoint: Path | None = None
         self._resumed: dict[str, Any] | None = None
+        self._extra: dict[str, Array] = {}  # what checkpoints keep of the engine besides
 
     def step(self, batch: Any) -> float:
         """One update on `batch`; the loss before it.
@@ -264,6 +274,7 @@ class Trainer:
             states=self.states if states else (),
             config=self.config,
             progress={**own, **(progress or {})},
+            extra=self._extra if states else {},
         )
         self.last_checkpoint = Path(path)
 
@@ -335,6 +346,8 @@ def _graphs(batch: Any) -> str:
     return f"graphs {listed}" + (", ..." if len(batch.ids) > 64 else "")
 
 
-def _new_session(model: ParameterizedModel, threads: int | None) -> Engine:
+def _new_session(
+    model: ParameterizedModel, threads: int | None, device: str | Device, precision: str
+) -> Engine:
     require(isinstance(model, Model), "model", model, "a cavs.Model")
-    return Session(model, threads=threads)  # type: ignore[arg-type]
+    return Session(model, threads=threads, device=device, precision=precision)  # type: ignore[arg-type]

@@ -8,50 +8,6 @@
 namespace cavs {
 namespace {
 
-// The index array or segments an operand names.
-struct Rows {
-  const int32_t* index = nullptr;
-  const int32_t* offsets = nullptr;
-};
-
-Rows rows_of(const Operand& o, Space space, const Schedule& s, const IndexFeatures& features) {
-  switch (o.array) {
-    case Array::kNone:
-      return {};
-    case Array::kOrder:
-      return {s.order.data(), nullptr};
-    case Array::kEdgeOrder:
-      return {s.edge_order.data(), nullptr};
-    case Array::kChild:
-      return {s.child.data(), nullptr};
-    case Array::kParent:
-      return {s.parent.data(), nullptr};
-    case Array::kNthChild:
-      return {s.nth_child(o.argument), nullptr};
-    case Array::kNthEdge:
-      return {s.nth_edge(o.argument), nullptr};
-    case Array::kParentIfNth:
-      return {s.parent_if_nth(o.argument), nullptr};
-    case Array::kGraphOf:
-      return {s.graph_of.data(), nullptr};
-    case Array::kIndexFeature:
-      return {features.rows(o.argument, space).data(), nullptr};
-    case Array::kChildren:
-      return {s.child.data(), s.edge_offsets.data()};
-    case Array::kEdges:
-      return {nullptr, s.edge_offsets.data()};
-    case Array::kOut:
-      return {s.out_edges.data(), s.out_offsets.data()};
-    case Array::kGraphRows:
-      return {s.graph_rows.data(), s.graph_offsets.data()};
-    case Array::kNthParents: {
-      const int32_t* offsets = s.nth_parents(o.argument);
-      return {offsets + s.order.size() + 1, offsets};
-    }
-  }
-  return {};
-}
-
 // Rows the caller's feature must have when read through `o`; -1: any.
 int64_t rows_needed(const Operand& o, Space space, const Schedule& s) {
   if (o.map == RowMap::kOne) return 1;
@@ -97,9 +53,9 @@ class Binder {
     }
     if (s.data != nullptr && b.role != Role::kOnes) s.data += o.column;
     if (o.map == RowMap::kIndex || o.map == RowMap::kSegmentSum) {
-      const Rows rows = rows_of(o, in.space, *at_.schedule, *at_.index_features);
-      s.index = rows.index;
-      s.offsets = rows.offsets;
+      const IndexArrays arrays = index_arrays(o, in.space, *at_.schedule, *at_.index_features);
+      s.index = arrays.index.data();
+      s.offsets = arrays.offsets.data();
     }
     return s;
   }
@@ -107,7 +63,7 @@ class Binder {
   void place(int32_t buffer, T*& data, int64_t& stride, int64_t& base) const {
     const Buffer& b = p_.buffers[buffer];
     stride = b.width;
-    base = kind_of(b.space) < 0 ? 0 : at_.spaces->ranges[b.space].begin;
+    base = at_.spaces->rows_of(b).begin;
     data = nullptr;
     switch (b.role) {
       case Role::kArena:
@@ -155,6 +111,49 @@ class Binder {
 };
 
 }  // namespace
+
+IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
+                         const IndexFeatures& features) {
+  const size_t vertices = s.order.size(), edges = s.edge_order.size();
+  switch (o.array) {
+    case Array::kNone:
+      return {};
+    case Array::kOrder:
+      return {s.order, {}};
+    case Array::kEdgeOrder:
+      return {s.edge_order, {}};
+    case Array::kChild:
+      return {s.child, {}};
+    case Array::kParent:
+      return {s.parent, {}};
+    case Array::kNthChild:
+      return {{s.nth_child(o.argument), vertices}, {}};
+    case Array::kNthLeaf:
+      return {{s.nth_leaf(o.argument), vertices}, {}};
+    case Array::kNthEdge:
+      return {{s.nth_edge(o.argument), vertices}, {}};
+    case Array::kParentIfNth:
+      return {{s.parent_if_nth(o.argument), edges}, {}};
+    case Array::kGraphOf:
+      return {s.graph_of, {}};
+    case Array::kIndexFeature:
+      return {features.rows(o.argument, space), {}};
+    case Array::kChildren:
+      return {s.child, s.edge_offsets};
+    case Array::kEdges:
+      return {{}, s.edge_offsets};
+    case Array::kOut:
+      return {s.out_edges, s.out_offsets};
+    case Array::kGraphRows:
+      return {s.graph_rows, s.graph_offsets};
+    case Array::kNthParents: {
+      const int32_t* offsets = s.nth_parents(o.argument);
+      return {{offsets + vertices + 1, static_cast<size_t>(offsets[vertices])},
+              {offsets, vertices + 1}};
+    }
+  }
+  return {};
+}
 
 template <class T>
 void bind_shapes(const Program& p, BoundProgram<T>& bound, std::vector<Patch>& patches) {

@@ -1,6 +1,7 @@
 // Gives the instructions of a program their addresses.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "exec/bound.h"
@@ -26,6 +27,13 @@ struct Addresses {
   const IndexFeatures* index_features;
   uint64_t seed, step;
 };
+
+// The index array or segments an operand of an instruction over `space` names.
+struct IndexArrays {
+  std::span<const int32_t> index, offsets;
+};
+IndexArrays index_arrays(const Operand& o, Space space, const Schedule& schedule,
+                         const IndexFeatures& features);
 
 // Everything that does not depend on the batch.
 template <class T>

@@ -9,10 +9,10 @@ from benchmarks.refcheck import check, relative_error
 from benchmarks.workloads import WORKLOADS, Case
 
 RIVALS = {
-    "tree-lstm": ["cavs", "hand", "hand-unique", "manual"],
-    "tree-fc": ["cavs", "hand", "manual"],
-    "var-lstm": ["cavs", "padded", "packed", "hand", "manual"],
-    "fixed-lstm": ["cavs", "padded", "packed", "hand", "manual"],
+    "tree-lstm": ["cavs", "hand", "hand-unique", "manual", "hand-graph", "manual-graph"],
+    "tree-fc": ["cavs", "hand", "manual", "hand-graph", "manual-graph"],
+    "var-lstm": ["cavs", "padded", "packed", "hand", "manual", "hand-graph", "manual-graph"],
+    "fixed-lstm": ["cavs", "padded", "packed", "hand", "manual", "hand-graph", "manual-graph"],
 }
 
 

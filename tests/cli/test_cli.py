@@ -1,6 +1,7 @@
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def numpy_engine(monkeypatch, request):
     if "real_engine" in request.fixturenames:
         return
     monkeypatch.setattr(
-        "cavs.train.trainer._new_session", lambda model, threads: FakeSession(model)
+        "cavs.train.trainer._new_session", lambda model, *options: FakeSession(model)
     )
 
 
@@ -124,7 +125,6 @@ def test_schedules_and_optimizers(schedule):
         (("train", TOY, "--resume", "--overwrite"), "exclude each other"),
         (("train", TOY, "--momentum", "0.9"), "only sgd takes it"),
         (("train", TOY, "--lr", "-1"), "lr is -1"),
-        (("train", TOY, "--device", "cuda"), "DeviceError"),
         (("train", TOY, "--out", "/proc/none"), "cannot write the log"),
         (("evaluate", "nothing"), "No such file"),
         (("predict", "nothing"), "exactly one of them"),
@@ -193,6 +193,8 @@ def test_info_names_the_version_and_the_models(capsys, monkeypatch):
     assert cavs("info") == 0
     out = capsys.readouterr().out
     assert "numpy" in out
+    (gpu,) = [line for line in out.splitlines() if line.startswith("gpu ")]
+    assert re.search(r"none: .+\(.+\)$|, sm_\d+, ", gpu)
     assert "Softmax regression on made-up chains." in out
     assert registry.find("toy").build is not None
     assert "test-cli" in registry.names()
@@ -233,6 +235,16 @@ def test_closed_output_ends_quietly():
         check=False,
     )
     assert done.stderr == ""
+
+
+@pytest.mark.usefixtures("real_engine")
+def test_a_device_that_is_none_is_refused(capsys):
+    tree = Path(__file__).with_name("tree_toy.py")
+    for command in ("train", "bench"):
+        assert cavs(command, tree, "--device", "gpu") == 1
+        err = capsys.readouterr().err
+        assert "DeviceError: device is 'gpu', but must be 'cpu', 'cuda'" in err
+        assert "Traceback" not in err
 
 
 @pytest.mark.usefixtures("real_engine")

@@ -1,7 +1,5 @@
 """Ranks that only own parameters, and hosts whose ranks sum first: results as of one process."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from cavs.distributed.communicator import run_threads
 from cavs.distributed.cost import Load, bytes_by_rank
 from cavs.distributed.resources import Node, ResourceSpec
 from cavs.distributed.strategy import variables_of
-from cavs.errors import ConfigError, FeatureError
+from cavs.errors import FeatureError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.test_faults import loader, outcomes
@@ -54,7 +52,7 @@ def assert_as_alone(results, computing):
     assert_same_bits([values for values, _, _ in results[:computing]])
     for name, value in expected.items():
         np.testing.assert_allclose(results[0][0][name], value, rtol=1e-10, atol=1e-12, err_msg=name)
-    for values, reports, loss in results:
+    for _, reports, loss in results:
         assert loss == results[0][2]
         for a, b in zip(losses, reports, strict=True):
             assert a.loss == pytest.approx(b.loss, rel=1e-11)
@@ -76,7 +74,14 @@ def test_ranks_that_only_own_parameters_change_no_result(strategy):
         assert all(r.compute_seconds == 0 for r in reports)
 
 
-@pytest.mark.parametrize("strategy", ["PSLoadBalancing(servers=1, staleness=2)", "PS(servers=1, sync=False)", "Parallax(servers=1, staleness=1)"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "PSLoadBalancing(servers=1, staleness=2)",
+        "PS(servers=1, sync=False)",
+        "Parallax(servers=1, staleness=1)",
+    ],
+)
 def test_they_own_stale_parameters_too(strategy):
     def work(c):
         options = {"strategy": strategy, "resources": ResourceSpec.local(3)}
@@ -93,7 +98,9 @@ def test_they_own_stale_parameters_too(strategy):
         np.testing.assert_allclose(results[0][name], value, rtol=1e-11, atol=1e-13, err_msg=name)
 
 
-@pytest.mark.parametrize("strategy", ["PSLoadBalancing(servers=1)", "PSLoadBalancing(servers=1, staleness=2)"])
+@pytest.mark.parametrize(
+    "strategy", ["PSLoadBalancing(servers=1)", "PSLoadBalancing(servers=1, staleness=2)"]
+)
 def test_fit_stops_and_resumes_with_them(strategy, tmp_path):
     path = tmp_path / "c.safetensors"
 
@@ -208,14 +215,14 @@ def over_mpi(c, strategy, sizes):
 
 @pytest.mark.mpi
 @pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
-@pytest.mark.parametrize("strategy", ["PartitionedPS(servers=1)", "Parallax(local_replication=True)"])
-def test_over_mpi_they_train_as_one_process(strategy):
+def test_over_mpi_they_train_as_one_process():
     model = Tree()
     session = cavs.Session(model, dtype=np.float64, threads=1)
     alone = cavs.Trainer(model, cavs.optim.Adam(lr=0.05), session=session)
     for graphs in BATCHES:
         alone.advance(cavs.batch(graphs))
     expected = alone.evaluate([cavs.batch(graphs) for graphs in BATCHES])["loss"]
+    strategy = "PartitionedPS(servers=1, local_replication=True)"
     found = run_ranks(4, __name__, "over_mpi", strategy, [2, 2])
     assert found == pytest.approx(expected, rel=1e-9)
 
@@ -225,5 +232,7 @@ def test_over_mpi_they_train_as_one_process(strategy):
 def test_over_mpi_they_serve_stale_parameters():
     found = run_ranks(3, __name__, "over_mpi", "PSLoadBalancing(servers=1, staleness=2)", [3])
     model = Tree()
-    start = cavs.Trainer(model, cavs.optim.SGD(lr=0.1), session=cavs.Session(model, dtype=np.float64))
+    start = cavs.Trainer(
+        model, cavs.optim.SGD(lr=0.1), session=cavs.Session(model, dtype=np.float64)
+    )
     assert found < start.evaluate([cavs.batch(graphs) for graphs in BATCHES])["loss"]

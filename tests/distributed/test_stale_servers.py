@@ -19,6 +19,7 @@ from cavs.distributed.strategy import GraphConfig, NodeConfig, ParameterServer, 
 from cavs.distributed.synchronisers.stale import StaleServers, layout_of
 from cavs.distributed.synchronisers.stale.clocks import Clocks
 from cavs.errors import CommunicationError
+from tests.distributed.test_launch import wait_for
 
 SGD = cavs.optim.SGD(lr=1.0).hyper(0)
 
@@ -193,35 +194,29 @@ def test_clocks_let_nobody_run_further_ahead_than_the_staleness(staleness, turns
 def test_a_fast_worker_waits_for_a_slow_one_only_at_the_bound():
     """Worker 1 makes no step: worker 0 makes s + 1, or all of them without a bound."""
     for staleness, expected in ((1, 2), (3, 4), (None, 20)):
-        made = []
+        made, looked = [], threading.Event()
 
-        def work(c, staleness=staleness, made=made):
+        def work(c, staleness=staleness, expected=expected, made=made, looked=looked):
             marks = Marks(c, 20, [staleness] * 4, [0, 1, 1, 0])
             if c.rank == 1:
-                time.sleep(0.3)
-
-            def run():
+                wait_for(lambda: len(made) >= expected)
+                time.sleep(0.1)
+                found = len(made)
+                looked.set()
+                marks.servers.settle()  # lets the other one go
+            else:
                 for step in range(20):
                     marks.servers.fetch()
                     marks.push(step)
                     marks.servers.commit(1.0, 1.0)
                     made.append(step)
-
-            if c.rank == 0:
-                runner = threading.Thread(target=run, daemon=True)
-                runner.start()
-                time.sleep(0.15)
+                looked.wait(20)
                 found = len(made)
-                runner.join(5)
-                assert not runner.is_alive()
                 marks.servers.settle()
-                marks.servers.close()
-                return found
-            marks.servers.settle()  # lets the other one go
             marks.servers.close()
-            return None
+            return found
 
-        assert run_threads(2, work)[0] == expected
+        assert run_threads(2, work) == [20, expected]
 
 
 def test_a_step_that_is_not_committed_leaves_nothing():
@@ -243,7 +238,7 @@ def test_a_step_that_is_not_committed_leaves_nothing():
 
 def test_who_stands_still_is_named_by_all_that_wait():
     def work(c):
-        c.timeout = 0.6
+        c.timeout = 1.5
         marks = Marks(c, 9, [1] * 4, [0, 2, 2, 0])
         c.timeout = 60.0
         if c.rank == 1:
@@ -262,20 +257,20 @@ def test_who_stands_still_is_named_by_all_that_wait():
 
     first, _, third = run_threads(3, work)
     for text in (first, third):
-        assert "waited 0.6 s for step 4: rank 1 is still in its step 2" in text
+        assert "waited 1.5 s for step 4: rank 1 is still in its step 2" in text
 
 
 def test_progress_of_a_slow_worker_is_no_hang():
     def work(c):
-        c.timeout = 0.4
+        c.timeout = 1.0
         marks = Marks(c, 9, [1] * 4, [0, 1, 1, 0])
         if c.rank == 1:
             for step in range(9):
                 marks.servers.fetch()
-                time.sleep(0.15)
+                time.sleep(0.2)
                 marks.push(step)
                 marks.servers.commit(1.0, 1.0)
-        marks.servers.settle()  # rank 0 waits 1.4 s here
+        marks.servers.settle()  # rank 0 waits 1.8 s here
         marks.servers.close()
         return marks.values["dense"].sum()
 

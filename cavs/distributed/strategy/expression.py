@@ -284,6 +284,16 @@ class Strategy:
         return tuple(leaf for node in self.nodes for leaf in node.leaves)
 
     @cached_property
+    def has_stale(self) -> bool:
+        """Whether some parameter, or shard, is stale: see `is_stale`."""
+        return any(is_stale(leaf.sync) for leaf in self.leaves)
+
+    @cached_property
+    def is_free(self) -> bool:
+        """Whether all are stale, so that ranks need not meet in a step."""
+        return all(is_stale(leaf.sync) for leaf in self.leaves)
+
+    @cached_property
     def digest(self) -> str:
         """64 hexadecimal digits, equal for equal strategies on every machine (SHA-256)."""
         from cavs.distributed.strategy.text import to_dict

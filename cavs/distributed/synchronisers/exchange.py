@@ -127,6 +127,13 @@ class Exchange(ABC):
     def commit(self) -> None:  # noqa: B027
         """The step was applied: what the exchange remembers of it may replace what it knew."""
 
+    def memory_of(self) -> dict[str, Array]:
+        """What this rank remembers from step to step, for a checkpoint."""
+        return {}
+
+    def remember(self, arrays: Mapping[str, Array]) -> None:  # noqa: B027
+        """Takes back what `memory_of` gave; nothing of a form that it does not know."""
+
     def inherit(self, old: Sequence[Exchange]) -> None:  # noqa: B027
         """Takes over what the exchanges of the program compiled before remember."""
 

@@ -74,9 +74,11 @@ class DenseServers(Exchange):
         nothing = np.empty(0, self.values[0].dtype)
         sends: Mapping[int, Array] = {}
         if self.roles.computes:
-            sends = self._within_host() if self.two_level else {
-                owner: self._packed([owner], self.memory) for owner in self.owners
-            }
+            sends = (
+                self._within_host()
+                if self.two_level
+                else {owner: self._packed([owner], self.memory) for owner in self.owners}
+            )
         received = c.all_to_all([sends.get(r, nothing) for r in range(c.size)])
         total = np.zeros(self._size([c.rank]), nothing.dtype)
         for gradient in received:
@@ -96,7 +98,9 @@ class DenseServers(Exchange):
     def _within_host(self) -> dict[int, Array]:
         """The sums of this host for the owners that this rank speaks to."""
         ranks = self.roles.hosts[self.roles.host]
-        parts = self.roles.local.all_to_all([self._packed(self._led(r), self.memory) for r in ranks])
+        parts = self.roles.local.all_to_all(
+            [self._packed(self._led(r), self.memory) for r in ranks]
+        )
         total = np.zeros_like(parts[self.roles.local.rank])
         for gradient in parts:
             total += gradient

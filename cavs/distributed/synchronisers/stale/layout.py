@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from cavs.distributed.strategy import ParameterServer, Strategy, is_stale, shards_of
@@ -56,19 +57,21 @@ class Layout:
     units: tuple[Unit, ...]
     groups: tuple[Group, ...]
 
+    @cached_property
+    def _by_parameter(self) -> dict[int, list[Unit]]:
+        found: dict[int, list[Unit]] = {}
+        for unit in self.units:
+            found.setdefault(unit.part.parameter, []).append(unit)
+        return found
+
     def of(self, parameter: int) -> list[Unit]:
         """The units of a parameter."""
-        return [unit for unit in self.units if unit.part.parameter == parameter]
+        return self._by_parameter.get(parameter, [])
 
     @property
     def owners(self) -> list[int]:
         """The ranks that own something, ascending."""
         return sorted({group.owner for group in self.groups})
-
-
-def is_free(strategy: Strategy | None) -> bool:
-    """Whether all parameters are stale, so that ranks need not meet in a step."""
-    return strategy is not None and all(is_stale(leaf.sync) for leaf in strategy.leaves)
 
 
 def layout_of(strategy: Strategy | None, parameters: Mapping[str, Any]) -> Layout:

@@ -25,7 +25,7 @@ class Owner:
     values, states: all parameters, flat, and all optimiser states. The parts owned here are copied
     from the values and updated in the states themselves. hyper: of the optimiser; workers say the
     learning rate of their step. reduction: what gradients, and with them weight decay, are
-    multiplied with: 1 / workers for the mean.
+    multiplied with: 1 / workers for the mean. updates: how many the states have seen.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Owner:
         states: Sequence[Sequence[Array]],
         hyper: Mapping[str, Any],
         reduction: float,
+        updates: int = 0,
     ) -> None:
         self.layout, self.ranks = layout, range(ranks)
         self.groups = [group for group in layout.groups if group.owner == rank]
@@ -52,15 +53,14 @@ class Owner:
         self.hyper = {**hyper, "weight_decay": decay}
         self.clocks = {g.number: Clocks(workers, g.staleness) for g in self.groups}
         self.wanted: dict[int, dict[int, int]] = {g.number: {} for g in self.groups}
-        self.staged: dict[int, list[tuple[int, Piece]]] = {w: [] for w in workers}
-        self.updates = 0
+        self.staged: dict[int, list[tuple[int, Unit, Piece]]] = {w: [] for w in workers}
+        self.updates = self.settled_at = updates  # made, and known by all since the last meeting
         # Of tables: at which update every row changed last, and up to which each rank was told.
         self.changed = {
             u.number: np.zeros(u.rows[1] - u.rows[0], np.int64) for u in units if u.rows is not None
         }
-        self.told = {(number, r): 0 for number in self.changed for r in self.ranks}
+        self.told = {(number, r): updates for number in self.changed for r in self.ranks}
         self.rounds = 0
-        self.settled_at = 0  # how many updates everybody knew of after the last meeting
 
     def stage(self, letter: Letter) -> None:
         """Keeps gradients until the step that they are of has ended well."""
@@ -75,13 +75,13 @@ class Owner:
                 piece = Piece(
                     unit.part.parameter, next(arrays).reshape(len(rows), unit.width), rows
                 )
-            self.staged[worker].append((attempt, piece))
+            self.staged[worker].append((attempt, unit, piece))
 
     def commit(self, letter: Letter, post: Post) -> None:
         """Applies one step of a worker; what was staged of a step that failed is dropped."""
         worker, (attempt, clock) = letter.source, letter.words[2:]
         scale, lr = letter.arrays[0].tolist()
-        pieces = [piece for of, piece in self.staged[worker] if of == attempt]
+        staged = [(unit, piece) for of, unit, piece in self.staged[worker] if of == attempt]
         self.staged[worker] = []
         self.updates += 1
         # Moments decay with every update: they are corrected for as many as were made.
@@ -91,27 +91,19 @@ class Owner:
             "bias2": 1.0 - float(self.hyper["beta2"]) ** self.updates,
         }
         self.executor.apply(
-            [piece.as_tuple() for piece in pieces],
+            [piece.as_tuple() for _, piece in staged],
             hyper,
             self.states,
             self.trainable,
             scale * self.reduction,
         )
-        for piece in pieces:
-            if piece.rows is not None:
-                self._mark(piece)
+        for unit, piece in staged:
+            if unit.rows is not None and piece.rows is not None:
+                self.changed[unit.number][piece.rows - unit.rows[0]] = self.updates
         for group in self.groups:
             self.clocks[group.number].finish(worker)
             self.wanted[group.number][worker] = clock + 1
         self._answer(post)
-
-    def _mark(self, piece: Piece) -> None:
-        assert piece.rows is not None
-        for unit in self.layout.of(piece.parameter):
-            if unit.number in self.changed and unit.rows is not None:
-                begin, end = unit.rows
-                inside = piece.rows[(piece.rows >= begin) & (piece.rows < end)]
-                self.changed[unit.number][inside - begin] = self.updates
 
     def settle(self, worker: int, post: Post) -> None:
         """`worker` came to a meeting; when all have, everyone gets the final values."""
@@ -125,7 +117,7 @@ class Owner:
         for group in self.groups:
             clock = self.clocks[group.number].meet()
             for rank in self.ranks:
-                words = [FINAL, 0, clock, group.number, self.rounds]
+                words = [FINAL, 0, clock, group.number, self.rounds, self.updates]
                 news = self.updates > self.settled_at
                 post(rank, words, self._content(group, rank) if news else [])
         self.settled_at = self.updates

@@ -49,13 +49,14 @@ class StaleServers:
         self.changed = threading.Condition()
         self.failed: BaseException | None = None
         self.phase = self.clock = self.steps = self.rounds = self.attempt = 0
-        self.settled = True
+        self.settled, self._awaits = True, False  # whether answers to a commit are to come
         self._owner: Owner | None = None
         self._early: list[Letter] = []  # of a phase that has not begun here
         self._inbox: list[Letter] = []  # values that have not been read
         self._answers: dict[int, tuple[int, ...]] = {}
         self._promised, self._told_stop = 1, False
         self._counted = 0
+        self.updates = 0  # that each parameter had, as known since the last meeting
         self._stops: dict[int, int] = {}
         self._box = c.mailbox()
         self._thread = threading.Thread(target=self._serve, name="cavs-servers", daemon=True)
@@ -79,8 +80,13 @@ class StaleServers:
 
     # ---- the worker's side ---------------------------------------------------------------------
 
-    def open(self, states: Sequence[Sequence[Array]], hyper: Mapping[str, Any]) -> None:
-        """A new phase: owners take the parameters as they are here. All ranks call it."""
+    def open(
+        self, states: Sequence[Sequence[Array]], hyper: Mapping[str, Any], updates: int = 0
+    ) -> None:
+        """A new phase: owners take the parameters as they are here. All ranks call it.
+
+        updates: how many the optimiser states have seen.
+        """
         self._check()
         owner = Owner(
             self.layout,
@@ -91,30 +97,31 @@ class StaleServers:
             states,
             hyper,
             self.reduction,
+            updates,
         )
         with self.changed:
+            self.updates = updates
             self._owner = owner
             self.phase += 1
             self.clock = self.rounds = 0
             self._inbox = []
-            self.settled = True
+            self.settled, self._awaits = True, False
         self._post(self.rank, [kinds.WAKE, self.phase])
 
     def fetch(self) -> bool:
         """Waits until this worker may begin its next step; whether parameters were written."""
         self._check()
         self.attempt += 1
-        expects = self.clock > 0 and not self.settled
         if self.settled:
             self._counted = self.sent_bytes
         self.settled = False
         if not self.is_worker:
             self.clock, self.steps = self.clock + 1, self.steps + 1
+        if not self._awaits:
             return False
-        if expects:
-            self._wait(lambda: self._told(2, self.clock), f"for step {self.steps + 1}")
-            self._read()
-        return expects
+        self._wait(lambda: self._told(2, self.clock), f"for step {self.steps + 1}")
+        self._awaits = False
+        return self._read()
 
     def push(self, owner: int, numbers: Sequence[int], arrays: Sequence[Array]) -> None:
         """Gradients of some units to their owner, which applies them at `commit`."""
@@ -129,6 +136,7 @@ class StaleServers:
         with self.changed:
             self.clock += 1
             self.steps += 1
+            self._awaits = True
 
     def settle(self) -> bool:
         """Waits until all workers have come here; then all ranks hold the same, final values.
@@ -142,10 +150,11 @@ class StaleServers:
         self._wait(lambda: self._told(4, self.rounds + 1), "for all to meet")
         with self.changed:
             self.rounds += 1
-            clock = next(x.words[2] for x in self._inbox if x.words[4:] == (self.rounds,))
+            final = next(x for x in self._inbox if x.words[4:5] == (self.rounds,))
+            clock, self.updates = final.words[2], final.words[5]
             self.steps += clock - self.clock
             self.clock = clock
-        self.settled = True
+        self.settled, self._awaits = True, False
         return self._read()
 
     def _told(self, word: int, value: int) -> bool:
@@ -156,8 +165,8 @@ class StaleServers:
     def _read(self) -> bool:
         """Writes what came into the parameters, in the order in which it came."""
         with self.changed:  # a rank that makes no steps may be a meeting behind
-            letters = [x for x in self._inbox if x.words[4:] <= (self.rounds,)]
-            self._inbox = [x for x in self._inbox if x.words[4:] > (self.rounds,)]
+            letters = [x for x in self._inbox if x.words[4:5] <= (self.rounds,)]
+            self._inbox = [x for x in self._inbox if x.words[4:5] > (self.rounds,)]
         for letter in letters:
             if not letter.arrays:
                 continue
@@ -295,17 +304,16 @@ class StaleServers:
             self.fail(error)
 
     def _handle(self, letter: Letter) -> None:
-        kind, phase = letter.words[:2]
-        if kind == kinds.WAKE:
-            early, self._early = self._early, []
-            for other in early:
-                self._handle(other)
-        elif kind in kinds.ALWAYS:
-            self._hear(letter)
-        elif phase > self.phase:
-            self._early.append(letter)
-        elif phase == self.phase:
-            self._of_phase(letter)
+        """This letter, after those that came before their phase had begun, if it has."""
+        letters, self._early, now = [*self._early, letter], [], self.phase
+        for other in letters:
+            kind, phase = other.words[:2]
+            if kind in kinds.ALWAYS:
+                self._hear(other)
+            elif phase > now:
+                self._early.append(other)
+            elif phase == now:
+                self._of_phase(other)
 
     def _of_phase(self, letter: Letter) -> None:
         assert self._owner is not None
@@ -343,7 +351,7 @@ class StaleServers:
                 case kinds.STOP:
                     self._stops[letter.source] = letter.words[2]
                     self._announce()
-                case _ if self.failed is None:
+                case kinds.FAIL if self.failed is None:
                     error = CommunicationError(
                         f"another rank failed\n  rank {letter.source}: {letter.text()}",
                         hint="mend what it says; this rank is well",

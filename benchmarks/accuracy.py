@@ -1,0 +1,61 @@
+"""How far a device's results lie from float64 ones, and its losses from the CPU's, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.runner import make_runner
+from benchmarks.runners_cavs import CavsRunner
+from benchmarks.workloads import Case, Workload, load
+from cavs.runtime import Session
+
+
+def _runner(workload: Workload, case: Case) -> CavsRunner:
+    made = make_runner("cavs", replace(workload, case=case))
+    assert isinstance(made, CavsRunner)
+    return made
+
+
+def errors(case: Case) -> dict[str, float]:
+    """Relative norms of the difference to float64 on the CPU: loss, outputs, worst gradient."""
+    workload = load(replace(case, batches=1))
+    ours = _runner(workload, case)
+    exact = _runner(workload, replace(case, device="cpu", precision="fp32"))
+    oracle = Session(exact.model, dtype=np.float64)
+    plan = ours.prepare(workload.batches[0])
+
+    def distance(a: Any, b: Any) -> float:
+        difference = np.asarray(a, np.float64) - np.asarray(b, np.float64)
+        return float(np.linalg.norm(difference) / max(float(np.linalg.norm(b)), 1e-300))
+
+    loss, gradients = ours.session.gradients(plan)
+    exact_loss, exact_gradients = oracle.gradients(plan)
+    worst = max(
+        distance(np.asarray(gradients[name]), np.asarray(value))
+        for name, value in exact_gradients.items()
+    )
+    outputs = distance(ours.session.predict(plan)["output"], oracle.predict(plan)["output"])
+    return {"loss": distance(loss, exact_loss), "outputs": outputs, "gradients": worst}
+
+
+def curve(case: Case, steps: int) -> dict[str, float]:
+    """The largest relative difference of losses between device and CPU in ``steps`` of training.
+
+    Losses are means over the batches of a pass, of which there is at least one: late in training a
+    single one is near zero.
+    """
+    workload = load(case)
+    steps = max(steps, len(workload.batches))
+    losses = []
+    for here in (case, replace(case, device="cpu", precision="fp32")):
+        runner = _runner(workload, here)
+        plans = [runner.prepare(batch) for batch in workload.batches]
+        found = [runner.train(plans[n % len(plans)]) for n in range(steps)]
+        whole = len(found) // len(plans) * len(plans)
+        losses.append(np.array(found[:whole]).reshape(-1, len(plans)).mean(1))
+    device, cpu = losses
+    worst = float(np.max(np.abs(device - cpu) / cpu))
+    return {"steps": steps, "worst": worst, "first": float(cpu[0]), "last": float(cpu[-1])}

@@ -1,0 +1,69 @@
+"""How long a new process takes to its first training step, and to its second."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.samples import RANDOM, ROOT
+from benchmarks.workloads import Case
+
+
+def in_new_process(case: Case, timeout: float) -> dict[str, float]:
+    """Seconds: ``import`` of cavs, ``first`` step, session and compilation included, ``second``.
+
+    Raises RuntimeError with what the process wrote where it fails.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.first_step", "--case", json.dumps(asdict(case))],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"a new process ended with {done.returncode}: {done.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(case: Case) -> dict[str, float]:
+    """The same, in this process: it should have imported nothing of cavs yet."""
+    start = time.perf_counter()
+    import benchmarks.runners_cavs  # noqa: F401
+    from benchmarks.runner import make_runner
+    from benchmarks.workloads import load
+
+    imported = time.perf_counter()
+    workload = load(case)
+    read = time.perf_counter()
+    runner = make_runner("cavs", workload)
+    plan: Any = runner.prepare(workload.batches[0])
+    runner.train(plan)
+    first = time.perf_counter()
+    runner.train(plan)
+    second = time.perf_counter()
+    return {"import": imported - start, "first": first - read, "second": second - first}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_step", description=__doc__)
+    parser.add_argument(
+        "--case",
+        type=json.loads,
+        default={"workload": "tree-lstm", "hidden": 256, "batch_size": 64, "data": RANDOM},
+        metavar="JSON",
+        help="fields of a Case of benchmarks.workloads; default: drawn trees, h 256, batch size 64",
+    )
+    print(json.dumps(measure(Case(**parser.parse_args(arguments).case))))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,88 @@
+"""What the GPU program measures: groups of cases, and who runs on each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from benchmarks.workloads import Case
+
+SST = Case("tree-lstm", 256, 256, batches=8)
+TREE_FC = Case("tree-fc", 512, 64, batches=4, embedding=512)
+FIXED = Case("fixed-lstm", 512, 64, batches=8, embedding=512, classes=8)
+VAR = replace(FIXED, workload="var-lstm")
+HIDDEN = (64, 128, 256, 512, 1024)
+BATCH_SIZES = (1, 4, 16, 64, 256)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases of one question; the first runner is the one that ratios are taken to."""
+
+    name: str
+    cases: tuple[Case, ...]
+    runners: tuple[str, ...]
+
+
+def precisions(device: str) -> list[str]:
+    return ["fp32"] if device == "cpu" else ["fp32", "tf32", "bf16"]
+
+
+def _small(case: Case) -> Case:
+    """The same workload in a size that takes no time."""
+    size = min(case.batch_size, 4)
+    hidden = {256: 8, 512: 12}.get(case.hidden, 10)
+    width = hidden if case.embedding == case.hidden else 6
+    return replace(
+        case, hidden=hidden, embedding=width, batch_size=size, batches=2, leaves=8, length=6,
+        vocabulary=50,
+    )  # fmt: skip
+
+
+def _batches(case: Case) -> Case:
+    """Enough batches that a pass of small ones lasts."""
+    return replace(case, batches=32 if case.batch_size < 64 else 8)
+
+
+def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
+    """All groups in order of importance: a run that is short of time leaves out the last."""
+    from cavs.compiler.pipeline import Passes
+
+    def there(*cases: Case, precision: str = "fp32") -> tuple[Case, ...]:
+        found = [replace(c, device=device, data=data, precision=precision) for c in cases]
+        return tuple(_small(c) if tiny else c for c in found)
+
+    low = precisions(device)[1:]
+    batched = ("cavs", "hand", "hand-graph", "manual-graph", "floor-torch")
+    made = [
+        Group("sst", there(SST), batched),
+        Group("tree-fc", there(TREE_FC, precision=(low or ["fp32"])[0]), batched),
+        Group(
+            "fixed-lstm",
+            there(FIXED) + tuple(c for p in low[:1] for c in there(FIXED, precision=p)),
+            ("cavs", "padded", "hand-graph", "manual-graph", "floor-torch"),
+        ),
+        Group("naive", there(replace(SST, batch_size=64)), ("cavs", "naive")),
+        Group(
+            "precision",
+            tuple(c for p in low for c in there(SST, precision=p)),
+            ("cavs", "hand", "hand-graph", "floor-torch"),
+        ),
+        Group("inference", there(replace(SST, training=False)), batched),
+        Group("var-lstm", there(VAR), ("cavs", "padded", "packed", "manual-graph", "floor-torch")),
+    ]
+    off = [f"cavs-without-{field.name}" for field in fields(Passes) if field.default]
+    if tiny:
+        off = off[:2]
+    made.append(Group("ablation", there(replace(SST, batch_size=64)), ("cavs", *off)))
+    grid = [(h, n) for h in HIDDEN for n in BATCH_SIZES if full or h == 256 or n == 64]
+    grid = [(h, n) for h, n in grid if full or (h in (64, 256, 1024) and n != 4)]
+    grid = [point for point in grid if point != (256, 256)]  # measured above
+    sweep = [_batches(replace(SST, hidden=h, batch_size=n)) for h, n in grid[: 2 if tiny else None]]
+    if full:
+        sweep += [replace(case, training=False) for case in sweep]
+    made.append(Group("sweep", there(*sweep), ("cavs", "hand", "hand-graph", "floor-torch")))
+    if full and low:
+        others = (TREE_FC, VAR)
+        cases = tuple(c for p in ("fp32", *low) for c in there(*others, precision=p))
+        made.append(Group("others", cases, ("cavs", "hand", "hand-graph", "floor-torch")))
+    return [group for group in made if group.cases]

@@ -1,0 +1,94 @@
+"""What the NVIDIA driver says of itself and of its GPUs, by ctypes, without a context on any."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from cavs.errors import DeviceError
+
+_NO_DEVICE, _INVALID_DEVICE = 100, 101  # of cuda.h's CUresult
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # of cuda.h's CUdevice_attribute
+
+
+class Driver:
+    """The driver at `path`, as for dlopen; DeviceError if it cannot be opened."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._library = ctypes.CDLL(path)
+        except OSError as error:
+            raise DeviceError(
+                f"the NVIDIA driver {path} cannot be opened: {error}",
+                hint="install the driver anew; the CPU needs none: device='cpu'",
+            ) from error
+
+    def version(self) -> int:
+        """The newest CUDA that it runs, 1000 * major + 10 * minor."""
+        version = ctypes.c_int()
+        self._check("cuDriverGetVersion", self._call("cuDriverGetVersion", ctypes.byref(version)))
+        return version.value
+
+    def count(self) -> int:
+        """The number of GPUs that it has and ``CUDA_VISIBLE_DEVICES`` shows; 0 if none."""
+        status = self._call("cuInit", 0)
+        if status == _NO_DEVICE:
+            return 0
+        self._check("cuInit", status)
+        number, device = 0, ctypes.c_int()
+        while not (status := self._call("cuDeviceGet", ctypes.byref(device), number)):
+            number += 1
+        if status != _INVALID_DEVICE:
+            self._check("cuDeviceGet", status)
+        return number
+
+    def capability(self, ordinal: int) -> int:
+        """The compute capability of a GPU, times ten: 90 for 9.0."""
+        major, minor = (self._attribute(ordinal, a) for a in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
+        return 10 * major + minor
+
+    def name(self, ordinal: int) -> str:
+        """What NVIDIA calls the GPU."""
+        text = ctypes.create_string_buffer(256)
+        device = self._device(ordinal)
+        self._check("cuDeviceGetName", self._call("cuDeviceGetName", text, 256, device))
+        return text.value.decode(errors="replace")
+
+    def memory(self, ordinal: int) -> int:
+        """The bytes of its memory."""
+        size, device = ctypes.c_size_t(), self._device(ordinal)
+        status = self._call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
+        self._check("cuDeviceTotalMem_v2", status)
+        return size.value
+
+    def _device(self, ordinal: int) -> int:
+        device = ctypes.c_int()
+        self._check("cuDeviceGet", self._call("cuDeviceGet", ctypes.byref(device), ordinal))
+        return device.value
+
+    def _attribute(self, ordinal: int, attribute: int) -> int:
+        value, device = ctypes.c_int(), self._device(ordinal)
+        status = self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
+        self._check("cuDeviceGetAttribute", status)
+        return value.value
+
+    def _call(self, function: str, *arguments: Any) -> int:
+        try:
+            return int(getattr(self._library, function)(*arguments))
+        except AttributeError as error:
+            raise DeviceError(
+                f"the NVIDIA driver {self.path} has no {function}, but cavs needs it",
+                hint="update the driver; the CPU needs none: device='cpu'",
+            ) from error
+
+    def _check(self, function: str, status: int) -> None:
+        if not status:
+            return
+        text = ctypes.c_char_p()
+        self._call("cuGetErrorName", status, ctypes.byref(text))
+        name = text.value.decode() if text.value else f"error {status}"
+        raise DeviceError(
+            f"{function} of the NVIDIA driver {self.path} failed: {name}",
+            hint="look at what nvidia-smi prints; the CPU needs no driver: device='cpu'",
+        )

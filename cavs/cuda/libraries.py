@@ -1,0 +1,187 @@
+"""Where the libraries of CUDA lie: the driver, NVRTC, cuBLASLt, cuDNN, NCCL, of any CUDA major.
+
+Only paths: whoever needs a library opens it. Searched, in this order: NVIDIA's ``cuda.pathfinder``,
+the folders of NVIDIA's wheels, the loader's path, the folder of torch. Which majors exist is read
+from the extras of the package, so no code names one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import functools
+import glob
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cavs.errors import DeviceError
+
+DRIVER = "libcuda.so.1"  # the ABI of the driver, the same for every CUDA
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that was found: its path, and what found it.
+
+    major: the first number of its file name, for NVRTC and cuBLASLt that of CUDA; None if it has
+    none.
+    """
+
+    path: str
+    found_by: str
+    major: int | None
+
+
+def find_driver() -> str | None:
+    """What to give to dlopen for the driver, or None if no driver is installed."""
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return None
+    return DRIVER
+
+
+def find(name: str, newest: int | None = None) -> Library | None:
+    """The first library of this name: "nvrtc", "cublasLt", "cudnn" or "nccl".
+
+    newest: libraries of a higher major are passed over, because the driver does not run them.
+    None if there is none. Pathfinder leaves what it finds loaded.
+    """
+    for library in _candidates(name):
+        if newest is None or library.major is None or library.major <= newest:
+            return library
+    return None
+
+
+def require(name: str, what_for: str, newest: int | None = None) -> Library:
+    """`find`; where there is none, DeviceError with the places searched and the line to install.
+
+    newest: the CUDA major of the driver, if known.
+    """
+    library = find(name, newest)
+    if library is None:
+        other = find(name)
+        found = f"; {other.path} is too new for a driver of CUDA {newest}" if other else ""
+        raise DeviceError(
+            f"lib{name}.so was not found, but {what_for} needs it{found}\n"
+            "  searched: cuda.pathfinder, NVIDIA's wheels, LD_LIBRARY_PATH, CUDA_PATH, CUDA_HOME, "
+            "the system's libraries, torch",
+            hint=install_line(newest),
+        )
+    return library
+
+
+def install_line(newest: int | None = None) -> str:
+    """The line that installs what a GPU needs besides its driver.
+
+    newest: the CUDA major of the driver, if one is known. A CuPy that is installed decides
+    before it, because two of them in one environment break each other.
+    """
+    majors = sorted(extras())
+    fitting = [major for major in majors if newest is None or major <= newest] or majors[:1]
+    installed = [major for major in majors if _is_installed(f"cupy-cuda{major}x")]
+    keep = [major for major in installed if major in fitting]
+    if not majors:
+        return "install cavs by pip, so that its extras are known"
+    # The oldest runs on the most drivers; where the driver is known, the newest it runs is best.
+    choice = keep[-1] if keep else fitting[0] if newest is None else fitting[-1]
+    wrong = [f"cupy-cuda{major}x" for major in installed if major != choice]
+    remove = f"pip uninstall {' '.join(wrong)}; " if wrong else ""
+    return f'{remove}pip install "cavs[{extras()[choice]}]"'
+
+
+@functools.cache
+def extras() -> dict[int, str]:
+    """The extras of the package that bring CUDA, by its major."""
+    try:
+        names = importlib.metadata.metadata("cavs").get_all("Provides-Extra") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    found = (re.fullmatch(r"cuda(\d+)", name) for name in names)
+    return {int(match[1]): match[0] for match in found if match}
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _candidates(name: str) -> Iterator[Library]:
+    yield from _of_pathfinder(name)
+    for folder in _wheel_folders():
+        yield from _in_folder(folder, name, "NVIDIA's wheels")
+    for folder in _loader_folders():
+        yield from _in_folder(folder, name, "the loader's path")
+    soname = ctypes.util.find_library(name)
+    if soname is not None:
+        yield Library(soname, "the loader's path", _major(soname))
+    for folder in _package_folders("torch"):
+        yield from _in_folder(os.path.join(folder, "lib"), name, "torch")
+
+
+def _of_pathfinder(name: str) -> Iterator[Library]:
+    try:
+        pathfinder = importlib.import_module("cuda.pathfinder")
+    except ImportError:
+        return
+    try:
+        path = pathfinder.load_nvidia_dynamic_lib(name).abs_path
+    except (RuntimeError, OSError):  # it says "not found" by a RuntimeError of its own
+        return
+    if path:
+        yield Library(path, "cuda.pathfinder", _major(path))
+
+
+def _in_folder(folder: str, name: str, found_by: str) -> Iterator[Library]:
+    # torch puts a hash behind the name; libnvrtc-builtins and libnvrtc.alt are other libraries.
+    pattern = re.compile(rf"lib{re.escape(name)}(-[0-9a-f]{{8}})?\.so(\.\d+)*")
+    try:
+        files = [file for file in os.listdir(folder) if pattern.fullmatch(file)]
+    except OSError:  # no such folder
+        return
+    for file in sorted(files, key=lambda file: (_major(file) or 0, file), reverse=True):
+        yield Library(os.path.join(folder, file), found_by, _major(file))
+
+
+def _major(path: str) -> int | None:
+    match = re.search(r"\.so\.(\d+)", os.path.basename(path))
+    return int(match[1]) if match else None
+
+
+def _package_folders(package: str) -> list[str]:
+    """The folders of a package that need not be installed, without importing it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # ValueError: a module that something put in place of it
+        return []
+    return list(spec.submodule_search_locations or ()) if spec else []
+
+
+def _wheel_folders() -> list[str]:
+    """nvidia/<library>/lib or nvidia/cu<major>/lib, the newest major first."""
+    found = []
+    for root in _package_folders("nvidia"):
+        found += glob.glob(os.path.join(glob.escape(root), "*", "lib"))
+
+    def order(folder: str) -> int:
+        match = re.fullmatch(r"cu(\d+)", os.path.basename(os.path.dirname(folder)))
+        return -int(match[1]) if match else 0
+
+    return sorted(found, key=order)
+
+
+def _loader_folders() -> list[str]:
+    folders = [f for f in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if f]
+    for variable in ("CUDA_PATH", "CUDA_HOME"):
+        root = os.environ.get(variable)
+        folders += [os.path.join(root, "lib64"), os.path.join(root, "lib")] if root else []
+    return [*folders, os.path.join(sys.prefix, "lib")]  # the last: conda's

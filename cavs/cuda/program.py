@@ -1,0 +1,49 @@
+"""The generated kernels of a compiled program: one module text, and how much work each has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cavs.codegen.cuda import PRELUDE, kernel_text, shape_of
+from cavs.compiler.program import Program
+from cavs.compiler.text import cuda_operands
+
+
+@dataclass(frozen=True)
+class MapKernels:
+    """The fused elementwise kernels of a program.
+
+    text: of a module, to be compiled as it is. kernels: for every instruction the name of its
+    kernel and the threads that one row keeps busy; ("", 0) for what is no map. A launch over
+    ``rows`` rows wants ceil(rows * threads / BLOCK) blocks of ``BLOCK`` threads (see
+    ``cavs.codegen.cuda``); any other number of blocks gives the same bits.
+    """
+
+    text: str
+    kernels: tuple[tuple[str, int], ...]
+
+
+def map_kernels(program: Program, real: str = "float") -> MapKernels:
+    """Generates a kernel ``map_<i>`` for every instruction i of kind "map".
+
+    Instructions of the same text share the kernel of the first. real: "float" or "double".
+    """
+    texts = [PRELUDE]
+    names: dict[str, str] = {}
+    kernels = []
+    for n, i in enumerate(program.instructions):
+        if i.kind != "map":
+            kernels.append(("", 0))
+            continue
+        loads, stores = cuda_operands(program, i)
+        body = (loads, i.ops, stores, i.outer, i.inner, real)
+        name = names.setdefault(kernel_text("", *body), f"map_{n}")
+        if name == f"map_{n}":
+            texts.append(kernel_text(name, *body))
+        kernels.append((name, shape_of(stores, i.outer, i.inner, real).threads))
+    return MapKernels("\n".join(texts), tuple(kernels))
+
+
+def program_text(program: Program, real: str = "float") -> str:
+    """The module text of ``map_kernels``."""
+    return map_kernels(program, real).text

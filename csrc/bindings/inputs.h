@@ -1,0 +1,138 @@
+// What Python passes to an executor, checked: NumPy arrays, features, optimisers.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+
+#include "bindings/fields.h"
+#include "exec/executor.h"
+
+namespace py = pybind11;
+
+namespace cavs {
+
+inline OptimizerKind parse_optimizer(const std::string& s) {
+  return parse<OptimizerKind>(s, {"sgd", "momentum", "adagrad", "adam", "adamw"}, "optimizer");
+}
+
+// A C-contiguous array of T, not converted: the engine reads (or writes) the caller's memory.
+template <class T>
+T* data_of(const py::array& array, const std::string& name, bool write) {
+  if (!py::isinstance<py::array_t<T>>(array)) {
+    throw py::type_error(name + " is " + std::string(py::str(array.dtype())) + ", needs " +
+                         std::string(py::str(py::dtype::of<T>())));
+  }
+  if (!(array.flags() & py::array::c_style)) {
+    throw py::value_error(name + " is not C-contiguous");
+  }
+  if (write && !array.writeable()) throw py::value_error(name + " is read-only");
+  return static_cast<T*>(const_cast<void*>(array.data()));
+}
+
+struct StepOptions {
+  py::dict optimizer;
+  py::list states;
+  std::vector<bool> trainable;
+  std::optional<double> max_norm;
+};
+
+// What a program reads in one run.
+struct RunOptions {
+  std::shared_ptr<Schedule> schedule;
+  py::list floats, ints;
+  uint64_t seed, step;
+  double scale = 1;
+  std::vector<double> totals;
+};
+
+// The arrays as parameters the executor reads and writes.
+template <class T>
+std::vector<Parameter<T>> views(const std::vector<py::array>& parameters) {
+  std::vector<Parameter<T>> out;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    out.push_back(
+        {data_of<T>(parameters[i], "parameter " + std::to_string(i), true), parameters[i].size()});
+  }
+  return out;
+}
+
+// Views of the caller's features.
+template <class T>
+Inputs<T> to_inputs(const RunOptions& options) {
+  const py::list& floats = options.floats;
+  const py::list& ints = options.ints;
+  Inputs<T> inputs;
+  inputs.schedule = options.schedule;
+  inputs.seed = options.seed;
+  inputs.step = options.step;
+  inputs.scale = options.scale;
+  inputs.totals = options.totals;
+  for (size_t i = 0; i < floats.size(); ++i) {
+    const std::string name = "float feature " + std::to_string(i);
+    const auto array = floats[i].cast<py::array>();
+    if (array.ndim() != 2) {
+      throw py::value_error(name + " has " + std::to_string(array.ndim()) + " dimensions, needs 2");
+    }
+    inputs.float_features.push_back(
+        {data_of<T>(array, name, false), array.shape(0), array.shape(1)});
+  }
+  for (size_t i = 0; i < ints.size(); ++i) {
+    const std::string name = "int feature " + std::to_string(i);
+    const auto array = ints[i].cast<py::array>();
+    if (array.ndim() != 1) {
+      throw py::value_error(name + " has " + std::to_string(array.ndim()) + " dimensions, needs 1");
+    }
+    inputs.int_features.push_back({data_of<int32_t>(array, name, false), array.shape(0)});
+  }
+  return inputs;
+}
+
+// Hyper-parameters, states checked against the parameters `arrays`.
+template <class T>
+Update<T> to_update(const StepOptions& options, const std::vector<py::array>& arrays) {
+  const Fields f(options.optimizer, {"kind", "lr", "momentum", "nesterov", "beta1", "beta2", "eps",
+                                     "weight_decay", "bias1", "bias2"});
+  Update<T> update;
+  OptimizerStep& s = update.step;
+  s.kind = parse_optimizer(f.need<std::string>("kind"));
+  s.lr = f.need<double>("lr");
+  s.momentum = f.get("momentum", 0.0);
+  s.nesterov = f.get("nesterov", false);
+  s.beta1 = f.get("beta1", 0.9);
+  s.beta2 = f.get("beta2", 0.999);
+  s.eps = f.get("eps", 1e-8);
+  s.weight_decay = f.get("weight_decay", 0.0);
+  s.bias1 = f.get("bias1", 1.0);
+  s.bias2 = f.get("bias2", 1.0);
+  s.grad_scale = 1;
+  update.max_norm = options.max_norm;
+  update.trainable = options.trainable;
+  const size_t needed = s.kind == OptimizerKind::kSgd                                       ? 0
+                        : s.kind == OptimizerKind::kAdam || s.kind == OptimizerKind::kAdamW ? 2
+                                                                                            : 1;
+  for (size_t i = 0; i < options.states.size(); ++i) {
+    const auto states = options.states[i].cast<py::list>();
+    T* of[2] = {nullptr, nullptr};
+    const std::string name = "state of parameter " + std::to_string(i);
+    const bool trained = i >= update.trainable.size() || update.trainable[i];
+    if (states.size() > 2 || (trained && states.size() < needed)) {
+      throw py::value_error(name + ": " + std::to_string(states.size()) +
+                            " arrays, the optimizer needs " + std::to_string(needed));
+    }
+    for (size_t j = 0; j < states.size(); ++j) {
+      const auto array = states[j].cast<py::array>();
+      of[j] = data_of<T>(array, name, true);
+      if (i < arrays.size() && array.size() != arrays[i].size()) {
+        throw py::value_error(name + " has " + std::to_string(array.size()) +
+                              " elements, the parameter " + std::to_string(arrays[i].size()));
+      }
+    }
+    update.states.emplace_back(of[0], of[1]);
+  }
+  return update;
+}
+
+}  // namespace cavs

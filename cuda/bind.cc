@@ -1,0 +1,204 @@
+// Places what a batch needs: arena, scratch, features, index arrays, slots.
+#include <algorithm>
+
+#include "exec/spaces.h"
+#include "executor.h"
+
+namespace cavs::cuda {
+
+// What depends on the shape of the batch only: kept while the same schedule comes again.
+template <class T>
+void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule) {
+  if (schedule == schedule_) return;
+  schedule_ = nullptr;
+  resolve_spaces(*program_, *schedule, spaces_);
+  schedule_ = schedule;
+  try {
+    lay_out();
+  } catch (...) {
+    schedule_ = nullptr;
+    throw;
+  }
+}
+
+template <class T>
+void Executor<T>::lay_out() {
+  std::vector<Lifetime>& lives = analysis_.lifetimes;
+  for (size_t i = 0; i < lives.size(); ++i) {
+    const Buffer& b = program_->buffers[i];
+    if (b.role == Role::kArena) lives[i].bytes = sizeof(T) * b.width * spaces_.rows_of(b).size();
+  }
+  arena_needed_ = pack_lifetimes(lives);
+  peak_ = peak_live(lives, analysis_.steps);
+  arena_.reserve(arena_needed_);
+  scratch_bytes_ = lay_out_scratch();
+  scratch_.reserve(scratch_bytes_);
+}
+
+// Room for the largest task of each body; bodies share it.
+template <class T>
+size_t Executor<T>::lay_out_scratch() {
+  const auto bodies = analysis_.bodies.size();
+  std::vector<int64_t> rows(bodies, 0), edges(bodies, 0);
+  const auto grow = [&](int32_t body, RowRange r) {
+    if (body < 0) return;
+    rows[body] = std::max<int64_t>(rows[body], r.size());
+    if (!is_vertex(analysis_.bodies[body].space)) return;
+    const std::vector<int32_t>& offsets = schedule_->edge_offsets;
+    edges[body] = std::max<int64_t>(edges[body], offsets[r.end] - offsets[r.begin]);
+  };
+  for (size_t s = 0; s < program_->stages.size(); ++s) {
+    const Stage& stage = program_->stages[s];
+    const std::vector<int32_t>& of = analysis_.bodies_of_stage[s];
+    if (stage.kind == StageKind::kRows) grow(of[0], spaces_.ranges[stage.space]);
+    if (stage.kind != StageKind::kLoop) continue;
+    for (const BatchTask& task : schedule_->tasks) grow(of[spaces_.kinds[task.kind]], task.rows);
+  }
+  size_t most = 0;
+  for (size_t i = 0; i < bodies; ++i) {
+    const Body& body = analysis_.bodies[i];
+    std::vector<Lifetime> lives;
+    for (const ScratchUse& use : body.scratch) {
+      const Buffer& b = program_->buffers[use.buffer];
+      const bool of_edges = is_edge(b.space) && !is_edge(body.space);
+      const auto n = static_cast<size_t>(of_edges ? edges[i] : rows[i]);
+      lives.push_back({use.first, use.last, sizeof(T) * b.width * n});
+    }
+    most = std::max(most, pack_lifetimes(lives));
+    for (size_t j = 0; j < lives.size(); ++j) {
+      scratch_offsets_[body.scratch[j].buffer] = lives[j].offset;
+    }
+  }
+  return most;
+}
+
+// Counts, in the order of cavs::Executor's: the negative ones of Count first.
+template <class T>
+void Executor<T>::bind_numbers(const Inputs<T>& inputs) {
+  const int32_t features = index_features_.num_features();
+  numbers_.assign(features - kFewestCount, T(0));
+  T* counts = numbers_.data() - kFewestCount;
+  counts[kScale] = static_cast<T>(inputs.scale);
+  counts[kGraphRows] = static_cast<T>(schedule_->batch->num_graphs());
+  counts[kVertexRows] = static_cast<T>(schedule_->order.size());
+  counts[kEdgeRows] = static_cast<T>(schedule_->edge_order.size());
+  for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(index_features_.count(i));
+}
+
+template <class T>
+Addresses<T> Executor<T>::addresses(const std::vector<FloatFeature<T>>& features) const {
+  Addresses<T> at;
+  at.arena = arena_.template as<T>();
+  at.lifetimes = &analysis_.lifetimes;
+  at.params = &parameters_->on_device();
+  at.grads = &grads_;
+  at.features = &features;
+  at.ones = ones_.template as<T>();
+  at.counts = numbers_.data() - kFewestCount;
+  at.packed = &packed_;
+  at.schedule = schedule_.get();
+  at.spaces = &spaces_;
+  at.index_features = &index_features_;
+  at.seed = seed_;
+  at.step = step_;
+  return at;
+}
+
+// Addresses are those of the device; index arrays are the host's until `arrays_` replaces them, so
+// that slots of tables can be sorted here.
+template <class T>
+void Executor<T>::bind(const Inputs<T>& inputs) {
+  if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
+  ran_ = false;
+  bind_structure(inputs.schedule);
+  seed_ = inputs.seed;
+  step_ = inputs.step;
+  std::vector<int64_t> rows;
+  for (const FloatFeature<T>& f : inputs.float_features) rows.push_back(f.rows);
+  for (const Buffer& b : program_->buffers) {
+    if (b.role == Role::kFeature) rows.resize(std::max<size_t>(rows.size(), b.index + 1), 0);
+  }
+  index_features_.bind(*schedule_, inputs.int_features, rows);
+  bind_numbers(inputs);
+  bind_addresses(*program_, addresses(inputs.float_features), bound_);
+
+  staging_.clear();
+  features_ = inputs.float_features;
+  std::vector<int32_t> at_feature;
+  for (const FloatFeature<T>& f : features_) {
+    at_feature.push_back(staging_.add(f.data, f.rows * f.width * sizeof(T)));
+  }
+  numbers_at_ = staging_.add(std::span<const T>(numbers_));
+  arrays_.stage(*schedule_, index_features_, staging_);
+  stage_tables();
+  plan_stretches();
+  stretches_at_ = staging_.add(std::span<const Stretch<T>>(stretches_));
+  staging_.reserve();
+  resolve_stretches();
+
+  arrays_.resolve(staging_);
+  for (size_t i = 0; i < features_.size(); ++i) features_[i].data = staging_.at<T>(at_feature[i]);
+  Addresses<T> at = addresses(features_);
+  at.counts = staging_.at<T>(numbers_at_) - kFewestCount;
+  bind_addresses(*program_, at, bound_);
+}
+
+template <class T>
+void Executor<T>::stage_tables() {
+  size_t bytes = 0;
+  table_slots_.clear();
+  for (Table& table : tables_) {
+    bind_table(table, bound_, spaces_);
+    table_slots_.push_back(staging_.add(std::span<const int32_t>(table.slots)));
+    if (!table.dense) bytes += (table.slots.size() * table.width * sizeof(T) + 255) / 256 * 256;
+    for (const Lookup& lookup : table.lookups) {
+      std::vector<SlotRows>& of = slot_rows_[lookup.instruction];
+      of.clear();
+      if (lookup.looped) {
+        stage_task_lookups(table, lookup);
+        continue;
+      }
+      SlotRows all;
+      all.task = -1;
+      all.at_offsets = staging_.add(std::span<const int32_t>(lookup.offsets));
+      all.at_rows = staging_.add(std::span<const int32_t>(lookup.rows));
+      of.push_back(std::move(all));
+    }
+  }
+  table_values_.reserve(bytes);
+  table_at_.clear();
+  size_t at = 0;
+  for (const Table& table : tables_) {
+    table_at_.push_back(reinterpret_cast<T*>(table_values_.at(at)));
+    if (!table.dense) at += (table.slots.size() * table.width * sizeof(T) + 255) / 256 * 256;
+  }
+}
+
+template <class T>
+void Executor<T>::stage_task_lookups(const Table& table, const Lookup& lookup) {
+  const Bound<T>& b = bound_.instructions[lookup.instruction];
+  std::vector<SlotRows>& of = slot_rows_[lookup.instruction];
+  for (size_t t = 0; t < schedule_->tasks.size(); ++t) {
+    const RowRange within = spaces_.ranges[b.space];
+    RowRange rows = rows_of(lookup.instruction, kVertexSpace, schedule_->tasks[t].rows);
+    rows = {std::max(rows.begin, within.begin), std::min(rows.end, within.end)};
+    if (rows.begin >= rows.end) continue;
+    of.push_back(
+        slots_of_task(table, lookup, bound_.sources[b.first], static_cast<int32_t>(t), rows));
+  }
+  for (SlotRows& s : of) {
+    s.at_offsets = staging_.add(std::span<const int32_t>(s.offsets));
+    s.at_rows = staging_.add(std::span<const int32_t>(s.rows));
+    s.at_slots = staging_.add(std::span<const int32_t>(s.slots));
+  }
+}
+
+#define CAVS_INSTANTIATE(T)                                                          \
+  template void Executor<T>::bind(const Inputs<T>&);                                 \
+  template void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>&); \
+  template void Executor<T>::stage_tables();
+CAVS_INSTANTIATE(float)
+CAVS_INSTANTIATE(double)
+#undef CAVS_INSTANTIATE
+
+}  // namespace cavs::cuda

@@ -1,0 +1,253 @@
+// The CUDA engine as cavs._cuda: like cavs._engine's executor, on a device. Programs and schedules
+// are those of cavs._engine.
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <variant>
+
+#include "bindings/inputs.h"
+#include "bindings/report.h"
+#include "executor.h"
+
+namespace cavs::cuda {
+namespace {
+
+struct Source {
+  const char *name, *text;
+};
+constexpr Source kSources[] = {
+#include "device_sources.inc"
+};
+
+py::dict sources() {
+  py::dict out;
+  for (const Source& s : kSources) out[s.name] = s.text;
+  return out;
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const DeviceFault& fault) {
+    const py::object type = py::module_::import("cavs.errors").attr("DeviceError");
+    const py::object value = type(fault.what(), py::arg("hint") = fault.hint);
+    PyErr_SetObject(type.ptr(), value.ptr());
+  }
+}
+
+using Images = std::unordered_map<std::string, std::string>;
+
+// Parameters of either precision, with the kernels that work on it and the arrays of the host.
+struct PyParameters {
+  std::shared_ptr<Device> device;
+  std::vector<py::array> arrays;
+  std::variant<std::pair<std::shared_ptr<Library<float>>, std::shared_ptr<Parameters<float>>>,
+               std::pair<std::shared_ptr<Library<double>>, std::shared_ptr<Parameters<double>>>>
+      of;
+};
+
+std::unordered_map<std::string, std::string> to_images(const std::map<std::string, py::bytes>& in) {
+  Images out;
+  for (const auto& [name, image] : in) out[name] = image;
+  return out;
+}
+
+std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
+                                              const std::map<std::string, py::bytes>& images,
+                                              const std::vector<py::array>& arrays,
+                                              const std::string& precision,
+                                              const std::string& blas) {
+  const auto rounding = parse<Precision>(precision, {"float32", "tf32", "bfloat16"}, "precision");
+  auto out = std::make_shared<PyParameters>();
+  out->device = device;
+  out->arrays = arrays;
+  const auto make = [&]<class T>(T) {
+    out->of = std::pair{std::make_shared<Library<T>>(device, to_images(images), rounding, blas),
+                        std::make_shared<Parameters<T>>(device, views<T>(arrays))};
+  };
+  if (!arrays.empty() && py::isinstance<py::array_t<double>>(arrays[0])) {
+    make(double{});
+  } else {
+    make(float{});
+  }
+  return out;
+}
+
+using AnyExecutor =
+    std::variant<std::unique_ptr<Executor<float>>, std::unique_ptr<Executor<double>>>;
+
+struct PyExecutor {
+  std::shared_ptr<PyParameters> parameters;
+  AnyExecutor of;
+  template <class F>
+  auto visit(F&& f) {
+    return std::visit([&](auto& e) { return f(*e); }, of);
+  }
+};
+
+std::unique_ptr<PyExecutor> make_executor(
+    const Builder& b, const std::shared_ptr<PyParameters>& parameters, const py::bytes& image,
+    const std::vector<std::tuple<int32_t, std::string, int32_t>>& maps) {
+  if (!b.finished) throw py::value_error("the program is not finished: call finish() first");
+  auto out = std::make_unique<PyExecutor>();
+  out->parameters = parameters;
+  std::vector<MapName> names;
+  for (const auto& [instruction, name, items] : maps) names.push_back({instruction, name, items});
+  std::visit(
+      [&]<class L, class P>(const std::pair<std::shared_ptr<Library<L>>, P>& of) {
+        out->of = std::make_unique<Executor<L>>(
+            b.program, Compiled<L>{parameters->device, of.first, of.second, image, names});
+      },
+      parameters->of);
+  return out;
+}
+
+void bind_device(py::module_& m) {
+  py::class_<Device, std::shared_ptr<Device>>(m, "Device", "A GPU, through its driver.")
+      .def(py::init([](const std::string& driver, int ordinal,
+                       const std::optional<std::function<Address(size_t)>>& allocate,
+                       const std::optional<std::function<void(Address)>>& release) {
+             Allocator allocator;
+             if (allocate) allocator.allocate = *allocate;
+             if (release) {  // called by destructors, from which no error of Python may escape
+               allocator.release = [release = *release](Address address) {
+                 const py::gil_scoped_acquire gil;
+                 try {
+                   release(address);
+                 } catch (py::error_already_set& error) {
+                   error.discard_as_unraisable("device memory that goes back");
+                 }
+               };
+             }
+             return std::make_shared<Device>(driver, ordinal, std::move(allocator));
+           }),
+           py::arg("driver"), py::arg("ordinal") = 0, py::arg("allocate") = py::none(),
+           py::arg("release") = py::none(),
+           "driver: path of libcuda. allocate and release: where memory comes from, by address; "
+           "the driver itself without them.")
+      .def_property_readonly("multiprocessors", &Device::multiprocessors);
+}
+
+void bind_parameters(py::module_& m) {
+  py::class_<PyParameters, std::shared_ptr<PyParameters>>(m, "Parameters",
+                                                          "Parameters on a device.")
+      .def(py::init(&make_parameters), py::arg("device"), py::arg("images"), py::arg("arrays"),
+           py::arg("precision") = "float32", py::arg("blas") = "",
+           "images: the compiled kernels by file. arrays: of the host, all float32 or all float64; "
+           "written by download(). precision: float32, tf32 or bfloat16, of float32 products. "
+           "blas: the path of cuBLASLt; products are our own without it.")
+      .def(
+          "invalidate",
+          [](PyParameters& p) { std::visit([](auto& of) { of.second->invalidate(); }, p.of); },
+          "The host's arrays were written: they go up before the next run.")
+      .def(
+          "download",
+          [](PyParameters& p) {
+            const py::gil_scoped_release release;
+            return std::visit([](auto& of) { return of.second->download(); }, p.of);
+          },
+          "Brings the host's arrays up to date: parameters, and states of the last optimiser. "
+          "Whether "
+          "they were behind.");
+}
+
+void bind_executor(py::module_& m) {
+  py::class_<PyExecutor>(m, "Executor", "Runs a program over the schedules of batches on a device.")
+      .def(py::init(&make_executor), py::arg("program"), py::arg("parameters"), py::arg("image"),
+           py::arg("maps"),
+           "image: the compiled generated kernels. maps: (instruction, name of its kernel, threads "
+           "a row keeps busy).")
+      .def(
+          "run",
+          [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
+             const py::list& ints, uint64_t seed, uint64_t step) {
+            const RunOptions run{schedule, floats, ints, seed, step, 1, {}};
+            return x.visit([&]<class T>(Executor<T>& e) {
+              const Inputs<T> inputs = to_inputs<T>(run);
+              const py::gil_scoped_release release;
+              return e.run(inputs);
+            });
+          },
+          py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
+          py::arg("seed") = 0, py::arg("step") = 0, "One pass over a batch; returns the loss.")
+      .def(
+          "step",
+          [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
+             const py::list& ints, uint64_t seed, uint64_t step, const py::dict& optimizer,
+             const py::list& states, std::vector<bool> trainable, std::optional<double> max_norm) {
+            const StepOptions options{optimizer, states, std::move(trainable), max_norm};
+            const RunOptions run{schedule, floats, ints, seed, step, 1, {}};
+            return x.visit([&]<class T>(Executor<T>& e) {
+              const Inputs<T> inputs = to_inputs<T>(run);
+              const Update<T> update = to_update<T>(options, x.parameters->arrays);
+              const py::gil_scoped_release release;
+              const StepResult result = e.step(inputs, update);
+              return std::pair{result.loss, result.grad_norm};
+            });
+          },
+          py::arg("schedule"), py::arg("float_features"), py::arg("int_features"), py::arg("seed"),
+          py::arg("step"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
+          py::arg("max_norm") = py::none(),
+          "run and one update; returns (loss, gradient norm). Updates nothing if one of them is "
+          "not finite.")
+      .def(
+          "gradient",
+          [](PyExecutor& x, int32_t i) {
+            const py::array& like = x.parameters->arrays.at(i);
+            return x.visit([&]<class T>(Executor<T>& e) -> py::array {
+              py::array_t<T> out(
+                  std::vector<py::ssize_t>(like.shape(), like.shape() + like.ndim()));
+              e.gradient(i, out.mutable_data());
+              return out;
+            });
+          },
+          py::arg("parameter"), "A copy of the gradient, in the shape of the parameter.")
+      .def(
+          "gradient_rows",
+          [](PyExecutor& x, int32_t i) {
+            return x.visit([&]<class T>(Executor<T>& e) -> py::object {
+              const auto rows = e.gradient_rows(i);
+              if (!rows) return py::none();
+              const auto n = static_cast<py::ssize_t>(rows->first.size());
+              const auto width = n == 0 ? 0 : static_cast<py::ssize_t>(rows->second.size()) / n;
+              return py::make_tuple(py::array_t<int32_t>(n, rows->first.data()),
+                                    py::array_t<T>({n, width}, rows->second.data()));
+            });
+          },
+          py::arg("parameter"), "(rows, values) of a sparse gradient; None if it is dense.")
+      .def(
+          "output",
+          [](PyExecutor& x, int32_t buffer) {
+            return x.visit([&]<class T>(Executor<T>& e) -> py::array {
+              const auto [rows, width] = e.output_shape(buffer);
+              py::array_t<T> out({rows, width});
+              e.output(buffer, out.mutable_data());
+              return out;
+            });
+          },
+          py::arg("buffer"), "A copy of an output in the caller's order; zero rows where absent.")
+      .def("report",
+           [](PyExecutor& x) { return to_dict(x.visit([](auto& e) { return e.report(); })); })
+      .def(
+          "set_profiling",
+          [](PyExecutor& x, bool on) { x.visit([&](auto& e) { e.set_profiling(on); }); },
+          py::arg("on"), "Starts (from zero) or stops the clocks of report().")
+      .def(
+          "invalidate_parameters",
+          [](PyExecutor& x) { x.visit([](auto& e) { e.invalidate_parameters(); }); },
+          "Call after another executor has updated the parameters.");
+}
+
+}  // namespace
+}  // namespace cavs::cuda
+
+PYBIND11_MODULE(_cuda, m) {
+  m.doc() = "The CUDA engine: devices, parameters on them, executors.";
+  py::module_::import("cavs._engine");  // Program and Schedule are its classes
+  py::register_local_exception_translator(cavs::cuda::translate);
+  m.def("sources", &cavs::cuda::sources, "The texts of the kernels, by file name.");
+  cavs::cuda::bind_device(m);
+  cavs::cuda::bind_parameters(m);
+  cavs::cuda::bind_executor(m);
+}

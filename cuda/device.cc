@@ -1,0 +1,183 @@
+#include "device.h"
+
+#include <algorithm>
+
+namespace cavs::cuda {
+namespace {
+
+constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
+constexpr int kMultiprocessorCount = 16;
+constexpr size_t kAlignment = 256;
+
+// Batches differ in size: a quarter more spares most of the next growths.
+size_t grown(size_t bytes, size_t old) {
+  bytes = old == 0 ? bytes : std::max(bytes, old + old / 4);
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+Device::Device(const std::string& library, int ordinal, Allocator allocator)
+    : driver_(library), allocator_(std::move(allocator)) {
+  const Driver& d = driver_;
+  d.check(d.init(0), "cuInit");
+  d.check(d.device_get(&device_, ordinal), "cuDeviceGet");
+  d.check(d.device_attribute(&multiprocessors_, kMultiprocessorCount, device_),
+          "cuDeviceGetAttribute");
+  d.check(d.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  enter();
+  for (Handle& stream : streams_) {
+    d.check(d.stream_create(&stream, kNonBlocking), "cuStreamCreate");
+  }
+  for (Handle* event : {&forked_, &joined_}) {
+    d.check(d.event_create(event, kNoTiming), "cuEventCreate");
+  }
+}
+
+Device::~Device() {
+  // The process may be ending and the driver with it: what fails here is gone anyway.
+  if (driver_.context_set(context_) != 0) return;
+  for (Handle stream : streams_) {
+    if (stream != nullptr) driver_.stream_destroy(stream);
+  }
+  for (Handle event : {forked_, joined_}) {
+    if (event != nullptr) driver_.event_destroy(event);
+  }
+  for (Handle module : modules_) driver_.module_unload(module);
+}
+
+void Device::enter() const { driver_.check(driver_.context_set(context_), "cuCtxSetCurrent"); }
+
+Address Device::allocate(size_t bytes) {
+  Address address = 0;
+  if (allocator_.allocate) {
+    address = allocator_.allocate(bytes);
+    enter();  // a pool of many GPUs may leave another one current
+    return address;
+  }
+  driver_.check(driver_.allocate(&address, bytes),
+                ("cuMemAlloc of " + std::to_string(bytes) + " bytes").c_str());
+  return address;
+}
+
+void Device::release(Address address) noexcept {
+  const bool alive = driver_.context_set(context_) == 0;
+  if (allocator_.release) {
+    // A pool hands the block out at once. What fails here has failed, and runs nothing any more.
+    for (Handle stream : streams_) {
+      if (alive) driver_.stream_synchronize(stream);
+    }
+    allocator_.release(address);
+  } else if (alive) {
+    driver_.release(address);
+  }
+}
+
+Handle Device::load(const std::string& image) {
+  Handle module = nullptr;
+  driver_.check(driver_.module_load(&module, image.data()), "cuModuleLoadData");
+  modules_.push_back(module);
+  return module;
+}
+
+Handle Device::function(Handle module, const std::string& name) const {
+  Handle function = nullptr;
+  driver_.check(driver_.module_function(&function, module, name.c_str()),
+                ("cuModuleGetFunction of " + name).c_str());
+  return function;
+}
+
+void Device::upload(Address to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  driver_.check(driver_.upload(to, from, bytes, stream()), "cuMemcpyHtoDAsync");
+}
+
+void Device::download(void* to, Address from, size_t bytes) {
+  if (bytes == 0) return;
+  driver_.check(driver_.download(to, from, bytes, stream()), "cuMemcpyDtoHAsync");
+}
+
+void Device::zero(Address at, size_t bytes) {
+  if (bytes == 0) return;
+  driver_.check(driver_.fill(at, 0, bytes, stream()), "cuMemsetD8Async");
+}
+
+void Device::fork() {
+  driver_.check(driver_.event_record(forked_, streams_[0]), "cuEventRecord");
+  driver_.check(driver_.stream_wait(streams_[1], forked_, 0), "cuStreamWaitEvent");
+}
+
+void Device::join() {
+  driver_.check(driver_.event_record(joined_, streams_[1]), "cuEventRecord");
+  driver_.check(driver_.stream_wait(streams_[0], joined_, 0), "cuStreamWaitEvent");
+}
+
+void Device::synchronize() {
+  for (Handle stream : streams_) {
+    driver_.check(driver_.stream_synchronize(stream), "cuStreamSynchronize");
+  }
+}
+
+void Device::launch(Handle function, Grid grid, void** arguments, unsigned threads) {
+  const int result = driver_.launch(function, grid.x, grid.y, grid.z, threads, 1, 1, 0, stream(),
+                                    arguments, nullptr);
+  driver_.check(result, "cuLaunchKernel");
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (address_ != 0) device_->release(address_);
+}
+
+void DeviceMemory::reserve(size_t bytes) {
+  if (bytes <= bytes_) return;
+  bytes = grown(bytes, bytes_);
+  if (address_ != 0) {
+    device_->synchronize();  // kernels under way may still read it
+    device_->release(address_);
+  }
+  address_ = 0;
+  bytes_ = 0;
+  address_ = device_->allocate(bytes);
+  bytes_ = bytes;
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (data_ != nullptr) device_->driver().pinned_release(data_);
+}
+
+void PinnedMemory::reserve(size_t bytes) {
+  if (bytes <= bytes_) return;
+  bytes = grown(bytes, bytes_);
+  const Driver& d = device_->driver();
+  if (data_ != nullptr) {
+    device_->synchronize();
+    d.check(d.pinned_release(data_), "cuMemFreeHost");
+  }
+  data_ = nullptr;
+  bytes_ = 0;
+  d.check(d.pinned_allocate(&data_, bytes, 0), "cuMemHostAlloc");
+  bytes_ = bytes;
+}
+
+Event::Event(std::shared_ptr<Device> device) : device_(std::move(device)) {
+  const Driver& d = device_->driver();
+  d.check(d.event_create(&event_, 0), "cuEventCreate");
+}
+
+Event::~Event() {
+  if (event_ != nullptr) device_->driver().event_destroy(event_);
+}
+
+void Event::record() {
+  const Driver& d = device_->driver();
+  d.check(d.event_record(event_, device_->stream()), "cuEventRecord");
+}
+
+double Event::seconds_since(const Event& start) const {
+  float milliseconds = 0;
+  const Driver& d = device_->driver();
+  d.check(d.event_elapsed(&milliseconds, start.event_, event_), "cuEventElapsedTime");
+  return milliseconds * 1e-3;
+}
+
+}  // namespace cavs::cuda

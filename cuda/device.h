@@ -1,0 +1,130 @@
+// One device: its context, memory, streams and modules.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "driver.h"
+
+namespace cavs::cuda {
+
+// Where memory of the device comes from; by default the driver itself.
+struct Allocator {
+  std::function<Address(size_t)> allocate;
+  std::function<void(Address)> release;
+};
+
+struct Grid {
+  unsigned x = 1, y = 1, z = 1;
+};
+constexpr unsigned kBlock = 256;  // threads of a block, unless a kernel takes any number of warps
+
+class Device {
+ public:
+  Device(const std::string& library, int ordinal, Allocator allocator);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  // Makes the device current on the calling thread; before anything else there.
+  void enter() const;
+  int multiprocessors() const { return multiprocessors_; }
+
+  Address allocate(size_t bytes);
+  void release(Address address) noexcept;
+  Handle load(const std::string& image);  // a cubin; lives as long as the device
+  Handle function(Handle module, const std::string& name) const;
+
+  // Work goes to the stream of the present lane, in order; lane 1 runs beside lane 0 between fork()
+  // and join(): it starts after all that lane 0 has been given, and lane 0 goes on after all of it.
+  static constexpr int kLanes = 2;
+  int lane() const { return lane_; }
+  void use_lane(int lane) { lane_ = lane; }
+  void fork();
+  void join();
+  void upload(Address to, const void* from, size_t bytes);
+  void download(void* to, Address from, size_t bytes);
+  void zero(Address at, size_t bytes);
+  void synchronize();
+  void launch(Handle function, Grid grid, void** arguments, unsigned threads = kBlock);
+  template <class... A>
+  void launch(Handle function, Grid grid, const A&... arguments) {
+    void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
+    launch(function, grid, pointers);
+  }
+
+  const Driver& driver() const { return driver_; }
+  Handle stream() const { return streams_[lane_]; }
+
+ private:
+  Driver driver_;
+  int device_ = 0;
+  int multiprocessors_ = 1;
+  Handle context_ = nullptr;
+  Handle streams_[kLanes] = {};
+  Handle forked_ = nullptr, joined_ = nullptr;  // events
+  int lane_ = 0;
+  Allocator allocator_;
+  std::vector<Handle> modules_;
+};
+
+// Memory of the device that grows and never shrinks. Growing drops what it held.
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  void reserve(size_t bytes);
+  Address at(size_t offset = 0) const { return address_ + offset; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(address_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<Device> device_;
+  Address address_ = 0;
+  size_t bytes_ = 0;
+};
+
+// The same, of page-locked memory of the host: copies from it need no staging.
+class PinnedMemory {
+ public:
+  explicit PinnedMemory(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  void reserve(size_t bytes);
+  template <class T>
+  T* at(size_t offset = 0) const {
+    return reinterpret_cast<T*>(static_cast<char*>(data_) + offset);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<Device> device_;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// An event on the device's stream, for profiling and for waits.
+class Event {
+ public:
+  explicit Event(std::shared_ptr<Device> device);
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void record();
+  double seconds_since(const Event& start) const;  // after a synchronize
+
+ private:
+  std::shared_ptr<Device> device_;
+  Handle event_ = nullptr;
+};
+
+}  // namespace cavs::cuda

@@ -1,0 +1,80 @@
+#include "driver.h"
+
+#include <dlfcn.h>
+
+namespace cavs::cuda {
+namespace {
+
+constexpr int kOutOfMemory = 2, kNoBinary = 209, kIllegalAddress = 700, kLaunchFailed = 719;
+
+const char* cure_of(int result) {
+  switch (result) {
+    case kOutOfMemory:
+      return "use smaller batches, or free what else is on the device";
+    case kNoBinary:
+      return "remove the cache of compiled kernels (cavs info names it)";
+    case kIllegalAddress:
+    case kLaunchFailed:
+      return "this is a bug of cavs; device='cpu' goes on working in a new session";
+    default:
+      return "run nvidia-smi; device='cpu' goes on working";
+  }
+}
+
+}  // namespace
+
+Driver::Driver(const std::string& library) {
+  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    throw DeviceFault(std::string("the CUDA driver cannot be loaded: ") + dlerror(),
+                      "install NVIDIA's driver, or use device='cpu'");
+  }
+  const auto find = [&](auto& entry, const char* name) {
+    void* symbol = dlsym(handle, name);
+    if (symbol == nullptr) {
+      throw DeviceFault("the CUDA driver " + library + " has no " + name,
+                        "install a driver of CUDA 12 or later (525 or later)");
+    }
+    entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(symbol);
+  };
+  find(init, "cuInit");
+  find(driver_version, "cuDriverGetVersion");
+  find(device_get, "cuDeviceGet");
+  find(device_attribute, "cuDeviceGetAttribute");
+  find(primary_retain, "cuDevicePrimaryCtxRetain");
+  find(context_set, "cuCtxSetCurrent");
+  find(module_load, "cuModuleLoadData");
+  find(module_unload, "cuModuleUnload");
+  find(module_function, "cuModuleGetFunction");
+  find(launch, "cuLaunchKernel");
+  find(allocate, "cuMemAlloc_v2");
+  find(release, "cuMemFree_v2");
+  find(pinned_allocate, "cuMemHostAlloc");
+  find(pinned_release, "cuMemFreeHost");
+  find(upload, "cuMemcpyHtoDAsync_v2");
+  find(download, "cuMemcpyDtoHAsync_v2");
+  find(fill, "cuMemsetD8Async");
+  find(stream_create, "cuStreamCreate");
+  find(stream_destroy, "cuStreamDestroy_v2");
+  find(stream_synchronize, "cuStreamSynchronize");
+  find(stream_wait, "cuStreamWaitEvent");
+  find(event_create, "cuEventCreate");
+  find(event_destroy, "cuEventDestroy_v2");
+  find(event_record, "cuEventRecord");
+  find(event_synchronize, "cuEventSynchronize");
+  find(event_elapsed, "cuEventElapsedTime");
+  find(error_name, "cuGetErrorName");
+  find(error_string, "cuGetErrorString");
+}
+
+void Driver::check(int result, const char* call) const {
+  if (result == 0) return;
+  const char *name = nullptr, *text = nullptr;
+  error_name(result, &name);
+  error_string(result, &text);
+  throw DeviceFault(std::string(call) + ": " + (name ? name : "error " + std::to_string(result)) +
+                        (text ? std::string(" (") + text + ")" : ""),
+                    cure_of(result));
+}
+
+}  // namespace cavs::cuda

@@ -1,0 +1,58 @@
+// The CUDA driver, resolved at run time: nothing of CUDA is needed to build or import the module.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace cavs::cuda {
+
+using Address = uint64_t;  // of device memory
+using Handle = void*;      // of a context, module, function, stream or event
+
+// What the driver or a library refused; becomes cavs.errors.DeviceError.
+struct DeviceFault : std::runtime_error {
+  DeviceFault(const std::string& what, std::string cure)
+      : std::runtime_error(what), hint(std::move(cure)) {}
+  std::string hint;
+};
+
+// Entry points with the driver's own signatures; results are CUresult, 0 is success.
+struct Driver {
+  explicit Driver(const std::string& library);
+  // Throws DeviceFault naming the call, the driver's words for `result` and a cure.
+  void check(int result, const char* call) const;
+
+  int (*init)(unsigned);
+  int (*driver_version)(int*);
+  int (*device_get)(int*, int);
+  int (*device_attribute)(int*, int, int);
+  int (*primary_retain)(Handle*, int);
+  int (*context_set)(Handle);
+  int (*module_load)(Handle*, const void*);
+  int (*module_unload)(Handle);
+  int (*module_function)(Handle*, Handle, const char*);
+  int (*launch)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                Handle, void**, void**);
+  int (*allocate)(Address*, size_t);
+  int (*release)(Address);
+  int (*pinned_allocate)(void**, size_t, unsigned);
+  int (*pinned_release)(void*);
+  int (*upload)(Address, const void*, size_t, Handle);
+  int (*download)(void*, Address, size_t, Handle);
+  int (*fill)(Address, unsigned char, size_t, Handle);
+  int (*stream_create)(Handle*, unsigned);
+  int (*stream_destroy)(Handle);
+  int (*stream_synchronize)(Handle);
+  int (*stream_wait)(Handle, Handle, unsigned);
+  int (*event_create)(Handle*, unsigned);
+  int (*event_destroy)(Handle);
+  int (*event_record)(Handle, Handle);
+  int (*event_synchronize)(Handle);
+  int (*event_elapsed)(float*, Handle, Handle);
+  int (*error_name)(int, const char**);
+  int (*error_string)(int, const char**);
+};
+
+}  // namespace cavs::cuda

@@ -1,0 +1,215 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "exec/spaces.h"
+#include "exec/validate.h"
+
+namespace cavs::cuda {
+namespace {
+
+std::shared_ptr<const Program> validated(std::shared_ptr<const Program> program,
+                                         const std::vector<int64_t>& sizes) {
+  validate(*program);
+  validate_parameters(*program, sizes);
+  return program;
+}
+
+size_t count_loads(const Program& p, bool loads) {
+  size_t n = 0;
+  for (const Instruction& in : p.instructions) n += loads ? in.loads.size() : in.inputs.size();
+  return n;
+}
+
+constexpr size_t kLine = 256;
+size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+}  // namespace
+
+template <class T>
+Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compiled)
+    : program_(validated(std::move(program), compiled.parameters->sizes())),
+      device_(compiled.device),
+      library_(compiled.library),
+      parameters_(compiled.parameters),
+      analysis_(analyse(*program_, sizeof(T), parameters_->sizes())),
+      index_features_(*program_, parameters_->sizes()),
+      arrays_(*program_, count_loads(*program_, false), count_loads(*program_, true)),
+      tables_(make_tables(*program_, analysis_.dense_gradient, parameters_->sizes())),
+      arena_(device_),
+      scratch_(device_),
+      gradients_(device_),
+      weights_(device_),
+      ones_(device_),
+      table_values_(device_),
+      results_(device_),
+      pieces_(device_),
+      partial_(device_),
+      outcome_(device_),
+      staging_(device_) {
+  device_->enter();
+  const Program& p = *program_;
+  bind_shapes(p, bound_, patches_);
+  source_place_.resize(bound_.sources.size());
+  load_place_.resize(bound_.loads.size());
+  store_place_.resize(bound_.stores.size());
+  out_place_.resize(p.instructions.size());
+  for (const Body& body : analysis_.bodies) {
+    // In a stage over edges an edge row is a row of the stage itself.
+    const bool vertices = is_vertex(body.space);
+    for (int32_t id : body.instructions) {
+      Bound<T>& b = bound_.instructions[id];
+      for (int32_t i = b.first_patch; i < b.end_patch; ++i) {
+        const Patch& patch = patches_[i];
+        const Place place{patch.buffer, patch.column, patch.edges && vertices};
+        switch (patch.place) {
+          case Patch::Place::kSource:
+            source_place_[patch.at] = place;
+            break;
+          case Patch::Place::kLoad:
+            load_place_[patch.at] = place;
+            break;
+          case Patch::Place::kStore:
+            store_place_[patch.at] = place;
+            break;
+          case Patch::Place::kOut:
+            out_place_[patch.at] = place;
+            break;
+        }
+      }
+    }
+  }
+  load_maps(compiled);
+  place_gradients();
+  plan_weights();
+  plan_early();
+  int32_t widest = 1;
+  for (const Buffer& b : p.buffers) {
+    if (b.role == Role::kOnes) widest = std::max(widest, b.width);
+  }
+  const std::vector<T> ones(widest, T(1));
+  ones_.reserve(widest * sizeof(T));
+  device_->upload(ones_.at(), ones.data(), widest * sizeof(T));
+  device_->synchronize();
+  outcome_.reserve(sizeof(Outcome));
+  results_.reserve(sizeof(Outcome));
+  scratch_offsets_.assign(p.buffers.size(), 0);
+  slot_rows_.resize(p.instructions.size());
+  stage_seconds_.assign(p.stages.size(), 0);
+}
+
+template <class T>
+void Executor<T>::load_maps(const Compiled<T>& compiled) {
+  maps_.resize(program_->instructions.size());
+  if (compiled.maps.empty()) return;
+  const Handle module = device_->load(compiled.image);
+  for (const MapName& m : compiled.maps) {
+    const Instruction& in = program_->instructions.at(m.instruction);
+    const bool random = std::any_of(in.ops.begin(), in.ops.end(),
+                                    [](const MapOp& op) { return op.code == MapOpcode::kUniform; });
+    maps_[m.instruction] = {device_->function(module, m.name), m.items, random};
+  }
+}
+
+// Dense gradients in one block, in the order they are done.
+template <class T>
+void Executor<T>::place_gradients() {
+  const std::vector<int64_t>& sizes = parameters_->sizes();
+  std::vector<size_t> at(sizes.size(), 0);
+  size_t bytes = 0;
+  for (int32_t i : analysis_.gradient_order) {
+    at[i] = bytes;
+    if (analysis_.dense_gradient[i]) bytes += lines(sizes[i] * sizeof(T));
+  }
+  gradients_.reserve(bytes);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    grads_.push_back(analysis_.dense_gradient[i] ? reinterpret_cast<T*>(gradients_.at(at[i]))
+                                                 : nullptr);
+  }
+  device_->zero(gradients_.at(), gradients_.bytes());
+}
+
+// Weights are assembled row-major from pieces of parameters, all in one launch.
+template <class T>
+void Executor<T>::plan_weights() {
+  size_t bytes = 0;
+  std::vector<size_t> at;
+  for (const Weight& w : program_->weights) {
+    at.push_back(bytes);
+    bytes += lines(w.k * w.n * sizeof(T));
+  }
+  weights_.reserve(bytes);
+  device_->zero(weights_.at(), weights_.bytes());
+  std::vector<Piece<T>> pieces;
+  for (size_t i = 0; i < at.size(); ++i) {
+    const Weight& w = program_->weights[i];
+    T* to = reinterpret_cast<T*>(weights_.at(at[i]));
+    packed_.push_back(to);
+    for (const WeightPiece& q : w.pieces) {
+      pieces.push_back({parameters_->on_device()[q.param] + q.offset, to + q.k0 * w.n + q.n0,
+                        q.row_stride, q.col_stride, q.rows, q.cols, w.n});
+    }
+  }
+  weight_pieces_ = static_cast<int32_t>(pieces.size());
+  pieces_.reserve(pieces.size() * sizeof(Piece<T>));
+  device_->upload(pieces_.at(), pieces.data(), pieces.size() * sizeof(Piece<T>));
+  device_->synchronize();
+}
+
+template <class T>
+void Executor<T>::begin() {
+  parameters_->upload();
+  if (stale_) library_->pack(pieces_.as<Piece<T>>(), weight_pieces_);
+  stale_ = false;
+  for (size_t i = 0; i < grads_.size(); ++i) {
+    if (!analysis_.zero_gradient[i]) continue;
+    device_->zero(reinterpret_cast<Address>(grads_[i]), parameters_->sizes()[i] * sizeof(T));
+  }
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    const Table& t = tables_[i];
+    const bool written = std::any_of(t.lookups.begin(), t.lookups.end(),
+                                     [](const Lookup& lookup) { return lookup.first; });
+    if (t.dense || written) continue;
+    device_->zero(reinterpret_cast<Address>(table_at_[i]), t.slots.size() * t.width * sizeof(T));
+  }
+}
+
+template <class T>
+void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
+  device_->use_lane(0);  // whatever a run that failed has left
+  bind(inputs);
+  staging_.upload();
+  begin();
+  walk();
+  ran_ = true;
+}
+
+template <class T>
+double Executor<T>::read_loss() {
+  T loss = 0;
+  if (program_->loss >= 0) device_->download(&loss, address_of(program_->loss), sizeof(T));
+  device_->synchronize();
+  return loss;
+}
+
+template <class T>
+double Executor<T>::run(const Inputs<T>& inputs) {
+  const std::lock_guard lock(mutex_);
+  device_->enter();
+  forward_and_backward(inputs);
+  const double loss = read_loss();
+  if (profiling_) timed(-1);
+  return loss;
+}
+
+template <class T>
+void Executor<T>::invalidate_parameters() {
+  const std::lock_guard lock(mutex_);
+  stale_ = true;
+}
+
+template class Executor<float>;
+template class Executor<double>;
+
+}  // namespace cavs::cuda

@@ -1,0 +1,154 @@
+// Runs a program over batches on a device: places what the batch needs, then launches a kernel for
+// each instruction and task, in the order of the CPU executor's plan, without Python in between.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exec/analysis.h"
+#include "library.h"
+#include "parameters.h"
+#include "staging.h"
+
+namespace cavs::cuda {
+
+// The generated kernel of a map instruction, and how many threads one of its rows keeps busy.
+struct MapName {
+  int32_t instruction;
+  std::string name;
+  int32_t items;
+};
+
+// What a session has compiled: the same for all its executors but `image`.
+template <class T>
+struct Compiled {
+  std::shared_ptr<Device> device;
+  std::shared_ptr<Library<T>> library;
+  std::shared_ptr<Parameters<T>> parameters;
+  std::string image;  // of the generated kernels; empty without any
+  std::vector<MapName> maps;
+};
+
+template <class T>
+class Executor {
+ public:
+  Executor(std::shared_ptr<const Program> program, Compiled<T> compiled);
+
+  // As cavs::Executor's.
+  double run(const Inputs<T>& inputs);
+  StepResult step(const Inputs<T>& inputs, const Update<T>& update);
+  void gradient(int32_t param, T* out);
+  std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param);
+  std::pair<int64_t, int64_t> output_shape(int32_t buffer) const;
+  void output(int32_t buffer, T* out);
+  Report report() const;
+  void set_profiling(bool on);
+  void invalidate_parameters();  // others have changed them on the device
+
+ private:
+  // An operand in scratch: its address is fixed, its first row that of the task.
+  struct Place {
+    int32_t buffer = -1;  // -1: not in scratch
+    int32_t column = 0;
+    bool edges = false;
+  };
+  struct Map {
+    Handle function = nullptr;
+    int32_t items = 0;
+    bool random = false;
+  };
+
+  void load_maps(const Compiled<T>& compiled);
+  void place_gradients();
+  void plan_weights();
+  void bind_structure(const std::shared_ptr<const Schedule>& schedule);
+  void lay_out();
+  size_t lay_out_scratch();
+  void bind(const Inputs<T>& inputs);
+  void bind_numbers(const Inputs<T>& inputs);
+  Addresses<T> addresses(const std::vector<FloatFeature<T>>& features) const;
+  void stage_tables();
+  void stage_task_lookups(const Table& table, const Lookup& lookup);
+
+  void forward_and_backward(const Inputs<T>& inputs);
+  void begin();
+  void plan_early();
+  void walk();
+  void run_stage(int32_t stage);
+  void run_beside(int32_t stage);
+  void walk_loop(const Stage& stage, const std::vector<int32_t>& bodies);
+  void run_body(const Body& body, RowRange rows);
+  void run_sum(int32_t id, int32_t task, RowRange rows);
+  void run_lookup(int32_t id, int32_t task);
+  void emit(int32_t id, RowRange rows, int64_t first_row);
+  void emit_map(int32_t id, RowRange rows, int64_t first_row);
+  Rows<T> source(size_t i, int64_t first_row) const;
+  Target<T> target(int32_t id, int64_t first_row) const;
+  T* scratch(const Place& place) const;
+  int64_t scratch_base(const Place& place, int64_t first_row) const;
+  RowRange rows_of(int32_t id, Space body, RowRange rows) const;
+  double read_loss();
+  void timed(int32_t stage);
+
+  void plan_stretches();
+  void resolve_stretches();
+  void check_update(const Update<T>& update) const;
+  void check_param(int32_t param) const;
+  void check_ran() const;
+  Address address_of(int32_t buffer) const;
+
+  std::shared_ptr<const Program> program_;
+  std::shared_ptr<Device> device_;
+  std::shared_ptr<Library<T>> library_;
+  std::shared_ptr<Parameters<T>> parameters_;
+  Analysis analysis_;
+  IndexFeatures index_features_;
+  BoundProgram<T> bound_;
+  std::vector<Patch> patches_;
+  std::vector<Place> source_place_, load_place_, store_place_, out_place_;
+  std::vector<Map> maps_;
+  DeviceArrays arrays_;
+  std::vector<Table> tables_;
+  std::vector<int32_t> start_;  // of each stage: itself, or the loop beside which it runs
+
+  DeviceMemory arena_, scratch_, gradients_, weights_, ones_, table_values_, results_;
+  DeviceMemory pieces_, partial_;
+  PinnedMemory outcome_;
+  Staging staging_;
+  std::vector<T*> grads_;
+  std::vector<const T*> packed_;
+  std::vector<T*> table_at_;
+  int32_t weight_pieces_ = 0;
+  bool stale_ = true;  // packed weights
+
+  // Of the present batch.
+  std::shared_ptr<const Schedule> schedule_;
+  Spaces spaces_;
+  std::vector<size_t> scratch_offsets_;
+  std::vector<T> numbers_;  // counts, on the host
+  std::vector<FloatFeature<T>> features_;
+  std::vector<std::vector<SlotRows>> slot_rows_;  // of each lookup instruction
+  std::vector<Stretch<T>> stretches_;
+  std::vector<std::pair<int32_t, int64_t>> stretch_rows_;   // table or -1, first of its slots
+  const typename Parameters<T>::States* states_ = nullptr;  // of the step under way
+  std::vector<bool> trainable_;
+  std::vector<int32_t> table_slots_;  // pieces
+  int32_t stretches_at_ = -1, numbers_at_ = -1;
+  size_t arena_needed_ = 0, peak_ = 0, scratch_bytes_ = 0;
+  uint64_t seed_ = 0, step_ = 0;
+  bool ran_ = false;
+  int64_t launches_ = 0;
+  std::vector<uint64_t> words_;  // arguments of a generated kernel
+  std::vector<void*> pointers_;
+
+  bool profiling_ = false;
+  int64_t runs_ = 0;
+  std::vector<std::unique_ptr<Event>> events_;
+  std::vector<double> stage_seconds_;
+  mutable std::mutex mutex_;
+};
+
+}  // namespace cavs::cuda

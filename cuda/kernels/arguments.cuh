@@ -1,0 +1,62 @@
+// What the kernels take, shared by device code and the engine. The includer defines REAL (float or
+// double) and, where both are needed, CAVS_NAMESPACE; the file may be included once for each.
+#ifdef CAVS_NAMESPACE
+namespace CAVS_NAMESPACE {
+#endif
+
+typedef REAL real;
+
+// Where row r of an iteration finds its values: cavs::Source<real> of csrc/kernels/kernels.h, of
+// the same layout and meaning. map: 0 self, 1 one row for all, 2 index (negative: zeros), 3 sum
+// over j in [offsets[r], offsets[r + 1]) of row index[j], or j where index is null.
+struct Rows {
+  const real* data;
+  long long stride, base;
+  const int* index;
+  const int* offsets;
+  unsigned char map;
+  int width;
+};
+static_assert(sizeof(Rows) == 48, "Rows has the layout of cavs::Source");
+
+// Operands side by side: column c of source s is column (widths of those before) + c.
+struct Sources {
+  Rows of[8];
+  int count;
+};
+
+// to[i * to_stride + j] = from[i * row_stride + j * col_stride] for i < rows, j < cols.
+struct Piece {
+  const real* from;
+  real* to;
+  long long row_stride, col_stride, rows, cols, to_stride;
+};
+
+// Rows of a gradient, `width` wide and contiguous, and where they belong: row i of grad is that of
+// param + offset + (rows ? rows[i] : i) * stride; the states lie as the parameter does.
+struct Stretch {
+  real* param;
+  const real* grad;
+  real* state1;
+  real* state2;
+  const int* rows;
+  long long count, width, stride, offset;
+};
+
+// Of one training step: the loss, the norm of its gradient, what clipping multiplies it by, and
+// whether loss and norm are finite (else nothing is updated).
+struct Outcome {
+  double loss, norm, scale;
+  int ok;
+};
+
+// cavs::OptimizerStep. kind: 0 SGD, 1 momentum, 2 Adagrad, 3 Adam, 4 AdamW.
+struct Optimizer {
+  int kind, nesterov;
+  double lr, momentum, beta1, beta2, eps, weight_decay;
+  double grad_scale, bias1, bias2;
+};
+
+#ifdef CAVS_NAMESPACE
+}  // namespace CAVS_NAMESPACE
+#endif

@@ -1,0 +1,274 @@
+// The products of matmul.cu on tensor cores: operands in tf32 or bfloat16, sums in float. matmul_*,
+// matmul_tn_*: a block a tile of 64 x 64, a warp 32 x 32 of it and half of a slab's depth.
+// matmul_*_16: a block 16 rows x 64 columns, its warps share the depth.
+#include "mma.cuh"
+#include "operands.cuh"
+
+namespace {
+
+constexpr int kDepth = 32;          // words of a slab
+constexpr int kPitch = kDepth + 4;  // of A by rows; pitches keep fragments off each other's banks
+constexpr int kTurned = kTile + 8;  // of B, and of A of matmul_tn, by words of the depth
+constexpr int kSideOfB = kDepth * kTurned;
+constexpr int kSideOfA = kTile * kPitch > kSideOfB ? kTile* kPitch : kSideOfB;
+constexpr int kSlab = kSideOfA + kSideOfB;
+constexpr int kParts = 2;  // of a slab's side that a thread moves one after the other
+
+// A thread's share of a side by words of the depth: four columns of each of its words.
+template <class P>
+struct Columns {
+  Lanes<4> value[kParts][P::kValues];
+
+  static __device__ int word(int part) { return threadIdx.x / 16 + part * (kDepth / kParts); }
+
+  // four(k): four columns at k of the depth.
+  template <class F>
+  __device__ void fetch(F four) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int v = 0; v < P::kValues; ++v) value[part][v] = four(word(part) * P::kValues + v);
+    }
+  }
+
+  __device__ void put(unsigned* side) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      Words<4> words;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        words.v[i] = P::word(value[part][0].v[i], value[part][P::kValues - 1].v[i]);
+      }
+      *reinterpret_cast<Words<4>*>(side + word(part) * kTurned + threadIdx.x % 16 * 4) = words;
+    }
+  }
+};
+
+// The words of four values that follow each other in the depth.
+template <class P>
+__device__ void put_row(unsigned* at, const Lanes<4>& x) {
+  Words<4 / P::kValues> words;
+#pragma unroll
+  for (int i = 0; i < 4 / P::kValues; ++i) {
+    words.v[i] = P::word(x.v[i * P::kValues], x.v[i * P::kValues + P::kValues - 1]);
+  }
+  *reinterpret_cast<Words<4 / P::kValues>*>(at) = words;
+}
+
+struct Place {  // of a thread in a tile
+  int group, row, column, g, t;
+
+  __device__ Place()
+      : group(threadIdx.x / 128),
+        row(threadIdx.x / 64 % 2 * 32),
+        column(threadIdx.x / 32 % 2 * 32),
+        g(threadIdx.x % 32 / 4),
+        t(threadIdx.x % 4) {}
+};
+
+// Adds this group's half of the depth of a slab.
+template <class P, bool Turned>
+__device__ void multiply(const unsigned* slab, float (&sum)[2][4][4]) {
+  const Place at;
+  const unsigned* side = slab + kSideOfA + at.column + at.g;
+#pragma unroll
+  for (int step = 0; step < kDepth / 16; ++step) {
+    const int k = at.group * (kDepth / 2) + step * 8 + at.t;
+    Words<4> x[2];
+    Words<2> y[4];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = at.row + m * 16 + i % 2 * 8 + at.g, word = k + i / 2 * 4;
+        x[m].v[i] = slab[Turned ? word * kTurned + row : row * kPitch + word];
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) y[n].v[i] = side[(k + i * 4) * kTurned + n * 8];
+    }
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) P::multiply(sum[m][n], x[m], y[n]);
+    }
+  }
+}
+
+// Adds the halves of the depth: group i is given the upper or the lower 16 rows of its threads.
+__device__ void finish(const float (&sum)[2][4][4], float* shared, const Target& to) {
+  const Place at;
+  float* mine = shared + at.group * (kSlab / 2) + threadIdx.x % 128;
+  float* others = shared + (1 - at.group) * (kSlab / 2) + threadIdx.x % 128;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    others[i * 128] = at.group == 0 ? sum[1][i / 4][i % 4] : sum[0][i / 4][i % 4];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 16; i += 2) {
+    Lanes<2> x;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const float own = at.group == 0 ? sum[0][i / 4][i % 4 + c] : sum[1][i / 4][i % 4 + c];
+      x.v[c] = own + mine[(i + c) * 128];
+    }
+    const int row = at.row + at.group * 16 + at.g + i / 2 % 2 * 8;
+    to.write(row, at.column + i / 4 * 8 + at.t * 2, x);
+  }
+  __syncthreads();  // `shared` may be written again
+}
+
+template <class P>
+__device__ void matmul_tile(const Sources& a, const real* w, int n, const Target& to,
+                            unsigned* shared) {
+  constexpr int values = kDepth * P::kValues, loads = values / 16;  // of a slab; of a thread
+  const int column = to.n0 + threadIdx.x % 16 * 4;
+  RowOfSources row(to, threadIdx.x / 4);
+  const bool wide = aligned(w) && n % kWide == 0;
+  Walk walk = {};
+  Lanes<4> x[loads];
+  Columns<P> y;
+  float sum[2][4][4] = {};
+  for_each_slab(
+      walk.start(a), [&] { return walk.next(a, values); },
+      [&] {
+        y.fetch([&](int k) { return read_weights(a, walk, w, k, n, column, wide); });
+#pragma unroll
+        for (int i = 0; i < loads; ++i) x[i] = row.read(a, walk, (i * 4 + threadIdx.x % 4) * 4);
+      },
+      [&](int buffer) {
+        unsigned* slab = shared + buffer * kSlab;
+#pragma unroll
+        for (int i = 0; i < loads; ++i) {
+          const int word = (i * 4 + threadIdx.x % 4) * (4 / P::kValues);
+          put_row<P>(slab + threadIdx.x / 4 * kPitch + word, x[i]);
+        }
+        y.put(slab + kSideOfA);
+      },
+      [&](int buffer) { multiply<P, false>(shared + buffer * kSlab, sum); });
+  finish(sum, reinterpret_cast<float*>(shared), to);
+}
+
+template <class P>
+__device__ void matmul_tn_tile(const Side& a, const Side& b, int first, int last, const Target& to,
+                               unsigned* shared) {
+  const int at = threadIdx.x % 16 * 4;
+  int r = first;
+  Columns<P> x, y;
+  float sum[2][4][4] = {};
+  for_each_slab(
+      first < last, [&] { return (r += kDepth * P::kValues) < last; },
+      [&] {
+        x.fetch([&](int k) { return a.read(r + k, last, at); });
+        y.fetch([&](int k) { return b.read(r + k, last, at); });
+      },
+      [&](int buffer) {
+        x.put(shared + buffer * kSlab);
+        y.put(shared + buffer * kSlab + kSideOfA);
+      },
+      [&](int buffer) { multiply<P, true>(shared + buffer * kSlab, sum); });
+  finish(sum, reinterpret_cast<float*>(shared), to);
+}
+
+constexpr int kFewDepth = 128;  // values of a slab of a small tile, a share of 16 for each warp
+
+// Column g of the eight fragments of B is column 8 g + fragment of w: lanes read 32 bytes of a row.
+template <class P>
+__device__ void matmul_few(const Sources& a, const real* w, int n, const Target& to,
+                           unsigned* shared) {
+  constexpr int words = kFewDepth / P::kValues, share = words / (kThreads / 32), steps = share / 8;
+  constexpr int pitch = words + 4;
+  static_assert(2 * kFew * pitch <= kFewShared, "slabs lie where sums do later");
+  const int first = threadIdx.x / 32 * share, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int column = to.n0 + g * 8;
+  RowOfSources row(to, threadIdx.x / 16);
+  const bool wide = aligned(w) && n % kWide == 0;
+  Walk walk = {};
+  Lanes<4> x[2], y[2 * steps][P::kValues][2];
+  Words<2> weights[steps][8];
+  float sum[8][4] = {};
+  for_each_slab(
+      walk.start(a),
+      [&] {
+#pragma unroll
+        for (int i = 0; i < steps * 16; ++i) {
+          const int j = i % 8;
+          const auto& of = y[i / 8];
+          weights[i / 16][j].v[i / 8 % 2] =
+              P::word(of[0][j / 4].v[j % 4], of[P::kValues - 1][j / 4].v[j % 4]);
+        }
+        return walk.next(a, kFewDepth);
+      },
+      [&] {
+#pragma unroll
+        for (int i = 0; i < 2 * steps; ++i) {
+#pragma unroll
+          for (int v = 0; v < P::kValues; ++v) {
+            const int k = (first + i * 4 + t) * P::kValues + v;
+            y[i][v][0] = read_weights(a, walk, w, k, n, column, wide);
+            y[i][v][1] = read_weights(a, walk, w, k, n, column + 4, wide);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) x[i] = row.read(a, walk, i * 64 + threadIdx.x % 16 * 4);
+      },
+      [&](int buffer) {
+        unsigned* slab = shared + (buffer * kFew + threadIdx.x / 16) * pitch;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          put_row<P>(slab + (i * 64 + threadIdx.x % 16 * 4) / P::kValues, x[i]);
+        }
+      },
+      [&](int buffer) {
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+          const unsigned* slab = shared + (buffer * kFew + g) * pitch + first + step * 8 + t;
+          Words<4> z;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) z.v[i] = slab[i % 2 * 8 * pitch + i / 2 * 4];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) P::multiply(sum[j], z, weights[step][j]);
+        }
+      });
+  real sums[kLaneSums];
+#pragma unroll
+  for (int i = 0; i < kLaneSums; ++i) sums[i] = sum[i / 4][i % 4];
+  // Column 8 c + j is column c of fragment j, which lanes of t = c / 2 hold.
+  const auto place = [](int i, int j) {
+    return (j % 8 * 4 + i / 8 * 2 + j / 8 % 2) * 33 + i % 8 * 4 + j / 16;
+  };
+  add_warps(sums, reinterpret_cast<float*>(shared), place, to);
+}
+
+}  // namespace
+
+#define CAVS_MATMUL(Precision, name)                                                           \
+  extern "C" __global__ __launch_bounds__(256, 2) void matmul_##name(                          \
+      Sources a, int begin, int end, const real* w, int k, int n, real* out, long long stride, \
+      long long base, int accumulate) {                                                        \
+    alignas(16) __shared__ unsigned shared[2 * kSlab];                                         \
+    for_each_tile(begin, end, kTile, n, out, stride, base, accumulate,                         \
+                  [&](const Target& to) { matmul_tile<Precision>(a, w, n, to, shared); });     \
+  }                                                                                            \
+  extern "C" __global__ __launch_bounds__(256, 1) void matmul_##name##_16(                     \
+      Sources a, int begin, int end, const real* w, int k, int n, real* out, long long stride, \
+      long long base, int accumulate) {                                                        \
+    alignas(16) __shared__ unsigned shared[kFewShared];                                        \
+    for_each_tile(begin, end, kFew, n, out, stride, base, accumulate,                          \
+                  [&](const Target& to) { matmul_few<Precision>(a, w, n, to, shared); });      \
+  }                                                                                            \
+  extern "C" __global__ __launch_bounds__(256, 2) void matmul_tn_##name(                       \
+      Sources a, Sources b, int begin, int end, int k, int n, real* out, long long out_stride, \
+      int accumulate, real* partial, int parts) {                                              \
+    alignas(16) __shared__ unsigned shared[2 * kSlab];                                         \
+    for_each_part(a, b, begin, end, k, n, out, out_stride, accumulate, partial, parts,         \
+                  [&](const Side& x, const Side& y, int first, int last, const Target& to) {   \
+                    matmul_tn_tile<Precision>(x, y, first, last, to, shared);                  \
+                  });                                                                          \
+  }
+
+CAVS_MATMUL(Tf32, tf32)
+CAVS_MATMUL(Bf16, bf16)

@@ -1,0 +1,98 @@
+// Tensor-core products of one warp, in words of 32 bits: a tf32 value, or two bfloat16 that follow
+// each other in the depth. In words both precisions have the same fragments. Of lane 4 g + t:
+//   A (16 x 8 words): (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)
+//   B (8 words x 8):  (t, g), (t + 4, g)
+//   C (16 x 8):       (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1)
+#pragma once
+
+#include "rows.cuh"
+
+template <int N>
+struct alignas(4 * N < 16 ? 4 * N : 16) Words {
+  unsigned v[N];
+};
+
+#ifdef CAVS_TWIN
+// The nearest value of `keep` leading bits; ties go to even, or away from zero.
+inline float rounded(float x, int keep, bool to_even) {
+  const unsigned bits = __float_as_uint(x), drop = 1u << (32 - keep);
+  if (x != x) return __uint_as_float(0x7fffe000u);  // a NaN that any cut leaves one
+  if (x - x != 0) return x;
+  const unsigned half = to_even ? drop / 2 - 1 + (bits & drop ? 1 : 0) : drop / 2;
+  return __uint_as_float((bits + half) & ~(drop - 1));
+}
+
+struct Fragments {
+  Words<4> a;
+  Words<2> b;
+};
+
+// c += A B in float, the depth in ascending order; value(word, i) is the i-th value of a word.
+template <int Values, class F>
+inline void multiply_fragments(float (&c)[4], const Words<4>& a, const Words<2>& b, F value) {
+  Fragments all[32];
+  twin::warp_gather(Fragments{a, b}, all);
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 8; ++k) {
+      const unsigned x = all[row % 8 * 4 + k % 4].a.v[row / 8 + k / 4 * 2];
+      const unsigned y = all[column * 4 + k % 4].b.v[k / 4];
+      for (int v = 0; v < Values; ++v) c[i] = fmaf(value(x, v), value(y, v), c[i]);
+    }
+  }
+}
+#endif
+
+struct Tf32 {
+  static constexpr int kValues = 1;  // in a word
+
+  static __device__ unsigned word(float x, float) {
+#ifdef CAVS_TWIN
+    return __float_as_uint(rounded(x, 19, false));
+#else
+    unsigned bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+    return bits;
+#endif
+  }
+
+  static __device__ void multiply(float (&c)[4], const Words<4>& a, const Words<2>& b) {
+#ifdef CAVS_TWIN
+    multiply_fragments<1>(c, a, b, [](unsigned word, int) { return __uint_as_float(word); });
+#else
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
+#endif
+  }
+};
+
+struct Bf16 {
+  static constexpr int kValues = 2;
+
+  static __device__ unsigned word(float first, float second) {
+#ifdef CAVS_TWIN
+    return __float_as_uint(rounded(first, 16, true)) >> 16 |
+           __float_as_uint(rounded(second, 16, true));
+#else
+    unsigned bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+    return bits;
+#endif
+  }
+
+  static __device__ void multiply(float (&c)[4], const Words<4>& a, const Words<2>& b) {
+#ifdef CAVS_TWIN
+    multiply_fragments<2>(c, a, b, [](unsigned word, int i) {
+      return __uint_as_float(i == 0 ? word << 16 : word & 0xffff0000u);
+    });
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
+#endif
+  }
+};

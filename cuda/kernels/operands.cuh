@@ -1,0 +1,192 @@
+// The operands of products: sources side by side, read slab by slab of the depth of the sum.
+#pragma once
+
+#include "rows.cuh"
+
+constexpr int kTile = 64;  // rows and columns of a tile
+constexpr int kFew = 16;   // rows of a tile where there are few
+
+// A slab of columns: [column, column + depth) of one source, which may end earlier.
+struct Walk {
+  int source, column, before;  // `before`: columns of the sources before this one
+
+  __device__ bool start(const Sources& a) {
+    source = column = before = 0;
+    return settle(a);
+  }
+  __device__ bool next(const Sources& a, int depth) {
+    column += depth;
+    return settle(a);
+  }
+  __device__ bool settle(const Sources& a) {
+    while (source < a.count && column >= a.of[source].width) {
+      before += a.of[source++].width;
+      column = 0;
+    }
+    return source < a.count;
+  }
+};
+
+// Where the elements of a tile go: rows from r0 and columns from n0 on, up to `end` and `n`. The
+// address is reckoned at the end, so that its parts fill no registers before.
+struct Target {
+  real* out;
+  long long stride, base, r0, end;
+  int n0, n, accumulate;
+
+  // N columns from j on of row i, in one access where their address allows.
+  template <int N>
+  __device__ void write(int i, int j, const Lanes<N>& x) const {
+    const int left = n - n0 - j;
+    if (r0 + i >= end) return;
+    real* to = out + (r0 + i - base) * stride + n0 + j;
+    if (left >= N && reinterpret_cast<unsigned long long>(to) % alignof(Lanes<N>) == 0) {
+      Lanes<N> sum = x;
+      if (accumulate) add(sum, load<N>(to, N, true));
+      store(to, sum);
+      return;
+    }
+#pragma unroll
+    for (int c = 0; c < N; ++c) {
+      if (c < left) to[c] = accumulate ? to[c] + x.v[c] : x.v[c];
+    }
+  }
+};
+
+// One row of sources side by side, read by a thread as a walk goes on.
+struct RowOfSources {
+  long long r;
+  bool inside;                // else all zeros
+  int source = -1;            // that of `row`
+  const real* row = nullptr;  // where no segment is summed
+  bool wide = false;
+
+  __device__ RowOfSources(const Target& to, int i) : r(to.r0 + i), inside(r < to.end) {}
+
+  // Columns walk.column + first and the three behind it; zeros past the width.
+  __device__ Lanes<4> read(const Sources& a, const Walk& walk, int first) {
+    if (!inside) return {};
+    const Rows& s = a.of[walk.source];
+    if (walk.source != source) {
+      source = walk.source;
+      wide = aligned(s);
+      row = s.map != 3 ? plain_row(s, r) : nullptr;
+    }
+    return read_columns<4>(s, r, row, walk.column + first, wide);
+  }
+};
+
+// Four columns of row `i` of the weights of a walk's slab; zeros past its depth and past n.
+__device__ inline Lanes<4> read_weights(const Sources& a, const Walk& walk, const real* w, int i,
+                                        int n, int column, bool wide) {
+  const int k = walk.column + i;
+  if (k >= a.of[walk.source].width || column >= n) return {};
+  return load<4>(w + static_cast<long long>(walk.before + k) * n + column, n - column, wide);
+}
+
+// Slabs through two buffers: the next one is on its way to registers while one is multiplied.
+// next() says whether a slab follows, put(i) and multiply(i) name a buffer.
+template <class Next, class Fetch, class Put, class Multiply>
+__device__ void for_each_slab(bool more, Next next, Fetch fetch, Put put, Multiply multiply) {
+  if (more) {
+    fetch();
+    put(0);
+  }
+  __syncthreads();
+  for (int buffer = 0; more; buffer ^= 1) {
+    more = next();
+    if (more) fetch();
+    multiply(buffer);
+    if (more) put(buffer ^ 1);
+    __syncthreads();
+  }
+}
+
+// Tiles of rows [begin, end) of a product, `height` x kTile, which the blocks of a grid share.
+template <class F>
+__device__ void for_each_tile(int begin, int end, int height, int n, real* out, long long stride,
+                              long long base, int accumulate, F f) {
+  for (long long r0 = begin + static_cast<long long>(blockIdx.y) * height; r0 < end;
+       r0 += static_cast<long long>(gridDim.y) * height) {
+    for (long long n0 = static_cast<long long>(blockIdx.x) * kTile; n0 < n;
+         n0 += static_cast<long long>(gridDim.x) * kTile) {
+      f(Target{out, stride, base, r0, end, static_cast<int>(n0), n, accumulate});
+    }
+  }
+}
+
+// A side of a product over rows: up to 64 columns of one source.
+struct Side {
+  const Rows& rows;
+  int column;
+  bool wide;
+
+  __device__ Side(const Sources& s, const Walk& walk)
+      : rows(s.of[walk.source]), column(walk.column), wide(aligned(rows)) {}
+
+  // Columns `first` to `first` + 3 of row r; zeros unless r < end.
+  __device__ Lanes<4> read(int r, int end, int first) const {
+    if (r >= end) return {};
+    const real* row = rows.map != 3 ? plain_row(rows, r) : nullptr;
+    return read_columns<4>(rows, r, row, column + first, wide);
+  }
+};
+
+// Tiles of a sum of k x n products over rows [begin, end), each of one source of either side;
+// blockIdx.z shares out parts of the rows. f(side of a, side of b, first row, last row, target).
+template <class F>
+__device__ void for_each_part(const Sources& a, const Sources& b, int begin, int end, int k, int n,
+                              real* out, long long stride, int accumulate, real* partial, int parts,
+                              F f) {
+  const long long rows = end - begin;
+  for (int part = blockIdx.z; part < parts; part += gridDim.z) {
+    const int first = static_cast<int>(begin + rows * part / parts);
+    const int last = static_cast<int>(begin + rows * (part + 1) / parts);
+    if (parts > 1) stride = n, accumulate = 0, out = partial + part * stride * k;
+    Walk y = {}, x = {};
+    unsigned row = 0;
+    for (bool down = y.start(a); down; down = y.next(a, kTile), ++row) {
+      if (row % gridDim.y != blockIdx.y) continue;
+      unsigned column = 0;
+      for (bool right = x.start(b); right; right = x.next(b, kTile), ++column) {
+        if (column % gridDim.x != blockIdx.x) continue;
+        const int height = y.before + a.of[y.source].width;
+        const int width = x.before + b.of[x.source].width;
+        const Target to = {out,   stride,    0, y.before + y.column, height, x.before + x.column,
+                           width, accumulate};
+        f(Side(a, y), Side(b, x), first, last, to);
+      }
+    }
+  }
+}
+
+constexpr int kLaneSums = kFew * kTile / 32;    // of a lane that has part of a small tile
+constexpr int kFewShared = 4 * kLaneSums * 33;  // values
+
+// Adds the sums of the eight warps, each of a share of the depth, in one order. Value i of a lane
+// stands at place 33 i + lane; place(row, column) is that of an element.
+template <class Place>
+__device__ void add_warps(const real (&sum)[kLaneSums], real* shared, Place place,
+                          const Target& to) {
+  const int warp = threadIdx.x / 32;
+  real* mine = shared + warp % 4 * (kLaneSums * 33) + threadIdx.x % 32;
+#pragma unroll
+  for (int half = 1; half >= 0; --half) {
+    if (warp / 4 == half) {
+#pragma unroll
+      for (int i = 0; i < kLaneSums; ++i) {
+        mine[33 * i] = half == 1 ? sum[i] : sum[i] + mine[33 * i];
+      }
+    }
+    __syncthreads();
+  }
+  for (int i = threadIdx.x; i < kFew * kTile; i += kThreads) {
+    const int row = i / kTile, column = i % kTile;
+    const real* at = shared + place(row, column);
+    real total = at[0];
+#pragma unroll
+    for (int part = 1; part < 4; ++part) total += at[part * (kLaneSums * 33)];
+    to.write(row, column, Lanes<1>{total});
+  }
+  __syncthreads();  // `shared` may be written again
+}

@@ -1,0 +1,209 @@
+// Kernels over whole rows. copy_rows, segment_max: up to a warp a row; blockIdx.x strides over
+// rows, blockIdx.y over the columns of very wide ones. cross_entropy, cross_entropy_grad: a warp a
+// row, a block where a row is wide. sum_rows: 32 columns a block, its 8 warps take rows in turn.
+#include "rows.cuh"
+
+namespace {
+
+constexpr int kWideRow = 2048;  // columns from which a block shares a row's cross entropy
+
+// f(r, column, to) for all rows and every N-th column.
+template <int N, class F>
+__device__ void for_each_vector(int width, int begin, int end, real* out, long long stride,
+                                long long base, F f) {
+  const int vectors = width / N, lanes = lanes_of_row(vectors, 32);
+  const int rows = kThreads / lanes, lane = threadIdx.x % lanes;
+  const long long step = static_cast<long long>(gridDim.x) * rows;
+  for (long long r = begin + static_cast<long long>(blockIdx.x) * rows + threadIdx.x / lanes;
+       r < end; r += step) {
+    real* to = out + (r - base) * stride;
+    for (int i = blockIdx.y * lanes + lane; i < vectors; i += gridDim.y * lanes) {
+      store(to + i * N, f(r, i * N));
+    }
+  }
+}
+
+__device__ bool wide_output(const Rows& in, const real* out, long long stride) {
+  return aligned(in) && in.width % kWide == 0 && aligned(out) && stride % kWide == 0;
+}
+
+template <int N>
+__device__ void copy(const Rows& in, int begin, int end, real* out, long long stride,
+                     long long base) {
+  for_each_vector<N>(in.width, begin, end, out, stride, base, [&](long long r, int column) {
+    const real* row = in.map == 3 ? nullptr : plain_row(in, r);
+    return read_columns<N, 4>(in, r, row, column, N > 1);
+  });
+}
+
+// A NaN of either operand is handed on.
+__device__ real maximum(real a, real b) { return a > b || a != a ? a : b; }
+
+template <int N>
+__device__ void maxima(const Rows& in, int begin, int end, real* out, long long stride,
+                       long long base) {
+  for_each_vector<N>(in.width, begin, end, out, stride, base, [&](long long r, int column) {
+    Lanes<N> best = {};
+    bool empty = true;
+    const long long last = in.offsets[r + 1];
+    for (long long j = in.offsets[r]; j < last; ++j) {
+      const real* row = segment_row(in, j);
+      if (row == nullptr) continue;
+      const Lanes<N> x = load<N>(row + column, N, N > 1);
+#pragma unroll
+      for (int i = 0; i < N; ++i) best.v[i] = empty ? x.v[i] : maximum(x.v[i], best.v[i]);
+      empty = false;
+    }
+    return best;
+  });
+}
+
+// f over the values of a row's threads, a warp or the whole block; all of them get the result.
+template <bool Block, class F>
+__device__ real reduce(real x, F f) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = f(x, __shfl_xor_sync(kAllLanes, x, offset));
+  if (!Block) return x;
+  __shared__ real of_warp[kThreads / 32];
+  __syncthreads();  // the last result was read
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = of_warp[0];
+#pragma unroll
+  for (int i = 1; i < kThreads / 32; ++i) x = f(x, of_warp[i]);
+  return x;
+}
+
+// Loss (and, unless grad is null, gradient instead) of every row.
+template <bool Block>
+__device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int begin, int end,
+                                      real* loss, real* grad, long long stride, long long base) {
+  constexpr int threads = Block ? kThreads : 32, rows = kThreads / threads;
+  const int lane = threadIdx.x % threads, n = logits.width;
+  const long long step = static_cast<long long>(gridDim.x) * rows;
+  for (long long r = begin + static_cast<long long>(blockIdx.x) * rows + threadIdx.x / threads;
+       r < end; r += step) {
+    const int y = label[r];
+    const real* x = plain_row(logits, r);
+    real top = 0, sum = static_cast<real>(n);  // no logits are all equal ones
+    if (y >= 0 && x != nullptr) {
+      top = x[0];
+      for (int i = lane; i < n; i += threads) top = maximum(x[i], top);
+      top = reduce<Block>(top, maximum);
+      sum = 0;
+      for (int i = lane; i < n; i += threads) sum += exponential(x[i] - top);
+      sum = reduce<Block>(sum, [](real a, real b) { return a + b; });
+    }
+    if (grad == nullptr) {
+      if (lane > 0) continue;
+      const real truth = y >= n ? logarithm(real(-1)) : y >= 0 && x != nullptr ? x[y] : real(0);
+      loss[(r - base) * stride] = y < 0 ? real(0) : logarithm(sum) + top - truth;
+      continue;
+    }
+    real* g = grad + (r - base) * stride;
+    const real inverse = real(1) / sum;
+    for (int i = lane; i < n; i += threads) {
+      const real p = (x != nullptr ? exponential(x[i] - top) : real(1)) * inverse;
+      g[i] = y < 0 ? real(0) : i == y ? p - real(1) : p;
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ __launch_bounds__(256, 4) void copy_rows(Rows in, int begin, int end,
+                                                               real* out, long long stride,
+                                                               long long base) {
+  if (wide_output(in, out, stride)) {
+    copy<kWide>(in, begin, end, out, stride, base);
+  } else {
+    copy<1>(in, begin, end, out, stride, base);
+  }
+}
+
+extern "C" __global__ __launch_bounds__(256, 4) void segment_max(Rows in, int begin, int end,
+                                                                 real* out, long long stride,
+                                                                 long long base) {
+  if (wide_output(in, out, stride)) {
+    maxima<kWide>(in, begin, end, out, stride, base);
+  } else {
+    maxima<1>(in, begin, end, out, stride, base);
+  }
+}
+
+extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy(Rows logits, const int* label,
+                                                                   int begin, int end, real* loss,
+                                                                   long long stride,
+                                                                   long long base) {
+  if (logits.width < kWideRow) {
+    cross_entropy_of_rows<false>(logits, label, begin, end, loss, nullptr, stride, base);
+  } else {
+    cross_entropy_of_rows<true>(logits, label, begin, end, loss, nullptr, stride, base);
+  }
+}
+
+extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy_grad(Rows logits,
+                                                                        const int* label, int begin,
+                                                                        int end, real* grad,
+                                                                        long long stride,
+                                                                        long long base) {
+  if (logits.width < kWideRow) {
+    cross_entropy_of_rows<false>(logits, label, begin, end, nullptr, grad, stride, base);
+  } else {
+    cross_entropy_of_rows<true>(logits, label, begin, end, nullptr, grad, stride, base);
+  }
+}
+
+// Segments: every row of every segment is simply one more row.
+extern "C" __global__ __launch_bounds__(256, 4) void sum_rows(Rows in, int begin, int end,
+                                                              real* out, int accumulate,
+                                                              real* partial, int parts) {
+  __shared__ real sums[kThreads / 32][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const bool segments = in.map == 3 && begin < end;
+  const long long first = segments ? in.offsets[begin] : begin;
+  const long long rows = (segments ? in.offsets[end] : end) - first;
+  for (int part = blockIdx.y; part < parts; part += gridDim.y) {
+    const long long last = first + rows * (part + 1) / parts;
+    for (int c0 = blockIdx.x * 32; c0 < in.width; c0 += gridDim.x * 32) {
+      const int c = c0 + lane;
+      real sum = 0;
+      if (c < in.width) {
+#pragma unroll 4
+        for (long long j = first + rows * part / parts + warp; j < last; j += kThreads / 32) {
+          const real* row = segments ? segment_row(in, j) : plain_row(in, j);
+          sum += row != nullptr ? row[c] : real(0);
+        }
+      }
+      sums[warp][lane] = sum;
+      __syncthreads();
+      if (warp == 0 && c < in.width) {
+#pragma unroll
+        for (int i = 1; i < kThreads / 32; ++i) sum += sums[i][lane];
+        if (parts > 1) {
+          partial[static_cast<long long>(part) * in.width + c] = sum;
+        } else {
+          out[c] = accumulate ? out[c] + sum : sum;
+        }
+      }
+      __syncthreads();
+    }
+  }
+}
+
+// A thread an element.
+extern "C" __global__ __launch_bounds__(256, 4) void sum_parts(const real* partial, int parts,
+                                                               long long n, real* out,
+                                                               long long out_width,
+                                                               long long out_stride,
+                                                               int accumulate) {
+  const long long step = static_cast<long long>(gridDim.x) * kThreads;
+  for (long long i = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x; i < n;
+       i += step) {
+    real* to = out + i / out_width * out_stride + i % out_width;
+    real sum = accumulate ? *to : real(0);
+#pragma unroll 4
+    for (int part = 0; part < parts; ++part) sum += partial[part * n + i];
+    *to = sum;
+  }
+}

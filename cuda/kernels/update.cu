@@ -1,0 +1,157 @@
+// The update half of a training step. square, update: a block a stretch; judge: one block. The
+// formulas are those of csrc/kernels/isa_update.h.
+#include "rows.cuh"
+
+namespace {
+
+// On a multiprocessor: this bounds the registers.
+constexpr int kBlocks = sizeof(real) == 4 ? 3 : 2;
+
+// The sum over the threads of the block, in one order.
+__device__ double block_sum(double x) {
+  __shared__ double of_thread[kThreads];
+  of_thread[threadIdx.x] = x;
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) of_thread[threadIdx.x] += of_thread[threadIdx.x + half];
+    __syncthreads();
+  }
+  const double sum = of_thread[0];
+  __syncthreads();  // the array may be written again
+  return sum;
+}
+
+__device__ bool finite(double x) { return x - x == 0; }
+
+enum Kind { kSgd, kMomentum, kAdagrad, kAdam, kAdamW };
+
+// One element: f(gradient, parameter, state1, state2) changes the last three.
+template <int N, int States, class F>
+__device__ void update_vector(const real* grad, real* param, real* state1, real* state2, F f) {
+  const Lanes<N> g = load<N>(grad, N, N > 1);
+  Lanes<N> p = load<N>(param, N, N > 1), s1 = {}, s2 = {};
+  if (States > 0) s1 = load<N>(state1, N, N > 1);
+  if (States > 1) s2 = load<N>(state2, N, N > 1);
+#pragma unroll
+  for (int i = 0; i < N; ++i) f(g.v[i], p.v[i], s1.v[i], s2.v[i]);
+  store(param, p);
+  if (States > 0) store(state1, s1);
+  if (States > 1) store(state2, s2);
+}
+
+// Columns [0, width) of every row, threads side by side; width is a multiple of N.
+template <int N, int States, class F>
+__device__ void update_rows(const Stretch& s, long long first, long long count, long long width,
+                            F f) {
+  const int lanes = lanes_of_row(width / N, kThreads), lane = threadIdx.x % lanes;
+  for (long long i = threadIdx.x / lanes; i < count; i += kThreads / lanes) {
+    const real* grad = s.grad + i * s.width + first;
+    const long long at = s.offset + (s.rows != nullptr ? s.rows[i] : i) * s.stride + first;
+    for (long long j = static_cast<long long>(lane) * N; j < width; j += lanes * N) {
+      update_vector<N, States>(grad + j, s.param + at + j, States > 0 ? s.state1 + at + j : nullptr,
+                               States > 1 ? s.state2 + at + j : nullptr, f);
+    }
+  }
+}
+
+template <int States, class F>
+__device__ void update_stretch(const Stretch& s, F f) {
+  const bool wide = aligned(s.grad) && aligned(s.param + s.offset) &&
+                    (States < 1 || aligned(s.state1 + s.offset)) &&
+                    (States < 2 || aligned(s.state2 + s.offset));
+  if (s.rows == nullptr && s.stride == s.width) {  // as one row
+    const long long n = s.count * s.width, whole = wide ? n / kWide * kWide : 0;
+    update_rows<kWide, States>(s, 0, 1, whole, f);
+    update_rows<1, States>(s, whole, 1, n - whole, f);
+  } else if (wide && s.width % kWide == 0 && s.stride % kWide == 0) {
+    update_rows<kWide, States>(s, 0, s.count, s.width, f);
+  } else {
+    update_rows<1, States>(s, 0, s.count, s.width, f);
+  }
+}
+
+template <int States, class F>
+__device__ void update_each(const Stretch* stretches, int count, F f) {
+  for (int i = blockIdx.x; i < count; i += gridDim.x) {
+    const Stretch s = stretches[i];  // a copy: what is written could else be the table
+    update_stretch<States>(s, f);
+  }
+}
+
+}  // namespace
+
+// In double precision whatever the values are: the norm decides how a gradient is clipped.
+extern "C" __global__ __launch_bounds__(256, 4) void square(const Stretch* stretches, int count,
+                                                            double* partial) {
+  for (int i = blockIdx.x; i < count; i += gridDim.x) {
+    const Stretch s = stretches[i];
+    const long long n = s.count * s.width, whole = aligned(s.grad) ? n / kWide * kWide : 0;
+    double sum = 0;
+#pragma unroll 4
+    for (long long j = static_cast<long long>(threadIdx.x) * kWide; j < whole;
+         j += kThreads * kWide) {
+      const Lanes<kWide> x = load<kWide>(s.grad + j, kWide, true);
+#pragma unroll
+      for (int k = 0; k < kWide; ++k) sum += static_cast<double>(x.v[k]) * x.v[k];
+    }
+    for (long long j = whole + threadIdx.x; j < n; j += kThreads) {
+      sum += static_cast<double>(s.grad[j]) * s.grad[j];
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) partial[i] = sum;
+  }
+}
+
+extern "C" __global__ __launch_bounds__(256, 4) void judge(const double* partial, int count,
+                                                           const real* loss, double max_norm,
+                                                           Outcome* outcome) {
+  double squares = 0;
+  for (int i = threadIdx.x; i < count; i += kThreads) squares += partial[i];
+  squares = block_sum(squares);
+  if (blockIdx.x > 0 || threadIdx.x > 0) return;
+  const double norm = sqrt(squares), value = loss != nullptr ? static_cast<double>(*loss) : 0;
+  outcome->loss = value;
+  outcome->norm = norm;
+  outcome->scale = max_norm > 0 && norm > max_norm ? max_norm / norm : 1;
+  outcome->ok = finite(norm) && finite(value);
+}
+
+extern "C" __global__ __launch_bounds__(256, kBlocks) void update(const Stretch* stretches,
+                                                                  int count, Optimizer o,
+                                                                  const Outcome* outcome) {
+  if (!outcome->ok) return;
+  const real lr = static_cast<real>(o.lr), eps = static_cast<real>(o.eps);
+  const real scale = static_cast<real>(o.grad_scale * outcome->scale);
+  const real momentum = static_cast<real>(o.momentum);
+  const real decay = o.kind == kAdamW ? real(0) : static_cast<real>(o.weight_decay);
+  const auto gradient = [=](real g, real p) { return g * scale + p * decay; };
+  if (o.kind == kSgd) {
+    update_each<0>(stretches, count,
+                   [=](real g, real& p, real&, real&) { p -= lr * gradient(g, p); });
+  } else if (o.kind == kMomentum) {
+    const bool nesterov = o.nesterov != 0;
+    update_each<1>(stretches, count, [=](real g, real& p, real& b, real&) {
+      g = gradient(g, p);
+      b = momentum * b + g;
+      p -= lr * (nesterov ? g + momentum * b : b);
+    });
+  } else if (o.kind == kAdagrad) {
+    update_each<1>(stretches, count, [=](real g, real& p, real& s, real&) {
+      g = gradient(g, p);
+      s += g * g;
+      p -= lr * g / (square_root(s) + eps);
+    });
+  } else {
+    const real beta1 = static_cast<real>(o.beta1), beta2 = static_cast<real>(o.beta2);
+    const real rest1 = static_cast<real>(1 - o.beta1), rest2 = static_cast<real>(1 - o.beta2);
+    const real rate = static_cast<real>(o.lr / o.bias1);
+    const real root = static_cast<real>(1 / sqrt(o.bias2));
+    const real keep = o.kind == kAdamW ? static_cast<real>(1 - o.lr * o.weight_decay) : real(1);
+    update_each<2>(stretches, count, [=](real g, real& p, real& m, real& v) {
+      g = gradient(g, p);
+      m = beta1 * m + rest1 * g;
+      v = beta2 * v + rest2 * (g * g);
+      p = p * keep - rate * m / (square_root(v) * root + eps);
+    });
+  }
+}

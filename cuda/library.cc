@@ -1,0 +1,281 @@
+#include "library.h"
+
+#include <algorithm>
+
+namespace cavs::cuda {
+namespace {
+
+constexpr int kTile = 64;      // rows and columns of a product's block
+constexpr int kFewRows = 32;   // up to these, tiles of 16 rows keep more blocks busy
+constexpr int kColumns = 32;   // of a block that sums rows
+constexpr int kWarps = 8;      // of a block
+constexpr int kRowsEach = 64;  // fewer rows are not worth a part of their own
+constexpr int kMostParts = 64;
+constexpr int kBlasRows = 128;    // fewer are done by our kernels, which read weights once a tile
+constexpr int kBlasColumns = 32;  // narrower operands waste its tiles
+constexpr int kBlocksEach = 16;   // of a multiprocessor, in kernels that walk rows
+
+unsigned tiles(int64_t n, int each) { return static_cast<unsigned>((n + each - 1) / each); }
+
+}  // namespace
+
+template <class T>
+Library<T>::Library(std::shared_ptr<Device> device,
+                    const std::unordered_map<std::string, std::string>& images, Precision precision,
+                    const std::string& blas)
+    : device_(std::move(device)) {
+  device_->enter();
+  for (int lane = 0; lane < Device::kLanes; ++lane) {
+    rooms_.push_back(std::make_unique<Room>(device_));
+  }
+  const auto load = [&](const char* file,
+                        std::initializer_list<std::pair<Handle*, const char*>> of) {
+    const auto image = images.find(file);
+    if (image == images.end()) throw std::invalid_argument(std::string("no image of ") + file);
+    const Handle module = device_->load(image->second);
+    for (const auto& [function, name] : of) *function = device_->function(module, name);
+  };
+  load("rows.cu", {{&copy_rows_, "copy_rows"},
+                   {&segment_max_, "segment_max"},
+                   {&cross_entropy_, "cross_entropy"},
+                   {&cross_entropy_grad_, "cross_entropy_grad"},
+                   {&sum_rows_, "sum_rows"},
+                   {&sum_parts_, "sum_parts"}});
+  static const char* const kNames[][3] = {{"matmul", "matmul_16", "matmul_tn"},
+                                          {"matmul_tf32", "matmul_tf32_16", "matmul_tn_tf32"},
+                                          {"matmul_bf16", "matmul_bf16_16", "matmul_tn_bf16"}};
+  const auto& names = kNames[static_cast<int>(precision)];
+  load(precision == Precision::kFloat32 ? "matmul.cu" : "matmul_mma.cu",
+       {{&matmul_, names[0]}, {&matmul_16_, names[1]}, {&matmul_tn_, names[2]}});
+  if (!blas.empty()) blas_ = std::make_unique<Blas>(device_, blas, precision, sizeof(T) == 8);
+  load("pack.cu", {{&pack_, "pack"}});
+  load("lookup.cu", {{&lookup_grad_, "lookup_grad"}});
+  load("update.cu", {{&square_, "square"}, {&judge_, "judge"}, {&update_, "update"}});
+}
+
+// Blocks that each take `each` rows at a time.
+template <class T>
+Grid Library<T>::rows_grid(int64_t rows, int each) const {
+  const auto most = static_cast<unsigned>(device_->multiprocessors() * kBlocksEach);
+  return {std::min(tiles(rows, each), most)};
+}
+
+// Parts of a sum over rows whose result is cut into `tiles`: enough to fill the device.
+template <class T>
+int Library<T>::parts_of(int64_t rows, int64_t tiles) const {
+  const int64_t wanted = (2 * device_->multiprocessors() + tiles - 1) / tiles;
+  const int64_t most = std::min<int64_t>(kMostParts, (rows + kRowsEach - 1) / kRowsEach);
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1)));
+}
+
+template <class T>
+void Library<T>::copy_rows(const Rows<T>& in, int begin, int end, Target<T> out) const {
+  device_->launch(copy_rows_, rows_grid(end - begin, kWarps), in, begin, end, out.data, out.stride,
+                  out.base);
+}
+
+template <class T>
+void Library<T>::segment_max(const Rows<T>& in, int begin, int end, Target<T> out) const {
+  device_->launch(segment_max_, rows_grid(end - begin, kWarps), in, begin, end, out.data,
+                  out.stride, out.base);
+}
+
+template <class T>
+void Library<T>::cross_entropy(const Rows<T>& logits, const int* label, int begin, int end,
+                               Target<T> loss) const {
+  device_->launch(cross_entropy_, rows_grid(end - begin, kWarps), logits, label, begin, end,
+                  loss.data, loss.stride, loss.base);
+}
+
+template <class T>
+void Library<T>::cross_entropy_grad(const Rows<T>& logits, const int* label, int begin, int end,
+                                    Target<T> grad) const {
+  device_->launch(cross_entropy_grad_, rows_grid(end - begin, kWarps), logits, label, begin, end,
+                  grad.data, grad.stride, grad.base);
+}
+
+template <class T>
+void Library<T>::sum_rows(const Rows<T>& in, int begin, int end, T* out, bool accumulate) const {
+  const unsigned wide = tiles(in.width, kColumns);
+  if (wide == 0) return;
+  const int parts = parts_of(end - begin, wide), add = accumulate;
+  if (parts > 1) room().partial.reserve(sizeof(T) * parts * in.width);
+  T* partial = room().partial.template as<T>();
+  device_->launch(sum_rows_, Grid{wide, static_cast<unsigned>(parts)}, in, begin, end, out, add,
+                  partial, parts);
+  if (parts == 1) return;
+  const int64_t n = in.width;
+  const T* from = partial;
+  device_->launch(sum_parts_, rows_grid(n, kBlock), from, parts, n, out, n, n, add);
+}
+
+// Rows [begin, end) of an operand as a matrix, gathered into `room` first where they are not one.
+template <class T>
+Matrix Library<T>::matrix(const Rows<T>& source, int begin, int end, DeviceMemory& room) const {
+  if (source.map == RowMap::kSelf && source.stride >= source.width) {
+    return {reinterpret_cast<Address>(source.data + (begin - source.base) * source.stride),
+            source.stride};
+  }
+  room.reserve(sizeof(T) * (end - begin) * source.width);
+  copy_rows(source, begin, end, {room.as<T>(), source.width, begin});
+  return {room.at(), source.width};
+}
+
+// The product by cuBLASLt, an operand at a time; false where our own kernel does better.
+template <class T>
+bool Library<T>::multiply_rows(const Rows<T>* sources, int count, int begin, int end,
+                               const T* weight, int n, Target<T> out, bool accumulate) const {
+  if (!blas_ || end - begin < kBlasRows || count == 0) return false;
+  const Address to = reinterpret_cast<Address>(out.data + (begin - out.base) * out.stride);
+  bool add = accumulate;
+  for (int i = 0; i < count; ++i) {
+    if (sources[i].width == 0) continue;
+    const Matrix a = matrix(sources[i], begin, end, room().gathered);
+    const Matrix w{reinterpret_cast<Address>(weight), n};
+    if (!blas_->multiply(end - begin, n, sources[i].width, a, w, to, out.stride, add)) {
+      matmul_own(sources + i, 1, begin, end, weight, n, out, add);
+    }
+    weight += static_cast<int64_t>(sources[i].width) * n;
+    add = true;
+  }
+  return add;
+}
+
+template <class T>
+bool Library<T>::multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin, int end, T* out,
+                                  int64_t out_stride, bool accumulate) const {
+  if (a.width < kBlasColumns || b.width < kBlasColumns) return false;
+  Matrix left = matrix(a, begin, end, room().gathered);
+  left.transposed = true;
+  const Matrix right = matrix(b, begin, end, room().other);
+  return blas_->multiply(a.width, b.width, end - begin, left, right, reinterpret_cast<Address>(out),
+                         out_stride, accumulate);
+}
+
+// A kernel takes a few sources: more are multiplied in groups, each adding to the one before.
+template <class T>
+void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end, const T* weight,
+                            int n, Target<T> out, bool accumulate) const {
+  const bool few = end - begin <= kFewRows;
+  const Grid grid{tiles(n, kTile), tiles(end - begin, few ? 16 : kTile)};
+  for (int first = 0; first < std::max(count, 1); first += kMostSources) {
+    Sources<T> group;
+    int k = 0;
+    for (int i = first; i < std::min(count, first + kMostSources); ++i) {
+      group.of[group.count++] = sources[i];
+      k += sources[i].width;
+    }
+    const int add = accumulate || first > 0;
+    device_->launch(few ? matmul_16_ : matmul_, grid, group, begin, end, weight, k, n, out.data,
+                    out.stride, out.base, add);
+    weight += static_cast<int64_t>(k) * n;
+  }
+}
+
+template <class T>
+void Library<T>::matmul(const Rows<T>* sources, int count, int begin, int end, const T* weight,
+                        int n, Target<T> out, bool accumulate) const {
+  if (n == 0) return;
+  if (multiply_rows(sources, count, begin, end, weight, n, out, accumulate)) return;
+  matmul_own(sources, count, begin, end, weight, n, out, accumulate);
+}
+
+// By cuBLASLt each operand on the left times each on the right is a block of the result.
+template <class T>
+void Library<T>::matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin,
+                           int end, T* out, int64_t out_stride, bool accumulate) const {
+  if (!blas_ || end - begin < kBlasRows) {
+    matmul_tn_own(a, num_a, b, num_b, begin, end, out, out_stride, accumulate);
+    return;
+  }
+  for (int i = 0; i < num_a; ++i) {
+    T* to = out;
+    for (int j = 0; j < num_b; ++j) {
+      if (!multiply_columns(a[i], b[j], begin, end, to, out_stride, accumulate)) {
+        matmul_tn_own(a + i, 1, b + j, 1, begin, end, to, out_stride, accumulate);
+      }
+      to += b[j].width;
+    }
+    out += a[i].width * out_stride;
+  }
+}
+
+template <class T>
+void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin,
+                               int end, T* out, int64_t out_stride, bool accumulate) const {
+  const int add = accumulate;
+  int64_t row = 0;
+  for (int i = 0; i < num_a; i += kMostSources) {
+    Sources<T> left;
+    int k = 0;
+    for (int s = i; s < std::min(num_a, i + kMostSources); ++s) {
+      left.of[left.count++] = a[s];
+      k += a[s].width;
+    }
+    int64_t column = 0;
+    for (int j = 0; j < num_b; j += kMostSources) {
+      Sources<T> right;
+      int n = 0;
+      for (int s = j; s < std::min(num_b, j + kMostSources); ++s) {
+        right.of[right.count++] = b[s];
+        n += b[s].width;
+      }
+      T* to = out + row * out_stride + column;
+      column += n;
+      if (k == 0 || n == 0) continue;
+      const unsigned wide = tiles(n, kTile), high = tiles(k, kTile);
+      const int parts = parts_of(end - begin, int64_t{wide} * high);
+      const int64_t size = static_cast<int64_t>(k) * n, width = n;
+      if (parts > 1) room().partial.reserve(sizeof(T) * parts * size);
+      T* partial = room().partial.template as<T>();
+      device_->launch(matmul_tn_, Grid{wide, high, static_cast<unsigned>(parts)}, left, right,
+                      begin, end, k, n, to, out_stride, add, partial, parts);
+      if (parts == 1) continue;
+      const T* from = partial;
+      device_->launch(sum_parts_, rows_grid(size, kBlock), from, parts, size, to, width, out_stride,
+                      add);
+    }
+    row += k;
+  }
+}
+
+template <class T>
+void Library<T>::pack(const Piece<T>* pieces, int count) const {
+  if (count == 0) return;
+  const Grid grid{static_cast<unsigned>(device_->multiprocessors()), static_cast<unsigned>(count)};
+  device_->launch(pack_, grid, pieces, count);
+}
+
+template <class T>
+void Library<T>::lookup_grad(const Rows<T>& values, const int* offsets, const int* rows,
+                             const int* slots, int count, T* out, bool first) const {
+  if (count == 0) return;
+  const int writes = first;
+  device_->launch(lookup_grad_, rows_grid(count, kWarps), values, offsets, rows, slots, count, out,
+                  writes);
+}
+
+template <class T>
+void Library<T>::square(const Stretch<T>* stretches, int count, double* partial) const {
+  if (count == 0) return;
+  device_->launch(square_, Grid{static_cast<unsigned>(count)}, stretches, count, partial);
+}
+
+template <class T>
+void Library<T>::judge(const double* partial, int count, const T* loss, double max_norm,
+                       Outcome* outcome) const {
+  device_->launch(judge_, Grid{}, partial, count, loss, max_norm, outcome);
+}
+
+template <class T>
+void Library<T>::update(const Stretch<T>* stretches, int count, const Optimizer& optimizer,
+                        const Outcome* outcome) const {
+  if (count == 0) return;
+  device_->launch(update_, Grid{static_cast<unsigned>(count)}, stretches, count, optimizer,
+                  outcome);
+}
+
+template class Library<float>;
+template class Library<double>;
+
+}  // namespace cavs::cuda

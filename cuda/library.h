@@ -1,0 +1,78 @@
+// The kernels of cuda/kernels, loaded, each with the grid it wants.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "arguments.h"
+#include "blas.h"
+#include "device.h"
+
+namespace cavs::cuda {
+
+// Rows [begin, end) of an instruction's result; row r stands at data + (r - base) * stride.
+template <class T>
+struct Target {
+  T* data;
+  int64_t stride, base;
+};
+
+template <class T>
+class Library {
+ public:
+  // images: a cubin for each file of kernels, by its name. blas: the path of cuBLASLt; without it,
+  // and for few rows, products are done by our own kernels. precision: of float32 products.
+  Library(std::shared_ptr<Device> device,
+          const std::unordered_map<std::string, std::string>& images, Precision precision,
+          const std::string& blas);
+
+  void copy_rows(const Rows<T>& in, int begin, int end, Target<T> out) const;
+  void segment_max(const Rows<T>& in, int begin, int end, Target<T> out) const;
+  void cross_entropy(const Rows<T>& logits, const int* label, int begin, int end,
+                     Target<T> loss) const;
+  void cross_entropy_grad(const Rows<T>& logits, const int* label, int begin, int end,
+                          Target<T> grad) const;
+  void sum_rows(const Rows<T>& in, int begin, int end, T* out, bool accumulate) const;
+  void matmul(const Rows<T>* sources, int count, int begin, int end, const T* weight, int n,
+              Target<T> out, bool accumulate) const;
+  void matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin, int end,
+                 T* out, int64_t out_stride, bool accumulate) const;
+  void pack(const Piece<T>* pieces, int count) const;
+  void lookup_grad(const Rows<T>& values, const int* offsets, const int* rows, const int* slots,
+                   int count, T* out, bool first) const;
+  void square(const Stretch<T>* stretches, int count, double* partial) const;
+  void judge(const double* partial, int count, const T* loss, double max_norm,
+             Outcome* outcome) const;
+  void update(const Stretch<T>* stretches, int count, const Optimizer& optimizer,
+              const Outcome* outcome) const;
+
+ private:
+  void matmul_own(const Rows<T>* sources, int count, int begin, int end, const T* weight, int n,
+                  Target<T> out, bool accumulate) const;
+  void matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin, int end,
+                     T* out, int64_t out_stride, bool accumulate) const;
+  bool multiply_rows(const Rows<T>* sources, int count, int begin, int end, const T* weight, int n,
+                     Target<T> out, bool accumulate) const;
+  bool multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin, int end, T* out,
+                        int64_t out_stride, bool accumulate) const;
+  Matrix matrix(const Rows<T>& source, int begin, int end, DeviceMemory& room) const;
+  Grid rows_grid(int64_t rows, int each) const;
+  int parts_of(int64_t rows, int64_t tiles) const;
+
+  std::shared_ptr<Device> device_;
+  // Of each lane: sums over rows in parts, operands put together for cuBLASLt.
+  struct Room {
+    explicit Room(const std::shared_ptr<Device>& device)
+        : partial(device), gathered(device), other(device) {}
+    DeviceMemory partial, gathered, other;
+  };
+  Room& room() const { return *rooms_[device_->lane()]; }
+  std::vector<std::unique_ptr<Room>> rooms_;
+  std::unique_ptr<Blas> blas_;
+  Handle copy_rows_, segment_max_, cross_entropy_, cross_entropy_grad_, sum_rows_, sum_parts_,
+      matmul_, matmul_16_, matmul_tn_, pack_, lookup_grad_, square_, judge_, update_;
+};
+
+}  // namespace cavs::cuda

@@ -1,0 +1,99 @@
+#include "parameters.h"
+
+namespace cavs::cuda {
+namespace {
+
+constexpr size_t kLine = 256;
+size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+}  // namespace
+
+template <class T>
+Parameters<T>::Parameters(std::shared_ptr<Device> device, std::vector<Parameter<T>> host)
+    : device_(std::move(device)), host_(std::move(host)), values_(device_), state_values_(device_) {
+  device_->enter();
+  size_t bytes = 0;
+  for (const Parameter<T>& p : host_) bytes += lines(p.size * sizeof(T));
+  values_.reserve(bytes);
+  size_t at = 0;
+  for (const Parameter<T>& p : host_) {
+    sizes_.push_back(p.size);
+    addresses_.push_back(reinterpret_cast<T*>(values_.at(at)));
+    at += lines(p.size * sizeof(T));
+  }
+}
+
+template <class T>
+void Parameters<T>::upload() {
+  if (!stale_) return;
+  for (size_t i = 0; i < host_.size(); ++i) {
+    device_->upload(reinterpret_cast<Address>(addresses_[i]), host_[i].data, sizes_[i] * sizeof(T));
+  }
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const auto copy = [&](T* to, const T* from) {
+      if (to) device_->upload(reinterpret_cast<Address>(to), from, sizes_[i] * sizeof(T));
+    };
+    copy(states_[i].first, host_states_[i].first);
+    copy(states_[i].second, host_states_[i].second);
+  }
+  stale_ = false;
+}
+
+template <class T>
+const typename Parameters<T>::States& Parameters<T>::states(const States& host) {
+  if (host == host_states_) return states_;
+  download();  // into the arrays known so far
+  host_states_ = host;
+  size_t bytes = 0;
+  for (size_t i = 0; i < host.size(); ++i) {
+    bytes +=
+        lines(sizes_[i] * sizeof(T)) * ((host[i].first != nullptr) + (host[i].second != nullptr));
+  }
+  state_values_.reserve(bytes);
+  states_.clear();
+  size_t at = 0;
+  const auto place = [&](const T* of, int64_t size) -> T* {
+    if (of == nullptr) return nullptr;
+    T* address = reinterpret_cast<T*>(state_values_.at(at));
+    at += lines(size * sizeof(T));
+    return address;
+  };
+  for (size_t i = 0; i < host.size(); ++i) {
+    T* first = place(host[i].first, sizes_[i]);
+    states_.emplace_back(first, place(host[i].second, sizes_[i]));
+  }
+  stale_ = true;
+  upload();
+  return states_;
+}
+
+template <class T>
+void Parameters<T>::invalidate() {
+  newer_ = false;
+  stale_ = true;
+}
+
+template <class T>
+bool Parameters<T>::download() {
+  if (!newer_) return false;
+  device_->enter();
+  for (size_t i = 0; i < host_.size(); ++i) {
+    device_->download(host_[i].data, reinterpret_cast<Address>(addresses_[i]),
+                      sizes_[i] * sizeof(T));
+  }
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const auto copy = [&](T* to, const T* from) {
+      if (to) device_->download(to, reinterpret_cast<Address>(from), sizes_[i] * sizeof(T));
+    };
+    copy(host_states_[i].first, states_[i].first);
+    copy(host_states_[i].second, states_[i].second);
+  }
+  device_->synchronize();
+  newer_ = false;
+  return true;
+}
+
+template class Parameters<float>;
+template class Parameters<double>;
+
+}  // namespace cavs::cuda

@@ -1,0 +1,46 @@
+// Parameters and optimiser states on the device; the arrays of the host follow when asked for.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "device.h"
+#include "exec/executor.h"
+
+namespace cavs::cuda {
+
+template <class T>
+class Parameters {
+ public:
+  Parameters(std::shared_ptr<Device> device, std::vector<Parameter<T>> host);
+
+  const std::vector<int64_t>& sizes() const { return sizes_; }
+  const std::vector<T*>& on_device() const { return addresses_; }
+  // Where the states of each parameter stand on the device, null where the host has none.
+  using States = std::vector<std::pair<T*, T*>>;
+  const States& states(const States& host);
+
+  // Before a run: what the host has written since goes up.
+  void upload();
+  // After an update.
+  void moved() { newer_ = true; }
+  // The host's arrays are written from now on, or have been: they are what counts.
+  void invalidate();
+  // Brings the host's arrays up to date; whether they were behind.
+  bool download();
+
+ private:
+  std::shared_ptr<Device> device_;
+  std::vector<Parameter<T>> host_;
+  std::vector<int64_t> sizes_;
+  DeviceMemory values_, state_values_;
+  std::vector<T*> addresses_;
+  States host_states_, states_;
+  bool stale_ = true;  // the device's values
+  bool newer_ = false;
+};
+
+}  // namespace cavs::cuda

@@ -1,0 +1,175 @@
+// What a caller may ask an executor after a run.
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+
+#include "exec/spaces.h"
+#include "executor.h"
+
+namespace cavs::cuda {
+
+template <class T>
+void Executor<T>::check_param(int32_t param) const {
+  const auto parameters = static_cast<int32_t>(parameters_->sizes().size());
+  if (param >= 0 && param < parameters) return;
+  throw std::out_of_range("parameter " + std::to_string(param) + " of " +
+                          std::to_string(parameters));
+}
+
+template <class T>
+void Executor<T>::check_ran() const {
+  if (!ran_) throw std::runtime_error("nothing to read: the last run failed, or there was none");
+}
+
+template <class T>
+Address Executor<T>::address_of(int32_t buffer) const {
+  return arena_.at(analysis_.lifetimes[buffer].offset);
+}
+
+template <class T>
+std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> Executor<T>::gradient_rows(
+    int32_t param) {
+  const std::lock_guard lock(mutex_);
+  check_param(param);
+  check_ran();
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    const Table& table = tables_[t];
+    if (table.param != param || table.dense) continue;
+    const size_t n = table.slots.size(), width = table.width;
+    std::vector<T> values(n * width), sorted;
+    device_->enter();
+    device_->download(values.data(), reinterpret_cast<Address>(table_at_[t]),
+                      n * width * sizeof(T));
+    device_->synchronize();
+    std::vector<int32_t> slots(n), rows;
+    std::iota(slots.begin(), slots.end(), 0);
+    std::sort(slots.begin(), slots.end(),
+              [&](int32_t a, int32_t b) { return table.slots[a] < table.slots[b]; });
+    for (int32_t s : slots) {
+      rows.push_back(table.slots[s]);
+      sorted.insert(sorted.end(), values.begin() + s * width, values.begin() + (s + 1) * width);
+    }
+    return std::pair{std::move(rows), std::move(sorted)};
+  }
+  return std::nullopt;
+}
+
+template <class T>
+void Executor<T>::gradient(int32_t param, T* out) {
+  const auto rows = gradient_rows(param);
+  const std::lock_guard lock(mutex_);
+  const int64_t size = parameters_->sizes()[param];
+  if (analysis_.dense_gradient[param]) {
+    device_->enter();
+    device_->download(out, reinterpret_cast<Address>(grads_[param]), size * sizeof(T));
+    device_->synchronize();
+    return;
+  }
+  std::fill_n(out, size, T(0));
+  if (!rows || rows->first.empty()) return;
+  const auto width = static_cast<int64_t>(rows->second.size() / rows->first.size());
+  for (size_t i = 0; i < rows->first.size(); ++i) {
+    std::copy_n(rows->second.begin() + static_cast<int64_t>(i) * width, width,
+                out + rows->first[i] * width);
+  }
+}
+
+template <class T>
+std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t buffer) const {
+  const std::lock_guard lock(mutex_);
+  check_ran();
+  const std::vector<int32_t>& outputs = program_->outputs;
+  if (std::find(outputs.begin(), outputs.end(), buffer) == outputs.end()) {
+    throw std::out_of_range("buffer " + std::to_string(buffer) + " is no output of the program");
+  }
+  const Buffer& b = program_->buffers[buffer];
+  const Space all = is_vertex(b.space) ? kVertexSpace : is_edge(b.space) ? kEdgeSpace : b.space;
+  return {spaces_.ranges[all].size(), b.width};
+}
+
+template <class T>
+void Executor<T>::output(int32_t buffer, T* out) {
+  const auto [rows, width] = output_shape(buffer);
+  const std::lock_guard lock(mutex_);
+  check_ran();
+  const Buffer& b = program_->buffers[buffer];
+  const RowRange range = spaces_.ranges[b.space];
+  std::vector<T> values(static_cast<size_t>(range.size()) * width);
+  device_->enter();
+  device_->download(values.data(), address_of(buffer), values.size() * sizeof(T));
+  device_->synchronize();
+  if (range.size() != rows) std::fill_n(out, rows * width, T(0));
+  const int32_t* order = is_vertex(b.space) ? schedule_->order.data()
+                         : is_edge(b.space) ? schedule_->edge_order.data()
+                                            : nullptr;
+  const T* from = values.data();
+  for (int32_t r = range.begin; r < range.end; ++r, from += width) {
+    std::copy_n(from, width, out + (order ? order[r] : r) * width);
+  }
+}
+
+template <class T>
+void Executor<T>::set_profiling(bool on) {
+  const std::lock_guard lock(mutex_);
+  profiling_ = on;
+  runs_ = 0;
+  std::fill(stage_seconds_.begin(), stage_seconds_.end(), 0);
+}
+
+// While profiling: an event before the first stage and one after each; stage -1 reads them, once
+// the device is done.
+template <class T>
+void Executor<T>::timed(int32_t stage) {
+  if (!profiling_) return;
+  if (stage < 0) {
+    for (size_t s = 0; s < stage_seconds_.size(); ++s) {
+      stage_seconds_[s] += events_[s + 1]->seconds_since(*events_[s]);
+    }
+    ++runs_;
+    return;
+  }
+  while (events_.size() <= static_cast<size_t>(stage)) {
+    events_.push_back(std::make_unique<Event>(device_));
+  }
+  events_[stage]->record();
+}
+
+template <class T>
+Report Executor<T>::report() const {
+  const std::lock_guard lock(mutex_);
+  Report report;
+  report.arena_bytes = arena_needed_;
+  report.peak_bytes = peak_;
+  report.scratch_bytes = scratch_bytes_;
+  report.packed_bytes = weights_.bytes();
+  report.runs = runs_;
+  report.segments = static_cast<int32_t>(launches_);
+  static const char* const kKinds[] = {"rows", "loop", "global"};
+  for (size_t i = 0; i < program_->stages.size(); ++i) {
+    const Stage& stage = program_->stages[i];
+    report.stages.push_back(
+        {stage.label, kKinds[static_cast<int>(stage.kind)], stage_seconds_[i], 0, 0, 0, 0});
+  }
+  if (schedule_ != nullptr) {
+    for (const BatchTask& task : schedule_->tasks) report.widths.push_back(task.rows.size());
+  }
+  return report;
+}
+
+#define CAVS_INSTANTIATE(T)                                                      \
+  template void Executor<T>::check_param(int32_t) const;                         \
+  template void Executor<T>::check_ran() const;                                  \
+  template Address Executor<T>::address_of(int32_t) const;                       \
+  template void Executor<T>::gradient(int32_t, T*);                              \
+  template std::optional<std::pair<std::vector<int32_t>, std::vector<T>>>        \
+  Executor<T>::gradient_rows(int32_t);                                           \
+  template std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t) const; \
+  template void Executor<T>::output(int32_t, T*);                                \
+  template void Executor<T>::set_profiling(bool);                                \
+  template void Executor<T>::timed(int32_t);                                     \
+  template Report Executor<T>::report() const;
+CAVS_INSTANTIATE(float)
+CAVS_INSTANTIATE(double)
+#undef CAVS_INSTANTIATE
+
+}  // namespace cavs::cuda

@@ -1,0 +1,310 @@
+// Launches: every stage in order, every task of a loop, every instruction of a task.
+#include <algorithm>
+#include <utility>
+
+#include "exec/spaces.h"
+#include "executor.h"
+
+namespace cavs::cuda {
+namespace {
+
+constexpr unsigned kSmallBlock = 64;
+
+}  // namespace
+
+// Rows of an instruction, given those of the body it stands in.
+template <class T>
+RowRange Executor<T>::rows_of(int32_t id, Space body, RowRange rows) const {
+  if (!is_vertex(body) || !is_edge(program_->instructions[id].space)) return rows;
+  const std::vector<int32_t>& offsets = schedule_->edge_offsets;
+  return {offsets[rows.begin], offsets[rows.end]};
+}
+
+// Sums into gradients whose operands are ready before a later loop run beside that loop: it seldom
+// fills the device (the streaming of Cavs, section 6.5.4). What they read lives until their own
+// stage, so nothing takes its place meanwhile.
+template <class T>
+void Executor<T>::plan_early() {
+  const Program& p = *program_;
+  const auto stages = static_cast<int32_t>(p.stages.size());
+  std::vector<int32_t> written(p.buffers.size(), -1);  // last stage that writes a buffer
+  std::vector<int32_t> of_parameter(parameters_->sizes().size(), -1);
+  for (int32_t s = 0; s < stages; ++s) {
+    start_.push_back(s);
+    std::vector<int32_t> ids = p.stages[s].body;
+    for (const auto& body : p.stages[s].bodies) ids.insert(ids.end(), body.begin(), body.end());
+    int32_t ready = -1;
+    bool sums = p.stages[s].kind == StageKind::kGlobal;
+    for (int32_t id : ids) {
+      const Instruction& in = p.instructions[id];
+      for (const Operand& o : in.inputs) ready = std::max(ready, written[o.buffer]);
+      const bool lookup = in.kind == InstructionKind::kLookupGrad;
+      if (in.kind != InstructionKind::kMap) {
+        const Buffer& out = p.buffers[in.out.buffer];
+        sums &= lookup || out.role == Role::kGrad;
+        const int32_t param = lookup ? in.argument2 : out.role == Role::kGrad ? out.index : -1;
+        if (param >= 0) ready = std::max(ready, std::exchange(of_parameter[param], s));
+        if (!lookup) written[in.out.buffer] = s;
+      }
+      for (const MapStoreSpec& store : in.stores) written[store.buffer] = s;
+    }
+    for (int32_t t = ready + 1; sums && t < s; ++t) {
+      if (p.stages[t].kind != StageKind::kLoop) continue;
+      start_.back() = t;
+      break;
+    }
+  }
+}
+
+template <class T>
+void Executor<T>::walk() {
+  const auto stages = static_cast<int32_t>(program_->stages.size());
+  const std::vector<int32_t>& step = analysis_.step_of_stage;
+  timed(0);
+  for (int32_t s = 0; s < stages; ++s) {
+    bool forked = false;
+    for (int32_t later = s + 1; later < stages; ++later) {
+      if (start_[later] != s) continue;
+      if (!forked) device_->fork();
+      forked = true;
+      run_beside(later);
+    }
+    // Sums of one step are independent: every other one goes to the lane beside. What lane 1 reads
+    // may be overwritten after the stage, or the step, that it belongs to.
+    const bool more = s + 1 < stages && step[s + 1] == step[s];
+    const bool starts = s == 0 || step[s - 1] != step[s];
+    if (starts && more) device_->fork();
+    if (start_[s] == s) {
+      if (!starts && s % 2 == 1) {
+        run_beside(s);
+      } else {
+        run_stage(s);
+      }
+    }
+    if (!more && (start_[s] != s || !starts)) device_->join();
+    timed(s + 1);
+  }
+}
+
+template <class T>
+void Executor<T>::run_beside(int32_t stage) {
+  device_->use_lane(1);
+  run_stage(stage);
+  device_->use_lane(0);
+}
+
+template <class T>
+void Executor<T>::run_stage(int32_t s) {
+  const Stage& stage = program_->stages[s];
+  const std::vector<int32_t>& bodies = analysis_.bodies_of_stage[s];
+  switch (stage.kind) {
+    case StageKind::kRows:
+      if (bodies[0] >= 0) run_body(analysis_.bodies[bodies[0]], spaces_.ranges[stage.space]);
+      return;
+    case StageKind::kLoop:
+      walk_loop(stage, bodies);
+      return;
+    case StageKind::kGlobal:
+      run_sum(stage.body[0], -1, spaces_.ranges[program_->instructions[stage.body[0]].space]);
+  }
+}
+
+template <class T>
+void Executor<T>::walk_loop(const Stage& stage, const std::vector<int32_t>& bodies) {
+  const auto n = static_cast<int32_t>(schedule_->tasks.size());
+  for (int32_t i = 0; i < n; ++i) {
+    const int32_t t = stage.reversed ? n - 1 - i : i;
+    const BatchTask& task = schedule_->tasks[t];
+    const int32_t id = bodies[spaces_.kinds[task.kind]];
+    if (id < 0) continue;
+    const Body& body = analysis_.bodies[id];
+    run_body(body, task.rows);
+    for (int32_t sum : body.sums) {
+      const RowRange rows = rows_of(sum, body.space, task.rows);
+      if (rows.size() > 0) run_sum(sum, t, rows);
+    }
+  }
+}
+
+template <class T>
+void Executor<T>::run_body(const Body& body, RowRange rows) {
+  if (rows.size() == 0) return;
+  for (int32_t id : body.instructions) {
+    const RowRange own = rows_of(id, body.space, rows);
+    if (own.size() > 0) emit(id, own, rows.begin);
+  }
+}
+
+template <class T>
+T* Executor<T>::scratch(const Place& place) const {
+  return reinterpret_cast<T*>(scratch_.at(scratch_offsets_[place.buffer])) + place.column;
+}
+
+template <class T>
+int64_t Executor<T>::scratch_base(const Place& place, int64_t first_row) const {
+  return place.edges ? schedule_->edge_offsets[first_row] : first_row;
+}
+
+template <class T>
+Rows<T> Executor<T>::source(size_t i, int64_t first_row) const {
+  Rows<T> rows = bound_.sources[i];
+  const auto [index, offsets] = arrays_.of_source(i);
+  rows.index = index;
+  rows.offsets = offsets;
+  if (const Place& place = source_place_[i]; place.buffer >= 0) {
+    rows.data = scratch(place);
+    rows.base = scratch_base(place, first_row);
+  }
+  return rows;
+}
+
+template <class T>
+Target<T> Executor<T>::target(int32_t id, int64_t first_row) const {
+  const Bound<T>& b = bound_.instructions[id];
+  const Place& place = out_place_[id];
+  if (place.buffer < 0) return {b.out, b.stride, b.base};
+  return {scratch(place), b.stride, scratch_base(place, first_row)};
+}
+
+template <class T>
+void Executor<T>::emit(int32_t id, RowRange rows, int64_t first_row) {
+  const Bound<T>& b = bound_.instructions[id];
+  ++launches_;
+  if (b.kind == InstructionKind::kMap) {
+    emit_map(id, rows, first_row);
+    return;
+  }
+  const Library<T>& k = *library_;
+  const Target<T> out = target(id, first_row);
+  if (b.kind == InstructionKind::kMatmul) {
+    std::vector<Rows<T>> sources;
+    for (int32_t i = 0; i < b.count; ++i) sources.push_back(source(b.first + i, first_row));
+    k.matmul(sources.data(), b.count, rows.begin, rows.end, b.packed, static_cast<int>(b.n), out,
+             b.accumulate);
+    return;
+  }
+  const Rows<T> in = source(b.first, first_row);
+  const int32_t* labels = arrays_.of_instruction(id);
+  switch (b.kind) {
+    case InstructionKind::kSegmentMax:
+      k.segment_max(in, rows.begin, rows.end, out);
+      return;
+    case InstructionKind::kCrossEntropy:
+      k.cross_entropy(in, labels, rows.begin, rows.end, out);
+      return;
+    case InstructionKind::kCrossEntropyGrad:
+      k.cross_entropy_grad(in, labels, rows.begin, rows.end, out);
+      return;
+    default:
+      k.copy_rows(in, rows.begin, rows.end, out);
+  }
+}
+
+// The kernel takes the pointers of row 0, in the order that cavs.codegen.cuda lists them; columns
+// stand in its text.
+template <class T>
+void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
+  const Bound<T>& b = bound_.instructions[id];
+  const Map& map = maps_[id];
+  words_.clear();
+  const auto word = [&](const void* p) { words_.push_back(reinterpret_cast<uint64_t>(p)); };
+  const auto row_zero = [](const T* data, int64_t base, int64_t stride) {
+    return reinterpret_cast<const T*>(reinterpret_cast<uint64_t>(data) -
+                                      static_cast<uint64_t>(base * stride) * sizeof(T));
+  };
+  words_.push_back(static_cast<uint64_t>(int64_t{rows.begin}));
+  words_.push_back(static_cast<uint64_t>(int64_t{rows.end}));
+  const Instruction& in = program_->instructions[id];
+  for (int32_t i = 0; i < b.count; ++i) {
+    const size_t load = b.first + i;
+    const Source<T>& s = bound_.loads[load].source;
+    const Operand& o = in.loads[i].operand;
+    const Role role = program_->buffers[o.buffer].role;
+    const T* data = s.data;
+    int64_t base = s.base;
+    if (const Place& place = load_place_[load]; place.buffer >= 0) {
+      data = scratch(place);
+      base = scratch_base(place, first_row);
+    }
+    if (role != Role::kOnes && role != Role::kCount) data -= o.column;
+    word(s.map == RowMap::kOne ? data : row_zero(data, base, s.stride));
+    const auto [index, offsets] = arrays_.of_load(load);
+    if (s.map == RowMap::kSegmentSum) word(offsets);
+    const bool segments_of_rows = o.array == Array::kEdges;
+    if (s.map == RowMap::kIndex || (s.map == RowMap::kSegmentSum && !segments_of_rows)) word(index);
+  }
+  for (int32_t i = 0; i < b.map.num_stores; ++i) {
+    const MapStore<T>& s = bound_.stores[b.first_store + i];
+    T* data = s.data;
+    int64_t base = s.base;
+    if (const Place& place = store_place_[b.first_store + i]; place.buffer >= 0) {
+      data = scratch(place);
+      base = scratch_base(place, first_row);
+    }
+    word(row_zero(data - in.stores[i].column, base, s.stride));
+  }
+  if (map.random) {
+    words_.push_back(seed_);
+    words_.push_back(step_);
+    word(arrays_.of_instruction(id));
+  }
+  pointers_.clear();
+  for (uint64_t& w : words_) pointers_.push_back(&w);
+  // These kernels run in blocks of any number of warps: small ones reach more multiprocessors.
+  const int64_t items = int64_t{rows.size()} * map.items;
+  const int64_t processors = device_->multiprocessors();
+  const unsigned threads = items < processors * kBlock ? kSmallBlock : kBlock;
+  const auto blocks = std::clamp<int64_t>((items + threads - 1) / threads, 1, processors * 16);
+  device_->launch(map.function, Grid{static_cast<unsigned>(blocks)}, pointers_.data(), threads);
+}
+
+// A sum over all rows (task -1) or over those of a task.
+template <class T>
+void Executor<T>::run_sum(int32_t id, int32_t task, RowRange rows) {
+  const Bound<T>& b = bound_.instructions[id];
+  ++launches_;
+  if (b.kind == InstructionKind::kLookupGrad) {
+    run_lookup(id, task);
+    return;
+  }
+  std::vector<Rows<T>> sources;
+  for (int32_t i = 0; i < b.count; ++i) sources.push_back(source(b.first + i, rows.begin));
+  if (b.kind == InstructionKind::kSumRows) {
+    library_->sum_rows(sources[0], rows.begin, rows.end, b.out, b.accumulate);
+  } else {
+    library_->matmul_tn(sources.data(), b.split, sources.data() + b.split, b.count - b.split,
+                        rows.begin, rows.end, b.out, b.stride, b.accumulate);
+  }
+}
+
+template <class T>
+void Executor<T>::run_lookup(int32_t id, int32_t task) {
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    const Table& table = tables_[t];
+    for (const Lookup& lookup : table.lookups) {
+      if (lookup.instruction != id) continue;
+      for (const SlotRows& of : slot_rows_[id]) {
+        if (of.task != task) continue;
+        T* out = table.dense ? grads_[table.param] : table_at_[t];
+        const bool looped = lookup.looped;
+        const int32_t* slots = looped        ? staging_.at<int32_t>(of.at_slots)
+                               : table.dense ? staging_.at<int32_t>(table_slots_[t])
+                                             : nullptr;
+        const size_t count = looped ? of.slots.size() : table.slots.size();
+        library_->lookup_grad(source(bound_.instructions[id].first, 0),
+                              staging_.at<int32_t>(of.at_offsets), staging_.at<int32_t>(of.at_rows),
+                              slots, static_cast<int>(count), out, lookup.first && !table.dense);
+      }
+    }
+  }
+}
+
+#define CAVS_INSTANTIATE(T)                \
+  template void Executor<T>::plan_early(); \
+  template void Executor<T>::walk();       \
+  template RowRange Executor<T>::rows_of(int32_t, Space, RowRange) const;
+CAVS_INSTANTIATE(float)
+CAVS_INSTANTIATE(double)
+#undef CAVS_INSTANTIATE
+
+}  // namespace cavs::cuda

@@ -1,0 +1,130 @@
+"""Devices for kernel tests: the host twin, and the machine's GPU where it has one."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cavs.cuda import libraries
+from cavs.cuda.nvrtc import Nvrtc
+
+from . import kernels
+from .twin import Twin, TwinCompiler, missing
+
+NO_NVRTC = "NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12"
+Compile = Callable[[str, str, dict[str, str], list[str]], bytes]
+
+
+class Array:
+    """A copy of a NumPy array in device memory."""
+
+    def __init__(self, device: Device, host: np.ndarray):
+        self.device, self.shape, self.dtype = device, host.shape, host.dtype
+        self.itemsize = host.itemsize
+        data = np.ascontiguousarray(host)
+        address = ctypes.c_uint64()
+        size = ctypes.c_size_t(max(data.nbytes, 1))
+        device.call("cuMemAlloc_v2", ctypes.byref(address), size)
+        self.address = address.value
+        if data.nbytes:
+            start = ctypes.c_void_p(data.ctypes.data)
+            device.call("cuMemcpyHtoDAsync_v2", address, start, size, None)
+            device.call("cuStreamSynchronize", None)  # `data` may be gone after this
+
+    def get(self) -> np.ndarray:
+        host = np.empty(self.shape, self.dtype)
+        if host.nbytes:
+            to, size = ctypes.c_void_p(host.ctypes.data), ctypes.c_size_t(host.nbytes)
+            start = ctypes.c_uint64(self.address)
+            self.device.call("cuMemcpyDtoHAsync_v2", to, start, size, None)
+            self.device.call("cuStreamSynchronize", None)
+        return host
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            self.device.driver.cuMemFree_v2(ctypes.c_uint64(self.address))
+
+
+class Device:
+    """Kernels of cuda/kernels by name, for float32 and float64."""
+
+    def __init__(self, library: str, compiler: Compile, options: list[str], twin: Twin | None):
+        self.driver, self.compiler, self.options = ctypes.CDLL(library), compiler, options
+        self.twin = twin
+        self.call("cuInit", 0)
+        context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuCtxSetCurrent", context)
+        self.function = functools.cache(self._function)
+        self.module = functools.cache(self._module)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self.driver, name)(*arguments)
+        fault = self.twin.fault() if self.twin else ""
+        assert status == 0, f"{name}: error {status} {fault}"
+
+    def _module(self, file: str, dtype: str) -> ctypes.c_void_p:
+        options = [*self.options, f"-DREAL={kernels.real(dtype)}"]
+        image = self.compiler(file, kernels.source(file), kernels.headers(), options)
+        module = ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), image)
+        return module
+
+    def _function(self, name: str, dtype: str) -> tuple[ctypes.c_void_p, tuple[type, ...]]:
+        file = next(f for f, names in kernels.SIGNATURES.items() if name in names)
+        function = ctypes.c_void_p()
+        module = self.module(file, dtype)
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        return function, kernels.SIGNATURES[file][name]
+
+    def launch(self, name: str, dtype: str, grid: tuple[int, ...], *arguments: Any) -> None:
+        """Runs a kernel in blocks of 256 and waits for it; None stands for a null pointer."""
+        function, types = self.function(name, dtype)
+        values = [
+            x if isinstance(x, t) else t(getattr(x, "address", x or 0))
+            for x, t in zip(arguments, types, strict=True)
+        ]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        sizes = [*grid, *[1] * (3 - len(grid)), 256, 1, 1, 0]
+        self.call("cuLaunchKernel", function, *sizes, None, pointers, None)
+        self.call("cuStreamSynchronize", None)
+
+    def array(self, host: Any, dtype: Any = None) -> Array:
+        return Array(self, np.asarray(host, dtype))
+
+    def structures(self, items: list[ctypes.Structure]) -> Array:
+        """An array of structures."""
+        data = b"".join(bytes(item) for item in items)
+        return Array(self, np.frombuffer(data or b"\0", np.uint8))
+
+
+@functools.cache
+def host_twin(checked: bool | None = None) -> Device | str:
+    """The host twin, or why it cannot be built; see TwinCompiler for `checked`."""
+    if reason := missing():
+        return reason
+    twin = Twin()
+    return Device(twin.library, TwinCompiler(checked).compile, [], twin)
+
+
+@functools.cache
+def gpu() -> Device | str:
+    """This machine's GPU, or why it cannot be had."""
+    library = libraries.find("nvrtc")
+    if library is None:
+        return NO_NVRTC
+    try:
+        driver = ctypes.CDLL(libraries.DRIVER)
+    except OSError as error:
+        return f"no NVIDIA driver: {error}"
+    if status := driver.cuInit(0):
+        return f"no NVIDIA GPU: cuInit gives error {status}"
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    driver.cuDeviceGetAttribute(ctypes.byref(major), 75, 0)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, 0)
+    options = [f"--gpu-architecture=sm_{major.value}{minor.value}", *kernels.OPTIONS]
+    return Device(libraries.DRIVER, Nvrtc(library.path).compile, options, None)

@@ -1,0 +1,122 @@
+"""The kernel sources and their signatures, as the tests see them."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / "cuda" / "kernels"
+OPTIONS = ["--std=c++17"]  # of every compilation by NVRTC
+
+Address = ctypes.c_uint64
+Long, Int, Double = ctypes.c_longlong, ctypes.c_int, ctypes.c_double
+
+
+class Rows(ctypes.Structure):
+    _fields_ = (
+        ("data", Address),
+        ("stride", Long),
+        ("base", Long),
+        ("index", Address),
+        ("offsets", Address),
+        ("map", ctypes.c_ubyte),
+        ("width", Int),
+    )
+
+
+class Sources(ctypes.Structure):
+    _fields_ = (("of", Rows * 8), ("count", Int))
+
+
+class Piece(ctypes.Structure):
+    _fields_ = (
+        ("source", Address),
+        ("to", Address),
+        ("row_stride", Long),
+        ("col_stride", Long),
+        ("rows", Long),
+        ("cols", Long),
+        ("to_stride", Long),
+    )
+
+
+class Stretch(ctypes.Structure):
+    _fields_ = (
+        ("param", Address),
+        ("grad", Address),
+        ("state1", Address),
+        ("state2", Address),
+        ("rows", Address),
+        ("count", Long),
+        ("width", Long),
+        ("stride", Long),
+        ("offset", Long),
+    )
+
+
+class Outcome(ctypes.Structure):
+    _fields_ = (("loss", Double), ("norm", Double), ("scale", Double), ("ok", Int))
+
+
+class Optimizer(ctypes.Structure):
+    _fields_ = (
+        ("kind", Int),
+        ("nesterov", Int),
+        ("lr", Double),
+        ("momentum", Double),
+        ("beta1", Double),
+        ("beta2", Double),
+        ("eps", Double),
+        ("weight_decay", Double),
+        ("grad_scale", Double),
+        ("bias1", Double),
+        ("bias2", Double),
+    )
+
+
+OUTPUT = (Address, Long, Long)  # out, stride, base
+MATMUL = (Sources, Int, Int, Address, Int, Int, *OUTPUT, Int)
+MATMUL_TN = (Sources, Sources, Int, Int, Int, Int, Address, Long, Int, Address, Int)
+SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
+    "rows.cu": {
+        "copy_rows": (Rows, Int, Int, *OUTPUT),
+        "segment_max": (Rows, Int, Int, *OUTPUT),
+        "cross_entropy": (Rows, Address, Int, Int, *OUTPUT),
+        "cross_entropy_grad": (Rows, Address, Int, Int, *OUTPUT),
+        "sum_rows": (Rows, Int, Int, Address, Int, Address, Int),
+        "sum_parts": (Address, Int, Long, Address, Long, Long, Int),
+    },
+    "matmul.cu": {"matmul": MATMUL, "matmul_16": MATMUL, "matmul_tn": MATMUL_TN},
+    "matmul_mma.cu": {
+        "matmul_tf32": MATMUL,
+        "matmul_tf32_16": MATMUL,
+        "matmul_tn_tf32": MATMUL_TN,
+        "matmul_bf16": MATMUL,
+        "matmul_bf16_16": MATMUL,
+        "matmul_tn_bf16": MATMUL_TN,
+    },
+    "pack.cu": {"pack": (Address, Int)},
+    "lookup.cu": {"lookup_grad": (Rows, Address, Address, Address, Int, Address, Int)},
+    "update.cu": {
+        "square": (Address, Int, Address),
+        "judge": (Address, Int, Address, Double, Address),
+        "update": (Address, Int, Optimizer, Address),
+    },
+}
+
+
+def dtypes_of(file: str) -> tuple[str, ...]:
+    return ("float32",) if file == "matmul_mma.cu" else ("float32", "float64")
+
+
+def source(file: str) -> str:
+    return (KERNELS / file).read_text(encoding="utf-8")
+
+
+def headers() -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in KERNELS.glob("*.cuh")}
+
+
+def real(dtype: str) -> str:
+    return {"float32": "float", "float64": "double"}[dtype]

@@ -1,0 +1,153 @@
+"""Stand-ins for what a machine with a GPU has: a driver in C++, the part of CuPy that is used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cavs.cuda import libraries
+
+CXX = os.environ.get("CXX", "g++")
+MISSING = "" if shutil.which(CXX) else f"the stand-in driver needs a C++ compiler, {CXX}"
+
+# Its facts are the environment's FAKE_..., read at every call.
+DRIVER = r"""
+#include <cstdlib>
+#include <cstring>
+namespace {
+int fact(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::atoi(text) : otherwise;
+}
+}
+extern "C" {
+int cuDriverGetVersion(int* version) {
+  *version = fact("FAKE_VERSION", 12080);
+  return fact("FAKE_FAILS", 0);
+}
+int cuInit(unsigned) { return fact("FAKE_INIT", fact("FAKE_DEVICES", 1) ? 0 : 100); }
+int cuDeviceGet(int* device, int ordinal) {
+  *device = 7 + ordinal;  // a handle is no ordinal
+  return ordinal < fact("FAKE_DEVICES", 1) ? 0 : fact("FAKE_GET", 101);
+}
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  const int capability = fact("FAKE_CAPABILITY", 90);
+  *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : -1;
+  return device < 7;
+}
+#ifndef OLD
+int cuDeviceGetName(char* name, int size, int device) {
+  std::strncpy(name, "Stand-in 9000", size);
+  return device < 7;
+}
+int cuDeviceTotalMem_v2(size_t* bytes, int device) { *bytes = size_t(3) << 29; return device < 7; }
+#endif
+int cuGetErrorName(int code, const char** name) {
+  *name = code == 999 ? "CUDA_ERROR_UNKNOWN" : nullptr;
+  return *name == nullptr;
+}
+}
+"""
+
+
+def build_driver(folder: Path, *defines: str) -> str:
+    """The library of the stand-in driver; "-DOLD" leaves entry points out."""
+    source, library = folder / "driver.cc", folder / "libcuda.so.1"
+    source.write_text(DRIVER)
+    command = [CXX, "-shared", "-fPIC", *defines, "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    return str(library)
+
+
+class OutOfMemoryError(MemoryError):
+    pass
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+def fake_cupy(total: int = 10_000, devices: int = 2) -> Any:
+    """A module like CuPy over a GPU of `total` bytes; ``cupy.free`` says what is left."""
+    cupy: Any = types.ModuleType("cupy")
+    cupy.__version__ = "99.0"
+    cupy.free, cupy.current, cupy.fails = total, [0], ""
+
+    class Block:
+        made = 0
+
+        def __init__(self, size: int) -> None:
+            self.size = -(-size // 512) * 512
+            if cupy.fails:
+                raise CUDARuntimeError(cupy.fails)
+            if self.size > cupy.free:
+                raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
+            cupy.free -= self.size
+            Block.made += 1
+            self.ptr = 0x1000 * Block.made
+            self.mem = types.SimpleNamespace(size=self.size)
+
+        def __del__(self) -> None:
+            if hasattr(self, "ptr"):
+                cupy.free += self.size
+
+    class Device:
+        def __init__(self, ordinal: int) -> None:
+            self.ordinal = ordinal
+
+        def __enter__(self) -> None:
+            cupy.current.append(self.ordinal)
+
+        def __exit__(self, *_: object) -> None:
+            cupy.current.pop()
+
+        @property
+        def mem_info(self) -> tuple[int, int]:
+            if cupy.fails:
+                raise CUDARuntimeError(cupy.fails)
+            return cupy.free, total
+
+    class Stream:
+        made = 0
+
+        def __init__(self, non_blocking: bool = False) -> None:
+            if cupy.fails:
+                raise CUDARuntimeError(cupy.fails)
+            assert non_blocking
+            Stream.made += 1
+            self.device, self.ptr = cupy.current[-1], 100 + Stream.made
+
+    def count() -> int:
+        if cupy.fails:
+            raise CUDARuntimeError(cupy.fails)
+        return devices
+
+    def alloc(size: int) -> Block:
+        assert cupy.current[-1] == cupy.expected
+        return Block(size)
+
+    cupy.expected = 0
+    cupy.cuda = types.SimpleNamespace(
+        Device=Device,
+        Stream=Stream,
+        alloc=alloc,
+        runtime=types.SimpleNamespace(getDeviceCount=count),
+    )
+    return cupy
+
+
+def strip(monkeypatch: pytest.MonkeyPatch, prefix: Path) -> None:
+    """Leaves no CUDA: no pathfinder, no wheels, nothing on the loader's path, no torch."""
+    monkeypatch.setattr(libraries, "_package_folders", lambda package: [])
+    monkeypatch.setattr(libraries.ctypes.util, "find_library", lambda name: None)
+    for variable in ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)

@@ -1,0 +1,88 @@
+"""Every kernel source compiles for sm_80 and sm_90, spills nothing, and declares what it should."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import pytest
+
+from cavs.cuda import libraries
+from cavs.cuda.nvrtc import Nvrtc, resources
+from cavs.errors import DeviceError
+
+from .device import NO_NVRTC
+from .kernels import KERNELS, OPTIONS, SIGNATURES, dtypes_of, headers, real, source
+from .support import Case
+
+LIBRARY = libraries.find("nvrtc")
+needs_nvrtc = pytest.mark.skipif(LIBRARY is None, reason=NO_NVRTC)
+every_source = pytest.mark.parametrize(
+    ("file", "dtype"), [(file, dtype) for file in SIGNATURES for dtype in dtypes_of(file)]
+)
+REGISTERS = 65536  # of a multiprocessor, handed out to a warp in steps of 8 a thread
+
+
+def blocks(file: str, name: str, dtype: str) -> int:
+    """Blocks of 256 threads that a multiprocessor must hold, by their registers."""
+    if "matmul" in name:  # those of few rows run on few multiprocessors anyway
+        return 2 if dtype == "float32" and not name.endswith("_16") else 1
+    if file == "update.cu":
+        return 3 if dtype == "float32" else 2
+    return 4
+
+
+@needs_nvrtc
+@every_source
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_kernels_compile_without_spills(file: str, dtype: str, architecture: str) -> None:
+    assert LIBRARY is not None
+    options = [f"-DREAL={real(dtype)}", f"--gpu-architecture={architecture}", *OPTIONS]
+    compiler = Nvrtc(LIBRARY.path)
+    cubin, log = compiler.compile_with_log(
+        file, source(file), headers(), [*options, "--ptxas-options=-v"]
+    )
+    assert cubin.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    found = resources(log)
+    assert {of.name for of in found if of.registers} == set(SIGNATURES[file])
+    for of in found:
+        assert of.spill_stores == of.spill_loads == 0, of
+        of_block = -(-of.registers // 8) * 8 * 256
+        assert of_block <= REGISTERS // blocks(file, of.name, dtype), of
+
+
+@needs_nvrtc
+def test_a_spill_and_an_error_are_seen() -> None:
+    assert LIBRARY is not None
+    lines = [f"  float x{i} = p[{i}];" for i in range(64)]
+    body = "\n".join([*lines, "  __syncthreads();", *(f"  p[{i}] = x{i};" for i in range(64))])
+    text = f'extern "C" __global__ void k(volatile float* p) {{\n{body}\n}}\n'
+    options = ["--gpu-architecture=sm_90", "--maxrregcount=32", "--ptxas-options=-v"]
+    compiler = Nvrtc(LIBRARY.path)
+    (of,) = resources(compiler.compile_with_log("k.cu", text, {}, options)[1])
+    assert of.spill_stores > 0
+    with pytest.raises(DeviceError, match=r'k\.cu\(1\): error: identifier "nothing"'):
+        compiler.compile("k.cu", "int a = nothing;", {}, options[:1])
+
+
+def test_every_source_is_known() -> None:
+    assert {path.name for path in KERNELS.glob("*.cu")} == set(SIGNATURES)
+
+
+@pytest.mark.parametrize("name", sorted(itertools.chain(*SIGNATURES.values())))
+def test_signatures(name: str) -> None:
+    """Kinds and sizes of the parameters of each kernel, as its source declares them."""
+    device = Case("twin", "float32").device
+    assert device.twin is not None
+    function, types = device.function(name, "float32")
+    found = device.twin.calls.twin_parameters(function).decode().split()
+
+    def kind(t: type) -> str:
+        if issubclass(t, ctypes.Structure):
+            return f"s{ctypes.sizeof(t)}"
+        if t is ctypes.c_uint64:
+            return "p8"
+        return {ctypes.c_double: "f8", ctypes.c_int: "i4", ctypes.c_longlong: "i8"}[t]
+
+    assert found == [kind(t) for t in types]

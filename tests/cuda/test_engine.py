@@ -1,0 +1,317 @@
+"""The CUDA engine on the host twin: what the CPU engine computes, the device computes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import cavs
+from cavs import nn
+from cavs.cuda.device import Device, open_device
+from cavs.errors import DeviceError, FeatureError, NumericsError
+from cavs.runtime import session as session_module
+from tests.compiler.test_equality import ALL_ON, FLOAT32, FLOAT64, check
+from tests.oracle import assert_close, reference
+from tests.random_cells import batches, models, traced_parameters
+from tests.runtime.test_standing_cases import STRUCTURES
+from tests.runtime.trees import Classifier, binary, graph, treebank
+
+OPTIMIZERS = {
+    "sgd": cavs.optim.SGD(lr=0.5, weight_decay=0.01),
+    "momentum": cavs.optim.SGD(lr=0.1, momentum=0.9, nesterov=True),
+    "adagrad": cavs.optim.Adagrad(lr=0.1),
+    "adam": cavs.optim.Adam(lr=0.01),
+    "adamw": cavs.optim.AdamW(lr=0.01, weight_decay=0.1),
+}
+
+
+@pytest.fixture(params=["twin", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request):
+    """The host twin, and the machine's own GPU where it has one."""
+    if request.param == "cuda":
+        yield gpu()
+        return
+    twin = request.getfixturevalue("twin")
+    yield Device(twin.library, 0, "sm_90", twin.compiler, None)
+    assert twin.fault() == ""
+
+
+@functools.cache
+def gpu():
+    try:
+        return open_device("cuda")
+    except DeviceError as error:
+        pytest.skip(f"no GPU: {error.what}")
+
+
+@pytest.fixture
+def twin_device(twin):
+    """For tests that look at what was asked of the device."""
+    yield Device(twin.library, 0, "sm_90", twin.compiler, None)
+    assert twin.fault() == ""
+
+
+def classifier(cell=nn.ChildSumTreeLSTM, dtype=np.float64):
+    model = Classifier(cell(8, 6))
+    model.initialize(1, dtype)
+    return model
+
+
+def compare(model, batch, device, tolerance, dtype=np.float64):
+    _, expected = reference(model, batch, seed=5, step=2)
+    _, forward = reference(model, batch, training=False)
+    session = cavs.Session(model, device=device, passes=ALL_ON, dtype=dtype)
+    # These batches are small; in half of them products of child values are done at the child.
+    shared = 0.0 if batch.num_vertices % 2 else np.inf
+    with mock.patch.multiple(session_module, MERGED_FROM=1, SHARED_FROM=shared):
+        check(session, batch, expected, forward, tolerance)
+
+
+RANDOM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@settings(RANDOM, max_examples=40)
+@given(models(), batches())
+def test_float64_equals_the_oracle(device, model, batch):
+    traced_parameters(model, batch)
+    compare(model, batch, device, FLOAT64)
+
+
+@settings(RANDOM, max_examples=15)
+@given(models(smooth=True), batches())
+def test_float32_equals_the_oracle(device, model, batch):
+    traced_parameters(model, batch)
+    compare(model, batch, device, FLOAT32, np.float32)
+
+
+# A product is rounded at its inputs: to 10 bits in tf32, to 7 in bfloat16.
+@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 1e-2), ("bfloat16", 1e-1)])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_products_on_tensor_cores(device, precision, tolerance, rows):
+    batch = treebank(rows)
+    model = classifier(dtype=np.float32)
+    exact = cavs.Session(model).gradients(batch)
+    session = cavs.Session(model, device=device, precision=precision)
+    loss, gradients = session.gradients(batch)
+    assert loss == pytest.approx(exact[0], rel=tolerance)
+    assert loss != exact[0]
+    for name, g in gradients.items():
+        wanted = exact[1][name]
+        assert np.linalg.norm(g - wanted) <= tolerance * np.linalg.norm(wanted), name
+
+
+@settings(RANDOM, max_examples=5)
+@given(models(), batches(max_vertices=150))
+def test_products_by_cublas(twin, twin_device, model, batch):
+    traced_parameters(model, batch)
+    device = replace(twin_device, cublas_lt=twin.cublaslt)
+    compare(model, batch, device, FLOAT64)
+
+
+def test_large_products_go_to_cublas(twin, twin_device):
+    model = Classifier(nn.ChildSumTreeLSTM(40, 33), input_size=40)
+    model.initialize(1, np.float64)
+    batch = treebank(40)
+    compare(model, batch, replace(twin_device, cublas_lt=twin.cublaslt), 1e-11)
+    products = [o for o in twin.operations() if o.kind == "product"]
+    assert len(products) > 10
+
+
+@settings(RANDOM, max_examples=15)
+@given(models(), batches())
+def test_whatever_the_order_of_blocks_and_threads(twin, twin_device, model, batch):
+    traced_parameters(model, batch)
+    twin.adversarial(batch.num_vertices + 1)
+    compare(model, batch, twin_device, FLOAT64)
+
+
+@pytest.mark.parametrize("cell", [nn.ChildSumTreeLSTM, nn.TreeAttention], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures(device, cell, name):
+    rng = np.random.default_rng(0)
+    batch = cavs.batch([graph(children, rng) for children in STRUCTURES[name]])
+    compare(classifier(cell), batch, device, 1e-11)
+
+
+def test_a_chain_of_a_thousand_and_batches_of_any_size_after_it(device):
+    rng = np.random.default_rng(0)
+    chain = graph([[], *([i] for i in range(999))], rng)
+    model = classifier()
+    session = cavs.Session(model, dtype=np.float64, device=device)
+    host = cavs.Session(model, dtype=np.float64)
+    for batch in (cavs.batch([chain]), cavs.batch([graph([[]], rng)]), treebank(5)):
+        loss, gradients = session.gradients(batch)
+        expected, wanted = host.gradients(batch)
+        assert_close(loss, expected, 1e-11, "loss")
+        for name, g in gradients.items():
+            assert_close(g, wanted[name], 1e-11, name)
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_equals_the_cpu(device, name, max_norm):
+    data = [treebank(4, seed) for seed in range(4)]
+    ends = []
+    for where in ("cpu", device):
+        model = classifier()
+        session = cavs.Session(model, dtype=np.float64, device=where)
+        optimizer = copy.deepcopy(OPTIMIZERS[name])
+        trainer = cavs.Trainer(model, optimizer, session=session, max_norm=max_norm, seed=3)
+        losses = [trainer.step(batch) for batch in data]
+        values = {k: p.value.copy() for k, p in model.parameters().items()}
+        ends.append((losses, values, [a.copy() for of in trainer.states for a in of]))
+    (losses, values, states), (expected, wanted, others) = ends
+    assert losses == pytest.approx(expected, rel=1e-12)
+    for k, value in values.items():
+        assert_close(value, wanted[k], 1e-11, k)
+    for state, other in zip(states, others, strict=True):
+        assert_close(state, other, 1e-11, "state")
+
+
+def test_a_fit_with_dropout_equals_the_cpu(device):
+    rng = np.random.default_rng(0)
+    graphs = [binary(int(n), rng) for n in rng.integers(1, 20, 40)]
+    ends = []
+    for where in ("cpu", device):
+        model = Classifier(nn.BinaryTreeLSTM(8, 6), rate=0.5)
+        model.initialize(1, np.float64)
+        session = cavs.Session(model, dtype=np.float64, device=where)
+        trainer = cavs.Trainer(model, cavs.optim.Adagrad(lr=0.1), session=session, seed=7)
+        loader = cavs.DataLoader(graphs[:30], 7, shuffle=True, seed=2)
+        dev = cavs.DataLoader(graphs[30:], 7)
+        result = trainer.fit(loader, epochs=2, dev=dev, progress=False, restore_best=True)
+        losses = [(e["train_loss"], e["dev_loss"]) for e in result.epochs]
+        ends.append((losses, {k: p.value.copy() for k, p in model.parameters().items()}))
+    np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=1e-10)
+    for k, value in ends[0][1].items():
+        assert_close(value, ends[1][1][k], 1e-10, k)
+
+
+def test_parameters_written_by_the_host_go_up_and_come_back(device, tmp_path):
+    data = [treebank(3, seed) for seed in range(3)]
+    model = classifier(dtype=np.float32)
+    trainer = cavs.Trainer(model, cavs.optim.Adam(lr=0.01), device=device)
+    trainer.step(data[0])
+    trainer.save(tmp_path / "c.safetensors")
+    kept = {k: p.value.copy() for k, p in model.parameters().items()}
+    last = [trainer.step(batch) for batch in data]
+    trainer.resume(tmp_path / "c.safetensors")
+    assert all(np.array_equal(p.value, kept[k]) for k, p in model.parameters().items())
+    assert [trainer.step(batch) for batch in data] == last  # the same bits from the same state
+
+
+def test_sessions_on_the_host_and_on_devices_see_each_others_steps(device):
+    batch = treebank(3)
+    alone, model = classifier(), classifier()
+    optimizer = cavs.optim.SGD(lr=0.5)
+
+    def trainer(model, where):
+        session = cavs.Session(model, dtype=np.float64, device=where)
+        return cavs.Trainer(model, optimizer, session=session)
+
+    expected = [trainer(alone, "cpu").step(batch) for _ in range(6)]
+    among = [trainer(model, where) for where in (device, "cpu", device)]
+    found = [of.step(batch) for _ in range(2) for of in among]
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert expected[0] > expected[-1]
+
+
+def test_a_model_outlives_its_trainer_and_is_copied(device):
+    batch = treebank(3)
+    alone, model = classifier(dtype=np.float32), classifier(dtype=np.float32)
+    for of, where in ((alone, "cpu"), (model, device)):
+        cavs.Trainer(of, cavs.optim.SGD(lr=0.5), device=where).step(batch)
+    gc.collect()
+    copied = copy.deepcopy(model)
+    cavs.Session(model, device=device)  # the trainer's copy is asked before it is dropped
+    for k, p in alone.parameters().items():
+        assert_close(copied.parameters()[k].value, p.value, 1e-5, k)
+        assert_close(model.parameters()[k].value, p.value, 1e-5, k)
+        assert len(model.parameters()[k].copies) == 1
+
+
+def test_a_loss_that_is_not_finite_updates_nothing(device):
+    batch = treebank(3)
+    model = classifier(dtype=np.float32)
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.1), device=device)
+    trainer.step(batch)
+    weight = next(p for k, p in model.parameters().items() if "embedding" not in k)
+    weight.value[...] = np.nan
+    trainer.session.invalidate()
+    before = {k: p.value.copy() for k, p in model.parameters().items()}
+    with pytest.raises(NumericsError, match="nothing was updated"):
+        trainer.step(batch)
+    for k, p in model.parameters().items():
+        np.testing.assert_array_equal(p.value, before[k])
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_whatever_the_order_of_the_streams(twin, twin_device, seed):
+    twin.adversarial(seed)
+    batch = treebank(12, seed)
+    compare(classifier(), batch, twin_device, 1e-11)
+    streams = {o.stream for o in twin.launches()}
+    assert len(streams) == 2
+
+
+def test_bad_features_are_found_before_anything_is_launched(twin, twin_device):
+    batch = treebank(3)
+    session = cavs.Session(classifier(), dtype=np.float64, device=twin_device)
+    session.evaluate(batch)
+    unknown = cavs.batch([cavs.Graph([[], [0]], {"token": [3, 10_000], "label": [0, 0]})])
+    session.evaluate(cavs.batch([cavs.Graph([[], [0]], {"token": [3, 1], "label": [0, 0]})]))
+    twin.reset()
+    with pytest.raises(FeatureError, match="10000"):
+        session.evaluate(unknown)
+    assert twin.launches() == []
+
+
+def test_out_of_memory_leaves_the_cpu_at_work(twin, twin_device):
+    batch = treebank(3)
+    model = classifier()
+    twin.memory(twin.used() + (1 << 12))
+    with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
+        cavs.Session(model, dtype=np.float64, device=twin_device).evaluate(batch)
+    assert np.isfinite(cavs.Session(model, dtype=np.float64).evaluate(batch).loss)
+
+
+def test_steps_allocate_nothing_once_the_largest_batch_was_seen(twin, twin_device):
+    data = [treebank(n) for n in (8, 3, 5)]
+    trainer = cavs.Trainer(classifier(dtype=np.float32), cavs.optim.SGD(lr=0.1), device=twin_device)
+    for batch in data:
+        trainer.step(batch)
+    before = twin.allocations(), twin.used()
+    for batch in data:
+        trainer.step(batch)
+    assert (twin.allocations(), twin.used()) == before
+
+
+def test_one_copy_a_batch_goes_up(twin, twin_device):
+    data = [treebank(3), treebank(4)]
+    trainer = cavs.Trainer(classifier(dtype=np.float32), cavs.optim.SGD(lr=0.1), device=twin_device)
+    for batch in (*data, *data):
+        twin.reset()
+        trainer.step(batch)
+    ups = [o for o in twin.operations() if o.kind == "copy" and o.name == "to device"]
+    assert len(ups) == 1
+
+
+def test_the_report_counts_tasks_and_times(device):
+    batch = treebank(3)
+    session = cavs.Session(classifier(), dtype=np.float64, device=device)
+    session.gradients(batch)
+    session.set_profiling(True)
+    session.gradients(batch)
+    report = session.report()
+    schedule = session.schedule(batch)
+    assert report["tasks"] == len(schedule.tasks)
+    assert report["runs"] == 1
+    assert report["peak_bytes"] > 0
+    assert all(stage["seconds"] >= 0 for stage in report["stages"])

@@ -1,0 +1,222 @@
+"""Kernels over rows, packing, lookups and updates against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .kernels import Piece, Rows
+from .support import (
+    SEGMENT,
+    SIZES,
+    SOURCE_KINDS,
+    Case,
+    Source,
+    agree,
+    every_case,
+)
+
+GRIDS = ((1, 1), (3, 2), (2, 5))
+RANGES = ((0, 1), (3, 3), (2, 9), (1, 70))
+aligned_or_not = pytest.mark.parametrize("aligned", [False, True])
+Grid = tuple[int, ...]
+
+
+def grids(width: int) -> tuple[Grid, ...]:
+    """Every grid for some widths, one for the others."""
+    return GRIDS if width in (1, 64, 65) else GRIDS[1:2]
+
+
+def rows_kernel(
+    case: Case, grid: Grid, name: str, source: Rows, r0: int, r1: int, aligned: bool
+) -> np.ndarray:
+    out = case.guarded(r1 - r0, source.width, aligned=aligned)
+    case.launch(name, grid, source, r0, r1, out, out.stride, r0)
+    return out.get()
+
+
+@every_case
+@aligned_or_not
+@pytest.mark.parametrize("kind", SOURCE_KINDS)
+def test_copy_rows(case: Case, kind: str, aligned: bool) -> None:
+    rng = np.random.default_rng(0)
+    for width in SIZES:
+        for r0, r1 in RANGES:
+            source = case.source(rng, kind, r0, r1, width, aligned)
+            arguments = ("copy_rows", source.rows, r0, r1, aligned)
+            got = agree(case, grids(width), rows_kernel, *arguments)
+            np.testing.assert_allclose(got, source.values, rtol=0, atol=40 * case.eps)
+
+
+def sum_rows(
+    case: Case, grid: Grid, source: Source, r0: int, r1: int, start: float, parts: int
+) -> np.ndarray:
+    width = source.rows.width
+    out = case.guarded(1, width, fill=start)
+    partial = case.guarded(1, parts * width)
+    case.launch("sum_rows", grid, source.rows, r0, r1, out, start != 0, partial, parts)
+    if parts > 1:
+        arguments = (partial, parts, width, out, max(width, 1), width, start != 0)
+        case.launch("sum_parts", grid[:1], *arguments)
+    partial.get()
+    return out.get()
+
+
+@every_case
+@pytest.mark.parametrize("kind", SOURCE_KINDS)
+def test_sum_rows(case: Case, kind: str) -> None:
+    rng = np.random.default_rng(1)
+    for width in SIZES:
+        for r0, r1 in RANGES:
+            source = case.source(rng, kind, r0, r1, width, width % 4 == 0)
+            for start, parts in ((0.0, 1), (3.0, 1), (0.0, 3), (3.0, 5)):
+                got = agree(case, grids(width), sum_rows, source, r0, r1, start, parts)
+                expected = start + source.values.sum(0)
+                # Each of the terms, rows of segments too, may be rounded away once.
+                bound = case.eps * (4 + 6 * (r1 - r0)) * (np.abs(source.values).sum(0) + start + 4)
+                assert (np.abs(got[0] - expected) <= bound).all()
+
+
+@every_case
+@aligned_or_not
+def test_segment_max(case: Case, aligned: bool) -> None:
+    rng = np.random.default_rng(2)
+    offsets = np.array([0, 0, 2, 2, 3, 9, 12])
+    for width in SIZES:
+        data = case.normal(rng, 30, width) - 5  # a maximum below zero is not the empty segment's
+        index = rng.integers(4, 34, 12)
+        index[[0, 2]] = -1  # a segment with an absent row, and one of nothing else
+        memory, where, ends = case.array(data), case.ints(index), case.ints(offsets)
+        source = Rows(memory.address, width, 4, where.address, ends.address, SEGMENT, width)
+        got = agree(case, GRIDS, rows_kernel, "segment_max", source, 0, 6, aligned)
+        for r in range(6):
+            rows = [i - 4 for i in index[offsets[r] : offsets[r + 1]] if i >= 0]
+            expected = data[rows].max(0) if rows else np.zeros(width)
+            np.testing.assert_array_equal(got[r], expected)
+
+
+@every_case
+def test_segment_max_hands_nan_on(case: Case) -> None:
+    data = case.array(np.array([[1, np.nan, 3], [np.nan, 2, 1]]))
+    ends = case.ints([0, 2])
+    source = Rows(data.address, 3, 0, 0, ends.address, SEGMENT, 3)
+    got = agree(case, GRIDS, rows_kernel, "segment_max", source, 0, 1, False)
+    np.testing.assert_array_equal(got, [[np.nan, np.nan, 3]])
+
+
+def loss_and_gradient(x: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    e = np.exp(x - x.max(1, keepdims=True))
+    p = e / e.sum(1, keepdims=True)
+    rows, safe = np.arange(len(x)), np.maximum(label, 0)
+    loss = np.log(e.sum(1)) + x.max(1) - x[rows, safe]
+    p[rows, safe] -= 1
+    return np.where(label < 0, 0, loss), np.where(label[:, None] < 0, 0, p)
+
+
+def cross_entropy(case: Case, grid: Grid, logits: Rows, label: Any, r0: int, r1: int) -> np.ndarray:
+    """The loss in front of its gradient."""
+    loss, grad = case.guarded(r1 - r0, 1), case.guarded(r1 - r0, logits.width)
+    case.launch("cross_entropy", grid, logits, label, r0, r1, loss, loss.stride, r0)
+    case.launch("cross_entropy_grad", grid, logits, label, r0, r1, grad, grad.stride, r0)
+    return np.concatenate([loss.get(), grad.get()], 1)
+
+
+@every_case
+@pytest.mark.parametrize("kind", ["self", "still", "one", "index"])
+@pytest.mark.parametrize("classes", [1, 2, 5, 31, 32, 33, 300, 5000])
+def test_cross_entropy(case: Case, kind: str, classes: int) -> None:
+    rng = np.random.default_rng(classes)
+    for r0, r1 in ((2, 13), (4, 4)):
+        source = case.source(rng, kind, r0, r1, classes, False)
+        label = rng.integers(0, classes, r1)
+        label[[0, 3]] = -1
+        where = case.ints(label)
+        got = agree(case, ((1,), (3,)), cross_entropy, source.rows, where, r0, r1)
+        loss, grad = loss_and_gradient(source.values, label[r0:])
+        np.testing.assert_allclose(got[:, 0], loss, rtol=20 * case.eps, atol=20 * case.eps)
+        np.testing.assert_allclose(got[:, 1:], grad, rtol=0, atol=20 * case.eps)
+
+
+@every_case
+def test_cross_entropy_of_large_logits_and_bad_labels(case: Case) -> None:
+    x = np.array([[1e4, -1e4, 0], [3e4, 3e4, 3e4], [np.nan, 0, 0], [0, 1, 2]])
+    source, label = case.plain(x.astype(case.dtype)), case.ints([1, 0, 0, 3])
+    got = agree(case, ((1,), (2,)), cross_entropy, source.rows, label, 0, 4)
+    np.testing.assert_allclose(got[:2, 0], [2e4, np.log(3)], rtol=1e-3)
+    np.testing.assert_allclose(got[0, 1:], [1, -1, 0])
+    assert np.isnan(got[2, 0])
+    assert np.isnan(got[3, 0]), "a label beyond the classes"
+
+
+def pack(
+    case: Case, grid: Grid, inputs: list[tuple[Any, tuple[int, int], np.ndarray]]
+) -> np.ndarray:
+    """All pieces in one launch; `inputs` are memory, strides and what is taken from there."""
+    outputs = [case.guarded(*x.shape, aligned=i % 2 == 0) for i, (_, _, x) in enumerate(inputs)]
+    pieces = [
+        Piece(memory.address, out.address, *strides, *x.shape, out.stride)
+        for (memory, strides, x), out in zip(inputs, outputs, strict=True)
+    ]
+    case.launch("pack", grid, case.device.structures(pieces), len(pieces))
+    return np.concatenate([np.zeros(0, case.dtype), *(out.get().reshape(-1) for out in outputs)])
+
+
+@every_case
+def test_pack(case: Case) -> None:
+    rng = np.random.default_rng(3)
+    inputs: list[tuple[Any, tuple[int, int], np.ndarray]] = []
+    for rows, cols in ((0, 3), (1, 1), (5, 0), (31, 33), (64, 65), (70, 40)):
+        data = case.normal(rng, 2 * rows + 1, 2 * cols + 1)
+        memory, width = case.array(data), data.shape[1]
+        inputs.append((memory, (width, 1), data[:rows, :cols]))
+        turned = data.reshape(-1)[: rows * cols].reshape(cols, rows).T
+        inputs.append((memory, (1, rows), turned))
+        inputs.append((memory, (2 * width, 2), data[: 2 * rows : 2, : 2 * cols : 2]))
+    got = agree(case, ((1, 1), (3, 4), (9, 25)), pack, inputs)
+    np.testing.assert_array_equal(got, np.concatenate([x.reshape(-1) for _, _, x in inputs]))
+    assert agree(case, ((1, 1),), pack, []).size == 0
+
+
+def lookup_grad(
+    case: Case, grid: Grid, values: Rows, lists: tuple[Any, ...], count: int, *start: np.ndarray
+) -> np.ndarray:
+    """`start`: what is there already; without it the gradient is written."""
+    rows = len(start[0]) if start else count
+    out = case.guarded(1, rows * values.width, fill=start[0].reshape(1, -1) if start else np.nan)
+    case.launch("lookup_grad", grid[:1], values, *lists, count, out, not start)
+    return out.get().reshape(rows, values.width)
+
+
+@every_case
+@aligned_or_not
+@pytest.mark.parametrize("one", [False, True])
+def test_lookup_grad(case: Case, aligned: bool, one: bool) -> None:
+    rng = np.random.default_rng(4)
+    counts = np.array([1, 0, 3, 200, 64, 63, 1, 2, 0, 9])
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    picked = rng.integers(5, 45, offsets[-1])
+    slots = rng.permutation(13)[:10]
+    for width in SIZES[1:]:
+        # Rows from number 5 on.
+        source = case.source(rng, "one" if one else "self", 7, 45, width, aligned)
+        rows = source.values[np.zeros_like(picked)] if one else None
+        if rows is None:
+            picked = np.maximum(picked, 7)
+            rows = source.values[picked - 7]
+        sums = np.zeros((10, width))
+        for s in range(10):
+            sums[s] = rows[offsets[s] : offsets[s + 1]].sum(0)
+        lists = (case.ints(offsets), case.ints(picked))
+        bound = case.eps * 210 * (np.abs(rows).sum(0) + 4)
+        got = agree(case, grids(width), lookup_grad, source.rows, (*lists, None), 10)
+        assert (np.abs(got - sums) <= bound).all()
+        start = case.normal(rng, 13, width)
+        where = (*lists, case.ints(slots))
+        got = agree(case, grids(width), lookup_grad, source.rows, where, 10, start)
+        expected = start.astype("f8")
+        expected[slots] += sums
+        assert (np.abs(got - expected) <= bound).all()
+        untouched = np.setdiff1d(np.arange(13), slots[counts > 0])
+        np.testing.assert_array_equal(got[untouched], start[untouched])

@@ -1,0 +1,36 @@
+"""The kernels on the twin that looks for races and accesses outside of allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from . import test_kernels, test_products, test_updates
+from .support import Case
+
+CASE = Case("checked", "float32")
+
+
+@pytest.mark.parametrize(
+    ("test", "arguments"),
+    [
+        (test_kernels.test_copy_rows, ("segment_index", True)),
+        (test_kernels.test_segment_max, (False,)),
+        (test_kernels.test_sum_rows, ("index",)),
+        (test_kernels.test_cross_entropy, ("index", 33)),
+        (test_kernels.test_cross_entropy, ("self", 5000)),
+        (test_kernels.test_pack, ()),
+        (test_kernels.test_lookup_grad, (True, False)),
+        (test_products.test_sources_side_by_side, ("",)),
+        (test_products.test_sources_side_by_side, ("_tf32",)),
+        (test_products.test_sources_side_by_side, ("_bf16",)),
+        (test_updates.test_square, ()),
+        (test_updates.test_judge, ()),
+        (test_updates.test_update, ("ADAM",)),
+    ],
+    ids=lambda x: getattr(x, "__name__", "-".join(map(str, x)) if isinstance(x, tuple) else None),
+)
+def test_no_race(test: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    test(CASE, *arguments)

@@ -1,0 +1,136 @@
+"""A host twin of an NVIDIA GPU: a library that stands for libcuda and runs kernels on the CPU.
+
+docs/architecture.md says how it works. One device a process: ``Twin().reset()`` between tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from dataclasses import dataclass
+
+from tests.cuda.twin import build
+from tests.cuda.twin.build import CompileError, missing
+from tests.cuda.twin.compile import TwinCompiler
+
+__all__ = ["CompileError", "Operation", "Twin", "TwinCompiler", "missing"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A line of the log, in the order in which they were asked for.
+
+    kind: "launch", "copy", "set", "record", "wait" or "product". stream: 0 is the default one, the
+    others count from 1 as they were created. arguments: numbers and addresses; None for a struct.
+    ``to`` and ``from_``: addresses; of events for records and waits. ran: its place in the order of
+    execution, -1 if it has not run.
+    """
+
+    kind: str
+    name: str
+    stream: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    arguments: tuple[int | float | str | None, ...]
+    to: int
+    from_: int
+    bytes: int
+    issued: int
+    ran: int
+
+
+class Twin:
+    """The twin device of this process.
+
+    without: names of entry points that the library shall not have, as if its driver were too old.
+    checked: as of TwinCompiler.
+    """
+
+    def __init__(self, without: tuple[str, ...] = (), checked: bool | None = None):
+        self.path = build.driver(tuple(without))
+        self.library = str(self.path)
+        self.cublaslt = self.library
+        self.compiler = TwinCompiler(checked)
+        self.calls = ctypes.CDLL(self.library)
+        for name in ("twin_records", "twin_fault", "twin_guards", "twin_parameters", "twin_live"):
+            getattr(self.calls, name).restype = ctypes.c_char_p
+        self.calls.twin_parameters.argtypes = [ctypes.c_void_p]
+        self.calls.twin_set.argtypes = [ctypes.c_char_p, ctypes.c_longlong]
+
+    def operations(self) -> list[Operation]:
+        """What was asked of the device since the last reset; of very much the latest."""
+        records = json.loads(self.calls.twin_records())
+        return [
+            Operation(
+                **{
+                    {"from": "from_"}.get(key, key): tuple(value)
+                    if isinstance(value, list)
+                    else value
+                    for key, value in record.items()
+                }
+            )
+            for record in records
+        ]
+
+    def launches(self) -> list[Operation]:
+        return [operation for operation in self.operations() if operation.kind == "launch"]
+
+    def reset(self) -> None:
+        """Runs what is queued, then forgets log, faults and settings. Memory stays allocated."""
+        self.calls.twin_reset()
+
+    def set(self, name: str, value: int) -> None:
+        if not self.calls.twin_set(name.encode(), value):
+            raise KeyError(name)
+
+    def adversarial(self, seed: int) -> None:
+        """Streams, blocks and threads run in an order of this seed; 0: in the order of issue."""
+        self.set("seed", seed)
+
+    def check_guards(self) -> None:
+        """AssertionError if anything was written beside an allocation, live or freed since."""
+        violations = self.calls.twin_guards().decode()
+        if violations:
+            raise AssertionError(violations.rstrip())
+
+    def fault(self) -> str:
+        """What a kernel did wrong, with its thread; empty: nothing."""
+        return str(self.calls.twin_fault().decode())
+
+    def live(self) -> dict[str, int]:
+        """What exists: "bytes" and "allocations" of the device, allocations of "pinned" memory,
+        "streams", "events" and "modules"."""
+        return dict(json.loads(self.calls.twin_live()))
+
+    def used(self) -> int:
+        """Bytes of the device that are allocated."""
+        return self.live()["bytes"]
+
+    def allocations(self) -> int:
+        """How many allocations of the device are live."""
+        return self.live()["allocations"]
+
+    def fail_init(self, code: int) -> None:
+        """What cuInit returns from now on."""
+        self.set("init_error", code)
+
+    def no_device(self) -> None:
+        self.set("devices", 0)
+
+    def driver_version(self, version: int) -> None:
+        """As cuDriverGetVersion gives it: 12080 is 12.8."""
+        self.set("driver_version", version)
+
+    def capability(self, number: int) -> None:
+        """The compute capability; 75 is 7.5."""
+        self.set("capability", number)
+
+    def memory(self, size: int) -> None:
+        """Bytes of the device; beyond them an allocation is out of memory."""
+        self.set("memory", size)
+
+    def fail_launch(self, nth: int = 1, code: int = 700) -> None:
+        """The nth launch from now on ends in a fault, which shows when the host waits."""
+        self.set("launch_error", code)
+        self.set("launch_error_at", nth)

@@ -1,0 +1,217 @@
+#include "block.h"
+
+#include <algorithm>
+
+#include "run.h"
+#include "signals.h"
+#include "symbols.h"
+
+namespace twin {
+
+Run* run_ = nullptr;
+
+namespace {
+
+Stacks stacks;  // kept from launch to launch
+constexpr uintptr_t kMostDynamic = 256 << 10;
+
+std::string text_of(Index i) {
+  return "(" + std::to_string(i.x) + ", " + std::to_string(i.y) + ", " + std::to_string(i.z) + ")";
+}
+
+Index place_of(uint64_t number, Index extents) {
+  return {static_cast<unsigned>(number % extents.x),
+          static_cast<unsigned>(number / extents.x % extents.y),
+          static_cast<unsigned>(number / extents.x / extents.y)};
+}
+
+const Hooks kHooks = {
+    [](int line) { run_->barrier(line); },
+    [](WarpOp op, unsigned mask, int line, unsigned long long bits, int lane, int width, void* all,
+       unsigned size) -> unsigned long long {
+      return run_->warp(op, mask, line, bits, lane, width, all, size);
+    },
+    [](int code, const char* text, const void* at) { run_->fail(code, text, at); },
+    [](const void* address, unsigned long bytes, bool write, const void* at) {
+      run_->access(reinterpret_cast<uintptr_t>(address), bytes, write, at);
+    },
+};
+
+}  // namespace
+
+Run::Run(const Launch& launch, const Memory& memory, Shadow& shadow)
+    : launch_(launch), memory_(memory), shadow_(shadow), random_(launch.seed) {
+  const Index b = launch.block;
+  for (unsigned z = 0; z < b.z; ++z)
+    for (unsigned y = 0; y < b.y; ++y)
+      for (unsigned x = 0; x < b.x; ++x) places_.push_back({x, y, z});
+}
+
+std::string Run::block_text() const {
+  return "kernel " + std::string(launch_.kernel->name) + ", block " +
+         text_of(*launch_.module->block);
+}
+
+std::string Run::thread_text(unsigned thread) const { return "thread " + text_of(places_[thread]); }
+
+// Runs threads one after the other until one of them waits. Without barriers that is all of them.
+void Run::fibre() {
+  while (started_ < size()) {
+    running_ = order_[started_++];
+    *launch_.module->thread = places_[running_];
+    launch_.kernel->run(launch_.parameters);
+    threads_[running_].finished = true;
+    ++finished_;
+  }
+  leave(Wait::kNone, 0);
+}
+
+void Run::resume(unsigned thread, void* stack) {
+  running_ = thread;
+  *launch_.module->thread = places_[thread];
+  inside_ = true;
+  twin_switch(&scheduler_, stack);
+  inside_ = false;
+}
+
+void Run::leave(Wait wait, int line) {
+  Thread& thread = threads_[running_];
+  thread.wait = wait;
+  thread.line = line;
+  twin_switch(&thread.stack, scheduler_);
+}
+
+void Run::fail(int code, const std::string& text, const void* at) {
+  fault_ = {code, block_text() + ", " + thread_text(running_) + ": " + text};
+  blame_ = at;
+  void* abandoned;
+  twin_switch(&abandoned, scheduler_);
+  __builtin_unreachable();
+}
+
+void Run::note(Cell& cell, uintptr_t word, uint8_t bytes, bool write, const void* at) {
+  const char* const image = launch_.module->image;
+  Mark mark = {shadow_.launch(), block_, barriers_, threads_[running_].syncs};
+  mark.thread = static_cast<uint16_t>(running_);
+  mark.bytes = bytes;
+  mark.write = write;
+  mark.shared = !memory_.in_region(word);
+  mark.at = static_cast<uint32_t>(static_cast<const char*>(at) - image);
+  const Mark earlier = Shadow::note(cell, mark);
+  if (earlier.launch == 0) return;
+  earlier_ = image + earlier.at;
+  earlier_text_ =
+      "; " +
+      (earlier.block == block_ ? std::string("no barrier parts it from ")
+                               : "block " + text_of(place_of(earlier.block, launch_.grid)) + ", ") +
+      thread_text(earlier.thread) + ", which " + (earlier.write ? "wrote" : "read") + " it";
+  fail(kLaunchFailed,
+       std::string("a race: it ") + (write ? "writes " : "reads ") +
+           (mark.shared ? std::string("shared memory") : memory_.describe(word)),
+       at);
+}
+
+void Run::access(uintptr_t address, size_t bytes, bool write, const void* at) {
+  constexpr uintptr_t kNear = 64 << 10;  // a stack's size; what is as near is the thread's own
+  if (address - reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) + kNear < 2 * kNear) return;
+  const Module& module = *launch_.module;
+  const auto start = [](const char* from) { return reinterpret_cast<uintptr_t>(from); };
+  const bool device = memory_.in_region(address);
+  uintptr_t shared = 0;  // the word's place, counted over static and dynamic shared memory
+  if (device) {
+    if (!memory_.device(address, bytes))
+      fail(kIllegalAddress, "access to " + memory_.describe(address), at);
+  } else if (address - start(module.shared) < start(module.shared_end) - start(module.shared)) {
+    shared = address - start(module.shared) / 4 * 4 + kMostDynamic;
+  } else if (address - start(module.dynamic) < module.dynamic_size) {
+    if (address - start(module.dynamic) + bytes > launch_.dynamic_shared)
+      fail(kIllegalAddress,
+           "access beyond the " + std::to_string(launch_.dynamic_shared) +
+               " bytes of dynamic shared memory",
+           at);
+    shared = address - start(module.dynamic);
+  } else if (address - start(module.image) < start(module.shared) - start(module.image)) {
+    return;  // constants, threadIdx
+  } else if (memory_.pinned(address, bytes)) {
+    return;
+  } else {
+    fail(kIllegalAddress, "access to " + memory_.describe(address), at);
+  }
+  for (size_t i = 0; i < bytes;) {
+    const size_t first = (address + i) % 4, count = std::min(4 - first, bytes - i);
+    const auto mask = static_cast<uint8_t>(((1u << count) - 1u) << first);
+    Cell& cell = device ? shadow_.device(address + i) : shadow_.shared(shared + i);
+    note(cell, address + i, mask, write, at);
+    i += count;
+  }
+}
+
+void Run::release(unsigned thread) {
+  threads_[thread].wait = Wait::kNone;
+  ready_.push_back(thread);
+}
+
+void Run::one_block() {
+  threads_.assign(size(), Thread{});
+  ready_.clear();
+  stacks.reuse_all();
+  started_ = finished_ = arrived_ = barriers_ = 0;
+  if (launch_.seed != 0) std::shuffle(order_.begin(), order_.end(), random_);
+  while (finished_ < size() && fault_.code == 0) {
+    if (ready_.empty() && started_ == size()) {
+      fault_ = {kLaunchFailed, block_text() + ": " + stuck()};
+    } else if (started_ < size() && (ready_.empty() || (launch_.seed != 0 && random_() % 2 == 0))) {
+      resume(order_[started_], stacks.take([] { run_->fibre(); }));
+    } else {
+      size_t next = ready_.size() - 1;
+      if (launch_.seed != 0) std::swap(ready_[next], ready_[random_() % ready_.size()]);
+      const unsigned thread = ready_[next];
+      ready_.pop_back();
+      resume(thread, threads_[thread].stack);
+    }
+  }
+}
+
+Fault Run::all_blocks() {
+  const Module& module = *launch_.module;
+  order_.resize(size());
+  for (unsigned t = 0; t < size(); ++t) order_[t] = t;
+  const uint64_t blocks = uint64_t{launch_.grid.x} * launch_.grid.y * launch_.grid.z;
+  std::vector<uint64_t> order(launch_.seed == 0 ? 0 : blocks);
+  for (uint64_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::shuffle(order.begin(), order.end(), random_);
+  const size_t dynamic = module.dynamic_size;
+  poison(module.dynamic, dynamic);
+  for (uint64_t i = 0; i < blocks && fault_.code == 0; ++i) {
+    const uint64_t b = order.empty() ? i : order[i];
+    *module.block = place_of(b, launch_.grid);
+    poison(module.shared, static_cast<size_t>(module.shared_end - module.shared));
+    poison(module.dynamic, std::min<size_t>(dynamic, launch_.dynamic_shared));
+    block_ = static_cast<unsigned>(b);
+    one_block();
+  }
+  const size_t asked = (launch_.dynamic_shared + 3) / 4 * 4;  // of whole words of poison
+  if (fault_.code == 0 && dynamic > asked && !poisoned(module.dynamic + asked, dynamic - asked))
+    fault_ = {kIllegalAddress, "kernel " + std::string(launch_.kernel->name) +
+                                   ": a write beyond the " +
+                                   std::to_string(launch_.dynamic_shared) +
+                                   " bytes of dynamic shared memory it was launched with"};
+  if (blame_ != nullptr) fault_.text += place_text(blame_);
+  if (earlier_ != nullptr) fault_.text += earlier_text_ + place_text(earlier_);
+  return fault_;
+}
+
+Fault run(const Launch& launch, const Memory& memory) {
+  static Shadow shadow;  // kept from launch to launch
+  const Module& module = *launch.module;
+  *module.hooks = kHooks;
+  *module.block_dim = launch.block;
+  *module.grid_dim = launch.grid;
+  shadow.begin(memory, module.checked);
+  Run run(launch, memory, shadow);
+  run_ = &run;
+  const Signals signals;
+  return run.all_blocks();
+}
+
+}  // namespace twin

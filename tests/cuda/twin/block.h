@@ -1,0 +1,29 @@
+// One kernel launch on the host: blocks one after the other, the threads of a block as fibres.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "memory.h"
+#include "module.h"
+
+namespace twin {
+
+struct Launch {
+  const Module* module;
+  const Kernel* kernel;
+  Index grid, block;
+  unsigned dynamic_shared;  // bytes
+  void** parameters;
+  uint64_t seed;  // 0: blocks and threads in order; else in the order of this seed
+};
+
+struct Fault {
+  int code = 0;  // a CUresult; 0: none
+  std::string text = {};
+};
+
+// Runs the launch. A fault ends it at once: what was written stays, as on a device.
+Fault run(const Launch& launch, const Memory& memory);
+
+}  // namespace twin

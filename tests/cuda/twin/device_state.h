@@ -1,0 +1,107 @@
+// The one device of a twin: what the entry points of the driver and of cuBLASLt work on.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "block.h"
+#include "cuda_api.h"
+#include "memory.h"
+#include "queue.h"
+
+namespace twin {
+
+struct LoadedModule;
+struct Function {
+  LoadedModule* module;
+  const Kernel* kernel;
+  unsigned max_dynamic_shared = 48 << 10;
+};
+struct LoadedModule {
+  void* library;
+  const Module* module;
+  std::map<std::string, Function> functions;
+};
+struct Event {
+  bool timing;
+  OperationPointer recorded;
+  std::shared_ptr<double> seconds;  // when the record ran
+};
+
+// One line of the log: what was asked for and, once it ran, when.
+struct Record {
+  std::string kind, name = {};  // launch, copy, set, record, wait, product
+  int stream = 0;
+  Index grid = {}, block = {};
+  unsigned shared = 0;
+  std::string arguments = {};  // JSON values
+  unsigned long long to = 0, from = 0, bytes = 0;
+  long long issued = 0, ran = -1;  // order among all operations
+};
+
+struct Settings {
+  long long init_error = 0;  // what cuInit returns
+  long long devices = 1;
+  long long driver_version = 12080;
+  long long capability = 90;
+  long long multiprocessors = 4;  // few, so that grids made for them stay small
+  long long launch_error = 0;     // the launch number launch_error_at fails with it
+  long long launch_error_at = 0;  // counted from 1 after it was set; 0: none
+};
+
+class Device {
+ public:
+  std::recursive_mutex lock;
+  Memory memory;
+  Queue queue;
+  Settings settings;
+  bool initialized = false;
+  int context_count = 0;
+  std::set<Event*> events;
+  std::set<LoadedModule*> modules;
+  std::set<const Function*> functions;          // of all modules
+  Fault fault;                                  // of a kernel: every later call returns its code
+  std::deque<std::shared_ptr<Record>> records;  // the latest of the log
+  long long issued = 0, ran = 0;
+
+  Device() { set_defaults(); }
+  void set_defaults();
+  // By the name of a setting, or "memory" (bytes of the device) and "seed"; false: no such name.
+  bool set(const std::string& name, long long value);
+  void reset();
+  void fail(const Fault& what);
+
+  // Queues `run` on the stream, with its line in the log.
+  OperationPointer add(Stream* stream, Record record, std::function<void()> run,
+                       OperationPointer after = nullptr);
+  long long launches = 0;  // since launch_error_at was set
+};
+
+Device& device();
+
+// What every entry point does: one at a time, only with a driver that was initialised and a context
+// of the calling thread, nothing more after a fault. What is released then is gone nevertheless.
+enum class Needs { kNothing, kDriver, kContext, kRelease };
+template <class Body>
+CUresult entry(Needs needs, Body body);
+bool has_context();
+void set_context(bool current);
+
+template <class Body>
+CUresult entry(Needs needs, Body body) {
+  Device& d = device();
+  const std::lock_guard<std::recursive_mutex> guard(d.lock);
+  if (needs != Needs::kNothing && !d.initialized) return kNotInitialized;
+  const bool in_context = needs == Needs::kContext || needs == Needs::kRelease;
+  if (in_context && !has_context()) return kInvalidContext;
+  if (needs == Needs::kContext && d.fault.code != 0) return d.fault.code;
+  const CUresult result = body(d);
+  return result == kSuccess && in_context ? d.fault.code : result;
+}
+
+}  // namespace twin

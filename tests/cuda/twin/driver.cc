@@ -1,0 +1,307 @@
+// The entry points of libcuda that the engine uses, with the signatures of cuda.h.
+
+#include <chrono>
+#include <cstring>
+
+#include "device_state.h"
+
+using namespace twin;
+
+namespace {
+
+double now() {
+  using namespace std::chrono;
+  return duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
+CUcontext the_context() { return reinterpret_cast<CUcontext>(&device()); }
+
+Stream* stream_of(Device& d, CUstream handle) { return d.queue.find(handle); }
+
+Event* event_of(Device& d, CUevent handle) {
+  Event* const event = reinterpret_cast<Event*>(handle);
+  return d.events.count(event) != 0 ? event : nullptr;
+}
+
+}  // namespace
+
+TWIN_API CUresult cuInit(unsigned flags) {
+  return entry(Needs::kNothing, [&](Device& d) -> CUresult {
+    if (flags != 0) return kInvalidValue;
+    if (d.settings.init_error != 0) return static_cast<CUresult>(d.settings.init_error);
+    if (d.settings.devices == 0) return kNoDevice;
+    d.initialized = true;
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuDriverGetVersion(int* version) {
+  return entry(Needs::kNothing, [&](Device& d) -> CUresult {
+    if (version == nullptr) return kInvalidValue;
+    *version = static_cast<int>(d.settings.driver_version);
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuDeviceGet(CUdevice* result, int ordinal) {
+  return entry(Needs::kDriver, [&](Device& d) -> CUresult {
+    if (result == nullptr) return kInvalidValue;
+    if (ordinal < 0 || ordinal >= d.settings.devices) return kInvalidDevice;
+    *result = ordinal;
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
+  return entry(Needs::kDriver, [&](Device& d) -> CUresult {
+    const int capability = static_cast<int>(d.settings.capability);
+    const std::map<int, int> values = {
+        {1, 1024},  // threads a block
+        {2, 1024},
+        {3, 1024},
+        {4, 64},  // block x, y, z
+        {5, 2147483647},
+        {6, 65535},
+        {7, 65535},   // grid x, y, z
+        {8, 49152},   // shared bytes a block
+        {10, 32},     // warp
+        {12, 65536},  // registers a block
+        {16, static_cast<int>(d.settings.multiprocessors)},
+        {31, 1},                               // concurrent kernels
+        {38, 50 << 20},                        // second-level cache
+        {39, capability >= 80 ? 2048 : 1024},  // threads a multiprocessor
+        {41, 1},                               // unified addressing
+        {75, capability / 10},
+        {76, capability % 10},
+        {81, capability >= 90 ? 233472 : 167936},  // shared bytes a multiprocessor
+        {82, 65536},                               // registers a multiprocessor
+        {95, 1},                                   // cooperative launch
+        {97, capability >= 90 ? 232448 : 166912},  // shared bytes a block, on request
+    };
+    const auto found = values.find(attribute);
+    if (value == nullptr || found == values.end()) return kInvalidValue;
+    *value = found->second;
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
+  return entry(Needs::kDriver, [&](Device& d) -> CUresult {
+    if (context == nullptr) return kInvalidValue;
+    if (ordinal < 0 || ordinal >= d.settings.devices) return kInvalidDevice;
+    *context = the_context();
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuCtxSetCurrent(CUcontext context) {
+  return entry(Needs::kDriver, [&](Device&) -> CUresult {
+    if (context != nullptr && context != the_context()) return kInvalidContext;
+    set_context(context != nullptr);
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    if (address == nullptr || bytes == 0) return kInvalidValue;
+    const uintptr_t start = d.memory.allocate(bytes);
+    if (start == 0) return kOutOfMemory;
+    *address = start;
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuMemFree_v2(CUdeviceptr address) {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
+    d.queue.finish_all();  // as a driver does
+    return address == 0 || d.memory.free(address) ? kSuccess : kInvalidValue;
+  });
+}
+
+TWIN_API CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    if (address == nullptr || bytes == 0 || flags > 7) return kInvalidValue;
+    *address = reinterpret_cast<void*>(d.memory.allocate_pinned(bytes));
+    return *address == nullptr ? kOutOfMemory : kSuccess;
+  });
+}
+
+TWIN_API CUresult cuMemFreeHost(void* address) {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
+    d.queue.finish_all();
+    return d.memory.free_pinned(reinterpret_cast<uintptr_t>(address)) ? kSuccess : kInvalidValue;
+  });
+}
+
+TWIN_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes,
+                                       CUstream handle) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    Stream* const stream = stream_of(d, handle);
+    if (stream == nullptr) return kInvalidHandle;
+    if (bytes == 0) return kSuccess;
+    const auto source = reinterpret_cast<uintptr_t>(from);
+    if (!d.memory.device(to, bytes)) return kInvalidValue;
+    const Record record = {
+        .kind = "copy", .name = "to device", .to = to, .from = source, .bytes = bytes};
+    void* const target = reinterpret_cast<void*>(to);
+    if (d.memory.pinned(source, bytes)) {
+      d.add(stream, record, [=] { std::memcpy(target, from, bytes); });
+    } else {  // pageable memory is staged before the call returns
+      const char* const start = static_cast<const char*>(from);
+      d.add(stream, record, [target, copy = std::vector<char>(start, start + bytes)] {
+        std::memcpy(target, copy.data(), copy.size());
+      });
+    }
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream handle) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    Stream* const stream = stream_of(d, handle);
+    if (stream == nullptr) return kInvalidHandle;
+    if (bytes == 0) return kSuccess;
+    const auto target = reinterpret_cast<uintptr_t>(to);
+    if (!d.memory.device(from, bytes)) return kInvalidValue;
+    const Record record = {
+        .kind = "copy", .name = "to host", .to = target, .from = from, .bytes = bytes};
+    const auto copy =
+        d.add(stream, record, [=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
+    if (!d.memory.pinned(target, bytes)) d.queue.finish(copy);  // pageable: returns when it is done
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                                       CUstream handle) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    Stream* const stream = stream_of(d, handle);
+    if (stream == nullptr) return kInvalidHandle;
+    if (bytes == 0) return kSuccess;
+    if (!d.memory.device(to, bytes) || !d.memory.device(from, bytes)) return kInvalidValue;
+    const Record record = {
+        .kind = "copy", .name = "on device", .to = to, .from = from, .bytes = bytes};
+    d.add(stream, record, [=] {
+      std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    });
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes,
+                                  CUstream handle) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    Stream* const stream = stream_of(d, handle);
+    if (stream == nullptr) return kInvalidHandle;
+    if (bytes == 0) return kSuccess;
+    if (!d.memory.device(to, bytes)) return kInvalidValue;
+    const Record record = {.kind = "set", .to = to, .bytes = bytes};
+    d.add(stream, record, [=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuStreamCreate(CUstream* result, unsigned flags) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    if (result == nullptr || flags > 1) return kInvalidValue;
+    *result = reinterpret_cast<CUstream>(d.queue.create(flags == 0));
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuStreamDestroy_v2(CUstream handle) {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
+    Stream* const stream = handle == nullptr ? nullptr : stream_of(d, handle);
+    if (stream == nullptr) return kInvalidHandle;
+    d.queue.destroy(stream);
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuStreamSynchronize(CUstream handle) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    Stream* const stream = stream_of(d, handle);
+    if (stream == nullptr) return kInvalidHandle;
+    d.queue.finish(stream->last);
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    Stream* const stream = stream_of(d, handle);
+    const Event* const event = event_of(d, event_handle);
+    if (stream == nullptr || event == nullptr) return kInvalidHandle;
+    if (flags > 1) return kInvalidValue;
+    d.add(
+        stream, {.kind = "wait", .from = reinterpret_cast<uintptr_t>(event)}, [] {},
+        event->recorded);
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuEventCreate(CUevent* result, unsigned flags) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    if (result == nullptr || flags > 7) return kInvalidValue;
+    Event* const event = new Event{(flags & 2u) == 0, nullptr, nullptr};
+    d.events.insert(event);
+    *result = reinterpret_cast<CUevent>(event);
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuEventDestroy_v2(CUevent handle) {
+  return entry(Needs::kRelease, [&](Device& d) -> CUresult {
+    Event* const event = event_of(d, handle);
+    if (event == nullptr) return kInvalidHandle;
+    d.events.erase(event);
+    delete event;
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    Stream* const stream = stream_of(d, stream_handle);
+    Event* const event = event_of(d, handle);
+    if (stream == nullptr || event == nullptr) return kInvalidHandle;
+    const auto seconds = event->seconds = std::make_shared<double>(0.0);
+    event->recorded = d.add(stream, {.kind = "record", .to = reinterpret_cast<uintptr_t>(event)},
+                            [seconds] { *seconds = now(); });
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuEventSynchronize(CUevent handle) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    const Event* const event = event_of(d, handle);
+    if (event == nullptr) return kInvalidHandle;
+    d.queue.finish(event->recorded);
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    const Event *const from = event_of(d, start), *const to = event_of(d, end);
+    if (milliseconds == nullptr) return kInvalidValue;
+    for (const Event* event : {from, to})
+      if (event == nullptr || !event->timing || event->recorded == nullptr) return kInvalidHandle;
+    if (!from->recorded->done || !to->recorded->done) return kNotReady;
+    *milliseconds = static_cast<float>((*to->seconds - *from->seconds) * 1e3);
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuGetErrorName(CUresult code, const char** text) {
+  if (text == nullptr) return kInvalidValue;
+  *text = error_name(code);
+  return *text == nullptr ? kInvalidValue : kSuccess;
+}
+
+TWIN_API CUresult cuGetErrorString(CUresult code, const char** text) {
+  if (text == nullptr) return kInvalidValue;
+  *text = error_text(code);
+  return *text == nullptr ? kInvalidValue : kSuccess;
+}

@@ -1,0 +1,84 @@
+// The launch that runs: its threads, and who waits for whom.
+#pragma once
+
+#include <random>
+#include <vector>
+
+#include "block.h"
+#include "cuda_api.h"
+#include "fibre.h"
+#include "shadow.h"
+
+namespace twin {
+
+constexpr unsigned kWarp = 32;
+
+enum class Wait : unsigned char { kNone, kBarrier, kWarp };
+
+struct Thread {
+  void* stack = nullptr;  // of a thread that was left
+  Wait wait = Wait::kNone;
+  bool finished = false;
+  int line = 0;        // where it waits
+  unsigned syncs = 0;  // calls of __syncwarp() that it came through
+  // The warp operation it waits in, and its result.
+  WarpOp op;
+  unsigned mask;
+  int lane, width;
+  unsigned size;
+  uint64_t bits;
+  void* all;
+};
+
+class Run {
+ public:
+  Run(const Launch& launch, const Memory& memory, Shadow& shadow);
+
+  Fault all_blocks();
+
+  // Of the running thread. `at`: the instruction that is to blame, if it is known.
+  [[noreturn]] void fail(int code, const std::string& text, const void* at = nullptr);
+  void barrier(int line);
+  uint64_t warp(WarpOp op, unsigned mask, int line, uint64_t bits, int lane, int width, void* all,
+                unsigned size);
+  void access(uintptr_t address, size_t bytes, bool write, const void* at);
+
+  const Memory& memory() const { return memory_; }
+  bool inside() const { return inside_; }  // a thread of the kernel runs, not the scheduler
+
+ private:
+  void fibre();
+  void one_block();
+  void note(Cell& cell, uintptr_t word, uint8_t bytes, bool write, const void* at);
+  void resume(unsigned thread, void* stack);
+  void leave(Wait wait, int line);
+  void complete_warp(unsigned first, unsigned mask);
+  void release(unsigned thread);
+  std::string stuck() const;
+  std::string block_text() const;
+  std::string thread_text(unsigned thread) const;
+  unsigned size() const { return static_cast<unsigned>(places_.size()); }
+
+  const Launch& launch_;
+  const Memory& memory_;
+  Shadow& shadow_;
+  std::mt19937_64 random_;
+  std::vector<Index> places_;
+  std::vector<unsigned> order_;  // in which threads start
+  std::vector<Thread> threads_;
+  std::vector<unsigned> ready_;
+  unsigned started_ = 0, finished_ = 0, arrived_ = 0, running_ = 0;
+  unsigned block_ = 0, barriers_ = 0;  // that the threads of the block came through
+  int barrier_line_ = 0;
+  void* scheduler_ = nullptr;
+  bool inside_ = false;
+  Fault fault_;
+  // Of the fault: the instruction to blame; of a race also what came before, and its instruction.
+  const void *blame_ = nullptr, *earlier_ = nullptr;
+  std::string earlier_text_;
+};
+
+// The one run of the process: the driver holds its lock.
+extern Run* run_;
+
+}  // namespace twin

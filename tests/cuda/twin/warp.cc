@@ -1,0 +1,127 @@
+// Barriers and operations of a warp.
+
+#include <algorithm>
+#include <cstring>
+
+#include "run.h"
+
+namespace twin {
+
+void Run::barrier(int line) {
+  if (arrived_ == 0) barrier_line_ = line;
+  if (line != barrier_line_)
+    fail(kLaunchFailed, "__syncthreads() in line " + std::to_string(line) +
+                            ", while other threads wait in that of line " +
+                            std::to_string(barrier_line_));
+  const bool complete = ++arrived_ == size();
+  if (complete) {
+    arrived_ = 0;
+    ++barriers_;
+    for (unsigned t = size(); t-- > 0;) release(t);  // the last released goes on first
+  }
+  leave(complete ? Wait::kNone : Wait::kBarrier, line);
+}
+
+uint64_t Run::warp(WarpOp op, unsigned mask, int line, uint64_t bits, int lane, int width,
+                   void* all, unsigned size) {
+  const unsigned first = running_ / kWarp * kWarp;
+  Thread& me = threads_[running_];
+  if (!(mask >> (running_ - first) & 1u))
+    fail(kLaunchFailed, "line " + std::to_string(line) +
+                            ": the mask of a warp operation leaves out "
+                            "the lane that calls it");
+  if (width <= 0 || width > 32 || (width & (width - 1)) != 0)
+    fail(kLaunchFailed,
+         "line " + std::to_string(line) + ": a shuffle over " + std::to_string(width) + " lanes");
+  me.op = op, me.mask = mask, me.lane = lane, me.width = width, me.size = size, me.bits = bits;
+  me.all = all, me.line = line;
+  me.wait = Wait::kWarp;
+  bool complete = true;
+  for (unsigned i = 0; i < kWarp; ++i) {
+    if (!(mask >> i & 1u)) continue;
+    const unsigned t = first + i;
+    if (t >= this->size() || threads_[t].finished)
+      fail(kLaunchFailed, "line " + std::to_string(line) + ": a warp operation waits for lane " +
+                              std::to_string(i) + ", which " +
+                              (t >= this->size() ? "is not in the block" : "has left the kernel"));
+    if (threads_[t].wait != Wait::kWarp) {
+      complete = false;
+    } else if (threads_[t].line != line || threads_[t].op != op || threads_[t].mask != mask) {
+      fail(kLaunchFailed, "lanes of one warp meet in different warp operations: lines " +
+                              std::to_string(line) + " and " + std::to_string(threads_[t].line));
+    }
+  }
+  if (complete) complete_warp(first, mask);
+  leave(complete ? Wait::kNone : Wait::kWarp, line);
+  return me.bits;
+}
+
+void Run::complete_warp(unsigned first, unsigned mask) {
+  uint64_t values[kWarp] = {};
+  unsigned ballot = 0;
+  for (unsigned i = 0; i < kWarp; ++i) {
+    if (!(mask >> i & 1u)) {
+      poison(&values[i], sizeof values[i]);  // what a lane outside of the mask holds is undefined
+      continue;
+    }
+    values[i] = threads_[first + i].bits;
+    ballot |= static_cast<unsigned>(values[i] & 1u) << i;
+  }
+  for (unsigned i = kWarp; i-- > 0;) {  // the last released goes on first
+    if (!(mask >> i & 1u)) continue;
+    Thread& thread = threads_[first + i];
+    const int low = static_cast<int>(i) & ~(thread.width - 1), high = low + thread.width;
+    int from = static_cast<int>(i);
+    switch (thread.op) {
+      case WarpOp::kSync:
+        ++thread.syncs;
+        break;
+      case WarpOp::kGet:
+        from = low + (thread.lane & (thread.width - 1));
+        break;
+      case WarpOp::kUp:
+        from -= thread.lane;
+        break;
+      case WarpOp::kDown:
+        from += thread.lane;
+        break;
+      case WarpOp::kXor:
+        from ^= thread.lane;
+        break;
+      case WarpOp::kBallot:
+        break;
+      case WarpOp::kGather:
+        for (unsigned j = 0; j < kWarp; ++j)
+          std::memcpy(static_cast<char*>(thread.all) + j * thread.size,
+                      reinterpret_cast<const void*>(values[j]), thread.size);
+        break;
+    }
+    const bool outside = thread.op == WarpOp::kXor ? from >= high : from < low || from >= high;
+    if (outside || from < 0 || from >= 32) from = static_cast<int>(i);
+    thread.bits = thread.op == WarpOp::kBallot ? ballot : values[from];
+    release(first + i);
+  }
+}
+
+std::string Run::stuck() const {
+  const auto waits = [this](Wait wait) {
+    return std::find_if(threads_.begin(), threads_.end(),
+                        [wait](const Thread& t) { return t.wait == wait && !t.finished; });
+  };
+  const auto number = [this](auto at) {
+    return thread_text(static_cast<unsigned>(at - threads_.begin()));
+  };
+  const auto barrier = waits(Wait::kBarrier), warp = waits(Wait::kWarp);
+  const auto gone =
+      std::find_if(threads_.begin(), threads_.end(), [](const Thread& t) { return t.finished; });
+  std::string text;
+  if (barrier != threads_.end())
+    text += number(barrier) + " waits at __syncthreads() in line " + std::to_string(barrier->line);
+  if (warp != threads_.end())
+    text += (text.empty() ? "" : ", ") + number(warp) + " waits in a warp operation in line " +
+            std::to_string(warp->line);
+  if (gone != threads_.end()) text += ", " + number(gone) + " has left the kernel";
+  return text;
+}
+
+}  // namespace twin
