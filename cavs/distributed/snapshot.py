@@ -26,12 +26,13 @@ EVERY = 16  # steps: so many are done again at most, and once in so many states 
 class Snapshot:
     """steps: done before it. writes: how often parameters had been written from outside.
 
-    arrays: parameters and their optimiser states.
+    arrays: parameters and their optimiser states. memory: what compressors held back on all ranks.
     """
 
     steps: int
     writes: int
     arrays: Sequence[NDArray[Any]]
+    memory: dict[str, NDArray[Any]]
 
 
 class Snapshots:
@@ -51,7 +52,8 @@ class Snapshots:
         if not self.kept or trainer.steps >= self.kept[-1].steps + EVERY:
             session.collect(trainer.states)
             arrays = [array.copy() for array in self._arrays()]
-            self.kept = [*self.kept[-1:], Snapshot(trainer.steps, writes, arrays)]
+            memory = session.memory() if session.roles.computes else {}
+            self.kept = [*self.kept[-1:], Snapshot(trainer.steps, writes, arrays, memory)]
             first = self.kept[0].steps
             self.batches = {step: b for step, b in self.batches.items() if step >= first}
         self.batches[trainer.steps] = batch
@@ -76,4 +78,5 @@ class Snapshots:
             )
         for array, copy in zip(self._arrays(), self.kept[-1].arrays, strict=True):
             np.copyto(array, copy)
+        self.trainer.session.take_memory(self.kept[-1].memory)
         self.trainer.steps = self.kept[-1].steps

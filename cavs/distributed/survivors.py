@@ -99,7 +99,8 @@ class Survivors:
             trainer.restart()
         strategy = self.strategy
         if strategy is not None:
-            variables = variables_of(trainer.model, dtype=str(session.session.dtype))
+            model: Any = trainer.model
+            variables = variables_of(model, dtype=str(session.session.dtype))
             strategy = without(strategy, set(range(self.ranks)) - set(numbers), variables)
         session.move_to(c, strategy)
         trainer.place()
