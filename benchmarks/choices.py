@@ -78,8 +78,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 t / best for t, best in zip(seconds[runner.name], fastest, strict=True)
             ),
             "predicted": 1e3 * simulate(runner.trainer.strategy, variables, cluster).seconds,
-            "overlapped": 1e3
-            * simulate(runner.trainer.strategy, variables, cluster, work).seconds,
+            "overlapped": 1e3 * simulate(runner.trainer.strategy, variables, cluster, work).seconds,
         }
         for runner in runners
     }

@@ -267,7 +267,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def show(records: list[dict[str, Any]]) -> str:
-    headers = ["strategy", "victim", "step", "seconds still", "losses apart", "parameters", "faults"]
+    headers = [
+        "strategy",
+        "victim",
+        "step",
+        "seconds still",
+        "losses apart",
+        "parameters",
+        "faults",
+    ]
     rows = [
         [
             r["strategy"],

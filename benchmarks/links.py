@@ -1,7 +1,7 @@
 """Slow links between the ranks of one machine: a network namespace for each, with a rate.
 
 Each rank lives in a namespace of its own, whose only way out is a virtual card that the kernel's
-token bucket (``tc ... tbf``) holds to so many megabits a second in each direction. The ranks believe
+token bucket (``tc ... tbf``) holds to so many megabits a second in each direction. Ranks believe
 that they are on different hosts. That needs root, `ip`, `tc` and a kernel with these features;
 `refusal` says what is missing.
 """
@@ -91,4 +91,11 @@ def over_tcp(command: list[str]) -> list[str]:
     """An mpirun command whose ranks speak TCP over these links alone."""
     only = ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
     only += ["--mca", "btl_tcp_if_include", f"{_network()}.0/24"]
-    return [command[0], *only, "--pmixmca", "ptl_base_if_include", f"{_network()}.0/24", *command[1:]]
+    return [
+        command[0],
+        *only,
+        "--pmixmca",
+        "ptl_base_if_include",
+        f"{_network()}.0/24",
+        *command[1:],
+    ]

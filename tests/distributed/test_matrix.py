@@ -51,7 +51,13 @@ def test_every_builder_is_in_the_matrix():
 
 
 def test_what_does_not_hold_is_said():
-    good = {"off": 0.0, "worst_rank": 0.0, "same_bits": True, "difference": 1e-15, "loss": [1.0, 0.9]}
+    good = {
+        "off": 0.0,
+        "worst_rank": 0.0,
+        "same_bits": True,
+        "difference": 1e-15,
+        "loss": [1.0, 0.9],
+    }
     (case,) = list(
         matrix.cases(
             matrix.measured_variables(matrix.Sentiment(False), None),
