@@ -26,8 +26,8 @@ import numpy as np
 import cavs
 from benchmarks import machine
 from benchmarks.harness import RESULTS, markdown, write_json
-from benchmarks.matrix import Sentiment, trees
 from benchmarks.samples import ROOT
+from benchmarks.sentiment import Sentiment, trees
 from cavs.distributed import Trainer
 from cavs.distributed.communicator import MPICommunicator
 from cavs.distributed.launch import command_of, find_mpirun

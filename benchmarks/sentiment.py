@@ -1,0 +1,56 @@
+"""A small model of sentences, and random ones, to look at bytes and faults, not at times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import cavs
+from cavs import nn, ops
+
+WORDS, WIDTH, HIDDEN, CLASSES = 2000, 96, 96, 5
+
+
+class Sentiment(cavs.Model):
+    """A binary Tree-LSTM over words: their numbers, or vectors that come with the data."""
+
+    def __init__(self, table: bool) -> None:
+        if table:
+            self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.tree = nn.BinaryTreeLSTM(WIDTH, HIDDEN)
+        self.output = nn.Linear(HIDDEN, CLASSES)
+        self.table = table
+        rng = np.random.default_rng(0)
+        for p in self.parameters().values():
+            p.value[...] = rng.normal(size=p.shape) * 0.1
+
+    def loss(self, batch):
+        x = self.embedding(batch["token"]) if self.table else batch["x"]
+        return ops.cross_entropy(self.output(self.tree(batch.graph, x=x)), batch["label"])
+
+
+def trees(count: int, table: bool, seed: int = 5) -> list[cavs.Graph]:
+    """Random binary trees over skewed word frequencies; a phrase's label depends on its words."""
+    rng = np.random.default_rng(seed)
+    vectors = np.random.default_rng(1).normal(size=(WORDS + 1, WIDTH)).astype(np.float32)
+    vectors[-1] = 0
+    graphs = []
+    for _ in range(count):
+        words = int(rng.integers(2, 20))
+        children: list[list[int]] = [[] for _ in range(words)]
+        roots = list(range(words))
+        while len(roots) > 1:
+            i = int(rng.integers(0, len(roots) - 1))
+            children.append(roots[i : i + 2])
+            roots[i : i + 2] = [len(children) - 1]
+        token = np.minimum(rng.zipf(1.3, words), WORDS) - 1
+        value = list(token % 3)
+        value += [0] * (words - 1)
+        for v in range(words, len(children)):
+            value[v] = sum(value[c] for c in children[v])
+        token = np.concatenate([token, np.full(words - 1, -1)]).astype(np.int32)
+        features: dict[str, Any] = {"label": np.array(value, np.int32) % CLASSES}
+        features |= {"token": token} if table else {"x": vectors[token]}
+        graphs.append(cavs.Graph(children, features))
+    return graphs
