@@ -35,9 +35,19 @@ def _instructions(stage: Stage) -> list[int]:
 
 
 def _sums_first(program: Program) -> None:
-    """Runs a sum over all rows as soon as its rows are known: what it alone still reads dies."""
+    """Runs a sum over all rows as soon as its rows are known: what it alone still reads dies.
+
+    Of several, products come last: gradients of tables and biases travel to other processes
+    while they run.
+    """
+
+    def rank(stage: Stage) -> int:
+        if stage.kind != "global":
+            return 2
+        return int(any(program.instructions[n].kind == "matmul_tn" for n in stage.body))
+
     touched = [_touched(program, _instructions(s)) for s in program.stages]
-    order = _ordered(touched, [s.kind == "global" for s in program.stages])
+    order = _ordered(touched, [rank(s) for s in program.stages])
     program.stages[:] = [program.stages[s] for s in order]
 
 
@@ -52,15 +62,15 @@ def _keepers_last(program: Program, body: list[int]) -> None:
         any(program.buffers[b].role == "arena" for b in _written(program.instructions[n]))
         for n in rows
     ]
-    order = _ordered(touched, [not k for k in keeps])
+    order = _ordered(touched, [int(k) for k in keeps])
     body[:] = [*(rows[n] for n in order), *(n for n in body if n not in set(rows))]
 
 
 _Touched = tuple[set[object], set[object]]  # what is read and what is written
 
 
-def _ordered(touched: list[_Touched], first: list[bool]) -> list[int]:
-    """An order that keeps every dependence; of what may run next, the ``first`` ones."""
+def _ordered(touched: list[_Touched], rank: list[int]) -> list[int]:
+    """An order that keeps every dependence; of what may run next, the first of lowest rank."""
     needs: list[set[int]] = []
     for late, (reads, writes) in enumerate(touched):
         before = enumerate(touched[:late])
@@ -69,7 +79,7 @@ def _ordered(touched: list[_Touched], first: list[bool]) -> list[int]:
     order: list[int] = []
     while waiting:
         ready = [n for n in waiting if needs[n] <= set(order)]
-        chosen = next((n for n in ready if first[n]), ready[0])
+        chosen = min(ready, key=lambda n: rank[n])
         waiting.remove(chosen)
         order.append(chosen)
     return order
