@@ -81,6 +81,7 @@ class Session:
             set_num_threads(threads)
         self.replicated = replicated
         self._cuda = self._on_device(device, precision)
+        self._refresh = self._cuda.download if self._cuda is not None else None
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
         self._profiling = False
@@ -95,10 +96,7 @@ class Session:
             return None
         require(not self.replicated, "device", device, "'cpu' for training on many ranks")
         target = open_device(device) if isinstance(device, str) else device
-        engine = CudaEngine(target, precision)
-        for p in self.parameters.values():
-            p.refresh = engine.download
-        return engine
+        return CudaEngine(target, precision)
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -222,6 +220,19 @@ class Session:
         with _readable_errors(self._latest[True], batch):
             yield
 
+    def _take_over(self) -> None:
+        """From here on the parameters are those of this session.
+
+        Another session may have moved them on a device: then this one starts from there.
+        """
+        if all(p.refresh is self._refresh for p in self.parameters.values()):
+            return
+        for p in self.parameters.values():
+            if p.refresh is not None:
+                p.refresh()
+            p.refresh = self._refresh
+        self.invalidate()
+
     # ---- compiling -----------------------------------------------------------------------------
 
     def _prepare(
@@ -229,6 +240,7 @@ class Session:
     ) -> tuple[Variant, Executor, Any, _Inputs]:
         """The variant compiled for what ``batch`` has, its executor, whose rows run, and inputs."""
         check_batch(batch)
+        self._take_over()
         variant = self._variant(batch, training, with_loss, self._merges(batch, training))
         if variant.merging and variant.distinguishing is None:
             variant = self._variant(batch, training, with_loss, False)
