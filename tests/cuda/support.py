@@ -36,9 +36,7 @@ class Case:
 
     @property
     def device(self) -> Device:
-        device = (
-            gpu() if self.name == "gpu" else host_twin(self.name == "checked" or None)
-        )
+        device = gpu() if self.name == "gpu" else host_twin(self.name == "checked" or None)
         if isinstance(device, str):
             pytest.skip(device)
         return device
