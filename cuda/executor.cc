@@ -48,7 +48,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       partial_(device_),
       outcome_(device_),
       staging_(device_) {
-  device_->enter();
+  const Turn turn(*device_);
   const Program& p = *program_;
   bind_shapes(p, bound_, patches_);
   source_place_.resize(bound_.sources.size());
@@ -177,7 +177,6 @@ void Executor<T>::begin() {
 
 template <class T>
 void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
-  device_->use_lane(0);  // whatever a run that failed has left
   bind(inputs);
   staging_.upload();
   begin();
@@ -195,8 +194,7 @@ double Executor<T>::read_loss() {
 
 template <class T>
 double Executor<T>::run(const Inputs<T>& inputs) {
-  const std::lock_guard lock(mutex_);
-  device_->enter();
+  const Turn turn(*device_);
   forward_and_backward(inputs);
   const double loss = read_loss();
   if (profiling_) timed(-1);
@@ -205,7 +203,7 @@ double Executor<T>::run(const Inputs<T>& inputs) {
 
 template <class T>
 void Executor<T>::invalidate_parameters() {
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*device_);
   stale_ = true;
 }
 

@@ -11,7 +11,6 @@ constexpr int kColumns = 32;   // of a block that sums rows
 constexpr int kWarps = 8;      // of a block
 constexpr int kRowsEach = 64;  // fewer rows are not worth a part of their own
 constexpr int kMostParts = 64;
-constexpr unsigned kMostHigh = 65535;  // blocks of a grid's second dimension
 constexpr int kBlasRows = 128;    // fewer are done by our kernels, which read weights once a tile
 constexpr int kBlasColumns = 32;  // narrower operands waste its tiles
 constexpr int kBlocksEach = 16;   // of a multiprocessor, in kernels that walk rows
@@ -102,8 +101,8 @@ void Library<T>::sum_rows(const Rows<T>& in, int begin, int end, T* out, bool ac
   const int parts = parts_of(end - begin, wide), add = accumulate;
   if (parts > 1) room().partial.reserve(sizeof(T) * parts * in.width);
   T* partial = room().partial.template as<T>();
-  device_->launch(sum_rows_, Grid{wide, static_cast<unsigned>(parts)}, in, begin, end, out, add,
-                  partial, parts);
+  device_->launch(sum_rows_, Grid{wide, device_->high(parts)}, in, begin, end, out, add, partial,
+                  parts);
   if (parts == 1) return;
   const int64_t n = in.width;
   const T* from = partial;
@@ -158,7 +157,7 @@ template <class T>
 void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end, const T* weight,
                             int n, Target<T> out, bool accumulate) const {
   const bool few = end - begin <= kFewRows;
-  const Grid grid{tiles(n, kTile), std::min(tiles(end - begin, few ? 16 : kTile), kMostHigh)};
+  const Grid grid{tiles(n, kTile), device_->high(tiles(end - begin, few ? 16 : kTile))};
   for (int first = 0; first < std::max(count, 1); first += kMostSources) {
     Sources<T> group;
     int k = 0;
@@ -224,13 +223,13 @@ void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, in
       T* to = out + row * out_stride + column;
       column += n;
       if (k == 0 || n == 0) continue;
-      const unsigned wide = tiles(n, kTile), high = tiles(k, kTile);
-      const int parts = parts_of(end - begin, int64_t{wide} * high);
+      const unsigned wide = tiles(n, kTile), tall = device_->high(tiles(k, kTile));
+      const int parts = parts_of(end - begin, int64_t{wide} * tall);
       const int64_t size = static_cast<int64_t>(k) * n, width = n;
       if (parts > 1) room().partial.reserve(sizeof(T) * parts * size);
       T* partial = room().partial.template as<T>();
-      device_->launch(matmul_tn_, Grid{wide, high, static_cast<unsigned>(parts)}, left, right,
-                      begin, end, k, n, to, out_stride, add, partial, parts);
+      device_->launch(matmul_tn_, Grid{wide, tall, device_->high(parts)}, left, right, begin, end,
+                      k, n, to, out_stride, add, partial, parts);
       if (parts == 1) continue;
       const T* from = partial;
       device_->launch(sum_parts_, rows_grid(size, kBlock), from, parts, size, to, width, out_stride,
@@ -243,7 +242,7 @@ void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, in
 template <class T>
 void Library<T>::pack(const Piece<T>* pieces, int count) const {
   if (count == 0) return;
-  const Grid grid{static_cast<unsigned>(device_->multiprocessors()), static_cast<unsigned>(count)};
+  const Grid grid{static_cast<unsigned>(device_->multiprocessors()), device_->high(count)};
   device_->launch(pack_, grid, pieces, count);
 }
 
