@@ -51,21 +51,26 @@ Device::~Device() {
 void Device::enter() const { driver_.check(driver_.context_set(context_), "cuCtxSetCurrent"); }
 
 Address Device::allocate(size_t bytes) {
+  Address address = 0;
   if (allocator_.allocate) {
-    const Address address = allocator_.allocate(bytes);
-    enter();  // it may have made another device current
+    address = allocator_.allocate(bytes);
+    enter();  // a pool of many GPUs may leave another one current
     return address;
   }
-  Address address = 0;
   driver_.check(driver_.allocate(&address, bytes),
                 ("cuMemAlloc of " + std::to_string(bytes) + " bytes").c_str());
   return address;
 }
 
 void Device::release(Address address) noexcept {
+  const bool alive = try_enter();
   if (allocator_.release) {
+    // A pool hands the block out at once. What fails here has failed, and runs nothing any more.
+    for (Handle stream : streams_) {
+      if (alive) driver_.stream_synchronize(stream);
+    }
     allocator_.release(address);
-  } else if (try_enter()) {
+  } else if (alive) {
     driver_.release(address);
   }
 }
@@ -122,8 +127,8 @@ void Device::settle() noexcept {
   for (Handle stream : streams_) driver_.stream_synchronize(stream);
 }
 
-void Device::launch(Handle function, Grid grid, void** arguments) {
-  const int result = driver_.launch(function, grid.x, grid.y, grid.z, kBlock, 1, 1, 0, stream(),
+void Device::launch(Handle function, Grid grid, void** arguments, unsigned threads) {
+  const int result = driver_.launch(function, grid.x, grid.y, grid.z, threads, 1, 1, 0, stream(),
                                     arguments, nullptr);
   if (result == 0) return;
   const auto size = [](unsigned n) { return std::to_string(n); };

@@ -24,7 +24,7 @@ struct Allocator {
 struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
-constexpr unsigned kBlock = 256;  // threads of every kernel's block
+constexpr unsigned kBlock = 256;  // threads of a block, unless a kernel takes any number of warps
 
 class Device {
  public:
@@ -61,7 +61,7 @@ class Device {
   void synchronize();
   // After a failure: waits for what was launched before it, which would go on writing.
   void settle() noexcept;
-  void launch(Handle function, Grid grid, void** arguments);
+  void launch(Handle function, Grid grid, void** arguments, unsigned threads = kBlock);
   template <class... A>
   void launch(Handle function, Grid grid, const A&... arguments) {
     void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};

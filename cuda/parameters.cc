@@ -77,8 +77,8 @@ void Parameters<T>::invalidate() {
 }
 
 template <class T>
-void Parameters<T>::download() {
-  if (!newer_) return;
+bool Parameters<T>::download() {
+  if (!newer_) return false;
   for (size_t i = 0; i < host_.size(); ++i) {
     device_->download(host_[i].data, reinterpret_cast<Address>(addresses_[i]),
                       sizes_[i] * sizeof(T));
@@ -92,6 +92,7 @@ void Parameters<T>::download() {
   }
   device_->synchronize();
   newer_ = false;
+  return true;
 }
 
 template class Parameters<float>;

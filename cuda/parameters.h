@@ -29,8 +29,8 @@ class Parameters {
   void moved() { newer_ = true; }
   // The host's arrays are written from now on, or have been: they are what counts.
   void invalidate();
-  // Brings the host's arrays up to date.
-  void download();
+  // Brings the host's arrays up to date; whether they were behind.
+  bool download();
 
  private:
   std::shared_ptr<Device> device_;

@@ -6,6 +6,11 @@
 #include "executor.h"
 
 namespace cavs::cuda {
+namespace {
+
+constexpr unsigned kSmallBlock = 64;
+
+}  // namespace
 
 // Rows of an instruction, given those of the body it stands in.
 template <class T>
@@ -245,10 +250,12 @@ void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
   }
   pointers_.clear();
   for (uint64_t& w : words_) pointers_.push_back(&w);
+  // These kernels run in blocks of any number of warps: small ones reach more multiprocessors.
   const int64_t items = int64_t{rows.size()} * map.items;
-  const int64_t most = int64_t{device_->multiprocessors()} * 16;
-  const auto blocks = std::clamp<int64_t>((items + kBlock - 1) / kBlock, 1, most);
-  device_->launch(map.function, Grid{static_cast<unsigned>(blocks)}, pointers_.data());
+  const int64_t processors = device_->multiprocessors();
+  const unsigned threads = items < processors * kBlock ? kSmallBlock : kBlock;
+  const auto blocks = std::clamp<int64_t>((items + threads - 1) / threads, 1, processors * 16);
+  device_->launch(map.function, Grid{static_cast<unsigned>(blocks)}, pointers_.data(), threads);
 }
 
 // A sum over all rows (task -1) or over those of a task.

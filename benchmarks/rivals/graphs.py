@@ -44,12 +44,12 @@ class Graphed(TorchRunner):
         """Raises ArithmeticError where a replayed step finds another loss than an eager one."""
         assert self.graphs is not None
         state = [*self.p.values(), *self.updates.states]
-        with torch.no_grad():
-            before = [x.detach().clone() for x in state]
-            losses = []
-            for work in (self._step, self.graphs.replay):
-                work(plan)  # the second step sees what the first has moved
-                losses.append(float(work(plan)))
+        before = [x.detach().clone() for x in state]
+        losses = []
+        for work in (self._step, self.graphs.replay):
+            work(plan)  # the second step sees what the first has moved
+            losses.append(float(work(plan)))
+            with torch.no_grad():
                 for x, kept in zip(state, before, strict=True):
                     x.copy_(kept)
         eager, replayed = losses

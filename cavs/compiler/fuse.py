@@ -267,8 +267,10 @@ class RowLowering(Storage):
 
     def _weight(self, w: Node) -> int:
         if w not in self.weights:
-            self.program.weights.append(weight_of(w, self.program.parameters))
-            self.weights[w] = len(self.program.weights) - 1
+            found, packed = weight_of(w, self.program.parameters), self.program.weights
+            if found not in packed:
+                packed.append(found)
+            self.weights[w] = packed.index(found)
         return self.weights[w]
 
 

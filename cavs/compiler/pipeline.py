@@ -30,8 +30,7 @@ class Passes:
 
     merge_vertices: bool = True
     at_child: bool = True
-    at_nth_child: bool = True  # without training
-    at_nth_child_in_training: bool = False  # faster, but cotangents take more memory
+    at_nth_child: bool = True
     simplify: bool = True
     specialise: bool = True
     trim: bool = True
@@ -87,7 +86,7 @@ def compile_graph(
         graph = done("replicate", replicate(graph))
     if merging:
         graph = done("merge_vertices", merge_vertices(graph, counts=not replicated))
-    if nth_shared:
+    if nth_shared and passes.specialise:
         graph = done("at_nth_child", at_nth_child(graph))
     optional = optional_features(graph)
     if passes.at_child and shared:

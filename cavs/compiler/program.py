@@ -38,6 +38,7 @@ class Buffer:
     name: str
     first: int = 1 << 30
     last: int = -1
+    held: str = "all"  # of all vertices; or of those with children: "inner", without: "leaves"
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cavs.compiler.program import Instruction, Operand, Program, Stage, kind_of
+from cavs.compiler.program import Buffer, Instruction, Operand, Program, Stage, kind_of
 from cavs.passes.access import LOCAL_ARRAYS
 
 SUMS = frozenset(["matmul_tn", "sum_rows", "lookup_grad"])  # over all rows of a space or a task
@@ -138,7 +138,7 @@ class _Use:
 
 
 def _share(program: Program) -> None:
-    backward = next((n for n, s in enumerate(program.stages) if s.reversed), len(program.stages))
+    backward = _backward(program)
     uses = _uses(program)
     fixed = _results(program)
     place: dict[int, int] = {}
@@ -148,61 +148,102 @@ def _share(program: Program) -> None:
             by_base[b.space % 2].append(n)
     for group in by_base.values():
         for new in sorted(group, key=lambda n: (program.buffers[n].first, n)):
-            old = _best(program, new, group, uses, place, backward)
-            if old is not None:
-                place[new] = old
-                uses[old] = uses[old] + uses[new]
-                a, b = program.buffers[old], program.buffers[new]
-                a.last = max(a.last, b.last)
-                a.name += f" > {b.name}"
+            candidates = [n for n in group if n != new and n not in place]
+            taken = _best(program, new, candidates, uses, backward)
+            if not taken:
+                continue
+            home, b = program.buffers[taken[0]], program.buffers[new]
+            if len(taken) > 1:
+                home.space, home.held = b.space, b.held
+            for n in (*taken[1:], new):
+                place[n] = taken[0]
+                uses[taken[0]] = uses[taken[0]] + uses[n]
+                home.first = min(home.first, program.buffers[n].first)
+                home.last = max(home.last, program.buffers[n].last)
+            home.name += f" > {b.name}"
     _rename(program, place)
+
+
+def _backward(program: Program) -> int:
+    """The stage from which on memory no longer grows: what is kept for backward is there."""
+    loops = [(n, s.reversed) for n, s in enumerate(program.stages) if s.kind == "loop"]
+    if not any(reversed_ for _, reversed_ in loops):
+        return len(program.stages)
+    return max((n + 1 for n, reversed_ in loops if not reversed_), default=loops[0][0])
 
 
 def _best(
     program: Program,
     new: int,
-    group: Iterable[int],
+    candidates: Iterable[int],
     uses: dict[int, list[_Use]],
-    place: dict[int, int],
     backward: int,
-) -> int | None:
-    """The buffer whose rows ``new`` takes over; one of the very same rows before a wider one.
+) -> list[int]:
+    """The buffers whose rows ``new`` takes over: one of the very same rows, or else one a kind, or
+    else one of more rows.
 
-    A kind takes its rows of all vertices only in backward: there memory no longer grows, so that
-    the other rows, which stay with them, cost nothing.
+    What has other rows only in backward: there memory no longer grows, so that the rows and stages
+    that are taken without need cost nothing.
     """
     b = program.buffers[new]
-    found = []
-    for old in group:
+    writes = [u for u in uses[new] if u.write]
+    same: list[tuple[int, int]] = []
+    wider: list[tuple[int, int]] = []
+    of_kind: dict[int, list[int]] = defaultdict(list)
+    for old in candidates:
         a = program.buffers[old]
-        if old == new or old in place or a.first > b.first or a.width < b.width:
+        # Of a much wider one too much would stay alive unused.
+        if a.first > b.first or a.width < b.width or 4 * b.width < 3 * a.width:
             continue
-        if 4 * b.width < 3 * a.width:  # too much would stay alive unused
+        kind = kind_of(a.space)
+        ends = [_end(u, uses[old]) for u in writes if None in (kind, u.kind) or kind == u.kind]
+        if "later" in ends or "here" not in ends:
             continue
-        same = a.space == b.space
-        if not same and (kind_of(a.space) is not None or b.first < backward):
-            continue
-        if all(_dead(u, uses[old]) for u in uses[new] if u.write):
-            found.append((not same, a.width, old))
-    return min(found)[2] if found else None
+        if (a.space, a.held) == (b.space, b.held):
+            same.append((a.width, old))
+        elif kind is None and _holds(program, a, b):
+            wider.append((a.width, old))
+        elif kind is not None and a.width == b.width:
+            of_kind[kind].append(old)
+    if same:
+        return [min(same)[1]]
+    if b.first < backward:
+        return []
+    kinds = [k for k, key in enumerate(program.kinds) if b.held in ("all", _group(key))]
+    if kind_of(b.space) is None and all(of_kind[k] for k in kinds):
+        return [of_kind[k][0] for k in kinds]
+    return [min(wider)[1]] if wider else []
 
 
-def _dead(write: _Use, uses: list[_Use]) -> bool:
-    """Whether the rows of a buffer that ``write`` takes die in its stage, before it or with it."""
-    dies_here = False
+def _holds(program: Program, a: Buffer, b: Buffer) -> bool:
+    """Whether ``a``, of all kinds, has the rows of ``b``."""
+    kind = kind_of(b.space)
+    rows = b.held if kind is None else _group(program.kinds[kind])
+    return a.held in ("all", rows)
+
+
+def _group(key: int) -> str:
+    """Where vertices of the kind ``key`` are held, see Buffer."""
+    return "inner" if key % 2 else "leaves"
+
+
+def _end(write: _Use, uses: list[_Use]) -> str:
+    """When the rows of a buffer that ``write`` takes die: in stages before it, in its own stage
+    ("here", before it or with it), or later."""
+    end = "before"
     for u in uses:
         if u.kind is not None and write.kind is not None and u.kind != write.kind:
             continue
         if u.stage < write.stage:
             continue
         if u.stage > write.stage or u.body != write.body or u.position > write.position:
-            return False
+            return "later"
         if not u.local:
-            return False
+            return "later"
         if u.position == write.position and not _aligned(u, write.buffer):
-            return False
-        dies_here = True
-    return dies_here
+            return "later"
+        end = "here"
+    return end
 
 
 def _aligned(read: _Use, new: int) -> bool:

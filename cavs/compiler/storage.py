@@ -60,6 +60,7 @@ class Storage:
             d = home.type.domain
             space = space_of(d.base, d.kind)
             self.arena[home] = self._buffer("arena", 0, space, home.type.width, name_of(home))
+            self.program.buffers[-1].held = dict(home.attrs).get("held", "all")
         return self._touch(self.arena[home])
 
     def _leaf(self, node: Node) -> int:

@@ -43,6 +43,8 @@ def operand_text(program: Program, o: Operand) -> str:
         return text
     if array == "index_feature":
         return f"{text}[{program.int_features[argument]}]"
+    if array == "nth_leaf":
+        return f"{text} of leaf child {argument}"
     if array.startswith("nth_"):
         return f"{text} of {array[4:]} {argument}"
     if array == "parent_if_nth":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +14,10 @@ from cavs import _cuda, _engine
 from cavs.compiler.program import Program
 from cavs.cuda.device import Device
 from cavs.cuda.program import map_kernels
+from cavs.frontend.parameter import Parameter
 
 Array = NDArray[Any]
 TENSOR_CORES, PLAIN_PRODUCTS = "matmul_mma.cu", "matmul.cu"
-
-
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
@@ -25,22 +26,31 @@ def fixed_kernels(device: Device, real: str, precision: str) -> dict[str, bytes]
     texts = _cuda.sources()
     headers = {name: text for name, text in texts.items() if name.endswith(".cuh")}
     unused = TENSOR_CORES if precision == "float32" else PLAIN_PRODUCTS
-    return {
-        name: device.compile(name, text, headers, real)
-        for name, text in texts.items()
-        if name.endswith(".cu") and name != unused
-    }
+    names = [name for name in texts if name.endswith(".cu") and name != unused]
+    with ThreadPoolExecutor() as pool:  # the compiler works without the GIL
+        images = pool.map(lambda name: device.compile(name, texts[name], headers, real), names)
+        return dict(zip(names, images, strict=True))
 
 
 class CudaEngine:
     """Parameters of one session on ``device``, and the executors that use them.
 
-    precision: of products of float32 values, one of PRECISIONS; everything else, sums too, is
-    float32. The host's arrays fall behind with every step: ``download`` brings them up to date.
+    owner: whose engine this is. precision: of products of float32 values, one of PRECISIONS;
+    everything else, sums too, is float32. The host's arrays fall behind with every step:
+    ``download`` brings them up to date.
     """
 
-    def __init__(self, device: Device, precision: str = "float32") -> None:
+    def __init__(
+        self,
+        device: Device,
+        owner: object,
+        parameters: Iterable[Parameter],
+        precision: str = "float32",
+    ) -> None:
         self._device, self._precision = device, precision
+        self._owner, self._of = ref(owner), list(parameters)
+        for p in self._of:
+            p.keep_copy(self)
         self._real = ""
         self._parameters: _cuda.Parameters | None = None
 
@@ -68,7 +78,16 @@ class CudaEngine:
         if self._parameters is not None:
             self._parameters.invalidate()
 
-    def download(self) -> None:
-        """Brings the host's arrays up to date: parameters, and states of the last optimiser."""
-        if self._parameters is not None:
-            self._parameters.download()
+    def download(self) -> bool:
+        """Brings the host's arrays up to date: parameters, and states of the last optimiser.
+
+        Whether they were behind.
+        """
+        behind = self._parameters is not None and self._parameters.download()
+        for p in self._of if behind else ():
+            p.version += 1
+        return behind
+
+    def used(self) -> bool:
+        """Whether the owner is still there."""
+        return self._owner() is not None

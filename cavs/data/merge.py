@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from cavs import _engine
-from cavs.passes.at_nth_child import USED
+from cavs.passes.at_nth_child import LEAF
 
 if TYPE_CHECKING:
     from cavs.data.batch import GraphBatch
@@ -24,8 +24,9 @@ class MergedBatch:
     or edges.
 
     ``distinct``: int32 [vertices of batch], the distinct vertex that stands for each. ``copies``:
-    int32 [distinct vertices], for how many it stands. ``used``: uint32 [distinct vertices], bit k
-    where it is the k-th child of another, k < ``child_numbers``; copies agree in that too.
+    int32 [distinct vertices], for how many it stands. ``leaf``: uint32 [distinct vertices], bit k,
+    k < ``child_numbers``, where a vertex without children is the k-th child of another, and where
+    the k-th child of a vertex has no children; copies agree in that too.
     """
 
     def __init__(self, batch: GraphBatch, names: tuple[str, ...], child_numbers: int = 0) -> None:
@@ -34,7 +35,7 @@ class MergedBatch:
         of_edges = [batch.edge_features[n] for n in names if n in batch.edge_features]
         if len(of_vertices) + len(of_edges) != len(names):
             raise ValueError(f"{names} are not all features of vertices or edges of {batch}")
-        graph, self._vertex, self._edge, self.distinct, self.copies, self.used = (
+        graph, self._vertex, self._edge, self.distinct, self.copies, self.leaf = (
             _engine.merge_copies(batch.topology, of_vertices, of_edges, child_numbers)
         )
         self._child_numbers = child_numbers
@@ -55,26 +56,28 @@ class MergedBatch:
     def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
         """The engine's schedule, as `GraphBatch.schedule` makes it.
 
-        ``"#child k"``, first in ``optional``: present where a vertex is the k-th child of another.
+        ``"#leaf child k"``, first in ``optional``: present where bit k of ``leaf`` is set.
         """
         found = self._schedules.get(optional)
         if found is None:
-            numbers = [name.removeprefix(USED) for name in optional if name.startswith(USED)]
+            numbers = [name.removeprefix(LEAF) for name in optional if name.startswith(LEAF)]
             presence = self._batch.presence(optional[len(numbers) :])
             masks = np.zeros(self.num_vertices, np.uint32)
             if presence is not None:
                 masks |= presence[self._vertex] << np.uint32(len(numbers))
             for bit, k in enumerate(numbers):
-                masks |= (self.used >> np.uint32(k) & np.uint32(1)) << np.uint32(bit)
+                masks |= (self.leaf >> np.uint32(k) & np.uint32(1)) << np.uint32(bit)
             found = self._schedules[optional] = _engine.make_schedule(self.topology, masks)
         return found
 
     @property
-    def parents_per_child(self) -> float:
-        """Of the vertices that are a k-th child, k < ``child_numbers``: how often one is."""
+    def reads_per_product(self) -> float:
+        """How often a product of a k-th child, k < ``child_numbers``, is read if those of leaves
+        are made once for all parents."""
         (graph,) = self.topology.graphs
-        offsets = np.asarray(graph.offsets)
-        arity = np.minimum(np.diff(offsets), self._child_numbers)
-        bits = (self.used >> np.uint32(k) & np.uint32(1) for k in range(self._child_numbers))
-        pairs = sum(int(bit.sum()) for bit in bits)
-        return float(arity.sum()) / max(pairs, 1)
+        arity = np.diff(np.asarray(graph.offsets))
+        reads = int(np.minimum(arity, self._child_numbers).sum())
+        bits = [self.leaf >> np.uint32(k) & np.uint32(1) for k in range(self._child_numbers)]
+        of_leaves = sum(int(bit[arity > 0].sum()) for bit in bits)
+        products = sum(int(bit[arity == 0].sum()) for bit in bits)
+        return reads / max(reads - of_leaves + products, 1)

@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,18 @@ def _check_numbers(array: npt.NDArray[Any], name: str, where: str) -> None:
     if not np.isfinite(array).all():
         found = array[~np.isfinite(array)].flat[0]
         raise NumericsError(f"parameter {name!r} is given {found}", where=where)
+
+
+class Copy(Protocol):
+    """Who keeps parameters on a device."""
+
+    def download(self) -> bool:
+        """Brings the host's arrays up to date; whether they were behind."""
+        ...
+
+    def used(self) -> bool:
+        """Whether it may still change them."""
+        ...
 
 
 class Parameter:
@@ -84,7 +96,8 @@ class Parameter:
         self.trainable, self.sparse = trainable, sparse
         self.name = ""
         self._value: npt.NDArray[Any] | None = None
-        self.refresh: Callable[[], None] | None = None  # of who keeps a newer copy elsewhere
+        self.copies: list[Copy] = []  # on devices; one of them may be newer than the value
+        self.version = 0  # one more whenever a session has written the value
 
     def initialize(self, seed: int, dtype: npt.DTypeLike = np.float32) -> None:
         """Draws the value from ``seed`` and the parameter's name, whatever the order of others."""
@@ -108,10 +121,10 @@ class Parameter:
     def value(self) -> npt.NDArray[Any]:
         """The array itself, C-contiguous; the engine writes it in place.
 
-        Of a model that trains on a device it is what was true when it was last asked for.
+        A model that trains on a device brings it up to date here, when it is asked for.
         """
-        if self.refresh is not None:
-            self.refresh()
+        for copy in self.copies:
+            copy.download()
         if self._value is None:
             self.initialize(0)
         assert self._value is not None
@@ -128,6 +141,17 @@ class Parameter:
             )
         _check_numbers(new, self.name, user_line())
         self.value[...] = new
+
+    def keep_copy(self, copy: Copy) -> None:
+        """Asks ``copy`` too from now on; those that nobody uses any more are asked a last time."""
+        for old in self.copies:
+            if not old.used():
+                old.download()
+        self.copies = [*(old for old in self.copies if old.used()), copy]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickled or copied parameter is on the host alone."""
+        return {**vars(self), "_value": self.value, "copies": []}
 
     def as_node(self) -> Node:
         """The parameter as a value of the trace."""

@@ -27,7 +27,8 @@ class Slot:
     """A recurrent value: what a vertex scatters and its neighbours gather.
 
     Forward slots hold one row a vertex, read through ``gather`` (one row an edge); with ``child`` k
-    only where a vertex is the k-th child of another, and only so read. Backward slots
+    they are read as k-th child only. With ``leaf`` zeros are gathered from other children than
+    those without children (True), or with children (False). Backward slots
     hold one row an edge (the cotangent of a gather), read through ``gather_grad`` (one row a
     vertex, summed over the edges that leave it). With ``child`` k they hold one row a vertex, the
     cotangent of what it gathered from its k-th child, summed over the parents whose k-th child a
@@ -39,6 +40,7 @@ class Slot:
     shape: tuple[int, ...]
     backward: bool = False
     child: int | None = None
+    leaf: bool | None = None
 
     @property
     def base(self) -> str:
@@ -47,6 +49,7 @@ class Slot:
 
     def __repr__(self) -> str:
         of = "" if self.child is None else f"[{self.child}]"
+        of += {None: "", True: "[leaf]", False: "[inner]"}[self.leaf]
         return f"{self.structure.name}.{self.name}{of}" + ("'" if self.backward else "")
 
     def __lt__(self, other: Slot) -> bool:

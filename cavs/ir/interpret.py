@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cavs.ir.graph import Graph
+from cavs.ir.graph import Graph, Slot
 from cavs.ir.node import Node
 from cavs.ir.random import uniform
 
@@ -63,6 +63,10 @@ class Inputs:
         """Edges to the children of vertex ``v``."""
         return range(self.offsets[v], self.offsets[v + 1])
 
+    def holds(self, slot: Slot, v: int) -> bool:
+        """Whether the value of ``slot`` at vertex ``v`` is read; see Slot."""
+        return slot.leaf is None or slot.leaf == (len(self.edges(v)) == 0)
+
 
 def _row(source: str, target: str, row: int, inputs: Inputs) -> int:
     """The row of domain ``source`` that row ``row`` of domain ``target`` reads."""
@@ -78,9 +82,12 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
     """The (node, row) pairs whose values make row ``row`` of ``node``."""
     name = node.op.name
     if name == "gather":
-        return [(graph.slots[node.attr("slot")], inputs.children[row])]
+        slot, child = node.attr("slot"), inputs.children[row]
+        return [(graph.slots[slot], child)] if inputs.holds(slot, child) else []
     if name == "gather_grad":
         slot = node.attr("slot")
+        if not inputs.holds(slot, row):
+            return []
         if slot.child is None:
             return [(graph.slots[slot], e) for e in inputs.out[row]]
         parents = [(e, inputs.parent[e]) for e in inputs.out[row]]

@@ -87,7 +87,8 @@ defop(
     evaluate=lambda n, x: x,
     cost=0,
 )
-# One value from the values of each kind of vertex; rows of a kind come from its input.
+# One value from the values of each kind of vertex; rows of a kind come from its input. held:
+# nothing reads other rows than those of vertices with children ("inner"), or without ("leaves").
 defop(
     "merge",
     infer=lambda types, attrs: TensorType(FLOAT, attrs["shape"], attrs["domain"]),

@@ -49,6 +49,7 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("max_children", "child"): ("segment_sum", "children"),
     ("nth_child", "none"): ("index", "nth_edge"),
     ("nth_child", "child"): ("index", "nth_child"),
+    ("nth_child", "leaf_child"): ("index", "nth_leaf"),
     ("to_nth_child", "none"): ("index", "parent_if_nth"),
     ("sum_vertices", "none"): ("segment_sum", "graph_rows"),
 }
@@ -132,8 +133,11 @@ class Accesses:
                 for p in held
             ]
         if name in ("gather", "gather_grad"):
-            source = self.graph.slots[node.attr("slot")]
+            slot = node.attr("slot")
+            source = self.graph.slots[slot]
             row_map, array = ("index", "child") if name == "gather" else ("segment_sum", "out")
+            if name == "gather" and slot.leaf:
+                array = "leaf_child"  # which an edge alone cannot name: see _COMPOSED
             return [Piece(source, 0, width, row_map, array)]
         if name == "lookup":
             table, index = node.inputs

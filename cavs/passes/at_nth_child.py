@@ -1,15 +1,23 @@
-"""A product of what is gathered from the k-th child is done at the child, once for all parents.
+"""A product of what is gathered from the k-th child is done at the leaves, once for all parents.
 
-``[left.h, right.h] @ U`` at the parent is ``left.(h @ U0) + right.(h @ U1)``. Merged copies have
-many parents, so fewer rows are multiplied: those that are a k-th child of any vertex. That is a
-kind of vertex (`specialise`), named like a feature that may be absent.
+``[left.h, right.h] @ U`` at the parent is ``left.(h @ U0) + right.(h @ U1)``. Copies of a word,
+once merged, have many parents, phrases seldom have a second. So leaves are multiplied before the
+first task, for every number that they have as a child, and parents multiply what children they have
+that are no leaves. Both are kinds of vertices (`specialise`), named like a feature that may be
+absent.
 """
 
 from __future__ import annotations
 
-from cavs.ir import EDGE, Graph, Node, Slot, Structure, apply, rewrite
+from collections import defaultdict
+from dataclasses import replace
 
-USED = "#child "  # + k: present at vertices that are the k-th child of another
+from cavs.ir import EDGE, Graph, Node, Slot, apply, rewrite
+
+# + k: present at vertices without children that are the k-th child of another, and at vertices
+# whose k-th child has no children.
+LEAF = "#leaf child "
+WIDEST = 8  # columns of the products for one of a child: what is wider takes too much memory
 
 # Slot, number of the child, rows [start, stop) of the weight.
 _Gathered = tuple[Slot, int, int, int]
@@ -30,12 +38,14 @@ def _gathered(x: Node) -> list[_Gathered] | None:
 
 def _products(graph: Graph) -> dict[Node, list[_Gathered]]:
     found: dict[Node, list[_Gathered]] = {}
+    width: dict[Node, int] = defaultdict(int)
     for n in graph.nodes():
-        if n.op.name == "matmul":
-            parts = _gathered(n.inputs[0])
-            if parts is not None:
-                found[n] = parts
-    return found
+        parts = _gathered(n.inputs[0]) if n.op.name == "matmul" else None
+        if parts:
+            found[n] = parts
+            width[n.inputs[0]] += n.shape[0]
+    narrowest = {n: min(b - a for _, _, a, b in parts) for n, parts in found.items()}
+    return {n: p for n, p in found.items() if width[n.inputs[0]] <= WIDEST * narrowest[n]}
 
 
 def multiplied_children(graph: Graph) -> int:
@@ -45,32 +55,41 @@ def multiplied_children(graph: Graph) -> int:
 
 
 def at_nth_child(graph: Graph) -> Graph:
-    """Moves products to the children, through a new slot for every product and child."""
+    """Moves products to the leaves, through a new slot for every product and child."""
     products = _products(graph)
     slots: dict[Slot, tuple[Node, list[_Gathered]]] = {}
+    inner: dict[Slot, Slot] = {}  # the same, gathered from children that are no leaves
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
         parts = products.get(n)
         if parts is None:
             return None
-        total: Node | None = None
+        children = []
+        for s, k, _, _ in parts:
+            same = inner.setdefault(s, replace(s, leaf=False))
+            gather = apply("gather", slot=same, domain=EDGE)
+            children.append(apply("nth_child", gather, k=k))
+        joined = children[0] if len(children) == 1 else apply("concat", *children, axis=-1)
+        total = apply("matmul", joined, inputs[1])
         for k in dict.fromkeys(k for _, k, _, _ in parts):
             of_child = [part for part in parts if part[1] == k]
-            structure: Structure = of_child[0][0].structure
-            slot = Slot(f"product {len(slots)}", structure, n.shape, child=k)
+            structure = of_child[0][0].structure
+            slot = Slot(f"product {len(slots)}", structure, n.shape, child=k, leaf=True)
             slots[slot] = inputs[1], of_child
             gather = apply("gather", slot=slot, domain=EDGE)
-            term = apply("nth_child", gather, k=k)
-            total = term if total is None else total + term
+            total = total + apply("nth_child", gather, k=k)
         return total
 
     new = rewrite(graph, rule)
+    for slot, same in inner.items():
+        new.slots[same] = new.slots[slot]
     for slot, (weight, of_child) in slots.items():
-        total: Node | None = None  # merge_products makes one product of the terms
-        for s, _, a, b in of_child:
-            rows = apply("rows", weight, start=a, stop=b)
-            term = apply("matmul", new.slots[s], rows)
-            total = term if total is None else total + term
-        assert total is not None
+        products_of = [
+            apply("matmul", new.slots[s], apply("rows", weight, start=a, stop=b))
+            for s, _, a, b in of_child
+        ]
+        total = products_of[0]
+        for term in products_of[1:]:  # merge_products makes one of them
+            total = total + term
         new.slots[slot] = total
     return new

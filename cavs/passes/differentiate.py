@@ -7,6 +7,7 @@ The cycle of the recurrence is cut at the slots: the cotangent of what a vertex 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from cavs.errors import CompileError
 from cavs.ir import (
@@ -109,7 +110,7 @@ def gradients(
         gather = apply("gather", slot=slot, domain=EDGE)
         for n in gathered(gather, readers.get(gather, ())) if source in forward else ():
             k = n.attr("k") if n.op.name == "nth_child" else None
-            back = Slot(slot.name, slot.structure, slot.shape, backward=True, child=k)
+            back = replace(slot, backward=True, child=k)
             backward[back] = n
             add(source, apply("gather_grad", slot=back, domain=VERTEX))
     stops = set(backward.values())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild, users
-from cavs.passes.at_nth_child import USED
+from cavs.passes.at_nth_child import LEAF
 from cavs.passes.simplify import simplify_node, zeros
 
 MAX_OPTIONAL = 32  # presence bits of a vertex, as the engine numbers kinds
@@ -42,8 +42,8 @@ class Kind:
 
 
 def optional_features(graph: Graph) -> tuple[str, ...]:
-    """What kinds depend on: index features that may be absent and that a lookup reads, and whether
-    a vertex is the k-th child of another, where products at children ask for it."""
+    """What kinds depend on: index features that may be absent and that a lookup reads, and what
+    is the k-th child of what without having children, where `at_nth_child` asks for it."""
     used = {s.child for s in graph.slots if s.child is not None and not s.backward}
     names = {
         n.inputs[1].attr("name")
@@ -53,7 +53,7 @@ def optional_features(graph: Graph) -> tuple[str, ...]:
         and n.inputs[1].attr("optional")
         and n.type.domain.base == "vertex"
     }
-    return (*(f"{USED}{k}" for k in sorted(used)), *sorted(names))
+    return (*(f"{LEAF}{k}" for k in sorted(used)), *sorted(names))
 
 
 class _Specialiser:
@@ -107,19 +107,47 @@ class _Specialiser:
         if slot.child is None or n not in self.dependent:
             return self._merged(n)
         if not slot.backward:
-            used = [k for k, kind in enumerate(self.kinds) if self._used(slot, kind)]
-            return self._merged(n, used)
-        inner = [k for k, kind in enumerate(self.kinds) if kind.inner]
-        if len(inner) == 1:
-            value = self.kinded[n, inner[0]]
-            assert value is not None, n
-            return value
-        return self._merged(n, inner)
+            held = [k for k, kind in enumerate(self.kinds) if self._is_child(slot, kind)]
+            return self._merged(n, held, "leaves" if slot.leaf else "all")
+        # The cotangent of a product is wanted for other numbers of a child too: one value for all.
+        parents = [
+            k
+            for k, kind in enumerate(self.kinds)
+            if kind.inner and (slot.leaf or self._is_parent(slot, kind))
+        ]
+        values = [x for x in (self.kinded[n, k] for k in parents) if x is not None]
+        return self._of_parents(parents, values) if values else zeros(n.type)
 
-    def _used(self, slot: Slot, kind: Kind) -> bool:
+    def _is_child(self, slot: Slot, kind: Kind) -> bool:
         """Whether vertices of ``kind`` may be the child that ``slot`` is held for."""
-        name = f"{USED}{slot.child}"
-        return name not in self.optional or name in kind.present
+        if kind.inner:
+            return not slot.leaf
+        name = f"{LEAF}{slot.child}"
+        return slot.leaf is not False and (name not in self.optional or name in kind.present)
+
+    def _is_parent(self, slot: Slot, kind: Kind) -> bool:
+        """Whether vertices of ``kind`` may have the child that ``slot`` is held for."""
+        name = f"{LEAF}{slot.child}"
+        return kind.inner and slot.leaf in (None, name in kind.present)
+
+    def _of_parents(self, kinds: Sequence[int], values: Sequence[Node]) -> Node:
+        """One value from those of ``kinds``, which have children.
+
+        Values side by side stay apart, where each can take the place of a value it is made from.
+        """
+        first, inner = values[0], sum(kind.inner for kind in self.kinds)
+        if inner == 1:
+            return first
+        shapes = [[x.shape for x in v.inputs] if v.op is first.op else [] for v in values]
+        joined = first.op.name == "concat" and len(first.shape) == 1
+        if joined and all(s == shapes[0] for s in shapes):
+            columns = zip(*(v.inputs for v in values), strict=True)
+            return apply("concat", *(self._of_parents(kinds, c) for c in columns), axis=-1)
+        domain = first.type.domain.of_kind(None)
+        attrs = {"kinds": tuple(kinds), "shape": first.shape, "domain": domain}
+        if inner < len(self.kinds):
+            attrs["held"] = "inner"
+        return apply("merge", *values, **attrs)
 
     def _each_kind(self, n: Node) -> None:
         for k in range(len(self.kinds)):
@@ -134,7 +162,7 @@ class _Specialiser:
         t = type(n.type)(n.type.dtype, n.shape, domain)
         if n.op.name in _STRUCTURAL and not kind.inner and n.op.name != "gather_grad":
             return zeros(t)
-        if n.op.name == "gather_grad" and not self._used(n.attr("slot"), kind):
+        if self._reads_nothing(n, kind):
             return zeros(t)
         if n.op.name in ("gather", "gather_grad", "num_children"):
             return make(n.op, (), {**dict(n.attrs), "domain": domain}, t, n.where)
@@ -149,6 +177,17 @@ class _Specialiser:
         if new.type.domain != domain:  # no input is of a kind: the value is the same for all
             new = apply("broadcast", new, shape=n.shape, domain=domain)
         return simplify_node(new)
+
+    def _reads_nothing(self, n: Node, kind: Kind) -> bool:
+        """Whether no vertex of ``kind`` has the child, or parent, whose slot ``n`` reads."""
+        if n.op.name == "gather_grad":
+            slot = n.attr("slot")
+            parents = any(self._is_parent(slot, other) for other in self.kinds)
+            return slot.child is not None and not (parents and self._is_child(slot, kind))
+        if n.op.name != "nth_child" or n.inputs[0].op.name != "gather":
+            return False
+        slot = replace(n.inputs[0].attr("slot"), child=n.attr("k"))
+        return not self._is_parent(slot, kind)
 
     def _restricted(self, x: Node, k: int, inside: bool = False) -> Node:
         """A value that is the same for all kinds, typed for kind ``k`` where that costs nothing:
@@ -210,8 +249,11 @@ class _Specialiser:
             total = part if total is None else simplify_node(total + part)
         return zeros(n.type) if total is None else total
 
-    def _merged(self, n: Node, kinds: Sequence[int] | None = None) -> Node:
-        """One value from those of all kinds, or of ``kinds`` where the others are never read."""
+    def _merged(self, n: Node, kinds: Sequence[int] | None = None, held: str = "all") -> Node:
+        """One value from those of all kinds, or of ``kinds`` where the others are never read.
+
+        held: "leaves" where ``kinds`` have no children.
+        """
         if n not in self.dependent:
             return self.whole[n]
         which = range(len(self.kinds)) if kinds is None else kinds
@@ -219,13 +261,10 @@ class _Specialiser:
         found = [(k, x) for k, x in parts if x is not None]
         if not found:
             return zeros(n.type)
-        return apply(
-            "merge",
-            *(x for _, x in found),
-            kinds=tuple(k for k, _ in found),
-            shape=n.shape,
-            domain=n.type.domain,
-        )
+        attrs = {"kinds": tuple(k for k, _ in found), "shape": n.shape, "domain": n.type.domain}
+        if held != "all":
+            attrs["held"] = held
+        return apply("merge", *(x for _, x in found), **attrs)
 
 
 def specialise(graph: Graph, kinds: Sequence[Kind], products: bool = False) -> Graph:

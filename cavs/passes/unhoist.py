@@ -17,7 +17,14 @@ from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind
 if TYPE_CHECKING:
     from cavs.passes.partition import Loop
 
-_RECURRENT = ("child", "children", "nth_child", "out", "nth_parents")  # how a slot is read
+_RECURRENT = (
+    "child",
+    "children",
+    "nth_child",
+    "nth_leaf",
+    "out",
+    "nth_parents",
+)  # how a slot is read
 
 
 @dataclass

@@ -12,9 +12,8 @@ def encode(program: Program) -> _engine.Program:
     p.kinds = program.kinds
     for b in program.buffers:
         unused = b.last < b.first
-        p.add_buffer(
-            b.role, b.index, b.space, b.width, 0 if unused else b.first, 0 if unused else b.last
-        )
+        stages = (0, 0) if unused else (b.first, b.last)
+        p.add_buffer(b.role, b.index, b.space, b.width, *stages, b.held)
     for w in program.weights:
         p.add_weight(w.k, w.n, w.pieces)
     for i in program.instructions:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cavs.compiler.pipeline import Compiled, Passes
-from cavs.compiler.program import Program, Stage
+from cavs.compiler.program import Buffer, Program, Stage
 from cavs.compiler.text import buffer_name, cuda_text, map_text, program_text, space_name
 from cavs.frontend.model import Model
 from cavs.ir import BatchRule, Node
@@ -179,12 +179,13 @@ def _body(body: Body, after: set[Node]) -> BodyReport:
     return BodyReport("lazy" if waits else "eager", where, why, body.stage, names)
 
 
-def _rows(program: Program, schedule: Any, space: int) -> int:
-    if space == 0:
-        return 1
-    batch = schedule.batch
+def _rows(program: Program, schedule: Any, buffer: Buffer) -> int:
+    space, batch = buffer.space, schedule.batch
+    if buffer.held != "all":
+        wanted = buffer.held == "inner"
+        return sum(end - begin for key, (begin, end), _ in schedule.kinds if key % 2 == wanted)
     if space < 4:
-        return int((batch.num_graphs, batch.num_vertices, batch.num_edges)[space - 1])
+        return int((1, batch.num_graphs, batch.num_vertices, batch.num_edges)[space])
     key = program.kinds[(space - 4) // 2]
     for found, vertices, edges in schedule.kinds:
         if found == key:
@@ -197,13 +198,13 @@ def _buffers(program: Program, schedule: Any, itemsize: int) -> tuple[BufferRepo
     result = []
     for i, b in enumerate(program.buffers):
         stored = b.role == "arena" and b.last >= b.first
-        size = _rows(program, schedule, b.space) * b.width * itemsize if stored else 0
+        size = _rows(program, schedule, b) * b.width * itemsize if stored else 0
         result.append(
             BufferReport(
                 buffer_name(program, i),
                 b.name,
                 b.role,
-                space_name(b.space),
+                space_name(b.space) if b.held == "all" else b.held,
                 b.width,
                 b.first,
                 b.last,

@@ -31,7 +31,7 @@ _DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtyp
 _Inputs = tuple[_engine.Schedule, list[Array], list[Array]]  # with float and integer features
 MERGED_FROM = 256  # vertices of a batch: below, looking for copies costs what they save
 MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there can be
-SHARED_FROM = 1.15  # parents a child from which products are done at the child
+SHARED_FROM = 1.15  # readers a product from which those of leaves are done at the leaves
 
 
 @contextmanager
@@ -81,9 +81,9 @@ class Session:
             set_num_threads(threads)
         self.replicated = replicated
         self._cuda = self._on_device(device, precision)
-        self._refresh = self._cuda.download if self._cuda is not None else None
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
+        self._versions = 0  # of the parameters, as far as this session has followed them
         self._profiling = False
         self._serial = False
 
@@ -96,7 +96,7 @@ class Session:
             return None
         require(not self.replicated, "device", device, "'cpu' for training on many ranks")
         target = open_device(device) if isinstance(device, str) else device
-        return CudaEngine(target, precision)
+        return CudaEngine(target, self, self.parameters.values(), precision)
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -126,7 +126,11 @@ class Session:
         return StepResult(loss, norm)
 
     def moved(self, executor: Any) -> None:
-        """Tells the other executors that `executor` has updated the parameters."""
+        """Tells the other executors, and other sessions, that `executor` has updated parameters."""
+        if self._cuda is None:
+            for p in self.parameters.values():
+                p.version += 1
+            self._versions += len(self.parameters)
         for variant in self._variants.values():
             if variant.executor is not None and variant.executor is not executor:
                 variant.executor.invalidate_parameters()
@@ -220,19 +224,6 @@ class Session:
         with _readable_errors(self._latest[True], batch):
             yield
 
-    def _take_over(self) -> None:
-        """From here on the parameters are those of this session.
-
-        Another session may have moved them on a device: then this one starts from there.
-        """
-        if all(p.refresh is self._refresh for p in self.parameters.values()):
-            return
-        for p in self.parameters.values():
-            if p.refresh is not None:
-                p.refresh()
-            p.refresh = self._refresh
-        self.invalidate()
-
     # ---- compiling -----------------------------------------------------------------------------
 
     def _prepare(
@@ -240,7 +231,7 @@ class Session:
     ) -> tuple[Variant, Executor, Any, _Inputs]:
         """The variant compiled for what ``batch`` has, its executor, whose rows run, and inputs."""
         check_batch(batch)
-        self._take_over()
+        self._follow_others()
         variant = self._variant(batch, training, with_loss, self._merges(batch, training))
         if variant.merging and variant.distinguishing is None:
             variant = self._variant(batch, training, with_loss, False)
@@ -262,6 +253,17 @@ class Session:
         floats = [feature(source, name, self.dtype) for name in program.float_features]
         rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
         return variant, variant.executor, source, (schedule, rows, ints)
+
+    def _follow_others(self) -> None:
+        """Takes over what other sessions have made of the parameters, here or on devices."""
+        parameters = self.parameters.values()
+        for copy in {id(c): c for p in parameters for c in p.copies}.values():
+            if copy is not self._cuda:
+                copy.download()
+        versions = sum(p.version for p in parameters)
+        if versions != self._versions:
+            self.invalidate()
+        self._versions = versions
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
         """The variant that runs batches like ``batch``, if it has been traced."""
@@ -305,16 +307,15 @@ class Session:
         return batch.merged(names, variant.child_numbers or 0)
 
     def _decide_products(self, variant: Variant, batch: BatchLike) -> None:
-        """Whether children have enough parents, judged by the first batch, once and for all."""
+        """Whether leaves have enough parents, judged by the first batch, once and for all."""
         assert variant.traced is not None and variant.distinguishing is not None
-        p = self.passes
-        wanted = p.at_nth_child_in_training if variant.training else p.at_nth_child
+        wanted = self.passes.at_nth_child and self.passes.specialise
         wanted &= not self._agreed(variant.training)
         numbers = multiplied_children(variant.traced) if wanted else 0
         room = min(MOST_NUMBERS, MAX_OPTIONAL - len(optional_features(variant.traced)))
         if 0 < numbers <= room:
             merged = batch.merged(variant.distinguishing, numbers)
-            numbers = numbers if merged.parents_per_child >= SHARED_FROM else 0
+            numbers = numbers if merged.reads_per_product >= SHARED_FROM else 0
         self._set_child_numbers(variant, numbers if numbers <= room else 0)
 
     def _set_child_numbers(self, variant: Variant, numbers: int) -> None:

@@ -128,11 +128,11 @@ void bind_structures(py::module_& m) {
         return py::make_tuple(
             std::const_pointer_cast<Graph>(merged.graph), owned(merged.vertex), owned(merged.edge),
             owned(merged.distinct), owned(merged.copies),
-            Masks(static_cast<py::ssize_t>(merged.used.size()), merged.used.data()));
+            Masks(static_cast<py::ssize_t>(merged.leaf.size()), merged.leaf.data()));
       },
       py::arg("batch").none(false), py::arg("of_vertices"), py::arg("of_edges"),
       py::arg("child_numbers") = 0,
-      "(graph of the distinct vertices, vertex, edge, distinct, copies, used), see "
+      "(graph of the distinct vertices, vertex, edge, distinct, copies, leaf), see "
       "csrc/graph/merge.h.");
 }
 
@@ -150,7 +150,7 @@ void bind_schedule(py::module_& m) {
             }
             return kinds;
           },
-          "[(key, (first row, end), (first edge row, end))], ascending key.")
+          "[(key, (first row, end), (first edge row, end))]: with children first, then ascending.")
       .def_property_readonly(
           "tasks",
           [](const Schedule& s) {
@@ -178,6 +178,13 @@ void bind_schedule(py::module_& m) {
           [](const py::object& self, int32_t k) {
             const auto& s = self.cast<const Schedule&>();
             return view(s.nth_child(k), s.order.size(), self);
+          },
+          py::arg("k"))
+      .def(
+          "nth_leaf",
+          [](const py::object& self, int32_t k) {
+            const auto& s = self.cast<const Schedule&>();
+            return view(s.nth_leaf(k), s.order.size(), self);
           },
           py::arg("k"))
       .def(

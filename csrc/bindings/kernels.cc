@@ -178,7 +178,7 @@ void bind_typed(py::module_& m, const std::string& dtype) {
               cut[1] = part(begin, end, id + 1, threads);
               for (int i = 0; i < repeat; ++i)
                 t.kernels.matmul(sources.data(), static_cast<int32_t>(sources.size()), rows[0],
-                                 rows[1], packed.data(), k, n, panels[0], panels[1], out, stride,
+                                 rows[1], packed.data(), k, k, n, panels[0], panels[1], out, stride,
                                  c_base, accumulate, space[id].get());
             });
           },

@@ -22,11 +22,11 @@ RowMap parse_map(const std::string& s) {
   return parse<RowMap>(s, {"self", "one", "index", "segment_sum"}, "row map");
 }
 Array parse_array(const std::string& s) {
-  return parse<Array>(
-      s,
-      {"none", "order", "edge_order", "child", "parent", "nth_child", "nth_edge", "parent_if_nth",
-       "graph_of", "index_feature", "children", "edges", "out", "graph_rows", "nth_parents"},
-      "array");
+  return parse<Array>(s,
+                      {"none", "order", "edge_order", "child", "parent", "nth_child", "nth_edge",
+                       "parent_if_nth", "graph_of", "index_feature", "children", "edges", "out",
+                       "graph_rows", "nth_parents", "nth_leaf"},
+                      "array");
 }
 InstructionKind parse_kind(const std::string& s) {
   return parse<InstructionKind>(
@@ -44,6 +44,9 @@ MapOpcode parse_opcode(const std::string& s) {
 }
 StoreMode parse_mode(const std::string& s) {
   return parse<StoreMode>(s, {"write", "sum", "max"}, "store mode");
+}
+Held parse_held(const std::string& s) {
+  return parse<Held>(s, {"all", "inner", "leaves"}, "rows held");
 }
 StageKind parse_stage(const std::string& s) {
   return parse<StageKind>(s, {"rows", "loop", "global"}, "stage kind");
@@ -123,12 +126,12 @@ void bind_builder(py::module_& m) {
       .def(
           "add_buffer",
           [](Builder& b, const std::string& role, int32_t index, int32_t space, int32_t width,
-             int32_t first, int32_t last) {
-            return Builder::add(b.open().buffers,
-                                Buffer{parse_role(role), index, space, width, first, last});
+             int32_t first, int32_t last, const std::string& held) {
+            return Builder::add(b.open().buffers, Buffer{parse_role(role), index, space, width,
+                                                         first, last, parse_held(held)});
           },
           py::arg("role"), py::arg("index"), py::arg("space"), py::arg("width"),
-          py::arg("first") = 0, py::arg("last") = 0)
+          py::arg("first") = 0, py::arg("last") = 0, py::arg("held") = "all")
       .def(
           "add_weight",
           [](Builder& b, int64_t k, int64_t n, const Pieces& pieces) {

@@ -63,7 +63,7 @@ class Binder {
   void place(int32_t buffer, T*& data, int64_t& stride, int64_t& base) const {
     const Buffer& b = p_.buffers[buffer];
     stride = b.width;
-    base = kind_of(b.space) < 0 ? 0 : at_.spaces->ranges[b.space].begin;
+    base = at_.spaces->rows_of(b).begin;
     data = nullptr;
     switch (b.role) {
       case Role::kArena:
@@ -128,6 +128,8 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
       return {s.parent, {}};
     case Array::kNthChild:
       return {{s.nth_child(o.argument), vertices}, {}};
+    case Array::kNthLeaf:
+      return {{s.nth_leaf(o.argument), vertices}, {}};
     case Array::kNthEdge:
       return {{s.nth_edge(o.argument), vertices}, {}};
     case Array::kParentIfNth:

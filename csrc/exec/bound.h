@@ -23,6 +23,7 @@ struct Bound {
   int64_t stride = 0, base = 0;
   const int32_t* index = nullptr;  // labels, looked up rows
   const T* packed = nullptr;
+  int64_t packed_k = 0;  // rows of the packed matrix, of which this may be part
   int64_t k = 0, n = 0;
   MapKernel<T> map{};
 };

@@ -91,18 +91,24 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   std::fill_n(gradients_.as<T>(), elements, T(0));
 
   weights_of_.resize(parameters.size());
+  packed_at_ = place_weights(p.weights, kernels_.panel);
   for (size_t i = 0; i < p.weights.size(); ++i) {
     const Weight& w = p.weights[i];
-    const size_t size = kernels_.packed_size(w.k, w.n);
     Memory& memory = context_.packed.emplace_back();
+    if (!packs(i)) continue;
+    const size_t size = kernels_.packed_size(w.k, w.n);
     memory.reserve(size * sizeof(T));
     std::fill_n(memory.as<T>(), size, T(0));
-    context_.packed_data.push_back(memory.as<T>());
     for (const WeightPiece& q : w.pieces) {
       weights_of_[q.param].push_back(static_cast<int32_t>(i));
     }
   }
   stale_.assign(p.weights.size(), true);
+  for (const PackedAt& at : packed_at_) {
+    const T* whole = context_.packed[at.weight].template as<T>();
+    const int64_t panels_before = at.column / kernels_.panel * p.weights[at.weight].k;
+    context_.packed_data.push_back(whole + (panels_before + at.row) * kernels_.panel);
+  }
 
   int32_t widest = 1;
   for (const Buffer& b : p.buffers) {
@@ -113,6 +119,11 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   counts_.reserve((index_features_.num_features() - kFewestCount) * sizeof(T));
   context_.tables = make_tables(p, analysis_.dense_gradient, context_.sizes);
   bind_shapes(p, bound_, patches_);
+  for (size_t i = 0; i < p.instructions.size(); ++i) {
+    const Instruction& in = p.instructions[i];
+    if (in.kind != InstructionKind::kMatmul) continue;
+    bound_.instructions[i].packed_k = p.weights[packed_at_[in.weight].weight].k;
+  }
   // In a stage over edges an edge row is a row of the chunk itself.
   for (const Body& body : analysis_.bodies) {
     for (int32_t id : body.instructions) {
@@ -157,7 +168,7 @@ void Executor<T>::lay_out() {
   for (size_t i = 0; i < lives.size(); ++i) {
     const Buffer& b = program_->buffers[i];
     if (b.role != Role::kArena) continue;
-    lives[i].bytes = sizeof(T) * b.width * spaces_.ranges[b.space].size();
+    lives[i].bytes = sizeof(T) * b.width * spaces_.rows_of(b).size();
     total += lives[i].bytes;
   }
   arena_needed_ = total <= kSmallArena ? lay_side_by_side(lives) : pack_lifetimes(lives);
@@ -245,7 +256,7 @@ void Executor<T>::plan_prologue() {
     prologue_.push_back({kind, id, 0, 0, a, b});
   };
   for (size_t i = 0; i < stale_.size(); ++i) {
-    if (!stale_[i]) continue;
+    if (!stale_[i] || !packs(i)) continue;
     const Weight& w = program_->weights[i];
     const auto panels = static_cast<int32_t>((w.n + kernels_.panel - 1) / kernels_.panel);
     const auto each = static_cast<int32_t>(

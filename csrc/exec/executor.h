@@ -12,6 +12,7 @@
 
 #include "exec/bind.h"
 #include "exec/features.h"
+#include "exec/packing.h"
 #include "exec/plan.h"
 #include "exec/progress.h"
 #include "exec/worker.h"
@@ -155,6 +156,8 @@ class Executor {
   void bind(const Inputs<T>& inputs);
   void bind_counts(const Inputs<T>& inputs);
   double run_locked(const Inputs<T>& inputs);
+  // Whether a weight has packed memory of its own.
+  bool packs(size_t w) const { return packed_at_[w].weight == static_cast<int32_t>(w); }
   void plan_prologue();
   double execute();
   void walk(int32_t thread, int32_t threads);
@@ -190,6 +193,7 @@ class Executor {
 
   int64_t gradient_elements_ = 0;
   Memory arena_, gradients_, ones_, counts_;
+  std::vector<PackedAt> packed_at_;               // of each weight
   std::vector<bool> stale_;                       // weight must be packed again
   std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights
   std::vector<double> partial_;

@@ -257,6 +257,7 @@ void resolve_spaces(const Program& program, const Schedule& schedule, Spaces& sp
   spaces.ranges[kVertexSpace] = {0, vertices};
   spaces.ranges[kEdgeSpace] = {0, edges};
   spaces.kinds.assign(schedule.kinds.size(), -1);
+  int32_t inner = 0;
   for (size_t i = 0; i < schedule.kinds.size(); ++i) {
     const Kind& kind = schedule.kinds[i];
     const auto at = std::find(program.kinds.begin(), program.kinds.end(), kind.key);
@@ -268,7 +269,11 @@ void resolve_spaces(const Program& program, const Schedule& schedule, Spaces& sp
     spaces.kinds[i] = static_cast<int32_t>(at - program.kinds.begin());
     spaces.ranges[kVertexKind0 + 2 * spaces.kinds[i]] = kind.rows;
     spaces.ranges[kEdgeKind0 + 2 * spaces.kinds[i]] = kind.edges;
+    if (kind.key % 2 == 1) inner = kind.rows.end;
   }
+  spaces.held[static_cast<int>(Held::kAll)] = {0, vertices};
+  spaces.held[static_cast<int>(Held::kInner)] = {0, inner};
+  spaces.held[static_cast<int>(Held::kLeaves)] = {inner, vertices};
 }
 
 void make_plan(const Program& program, const Analysis& analysis, const Schedule& schedule,

@@ -49,7 +49,11 @@ struct Plan {
 // Row ranges of the program's spaces in a batch, and the program kind of each schedule kind.
 struct Spaces {
   std::vector<RowRange> ranges;
+  RowRange held[3];  // by Held
   std::vector<int32_t> kinds;
+  RowRange rows_of(const Buffer& b) const {
+    return b.held == Held::kAll ? ranges[b.space] : held[static_cast<int>(b.held)];
+  }
 };
 // Throws std::runtime_error for a kind of the batch the program does not have.
 void resolve_spaces(const Program& program, const Schedule& schedule, Spaces& spaces);

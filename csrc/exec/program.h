@@ -31,12 +31,16 @@ enum class Role : uint8_t {
 enum Count : int32_t { kScale = -1, kGraphRows = -2, kVertexRows = -3, kEdgeRows = -4 };
 constexpr int32_t kFewestCount = kEdgeRows;
 
+// Which rows an arena buffer in kVertexSpace has: those of vertices with children come first.
+enum class Held : uint8_t { kAll, kInner, kLeaves };
+
 struct Buffer {
   Role role;
   int32_t index;
   Space space;
   int32_t width;        // elements a row
   int32_t first, last;  // stages, inclusive; kArena only
+  Held held = Held::kAll;
 };
 
 // Index arrays a row map can name.
@@ -56,6 +60,7 @@ enum class Array : uint8_t {
   kOut,           // segments: out_offsets, out_edges
   kGraphRows,     // segments: graph_offsets, graph_rows
   kNthParents,    // + argument k; segments: rows of the parents whose k-th child the row is
+  kNthLeaf,       // + argument k: as kNthChild, but -1 where that child has children itself
 };
 
 struct Operand {

@@ -19,9 +19,17 @@ inline bool contains(Space outer, Space inner) {
          (outer == kEdgeSpace && is_edge(inner));
 }
 
+inline bool all_vertices(const Buffer& b) {
+  return b.space == kVertexSpace && b.held == Held::kAll;
+}
+
 inline bool is_segments(Array a) {
   return a == Array::kChildren || a == Array::kEdges || a == Array::kOut ||
          a == Array::kGraphRows || a == Array::kNthParents;
+}
+inline bool has_argument(Array a) {
+  return a == Array::kNthChild || a == Array::kNthEdge || a == Array::kParentIfNth ||
+         a == Array::kIndexFeature || a == Array::kNthParents || a == Array::kNthLeaf;
 }
 // Inside one chunk of rows and their edges, whatever the chunk.
 inline bool is_local(const Operand& o) {
@@ -35,8 +43,10 @@ inline bool is_global(InstructionKind k) {
 }
 
 std::string space_name(Space s);
+std::string rows_name(const Buffer& b);  // its space, and what of it is held
 const char* array_name(Array a);
 const char* instruction_name(InstructionKind k);
 const char* role_name(Role r);
+const char* held_name(Held h);
 
 }  // namespace cavs

@@ -27,6 +27,9 @@ class Validator {
       need(b.space >= 0 && b.space < spaces,
            "space " + std::to_string(b.space) + " outside [0, " + std::to_string(spaces) + ")");
       need(b.width > 0, "width " + std::to_string(b.width) + ", needs at least 1");
+      need(b.held == Held::kAll || (b.role == Role::kArena && b.space == kVertexSpace),
+           std::string("holds ") + held_name(b.held) + " only, is " + role_name(b.role) + " of " +
+               space_name(b.space) + ": needs an arena buffer of vertex");
       if (b.role == Role::kArena) {
         need(b.first >= 0 && b.first <= b.last && b.last < stages,
              "lives in stages [" + std::to_string(b.first) + ", " + std::to_string(b.last) +
@@ -61,6 +64,8 @@ class Validator {
       need(p_.buffers[o].role == Role::kArena, "output " + std::to_string(o) + " is a " +
                                                    role_name(p_.buffers[o].role) +
                                                    " buffer, needs an arena buffer");
+      need(p_.buffers[o].held == Held::kAll,
+           "output " + std::to_string(o) + " has " + rows_name(p_.buffers[o]));
     }
   }
 
@@ -109,7 +114,7 @@ class Validator {
     check_columns(o.buffer, o.column, o.width, o.map == RowMap::kOne);
     const Buffer& b = p_.buffers[o.buffer];
     const std::string reads = std::string(role_name(b.role)) + " buffer " +
-                              std::to_string(o.buffer) + " of " + space_name(b.space) + " from " +
+                              std::to_string(o.buffer) + " of " + rows_name(b) + " from " +
                               space_name(s);
     const bool constant = b.role == Role::kOnes || b.role == Role::kCount;
     if (constant && (o.map == RowMap::kOne || o.map == RowMap::kSelf)) return;
@@ -125,7 +130,7 @@ class Validator {
           need(s == kGraphSpace || s == kOneSpace,
                "reads " + reads + " without an order: features are in the caller's order");
         } else {
-          need(contains(b.space, s), "reads " + reads + " row by row");
+          need(has_rows(b, s), "reads " + reads + " row by row");
         }
         return;
       case RowMap::kIndex:
@@ -162,15 +167,16 @@ class Validator {
         from = is_vertex(s), to = feature || b.space == kGraphSpace;
         break;
       case Array::kChild:
-        from = is_edge(s), to = !feature && b.space == kVertexSpace;
+        from = is_edge(s), to = !feature && all_vertices(b);
         break;
       case Array::kNthChild:
       case Array::kChildren:
-        from = is_vertex(s), to = !feature && b.space == kVertexSpace;
+        from = is_vertex(s), to = !feature && all_vertices(b);
         break;
       case Array::kParent:
       case Array::kParentIfNth:
-        from = is_edge(s), to = !feature && from && contains(b.space, vertices_of(s));
+        from = is_edge(s),
+        to = !feature && from && contains(b.space, vertices_of(s)) && b.held != Held::kLeaves;
         break;
       case Array::kNthEdge:
       case Array::kEdges:
@@ -180,31 +186,37 @@ class Validator {
         from = is_vertex(s), to = !feature && b.space == kEdgeSpace;
         break;
       case Array::kNthParents:
-        from = is_vertex(s), to = !feature && holds_parents(b.space);
+        from = is_vertex(s), to = !feature && holds_parents(b);
+        break;
+      case Array::kNthLeaf:
+        from = is_vertex(s), to = b.space == kVertexSpace && !feature && b.held != Held::kInner;
         break;
       case Array::kGraphRows:
-        from = s == kGraphSpace, to = !feature && b.space == kVertexSpace;
+        from = s == kGraphSpace, to = !feature && all_vertices(b);
         break;
       case Array::kNone:
         from = false;
         break;
     }
     need(from && (to || constant), what);
-    if (o.array == Array::kNthChild || o.array == Array::kNthEdge ||
-        o.array == Array::kParentIfNth || o.array == Array::kIndexFeature ||
-        o.array == Array::kNthParents) {
+    if (has_argument(o.array)) {
       need(o.argument >= 0 && o.argument < kMostIndices,
            what + " with argument " + std::to_string(o.argument));
     }
   }
 
+  // Every row of `s` is one of the buffer.
+  bool has_rows(const Buffer& b, Space s) const {
+    if (b.held == Held::kAll || !is_vertex(s)) return contains(b.space, s);
+    return kind_of(s) >= 0 && (p_.kinds[kind_of(s)] % 2 == 1) == (b.held == Held::kInner);
+  }
   // Every vertex with children has a row there.
-  bool holds_parents(Space s) const {
-    if (!is_vertex(s)) return false;
-    for (size_t k = 0; kind_of(s) >= 0 && k < p_.kinds.size(); ++k) {
-      if (p_.kinds[k] % 2 == 1 && kind_of(s) != static_cast<int32_t>(k)) return false;
+  bool holds_parents(const Buffer& b) const {
+    for (size_t k = 0; k < p_.kinds.size(); ++k) {
+      const auto kind = static_cast<Space>(kVertexKind0 + 2 * k);
+      if (p_.kinds[k] % 2 == 1 && !has_rows(b, kind)) return false;
     }
-    return true;
+    return is_vertex(b.space);
   }
 
   void check_out(int32_t buffer, int64_t column, int64_t width, Space s) const {
@@ -214,8 +226,8 @@ class Validator {
         b.role == Role::kArena || b.role == Role::kScratch || b.role == Role::kGrad;
     need(writable,
          "writes " + std::string(role_name(b.role)) + " buffer " + std::to_string(buffer));
-    need(b.role == Role::kGrad ? s == kOneSpace : contains(b.space, s),
-         "writes buffer " + std::to_string(buffer) + " of " + space_name(b.space) + " from " +
+    need(b.role == Role::kGrad ? s == kOneSpace : has_rows(b, s),
+         "writes buffer " + std::to_string(buffer) + " of " + rows_name(b) + " from " +
              space_name(s));
   }
 

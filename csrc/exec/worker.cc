@@ -78,8 +78,8 @@ void Worker<T>::run_rows(int32_t id, int64_t r0, int64_t r1) {
   const Kernels<T>& k = *c_.kernels;
   switch (b.kind) {
     case InstructionKind::kMatmul:
-      k.matmul(sources, b.count, r0, r1, b.packed, b.k, b.n, 0, panels(b.n), b.out, b.stride,
-               b.base, b.accumulate, scratch);
+      k.matmul(sources, b.count, r0, r1, b.packed, b.packed_k, b.k, b.n, 0, panels(b.n), b.out,
+               b.stride, b.base, b.accumulate, scratch);
       return;
     case InstructionKind::kMap:
       k.map(b.map, r0, r1, scratch);
@@ -170,8 +170,8 @@ template <class T>
 void Worker<T>::run_panels(const Item& item) {
   const Bound<T>& b = own_.instructions[item.id];
   patch(b, c_.shared_scratch.template as<T>(), item.c);
-  c_.kernels->matmul(own_.sources.data() + b.first, b.count, item.r0, item.r1, b.packed, b.k, b.n,
-                     item.a, item.b, b.out, b.stride, b.base, b.accumulate,
+  c_.kernels->matmul(own_.sources.data() + b.first, b.count, item.r0, item.r1, b.packed, b.packed_k,
+                     b.k, b.n, item.a, item.b, b.out, b.stride, b.base, b.accumulate,
                      kernel_scratch_.template as<T>());
 }
 

@@ -49,7 +49,7 @@ struct ByLevel {
   std::vector<int32_t> order, graph_of;
 };
 
-// Bit k of the mask of a vertex: it is the k-th child of another, k < numbers.
+// Bit k of the mask of a vertex without children: it is the k-th child of another, k < numbers.
 std::vector<uint32_t> uses_of(const GraphBatch& batch, int32_t numbers) {
   std::vector<uint32_t> uses(batch.num_vertices());
   for (int32_t g = 0; numbers > 0 && g < batch.num_graphs(); ++g) {
@@ -58,7 +58,10 @@ std::vector<uint32_t> uses_of(const GraphBatch& batch, int32_t numbers) {
       const int32_t begin = graph.offsets[v];
       const int32_t end = std::min(graph.offsets[v + 1], begin + numbers);
       for (int32_t e = begin; e < end; ++e) {
-        uses[batch.vertex_offsets[g] + graph.children[e]] |= uint32_t{1} << (e - begin);
+        const int32_t c = graph.children[e];
+        if (graph.offsets[c] == graph.offsets[c + 1]) {
+          uses[batch.vertex_offsets[g] + c] |= uint32_t{1} << (e - begin);
+        }
       }
     }
   }
@@ -72,6 +75,7 @@ class Merging {
       : batch_(batch),
         of_vertices_(of_vertices),
         of_edges_(of_edges),
+        child_numbers_(child_numbers),
         uses_(uses_of(batch, child_numbers)) {
     size_t size = 16;
     while (size < 2 * static_cast<size_t>(batch.num_vertices())) size *= 2;
@@ -124,7 +128,7 @@ class Merging {
     const int32_t begin = graph_->offsets[distinct], end = graph_->offsets[distinct + 1];
     if (!std::equal(children_.begin(), children_.end(), graph_->children.begin() + begin,
                     graph_->children.begin() + end) ||
-        merged_.used[distinct] != uses_[v]) {
+        (begin == end && merged_.leaf[distinct] != uses_[v])) {
       return false;
     }
     for (const auto& column : of_vertices_) {
@@ -147,13 +151,25 @@ class Merging {
     graph_->level.push_back(level);
     merged_.vertex.push_back(v);
     merged_.copies.push_back(0);
-    merged_.used.push_back(uses_[v]);
+    merged_.leaf.push_back(children_.empty() ? uses_[v] : leaf_children());
     hashes_.push_back(hash);
     return static_cast<int32_t>(hashes_.size()) - 1;
   }
 
+  // Bit k: the k-th of `children_` has no children.
+  uint32_t leaf_children() const {
+    uint32_t mask = 0;
+    const size_t numbers = std::min(children_.size(), static_cast<size_t>(child_numbers_));
+    for (size_t k = 0; k < numbers; ++k) {
+      const int32_t c = children_[k];
+      if (graph_->offsets[c] == graph_->offsets[c + 1]) mask |= uint32_t{1} << k;
+    }
+    return mask;
+  }
+
   const GraphBatch& batch_;
   const std::vector<FeatureColumn>&of_vertices_, &of_edges_;
+  const int32_t child_numbers_;
   const std::vector<uint32_t> uses_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   MergedGraph merged_;

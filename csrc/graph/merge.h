@@ -23,11 +23,12 @@ struct MergedGraph {
   std::vector<int32_t> edge;           // edge of graph -> that of the first copy, in the batch
   std::vector<int32_t> distinct;       // vertex of the batch -> distinct vertex
   std::vector<int32_t> copies;         // distinct vertex -> vertices of the batch it stands for
-  std::vector<uint32_t> used;          // distinct vertex -> which children it is; see merge_copies
+  std::vector<uint32_t> leaf;          // distinct vertex -> which leaf children; see merge_copies
 };
 
-// child_numbers: with K > 0 vertices are told apart also by how they are used: bit k of `used` says
-// that a vertex is the k-th child of another, for k < K <= 32.
+// child_numbers: with K > 0 vertices without children are told apart also by how they are used. Bit
+// k of `leaf` says that such a vertex is the k-th child of another, k < K <= 32; of a vertex with
+// children, that its k-th child has none.
 //
 // Two vertices are copies if their rows of all columns are equal byte by byte and their children,
 // in order, are copies over equal edges. Hash-consing in the order of the levels: linear in

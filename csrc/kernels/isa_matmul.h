@@ -25,16 +25,20 @@ size_t packed_size(int64_t k, int64_t n) {
 template <class T>
 void pack(const T* w, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols,
           int64_t k0, int64_t n0, int64_t k, int64_t, T* packed) {
-  constexpr int64_t width = kPanel<T>;
+  constexpr int64_t width = kPanel<T>, kLine = 64 / sizeof(T);
   for (int64_t j = 0; j < cols;) {  // a run of columns inside one panel
     const int64_t column = n0 + j, run = smaller(cols - j, width - column % width);
     T* out = packed + (column / width) * k * width + k0 * width + column % width;
     const T* in = w + j * col_stride;
     if (col_stride == 1) {
       for (int64_t i = 0; i < rows; ++i) copy(out + i * width, in + i * row_stride, run);
-    } else {
-      for (int64_t i = 0; i < rows; ++i)
-        for (int64_t c = 0; c < run; ++c) out[i * width + c] = in[i * row_stride + c * col_stride];
+    } else {  // a line of each column at a time: far apart, the columns evict each other
+      for (int64_t i0 = 0; i0 < rows; i0 += kLine) {
+        const int64_t i1 = smaller(rows, i0 + kLine);
+        for (int64_t c = 0; c < run; ++c)
+          for (int64_t i = i0; i < i1; ++i)
+            out[i * width + c] = in[i * row_stride + c * col_stride];
+      }
     }
     j += run;
   }
@@ -65,8 +69,8 @@ CAVS_INLINE RowsOfA<T> rows_of(const Source<T>* a, int64_t r, int64_t rows, int6
 
 template <class T>
 void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, const T* packed,
-            int64_t k, int64_t n, int64_t p0, int64_t p1, T* c, int64_t c_stride, int64_t c_base,
-            bool accumulate, T* scratch) {
+            int64_t packed_k, int64_t k, int64_t n, int64_t p0, int64_t p1, T* c, int64_t c_stride,
+            int64_t c_base, bool accumulate, T* scratch) {
   constexpr int64_t width = kPanel<T>;
   const bool in_place = num_sources == 1 && a->map != RowMap::kSegmentSum;
   T* zeros = scratch;
@@ -88,7 +92,7 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
           RowsOfA<T> of =
               rows_of(a, b0 + t0, t1 - t0, k, joined == nullptr ? nullptr : joined + t0 * k, zeros);
           for (const T*& row : of.row) row += k0;
-          run_tile(t1 - t0, of, depth, packed + (p * k + k0) * width,
+          run_tile(t1 - t0, of, depth, packed + (p * packed_k + k0) * width,
                    c + (b0 + t0 - c_base) * c_stride + p * width, c_stride, cols,
                    accumulate || k0 > 0);
         }

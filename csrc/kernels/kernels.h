@@ -121,9 +121,11 @@ struct Kernels {
                int64_t k0, int64_t n0, int64_t k, int64_t n, T* packed);
   // c[r] (+)= [sources side by side](r) @ W for r in [r0, r1), panels [p0, p1) only.
   // c addresses row r at c + (r - c_base) * c_stride. `scratch` holds matmul_scratch(k) elements.
+  // W may be part of a packed matrix, whose panels have packed_k rows: `packed` points to its
+  // first.
   void (*matmul)(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, const T* packed,
-                 int64_t k, int64_t n, int64_t p0, int64_t p1, T* c, int64_t c_stride,
-                 int64_t c_base, bool accumulate, T* scratch);
+                 int64_t packed_k, int64_t k, int64_t n, int64_t p0, int64_t p1, T* c,
+                 int64_t c_stride, int64_t c_base, bool accumulate, T* scratch);
   size_t (*matmul_scratch)(int64_t k);
   // out[K, N] (+)= sum over r in [r0, r1) of A(r)^T B(r), columns [n0, n1) of B only; n0 is a
   // multiple of panel. out is row-major with out_stride. Rows are added in ascending order.

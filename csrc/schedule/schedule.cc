@@ -10,7 +10,8 @@
 namespace cavs {
 namespace {
 
-// Numbers the kinds of a batch by first occurrence, then by ascending key.
+// Numbers the kinds of a batch by first occurrence, then sorts them: with children first, then by
+// ascending key.
 class KindTable {
  public:
   int32_t id(uint32_t presence, bool has_children) {
@@ -30,10 +31,11 @@ class KindTable {
   std::vector<int32_t> sort() {
     std::vector<int32_t> by_key(keys_.size()), rank(keys_.size());
     std::iota(by_key.begin(), by_key.end(), 0);
+    const auto before = [](uint64_t a, uint64_t b) { return a % 2 != b % 2 ? a % 2 == 1 : a < b; };
     std::sort(by_key.begin(), by_key.end(),
-              [&](int32_t a, int32_t b) { return keys_[a] < keys_[b]; });
+              [&](int32_t a, int32_t b) { return before(keys_[a], keys_[b]); });
     for (size_t i = 0; i < by_key.size(); ++i) rank[by_key[i]] = static_cast<int32_t>(i);
-    std::sort(keys_.begin(), keys_.end());
+    std::sort(keys_.begin(), keys_.end(), before);
     return rank;
   }
 
@@ -177,7 +179,7 @@ void cut_tasks(const Vertices& vertices, Schedule* schedule) {
   for (const BatchTask& task : by_kind) schedule->tasks[level_next[task.level]++] = task;
 }
 
-enum Derived : int64_t { kNthChild, kNthEdge, kParentIfNth, kNthParents, kNumDerived };
+enum Derived : int64_t { kNthChild, kNthEdge, kParentIfNth, kNthParents, kNthLeaf, kNumDerived };
 
 int64_t derived_key(int32_t k, Derived what) {
   if (k < 0) {
@@ -216,6 +218,20 @@ const int32_t* Schedule::nth_child(int32_t k) const {
     for (size_t r = 0; r < order.size(); ++r) {
       const int32_t begin = edge_offsets[r], arity = edge_offsets[r + 1] - begin;
       it->second[r] = k < arity ? child[begin + k] : -1;
+    }
+  }
+  return it->second.data();
+}
+
+const int32_t* Schedule::nth_leaf(int32_t k) const {
+  const int64_t key = derived_key(k, kNthLeaf);
+  const int32_t* const children = nth_child(k);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto [it, is_new] = derived_.try_emplace(key);
+  if (is_new) {
+    it->second.assign(children, children + order.size());
+    for (int32_t& c : it->second) {
+      if (c >= 0 && edge_offsets[c] < edge_offsets[c + 1]) c = -1;
     }
   }
   return it->second.data();

@@ -1,7 +1,8 @@
 // The schedule of a batch: rows, kinds and batch tasks (Cavs, Algorithm 1, as data).
 //
 // Vertices are renumbered into rows: sorted by (kind, level, vertex id). So the rows of a kind are
-// contiguous, and inside them the rows of each task (kind, level) are contiguous too. Edges are
+// contiguous, those of all vertices with children too, and inside a kind the rows of each task
+// (kind, level). Edges are
 // renumbered into edge rows: sorted by (row of the parent, position among its children), so the
 // edge rows of a row range are contiguous.
 #pragma once
@@ -36,7 +37,7 @@ struct Kind {
 
 struct Schedule {
   std::shared_ptr<const GraphBatch> batch;
-  std::vector<Kind> kinds;       // ascending key; only those that occur
+  std::vector<Kind> kinds;       // those that occur: with children first, then by ascending key
   std::vector<BatchTask> tasks;  // ascending (level, kind)
   int32_t num_levels = 0;
 
@@ -58,6 +59,7 @@ struct Schedule {
   const int32_t* nth_edge(int32_t k) const;       // row -> edge row of the k-th child, or -1
   const int32_t* parent_if_nth(int32_t k) const;  // edge row -> row of the parent if the edge is
                                                   // its k-th, else -1
+  const int32_t* nth_leaf(int32_t k) const;  // as nth_child, but -1 where that child has children
   // Segments in one array: num_vertices + 1 offsets, then for each row, ascending, the rows of the
   // parents whose k-th child it is.
   const int32_t* nth_parents(int32_t k) const;

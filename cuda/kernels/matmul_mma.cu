@@ -108,10 +108,15 @@ __device__ void finish(const float (&sum)[2][4][4], float* shared, const Target&
   }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const float own = at.group == 0 ? sum[0][i / 4][i % 4] : sum[1][i / 4][i % 4];
-    to.write(at.row + at.group * 16 + at.g + i / 2 % 2 * 8,
-             at.column + i / 4 * 8 + at.t * 2 + i % 2, own + mine[i * 128]);
+  for (int i = 0; i < 16; i += 2) {
+    Lanes<2> x;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const float own = at.group == 0 ? sum[0][i / 4][i % 4 + c] : sum[1][i / 4][i % 4 + c];
+      x.v[c] = own + mine[(i + c) * 128];
+    }
+    const int row = at.row + at.group * 16 + at.g + i / 2 % 2 * 8;
+    to.write(row, at.column + i / 4 * 8 + at.t * 2, x);
   }
   __syncthreads();  // `shared` may be written again
 }

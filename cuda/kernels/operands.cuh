@@ -34,10 +34,22 @@ struct Target {
   long long stride, base, r0, end;
   int n0, n, accumulate;
 
-  __device__ void write(int i, int j, real value) const {
-    if (r0 + i >= end || n0 + j >= n) return;
+  // N columns from j on of row i, in one access where their address allows.
+  template <int N>
+  __device__ void write(int i, int j, const Lanes<N>& x) const {
+    const int left = n - n0 - j;
+    if (r0 + i >= end) return;
     real* to = out + (r0 + i - base) * stride + n0 + j;
-    *to = accumulate ? *to + value : value;
+    if (left >= N && reinterpret_cast<unsigned long long>(to) % alignof(Lanes<N>) == 0) {
+      Lanes<N> sum = x;
+      if (accumulate) add(sum, load<N>(to, N, true));
+      store(to, sum);
+      return;
+    }
+#pragma unroll
+    for (int c = 0; c < N; ++c) {
+      if (c < left) to[c] = accumulate ? to[c] + x.v[c] : x.v[c];
+    }
   }
 };
 
@@ -174,7 +186,7 @@ __device__ void add_warps(const real (&sum)[kLaneSums], real* shared, Place plac
     real total = at[0];
 #pragma unroll
     for (int part = 1; part < 4; ++part) total += at[part * (kLaneSums * 33)];
-    to.write(row, column, total);
+    to.write(row, column, Lanes<1>{total});
   }
   __syncthreads();  // `shared` may be written again
 }

@@ -40,19 +40,23 @@ __device__ inline void multiply(const real* a, real (&sum)[8][4]) {
   }
 }
 
-// Adds the sums of the groups; group g then has columns 2 g and 2 g + 1 of what its threads share.
+// Adds the sums of the groups; either then has half of the rows of its threads.
 __device__ inline void finish(const real (&sum)[8][4], real* shared, const Target& to) {
   const Thread me;
   const bool first = me.group == 0;
   real* others = shared + (1 - me.group) * (16 * 128) + threadIdx.x % 128;
   const real* mine = shared + me.group * (16 * 128) + threadIdx.x % 128;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) others[i * 128] = first ? sum[i / 2][2 + i % 2] : sum[i / 2][i % 2];
+  for (int i = 0; i < 16; ++i) others[i * 128] = first ? sum[4 + i / 4][i % 4] : sum[i / 4][i % 4];
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const real own = first ? sum[i / 2][i % 2] : sum[i / 2][2 + i % 2];
-    to.write(me.row(i / 2), me.tx * 4 + me.group * 2 + i % 2, own + mine[i * 128]);
+  for (int m = 0; m < 4; ++m) {
+    Lanes<4> x;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      x.v[n] = (first ? sum[m][n] : sum[4 + m][n]) + mine[(m * 4 + n) * 128];
+    }
+    to.write(me.row(me.group * 4 + m), me.tx * 4, x);
   }
   __syncthreads();  // `shared` may be written again
 }

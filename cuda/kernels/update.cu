@@ -72,7 +72,10 @@ __device__ void update_stretch(const Stretch& s, F f) {
 
 template <int States, class F>
 __device__ void update_each(const Stretch* stretches, int count, F f) {
-  for (int i = blockIdx.x; i < count; i += gridDim.x) update_stretch<States>(stretches[i], f);
+  for (int i = blockIdx.x; i < count; i += gridDim.x) {
+    const Stretch s = stretches[i];  // a copy: what is written could else be the table
+    update_stretch<States>(s, f);
+  }
 }
 
 }  // namespace
@@ -81,7 +84,7 @@ __device__ void update_each(const Stretch* stretches, int count, F f) {
 extern "C" __global__ __launch_bounds__(256, 4) void square(const Stretch* stretches, int count,
                                                             double* partial) {
   for (int i = blockIdx.x; i < count; i += gridDim.x) {
-    const Stretch& s = stretches[i];
+    const Stretch s = stretches[i];
     const long long n = s.count * s.width, whole = aligned(s.grad) ? n / kWide * kWide : 0;
     double sum = 0;
 #pragma unroll 4

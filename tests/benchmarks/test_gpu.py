@@ -9,6 +9,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,12 @@ torch = pytest.importorskip("torch")
 
 from benchmarks import gpu  # noqa: E402
 from benchmarks.apart import apart  # noqa: E402
-from benchmarks.gpu_cases import groups, precisions  # noqa: E402
+from benchmarks.gpu_cases import groups as groups_of  # noqa: E402
+from benchmarks.gpu_cases import precisions  # noqa: E402
 from benchmarks.gpu_table import summary_table  # noqa: E402
-from benchmarks.rivals import base, floor  # noqa: E402
+from benchmarks.rivals import base, floor, graphs  # noqa: E402
 from benchmarks.rivals.device import set_up  # noqa: E402
-from benchmarks.runner import RUNNERS  # noqa: E402
+from benchmarks.runner import RUNNERS, make_runner  # noqa: E402
 from benchmarks.sessions import RemoteSession, SessionError  # noqa: E402
 from benchmarks.timeline import chrome_trace  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Case, initial_parameters, load  # noqa: E402
@@ -35,7 +37,7 @@ def test_every_part_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert gpu.main([*TINY, "--data", "random", "--out", str(out)]) == 0
     record = json.loads(out.read_text())
     assert record["failed"] == [] and record["skipped"] == []
-    wanted = groups("cpu", "random", False, True)
+    wanted = groups_of("cpu", "random", False, True)
     measured = [(e["group"], set(e["runners"])) for e in record["cases"]]
     assert measured == [(g.name, set(g.runners)) for g in wanted for _ in g.cases]
     assert record["ceilings"].keys() == {"device", "bytes", "fp32"}
@@ -87,7 +89,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_groups() -> None:
-    short, full = (groups("cuda", "random", whole, False) for whole in (False, True))
+    short, full = (groups_of("cuda", "random", whole, False) for whole in (False, True))
     assert [g.name for g in short][:3] == ["sst", "tree-fc", "fixed-lstm"]
     assert len(full[-2].cases) > 5 * len(short[-1].cases)
     assert {c.precision for g in short for c in g.cases} == set(precisions("cuda"))
@@ -96,7 +98,7 @@ def test_groups() -> None:
             known = {c.workload for c in g.cases}
             assert all(runner.partition("-without-")[0] in RUNNERS[w] for w in known)
         assert all(c.device == "cuda" for c in g.cases)
-    assert all(c.precision == "fp32" for g in groups("cpu", "", True, False) for c in g.cases)
+    assert all(c.precision == "fp32" for g in groups_of("cpu", "", True, False) for c in g.cases)
 
 
 def entry(group: str, times: dict[str, float]) -> dict[str, Any]:
@@ -182,6 +184,60 @@ def test_processes_that_hang_or_end_are_given_up() -> None:
     with pytest.raises(SessionError, match="ended with code"):
         session.run()
     session.close()
+
+
+class Replayed:
+    """Graphs whose replay does the work again, or, ``stale``, returns what it once returned."""
+
+    stale = False
+
+    def __init__(self) -> None:
+        self.work: Any = None
+        self.results: dict[int, Any] = {}
+        self.replays = 0
+
+    def capture(self, work: Any, plans: Any) -> None:
+        self.work = work
+        self.results = {id(plan): work(plan) for plan in plans}
+
+    def __contains__(self, plan: Any) -> bool:
+        return id(plan) in self.results
+
+    def replay(self, plan: Any) -> Any:
+        self.replays += 1
+        return self.results[id(plan)] if self.stale else self.work(plan)
+
+
+@pytest.mark.parametrize("name", ["hand-graph", "manual-graph"])
+def test_steps_are_replayed_and_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "Graphs", Replayed)
+    case = Case(
+        "tree-lstm", 8, 3, embedding=6, data="random", batches=2, optimizer="sgd", lr=0.5
+    )  # fmt: skip
+    for training in (True, False):
+        made = load(replace(case, training=training))
+        captured, plain = make_runner(name, made), make_runner(name.removesuffix("-graph"), made)
+        assert isinstance(captured, graphs.Graphed)
+        plans = [captured.prepare(batch) for batch in made.batches]
+        captured.device = SimpleNamespace(type="cuda")  # type: ignore[assignment]
+        captured.settle(plans)
+        graph = captured.graphs
+        assert isinstance(graph, Replayed) and len(graph.results) == 2
+        captured.load_parameters(initial_parameters(made))
+        before = graph.replays
+        if training:
+            losses = [captured.train(plan) for plan in plans]
+            assert losses == pytest.approx([plain.train(plan) for plan in plans], rel=1e-5)
+        else:
+            torch.testing.assert_close(captured.infer(plans[0]), plain.infer(plans[0]))
+        assert graph.replays == before + (2 if training else 1)
+    monkeypatch.setattr(Replayed, "stale", True)
+    made = load(case)
+    captured = make_runner(name, made)
+    plans = [captured.prepare(batch) for batch in made.batches]
+    captured.device = SimpleNamespace(type="cuda")  # type: ignore[attr-defined]
+    with pytest.raises(ArithmeticError, match="a replayed step has loss"):
+        captured.settle(plans)
 
 
 NOT_HERE = {"cavs", "floor", "naive"}  # a sparse gradient without memory has no rows

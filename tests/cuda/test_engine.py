@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 from dataclasses import replace
 from unittest import mock
 
@@ -204,6 +205,36 @@ def test_parameters_written_by_the_host_go_up_and_come_back(device, tmp_path):
     trainer.resume(tmp_path / "c.safetensors")
     assert all(np.array_equal(p.value, kept[k]) for k, p in model.parameters().items())
     assert [trainer.step(batch) for batch in data] == last  # the same bits from the same state
+
+
+def test_sessions_on_the_host_and_on_devices_see_each_others_steps(device):
+    batch = treebank(3)
+    alone, model = classifier(), classifier()
+    optimizer = cavs.optim.SGD(lr=0.5)
+
+    def trainer(model, where):
+        session = cavs.Session(model, dtype=np.float64, device=where)
+        return cavs.Trainer(model, optimizer, session=session)
+
+    expected = [trainer(alone, "cpu").step(batch) for _ in range(6)]
+    among = [trainer(model, where) for where in (device, "cpu", device)]
+    found = [of.step(batch) for _ in range(2) for of in among]
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert expected[0] > expected[-1]
+
+
+def test_a_model_outlives_its_trainer_and_is_copied(device):
+    batch = treebank(3)
+    alone, model = classifier(dtype=np.float32), classifier(dtype=np.float32)
+    for of, where in ((alone, "cpu"), (model, device)):
+        cavs.Trainer(of, cavs.optim.SGD(lr=0.5), device=where).step(batch)
+    gc.collect()
+    copied = copy.deepcopy(model)
+    cavs.Session(model, device=device)  # the trainer's copy is asked before it is dropped
+    for k, p in alone.parameters().items():
+        assert_close(copied.parameters()[k].value, p.value, 1e-5, k)
+        assert_close(model.parameters()[k].value, p.value, 1e-5, k)
+        assert len(model.parameters()[k].copies) == 1
 
 
 def test_a_loss_that_is_not_finite_updates_nothing(device):

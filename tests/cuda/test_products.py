@@ -243,3 +243,18 @@ def test_products_of_any_shape(data: st.DataObject) -> None:
     got = agree(case, grids, matmul_tn, *arguments)
     assert_product(case, precision, got, values.T, right.values, slack=4.0)
     assert len(memory) == len(kinds)
+
+
+@every_precision
+def test_what_is_not_finite_is_handed_on(case: Case, precision: str) -> None:
+    a = np.array([[np.inf], [-np.inf], [np.nan], [1.5], [-0.0]], case.dtype)
+    source, w = case.plain(a), case.array(np.ones((1, 33)))
+    for name in names(precision):
+        got = agree(case, GRIDS[:1], matmul, name, side_by_side([source]), 0, 5, w, 0.0, True)
+        np.testing.assert_array_equal(got, np.repeat(a, 33, 1))
+    ones = case.plain(np.ones((5, 33), case.dtype))
+    sides = (side_by_side([source]), side_by_side([ones]))
+    got = agree(case, GRIDS[:1], matmul_tn, precision, *sides, 3, 5, 1, 33, 0.0, 1)
+    np.testing.assert_array_equal(got, np.full((1, 33), 1.5))
+    got = agree(case, GRIDS[:1], matmul_tn, precision, *sides, 0, 2, 1, 33, 0.0, 1)
+    assert np.isnan(got).all()

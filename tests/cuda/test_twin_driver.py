@@ -352,6 +352,7 @@ def test_settings_of_the_environment(twin: Twin) -> None:
         "from tests.cuda.twin.launch import Context\n"
         "import sys, ctypes\n"
         "value = ctypes.c_int()\n"
+        "Twin().reset()\n"
         "Context(Twin()).call('cuDeviceGetAttribute', ctypes.byref(value), 75, 0)\n"
         "print(value.value)\n"
     )

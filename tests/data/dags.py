@@ -40,6 +40,11 @@ def naive_levels(children):
     return levels
 
 
+def kind_order(key):
+    """Kinds stand so: with children first, then by ascending key."""
+    return key % 2 == 0, key
+
+
 def naive_schedule(graphs, presence):
     """Rows by (kind, level, vertex), tasks, and edge rows by (row, position)."""
     children, levels, base = [], [], 0
@@ -49,7 +54,7 @@ def naive_schedule(graphs, presence):
         levels += naive_levels(local)
         base += len(local)
     keys = [2 * int(presence[v]) + bool(children[v]) for v in range(base)]
-    order = sorted(range(base), key=lambda v: (keys[v], levels[v], v))
+    order = sorted(range(base), key=lambda v: (kind_order(keys[v]), levels[v], v))
     row = {v: r for r, v in enumerate(order)}
     edges = [(r, row[c]) for r, v in enumerate(order) for c in children[v]]
     first_edge = [0]

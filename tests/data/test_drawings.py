@@ -30,7 +30,7 @@ def test_a_schedule_shows_tasks_by_level():
     s = batch([graph, graph]).schedule(("t",))
     dot = dot_schedule(s)
     assert "level 0, kind 2 (leaf, mask 1)\\n2 vertices, 0 edges" in dot
-    assert "level 2, kind 1 (inner, mask 0)\\n2 vertices, 2 edges" in dot
+    assert "level 2, kind 0 (inner, mask 0)\\n2 vertices, 2 edges" in dot
     assert "{ rank=same; t0; t1; }" in dot
     arrows = [line.split("[")[0].strip() for line in dot.splitlines() if "->" in line]
     assert arrows == ["t0 -> t2", "t1 -> t2", "t2 -> t3"]

@@ -16,7 +16,7 @@ from tests.data.dags import child_lists
 from tests.oracle import assert_close, reference
 from tests.runtime.trees import Classifier, binary, treebank
 
-OFF, ON = Passes(merge_vertices=False), Passes(at_nth_child_in_training=True)
+OFF = Passes(merge_vertices=False)
 
 
 def plain(graphs, names):
@@ -79,29 +79,32 @@ def test_equals_the_plain_way(graphs, names):
 
 
 @given(graph_lists(), st.integers(1, 3))
-def test_copies_agree_in_which_children_they_are(graphs, numbers):
+def test_copies_agree_in_which_leaf_children_they_are_and_have(graphs, numbers):
     whole = batch(graphs)
     merged = whole.merged((), numbers)
-    used, pairs, edges = [], set(), 0
+    leaf, reads, products = [], 0, set()
     for g in graphs:
         masks = [0] * g.num_vertices
         for v in range(g.num_vertices):
             for k, c in enumerate(g.children(v)[:numbers]):
-                masks[int(c)] |= 1 << k
-        used += masks
-    np.testing.assert_array_equal(merged.used[merged.distinct], used)
+                if len(g.children(int(c))) == 0:
+                    masks[int(c)] |= 1 << k
+                    masks[v] |= 1 << k
+        leaf += masks
+    np.testing.assert_array_equal(merged.leaf[merged.distinct], leaf)
     (run,) = merged.topology.graphs
     offsets, children = np.asarray(run.offsets), np.asarray(run.children)
     for d in range(merged.num_vertices):
         for k, c in enumerate(children[offsets[d] : offsets[d + 1]][:numbers]):
-            pairs.add((k, int(c)))
-            edges += 1
-    assert merged.parents_per_child == edges / max(len(pairs), 1)
-    names = tuple(f"#child {k}" for k in range(numbers))
+            reads += 1
+            of_leaf = offsets[c] == offsets[c + 1]
+            products.add((k, int(c)) if of_leaf else (k, int(c), d))
+    assert merged.reads_per_product == reads / max(len(products), 1)
+    names = tuple(f"#leaf child {k}" for k in range(numbers))
     schedule = merged.schedule(names)
     for key, (begin, end), _ in schedule.kinds:
         rows = np.asarray(schedule.order)[begin:end]
-        assert (merged.used[rows] == key >> 1).all()
+        assert (merged.leaf[rows] == key >> 1).all()
 
 
 def test_too_many_child_numbers():
@@ -145,23 +148,23 @@ def test_sessions_run_distinct_vertices_only(always):
 
 
 @pytest.mark.parametrize(("shared", "numbers"), [(0.0, 2), (np.inf, 0)])
-def test_products_at_the_child(always, monkeypatch, shared, numbers):
-    """Where children have parents enough, inner vertices multiply nothing of their children."""
+def test_products_at_the_leaves(always, monkeypatch, shared, numbers):
+    """Where leaves have parents enough, they are multiplied once for all of these."""
     monkeypatch.setattr(session_module, "SHARED_FROM", shared)
     model, whole = Classifier(), treebank(12)
-    session, apart = cavs.Session(model, passes=ON), cavs.Session(model, passes=OFF)
+    session, apart = cavs.Session(model), cavs.Session(model, passes=OFF)
     names = [name for name, _ in session.compiled(whole).stages]
     assert names[1] == "merge_vertices" and ("at_nth_child" in names) == bool(numbers)
     assert session.schedule(whole).batch.num_vertices < whole.num_vertices
-    text = str(cavs.explain(model, whole, passes=ON))
-    assert ("of child 0 | " in text) == (numbers == 0)
+    text = str(cavs.explain(model, whole))
+    assert ("of leaf child 0" in text) == bool(numbers)
     (loss, found), (expected_loss, expected) = session.gradients(whole), apart.gradients(whole)
     assert loss == pytest.approx(expected_loss, rel=1e-6)
     for name, g in expected.items():
         assert_close(found[name], g, 1e-5, name)
     # What is decided stays, also for a session that goes on from here.
     monkeypatch.setattr(session_module, "SHARED_FROM", 1.0)
-    other = cavs.Session(model, passes=ON)
+    other = cavs.Session(model)
     other.load_state_dict(session.state_dict())
     again, same = other.gradients(whole)
     assert again == loss

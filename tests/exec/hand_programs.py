@@ -35,8 +35,8 @@ class Hand:
         self.p = _engine.Program()
         self.p.kinds = list(kinds)
 
-    def buffer(self, role, space=ONE, width=1, index=0, first=0, last=0):
-        return self.p.add_buffer(role, index, space, width, first, last)
+    def buffer(self, role, space=ONE, width=1, index=0, first=0, last=0, held="all"):
+        return self.p.add_buffer(role, index, space, width, first, last, held)
 
     def weight(self, k, n, pieces):
         return self.p.add_weight(k, n, pieces)

@@ -6,6 +6,7 @@ from hand_programs import (
     EDGE,
     GRAPH,
     INNER,
+    LEAF,
     ONE,
     VERTEX,
     Hand,
@@ -75,6 +76,56 @@ def copy_program(read, space=VERTEX, width=4, build=None):
 def test_operands(read, space, message):
     with pytest.raises(ValueError, match=message):
         copy_program(read, space)
+
+
+@pytest.mark.parametrize(
+    ("held", "read", "space", "message"),
+    [
+        ("inner", lambda h: self_(h, 4), VERTEX, "of vertex inner from vertex row by row"),
+        ("inner", lambda h: self_(h, 4), LEAF, "of vertex inner from vertex kind 0 row by row"),
+        ("inner", lambda h: index(h, 4, "nth_child", 0), INNER, "through nth_child"),
+        ("inner", lambda h: index(h, 4, "nth_leaf", 0), INNER, "through nth_leaf"),
+        ("inner", lambda h: segment(h, 4, "children"), INNER, "through children"),
+        ("inner", lambda h: index(h, 4, "child"), EDGE, "through child"),
+        ("inner", lambda h: segment(h, 4, "graph_rows"), GRAPH, "through graph_rows"),
+        ("leaves", lambda h: self_(h, 4), INNER, "of vertex leaves from vertex kind 1 row by row"),
+        ("leaves", lambda h: segment(h, 4, "nth_parents", 0), VERTEX, "through nth_parents"),
+        ("leaves", lambda h: index(h, 4, "parent"), EDGE, "through parent"),
+        ("leaves", lambda h: index(h, 4, "nth_leaf", -1), VERTEX, "argument -1"),
+    ],
+)
+def test_rows_that_are_not_held(held, read, space, message):
+    m = Hand()
+    x = m.buffer("feature", VERTEX, 4)
+    h = m.buffer("arena", VERTEX, 4, last=1, held=held)
+    out = m.buffer("arena", space, 4, first=1, last=1)
+    kind = INNER if held == "inner" else LEAF
+    m.rows(kind, [m.op("copy", kind, inputs=[index(x, 4, "order")], out=self_(h, 4))])
+    own = VERTEX if space == EDGE else space
+    m.rows(own, [m.op("copy", space, inputs=[read(h)], out=self_(out, 4), label="second")])
+    with pytest.raises(ValueError, match=message):
+        m.finish(outputs=[out])
+
+
+@pytest.mark.parametrize(
+    ("buffer", "writer", "outputs", "message"),
+    [
+        (("arena", VERTEX, "inner"), LEAF, [], "writes buffer 1 of vertex inner from vertex kind"),
+        (("arena", VERTEX, "inner"), VERTEX, [], "writes buffer 1 of vertex inner from vertex"),
+        (("arena", VERTEX, "inner"), INNER, [1], "output 1 has vertex inner"),
+        (("arena", INNER, "inner"), INNER, [], "holds inner only, is arena of vertex kind 1"),
+        (("scratch", VERTEX, "leaves"), LEAF, [], "holds leaves only, is scratch of vertex"),
+        (("arena", VERTEX, "some"), LEAF, [], "rows held 'some' is none of all, inner, leaves"),
+    ],
+)
+def test_rows_that_cannot_be_held(buffer, writer, outputs, message):
+    m = Hand()
+    x = m.buffer("feature", VERTEX, 4)
+    role, space, held = buffer
+    with pytest.raises(ValueError, match=message):
+        h = m.buffer(role, space, 4, held=held)
+        m.rows(writer, [m.op("copy", writer, inputs=[index(x, 4, "order")], out=self_(h, 4))])
+        m.finish(outputs=outputs)
 
 
 def simple(**changes):

@@ -50,6 +50,52 @@ def features(m, space, width=W, indices=(0,)):
     return [m.buffer("feature", space, width, index=i) for i in indices]
 
 
+def test_parts_of_a_matrix_are_read_out_of_the_whole(rng):
+    """Rows and columns of a packed matrix that start with a panel are not packed again."""
+    k, n = 70, 200
+    graphs = graphs_of(rng)
+    rows = sum(map(len, graphs))
+    parts = {  # first row, first column, rows, columns; of the matrix or of its transpose
+        "whole": (False, 0, 0, k, n),
+        "rows": (False, 20, 0, 30, n),
+        "both": (False, 7, 64, 60, 100),
+        "between panels": (False, 0, 3, k, 90),
+        "transposed": (True, 0, 0, n, k),
+        "columns": (True, 0, 64, n, 5),
+        "corner": (True, 100, 64, 100, 6),
+    }
+
+    def packed_bytes(names):
+        m = Hand()
+        x = m.buffer("feature", VERTEX, n)
+        outs, body = {}, []
+        for name in names:
+            flipped, row, column, height, width = parts[name]
+            steps = (1, n) if flipped else (n, 1)
+            offset = row * steps[0] + column * steps[1]
+            w = m.weight(height, width, [(0, offset, *steps, height, width, 0, 0)])
+            outs[name] = m.buffer("arena", VERTEX, width)
+            body.append(m.matmul(VERTEX, [index(x, height, "order")], w, self_(outs[name], width)))
+        m.rows(VERTEX, body)
+        value, xs = rng.standard_normal((k, n)), rng.standard_normal((rows, n))
+        e = _engine.Executor(m.finish(outputs=list(outs.values())), [value])
+        for _ in range(2):
+            e.run(schedule(graphs), [xs], [])
+            for name, out in outs.items():
+                flipped, row, column, height, width = parts[name]
+                matrix = value.T if flipped else value
+                expected = xs[:, :height] @ matrix[row : row + height, column : column + width]
+                np.testing.assert_allclose(e.output(out), expected, rtol=1e-12, atol=1e-12)
+            value += 1.0
+            e.invalidate_parameters()
+        return e.report()["packed_bytes"]
+
+    alone = {name: packed_bytes([name]) for name in parts}
+    whole = [name for name in parts if name in ("whole", "between panels", "transposed")]
+    assert packed_bytes(list(parts)) == sum(alone[name] for name in whole)
+    assert packed_bytes(list(parts)[::-1]) == sum(alone[name] for name in whole)
+
+
 def test_product_and_map_over_all_vertices(rng):
     graphs = graphs_of(rng)
     n = sum(map(len, graphs))
@@ -198,8 +244,8 @@ def test_index_arrays(rng):
     m = Hand()
     x, ex = m.buffer("feature", VERTEX, W), m.buffer("feature", EDGE, W, index=1)
     gx = m.buffer("feature", GRAPH, W, index=2)
-    h, eh = m.buffer("arena", VERTEX, W, last=20), m.buffer("arena", EDGE, W, last=20)
-    gh, hi = m.buffer("arena", GRAPH, W, last=20), m.buffer("arena", INNER, W, last=20)
+    h, eh = m.buffer("arena", VERTEX, W, last=27), m.buffer("arena", EDGE, W, last=27)
+    gh, hi = m.buffer("arena", GRAPH, W, last=27), m.buffer("arena", INNER, W, last=27)
     m.rows(
         VERTEX,
         [
@@ -208,7 +254,16 @@ def test_index_arrays(rng):
         ],
     )
     m.rows(GRAPH, [m.op("copy", GRAPH, inputs=[self_(gx, W)], out=self_(gh, W))])
-    m.rows(INNER, [m.op("copy", INNER, inputs=[index(x, W, "order")], out=self_(hi, W))])
+    parents = m.buffer("arena", VERTEX, W, last=27, held="inner")
+    leaves = m.buffer("arena", VERTEX, W, last=27, held="leaves")
+    m.rows(
+        INNER,
+        [
+            m.op("copy", INNER, inputs=[index(x, W, "order")], out=self_(o, W))
+            for o in (hi, parents)
+        ],
+    )
+    m.rows(LEAF, [m.op("copy", LEAF, inputs=[index(x, W, "order")], out=self_(leaves, W))])
     ones = m.buffer("ones", width=W)
     reads = {
         "child1": (VERTEX, index(h, W, "nth_child", 1)),
@@ -229,11 +284,17 @@ def test_index_arrays(rng):
         "parents": (VERTEX, segment(h, W, "nth_parents", 1)),
         "inner parents": (VERTEX, segment(hi, 2, "nth_parents", 0, column=3)),
         "arity": (VERTEX, segment(ones, W, "edges")),
+        "held parent": (EDGE, index(parents, W, "parent")),
+        "held parents": (VERTEX, segment(parents, W, "nth_parents", 1)),
+        "held inner": (INNER, self_(parents, W)),
+        "held leaves": (LEAF, self_(leaves, 3, column=2)),
+        "leaf child": (VERTEX, index(leaves, W, "nth_leaf", 0)),
+        "leaf child of all": (VERTEX, index(h, W, "nth_leaf", 1)),
     }
     outs = {}
     for i, (name, (space, read)) in enumerate(reads.items()):
         width = read[2]
-        outs[name] = m.buffer("arena", space, width, first=3 + i, last=3 + i)
+        outs[name] = m.buffer("arena", space, width, first=4 + i, last=4 + i)
         m.p.add_stage(
             {
                 "kind": "rows",
@@ -269,10 +330,20 @@ def test_index_arrays(rng):
         ],
         "inner parent": [xs[v] for v, _, _ in edges],
         "parents": [sum((xs[u] for u, c, k in edges if c == v and k == 1), zero) for v in range(n)],
+        "held parents": [
+            sum((xs[u] for u, c, k in edges if c == v and k == 1), zero) for v in range(n)
+        ],
         "inner parents": [
             sum((xs[u] for u, c, k in edges if c == v and k == 0), zero)[3:5] for v in range(n)
         ],
         "arity": [[len(c)] * W for c in children],
+        "held parent": [xs[v] for v, _, _ in edges],
+        "held inner": [x if i else zero for i, x in zip(inner, xs, strict=True)],
+        "held leaves": [zero[:3] if i else x[2:5] for i, x in zip(inner, xs, strict=True)],
+        "leaf child": [xs[c[0]] if c and not inner[c[0]] else zero for c in children],
+        "leaf child of all": [
+            xs[c[1]] if len(c) > 1 and not inner[c[1]] else zero for c in children
+        ],
     }
     e = _engine.Executor(m.finish(outputs=outs.values()), [np.zeros(1)])
     e.run(schedule(graphs), [xs, es, gs], [ints, edge_ints])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -51,7 +53,8 @@ def test_kernels_are_expressions(explained):
     assert any("sum(" in x and "of each parent of its child 0)" in x for x in lines)
     assert all(x.count("(") == x.count(")") for x in lines)
     assert explained.cuda.keys() == explained.kernels.keys()
-    assert all("__global__ void map_" in x and x in str(explained) for x in explained.cuda.values())
+    kernel = re.compile(r"__global__ void __launch_bounds__\(\d+, \d+\) map_\d+\(")
+    assert all(kernel.search(x) and x in str(explained) for x in explained.cuda.values())
     stages = [x for x in text.splitlines() if x.startswith("stage ")]
     assert any("loop" in x and "tasks in reverse" in x for x in stages)
 

@@ -138,7 +138,7 @@ def test_rows_of_a_gradient_that_a_kind_leaves_zero(monkeypatch):
     monkeypatch.setattr("cavs.runtime.session.MERGED_FROM", 1)
     monkeypatch.setattr("cavs.runtime.session.SHARED_FROM", 0.0)
     model, batch = Classifier(Remembering(8, 6)), treebank(8)
-    on, off = Passes(at_nth_child_in_training=True), Passes(merge_vertices=False)
+    on, off = Passes(), Passes(merge_vertices=False)
     _, found = cavs.Session(model, passes=on).gradients(batch)
     _, expected = cavs.Session(model, passes=off).gradients(batch)
     for name, gradient in expected.items():

@@ -19,9 +19,12 @@ Device& device() {
   return *one;
 }
 
-// CAVS_TWIN="capability=75,memory=1000000" sets up the device of a process that no test reaches
-// into.
-Device::Device() {
+// CAVS_TWIN="capability=75,memory=1000000" sets up a device that no test reaches into, or one for a
+// whole run of tests: "seed=3".
+void Device::set_defaults() {
+  settings = {};
+  queue.set_seed(0);
+  memory.capacity = size_t{1} << 36;
   const char* text = std::getenv("CAVS_TWIN");
   std::istringstream stream(text == nullptr ? "" : text);
   std::string item;
@@ -68,9 +71,7 @@ void Device::reset() {
   fault = {};
   records.clear();
   issued = ran = 0;
-  settings = {};
-  queue.set_seed(0);
-  memory.capacity = size_t{1} << 36;
+  set_defaults();
   memory.forget_violations();
 }
 

@@ -70,7 +70,8 @@ class Device {
   std::deque<std::shared_ptr<Record>> records;  // the latest of the log
   long long issued = 0, ran = 0;
 
-  Device();
+  Device() { set_defaults(); }
+  void set_defaults();
   // By the name of a setting, or "memory" (bytes of the device) and "seed"; false: no such name.
   bool set(const std::string& name, long long value);
   void reset();

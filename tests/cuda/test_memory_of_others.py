@@ -1,0 +1,111 @@
+"""The engine on memory that Python gives: what its allocator may do, and what it may not break."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn
+from cavs.cuda import Device
+from cavs.errors import DeviceError
+from tests.runtime.trees import Classifier, treebank
+
+
+class TwinMemory:
+    """The twin's own memory; afterwards no context is current, as a pool of many GPUs may leave it.
+
+    fails: the number of the allocation that finds no room. stubborn: blocks are not given back.
+    """
+
+    def __init__(self, twin, fails=0, stubborn=False):
+        self.calls, self.fails, self.stubborn = twin.calls, fails, stubborn
+        self.twin, self.blocks, self.asked, self.pending = twin, {}, 0, 0
+
+    def allocate(self, nbytes):
+        self.asked += 1
+        if self.asked == self.fails:
+            raise DeviceError(f"no room for {nbytes} bytes")
+        address = ctypes.c_uint64()
+        size = ctypes.c_size_t(max(nbytes, 1))
+        assert self.calls.cuMemAlloc_v2(ctypes.byref(address), size) == 0
+        assert self.calls.cuCtxSetCurrent(None) == 0
+        self.blocks[address.value] = nbytes
+        return address.value
+
+    def release(self, pointer):
+        del self.blocks[pointer]
+        self.pending += sum(operation.ran < 0 for operation in self.twin.operations())
+        if self.stubborn:
+            raise DeviceError("this block stays")
+        context = ctypes.c_void_p()
+        assert self.calls.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert self.calls.cuCtxSetCurrent(context) == 0
+        assert self.calls.cuMemFree_v2(ctypes.c_uint64(pointer)) == 0
+
+    def used(self):
+        return sum(self.blocks.values())
+
+    def stream(self):
+        raise AssertionError("the engine makes its own")
+
+
+def loss_on(device):
+    model = Classifier(nn.ChildSumTreeLSTM(8, 6))
+    model.initialize(1, np.float32)
+    return cavs.Session(model, device=device).gradients(treebank(4), seed=5)[0]
+
+
+def on(twin, memory):
+    return Device(twin.library, 0, "sm_90", twin.compiler, memory)
+
+
+def test_all_memory_is_of_the_allocator_and_goes_back_to_it(twin):
+    before = twin.allocations()
+    memory = TwinMemory(twin)
+    assert loss_on(on(twin, memory)) == pytest.approx(loss_on("cpu"), rel=1e-5)
+    gc.collect()
+    assert memory.asked > 0
+    assert memory.blocks == {}
+    assert memory.used() == 0
+    assert twin.allocations() == before
+
+
+def test_memory_goes_back_when_nothing_uses_it_any_more(twin):
+    twin.adversarial(3)  # the twin runs what is asked for late, and only when it must
+    whole = TwinMemory(twin)
+    loss_on(on(twin, whole))
+    gc.collect()
+    assert whole.pending == 0
+    for nth in range(1, whole.asked + 1, 3):  # an error leaves work behind that nobody waited for
+        memory = TwinMemory(twin, fails=nth)
+        with pytest.raises(DeviceError):
+            loss_on(on(twin, memory))
+        gc.collect()
+        assert memory.pending == 0
+
+
+def test_no_room_is_the_allocators_error_and_leaves_nothing(twin):
+    whole = TwinMemory(twin)
+    loss_on(on(twin, whole))
+    for nth in range(1, whole.asked + 1):
+        memory = TwinMemory(twin, fails=nth)
+        with pytest.raises(DeviceError, match="no room for"):
+            loss_on(on(twin, memory))
+        gc.collect()
+        assert memory.blocks == {}
+    assert loss_on("cpu") > 0
+
+
+def test_an_error_of_the_allocator_while_memory_goes_back_is_told_not_fatal(twin, monkeypatch):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda it: told.append(str(it.exc_value)))
+    memory = TwinMemory(twin, stubborn=True)
+    assert loss_on(on(twin, memory)) > 0
+    gc.collect()
+    assert memory.blocks == {}
+    assert set(told) == {"this block stays"}
