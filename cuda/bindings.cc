@@ -116,16 +116,6 @@ std::unique_ptr<PyExecutor> make_executor(
   return out;
 }
 
-// Where memory is released nothing can be thrown, nor can anyone handle it: an interrupt, say.
-void release_by(const std::function<void(Address)>& release, Address at) {
-  const py::gil_scoped_acquire hold;
-  try {
-    release(at);
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("cavs._cuda.Device");
-  }
-}
-
 // Python's list, alive until the last copy of the pointer goes, on whatever thread that is.
 std::shared_ptr<const void> kept(const py::list& list) {
   return {new py::list(list), [](const py::list* held) {
@@ -141,7 +131,16 @@ void bind_device(py::module_& m) {
                        const std::optional<std::function<void(Address)>>& release) {
              Allocator allocator;
              if (allocate) allocator.allocate = *allocate;
-             if (release) allocator.release = [f = *release](Address at) { release_by(f, at); };
+             if (release) {  // called by destructors, from which no error of Python may escape
+               allocator.release = [release = *release](Address address) {
+                 const py::gil_scoped_acquire gil;
+                 try {
+                   release(address);
+                 } catch (py::error_already_set& error) {
+                   error.discard_as_unraisable("device memory that goes back");
+                 }
+               };
+             }
              return std::make_shared<Device>(driver, ordinal, std::move(allocator));
            }),
            py::arg("driver"), py::arg("ordinal") = 0, py::arg("allocate") = py::none(),
@@ -175,8 +174,7 @@ void bind_parameters(py::module_& m) {
             return std::visit([](auto& of) { return of.second->download(); }, p.of);
           },
           "Brings the host's arrays up to date: parameters, and states of the last optimiser. "
-          "Whether "
-          "they were behind.");
+          "Whether they were behind.");
 }
 
 void bind_executor(py::module_& m) {

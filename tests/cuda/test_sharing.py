@@ -166,7 +166,7 @@ def test_a_session_goes_whatever_thread_drops_it(twin, device):
     sessions[0].set_profiling(True)
     sessions[0].evaluate(treebank(3))
     for p in model.parameters().values():
-        p.refresh = None
+        p.copies = []
 
     def drop():
         sessions.clear()
