@@ -64,15 +64,10 @@ def hosts(c: Communicator) -> ResourceSpec:
 
 def fits(strategy: Strategy, size: int) -> None:
     """Raises `ConfigError` if the strategy is not one that `size` ranks can run."""
-    if strategy.graph.gradients != "mean":
-        raise ConfigError(
-            f"gradients {strategy.graph.gradients!r} of a strategy cannot be run yet",
-            hint='use "mean": the update is that of one process on the whole batch',
-        )
     replicas, servers = len(strategy.graph.replicas), len(strategy.graph.servers)
-    if replicas != size or servers:
+    if replicas + servers != size:
         raise ConfigError(
             f"the strategy has {replicas} replicas and {servers} servers, but there are "
             f"{size} ranks",
-            hint="start one rank for each replica; servers without a replica are not run",
+            hint="start one rank for each replica and each server",
         )

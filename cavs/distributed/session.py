@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +13,16 @@ from numpy.typing import NDArray
 
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
-from cavs.distributed.communicator.protocol import Communicator, Handle
+from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.compressors import share_of
+from cavs.distributed.free import free_step
+from cavs.distributed.idle import idle_executor
+from cavs.distributed.roles import Roles
+from cavs.distributed.run import Run
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
 from cavs.distributed.strategy import Strategy
-from cavs.distributed.synchronisers import Exchange, Piece, exchanges_of
+from cavs.distributed.synchronisers import Exchange, exchanges_of
+from cavs.distributed.synchronisers.stale import StalePush, StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.variant import EvalResult
@@ -29,9 +34,10 @@ Array = NDArray[Any]
 class StepReport:
     """A step on all ranks.
 
-    loss, grad_norm: of the global batch. compute_seconds: this rank's forward and backward.
-    communication_seconds: spent in reducing gradients; exposed_seconds: the part of it after
-    backward had ended. sent_bytes: by this rank. rank_seconds: compute_seconds of every rank.
+    loss, grad_norm: of the global batch; where ranks do not wait for each other, what this rank's
+    part of it tells of them. compute_seconds: this rank's forward and backward.
+    communication_seconds: spent in reducing gradients; exposed_seconds: the part of it outside
+    of backward. sent_bytes: by this rank. rank_seconds: compute_seconds of every rank, where known.
     """
 
     loss: float
@@ -72,8 +78,14 @@ class DistributedSession:
         self.agreement = Agreement(communicator)
         self._int_features: list[str] = []
         self._exchanges: list[Exchange] = []
+        self._exchanging: Any = None  # the executor that they are of
+        self._kept: dict[str, Array] = {}  # of a checkpoint, by parameter and what it is
+        self._updates: int | None = None  # of a checkpoint: how many each stale parameter had
+        self._roles: Roles | None = None
         self.wants_stop = self.stopping = False  # this rank's wish; what all know of
         self._trainable = [p.trainable for p in session.parameters.values()]
+        self.servers: StaleServers | None = None  # of stale parameters, from the first step on
+        self._written = True  # parameters were, from outside: servers must take them anew
 
     # ---- a step --------------------------------------------------------------------------------
 
@@ -88,15 +100,21 @@ class DistributedSession:
         max_norm: float | None = None,
     ) -> StepReport:
         """As `Session.step`, on the global `batch`; raises on all ranks if one of them fails."""
-        sent = self.communicator.sent_bytes
+        sent, computes = self.sent_bytes, self.roles.computes
+        waited = self._fetch(hyper, states, step)
+        if self.free:
+            assert self.servers is not None
+            if not computes:
+                return StepReport(0.0, 0.0, 0.0, 0.0, 0.0, self.servers.newly_sent())
+            return free_step(self, self.servers, batch, hyper, (seed, step, max_norm), waited)
+        if not computes:
+            return self._finish(self._serve(), 0.0, None, (hyper, states, max_norm), sent)
         part, executor, inputs = self._prepare(batch)
         totals = self._totals(part)
-        scale = 0.0 if part.empty else float(self.communicator.size)
-        # Every rank draws its own dropout masks; one rank alone draws those of `Session`.
-        own_seed = seed + (self.communicator.rank << 32)
-        run = _Run(executor, self._exchanges, self.communicator, self.wait_free)
+        scale = self.scale(part)
+        run = Run(executor, self._exchanges, self.roles, self.wait_free)
         words = self.session.readable_errors(part.local)
-        loss, error = run.go(words, (*inputs, own_seed, step, scale, totals))
+        loss, error = run.go(words, (*inputs, self.own_seed(seed), step, scale, totals))
         return self._finish(run, loss, error, (hyper, states, max_norm), sent)
 
     def _prepare(self, batch: GraphBatch | ShardedBatch) -> tuple[ShardedBatch, Any, Any]:
@@ -123,36 +141,53 @@ class DistributedSession:
         failed: Exception | None = None
 
         def union(values: Sequence[Any]) -> list[Any]:
-            return sorted({v for other in self.communicator.share(list(values)) for v in other})
+            shared = self.roles.replicas.share(list(values))
+            return sorted({v for other in shared for v in other})
 
         try:
             self.session.compile_for(part.local, union)
             executor, inputs, compiled = self.session.ready(part.local)
             kinds = compiled.program.gradients
-            fresh = exchanges_of(self.strategy, executor, self.session.parameters, kinds)
-            for exchange in fresh:
-                exchange.inherit(self._exchanges)
-            self._int_features, self._exchanges = compiled.program.int_features, fresh
+            self.exchanges_for(executor, kinds)
+            self._int_features = compiled.program.int_features
         except CommunicationError:
             raise
         except Exception as error:  # as above
             failed = error
         self.agreement.meet("step", failed)
+        if self.roles.replicas is not self.communicator:  # for those who compile nothing
+            self.communicator.share([executor.gradient_order(), kinds, self._int_features])
         return executor, inputs
 
+    def _serve(self) -> Run:
+        """The step of a rank that only owns parameters, up to where all ranks meet again."""
+        meeting = self.agreement.meet("step", stop=self.wants_stop)
+        self.stopping |= meeting.stop
+        if meeting.new:
+            self.agreement.meet("step")
+            order, kinds, self._int_features = self.communicator.share(None)[0]
+            self.exchanges_for(idle_executor(self.session.parameters, order), kinds)
+        if self.average:
+            self.communicator.all_reduce(np.zeros(3 + len(self._int_features)))
+        run = Run(self._exchanging, self._exchanges, self.roles, self.wait_free)
+        run.serve()
+        return run
+
     def _totals(self, part: ShardedBatch) -> list[float]:
-        """Graphs, vertices, edges and present values of index features, of the global batch."""
-        local = part.local
-        counts = [local.num_graphs, local.num_vertices, local.num_edges]
-        counts += [int(np.count_nonzero(local[name] >= 0)) for name in self._int_features]
-        totals = np.array(counts, np.float64) * (not part.empty)
-        self.communicator.all_reduce(totals)
+        """Graphs, vertices, edges and present values of index features, of the global batch.
+
+        Where gradients are added, not averaged: of this rank's part.
+        """
+        totals = part.counts(self._int_features)
+        if self.average:
+            totals *= not part.empty
+            self.communicator.all_reduce(totals)
         result: list[float] = totals.tolist()
         return result
 
     def _finish(
         self,
-        run: _Run,
+        run: Run,
         loss: float,
         error: Exception | None,
         update: tuple[dict[str, Any], Sequence[Sequence[Array]], float | None],
@@ -160,25 +195,31 @@ class DistributedSession:
     ) -> StepReport:
         """Agree on loss and norm, then update: on all ranks or on none."""
         c, (hyper, states, max_norm) = self.communicator, update
-        counted = [p.as_tuple() for p in run.pieces if p.owned or c.rank == 0]
-        squares = run.executor.squared_norm(counted) if error is None else 0.0
+        replicas = self.roles.count
+        over = float(replicas if self.average else 1)  # gradients are sums over so many
+        squares = 0.0
+        if error is None:
+            counted = [p.as_tuple() for p in run.pieces if p.owned or c.rank == 0]
+            squares = run.executor.squared_norm(counted)
+            # Each is applied alone: one of them counts, as the mean of all.
+            squares += run.executor.squared_norm(self.own_pieces()) * over**2 / replicas
         ends = np.zeros(3 + c.size)
         ends[:3] = loss, squares, error is not None
         ends[3 + c.rank] = run.compute_seconds
         c.all_reduce(ends)
         if ends[2]:
             self.agreement.meet("end of step", error)
-        loss, norm = ends[0] / c.size, math.sqrt(ends[1]) / c.size
+        loss, norm = ends[0] / replicas, math.sqrt(ends[1]) / over
         if math.isfinite(loss) and math.isfinite(norm):
-            scale = 1.0 / c.size
-            if max_norm is not None and norm > max_norm:
-                scale *= max_norm / norm
+            clip = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
             lists = [list(s) for s in states]
             pieces = [p.as_tuple() for p in run.pieces]
-            run.executor.apply(pieces, hyper, lists, self._trainable, scale)
+            run.executor.apply(pieces, hyper, lists, self._trainable, clip / over)
             for exchange in self._exchanges:
                 exchange.distribute(c)
                 exchange.commit()
+            if self.servers is not None and self.roles.computes:
+                self.servers.commit(clip, hyper["lr"])
             if self._serves:
                 self.session.invalidate()
             self.session.moved(run.executor)
@@ -188,9 +229,121 @@ class DistributedSession:
             run.compute_seconds,
             run.communication_seconds,
             run.exposed_seconds,
-            c.sent_bytes - sent,
-            tuple(ends[3:].tolist()),
+            self.sent_bytes - sent,
+            tuple(ends[3 : 3 + replicas].tolist()),
         )
+
+    # ---- stale parameters ----------------------------------------------------------------------
+
+    @property
+    def free(self) -> bool:
+        """Whether all parameters are stale: then ranks meet in no step."""
+        return self.strategy is not None and self.strategy.is_free
+
+    @property
+    def average(self) -> bool:
+        """Whether the gradients of the ranks are averaged, or added."""
+        return self.strategy is None or self.strategy.graph.gradients == "mean"
+
+    def _fetch(
+        self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int
+    ) -> float:
+        """Before a step: values of stale parameters as fresh as they must be; seconds it took."""
+        begun = time.perf_counter()
+        if self.strategy is None or not self.strategy.has_stale:
+            return 0.0
+        if self.servers is None:
+            layout = layout_of(self.strategy, self.session.parameters)
+            values = [p.value.reshape(-1) for p in self.session.parameters.values()]
+            workers = range(self.roles.count)
+            self.servers = StaleServers(
+                self.communicator, layout, values, workers, average=self.average
+            )
+        if self._written:
+            # Of a training without stale parameters, or a new one: one update a step.
+            updates = step if self._updates is None else self._updates
+            self.servers.open(states, hyper, updates)
+            self._written, self._updates = False, None
+        try:
+            if self.servers.fetch():
+                self.session.invalidate()
+        except CommunicationError as error:
+            self.servers.fail(error)
+            raise
+        return time.perf_counter() - begun
+
+    def own_pieces(self) -> list[Any]:
+        """This rank's gradients of stale parameters in the step that ran."""
+        pushed = (e for e in self._exchanges if isinstance(e, StalePush))
+        return [piece.as_tuple() for exchange in pushed for piece in exchange.own]
+
+    def settle(self) -> None:
+        """Waits for all ranks; all gradients are applied, and parameters are equal, after it."""
+        if self.servers is None or self._written:
+            return
+        if not self.free:  # who fails on the way to it says so here
+            self.agreement.meet("settle")
+        if self.servers.settle():
+            self.session.invalidate()
+
+    def exchanges_for(self, executor: Any, kinds: Mapping[str, str]) -> list[Exchange]:
+        """The exchanges of a program; those before hand over what they remember."""
+        if executor is not self._exchanging:
+            parameters = self.session.parameters
+            fresh = exchanges_of(
+                self.strategy, executor, parameters, kinds, self.roles, self.servers
+            )
+            for exchange in fresh:
+                self._remember(exchange)
+                exchange.inherit(self._exchanges)
+            self._exchanges, self._exchanging = fresh, executor
+        return self._exchanges
+
+    def _remember(self, exchange: Exchange) -> None:
+        """What a checkpoint says of the parameters of an exchange."""
+        names = list(self.session.parameters)
+        rank, ranks = self.place
+        for parameter in exchange.parameters:
+            prefix = f"{names[parameter]}."
+            exchange.remember(
+                {
+                    name.removeprefix(prefix): share_of(every, rank, ranks, average=self.average)
+                    for name, every in self._kept.items()
+                    if name.startswith(prefix)
+                }
+            )
+
+    def memory(self) -> dict[str, Array]:
+        """What the exchanges of all ranks remember, [ranks, ...] each; for a checkpoint."""
+        if not self._exchanges:
+            return self._kept
+        names, kept = list(self.session.parameters), dict[str, Array]()
+        for exchange in self._exchanges:
+            for name, array in exchange.memory_of().items():
+                every = self.roles.replicas.all_gather(array[None])
+                kept[f"{names[exchange.parameters[0]]}.{name}"] = np.concatenate(every)
+        return kept
+
+    def take_memory(self, kept: dict[str, Array]) -> None:
+        """Continues from what `memory` gave, on any number of ranks."""
+        self._kept = kept
+        for exchange in self._exchanges:
+            self._remember(exchange)
+
+    def scale(self, part: ShardedBatch) -> float:
+        """What sums over rows are multiplied with, so that the mean over ranks is right."""
+        return 0.0 if part.empty else float(self.roles.count if self.average else 1)
+
+    def own_seed(self, seed: int) -> int:
+        """Every rank draws its own dropout masks; one rank alone draws those of `Session`."""
+        return seed + (self.communicator.rank << 32)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent so far."""
+        letters = 0 if self.servers is None else self.servers.sent_bytes
+        groups = self.communicator if self._roles is None else self._roles
+        return groups.sent_bytes + letters
 
     @property
     def _serves(self) -> bool:
@@ -199,12 +352,13 @@ class DistributedSession:
 
     def move_to(self, communicator: Communicator) -> None:
         """Goes on with other ranks. ConfigError if the old ones held what is lost with them."""
-        if self._serves:
+        if self._serves or self.servers is not None:
             raise ConfigError(
                 "a rank is gone, and with it the optimiser states of parameters that it owned",
                 hint="resume from the last checkpoint; a strategy of all-reduce survives",
             )
         self.communicator, self.agreement = communicator, Agreement(communicator)
+        self._roles = Roles(communicator)  # all that are left hold everything and compute
         if hasattr(self.split, "update"):  # it has learned of ranks that are gone
             self.split = contiguous
 
@@ -212,17 +366,39 @@ class DistributedSession:
 
     def shard(self, batch: GraphBatch | ShardedBatch) -> ShardedBatch:
         """This rank's part of a global batch."""
-        c = self.communicator
-        if isinstance(batch, ShardedBatch) and batch.place == (c.rank, c.size):
+        if isinstance(batch, ShardedBatch) and batch.place == self.place:
             return batch
-        return shard(batch.graphs, batch.ids, c.rank, c.size, self.split)
+        return shard(batch.graphs, batch.ids, *self.place, self.split)
+
+    @property
+    def roles(self) -> Roles:
+        """Who does what; all ranks ask for it first in the same step."""
+        if self._roles is None:
+            self._roles = Roles(self.communicator, self.strategy)
+        return self._roles
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """This rank, and among how many a batch is divided; ranks beyond them compute nothing."""
+        count = self.communicator.size
+        if self.strategy is not None and self._roles is None:
+            count = len(self.strategy.graph.replicas)
+        return self.communicator.rank, count if self._roles is None else self._roles.count
 
     def prepare(self, batch: GraphBatch | ShardedBatch) -> None:
         """See `Session.prepare`."""
         self.session.prepare(batch.local if isinstance(batch, ShardedBatch) else batch)
 
     def invalidate(self) -> None:
-        """See `Session.invalidate`."""
+        """See `Session.invalidate`. ConfigError while gradients of stale ones are under way."""
+        if self.servers is not None and not self.servers.settled:
+            raise ConfigError(
+                "parameters were written from outside between two steps",
+                hint="call settle() of the trainer first, on all ranks",
+            )
+        if self.servers is not None and not self._written:
+            self._updates = self.servers.updates
+        self._written = True
         self.session.invalidate()
 
     def evaluate(self, batch: GraphBatch) -> EvalResult:
@@ -235,68 +411,19 @@ class DistributedSession:
 
     def state_dict(self) -> dict[str, Any]:
         """See `Session.state_dict`; the same on all ranks."""
-        return self.session.state_dict()
+        updates = self._updates if self.servers is None else self.servers.updates
+        return {**self.session.state_dict(), "updates": updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Session.load_state_dict`."""
         self.session.load_state_dict(state)
+        updates = state.get("updates")
+        self._updates = updates if isinstance(updates, int) else None
+        self._written = True
 
     def collect(self, states: Sequence[Sequence[Array]]) -> None:
         """Brings all ranks every optimiser state, before a checkpoint."""
         for exchange in self._exchanges:
             exchange.collect(states, self.communicator)
-
-
-class _Run:
-    """Forward and backward on the calling thread, exchanges in the background."""
-
-    def __init__(
-        self, executor: Any, exchanges: Sequence[Exchange], c: Communicator, wait_free: bool
-    ) -> None:
-        self.executor, self.exchanges, self.communicator = executor, exchanges, c
-        self.wait_free = wait_free
-        self.pieces: list[Piece] = []
-        self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
-
-    def go(
-        self, words: AbstractContextManager[None], inputs: tuple[Any, ...]
-    ) -> tuple[float, Exception | None]:
-        """Loss of this rank's part, and what went wrong; the others are served all the same.
-
-        words: turns what the engine says into errors for people. inputs: of ``Executor.run``.
-        """
-        self.executor.arm_gradients()
-        start = self.communicator.start
-        handles: list[Handle[list[Piece]]] = []
-        if self.wait_free:
-            handles = [start(self._reduce, exchange) for exchange in self.exchanges]
-        loss, failed = 0.0, None
-        begun = time.perf_counter()
-        try:
-            with words:
-                loss = self.executor.run(*inputs)
-        except Exception as error:  # the other ranks must learn of it, whatever it is
-            self.executor.give_up_gradients()
-            failed = error
-        ended = time.perf_counter()
-        self.compute_seconds = ended - begun
-        if not self.wait_free:
-            handles = [start(self._reduce, exchange) for exchange in self.exchanges]
-        lost: CommunicationError | None = None
-        for handle in handles:  # all of them: none may run into what comes after
-            try:
-                self.pieces += handle.wait()
-            except CommunicationError as error:
-                lost = lost or error
-        if lost is not None:
-            raise lost
-        self.exposed_seconds = time.perf_counter() - ended
-        return loss, failed
-
-    def _reduce(self, exchange: Exchange) -> list[Piece]:
-        """In the background: waits for the gradients, then for the other ranks."""
-        usable = all([self.executor.wait_gradient(p) for p in exchange.parameters])
-        begun = time.perf_counter()
-        pieces = exchange.reduce(self.executor, usable, self.communicator)
-        self.communication_seconds += time.perf_counter() - begun
-        return pieces
+        if self.servers is not None and not self._written:
+            self.servers.collect(states, self.communicator)

@@ -54,6 +54,19 @@ class ShardedBatch:
         """Of the global batch."""
         return len(self.graphs)
 
+    def counts(self, features: Sequence[str]) -> NDArray[np.float64]:
+        """Graphs, vertices, edges and values present of `features` in what this rank computes."""
+        local = self.local
+        counts = [local.num_graphs, local.num_vertices, local.num_edges]
+        counts += [int(np.count_nonzero(local[name] >= 0)) for name in features]
+        return np.array(counts, np.float64)
+
+    def global_counts(self, features: Sequence[str]) -> NDArray[np.float64]:
+        """The same of the global batch, found without the other ranks."""
+        counts = [len(self.graphs), *map(sum, zip(*map(_size, self.graphs), strict=True))]
+        counts += [sum(_present(graph, name) for graph in self.graphs) for name in features]
+        return np.array(counts, np.float64)
+
 
 def shard(
     graphs: Sequence[Graph],
@@ -65,7 +78,7 @@ def shard(
 ) -> ShardedBatch:
     """The part of `rank`. ConfigError if `split` does not give every graph to one rank.
 
-    make: collates the graphs, with their ids.
+    rank: one beyond `ranks` computes nothing. make: collates the graphs, with their ids.
     """
     parts = [list(part) for part in split(graphs, ranks)]
     if len(parts) != ranks or sorted(i for part in parts for i in part) != list(range(len(graphs))):
@@ -73,14 +86,30 @@ def shard(
             f"the split of {len(graphs)} graphs over {ranks} ranks gives {parts}",
             hint="give the place of every graph to exactly one rank",
         )
-    mine = parts[rank] or [0]
+    part = parts[rank] if rank < ranks else []
+    mine = part or [0]
     own = None if ids is None else [ids[i] for i in mine]
     return ShardedBatch(
         make([graphs[i] for i in mine], own),
-        not parts[rank],
+        not part,
         tuple(graphs),
         None if ids is None else tuple(ids),
         (rank, ranks),
+    )
+
+
+def _size(graph: Graph) -> tuple[int, int]:
+    return graph.num_vertices, graph.num_edges
+
+
+def _present(graph: Graph, name: str) -> int:
+    """How many values of an index feature a graph has."""
+    for group in (graph.features, graph.edge_features, graph.graph_features):
+        if name in group:
+            return int(np.count_nonzero(group[name] >= 0))
+    raise ConfigError(
+        f"the batch has the feature {name!r}, its graphs do not: ranks cannot count it alone",
+        hint="give it to the graphs, or use a strategy with a synchronous parameter",
     )
 
 

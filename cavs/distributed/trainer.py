@@ -38,6 +38,7 @@ from cavs.train.trainer import Metrics
 Array = NDArray[Any]
 T = TypeVar("T")
 _FAREWELL = 30.0  # seconds that a failing rank waits for the others to hear of it
+_BRIEF = 3.0  # the same where they may have heard of it by letter
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
 
@@ -53,7 +54,8 @@ class Trainer(LocalTrainer):
 
     Batches given to `step` and `fit` are global: the same on every rank, which computes its part.
     With a synchronous strategy the parameters are those of one process on the same batches, but for
-    rounding. Dropout masks differ from rank to rank, hence from those of one process.
+    rounding; with stale ones see ``docs/distributed.md``, and `settle`. Dropout masks differ from
+    rank to rank, hence from those of one process.
 
     Args:
         model: A `cavs.Model`; rank 0's parameters are sent to all before the first step.
@@ -106,6 +108,7 @@ class Trainer(LocalTrainer):
         self.elastic, self.resources = elastic, resources
         self._asked = strategy
         self._begun = False
+        self._collate: Collate | None = None  # of the loader that `fit` goes through
         self._survivors = Survivors(self)
 
     # ---- steps ---------------------------------------------------------------------------------
@@ -142,6 +145,8 @@ class Trainer(LocalTrainer):
             self.session.strategy = agreed_strategy(
                 self._asked, self.model, self._example(batch), self.resources, self.agreement
             )
+        if self._collate is not None:  # the strategy may have ranks that compute nothing
+            self._collate.rank, self._collate.ranks = self.session.place
         self._begun = True
 
     def _example(self, batch: Any) -> GraphBatch | None:
@@ -160,24 +165,47 @@ class Trainer(LocalTrainer):
         outcome = super().advance(batch)
         assert isinstance(outcome, StepReport)
         update = getattr(self.session.split, "update", None)
-        if update is not None:
-            update(outcome.rank_seconds)
+        if update is not None:  # freely running ranks do not know each other's times
+            update(outcome.rank_seconds or None)
         return outcome
 
     def _not_finite(self, batch: Any, outcome: Any) -> NumericsError:
         error = super()._not_finite(batch, outcome)
-        error.agreed = True  # type: ignore[attr-defined]  # all ranks have this loss and norm
+        if self.session.free:
+            assert self.session.servers is not None
+            self.session.servers.fail(error)
+        else:
+            error.agreed = True  # type: ignore[attr-defined]  # all ranks have this loss and norm
         return error
 
     def stops(self, requested: bool) -> bool:
         """Whether any rank was asked to stop, as all ranks know it since their last step."""
         self.session.wants_stop |= requested
-        return self.session.stopping
+        if self.session.stopping or not self.session.free or self.session.servers is None:
+            return self.session.stopping
+        return self.session.servers.stops(requested)
+
+    def settle(self) -> None:
+        """Waits for all ranks; then every gradient is applied and all hold the same parameters.
+
+        For programs of your own with stale parameters, before they read them; nothing otherwise.
+        """
+        self.session.settle()
+
+    def _whole(self, loss_sum: float) -> float:
+        """The sum of losses so far, which ranks know of their own parts if they run freely."""
+        if not self.session.free:
+            return loss_sum
+        self.settle()
+        rank, count = self.session.place
+        total = np.array([loss_sum if rank < count else 0.0])
+        self.communicator.all_reduce(total)
+        return float(total[0]) / count
 
     def _divide(self, train: DataLoader) -> None:
-        c = self.communicator
         if not isinstance(train.collate, Collate):
-            train.collate = Collate(c.rank, c.size, self.session.split, train.collate)
+            train.collate = Collate(*self.session.place, self.session.split, train.collate)
+        self._collate = train.collate
 
     # ---- evaluation ----------------------------------------------------------------------------
 
@@ -189,11 +217,16 @@ class Trainer(LocalTrainer):
         def work() -> dict[str, float]:
             return super(Trainer, self).evaluate(loader, metrics, **more)
 
+        def settled() -> dict[str, float]:
+            self.settle()
+            return self._survivors.go(work)
+
         with _whole_batches(loader):
-            return self._together("evaluation", lambda: self._survivors.go(work))
+            return self._together("evaluation", settled)
 
     def _mine(self, batches: Iterable[Any]) -> Iterator[Any]:
-        return islice(batches, self.communicator.rank, None, self.communicator.size)
+        rank, count = self.session.place
+        return islice(batches, rank, None, count) if rank < count else iter(())
 
     def _combined(self, sums: Array) -> Array:
         meeting = self.agreement.meet("evaluation", stop=self.session.wants_stop)
@@ -217,6 +250,7 @@ class Trainer(LocalTrainer):
         states: bool = True,
     ) -> None:
         """As `cavs.Trainer.save`: rank 0 writes; call it on all ranks."""
+        self.settle()
         self._survivors.go(lambda: self._save(path, progress, states))
         self.last_checkpoint = Path(path)
 
@@ -224,6 +258,8 @@ class Trainer(LocalTrainer):
         self, path: str | os.PathLike[str], progress: Mapping[str, Any] | None, states: bool
     ) -> None:
         self.session.collect(self.states)
+        if states and self.session.place[0] < self.session.place[1]:
+            self._extra = self.session.memory()
         failed: Exception | None = None
         if self.communicator.rank == 0:
             try:
@@ -232,9 +268,21 @@ class Trainer(LocalTrainer):
                 failed = error
         self.agreement.meet("save", failed)
 
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """As `cavs.Trainer.load`; call it on all ranks."""
+        self.settle()
+        super().load(path)
+
     def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
         """As `cavs.Trainer.resume`; every rank reads the file, which any number of ranks wrote."""
-        return self._together("fit", lambda: super(Trainer, self).resume(path))
+        self.settle()
+
+        def work() -> Checkpoint:
+            stored = super(Trainer, self).resume(path)
+            self.session.take_memory(stored.extra)
+            return stored
+
+        return self._together("fit", work)
 
     @property
     def agreement(self) -> Agreement:
@@ -257,8 +305,14 @@ class Trainer(LocalTrainer):
             raise
 
     def _tell(self, place: str, error: BaseException) -> None:
+        servers, patience = self.session.servers, _FAREWELL
+        if self.session.free and servers is not None:
+            servers.fail(error)  # the others may be in any step, and come to no meeting
+            if not servers.settled:
+                return
+            patience = _BRIEF
         timeout = self.communicator.timeout
-        self.communicator.timeout = min(timeout, _FAREWELL)
+        self.communicator.timeout = min(timeout, patience)
         try:
             # It raises `error` here, as on the other ranks; the caller does that.
             with suppress(type(error), CommunicationError):
@@ -268,7 +322,10 @@ class Trainer(LocalTrainer):
 
     def close(self) -> None:
         """Waits for the other ranks to come here, then ends the communication."""
+        self.settle()
         self._survivors.go(lambda: self.agreement.meet("end") and None)
+        if self.session.servers is not None:
+            self.session.servers.close()
         self.communicator.close()
 
     def __enter__(self) -> Trainer:

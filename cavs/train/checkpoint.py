@@ -1,7 +1,8 @@
 """What a checkpoint holds: parameters, optimiser states, and where the training stood.
 
 Parameters stand under their own names, so that any safetensors reader finds them; states are
-called ``optimizer.<parameter>.<i>``; the rest is JSON in the metadata.
+called ``optimizer.<parameter>.<i>``, what the engine remembers ``session.<name>``; the rest is
+JSON in the metadata.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def version() -> str:
 
 @dataclass
 class Checkpoint:
-    """The content of a checkpoint file. `config` and `progress` are JSON objects."""
+    """The content of a checkpoint file. `config` and `progress` are JSON objects.
+
+    extra: arrays that an engine remembers besides, such as what compressors held back.
+    """
 
     parameters: dict[str, Array]
     states: dict[str, list[Array]] = field(default_factory=dict)
@@ -50,6 +54,7 @@ class Checkpoint:
     config: dict[str, Any] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
     version: str = ""
+    extra: dict[str, Array] = field(default_factory=dict)
 
 
 def model_name(model: object) -> str:
@@ -64,23 +69,21 @@ def save_checkpoint(
     states: Sequence[Sequence[Array]] = (),
     config: Mapping[str, Any] | None = None,
     progress: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Array] | None = None,
 ) -> None:
     """Write the parameters of `model` and the rest to `path`, atomically.
 
     `states` holds the optimiser's arrays in the order of ``model.parameters()``, or nothing.
+    `extra`: see `Checkpoint`.
     Raises `CheckpointError` if the path cannot be written; a file there before is untouched.
     """
     parameters = model.parameters()
     tensors: dict[str, Array] = {name: p.value for name, p in parameters.items()}
     for name, arrays in zip(parameters, states, strict=bool(states)):
         for i, array in enumerate(arrays):
-            key = f"optimizer.{name}.{i}"
-            if key in tensors:
-                raise CheckpointError(
-                    f"the parameter {key!r} has the name of an optimiser state",
-                    hint="give the attribute of the model another name than 'optimizer'",
-                )
-            tensors[key] = array
+            _add(tensors, "optimizer", f"{name}.{i}", array)
+    for name, array in (extra or {}).items():
+        _add(tensors, "session", name, array)
     try:
         texts = {k: json.dumps(v or {}) for k, v in (("config", config), ("progress", progress))}
     except (TypeError, ValueError) as error:
@@ -96,6 +99,17 @@ def save_checkpoint(
         **texts,
     }
     safetensors.write(path, tensors, metadata)
+
+
+def _add(tensors: dict[str, Array], kind: str, name: str, array: Array) -> None:
+    key = f"{kind}.{name}"
+    if key in tensors:
+        state = "an optimiser state" if kind == "optimizer" else "a state of the engine"
+        raise CheckpointError(
+            f"the parameter {key!r} has the name of {state}",
+            hint=f"give the attribute of the model another name than {kind!r}",
+        )
+    tensors[key] = array
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -115,6 +129,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         for name in names:
             while (key := f"optimizer.{name}.{len(states[name])}") in tensors:
                 states[name].append(tensors.pop(key))
+        kept = [name for name in tensors if name.startswith("session.")]
+        extra = {name.removeprefix("session."): tensors.pop(name) for name in kept}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its metadata is damaged ({error})") from error
     if tensors:
@@ -128,6 +144,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         config,
         progress,
         metadata.get("cavs_version", ""),
+        extra,
     )
 
 

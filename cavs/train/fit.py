@@ -159,6 +159,7 @@ class Run:
         with bar:
             if not standing.trained:
                 self._train(bar)
+                standing.loss_sum = trainer._whole(standing.loss_sum)
                 standing.trained = True
             lr = trainer.optimizer.rate(max(trainer.steps - 1, 0))  # of the last update
             train_loss = standing.loss_sum / max(standing.loss_count, 1)
@@ -231,6 +232,7 @@ class Run:
         path = self.options.checkpoint
         if path is None:
             return
+        self.standing.loss_sum = self.trainer._whole(self.standing.loss_sum)
         progress = {
             "fit": asdict(self.standing),
             "monitor": self.monitor.name,

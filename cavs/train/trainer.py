@@ -92,6 +92,7 @@ class Trainer:
         self.steps = 0
         self.last_checkpoint: Path | None = None
         self._resumed: dict[str, Any] | None = None
+        self._extra: dict[str, Array] = {}  # what checkpoints keep of the engine besides
 
     def step(self, batch: Any) -> float:
         """One update on `batch`; the loss before it.
@@ -126,6 +127,10 @@ class Trainer:
     def stops(self, requested: bool) -> bool:
         """Whether a run is to stop, given that this process was asked to; for who trains alone."""
         return requested
+
+    def _whole(self, loss_sum: float) -> float:
+        """The sum of the losses of a run so far, over all processes."""
+        return loss_sum
 
     def _mine(self, batches: Iterable[Any]) -> Iterable[Any]:
         """Of the batches of an evaluation, those that this process takes."""
@@ -269,6 +274,7 @@ class Trainer:
             states=self.states if states else (),
             config=self.config,
             progress={**own, **(progress or {})},
+            extra=self._extra if states else {},
         )
         self.last_checkpoint = Path(path)
 

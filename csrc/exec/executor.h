@@ -167,6 +167,7 @@ class Executor {
   void count_items();
   const std::vector<int32_t>& gradients_of(const Item& item) const;
   void finished(const Item& item);
+  int32_t threads_of_update() const;
   double square(const std::vector<GradientPiece<T>>& work);
   void move(const Update<T>& update, const std::vector<GradientPiece<T>>& work, double scale);
   void check_ran() const;

@@ -77,12 +77,17 @@ void Executor<T>::check_update(const Update<T>& update) const {
                               std::to_string(context_.sizes.size()) + " parameters");
 }
 
+template <class T>
+int32_t Executor<T>::threads_of_update() const {
+  return alone_ || serial_ ? 1 : thread_pool().num_threads();
+}
+
 // The sum of squares of all values, in one order whatever the threads.
 template <class T>
 double Executor<T>::square(const std::vector<GradientPiece<T>>& work) {
   const auto pieces = static_cast<int64_t>(work.size());
   partial_.assign(work.size(), 0);
-  for_each_piece(pieces, alone_ ? 1 : thread_pool().num_threads(), [&](int64_t i) {
+  for_each_piece(pieces, threads_of_update(), [&](int64_t i) {
     partial_[i] = kernels_.sum_of_squares(work[i].values, work[i].count * work[i].width);
   });
   double squares = 0;
@@ -96,7 +101,7 @@ void Executor<T>::move(const Update<T>& update, const std::vector<GradientPiece<
   OptimizerStep step = update.step;
   step.grad_scale *= scale;
   const auto pieces = static_cast<int64_t>(work.size());
-  for_each_piece(pieces, alone_ ? 1 : thread_pool().num_threads(), [&](int64_t i) {
+  for_each_piece(pieces, threads_of_update(), [&](int64_t i) {
     const GradientPiece<T>& p = work[i];
     T* param = context_.params[p.param];
     const auto [first, second] = update.states[p.param];

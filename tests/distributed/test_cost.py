@@ -303,7 +303,7 @@ def test_many_messages_keep_a_rank_busy():
     assert fused.seconds == pytest.approx(2e-3, rel=0.01)
 
 
-def test_stale_servers_do_not_delay():
+def test_through_stale_servers_a_replica_waits_for_its_own_answer_alone():
     model = [W]
     resources = flat_network(4)
     compute = Compute(0.05, 0.05)
@@ -311,9 +311,17 @@ def test_stale_servers_do_not_delay():
     stale = simulate(build("PS(staleness=3)", model, resources), model, resources, compute)
     free = simulate(build("PS(sync=False)", model, resources), model, resources, compute)
     assert strict.exposed > 0.02
-    assert stale.exposed == free.exposed == 0
+    network = resources.network
+    trip = 2 * (W.nbytes / network.bandwidth + network.latency)
+    assert stale.exposed == free.exposed == pytest.approx(trip, rel=0.01)
+    assert stale.exposed < strict.exposed / 2
     starved = simulate(build("PS(sync=False)", model, resources), model, resources)
     assert starved.seconds == starved.busy > 0
+    # A slow replica holds those back that have a bound.
+    slow = Compute(0.05, 0.05, slowest=3)
+    held = simulate(build("PS(staleness=3)", model, resources), model, resources, slow)
+    loose = simulate(build("PS(sync=False)", model, resources), model, resources, slow)
+    assert held.seconds > 0.3 and loose.seconds == free.seconds
 
 
 def test_the_slowest_replica_counts():

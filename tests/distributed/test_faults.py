@@ -1,7 +1,5 @@
 """A failure on one rank is an error on all, with nothing updated and nobody left waiting."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -267,30 +265,3 @@ def test_a_loader_that_keeps_its_batches_serves_training_and_evaluation():
     for before, after, fresh in run_threads(2, work):
         assert after["loss"] == pytest.approx(fresh["loss"], rel=1e-12)
         assert after["loss"] < before["loss"]
-
-
-def test_what_a_strategy_may_say_but_no_rank_can_run_is_refused():
-    def strategy(**change):
-        variables = variables_of(Tree())
-        made = build("PSLoadBalancing", variables, ResourceSpec.local(2))
-        nodes = [
-            dataclasses.replace(
-                node, synchroniser=dataclasses.replace(node.synchroniser, **change.get("sync", {}))
-            )
-            for node in made.nodes
-        ]
-        graph = dataclasses.replace(made.graph, **change.get("graph", {}))
-        return dataclasses.replace(made, graph=graph, nodes=tuple(nodes))
-
-    cases = {
-        "gradients 'sum' of a strategy cannot be run yet": strategy(graph={"gradients": "sum"}),
-        "staleness 2 cannot be run yet": strategy(sync={"staleness": 2}),
-        "asynchronous servers": strategy(sync={"sync": False}),
-    }
-    for text, made in cases.items():
-
-        def work(c, made=made):
-            trainer(c, strategy=made).advance(cavs.batch(BATCHES[0]))
-
-        for error in outcomes(2, work):
-            assert isinstance(error, ConfigError) and text in str(error)

@@ -132,6 +132,17 @@ def test_servers_own_something():
     assert found.what == "server a:CPU:1 owns no parameter"
 
 
+def test_shards_of_a_table_are_all_stale_or_none():
+    shards = [
+        NodeConfig(name=f"W/part_{i}", synchroniser=server(staleness=s))
+        for i, s in enumerate((0, 2))
+    ]
+    mixed = NodeConfig(name="W", partition=(2, 1), shards=shards)
+    (found,) = problems(strategy(mixed), [SPARSE], CLUSTER)
+    assert "some shards are synchronous" in found.what and "staleness 0" in found.hint
+    assert problems(strategy(mixed), [DENSE], CLUSTER) == []
+
+
 @pytest.mark.parametrize(
     ("fields", "dtype"),
     [({"compressor": "float16"}, "float32"), ({}, "float64"), ({"spec": "ring"}, "float32")],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cavs.distributed.builders.builder import at_least, register
-from cavs.distributed.builders.rules import Loads, all_replicas, whole
+from cavs.distributed.builders.rules import Loads, whole
 from cavs.distributed.builders.servers import ServerBuilder
 from cavs.distributed.compressors import parse
 from cavs.distributed.resources import ResourceSpec
@@ -22,14 +22,14 @@ class Parallax(ServerBuilder):
     compressor: str = "none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(self, "chunk", 1)
         parse(self.compressor)
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
-        graph = all_replicas(resources)
-        loads = Loads(resources.cpu_devices or graph.replicas)
-        nodes: list[NodeConfig] = []
+        graph, servers = self.places(resources)
+        loads, nodes = Loads(servers), list[NodeConfig]()
         for i, variable in enumerate(variables):
             if variable.sparse:
                 server = self.server(loads.place(variable.nbytes), variable, graph)
@@ -66,12 +66,12 @@ class Poseidon(ServerBuilder):
     batch_size: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(self, "batch_size", 0)
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
-        graph = all_replicas(resources)
-        servers = resources.cpu_devices or graph.replicas
+        graph, servers = self.places(resources)
         loads, nodes = Loads(servers), list[NodeConfig]()
         for variable in variables:
             pairs = self.batch_size or variable.factors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cavs.distributed.builders.builder import Builder, register
+from cavs.distributed.builders.builder import Builder, at_least, register
 from cavs.distributed.builders.rules import (
     MAX_SHARDS,
     Loads,
@@ -26,6 +26,7 @@ from cavs.distributed.strategy import (
     Strategy,
     Variable,
 )
+from cavs.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +35,32 @@ class ServerBuilder(Builder):
 
     local_replication: a node fetches dense values once for all its replicas. sync, staleness: see
     `ParameterServer`. two_level: replicas of a node first sum among themselves; None: where nodes
-    have several, and training is synchronous.
+    have several, and training is synchronous. servers: so many of the last devices that could run
+    replicas run none, and own all parameters that are on servers; 0: owners run replicas, too.
     """
 
     local_replication: bool = False
     sync: bool = True
     staleness: int = 0
     two_level: bool | None = None
+    servers: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(self, "servers", 0)
+
+    def places(self, resources: ResourceSpec) -> tuple[GraphConfig, tuple[str, ...]]:
+        """Who runs a replica, and which devices own parameters."""
+        devices = resources.replicas
+        if not self.servers:
+            return GraphConfig(replicas=devices), resources.cpu_devices or devices
+        if self.servers >= len(devices):
+            raise ConfigError(
+                f"{type(self).__name__}: servers={self.servers} of {len(devices)} devices leave "
+                "none to compute",
+                hint=f"give at most {len(devices) - 1}",
+            )
+        apart = devices[-self.servers :]
+        return GraphConfig(replicas=devices[: -self.servers], servers=apart), apart
 
     def server(self, destination: str, variable: Variable, graph: GraphConfig) -> ParameterServer:
         """The synchroniser of a parameter, or a part of it, owned by `destination`."""
@@ -70,9 +90,8 @@ class PS(ServerBuilder):
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
-        graph = all_replicas(resources)
-        first = resources.cpu_devices[:1] or graph.replicas[:1]
-        return Strategy(graph=graph, nodes=self.balanced(variables, first, graph))
+        graph, servers = self.places(resources)
+        return Strategy(graph=graph, nodes=self.balanced(variables, servers[:1], graph))
 
 
 @register
@@ -82,8 +101,7 @@ class PSLoadBalancing(ServerBuilder):
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
-        graph = all_replicas(resources)
-        servers = resources.cpu_devices or graph.replicas
+        graph, servers = self.places(resources)
         return Strategy(graph=graph, nodes=self.balanced(variables, servers, graph))
 
 
@@ -95,9 +113,8 @@ class _Partitioned(ServerBuilder):
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
-        graph = all_replicas(resources)
-        loads = Loads(resources.cpu_devices or graph.replicas)
-        nodes = []
+        graph, servers = self.places(resources)
+        loads, nodes = Loads(servers), []
         for variable in variables:
             parts = self.parts(rows_of(variable))
             places = loads.place_shards(variable.nbytes, parts)
@@ -140,6 +157,10 @@ class BytePS(ServerBuilder):
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
+        if self.servers:
+            raise ConfigError(
+                f"BytePS: servers={self.servers}", hint="nodes without GPUs are its servers"
+            )
         gpus = tuple(d for node in resources.nodes for d in node.gpu_devices)
         idle = tuple(d for node in resources.nodes if not node.gpus for d in node.cpu_devices)
         if not gpus or not idle:

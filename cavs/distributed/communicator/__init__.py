@@ -1,5 +1,6 @@
 """How ranks exchange arrays: one interface, on one process, threads, MPI or NCCL."""
 
+from cavs.distributed.communicator.mailbox import Letter, Mailbox
 from cavs.distributed.communicator.mpi import MPICommunicator
 from cavs.distributed.communicator.protocol import Communicator, Handle, LostPeerError
 from cavs.distributed.communicator.single import SingleCommunicator
@@ -8,8 +9,10 @@ from cavs.distributed.communicator.threads import ThreadCommunicator, run_thread
 __all__ = [
     "Communicator",
     "Handle",
+    "Letter",
     "LostPeerError",
     "MPICommunicator",
+    "Mailbox",
     "SingleCommunicator",
     "ThreadCommunicator",
     "run_threads",

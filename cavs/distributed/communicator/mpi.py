@@ -1,7 +1,8 @@
 """Ranks as MPI processes, through mpi4py.
 
 Arrays travel as bytes between pairs of ranks; the sums are made here (see `collectives`). One
-thread at a time calls MPI, so MPI_THREAD_SERIALIZED is enough; with less, nothing overlaps.
+thread at a time calls MPI, and none waits inside it while another has work there, so
+MPI_THREAD_SERIALIZED is enough; with less, nothing overlaps.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -18,17 +20,18 @@ from typing import Any
 import numpy as np
 
 from cavs.distributed.communicator.collectives import Collectives, Message
+from cavs.distributed.communicator.mpi_mailbox import LARGEST, MPIMailbox
 from cavs.distributed.communicator.protocol import Array, LostPeerError
 from cavs.errors import CommunicationError, DeviceError
 
 MINIMUM = (4, 1)
 INSTALL = 'pip install "cavs[mpi]"'
-_LARGEST = 1 << 30  # bytes a message: MPI counts in 32 bits
 _SPINS = 400  # polls before the first pause
 _PAUSE = 20e-6  # seconds; a waiting rank leaves its core to those that compute
 _LISTEN = 0.1  # seconds between two looks at what peers ask
 _GRACE = 3.0  # seconds that peers have to answer
 _ASK, _ANSWER = 1, 2
+_CALLS = threading.Lock()  # held for each call of MPI by whichever thread makes it
 
 
 def load_mpi() -> ModuleType:
@@ -84,14 +87,15 @@ class MPICommunicator(Collectives):
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         comm, byte = self._comm, self._mpi.BYTE
         try:
-            requests = [
-                comm.Irecv([piece, byte], source)
-                for array, source in receives
-                for piece in _pieces(array)
-            ]
-            requests += [
-                comm.Isend([piece, byte], to) for array, to in sends for piece in _pieces(array)
-            ]
+            with _CALLS:
+                requests = [
+                    comm.Irecv([piece, byte], source)
+                    for array, source in receives
+                    for piece in _pieces(array)
+                ]
+                requests += [
+                    comm.Isend([piece, byte], to) for array, to in sends for piece in _pieces(array)
+                ]
             self._complete(requests, sorted({r for _, r in (*sends, *receives)}))
         except self._mpi.Exception as error:
             lost = error.Get_error_class() in self._lost or self._lost_anyone()
@@ -111,7 +115,12 @@ class MPICommunicator(Collectives):
             return False
 
     def _complete(self, requests: list[Any], peers: list[int]) -> None:
-        test = self._mpi.Request.Testall
+        testall = self._mpi.Request.Testall
+
+        def test(requests: list[Any]) -> bool:
+            with _CALLS:
+                return bool(testall(requests))
+
         for _ in range(_SPINS):
             if test(requests):
                 return
@@ -121,7 +130,8 @@ class MPICommunicator(Collectives):
             now = time.monotonic()
             if now - listened > _LISTEN:
                 listened = now
-                self._listen()
+                with _CALLS:
+                    self._listen()
                 if now - started > self.timeout:
                     raise self._hung(peers)
 
@@ -145,11 +155,13 @@ class MPICommunicator(Collectives):
         """Ask every rank where it is; those that are behind, or silent, are to blame."""
         self._answers.clear()
         others = [r for r in range(self._size) if r != self._rank]
-        for r in others:
-            self._control.Isend([b"", self._mpi.BYTE], r, _ASK).Free()
+        with _CALLS:
+            for r in others:
+                self._control.Isend([b"", self._mpi.BYTE], r, _ASK).Free()
         limit = time.monotonic() + _GRACE
         while len(self._answers) < len(others) and time.monotonic() < limit:
-            self._listen()
+            with _CALLS:
+                self._listen()
             time.sleep(1e-3)
         behind = [f"rank {r} does not answer" for r in others if r not in self._answers]
         behind += [
@@ -169,6 +181,16 @@ class MPICommunicator(Collectives):
         """See `Communicator`."""
         part = self._run("split", self._comm.Split, color, key)
         return MPICommunicator(part, timeout=self.timeout)
+
+    def mailbox(self) -> MPIMailbox:
+        """See `Communicator`."""
+        if not self._overlaps:
+            raise DeviceError(
+                "servers that apply gradients as they come need a thread that calls MPI, which "
+                "this MPI does not allow (its thread level is below MPI_THREAD_SERIALIZED)",
+                hint="use staleness=0 and sync=True, or another MPI",
+            )
+        return MPIMailbox(self._mpi, self._run("mailbox", self._comm.Dup), _CALLS)
 
     def shrink(self) -> MPICommunicator:
         """See `Communicator`: by ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
@@ -204,5 +226,5 @@ def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
 
 def _pieces(array: Array) -> Iterator[Array]:
     data = array.reshape(-1).view(np.uint8)
-    for begin in range(0, data.size, _LARGEST):
-        yield data[begin : begin + _LARGEST]
+    for begin in range(0, data.size, LARGEST):
+        yield data[begin : begin + LARGEST]

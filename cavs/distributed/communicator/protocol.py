@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
 from cavs.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from cavs.distributed.communicator.mailbox import Mailbox
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -119,6 +122,10 @@ class Communicator(Protocol):
 
     def split(self, color: int, key: int = 0) -> Communicator:
         """The group of ranks with the same `color`, ordered by `key`, then by rank."""
+        ...
+
+    def mailbox(self) -> Mailbox:
+        """A mailbox beside the collectives, for another thread; all ranks call it."""
         ...
 
     def shrink(self) -> Communicator:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from cavs.distributed.communicator.collectives import Collectives, Message
+from cavs.distributed.communicator.mailbox import LonelyMailbox
 from cavs.errors import ConfigError
 
 
@@ -22,6 +23,10 @@ class SingleCommunicator(Collectives):
     def split(self, color: int, key: int = 0) -> SingleCommunicator:
         """See `Communicator`."""
         return SingleCommunicator()
+
+    def mailbox(self) -> LonelyMailbox:
+        """See `Communicator`."""
+        return LonelyMailbox(0, 1)
 
     def shrink(self) -> SingleCommunicator:
         """See `Communicator`."""

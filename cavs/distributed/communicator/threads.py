@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from cavs.distributed.communicator.collectives import Collectives, Message
+from cavs.distributed.communicator.mailbox import Letter, Mailbox, decode
 from cavs.distributed.communicator.protocol import Array, LostPeerError
 from cavs.errors import CommunicationError
 
@@ -27,6 +28,7 @@ class _World:
         self.leaving: set[int] = set()  # survivors that wait for a smaller group
         self.smaller: _World | None = None
         self.groups: dict[tuple[int, int], _World] = {}
+        self.boxes: dict[tuple[int, int], ThreadMailbox] = {}  # by number and rank
 
 
 class ThreadCommunicator(Collectives):
@@ -35,7 +37,7 @@ class ThreadCommunicator(Collectives):
     def __init__(self, world: _World, rank: int, size: int, *, timeout: float = 60.0) -> None:
         super().__init__(rank, size, timeout=timeout)
         self._world = world
-        self._splits = 0
+        self._splits = self._mailboxes = 0
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         world, limit = self._world, time.monotonic() + self.timeout
@@ -79,6 +81,23 @@ class ThreadCommunicator(Collectives):
         rank = [r for _, r in members].index(self._rank)
         return ThreadCommunicator(group, rank, len(members), timeout=self.timeout)
 
+    def mailbox(self) -> ThreadMailbox:
+        """See `Communicator`."""
+        box = ThreadMailbox(self._world, self._mailboxes, self._rank, self._size)
+        self._mailboxes += 1
+        with self._world.changed:
+            self._world.boxes[box.number, self._rank] = box
+        self.barrier()
+        return box
+
+    def close(self) -> None:
+        """See `Communicator`."""
+        with self._world.changed:
+            boxes = [box for (_, rank), box in self._world.boxes.items() if rank == self._rank]
+        for box in boxes:
+            box.close()
+        super().close()
+
     def die(self) -> None:
         """This rank takes part no longer; the others find out."""
         with self._world.changed:
@@ -106,6 +125,40 @@ class ThreadCommunicator(Collectives):
         with self._world.changed:
             self._world.aborted = message
             self._world.changed.notify_all()
+
+
+class ThreadMailbox(Mailbox):
+    """Of a rank that is a thread."""
+
+    def __init__(self, world: _World, number: int, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.number, self._world = number, world
+        self._others: deque[Letter] = deque()
+
+    def _deliver(self, to: int, coded: Array) -> None:
+        with self._world.changed:
+            box = self._world.boxes[self.number, to]
+        with box.changed:
+            if not box.closed:  # who has left reads no more
+                box._others.append(decode(self.rank, coded))
+                box.changed.notify_all()
+
+    def _arrived(self) -> Letter | None:
+        with self.changed:
+            if self._others:
+                return self._others.popleft()
+        with self._world.changed:
+            if self._world.aborted:
+                raise CommunicationError(self._world.aborted)
+            if self._world.dead:
+                raise LostPeerError(f"ranks {sorted(self._world.dead)} are gone")
+        return None
+
+    def _wait(self, longest: float, before: float) -> float:
+        with self.changed:
+            if not (self._own or self._others or self.closed):
+                self.changed.wait(min(longest, 0.05))  # a rank may be gone
+        return 0.0
 
 
 def run_threads(

@@ -11,6 +11,7 @@ from cavs.distributed.compressors.exchange import (
     lockstep,
     run,
 )
+from cavs.distributed.compressors.memory import flatten, share_of, unflatten
 from cavs.distributed.compressors.parse import NAMES, parse
 from cavs.distributed.compressors.powersgd import PowerSGD
 from cavs.distributed.compressors.residual import ErrorFeedback, OneBit
@@ -31,7 +32,10 @@ __all__ = [
     "Round",
     "State",
     "TopK",
+    "flatten",
     "lockstep",
     "parse",
     "run",
+    "share_of",
+    "unflatten",
 ]

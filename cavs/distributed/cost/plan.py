@@ -59,11 +59,15 @@ class Operation:
 
 @dataclass(frozen=True)
 class Chain:
-    """leaves: the names it carries. waits: whether a step ends only after it (synchronous)."""
+    """leaves: the names it carries. waits: whether a step ends only after it (synchronous).
+
+    bounded: whether replicas stay within some steps of each other.
+    """
 
     leaves: tuple[str, ...]
     operations: tuple[Operation, ...]
     waits: bool = True
+    bounded: bool = True
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,7 @@ class _Planner:
         else:
             operations += _rooted(pull, dict.fromkeys(self.replicas, received), root)
         waits = server.sync and server.staleness == 0
-        return Chain((leaf.name,), tuple(operations), waits)
+        return Chain((leaf.name,), tuple(operations), waits, server.sync)
 
 
 def _union(rows: NDArray[np.float64], table: float) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -122,18 +122,22 @@ def simulate(
     compute: Compute | None = None,
     load: Load = NO_LOAD,
 ) -> Simulation:
-    """One step. Chains that do not wait (staleness, asynchronous) take ports, but delay nobody
-    unless some port has more than a step's work.
+    """One step. Through chains that do not wait for all (staleness, asynchronous) a replica waits
+    for its own gradient and the answer alone, unless some port has more than a step's work. Without
+    any bound a step takes as long as that of a usual replica, not of the slowest.
     """
     compute = compute or Compute()
     chains = plan(strategy, variables, load)
+    if chains and not any(chain.bounded for chain in chains):
+        compute = replace(compute, slowest=1.0)
     times = compute.gradient_times([variable.name for variable in variables])
     known = set(times)
 
     def ready(chain: Chain) -> float:
         return max(times[_parameter(leaf, known)] for leaf in chain.leaves)
 
-    ports = _Ports(Cluster(strategy.graph, resources))
+    cluster = Cluster(strategy.graph, resources)
+    ports = _Ports(cluster)
     queue = [(ready(chain), i, 0) for i, chain in enumerate(chains)]
     heapq.heapify(queue)
     finished = [0.0] * len(chains)
@@ -143,12 +147,30 @@ def simulate(
         if index < len(chains[i].operations):
             done = ports.serve(now, chains[i], index)
             heapq.heappush(queue, (done, i, index + 1))
-    waited = [t for t, chain in zip(finished, chains, strict=True) if chain.waits]
+    waited = [
+        t if chain.waits else ready(chain) + _round_trip(chain, cluster)
+        for t, chain in zip(finished, chains, strict=True)
+    ]
     busy = float(max(ports.busy_out.max(), ports.busy_into.max()))
     seconds = max([compute.seconds, *waited])
     if not all(chain.waits for chain in chains):
         seconds = max(seconds, busy)
     return Simulation(seconds, seconds - compute.seconds, busy, tuple(finished))
+
+
+def _round_trip(chain: Chain, cluster: Cluster) -> float:
+    """Seconds from a replica to the server and back, if it is alone on the way."""
+    seconds = 0.0
+    for operation in chain.operations:
+        nbytes = operation.bytes_of_ranks().tolist()
+        other, most = max(
+            ((r, n) for r, n in zip(operation.ranks, nbytes, strict=True) if r != operation.root),
+            key=lambda item: item[1],
+        )
+        ranks = tuple(sorted((other, operation.root)))
+        alone = replace(operation, ranks=ranks, nbytes=most)
+        seconds += cluster.seconds(cluster.measure(alone)[1])
+    return seconds
 
 
 def _parameter(leaf: str, known: set[str]) -> str:

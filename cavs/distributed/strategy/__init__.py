@@ -8,6 +8,7 @@ from cavs.distributed.strategy.expression import (
     Strategy,
     SufficientFactors,
     Synchroniser,
+    is_stale,
 )
 from cavs.distributed.strategy.partition import Shard, partition_of, shard_ranges, shards_of
 from cavs.distributed.strategy.text import load, save, to_text
@@ -23,6 +24,7 @@ __all__ = [
     "SufficientFactors",
     "Synchroniser",
     "Variable",
+    "is_stale",
     "load",
     "partition_of",
     "save",

@@ -103,6 +103,13 @@ class SufficientFactors:
 
 
 Synchroniser = AllReduce | ParameterServer | SufficientFactors
+
+
+def is_stale(sync: Synchroniser) -> bool:
+    """Whether the owner applies each gradient as it comes, so that replicas differ in steps."""
+    return isinstance(sync, ParameterServer) and (not sync.sync or sync.staleness > 0)
+
+
 SYNCHRONISERS: tuple[type[Synchroniser], ...] = (AllReduce, ParameterServer, SufficientFactors)
 
 
@@ -275,6 +282,16 @@ class Strategy:
     def leaves(self) -> tuple[NodeConfig, ...]:
         """Every whole parameter and every shard, in order."""
         return tuple(leaf for node in self.nodes for leaf in node.leaves)
+
+    @cached_property
+    def has_stale(self) -> bool:
+        """Whether some parameter, or shard, is stale: see `is_stale`."""
+        return any(is_stale(leaf.sync) for leaf in self.leaves)
+
+    @cached_property
+    def is_free(self) -> bool:
+        """Whether all are stale, so that ranks need not meet in a step."""
+        return all(is_stale(leaf.sync) for leaf in self.leaves)
 
     @cached_property
     def digest(self) -> str:

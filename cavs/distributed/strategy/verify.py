@@ -18,6 +18,7 @@ from cavs.distributed.strategy.expression import (
     ParameterServer,
     Strategy,
     SufficientFactors,
+    is_stale,
 )
 from cavs.distributed.strategy.partition import shards_of
 from cavs.distributed.strategy.variable import Variable
@@ -97,6 +98,11 @@ def _node(
         yield Problem(
             f"{node.name}: partition {list(node.partition)} of a sparse parameter",
             "cut its axis 0: its gradient is rows",
+        )
+    if variable.sparse and len({is_stale(leaf.sync) for leaf in node.leaves}) > 1:
+        yield Problem(
+            f"{node.name}: of a sparse parameter some shards are synchronous, others are not",
+            "give all shards staleness 0 and sync=True, or none",
         )
     for leaf in node.leaves:
         yield from _compressor(leaf, variable)

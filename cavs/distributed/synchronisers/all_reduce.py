@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.compressors import Compressor, run
+from cavs.distributed.compressors import Compressor, flatten, run, unflatten
 from cavs.distributed.synchronisers.exchange import (
     Array,
     Exchange,
@@ -93,6 +93,18 @@ class CompressedAllReduce(Exchange):
     def commit(self) -> None:
         """See `Exchange`."""
         self.state = self.coming
+
+    def memory_of(self) -> dict[str, Array]:
+        """See `Exchange`."""
+        return {f"{self.part.offset}.{k}": a for k, a in flatten(self.state).items()}
+
+    def remember(self, arrays: Mapping[str, Array]) -> None:
+        """See `Exchange`."""
+        prefix = f"{self.part.offset}."
+        mine = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
+        known = flatten(self.state)
+        if {k: a.shape for k, a in mine.items()} == {k: a.shape for k, a in known.items()}:
+            self.state = unflatten(self.state, mine)
 
     def inherit(self, old: Sequence[Exchange]) -> None:
         """See `Exchange`."""

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,8 +101,10 @@ class Exchange(ABC):
     """Reduces the gradients of some parts.
 
     `parameters`: by number; `reduce` is called once they are final. `values`: the parameters'
-    memory, flat, by number.
+    memory, flat, by number. everyone: whether ranks that compute nothing take part, too.
     """
+
+    everyone: ClassVar[bool] = False
 
     def __init__(self, parameters: Sequence[int], values: Sequence[Array]) -> None:
         self.parameters = tuple(dict.fromkeys(parameters))
@@ -124,6 +126,13 @@ class Exchange(ABC):
 
     def commit(self) -> None:  # noqa: B027
         """The step was applied: what the exchange remembers of it may replace what it knew."""
+
+    def memory_of(self) -> dict[str, Array]:
+        """What this rank remembers from step to step, for a checkpoint."""
+        return {}
+
+    def remember(self, arrays: Mapping[str, Array]) -> None:  # noqa: B027
+        """Takes back what `memory_of` gave; nothing of a form that it does not know."""
 
     def inherit(self, old: Sequence[Exchange]) -> None:  # noqa: B027
         """Takes over what the exchanges of the program compiled before remember."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cavs.distributed.compressors import parse
-from cavs.distributed.resources import node_of
+from cavs.distributed.roles import Roles
 from cavs.distributed.strategy import (
     AllReduce,
     NodeConfig,
@@ -14,6 +14,7 @@ from cavs.distributed.strategy import (
     Shard,
     Strategy,
     SufficientFactors,
+    is_stale,
     shards_of,
 )
 from cavs.distributed.synchronisers.all_reduce import (
@@ -24,6 +25,7 @@ from cavs.distributed.synchronisers.all_reduce import (
 from cavs.distributed.synchronisers.exchange import Array, Exchange, Part, part_of
 from cavs.distributed.synchronisers.factors import FactorBroadcast
 from cavs.distributed.synchronisers.servers import DenseServers, SparseServers
+from cavs.distributed.synchronisers.stale import StalePush, StaleServers
 from cavs.errors import ConfigError
 
 BUCKET = 4 << 20  # bytes of gradients that travel together where no strategy says otherwise
@@ -34,20 +36,29 @@ def exchanges_of(
     executor: Any,
     parameters: Mapping[str, Any],
     kinds: Mapping[str, str],
+    roles: Roles,
+    servers: StaleServers | None = None,
     *,
     bucket: int = BUCKET,
 ) -> list[Exchange]:
-    """The exchanges for a program, in the order in which all ranks make them.
+    """The exchanges for a program that this rank takes part in, in the order of all ranks.
 
     kinds: "dense", "sparse" or "none" for the gradient of every parameter in this program.
+    servers: of the stale parameters, if the strategy has some.
     """
     names = list(parameters)
     order = [i for i in executor.gradient_order() if parameters[names[i]].trainable]
     values = [p.value.reshape(-1) for p in parameters.values()]
-    builder = _Plan(executor, values, bucket)
+    builder = _Plan(executor, values, bucket, roles, servers)
     for i in order:
         shape = parameters[names[i]].value.shape
         node = None if strategy is None else strategy.node(names[i])
+        if servers is not None and servers.layout.of(i) and roles.computes:
+            builder.push(i, kinds[names[i]] == "sparse")
+        if node is not None and all(is_stale(leaf.sync) for leaf in node.leaves):
+            continue
+        if not (roles.computes or _is_served(node)):
+            continue
         if kinds[names[i]] == "sparse":
             builder.sparse(i, shape, node, strategy)
         else:
@@ -57,13 +68,27 @@ def exchanges_of(
     return sorted(exchanges, key=lambda e: max(at[p] for p in e.parameters))
 
 
+def _is_served(node: NodeConfig | None) -> bool:
+    """Whether some of a parameter is owned by servers."""
+    return node is not None and any(isinstance(x.sync, ParameterServer) for x in node.leaves)
+
+
 class _Plan:
-    def __init__(self, executor: Any, values: Sequence[Array], bucket: int) -> None:
-        self.executor, self.values, self.bucket = executor, values, bucket
+    def __init__(
+        self,
+        executor: Any,
+        values: Sequence[Array],
+        bucket: int,
+        roles: Roles,
+        servers: StaleServers | None,
+    ) -> None:
+        self.executor, self.values, self.bucket, self.roles = executor, values, bucket, roles
+        self.stale = servers
+        self.pushed: list[int] = []
         self.exchanges: list[Exchange] = []
         self.open: list[Part] = []  # of the bucket being filled
         self.groups: dict[int, list[Part]] = {}
-        self.servers: list[tuple[Part, int]] = []
+        self.servers: dict[tuple[bool, bool], list[tuple[Part, int]]] = {}  # by level, replication
 
     def sparse(
         self, i: int, shape: tuple[int, ...], node: NodeConfig | None, strategy: Strategy | None
@@ -72,7 +97,7 @@ class _Plan:
             self.exchanges.append(SparseAllGather(i, self.values))
             return
         assert strategy is not None
-        ranges = []
+        ranges, two_level = [], False
         for leaf, shard in zip(node.leaves, shards_of(node, shape), strict=True):
             if shard.axis != 0 or not isinstance(leaf.sync, ParameterServer):
                 raise ConfigError(
@@ -80,8 +105,12 @@ class _Plan:
                     f"or shared by {leaf.sync.type}",
                     hint="cut axis 0 and use parameter servers or all-reduce for all shards",
                 )
-            ranges.append((shard.start, shard.stop, _owner(leaf, strategy)))
-        self.exchanges.append(SparseServers(i, self.values, ranges))
+            two_level |= leaf.sync.two_level
+            owner = strategy.graph.rank_of(leaf.sync.destination)
+            ranges.append((shard.start, shard.stop, owner))
+        self.exchanges.append(
+            SparseServers(i, self.values, ranges, self.roles, two_level=two_level)
+        )
 
     def dense(
         self, i: int, shape: tuple[int, ...], node: NodeConfig | None, strategy: Strategy | None
@@ -92,8 +121,10 @@ class _Plan:
             return
         for leaf, shard in zip(node.leaves, shards_of(node, shape), strict=True):
             part, sync = part_of(i, shape, shard), leaf.sync
+            if is_stale(sync) or not (self.roles.computes or isinstance(sync, ParameterServer)):
+                continue
             if isinstance(sync, ParameterServer):
-                self._serve(part, _owner(leaf, strategy))
+                self._serve(part, strategy.graph.rank_of(sync.destination), sync)
             elif isinstance(sync, SufficientFactors):
                 self._factor(part, leaf, node)
             elif leaf.compressor == "none":
@@ -124,36 +155,49 @@ class _Plan:
             self.open = []
         self.open.append(part)
 
-    def _serve(self, part: Part, owner: int) -> None:
-        size = sum(p.size for p, _ in self.servers) * self.values[0].itemsize
-        if self.servers and size + part.size * self.values[0].itemsize > self.bucket:
-            self.exchanges.append(DenseServers(self.servers, self.values, self.executor))
-            self.servers = []
-        self.servers.append((part, owner))
+    def _serve(self, part: Part, owner: int, sync: ParameterServer) -> None:
+        kind = sync.two_level, sync.local_replication
+        full = self.servers.setdefault(kind, [])
+        size = sum(p.size for p, _ in full) * self.values[0].itemsize
+        if full and size + part.size * self.values[0].itemsize > self.bucket:
+            self._close(kind)
+        self.servers[kind].append((part, owner))
+
+    def _close(self, kind: tuple[bool, bool]) -> None:
+        """The parts so far in one exchange."""
+        two_level, replicated = kind
+        self.exchanges.append(
+            DenseServers(
+                self.servers[kind],
+                self.values,
+                self.executor,
+                self.roles,
+                two_level=two_level,
+                replicated=replicated,
+            )
+        )
+        self.servers[kind] = []
+
+    def push(self, i: int, sparse: bool) -> None:
+        """The stale shards of a parameter; tables travel as they are done, others in buckets."""
+        assert self.stale is not None
+        if sparse:
+            self.exchanges.append(StalePush([i], self.values, self.stale))
+            return
+        size = sum(self.values[j].nbytes for j in self.pushed)
+        if self.pushed and size + self.values[i].nbytes > self.bucket:
+            self.exchanges.append(StalePush(self.pushed, self.values, self.stale))
+            self.pushed = []
+        self.pushed.append(i)
 
     def finish(self) -> list[Exchange]:
+        if self.pushed:
+            assert self.stale is not None
+            self.exchanges.append(StalePush(self.pushed, self.values, self.stale))
         if self.open:
             self.exchanges.append(DenseAllReduce(self.open, self.values, self.executor))
-        if self.servers:
-            self.exchanges.append(DenseServers(self.servers, self.values, self.executor))
+        for kind in [kind for kind, parts in self.servers.items() if parts]:
+            self._close(kind)
         for parts in self.groups.values():
             self.exchanges.append(DenseAllReduce(parts, self.values, self.executor))
         return self.exchanges
-
-
-def _owner(leaf: NodeConfig, strategy: Strategy) -> int:
-    """The rank that owns a leaf. ConfigError for what no rank can run."""
-    sync = leaf.sync
-    assert isinstance(sync, ParameterServer)
-    if not sync.sync or sync.staleness:
-        raise ConfigError(
-            f"{leaf.name}: asynchronous servers and staleness {sync.staleness} cannot be run yet",
-            hint="use sync=True and staleness=0",
-        )
-    nodes = {node_of(device) for device in strategy.graph.ranks}
-    if sync.two_level and len(nodes) > 1:
-        raise ConfigError(
-            f"{leaf.name}: two_level over {len(nodes)} nodes cannot be run yet",
-            hint="use two_level=False",
-        )
-    return strategy.graph.rank_of(sync.destination)

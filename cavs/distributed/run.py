@@ -1,0 +1,76 @@
+"""Forward and backward of a step on one rank, with what leaves on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from cavs.distributed.communicator.protocol import Handle
+from cavs.distributed.roles import Roles
+from cavs.distributed.synchronisers import Exchange, Piece
+from cavs.errors import CommunicationError
+
+
+class Run:
+    """Forward and backward on the calling thread, exchanges in the background."""
+
+    def __init__(
+        self, executor: Any, exchanges: Sequence[Exchange], roles: Roles, wait_free: bool
+    ) -> None:
+        self.executor, self.exchanges, self.roles = executor, exchanges, roles
+        self.wait_free = wait_free
+        self.pieces: list[Piece] = []
+        self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
+
+    def go(
+        self, words: AbstractContextManager[None], inputs: tuple[Any, ...]
+    ) -> tuple[float, Exception | None]:
+        """Loss of this rank's part, and what went wrong; the others are served all the same.
+
+        words: turns what the engine says into errors for people. inputs: of ``Executor.run``.
+        """
+        self.executor.arm_gradients()
+        start = self.roles.everyone.start
+        handles: list[Handle[list[Piece]]] = []
+        if self.wait_free:
+            handles = [start(self._reduce, exchange) for exchange in self.exchanges]
+        loss, failed = 0.0, None
+        begun = time.perf_counter()
+        try:
+            with words:
+                loss = self.executor.run(*inputs)
+        except Exception as error:  # the other ranks must learn of it, whatever it is
+            self.executor.give_up_gradients()
+            failed = error
+        ended = time.perf_counter()
+        self.compute_seconds = ended - begun
+        if not self.wait_free:
+            handles = [start(self._reduce, exchange) for exchange in self.exchanges]
+        lost: CommunicationError | None = None
+        for handle in handles:  # all of them: none may run into what comes after
+            try:
+                self.pieces += handle.wait()
+            except CommunicationError as error:
+                lost = lost or error
+        if lost is not None:
+            raise lost
+        self.exposed_seconds = time.perf_counter() - ended
+        return loss, failed
+
+    def serve(self) -> None:
+        """The part of a rank that computes nothing: it takes what the others send."""
+        begun = time.perf_counter()
+        for exchange in self.exchanges:
+            self.pieces += exchange.reduce(self.executor, True, self.roles.everyone)
+        self.communication_seconds = self.exposed_seconds = time.perf_counter() - begun
+
+    def _reduce(self, exchange: Exchange) -> list[Piece]:
+        """In the background: waits for the gradients, then for the other ranks."""
+        usable = all([self.executor.wait_gradient(p) for p in exchange.parameters])
+        begun = time.perf_counter()
+        group = self.roles.everyone if exchange.everyone else self.roles.replicas
+        pieces = exchange.reduce(self.executor, usable, group)
+        self.communication_seconds += time.perf_counter() - begun
+        return pieces
