@@ -11,6 +11,7 @@ constexpr int kColumns = 32;   // of a block that sums rows
 constexpr int kWarps = 8;      // of a block
 constexpr int kRowsEach = 64;  // fewer rows are not worth a part of their own
 constexpr int kMostParts = 64;
+constexpr unsigned kMostHigh = 65535;  // blocks of a grid's second dimension
 constexpr int kBlasRows = 128;    // fewer are done by our kernels, which read weights once a tile
 constexpr int kBlasColumns = 32;  // narrower operands waste its tiles
 constexpr int kBlocksEach = 16;   // of a multiprocessor, in kernels that walk rows
@@ -157,7 +158,7 @@ template <class T>
 void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end, const T* weight,
                             int n, Target<T> out, bool accumulate) const {
   const bool few = end - begin <= kFewRows;
-  const Grid grid{tiles(n, kTile), tiles(end - begin, few ? 16 : kTile)};
+  const Grid grid{tiles(n, kTile), std::min(tiles(end - begin, few ? 16 : kTile), kMostHigh)};
   for (int first = 0; first < std::max(count, 1); first += kMostSources) {
     Sources<T> group;
     int k = 0;
