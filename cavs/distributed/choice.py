@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import socket
+import time
+from collections.abc import Callable
 from typing import Any
 
+from cavs.config import num_threads
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.cost import calibrate, make_strategy
+from cavs.distributed.cost import Compute, calibrate, make_strategy
 from cavs.distributed.resources import Node, ResourceSpec
 from cavs.distributed.strategy import Strategy, to_text
 from cavs.distributed.strategy.measure import measured_variables
 from cavs.distributed.strategy.text import from_text
 from cavs.errors import ConfigError
+
+_RUNS = 3  # the first compiles
+_FORWARD = 1 / 3  # of a step's computation
 
 
 def agreed_strategy(
@@ -23,13 +31,17 @@ def agreed_strategy(
     batch: GraphBatch | None,
     resources: ResourceSpec | None,
     agreement: Agreement,
+    run: Callable[[], object] | None = None,
 ) -> Strategy:
     """What ``name`` makes of the model and rank 0's part of a batch; `ConfigError` on all ranks.
 
-    Where no `resources` are given, ``auto`` measures the speed of messages first.
+    Where no `resources` are given, ``auto`` measures the speed of messages first, and how long
+    `run` takes, forward and backward of this rank: as long as that, messages cost nothing.
     """
     c = agreement.communicator
-    cluster = resources
+    cluster, compute = resources, Compute()
+    if name == "auto" and run is not None:
+        compute = _measured(run, agreement)
     if cluster is None:
         cluster = hosts(c)
         if name == "auto":
@@ -40,13 +52,42 @@ def agreed_strategy(
     if c.rank == 0:
         try:
             dtype = str(next(iter(model.parameters().values())).value.dtype)
-            made = make_strategy(name, measured_variables(model, batch, dtype=dtype), cluster)
+            variables = measured_variables(model, batch, dtype=dtype)
+            made = make_strategy(name, variables, cluster, compute)
             fits(made, c.size)
             text = to_text(made)
         except Exception as error:  # the other ranks must learn of it, whatever it is
             failed = error
     agreement.meet("step", failed)
     return from_text(str(c.share(text)[0]))
+
+
+def _measured(run: Callable[[], object], agreement: Agreement) -> Compute:
+    """A rank's work in a step beside which messages travel; the same on all ranks.
+
+    None where the ranks of one host leave no core free: then who sends does not compute.
+    """
+    c = agreement.communicator
+    if c.size == 1 or not all(c.share(_has_free_core(c))):
+        return Compute()
+    seconds, failed = math.inf, None
+    try:
+        for _ in range(_RUNS):
+            begun = time.perf_counter()
+            run()
+            seconds = min(seconds, time.perf_counter() - begun)
+    except Exception as error:  # the other ranks must learn of it, whatever it is
+        failed = error
+    agreement.meet("step", failed)
+    every = [float(s) for s in c.share(seconds)]
+    mean = sum(every) / c.size
+    return Compute(mean * _FORWARD, mean * (1 - _FORWARD), slowest=max(every) / mean)
+
+
+def _has_free_core(c: Communicator) -> bool:
+    names = c.share(socket.gethostname())
+    ranks = names.count(names[c.rank])
+    return ranks == 1 or ranks * num_threads() < len(os.sched_getaffinity(0))
 
 
 def hosts(c: Communicator) -> ResourceSpec:

@@ -66,7 +66,8 @@ def command_of(
             command += ["--map-by", ":OVERSUBSCRIBE"]
         command += ["--bind-to", "none"]  # the engine's threads go where there is room
         if elastic:
-            command += ["--with-ft", "ulfm"]
+            # Its barrier in MPI_Finalize may wait for the dead for ever; Trainer.close meets.
+            command += ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
     elif elastic:
         raise DeviceError(
             f"{launcher.path} is not Open MPI's; only that survives a lost rank", hint=_INSTALL

@@ -53,10 +53,20 @@ class Roles:
         return owner if owner in ranks else ranks[0]
 
     @property
+    def _groups(self) -> list[Communicator]:
+        return list({id(c): c for c in (self.everyone, self.replicas, self.local)}.values())
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes that this rank has sent in all its groups."""
-        groups = {id(c): c for c in (self.everyone, self.replicas, self.local)}
-        return sum(c.sent_bytes for c in groups.values())
+        return sum(c.sent_bytes for c in self._groups)
+
+    def leave(self) -> None:
+        """Nobody waits any longer in the groups that are parts of the whole."""
+        for c in self._groups:
+            if c is not self.everyone:
+                c.leave()
+                c.close()
 
 
 def _asks_for_hosts(strategy: Strategy) -> bool:

@@ -20,7 +20,7 @@ from cavs.distributed.idle import idle_executor
 from cavs.distributed.roles import Roles
 from cavs.distributed.run import Run
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
-from cavs.distributed.strategy import Strategy
+from cavs.distributed.strategy import ParameterServer, Strategy, is_stale
 from cavs.distributed.synchronisers import Exchange, exchanges_of
 from cavs.distributed.synchronisers.stale import StalePush, StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
@@ -86,6 +86,7 @@ class DistributedSession:
         self._trainable = [p.trainable for p in session.parameters.values()]
         self.servers: StaleServers | None = None  # of stale parameters, from the first step on
         self._written = True  # parameters were, from outside: servers must take them anew
+        self.writes = 0  # from outside
 
     # ---- a step --------------------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ class DistributedSession:
         new = True
         try:
             part = self.shard(batch)
-            new = self.session.is_new(part.local)
+            new = self._exchanging is None or self.session.is_new(part.local)
             if not new:
                 executor, inputs, _ = self.session.ready(part.local)
         except Exception as error:  # the other ranks must learn of it, whatever it is
@@ -350,15 +351,32 @@ class DistributedSession:
         """Whether values come from other ranks after an update."""
         return any(type(e).distribute is not Exchange.distribute for e in self._exchanges)
 
-    def move_to(self, communicator: Communicator) -> None:
-        """Goes on with other ranks. ConfigError if the old ones held what is lost with them."""
-        if self._serves or self.servers is not None:
+    @property
+    def owns(self) -> bool:
+        """Whether some ranks hold optimiser states that others do not."""
+        syncs = [] if self.strategy is None else [leaf.sync for leaf in self.strategy.leaves]
+        return any(isinstance(s, ParameterServer) for s in syncs) and not any(map(is_stale, syncs))
+
+    def leave(self) -> None:
+        """Ends what other ranks wait for, because one of them is gone."""
+        if self._roles is not None:
+            self._roles.leave()
+
+    def move_to(self, communicator: Communicator, strategy: Strategy | None) -> None:
+        """Goes on with those ranks that are left, and what they do now.
+
+        ConfigError if the others held what is lost with them.
+        """
+        if self.servers is not None:
             raise ConfigError(
-                "a rank is gone, and with it the optimiser states of parameters that it owned",
-                hint="resume from the last checkpoint; a strategy of all-reduce survives",
+                "a rank is gone, and with it the optimiser states of parameters that it owned, and "
+                "stale gradients under way",
+                hint="resume from the last checkpoint; strategies without staleness survive",
             )
         self.communicator, self.agreement = communicator, Agreement(communicator)
-        self._roles = Roles(communicator)  # all that are left hold everything and compute
+        self.strategy = strategy
+        self._roles = Roles(communicator, strategy)
+        self._exchanging = None  # owners may be others now
         if hasattr(self.split, "update"):  # it has learned of ranks that are gone
             self.split = contiguous
 
@@ -399,6 +417,7 @@ class DistributedSession:
         if self.servers is not None and not self._written:
             self._updates = self.servers.updates
         self._written = True
+        self.writes += 1
         self.session.invalidate()
 
     def evaluate(self, batch: GraphBatch) -> EvalResult:

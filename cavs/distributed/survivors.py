@@ -1,9 +1,11 @@
 """Going on when a rank dies: the ranks that are left agree on where they are, and continue.
 
-Every rank holds all parameters and optimiser states, so nothing is lost with one. What a training
-does together (a step, an evaluation, a checkpoint) is either finished everywhere or, when a rank
-dies in it, finished on some ranks and not on others. Those that finished it give the others their
-parameters, states and result; if nobody did, all do it again with the batch divided anew.
+What a training does together (a step, an evaluation, a checkpoint) is either finished everywhere
+or, when a rank dies in it, finished on some ranks and not on others. Where every rank holds all
+parameters and optimiser states, nothing is lost: those that finished it give the others their
+parameters, states and result; if nobody did, all do it again with the batch divided anew. Where
+ranks own parameters, all go back to a snapshot, share what the dead owned, and do the steps since
+again.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cavs.distributed.communicator.protocol import LostPeerError
+from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.session import StepReport
+from cavs.distributed.snapshot import Snapshots
+from cavs.distributed.strategy import variables_of
+from cavs.distributed.strategy.lose import without
 
 if TYPE_CHECKING:
     from cavs.distributed.trainer import Trainer
@@ -23,12 +28,24 @@ T = TypeVar("T")
 
 
 class Survivors:
-    """What the ranks of `trainer` do together, with or without those that die."""
+    """What the ranks of `trainer` do together, with or without those that die.
+
+    Ranks are told apart by the number that they had when the strategy was made, and the strategy
+    of those that are left is always derived from that one: then it does not matter which rank
+    knows of which death first.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
+        self.snapshots = Snapshots(trainer)
         self.done = 0  # things finished together
         self.last: Any = None  # the result of the last of them, as JSON
+        self.made()
+
+    def made(self) -> None:
+        """The strategy is one of the present ranks."""
+        c = self.trainer.communicator
+        self.number, self.ranks, self.strategy = c.rank, c.size, self.trainer.strategy
 
     def go(self, work: Callable[[], T]) -> T:
         """`work()`, which all ranks do together; again, or its result from others, if one dies."""
@@ -48,35 +65,66 @@ class Survivors:
     def _recover(self, error: LostPeerError) -> bool:
         """Meets the ranks that are left; whether others had finished what this rank was at."""
         trainer = self.trainer
+        c, reached = trainer.communicator, trainer.steps
+        before = c.size
         while True:
-            before = trainer.communicator
+            trainer.session.leave()
+            c = c.shrink()
             try:
-                c = before.shrink()
-                trainer.session.move_to(c)
-                standing = c.share([self.done, trainer.steps, self.last])
-                done, steps, last = max(standing, key=lambda s: int(s[0]))
-                source = [s[0] for s in standing].index(done)
-                for parameter, states in zip(
-                    trainer.parameters.values(), trainer.states, strict=True
-                ):
-                    for array in (parameter.value, *states):
-                        c.broadcast(array, source)
+                done, last = self._meet(c, reached)
             except LostPeerError:  # another one, while we met
                 continue
             break
-        trainer.session.invalidate()
-        trainer.steps = int(steps)
         if c.rank == 0:
-            gone = before.size - c.size
             print(
-                f"cavs: {gone} of {before.size} ranks lost at step {steps + 1}, going on with "
-                f"{c.size} ({error})",
+                f"cavs: {before - c.size} of {before} ranks lost at step {trainer.steps + 1}, "
+                f"going on with {c.size} ({error})",
                 file=sys.stderr,
                 flush=True,
             )
-        behind = self.done < int(done)
-        self.done, self.last = int(done), last
+        behind = self.done < done
+        self.done, self.last = done, last
         return behind
+
+    def _meet(self, c: Communicator, reached: int) -> tuple[int, Any]:
+        """All of `c` at the same place: how much is done, and the result of the last of it.
+
+        reached: this rank's steps when it learned of the death.
+        """
+        trainer, session = self.trainer, self.trainer.session
+        mine = [self.number, self.done, reached, trainer.begun, self.snapshots.steps, self.last]
+        numbers, dones, steps, begun, kept, lasts = zip(*c.share(mine), strict=True)
+        source = dones.index(max(dones))
+        if not all(begun):
+            trainer.restart()
+        strategy = self.strategy
+        if strategy is not None:
+            model: Any = trainer.model
+            variables = variables_of(model, dtype=str(session.session.dtype))
+            strategy = without(strategy, set(range(self.ranks)) - set(numbers), variables)
+        session.move_to(c, strategy)
+        trainer.place()
+        if all(begun) and session.owns:
+            self.snapshots.restore(set(kept[0]).intersection(*kept))
+            self._equal(c, 0)  # it computes: who only owns has no values of others
+            self._again(max(steps))
+        else:
+            self._equal(c, source)
+            trainer.steps = steps[source]
+        return dones[source], lasts[source]
+
+    def _equal(self, c: Communicator, source: int) -> None:
+        """The parameters and states of rank `source` on all."""
+        trainer = self.trainer
+        for parameter, states in zip(trainer.parameters.values(), trainer.states, strict=True):
+            for array in (parameter.value, *states):
+                c.broadcast(array, source)
+        trainer.session.session.invalidate()
+
+    def _again(self, reached: int) -> None:
+        """The steps from the snapshot on, up to where one of the ranks was."""
+        while self.trainer.steps < reached:
+            self.trainer.advance_once(self.snapshots.batches[self.trainer.steps])
 
 
 def _encode(result: Any) -> Any:

@@ -70,7 +70,7 @@ class Trainer(LocalTrainer):
             step (`cavs.distributed.balance.StructureBalancer`).
         timeout: Seconds that a rank waits for another before it gives up, naming it.
         elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``
-            and a strategy in which all ranks hold everything (all-reduce, sufficient factors).
+            and a strategy without staleness.
         wait_free: Send gradients while backward still runs.
         dtype: np.float32, or np.float64 for checks.
         more: As for `cavs.Trainer`.
@@ -101,13 +101,16 @@ class Trainer(LocalTrainer):
         local = Session(model, threads=threads, dtype=dtype, passes=passes, replicated=True)
         chosen = None if isinstance(strategy, str) else strategy
         if chosen is not None:
-            verify(chosen, variables_of(model, dtype=str(local.dtype)), resources)
+            # Which gradients are products shows when a batch is compiled; others are reduced.
+            maybe = {name: 0.0 for name, p in model.parameters().items() if len(p.shape) == 2}
+            known = variables_of(model, dtype=str(local.dtype), factors=maybe)
+            verify(chosen, known, resources)
             fits(chosen, c.size)
         session = DistributedSession(local, c, chosen, split=split, wait_free=wait_free)
         super().__init__(model, optimizer, session=session, **more)
         self.elastic, self.resources = elastic, resources
         self._asked = strategy
-        self._begun = False
+        self.begun = False
         self._collate: Collate | None = None  # of the loader that `fit` goes through
         self._survivors = Survivors(self)
 
@@ -123,7 +126,7 @@ class Trainer(LocalTrainer):
 
         batch: the first global batch; strategies made by name take the sizes of gradients from it.
         """
-        if self._begun:
+        if self.begun:
             return
         plan = str(self._asked) if self.strategy is None else self.strategy.digest
         options = {k: v for k, v in self.config.items() if k != "data"}
@@ -142,12 +145,30 @@ class Trainer(LocalTrainer):
             self.communicator.broadcast(parameter.value, 0)
         self.session.invalidate()
         if isinstance(self._asked, str):
+            example = self._example(batch)
             self.session.strategy = agreed_strategy(
-                self._asked, self.model, self._example(batch), self.resources, self.agreement
+                self._asked,
+                self.model,
+                example,
+                self.resources,
+                self.agreement,
+                None if example is None else lambda: self.session.session.gradients(example),
             )
-        if self._collate is not None:  # the strategy may have ranks that compute nothing
+            self._survivors.made()
+        self.place()
+        self.begun = True
+
+    def place(self) -> None:
+        """The loader makes this rank's part among those that compute; not all may, or still do."""
+        if self._collate is not None:
             self._collate.rank, self._collate.ranks = self.session.place
-        self._begun = True
+
+    def restart(self) -> None:
+        """`begin` is to be done again: not all ranks had come to its end."""
+        self.begun = False
+        if isinstance(self._asked, str):
+            self.session.strategy = None
+            self._survivors.made()
 
     def _example(self, batch: Any) -> GraphBatch | None:
         """About what a rank computes of `batch`."""
@@ -158,10 +179,13 @@ class Trainer(LocalTrainer):
 
     def advance(self, batch: Any) -> StepReport:
         """One update on the global `batch`; see `cavs.Trainer.advance`."""
-        return self._survivors.go(lambda: self._advance(batch))
+        return self._survivors.go(lambda: self.advance_once(batch))
 
-    def _advance(self, batch: Any) -> StepReport:
+    def advance_once(self, batch: Any) -> StepReport:
+        """`advance`, which ends when a rank does."""
         self.begin(batch)
+        if self.elastic and self.session.owns:
+            self._survivors.snapshots.before(batch)
         outcome = super().advance(batch)
         assert isinstance(outcome, StepReport)
         update = getattr(self.session.split, "update", None)
@@ -214,7 +238,11 @@ class Trainer(LocalTrainer):
     ) -> dict[str, float]:
         """As `cavs.Trainer.evaluate`; every rank takes some of the batches."""
 
+        begin = loader.state_dict() if isinstance(loader, DataLoader) else {}
+
         def work() -> dict[str, float]:
+            if isinstance(loader, DataLoader):  # the same batches where it is done again
+                loader.load_state_dict(begin)
             return super(Trainer, self).evaluate(loader, metrics, **more)
 
         def settled() -> dict[str, float]:

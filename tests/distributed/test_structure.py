@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cavs
-from benchmarks.balance import measure, tree, trees
+from benchmarks.balance import counted, measure, tree, trees
 from cavs.distributed.balance import (
     FEATURES,
     CostModel,
@@ -220,13 +220,12 @@ def test_splitting_is_quick():
 
 
 @pytest.mark.slow
-def test_on_the_engine():
-    """Processor time of real steps: even, and a fifth faster than equal counts."""
-    threads = cavs.num_threads()
-    cavs.set_num_threads(1)
-    try:
-        found = measure(hidden=128, batch=16, ranks=2, steps=40)
-    finally:
-        cavs.set_num_threads(threads)
+@pytest.mark.parametrize(("batch", "ranks", "gain"), [(16, 2, 0.2), (32, 4, 0.3)])
+def test_on_the_engine(batch, ranks, gain):
+    """What the engine reckons with for the schedules it ran, not their time: that of a busy machine
+    says nothing; `python -m benchmarks.balance` takes it."""
+    found = measure(hidden=16, batch=batch, ranks=ranks, steps=40, cost=counted)
     assert found["uneven"] <= 1.05
-    assert found["gain"] >= 0.2
+    assert found["gain"] >= gain
+    again = measure(hidden=16, batch=batch, ranks=ranks, steps=40, cost=counted)
+    assert (again["uneven"], again["gain"]) == (found["uneven"], found["gain"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import Trainer
+from cavs.distributed import Trainer, snapshot
 from cavs.distributed.communicator import LostPeerError, run_threads
 from cavs.errors import ConfigError
 from cavs.train.checkpoint import read_checkpoint
@@ -55,12 +55,12 @@ def fit(c, path=None, strategy=None):
     return values, [e["dev_loss"] for e in result.epochs], t.steps, t.communicator.size
 
 
-def survive(size, deaths, path=None):
+def survive(size, deaths, path=None, strategy=None):
     def work(c):
         for rank, messages in deaths:
             mortal(c, rank, messages)
         try:
-            return fit(c, path)
+            return fit(c, path, strategy)
         except Killed:
             return None
 
@@ -97,6 +97,22 @@ def test_two_ranks_may_die(alone, capsys):
             np.testing.assert_allclose(results[r][0][name], value, rtol=1e-8, atol=1e-10)
 
 
+def test_an_evaluation_done_again_sees_the_same_batches(alone, monkeypatch):
+    """Its loader shuffles, and the loss depends on the batches."""
+    combined = Trainer._combined
+
+    def dying(self, sums):
+        if self.communicator.rank == 1 and self.communicator.size == 3:
+            self.communicator.die()
+            raise Killed
+        return combined(self, sums)
+
+    monkeypatch.setattr(Trainer, "_combined", dying)
+    results = survive(3, [])
+    assert results[1] is None
+    assert results[0][1] == results[2][1] == pytest.approx(alone[1], rel=1e-9)
+
+
 def test_without_elastic_a_lost_rank_is_an_error():
     def work(c):
         mortal(c, 1, 10)
@@ -111,18 +127,62 @@ def test_without_elastic_a_lost_rank_is_an_error():
     assert "ranks [1] are gone" in run_threads(2, work)[0]
 
 
-def test_states_that_died_with_their_owner_are_a_clear_error():
+SERVED = ["PartitionedPS", "PSLoadBalancing", "Parallax", "PS"]
+
+
+@pytest.mark.parametrize("messages", range(1, 240, 12))
+def test_an_owner_that_dies_anywhere_costs_nothing(messages, alone, capsys, monkeypatch):
+    monkeypatch.setattr(snapshot, "EVERY", 4)
+    victim, strategy = messages % 3, SERVED[messages // 3 % len(SERVED)]
+    results = survive(3, [(victim, messages)], strategy=strategy)
+    assert results[victim] is None
+    for result in results[:victim] + results[victim + 1 :]:
+        values, losses, steps, size = result
+        assert (steps, size) == (alone[2], 2)
+        assert losses == pytest.approx(alone[1], rel=1e-9)
+        for name, value in alone[0].items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-8, atol=1e-10, err_msg=name)
+    assert "1 of 3 ranks lost at step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("deaths", [[(1, 100), (3, 160)], [(0, 130), (1, 131)], [(0, 90), (2, 92)]])
+def test_two_owners_may_die(deaths, alone, monkeypatch):
+    monkeypatch.setattr(snapshot, "EVERY", 4)
+    gone = [rank for rank, _ in deaths]
+    results = survive(4, deaths, strategy="PartitionedPS")
+    assert [r for r in range(4) if results[r] is None] == gone
+    for r in set(range(4)) - set(gone):
+        assert results[r][3] == 2
+        for name, value in alone[0].items():
+            np.testing.assert_allclose(results[r][0][name], value, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("victim", [0, 2, 3])
+@pytest.mark.parametrize("messages", [40, 75, 140])
+def test_ranks_that_only_own_parameters_may_die_and_be_left(victim, messages, alone, monkeypatch):
+    """Ranks 0 and 1 compute, 2 and 3 own; what waits in a smaller group is woken, too."""
+    monkeypatch.setattr(snapshot, "EVERY", 4)
+    results = survive(4, [(victim, messages)], strategy="PSLoadBalancing(servers=2)")
+    assert results[victim] is None
+    for r in {0, 1} - {victim}:
+        values, losses, steps, size = results[r]
+        assert (steps, size) == (alone[2], 3)
+        assert losses == pytest.approx(alone[1], rel=1e-9)
+        for name, value in alone[0].items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-8, atol=1e-10, err_msg=name)
+
+
+def test_when_nobody_is_left_to_compute_it_ends():
     def work(c):
-        mortal(c, 1, 60)
+        mortal(c, 0, 60)
         try:
-            fit(c, strategy="PartitionedPS")
+            fit(c, strategy="PS(servers=1)")
         except Killed:
             return None
         except ConfigError as error:
             return str(error)
 
-    text = run_threads(2, work)[0]
-    assert "a rank is gone, and with it the optimiser states" in text
+    assert "all 1 ranks that compute are gone" in run_threads(2, work)[1]
 
 
 class TestProcesses:

@@ -1,13 +1,17 @@
 """Ranks that are threads train like one process."""
 
+import time
+
 import numpy as np
 import pytest
 
 import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
-from cavs.distributed import Trainer, by_counts
+from cavs.distributed import Trainer, by_counts, choice
+from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator import SingleCommunicator, run_threads
+from cavs.distributed.cost import Compute
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.session import DistributedSession
 from cavs.distributed.strategy import (
@@ -17,6 +21,7 @@ from cavs.distributed.strategy import (
     Strategy,
     SufficientFactors,
 )
+from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.session import MERGED_FROM
 
@@ -206,3 +211,46 @@ def test_equal_vertices_computed_once_count_as_often_as_they_occur(size):
         assert found == pytest.approx(losses, rel=1e-11)
         for name, p in model.parameters().items():
             np.testing.assert_allclose(values[name], p.value, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_auto_counts_on_computation_beside_messages_where_cores_are_free(free, monkeypatch):
+    """It is measured, and the same on all ranks; the slowest counts."""
+    ran, told, make = [], [], choice.make_strategy
+
+    def recorded(name, variables, cluster, compute):
+        told.append(compute)
+        return make(name, variables, cluster, compute)
+
+    monkeypatch.setattr(choice, "_has_free_core", lambda c: free)
+    monkeypatch.setattr(choice, "make_strategy", recorded)
+
+    def work(c):
+        def run():
+            ran.append(c.rank)
+            time.sleep(0.02 * (1 + c.rank))
+
+        graphs, resources = cavs.batch(BATCHES[0]), ResourceSpec.local(2)
+        return choice.agreed_strategy("auto", Tree(), graphs, resources, Agreement(c), run)
+
+    made = run_threads(2, work)
+    assert made[0] == made[1]
+    (compute,) = told  # rank 0 makes it
+    assert sorted(ran) == ([0, 0, 0, 1, 1, 1] if free else [])
+    assert compute.seconds >= 0.04 if free else compute == Compute()
+    assert compute.slowest > 1 if free else True
+
+
+def test_a_batch_that_auto_cannot_run_is_an_error_on_all():
+    def run():
+        raise ConfigError("no such feature")
+
+    def work(c):
+        with pytest.raises((ConfigError, CommunicationError)) as caught:
+            bad = run if c.rank else lambda: None
+            choice.agreed_strategy("auto", Tree(), None, None, Agreement(c), bad)
+        return str(caught.value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "_has_free_core", lambda c: True)
+        assert all("no such feature" in text for text in run_threads(2, work))

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from types import ModuleType, TracebackType
 from typing import Any
@@ -20,11 +20,17 @@ from typing import Any
 import numpy as np
 
 from cavs.distributed.communicator.collectives import Collectives, Message
-from cavs.distributed.communicator.mpi_mailbox import LARGEST, MPIMailbox
+from cavs.distributed.communicator.mpi_mailbox import MPIMailbox
 from cavs.distributed.communicator.protocol import Array, LostPeerError
 from cavs.errors import CommunicationError, DeviceError
 
 MINIMUM = (4, 1)
+# Bytes a message. Over TCP, Open MPI asks the receiver before it sends a larger one than its eager
+# limit, and the answer waits behind what the receiver itself is sending: both directions of a slow
+# link then take turns. Receives are posted first here, so nobody need ask.
+PIECE = 4 << 20
+_EAGER = "OMPI_MCA_btl_tcp_eager_limit"
+_HEADER = 1 << 10
 INSTALL = 'pip install "cavs[mpi]"'
 _SPINS = 400  # polls before the first pause
 _PAUSE = 20e-6  # seconds; a waiting rank leaves its core to those that compute
@@ -47,6 +53,7 @@ def load_mpi() -> ModuleType:
         import mpi4py
 
         mpi4py.rc.thread_level = "serialized"
+        os.environ.setdefault(_EAGER, str(PIECE + _HEADER))
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -192,19 +199,26 @@ class MPICommunicator(Collectives):
             )
         return MPIMailbox(self._mpi, self._run("mailbox", self._comm.Dup), _CALLS)
 
-    def shrink(self) -> MPICommunicator:
+    def leave(self) -> None:
         """See `Communicator`: by ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
+        self._surviving(self._comm.Revoke)
+        self._surviving(self._control.Revoke)
+
+    def shrink(self) -> MPICommunicator:
+        """See `Communicator`."""
+        self.leave()
+        left = self._surviving(self._comm.Shrink)
+        self.close()
+        return MPICommunicator(left, timeout=self.timeout)
+
+    def _surviving(self, call: Callable[[], Any]) -> Any:
         try:
-            self._comm.Revoke()
-            self._control.Revoke()
-            left = self._comm.Shrink()
+            return call()
         except (AttributeError, NotImplementedError, self._mpi.Exception) as error:
             raise DeviceError(
                 f"this MPI cannot go on without a rank: {error}",
                 hint="start with: cavs launch --elastic, or mpirun --with-ft ulfm",
             ) from error
-        self.close()
-        return MPICommunicator(left, timeout=self.timeout)
 
     def abort(self, message: str) -> None:
         """See `Communicator`."""
@@ -226,5 +240,5 @@ def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
 
 def _pieces(array: Array) -> Iterator[Array]:
     data = array.reshape(-1).view(np.uint8)
-    for begin in range(0, data.size, LARGEST):
-        yield data[begin : begin + LARGEST]
+    for begin in range(0, data.size, PIECE):
+        yield data[begin : begin + PIECE]

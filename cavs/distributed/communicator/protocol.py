@@ -128,6 +128,10 @@ class Communicator(Protocol):
         """A mailbox beside the collectives, for another thread; all ranks call it."""
         ...
 
+    def leave(self) -> None:
+        """Ends what others wait for in this group with `LostPeerError`; one rank calls it."""
+        ...
+
     def shrink(self) -> Communicator:
         """The group of the ranks that are left, in their order; all of them call it.
 

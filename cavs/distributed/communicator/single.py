@@ -28,6 +28,9 @@ class SingleCommunicator(Collectives):
         """See `Communicator`."""
         return LonelyMailbox(0, 1)
 
+    def leave(self) -> None:
+        """See `Communicator`."""
+
     def shrink(self) -> SingleCommunicator:
         """See `Communicator`."""
         return self

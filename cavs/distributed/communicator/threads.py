@@ -104,12 +104,17 @@ class ThreadCommunicator(Collectives):
             self._world.dead.add(self._rank)
             self._world.changed.notify_all()
 
+    def leave(self) -> None:
+        """See `Communicator`."""
+        with self._world.changed:
+            self._world.leaving.add(self._rank)
+            self._world.changed.notify_all()
+
     def shrink(self) -> ThreadCommunicator:
         """See `Communicator`."""
+        self.leave()
         world = self._world
         with world.changed:
-            world.leaving.add(self._rank)
-            world.changed.notify_all()
             while len(world.leaving | world.dead) < self._size:
                 if not world.changed.wait(self.timeout):
                     raise self._hung()

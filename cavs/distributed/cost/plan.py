@@ -112,7 +112,8 @@ class _Planner:
             shards = shards_of(node, variable.shape)
             for leaf, shard in zip(node.leaves, shards, strict=True):
                 found.append((leaf, variable, shard))
-                if not variable.sparse and not isinstance(leaf.sync, ParameterServer):
+                alone = variable.sparse or leaf.compressor != "none"
+                if not alone and not isinstance(leaf.sync, ParameterServer):
                     key = (leaf.sync.type, leaf.sync.group)
                     groups.setdefault(key, []).append(found[-1])
         begun: set[tuple[str, int]] = set()
@@ -122,6 +123,8 @@ class _Planner:
                 chains.append((position, self.server(leaf, leaf.sync, variable, shard)))
             elif variable.sparse:
                 chains.append((position, self.sparse_everywhere(leaf, variable, shard)))
+            elif leaf.compressor != "none":  # each remembers for itself and travels alone
+                chains.append((position, self.fused([found[position]])))
             elif (key := (leaf.sync.type, leaf.sync.group)) not in begun:
                 begun.add(key)
                 # A group leaves when its first parameter, whose gradient comes last, is there.

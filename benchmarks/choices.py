@@ -1,0 +1,173 @@
+"""Whether `auto` takes a fast builder: every one it chooses from, measured in turns.
+
+All ranks of one run train the SST Tree-LSTM with every builder, a step of each in a round, so that
+what else the machine does meets all of them. Beside the measured time stands what the simulation
+predicts from the same calibration as that of `auto`. `--megabits` puts slow links between the ranks
+(see `benchmarks.links`), where communication and not the free cores decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import machine
+from benchmarks.distributed import make_runner, run_ranks
+from benchmarks.harness import RESULTS, markdown, write_json
+from benchmarks.links import over_tcp, refusal, slow_links
+from cavs.distributed.choice import hosts
+from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
+from cavs.distributed.cost import CANDIDATES, Compute, calibrate, simulate
+from cavs.distributed.launch import command_of, find_mpirun
+from cavs.distributed.strategy.measure import measured_variables
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """What every rank runs; rank 0's return value counts."""
+    c = MPICommunicator()
+    alone = make_runner("alone", SingleCommunicator(), given)
+    trainer, part = alone.trainer, alone.batches[0].local
+    cluster = hosts(c)
+    addresses = [a for node in cluster.nodes for a in [node.address] * len(node.cpus)]
+    network = calibrate(c, addresses, cluster.network)
+    cluster = dataclasses.replace(cluster, network=network)
+    variables = measured_variables(trainer.model, part, dtype="float32")
+    runners, seen = [], dict[str, str]()
+    for name in given.builders:
+        runner = make_runner(name, c, given)
+        runner.step(0)
+        digest = runner.trainer.strategy.digest
+        if digest not in seen:
+            seen[digest] = name
+            runners.append(runner)
+        if c.rank == 0:
+            print(f"{name}: ready", file=sys.stderr)
+    automatic = make_runner("auto", c, given)
+    automatic.step(0)
+    chosen = automatic.trainer.strategy
+    seconds: dict[str, list[float]] = {runner.name: [] for runner in runners}
+    for i in range(given.batches):
+        for runner in runners:
+            runner.step(i)
+    order = random.Random(0)
+    for i in range(given.rounds):
+        for runner in order.sample(runners, len(runners)):
+            c.barrier()
+            seconds[runner.name].append(runner.step(i)[0])
+        if c.rank == 0:
+            print(f"round {i + 1} of {given.rounds}", file=sys.stderr)
+    own = statistics.median(alone.step(i)[0] for i in range(3 * given.batches))
+    compute = np.array([own])
+    c.all_reduce(compute)
+    work = Compute(float(compute[0]) / c.size / 3, float(compute[0]) / c.size * 2 / 3)
+    fastest = [min(times) for times in zip(*seconds.values(), strict=True)]
+    records = {
+        runner.name: {
+            "milliseconds": 1e3 * statistics.median(seconds[runner.name]),
+            # Within each round, so that its noise counts for all alike.
+            "slower": statistics.median(
+                t / best for t, best in zip(seconds[runner.name], fastest, strict=True)
+            ),
+            "predicted": 1e3 * simulate(runner.trainer.strategy, variables, cluster).seconds,
+            "overlapped": 1e3 * simulate(runner.trainer.strategy, variables, cluster, work).seconds,
+        }
+        for runner in runners
+    }
+    return {
+        "ranks": c.size,
+        "auto": seen.get(chosen.digest, chosen.builder),
+        "alone": 1e3 * work.seconds,
+        "network": dataclasses.asdict(network),
+        "builders": records,
+    }
+
+
+def place(result: dict[str, Any]) -> float:
+    """How much slower the builder that auto takes is than the fastest: 0.1 is a tenth."""
+    times = {name: r["milliseconds"] for name, r in result["builders"].items()}
+    return float(times[result["auto"]] / min(times.values()) - 1)
+
+
+def show(result: dict[str, Any]) -> str:
+    rows = [
+        [
+            name + (" (auto)" if name == result["auto"] else ""),
+            f"{r['milliseconds']:.1f}",
+            f"{r['predicted']:.1f}",
+            f"{r['overlapped']:.1f}",
+        ]
+        for name, r in sorted(
+            result["builders"].items(), key=lambda item: float(item[1]["milliseconds"])
+        )
+    ]
+    network = result["network"]
+    far = "bandwidth" if result.get("megabits") else "local_bandwidth"
+    late = "latency" if result.get("megabits") else "local_latency"
+    links = f", links of {result['megabits']:g} Mbit/s" if result.get("megabits") else ""
+    return (
+        f"\n{result['ranks']} ranks{links}; measured {8e-6 * network[far]:.0f} Mbit/s, "
+        f"{1e6 * network[late]:.0f} us a message; one alone: {result['alone']:.1f} ms a step\n\n"
+        + markdown(["builder", "ms a step", "predicted: alone", "with compute"], rows)
+        + f"\n\nauto takes {result['auto']}: {place(result):.1%} slower than the fastest"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.choices", description=__doc__)
+    add = parser.add_argument
+    add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR", help="holds sst/")
+    add("--ranks", type=int, nargs="+", default=[2, 4], metavar="N")
+    add("--hidden", type=int, default=256)
+    add("--batch-size", type=int, default=16, help="graphs a rank")
+    add("--batches", type=int, default=3, help="different ones")
+    add("--rounds", type=int, default=15)
+    add("--builders", nargs="+", default=list(CANDIDATES), metavar="NAME")
+    add("--megabits", type=float, nargs="*", default=[], metavar="X", help="of slow links")
+    add("--out", default=str(RESULTS / "choices.json"), metavar="FILE")
+    add("--rank", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if not given.data:
+        parser.error("--data DIR or $CAVS_DATA is needed")
+    given.data = os.path.abspath(given.data)
+    if given.rank:
+        result = measure(given)
+        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+            print("RESULT " + json.dumps(result), flush=True)
+        return 0
+    if given.megabits and (why := refusal()):
+        raise SystemExit(f"this machine makes no slow links: {why}")
+    own = list(sys.argv[1:] if arguments is None else arguments)
+    results = []
+    for ranks in given.ranks:
+        program = ["-m", "benchmarks.choices", "--rank", *own]
+        for megabits in given.megabits or [0.0]:
+            command = command_of(find_mpirun(), ranks, program)
+            if megabits:
+                with slow_links(ranks, megabits) as inside:
+                    at = command.index(sys.executable)
+                    results.append(run_ranks(over_tcp([*command[:at], *inside, *command[at:]])))
+                results[-1]["megabits"] = megabits
+            else:
+                results.append(run_ranks(command))
+            print(show(results[-1]), flush=True)
+    record = {
+        "command": machine.command(),
+        "commit": machine.commit(),
+        "machine": machine.machine(),
+        "results": results,
+    }
+    write_json(Path(given.out), record)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

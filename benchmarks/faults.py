@@ -1,0 +1,295 @@
+"""Ranks killed with SIGKILL at random moments of an elastic training: what it costs.
+
+Each run trains a small Tree-LSTM on MPI ranks, waits until a random victim has come to a random
+step, some random milliseconds more, and kills it. The survivors must end the training with every
+batch seen, with the losses and parameters of a run that nobody disturbed but for rounding. How long
+they stand still is counted from the kill to the end of their next step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cavs
+from benchmarks import machine
+from benchmarks.harness import RESULTS, markdown, write_json
+from benchmarks.matrix import Sentiment, trees
+from benchmarks.samples import ROOT
+from cavs.distributed import Trainer
+from cavs.distributed.communicator import MPICommunicator
+from cavs.distributed.launch import command_of, find_mpirun
+from cavs.train.checkpoint import read_checkpoint
+
+GRAPHS, BATCH = 96, 12
+EQUAL = 1e-8  # of the undisturbed run, relative, in float64: other numbers of ranks round otherwise
+BUCKETS = "buckets"  # no strategy
+
+
+class Watched(Trainer):
+    """Says which step it is at, to whoever wants to kill it, and keeps what happened."""
+
+    watch: Any
+    rank: int
+    losses: list[float]
+    seen: list[int]
+
+    def advance(self, batch: Any) -> Any:
+        self.watch[self.rank] = self.steps
+        report = super().advance(batch)
+        self.watch[self.rank] = self.steps
+        self.losses.append(report.loss)
+        self.seen += list(batch.ids)
+        return report
+
+
+def train(given: argparse.Namespace) -> None:
+    """What every rank runs."""
+    folder = Path(given.folder)
+    c = MPICommunicator(timeout=given.timeout)
+    graphs = trees(GRAPHS, table=True)
+    trainer = Watched(
+        Sentiment(True),
+        cavs.optim.Adagrad(lr=0.02),
+        strategy=None if given.strategy == BUCKETS else given.strategy,
+        communicator=c,
+        elastic=True,
+        dtype=np.float64,
+        threads=1,
+    )
+    trainer.losses, trainer.seen, trainer.rank = [], [], c.rank
+    trainer.watch = np.memmap(folder / "steps", np.int64, "r+", shape=(c.size,))
+    (folder / f"pid{c.rank}").write_text(str(os.getpid()))
+    loader = cavs.DataLoader(graphs[: GRAPHS - BATCH], BATCH, shuffle=True)
+    dev = cavs.DataLoader(graphs[GRAPHS - BATCH :], BATCH // 2)
+    result = trainer.fit(
+        loader,
+        epochs=given.epochs,
+        dev=dev,
+        checkpoint=folder / "checkpoint.safetensors",
+        progress=False,
+    )
+    np.savez(
+        folder / f"values{trainer.rank}.npz",
+        **{name: p.value for name, p in trainer.parameters.items()},
+    )
+    record = {
+        "losses": trainer.losses,
+        "seen": [int(i) for i in trainer.seen],
+        "dev": [e["dev_loss"] for e in result.epochs],
+        "steps": trainer.steps,
+        "ranks": trainer.communicator.size,
+    }
+    (folder / f"result{trainer.rank}.json").write_text(json.dumps(record))
+    trainer.close()
+
+
+@dataclass
+class Ended:
+    """One run: what each rank that came to the end has, and what was said on the way."""
+
+    status: int
+    errors: str
+    results: dict[int, dict[str, Any]]
+    values: dict[int, dict[str, Any]]
+    checkpoint: int
+    still: float | None = None  # seconds
+
+
+def run(
+    given: argparse.Namespace, strategy: str, kill: tuple[int, int, float] | None = None
+) -> Ended:
+    """One training; kill: the victim, the step it dies in, and seconds after its beginning."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        watch = np.memmap(folder / "steps", np.int64, "w+", shape=(given.ranks,))
+        watch[:] = -1
+        own = ["--rank", "--folder", name, "--strategy", strategy]
+        own += ["--epochs", str(given.epochs), "--timeout", str(given.timeout)]
+        command = command_of(
+            find_mpirun(), given.ranks, ["-m", "benchmarks.faults", *own], elastic=True
+        )
+        with open(folder / "errors", "w+b") as errors:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, "CAVS_NUM_THREADS": "1"},
+                stdout=errors,
+                stderr=errors,
+            )
+            still = None
+            if kill is not None:
+                still = _kill(process, folder, watch, *kill)
+            status = _wait(process, given.limit)
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
+        ranks = range(given.ranks)
+        done = [r for r in ranks if (folder / f"result{r}.json").exists()]
+        checkpoint = folder / "checkpoint.safetensors"
+        return Ended(
+            status,
+            said,
+            {r: json.loads((folder / f"result{r}.json").read_text()) for r in done},
+            {r: dict(np.load(folder / f"values{r}.npz")) for r in done},
+            read_checkpoint(checkpoint).progress["step"] if checkpoint.exists() else -1,
+            still,
+        )
+
+
+def _wait(process: subprocess.Popen[bytes], limit: float) -> int:
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
+        return 124
+
+
+def _kill(
+    process: subprocess.Popen[bytes],
+    folder: Path,
+    watch: Any,
+    victim: int,
+    step: int,
+    later: float,
+) -> float | None:
+    """Seconds until every survivor has ended another step; None if none of them did."""
+    while watch[victim] < step:
+        if process.poll() is not None:
+            return None
+        time.sleep(1e-3)
+    time.sleep(later)
+    os.kill(int((folder / f"pid{victim}").read_text()), signal.SIGKILL)
+    begun, others = time.monotonic(), np.arange(len(watch)) != victim
+    reached = int(watch[others].max())
+    while watch[others].min() <= reached:
+        if process.poll() is not None:
+            return None
+        time.sleep(1e-3)
+    return time.monotonic() - begun
+
+
+def judge(ended: Ended, calm: Ended, ranks: int) -> dict[str, Any]:
+    """What came of a disturbed run; faults: what does not hold."""
+    expected, found = calm.results[0], []
+    values = calm.values[0]
+    distance = losses = 0.0
+    if len(ended.results) != ranks - 1:
+        found.append(f"{len(ended.results)} of {ranks} ranks came to the end")
+    for r, result in ended.results.items():
+        if result["steps"] != expected["steps"]:
+            found.append(f"rank {r} made {result['steps']} of {expected['steps']} steps")
+        if sorted(result["seen"]) != sorted(expected["seen"]):
+            found.append(f"rank {r} saw other graphs")
+        else:
+            losses = max(losses, _apart(result["losses"], expected["losses"]))
+            losses = max(losses, _apart(result["dev"], expected["dev"]))
+        for name, value in ended.values[r].items():
+            apart = np.linalg.norm(value - values[name]) / np.linalg.norm(values[name])
+            distance = max(distance, float(apart))
+    if ended.status != 0:
+        found.append(f"it ended with status {ended.status}")
+    if not max(distance, losses) <= EQUAL:
+        found.append(f"losses {losses:.1e}, parameters {distance:.1e} from the calm run")
+    if ended.checkpoint != expected["steps"]:
+        found.append(f"the last checkpoint is of step {ended.checkpoint}")
+    return {"losses": losses, "distance": distance, "faults": found}
+
+
+def _apart(a: list[float], b: list[float]) -> float:
+    return float(np.abs(np.subtract(a, b) / b).max())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    add = parser.add_argument
+    add("--ranks", type=int, default=4, metavar="N")
+    add("--runs", type=int, default=20, metavar="N", help="of each strategy")
+    add("--strategies", nargs="+", default=[BUCKETS], metavar="NAME")
+    add("--epochs", type=int, default=5, metavar="N")
+    add("--seed", type=int, default=0)
+    add("--timeout", type=float, default=60, metavar="S", help="that a rank waits for another")
+    add("--limit", type=float, default=300, metavar="S", help="of a run; then it is ended")
+    add("--out", default=str(RESULTS / "faults.json"), metavar="FILE")
+    for hidden in ("--folder", "--strategy"):
+        add(hidden, help=argparse.SUPPRESS)
+    add("--rank", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.rank:
+        train(given)
+        return 0
+    chance, records = random.Random(given.seed), []
+    for strategy in given.strategies:
+        calm = run(given, strategy)
+        if len(calm.results) != given.ranks:
+            print(calm.errors, file=sys.stderr)
+            raise SystemExit(f"{strategy}: the run that nobody disturbs fails")
+        steps = calm.results[0]["steps"]
+        for i in range(given.runs):
+            victim, step = chance.randrange(given.ranks), chance.randrange(steps)
+            later = chance.random() * 0.02
+            ended = run(given, strategy, (victim, step, later))
+            record = {
+                "strategy": strategy,
+                "victim": victim,
+                "step": step,
+                "status": ended.status,
+                "still": ended.still,
+                **judge(ended, calm, given.ranks),
+            }
+            records.append(record)
+            said = "; ".join(record["faults"]) or "as if nothing had happened"
+            print(
+                f"{strategy} {i + 1} of {given.runs}: rank {victim} killed at step {step + 1}: "
+                f"{said}",
+                file=sys.stderr,
+            )
+            if record["faults"]:
+                print(ended.errors, file=sys.stderr)
+    print(show(records))
+    write_json(
+        Path(given.out),
+        {"command": machine.command(), "commit": machine.commit(), "results": records},
+    )
+    return 1 if any(r["faults"] for r in records) else 0
+
+
+def show(records: list[dict[str, Any]]) -> str:
+    headers = [
+        "strategy",
+        "victim",
+        "step",
+        "seconds still",
+        "losses apart",
+        "parameters",
+        "faults",
+    ]
+    rows = [
+        [
+            r["strategy"],
+            str(r["victim"]),
+            str(r["step"] + 1),
+            "" if r["still"] is None else f"{r['still']:.1f}",
+            f"{r['losses']:.1e}",
+            f"{r['distance']:.1e}",
+            "; ".join(r["faults"]) or "none",
+        ]
+        for r in records
+    ]
+    return markdown(headers, rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

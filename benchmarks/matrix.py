@@ -1,0 +1,337 @@
+"""Every strategy builder with every compressor, trained on MPI ranks: bytes, agreement, equality.
+
+A binary Tree-LSTM is trained with a table of word vectors (a sparse gradient) and without one. Each
+case that verification admits runs its steps; what the ranks sent is held against the formula of the
+cost model, parameters must have the same bits on all ranks, and without a compressor they must be
+those of one process. Times are not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cavs
+from benchmarks import machine
+from benchmarks.distributed import run_ranks
+from benchmarks.harness import RESULTS, markdown, write_json
+from cavs import nn, ops
+from cavs.distributed import Trainer
+from cavs.distributed.builders import REGISTRY, build
+from cavs.distributed.communicator import MPICommunicator
+from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.cost import Load, bytes_by_rank
+from cavs.distributed.launch import command_of, find_mpirun
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.strategy import NodeConfig, Strategy, Variable, variables_of
+from cavs.distributed.strategy.measure import measured_variables
+from cavs.distributed.strategy.verify import problems
+from cavs.distributed.synchronisers import FactorBroadcast
+
+# Each builder of the registry, and options that make it send something else.
+VARIANTS = ("AllReduce(chunk=2)", "PartitionedPS(local_replication=True)", "Poseidon(batch_size=1)")
+COMPRESSORS = (
+    "none",
+    "float16",
+    "bfloat16",
+    "error_feedback(float16)",
+    "error_feedback(bfloat16)",
+    "onebit",
+    "powersgd(rank=2)",
+    "topk(ratio=0.01)",
+    "topk(ratio=0.01, momentum=0.5, clip=5, warm_up=50)",
+)
+TABLES = ("dense", "sparse")
+WORDS, WIDTH, HIDDEN, CLASSES = 2000, 96, 96, 5
+GRAPHS, BATCHES = 16, 10  # a global batch; different ones
+BYTES = 0.05  # how far what is sent may be from the formula
+EQUAL = {"float32": 1e-6, "float64": 1e-12}  # of one process, relative, in the norm
+
+
+class Sentiment(cavs.Model):
+    """A binary Tree-LSTM over words: their numbers, or vectors that come with the data."""
+
+    def __init__(self, table: bool) -> None:
+        if table:
+            self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.tree = nn.BinaryTreeLSTM(WIDTH, HIDDEN)
+        self.output = nn.Linear(HIDDEN, CLASSES)
+        self.table = table
+        rng = np.random.default_rng(0)
+        for p in self.parameters().values():
+            p.value[...] = rng.normal(size=p.shape) * 0.1
+
+    def loss(self, batch):
+        x = self.embedding(batch["token"]) if self.table else batch["x"]
+        return ops.cross_entropy(self.output(self.tree(batch.graph, x=x)), batch["label"])
+
+
+def trees(count: int, table: bool, seed: int = 5) -> list[cavs.Graph]:
+    """Random binary trees over skewed word frequencies; a phrase's label depends on its words."""
+    rng = np.random.default_rng(seed)
+    vectors = np.random.default_rng(1).normal(size=(WORDS + 1, WIDTH)).astype(np.float32)
+    vectors[-1] = 0
+    graphs = []
+    for _ in range(count):
+        words = int(rng.integers(2, 20))
+        children: list[list[int]] = [[] for _ in range(words)]
+        roots = list(range(words))
+        while len(roots) > 1:
+            i = int(rng.integers(0, len(roots) - 1))
+            children.append(roots[i : i + 2])
+            roots[i : i + 2] = [len(children) - 1]
+        token = np.minimum(rng.zipf(1.3, words), WORDS) - 1
+        value = list(token % 3)
+        value += [0] * (words - 1)
+        for v in range(words, len(children)):
+            value[v] = sum(value[c] for c in children[v])
+        token = np.concatenate([token, np.full(words - 1, -1)]).astype(np.int32)
+        features: dict[str, Any] = {"label": np.array(value, np.int32) % CLASSES}
+        features |= {"token": token} if table else {"x": vectors[token]}
+        graphs.append(cavs.Graph(children, features))
+    return graphs
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the matrix; refused: why verification does not admit it."""
+
+    table: str
+    builder: str
+    compressor: str
+    strategy: Strategy
+    refused: str = ""
+
+
+def cases(
+    variables: Sequence[Variable], table: str, ranks: int, given: argparse.Namespace
+) -> Iterator[Case]:
+    """Every builder with every compressor."""
+    resources = ResourceSpec.local(ranks)
+    for builder in given.builders:
+        plain = build(builder, variables, resources)
+        for compressor in given.compressors:
+            strategy = _compressed(plain, variables, compressor)
+            found = problems(strategy, variables, resources)
+            yield Case(table, builder, compressor, strategy, found[0].what if found else "")
+
+
+def _compressed(strategy: Strategy, variables: Sequence[Variable], compressor: str) -> Strategy:
+    """`compressor` for every dense parameter and shard; sparse gradients are never compressed."""
+    sparse = {v.name for v in variables if v.sparse}
+
+    def with_compressor(node: NodeConfig) -> NodeConfig:
+        if node.name in sparse:
+            return node
+        if node.shards:
+            leaves = tuple(dataclasses.replace(s, compressor=compressor) for s in node.shards)
+            return dataclasses.replace(node, shards=leaves)
+        return dataclasses.replace(node, compressor=compressor)
+
+    nodes = tuple(with_compressor(node) for node in strategy.nodes)
+    return dataclasses.replace(strategy, nodes=nodes)
+
+
+def train(trainer: Any, batches: Sequence[Any], steps: int) -> list[Any]:
+    return [trainer.advance(batches[i % len(batches)]) for i in range(steps)]
+
+
+def values_of(model: cavs.Model) -> dict[str, Any]:
+    return {name: p.value.astype(np.float64) for name, p in model.parameters().items()}
+
+
+def difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """The largest of the parameters' relative distances, in the norm."""
+    norm = np.linalg.norm
+    return float(max(norm(found[n] - v) / norm(v) for n, v in expected.items()))
+
+
+def load_of(trainer: Trainer, part: Any, c: Communicator) -> Load:
+    """The rows and factor pairs that every rank had in the step just done on its `part`."""
+    rows: dict[str, list[int]] = {}
+    if "token" in part.local.feature_schema():
+        token = part.local["token"]
+        rows = {"embedding.weight": np.unique(token[token >= 0]).tolist()}
+    names = list(trainer.parameters)
+    pairs = {
+        names[e.part.parameter]: len(e.executor.factors(e.part.parameter)[0])
+        for e in trainer.session._exchanges
+        if isinstance(e, FactorBroadcast)
+    }
+    every = c.share([rows, pairs])
+    return Load(
+        rows={name: [len(r[name]) for r, _ in every] for name in rows},
+        union={name: len(set().union(*(r[name] for r, _ in every))) for name in rows},
+        factors={name: [p[name] for _, p in every] for name in pairs},
+    )
+
+
+def run_case(
+    case: Case, c: Communicator, batches: Sequence[Any], expected: dict[str, Any], steps: int
+) -> dict[str, Any]:
+    """Trains, and says what came of it; the same on all ranks."""
+    model = Sentiment(case.table == "sparse")
+    dtype = next(iter(expected.values()))[0].dtype
+    trainer = Trainer(
+        model,
+        cavs.optim.SGD(lr=0.1),
+        strategy=case.strategy,
+        communicator=c,
+        threads=1,
+        dtype=dtype,
+    )
+    reports, loads = [], []
+    for i in range(steps):
+        reports.append(trainer.advance(batches[i % len(batches)]))
+        if i < len(batches):
+            loads.append(load_of(trainer, trainer.session.shard(batches[i]), c))
+    variables = variables_of(model, dtype=str(dtype))
+    formula = np.zeros(c.size)
+    for i in range(steps):
+        formula += bytes_by_rank(case.strategy, variables, loads[i % len(loads)], step=i)
+    sent = np.zeros(c.size)
+    sent[c.rank] = sum(r.sent_bytes for r in reports)
+    c.all_reduce(sent)
+    bits = c.share([p.value.tobytes().hex() for p in model.parameters().values()])
+    found = values_of(model)
+    half = min(len(batches), steps // 2)
+    return {
+        "sent": sent.tolist(),
+        "formula": formula.tolist(),
+        "off": float(sent.sum() / formula.sum() - 1),
+        "worst_rank": float(np.abs(sent / formula - 1).max()),
+        "same_bits": all(other == bits[0] for other in bits),
+        "difference": difference(found, expected),
+        "loss": [sum(r.loss for r in part) / half for part in (reports[:half], reports[-half:])],
+    }
+
+
+def alone(table: str, batches: Sequence[Any], steps: int, dtype: str) -> dict[str, Any]:
+    """The parameters of one process after the same steps."""
+    model = Sentiment(table == "sparse")
+    session = cavs.Session(model, dtype=np.dtype(dtype), threads=1)
+    train(cavs.Trainer(model, cavs.optim.SGD(lr=0.1), session=session), batches, steps)
+    return {name: p.value.copy() for name, p in model.parameters().items()}
+
+
+def faults(case: Case, result: dict[str, Any], dtype: str) -> list[str]:
+    """What does not hold."""
+    found = []
+    if max(abs(result["off"]), result["worst_rank"]) > BYTES:
+        found.append(f"bytes {result['off']:+.1%}, at a rank {result['worst_rank']:.1%} off")
+    if not result["same_bits"]:
+        found.append("ranks have different parameters")
+    if case.compressor == "none" and not result["difference"] <= EQUAL[dtype]:
+        found.append(f"{result['difference']:.1e} from one process")
+    first, last = result["loss"]
+    if not last < first:
+        found.append(f"the loss goes from {first:.3f} to {last:.3f}")
+    return found
+
+
+def measure(c: Communicator, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """What every rank runs."""
+    records = []
+    for table in given.tables:
+        graphs = trees(GRAPHS * BATCHES, table == "sparse")
+        batches = [cavs.batch(graphs[i::BATCHES]) for i in range(BATCHES)]
+        expected = alone(table, batches, given.steps, given.dtype)
+        variables = measured_variables(
+            Sentiment(table == "sparse"), cavs.batch(batches[0].graphs[: GRAPHS // c.size])
+        )
+        found = list(cases(variables, table, c.size, given))
+        for i, case in enumerate(found):
+            record: dict[str, Any] = {
+                "ranks": c.size,
+                "table": table,
+                "builder": case.builder,
+                "compressor": case.compressor,
+                "refused": case.refused,
+            }
+            if not case.refused:
+                result = run_case(case, c, batches, expected, given.steps)
+                record |= result | {"faults": faults(case, result, given.dtype)}
+            records.append(record)
+            if c.rank == 0:
+                said = case.refused or "; ".join(record["faults"]) or "as it should be"
+                where = f"{c.size} ranks, {table}, {i + 1} of {len(found)}"
+                print(f"{where}: {case.builder} {case.compressor}: {said}", file=sys.stderr)
+    return records
+
+
+def show(records: Sequence[dict[str, Any]]) -> str:
+    """Tables of what ran and of what was refused."""
+    headers = ["ranks", "table", "builder", "compressor", "KB a step and rank", "formula"]
+    headers += ["off", "worst rank", "from one process", "faults"]
+    rows = []
+    for r in records:
+        if r["refused"]:
+            continue
+        scale = 1e-3 / r["steps"] / r["ranks"]
+        row = [str(r["ranks"]), r["table"], r["builder"], r["compressor"]]
+        row += [f"{sum(r[k]) * scale:.2f}" for k in ("sent", "formula")]
+        row += [f"{r['off']:+.2%}", f"{r['worst_rank']:.2%}", f"{r['difference']:.1e}"]
+        rows.append([*row, "; ".join(r["faults"]) or "none"])
+    refused = dict.fromkeys(
+        (r["builder"], r["compressor"], r["refused"].partition(": ")[2] or r["refused"])
+        for r in records
+        if r["refused"]
+    )
+    return markdown(headers, rows) + (
+        f"\n\n{len(refused)} combinations that verification refuses, such as "
+        f"{' with '.join(next(iter(refused))[:2])}\n"
+        if refused
+        else ""
+    )
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.matrix", description=__doc__)
+    add = parser.add_argument
+    add("--ranks", type=int, nargs="+", default=[2, 4], metavar="N")
+    add("--steps", type=int, default=100, metavar="N")
+    add("--builders", nargs="+", default=[*REGISTRY, *VARIANTS], metavar="NAME")
+    add("--compressors", nargs="+", default=list(COMPRESSORS), metavar="NAME")
+    add("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    add("--dtype", choices=list(EQUAL), default="float32")
+    add("--out", default=str(RESULTS / "matrix.json"), metavar="FILE")
+    add("--rank", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parsed(arguments)
+    if given.rank:
+        records = measure(MPICommunicator(), given)
+        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+            print("RESULT " + json.dumps(records), flush=True)
+        return 0
+    own = list(sys.argv[1:] if arguments is None else arguments)
+    records = []
+    for ranks in given.ranks:
+        program = ["-m", "benchmarks.matrix", "--rank", *own]
+        records += run_ranks(command_of(find_mpirun(), ranks, program))
+    for record in records:
+        record["steps"] = given.steps
+    print(show(records))
+    write_json(
+        Path(given.out),
+        {"command": machine.command(), "commit": machine.commit(), "results": records},
+    )
+    ran = [r for r in records if not r["refused"]]
+    failed = sum(bool(r["faults"]) for r in ran)
+    print(f"{len(ran)} combinations ran, {failed} with faults")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

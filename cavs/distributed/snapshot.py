@@ -1,0 +1,82 @@
+"""What ranks go back to when one dies that owned what nobody else has.
+
+Owners of parameters alone have the optimiser states of them. So every few steps all ranks bring
+each other theirs and keep a copy, in memory, and the batches since; when an owner dies, the others
+take the copy and do these steps again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cavs.distributed.trainer import Trainer
+
+EVERY = 16  # steps: so many are done again at most, and once in so many states are exchanged
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """steps: done before it. writes: how often parameters had been written from outside.
+
+    arrays: parameters and their optimiser states. memory: what compressors held back on all ranks.
+    """
+
+    steps: int
+    writes: int
+    arrays: Sequence[NDArray[Any]]
+    memory: dict[str, NDArray[Any]]
+
+
+class Snapshots:
+    """The last two: when a rank dies while the newest is made, some ranks do not have it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.kept: list[Snapshot] = []
+        self.batches: dict[int, Any] = {}  # by the number of the step
+
+    def before(self, batch: Any) -> None:
+        """All ranks call it before each step; it may exchange states."""
+        trainer, session = self.trainer, self.trainer.session
+        writes = session.writes
+        if self.kept and self.kept[-1].writes != writes:
+            self.kept, self.batches = [], {}
+        if not self.kept or trainer.steps >= self.kept[-1].steps + EVERY:
+            session.collect(trainer.states)
+            arrays = [array.copy() for array in self._arrays()]
+            memory = session.memory() if session.roles.computes else {}
+            self.kept = [*self.kept[-1:], Snapshot(trainer.steps, writes, arrays, memory)]
+            first = self.kept[0].steps
+            self.batches = {step: b for step, b in self.batches.items() if step >= first}
+        self.batches[trainer.steps] = batch
+
+    def _arrays(self) -> list[NDArray[Any]]:
+        trainer = self.trainer
+        pairs = zip(trainer.parameters.values(), trainer.states, strict=True)
+        return [array for p, states in pairs for array in (p.value, *states)]
+
+    @property
+    def steps(self) -> list[int]:
+        """Those at which there is one."""
+        return [snapshot.steps for snapshot in self.kept]
+
+    def restore(self, common: Collection[int]) -> None:
+        """Goes back to the last of those in `common`, which all ranks have. ConfigError if none."""
+        self.kept = [snapshot for snapshot in self.kept if snapshot.steps in common]
+        if not self.kept:
+            raise ConfigError(
+                "a rank is gone, and with it the optimiser states of parameters that it owned",
+                hint="resume from the last checkpoint",
+            )
+        for array, copy in zip(self._arrays(), self.kept[-1].arrays, strict=True):
+            np.copyto(array, copy)
+        self.trainer.session.take_memory(self.kept[-1].memory)
+        self.trainer.steps = self.kept[-1].steps

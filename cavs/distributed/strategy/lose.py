@@ -1,0 +1,60 @@
+"""A strategy after some of its ranks are gone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Sequence
+
+from cavs.distributed.strategy.expression import NodeConfig, ParameterServer, Strategy
+from cavs.distributed.strategy.partition import shards_of
+from cavs.distributed.strategy.variable import Variable
+from cavs.errors import ConfigError
+
+
+def without(strategy: Strategy, lost: Collection[int], variables: Sequence[Variable]) -> Strategy:
+    """The strategy of the ranks that are left when those of numbers `lost` are gone.
+
+    What they owned goes to the rank that owns the fewest bytes, among those that own parameters
+    alone while there are some. Raises `ConfigError` if nobody is left to compute.
+    """
+    graph = strategy.graph
+    gone = {graph.ranks[rank] for rank in lost}
+    replicas = tuple(d for d in graph.replicas if d not in gone)
+    servers = tuple(d for d in graph.servers if d not in gone)
+    if not replicas:
+        raise ConfigError(
+            f"all {len(graph.replicas)} ranks that compute are gone",
+            hint="resume from the last checkpoint",
+        )
+    shapes = {variable.name: variable.shape for variable in variables}
+    sizes = {
+        leaf.name: math.prod(shard.shape)
+        for node in strategy.nodes
+        for leaf, shard in zip(node.leaves, shards_of(node, shapes[node.name]), strict=True)
+    }
+    loads = dict.fromkeys(servers or replicas, 0)
+    for leaf in strategy.leaves:
+        if isinstance(leaf.sync, ParameterServer):
+            owner = graph.ranks[graph.rank_of(leaf.sync.destination)]
+            if owner in loads:
+                loads[owner] += sizes[leaf.name]
+
+    def moved(leaf: NodeConfig) -> NodeConfig:
+        sync = leaf.sync
+        placement = tuple(d for d in leaf.placement if d not in gone)
+        if isinstance(sync, ParameterServer) and graph.rank_of(sync.destination) in lost:
+            heir = min(loads, key=lambda device: loads[device])
+            loads[heir] += sizes[leaf.name]
+            sync = dataclasses.replace(sync, destination=heir)
+            placement = (heir,) if leaf.placement else ()
+        return dataclasses.replace(leaf, synchroniser=sync, placement=placement)
+
+    nodes = tuple(
+        dataclasses.replace(node, shards=tuple(map(moved, node.shards)))
+        if node.shards
+        else moved(node)
+        for node in strategy.nodes
+    )
+    left = dataclasses.replace(graph, replicas=replicas, servers=servers)
+    return dataclasses.replace(strategy, graph=left, nodes=nodes)

@@ -1,0 +1,63 @@
+"""Strategies after some of their ranks are gone."""
+
+import pytest
+
+from cavs.distributed.builders import REGISTRY, build
+from cavs.distributed.cost import bytes_by_rank
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.strategy import ParameterServer, Variable
+from cavs.distributed.strategy.lose import without
+from cavs.distributed.strategy.verify import problems
+from cavs.errors import ConfigError
+
+VARIABLES = [
+    Variable(name="table", shape=(40, 8), sparse=True, rows=5),
+    *(Variable(name=f"w{i}", shape=(8, n), factors=3) for i, n in enumerate([16, 4, 24, 12])),
+    Variable(name="b", shape=(9,)),
+]
+
+
+@pytest.mark.parametrize("lost", [[0], [3], [1, 2], [0, 1, 3]])
+@pytest.mark.parametrize("name", REGISTRY)
+def test_it_stays_a_strategy_of_those_that_are_left(name, lost):
+    made = build(name, VARIABLES, ResourceSpec.local(4))
+    left = without(made, lost, VARIABLES)
+    kept = [d for rank, d in enumerate(made.graph.ranks) if rank not in lost]
+    assert list(left.graph.ranks) == kept
+    assert problems(left, VARIABLES, ResourceSpec.local(4)) == []
+    assert len(bytes_by_rank(left, VARIABLES)) == 4 - len(lost)
+    for before, after in zip(made.leaves, left.leaves, strict=True):
+        if isinstance(before.sync, ParameterServer) and before.sync.destination in kept:
+            assert after == before
+
+
+def test_it_does_not_matter_in_which_order_ranks_are_lost_that_own_nothing_else():
+    made = build("PSLoadBalancing", VARIABLES, ResourceSpec.local(4))
+    assert without(made, [1, 3], VARIABLES) == without(made, (3, 1), VARIABLES)
+
+
+def test_what_the_lost_owned_goes_where_the_load_is_least():
+    made = build("PartitionedPS", VARIABLES, ResourceSpec.local(4))
+    left = without(made, [2], VARIABLES)
+    sizes = {"table": 320, "w0": 128, "w1": 32, "w2": 192, "w3": 96, "b": 9}
+    loads = dict.fromkeys(left.graph.ranks, 0.0)
+    for node in left.nodes:
+        for leaf in node.leaves:
+            loads[leaf.sync.destination] += sizes[node.name] / len(node.leaves)
+    assert max(loads.values()) <= 1.5 * min(loads.values())
+
+
+def test_servers_that_compute_nothing_inherit_first_and_may_all_be_lost():
+    made = build("PSLoadBalancing(servers=2)", VARIABLES, ResourceSpec.local(4))
+    apart = made.graph.servers
+    left = without(made, [2], VARIABLES)
+    assert {leaf.sync.destination for leaf in left.leaves} == {apart[1]}
+    none = without(made, [2, 3], VARIABLES)
+    assert none.graph.servers == ()
+    assert {leaf.sync.destination for leaf in none.leaves} == set(made.graph.replicas)
+
+
+def test_with_nobody_left_to_compute():
+    made = build("PSLoadBalancing(servers=2)", VARIABLES, ResourceSpec.local(3))
+    with pytest.raises(ConfigError, match="all 1 ranks that compute are gone"):
+        without(made, [0], VARIABLES)

@@ -1,0 +1,78 @@
+"""Builders with compressors on MPI ranks; `python -m benchmarks.matrix` runs all of them."""
+
+import pytest
+
+from benchmarks import matrix
+from cavs.distributed.builders import REGISTRY
+from tests.distributed.mpirun import needs_mpi, run_ranks
+
+# A rank number to a few combinations in which every builder and every compressor occurs.
+THINNED = {
+    2: (["AllReduce(chunk=2)", "Parallax", "PartitionedPS"], ["none", "onebit", "float16"]),
+    4: (["RandomAxisPartitionAR", "Poseidon(batch_size=1)"], ["none", "powersgd(rank=2)"]),
+    3: (["Horovod", "UnevenPartitionedPS"], ["none", "topk(ratio=0.01, warm_up=20)"]),
+}
+
+
+def ran(c, builders, compressors):
+    arguments = ["--steps", "100", "--dtype", "float64", "--builders", *builders]
+    return matrix.measure(c, matrix.parsed([*arguments, "--compressors", *compressors]))
+
+
+@pytest.mark.slow
+class TestOnRanks:
+    pytestmark = needs_mpi
+
+    @pytest.mark.parametrize("size", THINNED)
+    def test_bytes_are_those_of_the_formula_and_parameters_those_of_one_process(self, size):
+        builders, compressors = THINNED[size]
+        records = run_ranks(size, __name__, "ran", builders, compressors, timeout=300)
+        assert len(records) == len(builders) * len(compressors) * len(matrix.TABLES)
+        for record in records:
+            named = record["table"], record["builder"], record["compressor"]
+            if record["refused"]:
+                assert "compressor" in record["refused"], named
+                continue
+            assert record["faults"] == [], named
+            assert abs(record["off"]) <= 0.05 and record["worst_rank"] <= 0.05, named
+            if record["compressor"] == "none":
+                assert record["difference"] <= 1e-12, named
+
+
+def test_every_builder_is_in_the_matrix():
+    given = matrix.parsed([])
+    assert set(REGISTRY) <= set(given.builders)
+    variables = matrix.measured_variables(matrix.Sentiment(True), None)
+    found = list(matrix.cases(variables, "sparse", 2, given))
+    assert len(found) == len(given.builders) * len(given.compressors)
+    admitted = {(case.builder, case.compressor) for case in found if not case.refused}
+    assert ("Parallax", "onebit") in admitted and ("PS", "none") in admitted
+    assert ("PS", "onebit") not in admitted
+
+
+def test_what_does_not_hold_is_said():
+    good = {
+        "off": 0.0,
+        "worst_rank": 0.0,
+        "same_bits": True,
+        "difference": 1e-15,
+        "loss": [1.0, 0.9],
+    }
+    (case,) = list(
+        matrix.cases(
+            matrix.measured_variables(matrix.Sentiment(False), None),
+            "dense",
+            2,
+            matrix.parsed(["--builders", "PS", "--compressors", "none"]),
+        )
+    )
+    assert matrix.faults(case, good, "float64") == []
+    for change, said in [
+        ({"off": -0.06}, "bytes -6.0%, at a rank 0.0% off"),
+        ({"worst_rank": 0.07}, "bytes +0.0%, at a rank 7.0% off"),
+        ({"same_bits": False}, "ranks have different parameters"),
+        ({"difference": 1e-11}, "1.0e-11 from one process"),
+        ({"difference": float("nan")}, "nan from one process"),
+        ({"loss": [1.0, 1.1]}, "the loss goes from 1.000 to 1.100"),
+    ]:
+        assert matrix.faults(case, good | change, "float64") == [said]
