@@ -45,7 +45,6 @@ Device::~Device() {
   for (Handle event : {forked_, joined_}) {
     if (event != nullptr) driver_.event_destroy(event);
   }
-  for (Handle module : modules_) driver_.module_unload(module);
 }
 
 void Device::enter() const { driver_.check(driver_.context_set(context_), "cuCtxSetCurrent"); }
@@ -73,13 +72,6 @@ void Device::release(Address address) noexcept {
   } else if (alive) {
     driver_.release(address);
   }
-}
-
-Handle Device::load(const std::string& image) {
-  Handle module = nullptr;
-  driver_.check(driver_.module_load(&module, image.data()), "cuModuleLoadData");
-  modules_.push_back(module);
-  return module;
 }
 
 Handle Device::function(Handle module, const std::string& name) {
@@ -169,6 +161,16 @@ void PinnedMemory::reserve(size_t bytes) {
   bytes_ = 0;
   d.check(d.pinned_allocate(&data_, bytes, 0), "cuMemHostAlloc");
   bytes_ = bytes;
+}
+
+Module::Module(std::shared_ptr<Device> device, const std::string& image)
+    : device_(std::move(device)) {
+  const Driver& d = device_->driver();
+  d.check(d.module_load(&module_, image.data()), "cuModuleLoadData");
+}
+
+Module::~Module() {
+  if (module_ != nullptr && device_->try_enter()) device_->driver().module_unload(module_);
 }
 
 Event::Event(std::shared_ptr<Device> device) : device_(std::move(device)) {

@@ -45,7 +45,6 @@ class Device {
 
   Address allocate(size_t bytes);
   void release(Address address) noexcept;
-  Handle load(const std::string& image);  // a cubin; lives as long as the device
   Handle function(Handle module, const std::string& name);
 
   // Work goes to the stream of the present lane, in order; lane 1 runs beside lane 0 between fork()
@@ -82,7 +81,6 @@ class Device {
   Handle forked_ = nullptr, joined_ = nullptr;  // events
   int lane_ = 0;
   Allocator allocator_;
-  std::vector<Handle> modules_;
   std::unordered_map<Handle, std::string> names_;  // of functions, for messages
 };
 
@@ -143,6 +141,20 @@ class PinnedMemory {
   std::shared_ptr<Device> device_;
   void* data_ = nullptr;
   size_t bytes_ = 0;
+};
+
+// Compiled kernels, loaded. Unloaded with the object: nothing may be running them then.
+class Module {
+ public:
+  Module(std::shared_ptr<Device> device, const std::string& image);
+  ~Module();
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+  Handle function(const std::string& name) const { return device_->function(module_, name); }
+
+ private:
+  std::shared_ptr<Device> device_;
+  Handle module_ = nullptr;
 };
 
 // An event on the device's stream, for profiling and for waits.

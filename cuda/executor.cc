@@ -103,12 +103,12 @@ template <class T>
 void Executor<T>::load_maps(const Compiled<T>& compiled) {
   maps_.resize(program_->instructions.size());
   if (compiled.maps.empty()) return;
-  const Handle module = device_->load(compiled.image);
+  module_ = std::make_unique<Module>(device_, compiled.image);
   for (const MapName& m : compiled.maps) {
     const Instruction& in = program_->instructions.at(m.instruction);
     const bool random = std::any_of(in.ops.begin(), in.ops.end(),
                                     [](const MapOp& op) { return op.code == MapOpcode::kUniform; });
-    maps_[m.instruction] = {device_->function(module, m.name), m.items, random};
+    maps_[m.instruction] = {module_->function(m.name), m.items, random};
   }
 }
 

@@ -110,6 +110,7 @@ class Executor {
   BoundProgram<T> bound_;
   std::vector<Patch> patches_;
   std::vector<Place> source_place_, load_place_, store_place_, out_place_;
+  std::unique_ptr<Module> module_;
   std::vector<Map> maps_;
   DeviceArrays arrays_;
   std::vector<Table> tables_;

@@ -32,8 +32,8 @@ Library<T>::Library(std::shared_ptr<Device> device,
                         std::initializer_list<std::pair<Handle*, const char*>> of) {
     const auto image = images.find(file);
     if (image == images.end()) throw std::invalid_argument(std::string("no image of ") + file);
-    const Handle module = device_->load(image->second);
-    for (const auto& [function, name] : of) *function = device_->function(module, name);
+    modules_.push_back(std::make_unique<Module>(device_, image->second));
+    for (const auto& [function, name] : of) *function = modules_.back()->function(name);
   };
   load("rows.cu", {{&copy_rows_, "copy_rows"},
                    {&segment_max_, "segment_max"},
