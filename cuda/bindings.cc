@@ -26,6 +26,13 @@ py::dict sources() {
   return out;
 }
 
+// For all that waits for its turn on the device (see Turn).
+template <class F>
+auto without_gil(F&& f) {
+  const py::gil_scoped_release release;
+  return f();
+}
+
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
@@ -47,7 +54,7 @@ struct PyParameters {
       of;
 };
 
-std::unordered_map<std::string, std::string> to_images(const std::map<std::string, py::bytes>& in) {
+Images to_images(const std::map<std::string, py::bytes>& in) {
   Images out;
   for (const auto& [name, image] : in) out[name] = image;
   return out;
@@ -62,9 +69,13 @@ std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
   auto out = std::make_shared<PyParameters>();
   out->device = device;
   out->arrays = arrays;
+  const Images kernels = to_images(images);
   const auto make = [&]<class T>(T) {
-    out->of = std::pair{std::make_shared<Library<T>>(device, to_images(images), rounding, blas),
-                        std::make_shared<Parameters<T>>(device, views<T>(arrays))};
+    const std::vector<Parameter<T>> host = views<T>(arrays);
+    const py::gil_scoped_release release;
+    const Turn turn(*device);
+    out->of = std::pair{std::make_shared<Library<T>>(device, kernels, rounding, blas),
+                        std::make_shared<Parameters<T>>(device, host)};
   };
   if (!arrays.empty() && py::isinstance<py::array_t<double>>(arrays[0])) {
     make(double{});
@@ -94,13 +105,23 @@ std::unique_ptr<PyExecutor> make_executor(
   out->parameters = parameters;
   std::vector<MapName> names;
   for (const auto& [instruction, name, items] : maps) names.push_back({instruction, name, items});
+  const std::string code = image;
+  const py::gil_scoped_release release;
   std::visit(
       [&]<class L, class P>(const std::pair<std::shared_ptr<Library<L>>, P>& of) {
         out->of = std::make_unique<Executor<L>>(
-            b.program, Compiled<L>{parameters->device, of.first, of.second, image, names});
+            b.program, Compiled<L>{parameters->device, of.first, of.second, code, names});
       },
       parameters->of);
   return out;
+}
+
+// Python's list, alive until the last copy of the pointer goes, on whatever thread that is.
+std::shared_ptr<const void> kept(const py::list& list) {
+  return {new py::list(list), [](const py::list* held) {
+            const py::gil_scoped_acquire hold;
+            delete held;
+          }};
 }
 
 void bind_device(py::module_& m) {
@@ -139,17 +160,21 @@ void bind_parameters(py::module_& m) {
            "blas: the path of cuBLASLt; products are our own without it.")
       .def(
           "invalidate",
-          [](PyParameters& p) { std::visit([](auto& of) { of.second->invalidate(); }, p.of); },
+          [](PyParameters& p) {
+            const py::gil_scoped_release release;
+            const Turn turn(*p.device);
+            std::visit([](auto& of) { of.second->invalidate(); }, p.of);
+          },
           "The host's arrays were written: they go up before the next run.")
       .def(
           "download",
           [](PyParameters& p) {
             const py::gil_scoped_release release;
+            const Turn turn(*p.device);
             return std::visit([](auto& of) { return of.second->download(); }, p.of);
           },
           "Brings the host's arrays up to date: parameters, and states of the last optimiser. "
-          "Whether "
-          "they were behind.");
+          "Whether they were behind.");
 }
 
 void bind_executor(py::module_& m) {
@@ -165,8 +190,7 @@ void bind_executor(py::module_& m) {
             const RunOptions run{schedule, floats, ints, seed, step, 1, {}};
             return x.visit([&]<class T>(Executor<T>& e) {
               const Inputs<T> inputs = to_inputs<T>(run);
-              const py::gil_scoped_release release;
-              return e.run(inputs);
+              return without_gil([&] { return e.run(inputs); });
             });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
@@ -181,8 +205,8 @@ void bind_executor(py::module_& m) {
             return x.visit([&]<class T>(Executor<T>& e) {
               const Inputs<T> inputs = to_inputs<T>(run);
               const Update<T> update = to_update<T>(options, x.parameters->arrays);
-              const py::gil_scoped_release release;
-              const StepResult result = e.step(inputs, update);
+              const std::shared_ptr<const void> owner = kept(states);
+              const StepResult result = without_gil([&] { return e.step(inputs, update, owner); });
               return std::pair{result.loss, result.grad_norm};
             });
           },
@@ -198,7 +222,8 @@ void bind_executor(py::module_& m) {
             return x.visit([&]<class T>(Executor<T>& e) -> py::array {
               py::array_t<T> out(
                   std::vector<py::ssize_t>(like.shape(), like.shape() + like.ndim()));
-              e.gradient(i, out.mutable_data());
+              T* to = out.mutable_data();
+              without_gil([&] { e.gradient(i, to); });
               return out;
             });
           },
@@ -207,7 +232,7 @@ void bind_executor(py::module_& m) {
           "gradient_rows",
           [](PyExecutor& x, int32_t i) {
             return x.visit([&]<class T>(Executor<T>& e) -> py::object {
-              const auto rows = e.gradient_rows(i);
+              const auto rows = without_gil([&] { return e.gradient_rows(i); });
               if (!rows) return py::none();
               const auto n = static_cast<py::ssize_t>(rows->first.size());
               const auto width = n == 0 ? 0 : static_cast<py::ssize_t>(rows->second.size()) / n;
@@ -220,22 +245,30 @@ void bind_executor(py::module_& m) {
           "output",
           [](PyExecutor& x, int32_t buffer) {
             return x.visit([&]<class T>(Executor<T>& e) -> py::array {
-              const auto [rows, width] = e.output_shape(buffer);
+              const auto [rows, width] = without_gil([&] { return e.output_shape(buffer); });
               py::array_t<T> out({rows, width});
-              e.output(buffer, out.mutable_data());
+              T* to = out.mutable_data();
+              without_gil([&] { e.output(buffer, to); });
               return out;
             });
           },
           py::arg("buffer"), "A copy of an output in the caller's order; zero rows where absent.")
       .def("report",
-           [](PyExecutor& x) { return to_dict(x.visit([](auto& e) { return e.report(); })); })
+           [](PyExecutor& x) {
+             return to_dict(
+                 without_gil([&] { return x.visit([](auto& e) { return e.report(); }); }));
+           })
       .def(
           "set_profiling",
-          [](PyExecutor& x, bool on) { x.visit([&](auto& e) { e.set_profiling(on); }); },
+          [](PyExecutor& x, bool on) {
+            without_gil([&] { x.visit([&](auto& e) { e.set_profiling(on); }); });
+          },
           py::arg("on"), "Starts (from zero) or stops the clocks of report().")
       .def(
           "invalidate_parameters",
-          [](PyExecutor& x) { x.visit([](auto& e) { e.invalidate_parameters(); }); },
+          [](PyExecutor& x) {
+            without_gil([&] { x.visit([](auto& e) { e.invalidate_parameters(); }); });
+          },
           "Call after another executor has updated the parameters.");
 }
 

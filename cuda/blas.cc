@@ -90,7 +90,7 @@ Blas::Blas(std::shared_ptr<Device> device, const std::string& library, Precision
 
 Blas::~Blas() {
   for (auto& [key, plan] : plans_) drop(plan);
-  if (handle_ != nullptr) entries_->destroy(handle_);
+  if (handle_ != nullptr && device_->try_enter()) entries_->destroy(handle_);
 }
 
 void Blas::check(int status, const char* call) const {

@@ -6,7 +6,7 @@ namespace cavs::cuda {
 namespace {
 
 constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
-constexpr int kMultiprocessorCount = 16;
+constexpr int kMaxGridDimY = 6, kMultiprocessorCount = 16;  // that of z is no less
 constexpr size_t kAlignment = 256;
 
 // Batches differ in size: a quarter more spares most of the next growths.
@@ -22,8 +22,10 @@ Device::Device(const std::string& library, int ordinal, Allocator allocator)
   const Driver& d = driver_;
   d.check(d.init(0), "cuInit");
   d.check(d.device_get(&device_, ordinal), "cuDeviceGet");
-  d.check(d.device_attribute(&multiprocessors_, kMultiprocessorCount, device_),
-          "cuDeviceGetAttribute");
+  for (const auto& [value, attribute] :
+       {std::pair{&multiprocessors_, kMultiprocessorCount}, {&most_high_, kMaxGridDimY}}) {
+    d.check(d.device_attribute(value, attribute, device_), "cuDeviceGetAttribute");
+  }
   d.check(d.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
   enter();
   for (Handle& stream : streams_) {
@@ -36,14 +38,13 @@ Device::Device(const std::string& library, int ordinal, Allocator allocator)
 
 Device::~Device() {
   // The process may be ending and the driver with it: what fails here is gone anyway.
-  if (driver_.context_set(context_) != 0) return;
+  if (!try_enter()) return;
   for (Handle stream : streams_) {
     if (stream != nullptr) driver_.stream_destroy(stream);
   }
   for (Handle event : {forked_, joined_}) {
     if (event != nullptr) driver_.event_destroy(event);
   }
-  for (Handle module : modules_) driver_.module_unload(module);
 }
 
 void Device::enter() const { driver_.check(driver_.context_set(context_), "cuCtxSetCurrent"); }
@@ -61,7 +62,7 @@ Address Device::allocate(size_t bytes) {
 }
 
 void Device::release(Address address) noexcept {
-  const bool alive = driver_.context_set(context_) == 0;
+  const bool alive = try_enter();
   if (allocator_.release) {
     // A pool hands the block out at once. What fails here has failed, and runs nothing any more.
     for (Handle stream : streams_) {
@@ -73,17 +74,11 @@ void Device::release(Address address) noexcept {
   }
 }
 
-Handle Device::load(const std::string& image) {
-  Handle module = nullptr;
-  driver_.check(driver_.module_load(&module, image.data()), "cuModuleLoadData");
-  modules_.push_back(module);
-  return module;
-}
-
-Handle Device::function(Handle module, const std::string& name) const {
+Handle Device::function(Handle module, const std::string& name) {
   Handle function = nullptr;
   driver_.check(driver_.module_function(&function, module, name.c_str()),
                 ("cuModuleGetFunction of " + name).c_str());
+  names_[function] = name;
   return function;
 }
 
@@ -118,10 +113,19 @@ void Device::synchronize() {
   }
 }
 
+void Device::settle() noexcept {
+  lane_ = 0;
+  // Their errors are that of the failure, or come again.
+  for (Handle stream : streams_) driver_.stream_synchronize(stream);
+}
+
 void Device::launch(Handle function, Grid grid, void** arguments, unsigned threads) {
   const int result = driver_.launch(function, grid.x, grid.y, grid.z, threads, 1, 1, 0, stream(),
                                     arguments, nullptr);
-  driver_.check(result, "cuLaunchKernel");
+  if (result == 0) return;
+  const auto size = [](unsigned n) { return std::to_string(n); };
+  const std::string blocks = size(grid.x) + " x " + size(grid.y) + " x " + size(grid.z);
+  driver_.check(result, ("cuLaunchKernel of " + names_[function] + ", " + blocks).c_str());
 }
 
 DeviceMemory::~DeviceMemory() {
@@ -142,7 +146,7 @@ void DeviceMemory::reserve(size_t bytes) {
 }
 
 PinnedMemory::~PinnedMemory() {
-  if (data_ != nullptr) device_->driver().pinned_release(data_);
+  if (data_ != nullptr && device_->try_enter()) device_->driver().pinned_release(data_);
 }
 
 void PinnedMemory::reserve(size_t bytes) {
@@ -159,13 +163,23 @@ void PinnedMemory::reserve(size_t bytes) {
   bytes_ = bytes;
 }
 
+Module::Module(std::shared_ptr<Device> device, const std::string& image)
+    : device_(std::move(device)) {
+  const Driver& d = device_->driver();
+  d.check(d.module_load(&module_, image.data()), "cuModuleLoadData");
+}
+
+Module::~Module() {
+  if (module_ != nullptr && device_->try_enter()) device_->driver().module_unload(module_);
+}
+
 Event::Event(std::shared_ptr<Device> device) : device_(std::move(device)) {
   const Driver& d = device_->driver();
   d.check(d.event_create(&event_, 0), "cuEventCreate");
 }
 
 Event::~Event() {
-  if (event_ != nullptr) device_->driver().event_destroy(event_);
+  if (event_ != nullptr && device_->try_enter()) device_->driver().event_destroy(event_);
 }
 
 void Event::record() {

@@ -1,10 +1,14 @@
 // One device: its context, memory, streams and modules.
 #pragma once
 
+#include <algorithm>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "driver.h"
@@ -31,12 +35,17 @@ class Device {
 
   // Makes the device current on the calling thread; before anything else there.
   void enter() const;
+  // The same where nothing can be thrown: false if the driver is gone.
+  bool try_enter() const noexcept { return driver_.context_set(context_) == 0; }
   int multiprocessors() const { return multiprocessors_; }
+  // Blocks of a grid in y or z, as many as it may have: kernels stride over what is left.
+  unsigned high(int64_t blocks) const {
+    return static_cast<unsigned>(std::min<int64_t>(blocks, most_high_));
+  }
 
   Address allocate(size_t bytes);
   void release(Address address) noexcept;
-  Handle load(const std::string& image);  // a cubin; lives as long as the device
-  Handle function(Handle module, const std::string& name) const;
+  Handle function(Handle module, const std::string& name);
 
   // Work goes to the stream of the present lane, in order; lane 1 runs beside lane 0 between fork()
   // and join(): it starts after all that lane 0 has been given, and lane 0 goes on after all of it.
@@ -49,6 +58,8 @@ class Device {
   void download(void* to, Address from, size_t bytes);
   void zero(Address at, size_t bytes);
   void synchronize();
+  // After a failure: waits for what was launched before it, which would go on writing.
+  void settle() noexcept;
   void launch(Handle function, Grid grid, void** arguments, unsigned threads = kBlock);
   template <class... A>
   void launch(Handle function, Grid grid, const A&... arguments) {
@@ -60,15 +71,35 @@ class Device {
   Handle stream() const { return streams_[lane_]; }
 
  private:
+  friend class Turn;
   Driver driver_;
+  std::mutex mutex_;
   int device_ = 0;
-  int multiprocessors_ = 1;
+  int multiprocessors_ = 1, most_high_ = 1;
   Handle context_ = nullptr;
   Handle streams_[kLanes] = {};
   Handle forked_ = nullptr, joined_ = nullptr;  // events
   int lane_ = 0;
   Allocator allocator_;
-  std::vector<Handle> modules_;
+  std::unordered_map<Handle, std::string> names_;  // of functions, for messages
+};
+
+// A thread's turn on a device, whose streams, lanes and workspaces all its users share. If it ends
+// by an exception, what it launched is over before the next one's. Whoever waits for a turn must
+// not hold Python's lock: the thread whose turn it is may need that to allocate.
+class Turn {
+ public:
+  explicit Turn(Device& device) : device_(device), lock_(device.mutex_) { device.enter(); }
+  ~Turn() {
+    if (std::uncaught_exceptions() > exceptions_) device_.settle();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Device& device_;
+  const std::lock_guard<std::mutex> lock_;
+  const int exceptions_ = std::uncaught_exceptions();
 };
 
 // Memory of the device that grows and never shrinks. Growing drops what it held.
@@ -110,6 +141,20 @@ class PinnedMemory {
   std::shared_ptr<Device> device_;
   void* data_ = nullptr;
   size_t bytes_ = 0;
+};
+
+// Compiled kernels, loaded. Unloaded with the object: nothing may be running them then.
+class Module {
+ public:
+  Module(std::shared_ptr<Device> device, const std::string& image);
+  ~Module();
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+  Handle function(const std::string& name) const { return device_->function(module_, name); }
+
+ private:
+  std::shared_ptr<Device> device_;
+  Handle module_ = nullptr;
 };
 
 // An event on the device's stream, for profiling and for waits.

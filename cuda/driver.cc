@@ -5,12 +5,15 @@
 namespace cavs::cuda {
 namespace {
 
-constexpr int kOutOfMemory = 2, kNoBinary = 209, kIllegalAddress = 700, kLaunchFailed = 719;
+constexpr int kOutOfMemory = 2, kNotInitialized = 3, kNoBinary = 209, kIllegalAddress = 700,
+              kLaunchFailed = 719;
 
 const char* cure_of(int result) {
   switch (result) {
     case kOutOfMemory:
       return "use smaller batches, or free what else is on the device";
+    case kNotInitialized:
+      return "a fork of a process that used the GPU cannot use it: start processes by spawn";
     case kNoBinary:
       return "remove the cache of compiled kernels (cavs info names it)";
     case kIllegalAddress:

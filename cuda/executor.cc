@@ -48,7 +48,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       partial_(device_),
       outcome_(device_),
       staging_(device_) {
-  device_->enter();
+  const Turn turn(*device_);
   const Program& p = *program_;
   bind_shapes(p, bound_, patches_);
   source_place_.resize(bound_.sources.size());
@@ -103,12 +103,12 @@ template <class T>
 void Executor<T>::load_maps(const Compiled<T>& compiled) {
   maps_.resize(program_->instructions.size());
   if (compiled.maps.empty()) return;
-  const Handle module = device_->load(compiled.image);
+  module_ = std::make_unique<Module>(device_, compiled.image);
   for (const MapName& m : compiled.maps) {
     const Instruction& in = program_->instructions.at(m.instruction);
     const bool random = std::any_of(in.ops.begin(), in.ops.end(),
                                     [](const MapOp& op) { return op.code == MapOpcode::kUniform; });
-    maps_[m.instruction] = {device_->function(module, m.name), m.items, random};
+    maps_[m.instruction] = {module_->function(m.name), m.items, random};
   }
 }
 
@@ -177,7 +177,6 @@ void Executor<T>::begin() {
 
 template <class T>
 void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
-  device_->use_lane(0);  // whatever a run that failed has left
   bind(inputs);
   staging_.upload();
   begin();
@@ -195,8 +194,7 @@ double Executor<T>::read_loss() {
 
 template <class T>
 double Executor<T>::run(const Inputs<T>& inputs) {
-  const std::lock_guard lock(mutex_);
-  device_->enter();
+  const Turn turn(*device_);
   forward_and_backward(inputs);
   const double loss = read_loss();
   if (profiling_) timed(-1);
@@ -205,7 +203,7 @@ double Executor<T>::run(const Inputs<T>& inputs) {
 
 template <class T>
 void Executor<T>::invalidate_parameters() {
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*device_);
   stale_ = true;
 }
 

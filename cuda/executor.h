@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,7 +38,9 @@ class Executor {
 
   // As cavs::Executor's.
   double run(const Inputs<T>& inputs);
-  StepResult step(const Inputs<T>& inputs, const Update<T>& update);
+  // owner: of the states, which stay alive as long as their copies on the device count.
+  StepResult step(const Inputs<T>& inputs, const Update<T>& update,
+                  std::shared_ptr<const void> owner);
   void gradient(int32_t param, T* out);
   std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param);
   std::pair<int64_t, int64_t> output_shape(int32_t buffer) const;
@@ -109,6 +110,7 @@ class Executor {
   BoundProgram<T> bound_;
   std::vector<Patch> patches_;
   std::vector<Place> source_place_, load_place_, store_place_, out_place_;
+  std::unique_ptr<Module> module_;
   std::vector<Map> maps_;
   DeviceArrays arrays_;
   std::vector<Table> tables_;
@@ -148,7 +150,6 @@ class Executor {
   int64_t runs_ = 0;
   std::vector<std::unique_ptr<Event>> events_;
   std::vector<double> stage_seconds_;
-  mutable std::mutex mutex_;
 };
 
 }  // namespace cavs::cuda

@@ -32,8 +32,8 @@ Library<T>::Library(std::shared_ptr<Device> device,
                         std::initializer_list<std::pair<Handle*, const char*>> of) {
     const auto image = images.find(file);
     if (image == images.end()) throw std::invalid_argument(std::string("no image of ") + file);
-    const Handle module = device_->load(image->second);
-    for (const auto& [function, name] : of) *function = device_->function(module, name);
+    modules_.push_back(std::make_unique<Module>(device_, image->second));
+    for (const auto& [function, name] : of) *function = modules_.back()->function(name);
   };
   load("rows.cu", {{&copy_rows_, "copy_rows"},
                    {&segment_max_, "segment_max"},
@@ -101,8 +101,8 @@ void Library<T>::sum_rows(const Rows<T>& in, int begin, int end, T* out, bool ac
   const int parts = parts_of(end - begin, wide), add = accumulate;
   if (parts > 1) room().partial.reserve(sizeof(T) * parts * in.width);
   T* partial = room().partial.template as<T>();
-  device_->launch(sum_rows_, Grid{wide, static_cast<unsigned>(parts)}, in, begin, end, out, add,
-                  partial, parts);
+  device_->launch(sum_rows_, Grid{wide, device_->high(parts)}, in, begin, end, out, add, partial,
+                  parts);
   if (parts == 1) return;
   const int64_t n = in.width;
   const T* from = partial;
@@ -157,7 +157,7 @@ template <class T>
 void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end, const T* weight,
                             int n, Target<T> out, bool accumulate) const {
   const bool few = end - begin <= kFewRows;
-  const Grid grid{tiles(n, kTile), tiles(end - begin, few ? 16 : kTile)};
+  const Grid grid{tiles(n, kTile), device_->high(tiles(end - begin, few ? 16 : kTile))};
   for (int first = 0; first < std::max(count, 1); first += kMostSources) {
     Sources<T> group;
     int k = 0;
@@ -223,13 +223,13 @@ void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, in
       T* to = out + row * out_stride + column;
       column += n;
       if (k == 0 || n == 0) continue;
-      const unsigned wide = tiles(n, kTile), high = tiles(k, kTile);
-      const int parts = parts_of(end - begin, int64_t{wide} * high);
+      const unsigned wide = tiles(n, kTile), tall = device_->high(tiles(k, kTile));
+      const int parts = parts_of(end - begin, int64_t{wide} * tall);
       const int64_t size = static_cast<int64_t>(k) * n, width = n;
       if (parts > 1) room().partial.reserve(sizeof(T) * parts * size);
       T* partial = room().partial.template as<T>();
-      device_->launch(matmul_tn_, Grid{wide, high, static_cast<unsigned>(parts)}, left, right,
-                      begin, end, k, n, to, out_stride, add, partial, parts);
+      device_->launch(matmul_tn_, Grid{wide, tall, device_->high(parts)}, left, right, begin, end,
+                      k, n, to, out_stride, add, partial, parts);
       if (parts == 1) continue;
       const T* from = partial;
       device_->launch(sum_parts_, rows_grid(size, kBlock), from, parts, size, to, width, out_stride,
@@ -242,7 +242,7 @@ void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, in
 template <class T>
 void Library<T>::pack(const Piece<T>* pieces, int count) const {
   if (count == 0) return;
-  const Grid grid{static_cast<unsigned>(device_->multiprocessors()), static_cast<unsigned>(count)};
+  const Grid grid{static_cast<unsigned>(device_->multiprocessors()), device_->high(count)};
   device_->launch(pack_, grid, pieces, count);
 }
 

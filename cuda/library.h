@@ -62,6 +62,7 @@ class Library {
   int parts_of(int64_t rows, int64_t tiles) const;
 
   std::shared_ptr<Device> device_;
+  std::vector<std::unique_ptr<Module>> modules_;
   // Of each lane: sums over rows in parts, operands put together for cuBLASLt.
   struct Room {
     explicit Room(const std::shared_ptr<Device>& device)

@@ -40,17 +40,18 @@ void Parameters<T>::upload() {
 }
 
 template <class T>
-const typename Parameters<T>::States& Parameters<T>::states(const States& host) {
+const typename Parameters<T>::States& Parameters<T>::states(const States& host,
+                                                            std::shared_ptr<const void> owner) {
   if (host == host_states_) return states_;
-  download();  // into the arrays known so far
-  host_states_ = host;
+  download();            // into the arrays known so far
+  host_states_.clear();  // until the new ones have their place
+  states_.clear();
   size_t bytes = 0;
   for (size_t i = 0; i < host.size(); ++i) {
     bytes +=
         lines(sizes_[i] * sizeof(T)) * ((host[i].first != nullptr) + (host[i].second != nullptr));
   }
   state_values_.reserve(bytes);
-  states_.clear();
   size_t at = 0;
   const auto place = [&](const T* of, int64_t size) -> T* {
     if (of == nullptr) return nullptr;
@@ -62,6 +63,8 @@ const typename Parameters<T>::States& Parameters<T>::states(const States& host) 
     T* first = place(host[i].first, sizes_[i]);
     states_.emplace_back(first, place(host[i].second, sizes_[i]));
   }
+  host_states_ = host;
+  owner_ = std::move(owner);
   stale_ = true;
   upload();
   return states_;
@@ -76,7 +79,6 @@ void Parameters<T>::invalidate() {
 template <class T>
 bool Parameters<T>::download() {
   if (!newer_) return false;
-  device_->enter();
   for (size_t i = 0; i < host_.size(); ++i) {
     device_->download(host_[i].data, reinterpret_cast<Address>(addresses_[i]),
                       sizes_[i] * sizeof(T));

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -19,9 +18,10 @@ class Parameters {
 
   const std::vector<int64_t>& sizes() const { return sizes_; }
   const std::vector<T*>& on_device() const { return addresses_; }
-  // Where the states of each parameter stand on the device, null where the host has none.
+  // Where the states of each parameter stand on the device, null where the host has none. `owner`
+  // keeps the host's arrays, which are written by download() as long as they count.
   using States = std::vector<std::pair<T*, T*>>;
-  const States& states(const States& host);
+  const States& states(const States& host, std::shared_ptr<const void> owner);
 
   // Before a run: what the host has written since goes up.
   void upload();
@@ -39,7 +39,8 @@ class Parameters {
   DeviceMemory values_, state_values_;
   std::vector<T*> addresses_;
   States host_states_, states_;
-  bool stale_ = true;  // the device's values
+  std::shared_ptr<const void> owner_;  // of the arrays of host_states_
+  bool stale_ = true;                  // the device's values
   bool newer_ = false;
 };
 

@@ -29,7 +29,7 @@ Address Executor<T>::address_of(int32_t buffer) const {
 template <class T>
 std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> Executor<T>::gradient_rows(
     int32_t param) {
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*device_);
   check_param(param);
   check_ran();
   for (size_t t = 0; t < tables_.size(); ++t) {
@@ -37,7 +37,6 @@ std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> Executor<T>::grad
     if (table.param != param || table.dense) continue;
     const size_t n = table.slots.size(), width = table.width;
     std::vector<T> values(n * width), sorted;
-    device_->enter();
     device_->download(values.data(), reinterpret_cast<Address>(table_at_[t]),
                       n * width * sizeof(T));
     device_->synchronize();
@@ -57,10 +56,9 @@ std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> Executor<T>::grad
 template <class T>
 void Executor<T>::gradient(int32_t param, T* out) {
   const auto rows = gradient_rows(param);
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*device_);
   const int64_t size = parameters_->sizes()[param];
   if (analysis_.dense_gradient[param]) {
-    device_->enter();
     device_->download(out, reinterpret_cast<Address>(grads_[param]), size * sizeof(T));
     device_->synchronize();
     return;
@@ -76,7 +74,7 @@ void Executor<T>::gradient(int32_t param, T* out) {
 
 template <class T>
 std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t buffer) const {
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*device_);
   check_ran();
   const std::vector<int32_t>& outputs = program_->outputs;
   if (std::find(outputs.begin(), outputs.end(), buffer) == outputs.end()) {
@@ -90,12 +88,11 @@ std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t buffer) const {
 template <class T>
 void Executor<T>::output(int32_t buffer, T* out) {
   const auto [rows, width] = output_shape(buffer);
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*device_);
   check_ran();
   const Buffer& b = program_->buffers[buffer];
   const RowRange range = spaces_.ranges[b.space];
   std::vector<T> values(static_cast<size_t>(range.size()) * width);
-  device_->enter();
   device_->download(values.data(), address_of(buffer), values.size() * sizeof(T));
   device_->synchronize();
   if (range.size() != rows) std::fill_n(out, rows * width, T(0));
@@ -110,7 +107,7 @@ void Executor<T>::output(int32_t buffer, T* out) {
 
 template <class T>
 void Executor<T>::set_profiling(bool on) {
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*device_);
   profiling_ = on;
   runs_ = 0;
   std::fill(stage_seconds_.begin(), stage_seconds_.end(), 0);
@@ -136,7 +133,7 @@ void Executor<T>::timed(int32_t stage) {
 
 template <class T>
 Report Executor<T>::report() const {
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*device_);
   Report report;
   report.arena_bytes = arena_needed_;
   report.peak_bytes = peak_;

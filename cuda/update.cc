@@ -67,11 +67,11 @@ void Executor<T>::resolve_stretches() {
 }
 
 template <class T>
-StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
-  const std::lock_guard lock(mutex_);
-  device_->enter();
+StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update,
+                             std::shared_ptr<const void> owner) {
+  const Turn turn(*device_);
   check_update(update);
-  states_ = &parameters_->states(update.states);
+  states_ = &parameters_->states(update.states, std::move(owner));
   trainable_ = update.trainable;
   try {
     forward_and_backward(inputs);
@@ -101,9 +101,10 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
   return {found.loss, found.norm};
 }
 
-#define CAVS_INSTANTIATE(T)                                                  \
-  template StepResult Executor<T>::step(const Inputs<T>&, const Update<T>&); \
-  template void Executor<T>::plan_stretches();                               \
+#define CAVS_INSTANTIATE(T)                                                 \
+  template StepResult Executor<T>::step(const Inputs<T>&, const Update<T>&, \
+                                        std::shared_ptr<const void>);       \
+  template void Executor<T>::plan_stretches();                              \
   template void Executor<T>::resolve_stretches();
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

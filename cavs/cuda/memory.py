@@ -70,6 +70,8 @@ class CupyMemory:
         try:
             with self._cupy.cuda.Device(self.ordinal):
                 block = self._cupy.cuda.alloc(max(nbytes, 1))  # blocks of no bytes share address 0
+                # The pool orders a block's uses by CuPy's stream; ours do not wait for that one.
+                self._cupy.cuda.get_current_stream().synchronize()
         except MemoryError as error:
             free, total = self.free_and_total()
             raise DeviceError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -105,3 +106,15 @@ def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
                 hint=f"values are 0 to {limit - 1}, or -1 for none",
             )
     return None
+
+
+@contextmanager
+def readable_errors(traced: Graph | None, batch: Any) -> Iterator[None]:
+    """The engine knows features by number; a refused one is named with its graph and vertex."""
+    try:
+        yield
+    except (IndexError, ValueError) as error:
+        known = None if traced is None else explain_range(traced, batch)
+        if known is None:
+            raise
+        raise known from error

@@ -22,7 +22,7 @@ from cavs.ir import origin
 from cavs.passes.at_nth_child import at_nth_child, multiplied_children
 from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
-from cavs.runtime.check import check_arity, check_batch, check_schema, explain_range
+from cavs.runtime.check import check_arity, check_batch, check_schema, readable_errors
 from cavs.runtime.encode import encode
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, StepResult, Variant
 
@@ -32,19 +32,6 @@ _Inputs = tuple[_engine.Schedule, list[Array], list[Array]]  # with float and in
 MERGED_FROM = 256  # vertices of a batch: below, looking for copies costs what they save
 MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there can be
 SHARED_FROM = 1.15  # readers a product from which those of leaves are done at the leaves
-
-
-@contextmanager
-def _readable_errors(variant: Variant, batch: BatchLike) -> Iterator[None]:
-    """The engine knows features by number; a refused one is named with its graph and vertex."""
-    try:
-        yield
-    except (IndexError, ValueError) as error:
-        assert variant.traced is not None
-        known = explain_range(variant.traced, batch)
-        if known is None:
-            raise
-        raise known from error
 
 
 class Session:
@@ -118,7 +105,7 @@ class Session:
         require_seed(seed)
         variant, executor, _, inputs = self._prepare(batch, training=True, with_loss=True)
         trainable = [p.trainable for p in self.parameters.values()]
-        with _readable_errors(variant, batch):
+        with readable_errors(variant.traced, batch):
             loss, norm = executor.step(
                 *inputs, seed, step, hyper, [list(s) for s in states], trainable, max_norm
             )
@@ -149,7 +136,7 @@ class Session:
         """Loss and dense gradients of all trainable parameters, without an update."""
         require_seed(seed)
         variant, executor, _, inputs = self._prepare(batch, training=True, with_loss=True)
-        with _readable_errors(variant, batch):
+        with readable_errors(variant.traced, batch):
             loss = executor.run(*inputs, seed, step)
         assert variant.compiled is not None
         found = variant.compiled.program.gradients
@@ -166,7 +153,7 @@ class Session:
         variant, executor, source, inputs = self._prepare(
             batch, training=False, with_loss=with_loss
         )
-        with _readable_errors(variant, batch):
+        with readable_errors(variant.traced, batch):
             loss = executor.run(*inputs, 0, 0)
         assert variant.compiled is not None and variant.traced is not None
         outputs, weight = {}, float(batch.num_graphs)
@@ -221,7 +208,7 @@ class Session:
     @contextmanager
     def readable_errors(self, batch: BatchLike) -> Iterator[None]:
         """What the engine refuses in a training run on `batch` is raised in words."""
-        with _readable_errors(self._latest[True], batch):
+        with readable_errors(self._latest[True].traced, batch):
             yield
 
     # ---- compiling -----------------------------------------------------------------------------

@@ -7,14 +7,16 @@ namespace {
 constexpr int kManyRows = 64;  // from which the warps of a block share a slot
 constexpr int kWarps = kThreads / 32;
 
-// Adds every `step`-th row from j on. Rows are numbered by rows[j], of map 1 all are the one.
+// Adds every `step`-th row from j on. Rows are numbered by rows[j], of map 1 all are the one; a
+// negative number adds nothing.
 template <int N>
 __device__ void add_slot(const Rows& values, const int* rows, int j, int end, int step, int column,
                          Lanes<N>& sum) {
 #pragma unroll 4
   for (; j < end; j += step) {
     const long long i = values.map == 1 ? 0 : rows[j] - values.base;
-    add(sum, load<N>(values.data + i * values.stride + column, N, N > 1));
+    const bool none = values.map != 1 && rows[j] < 0;
+    add(sum, load<N>(none ? nullptr : values.data + i * values.stride + column, N, N > 1));
   }
 }
 

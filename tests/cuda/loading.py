@@ -131,13 +131,19 @@ def fake_cupy(total: int = 10_000, devices: int = 2) -> Any:
 
     def alloc(size: int) -> Block:
         assert cupy.current[-1] == cupy.expected
+        cupy.pending += 1  # what its stream still does with the block
         return Block(size)
 
-    cupy.expected = 0
+    def wait() -> None:
+        assert cupy.current[-1] == cupy.expected
+        cupy.pending = 0
+
+    cupy.expected = cupy.pending = 0
     cupy.cuda = types.SimpleNamespace(
         Device=Device,
         Stream=Stream,
         alloc=alloc,
+        get_current_stream=lambda: types.SimpleNamespace(synchronize=wait),
         runtime=types.SimpleNamespace(getDeviceCount=count),
     )
     return cupy

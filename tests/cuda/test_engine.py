@@ -293,6 +293,21 @@ def test_steps_allocate_nothing_once_the_largest_batch_was_seen(twin, twin_devic
     assert (twin.allocations(), twin.used()) == before
 
 
+def test_what_a_session_has_loaded_goes_with_it(twin, twin_device):
+    batch = treebank(3)
+    model = classifier()
+
+    def run():
+        cavs.Session(model, dtype=np.float64, device=twin_device).evaluate(batch)
+        gc.collect()
+        for p in model.parameters().values():
+            p.copies.clear()
+        return twin.live()
+
+    first = run()
+    assert run() == first
+
+
 def test_one_copy_a_batch_goes_up(twin, twin_device):
     data = [treebank(3), treebank(4)]
     trainer = cavs.Trainer(classifier(dtype=np.float32), cavs.optim.SGD(lr=0.1), device=twin_device)

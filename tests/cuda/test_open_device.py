@@ -50,6 +50,7 @@ def test_memory_is_counted_and_given_back(cupy):
     blocks = [memory.allocate(size) for size in (0, 1, 512, 513)]
     assert len(set(blocks)) == 4
     assert memory.used() == 512 + 512 + 512 + 1024 == 10_000 - cupy.free
+    assert cupy.pending == 0  # the engine's streams do not wait for CuPy's
     memory.release(blocks[1])
     assert memory.used() == 2048 == 10_000 - cupy.free
     with pytest.raises(DeviceError, match=f"no block at {blocks[1]:#x} to release"):

@@ -50,52 +50,6 @@ def features(m, space, width=W, indices=(0,)):
     return [m.buffer("feature", space, width, index=i) for i in indices]
 
 
-def test_parts_of_a_matrix_are_read_out_of_the_whole(rng):
-    """Rows and columns of a packed matrix that start with a panel are not packed again."""
-    k, n = 70, 200
-    graphs = graphs_of(rng)
-    rows = sum(map(len, graphs))
-    parts = {  # first row, first column, rows, columns; of the matrix or of its transpose
-        "whole": (False, 0, 0, k, n),
-        "rows": (False, 20, 0, 30, n),
-        "both": (False, 7, 64, 60, 100),
-        "between panels": (False, 0, 3, k, 90),
-        "transposed": (True, 0, 0, n, k),
-        "columns": (True, 0, 64, n, 5),
-        "corner": (True, 100, 64, 100, 6),
-    }
-
-    def packed_bytes(names):
-        m = Hand()
-        x = m.buffer("feature", VERTEX, n)
-        outs, body = {}, []
-        for name in names:
-            flipped, row, column, height, width = parts[name]
-            steps = (1, n) if flipped else (n, 1)
-            offset = row * steps[0] + column * steps[1]
-            w = m.weight(height, width, [(0, offset, *steps, height, width, 0, 0)])
-            outs[name] = m.buffer("arena", VERTEX, width)
-            body.append(m.matmul(VERTEX, [index(x, height, "order")], w, self_(outs[name], width)))
-        m.rows(VERTEX, body)
-        value, xs = rng.standard_normal((k, n)), rng.standard_normal((rows, n))
-        e = _engine.Executor(m.finish(outputs=list(outs.values())), [value])
-        for _ in range(2):
-            e.run(schedule(graphs), [xs], [])
-            for name, out in outs.items():
-                flipped, row, column, height, width = parts[name]
-                matrix = value.T if flipped else value
-                expected = xs[:, :height] @ matrix[row : row + height, column : column + width]
-                np.testing.assert_allclose(e.output(out), expected, rtol=1e-12, atol=1e-12)
-            value += 1.0
-            e.invalidate_parameters()
-        return e.report()["packed_bytes"]
-
-    alone = {name: packed_bytes([name]) for name in parts}
-    whole = [name for name in parts if name in ("whole", "between panels", "transposed")]
-    assert packed_bytes(list(parts)) == sum(alone[name] for name in whole)
-    assert packed_bytes(list(parts)[::-1]) == sum(alone[name] for name in whole)
-
-
 def test_product_and_map_over_all_vertices(rng):
     graphs = graphs_of(rng)
     n = sum(map(len, graphs))

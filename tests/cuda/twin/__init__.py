@@ -130,6 +130,10 @@ class Twin:
         """Bytes of the device; beyond them an allocation is out of memory."""
         self.set("memory", size)
 
+    def highest_grid(self, blocks: int) -> None:
+        """Most blocks of a grid in y and in z: a real one's 65535 are too many for a test."""
+        self.set("grid_y", blocks)
+
     def fail_launch(self, nth: int = 1, code: int = 700) -> None:
         """The nth launch from now on ends in a fault, which shows when the host waits."""
         self.set("launch_error", code)

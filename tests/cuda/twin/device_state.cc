@@ -53,6 +53,8 @@ bool Device::set(const std::string& name, long long value) {
     settings.capability = value;
   } else if (name == "multiprocessors") {
     settings.multiprocessors = value;
+  } else if (name == "grid_y") {
+    settings.grid_y = value;
   } else if (name == "launch_error") {
     settings.launch_error = value;
   } else if (name == "launch_error_at") {

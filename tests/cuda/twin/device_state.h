@@ -50,6 +50,7 @@ struct Settings {
   long long driver_version = 12080;
   long long capability = 90;
   long long multiprocessors = 4;  // few, so that grids made for them stay small
+  long long grid_y = 65535;       // most blocks in y, and in z
   long long launch_error = 0;     // the launch number launch_error_at fails with it
   long long launch_error_at = 0;  // counted from 1 after it was set; 0: none
 };

@@ -61,11 +61,11 @@ TWIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
         {3, 1024},
         {4, 64},  // block x, y, z
         {5, 2147483647},
-        {6, 65535},
-        {7, 65535},   // grid x, y, z
-        {8, 49152},   // shared bytes a block
-        {10, 32},     // warp
-        {12, 65536},  // registers a block
+        {6, static_cast<int>(d.settings.grid_y)},
+        {7, static_cast<int>(d.settings.grid_y)},  // grid x, y, z
+        {8, 49152},                                // shared bytes a block
+        {10, 32},                                  // warp
+        {12, 65536},                               // registers a block
         {16, static_cast<int>(d.settings.multiprocessors)},
         {31, 1},                               // concurrent kernels
         {38, 50 << 20},                        // second-level cache

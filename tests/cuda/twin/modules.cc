@@ -177,8 +177,9 @@ TWIN_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned gr
     const Kernel& kernel = *function->kernel;
     const Index grid = {grid_x, grid_y, grid_z}, block = {block_x, block_y, block_z};
     const unsigned long long threads = 1ull * block_x * block_y * block_z;
-    if (grid_x == 0 || grid_y == 0 || grid_z == 0 || grid_x > 2147483647u || grid_y > 65535 ||
-        grid_z > 65535 || threads == 0 || threads > 1024 || block_z > 64)
+    if (grid_x == 0 || grid_y == 0 || grid_z == 0 || grid_x > 2147483647u ||
+        grid_y > d.settings.grid_y || grid_z > d.settings.grid_y || threads == 0 ||
+        threads > 1024 || block_z > 64)
       return kInvalidValue;
     if (kernel.max_threads != 0 && threads > static_cast<unsigned>(kernel.max_threads))
       return kLaunchOutOfResources;
