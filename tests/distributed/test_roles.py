@@ -14,7 +14,8 @@ from cavs.errors import FeatureError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.test_faults import loader, outcomes
-from tests.distributed.test_stale import Wide, assert_same_bits, trainer, values_of
+from tests.distributed.test_stale import assert_same_bits, trainer, values_of
+from tests.distributed.test_stale_sums import Wide
 from tests.distributed.test_trainer import BATCHES, Tree, train_alone, trees
 
 
