@@ -11,9 +11,7 @@ from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.cost import Load, bytes_by_rank
 from cavs.distributed.resources import ResourceSpec
-from cavs.distributed.strategy import (
-    variables_of,
-)
+from cavs.distributed.strategy import variables_of
 from tests.distributed.test_stale import assert_same_bits, trainer, values_of
 from tests.distributed.test_trainer import BATCHES, Tree, trees
 
@@ -52,7 +50,7 @@ FULL = [graphs for graphs in BATCHES if len(graphs) >= 3]  # a part for each of 
 )
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_gradients_are_added_where_the_strategy_says_so(strategy, size, monkeypatch):
-    monkeypatch.setattr("tests.distributed.test_stale.BATCHES", FULL)
+    monkeypatch.setattr("tests.distributed.test_stale_sums.BATCHES", FULL)
     expected, losses, norms = added_alone(size)
 
     def work(c):
