@@ -10,7 +10,11 @@ size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 template <class T>
 Parameters<T>::Parameters(std::shared_ptr<Device> device, std::vector<Parameter<T>> host)
-    : device_(std::move(device)), host_(std::move(host)), values_(device_), state_values_(device_) {
+    : device_(std::move(device)),
+      host_(std::move(host)),
+      values_(device_),
+      state_values_(device_),
+      outcomes_(device_) {
   device_->enter();
   size_t bytes = 0;
   for (const Parameter<T>& p : host_) bytes += lines(p.size * sizeof(T));
@@ -72,13 +76,13 @@ const typename Parameters<T>::States& Parameters<T>::states(const States& host,
 
 template <class T>
 void Parameters<T>::invalidate() {
-  newer_ = false;
+  outcomes_.forget();
   stale_ = true;
 }
 
 template <class T>
 bool Parameters<T>::download() {
-  if (!newer_) return false;
+  if (!outcomes_.moved()) return false;
   for (size_t i = 0; i < host_.size(); ++i) {
     device_->download(host_[i].data, reinterpret_cast<Address>(addresses_[i]),
                       sizes_[i] * sizeof(T));
@@ -91,7 +95,7 @@ bool Parameters<T>::download() {
     copy(host_states_[i].second, states_[i].second);
   }
   device_->synchronize();
-  newer_ = false;
+  outcomes_.forget();
   return true;
 }
 

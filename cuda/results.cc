@@ -126,7 +126,7 @@ void Executor<T>::timed(int32_t stage) {
     return;
   }
   while (events_.size() <= static_cast<size_t>(stage)) {
-    events_.push_back(std::make_unique<Event>(device_));
+    events_.push_back(std::make_unique<Event>(device_, true));
   }
   events_[stage]->record();
 }
