@@ -287,7 +287,8 @@ class Session:
         for copy in {id(c): c for p in parameters for c in p.copies}.values():
             if copy is not self._cuda:
                 copy.download()
-        versions = sum(p.version for p in parameters)
+        own = 0 if self._cuda is None else self._cuda.published
+        versions = sum(p.version for p in parameters) - own
         if versions != self._versions:
             self.invalidate()
         self._versions = versions
