@@ -92,6 +92,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
   device_->synchronize();
   scratch_offsets_.assign(p.buffers.size(), 0);
   slot_rows_.resize(p.instructions.size());
+  calls_.resize(p.instructions.size());
   stage_seconds_.assign(p.stages.size(), 0);
 }
 

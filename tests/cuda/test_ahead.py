@@ -265,6 +265,26 @@ def test_steps_count_each_alone_or_after_another(twin, device, seed):
         assert_close(value, values(host.model)[k], 1e-11, k)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_run_behind_two_steps(twin, device, seed):
+    data = [single(i) for i in (4, 2, 5, 6, 3, 4)]
+    host, session = (cavs.Session(tagger(), dtype=np.float64, device=d) for d in ("cpu", device))
+    for batch in data:  # whatever grows has grown
+        host.step(batch, SGD, STATES)
+        session.step(batch, SGD, STATES)
+    twin.adversarial(seed)
+    for _ in range(3):
+        losses = [host.step(batch, SGD, STATES).loss for batch in data[:2]]
+        steps = [session.launch(batch, SGD, STATES) for batch in data[:2]]
+        for batch in data[2:]:
+            loss, wanted = host.gradients(batch)
+            found, gradients = session.gradients(batch)
+            assert found == pytest.approx(loss, rel=1e-10)
+            for k, g in gradients.items():
+                assert_close(g, wanted[k], 1e-10, k)
+        assert [step.loss for step in steps] == pytest.approx(losses, rel=1e-10)
+
+
 def test_a_step_after_one_of_another_model_is_refused(device):
     sessions = [cavs.Session(tagger(), dtype=np.float64, device=device) for _ in range(2)]
     other = sessions[0].launch(single(2), SGD, STATES)
@@ -331,6 +351,21 @@ def test_whatever_reads_waits(twin, device, seed, tmp_path):
     expected, found = run(host), run(there)
     np.testing.assert_allclose(found, [*expected, found[-1]][: len(found)], rtol=1e-9, atol=1e-14)
     close(there, host)
+
+
+def test_parameters_that_are_read_wait_for_a_step(device):
+    trainer, host, other = trainer_on(device), trainer_on("cpu"), single(3)
+    beside = cavs.Session(trainer.model, dtype=np.float64)
+    for i in (2, 4, 2):
+        host.step(single(i))
+        trainer.launch(single(i))
+        close(trainer, host)
+        expected = host.session.evaluate(other).loss
+        assert beside.evaluate(other).loss == pytest.approx(expected, rel=1e-11)
+        host.step(single(i))
+        trainer.launch(single(i))
+        expected = host.session.evaluate(other).loss
+        assert beside.evaluate(other).loss == pytest.approx(expected, rel=1e-11)
 
 
 def test_a_batch_may_be_changed_once_it_is_launched(twin, device):
