@@ -191,8 +191,8 @@ void bind_step(py::module_& m) {
           "wait",
           [](PyStep& x) {
             const Outcome found = without_gil([&] {
-              return std::visit(
-                  [&](auto& of) { return of.second->outcomes().wait(*x.step); }, x.parameters->of);
+              return std::visit([&](auto& of) { return of.second->outcomes().wait(*x.step); },
+                                x.parameters->of);
             });
             return std::tuple{found.loss, found.norm, found.ok != 0};
           },

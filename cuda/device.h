@@ -168,9 +168,9 @@ class Event {
   ~Event();
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  void record();             // where the present lane stands
-  void wait() const;         // the present lane goes on after it
-  void synchronize() const;  // the host does
+  void record();                                   // where the present lane stands
+  void wait() const;                               // the present lane goes on after it
+  void synchronize() const;                        // the host does
   double seconds_since(const Event& start) const;  // after a synchronize
 
  private:

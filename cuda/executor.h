@@ -145,7 +145,7 @@ class Executor {
   uint64_t seed_ = 0, step_ = 0;
   bool ran_ = false;
   int64_t launches_ = 0;
-  std::vector<int64_t> calls_;  // of each instruction, while profiling
+  std::vector<int64_t> calls_;   // of each instruction, while profiling
   std::vector<uint64_t> words_;  // arguments of a generated kernel
   std::vector<void*> pointers_;
 

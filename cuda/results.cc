@@ -153,8 +153,8 @@ Report Executor<T>::report() const {
     for (const BatchTask& task : schedule_->tasks) report.widths.push_back(task.rows.size());
   }
   for (size_t i = 0; i < program_->instructions.size(); ++i) {
-    report.instructions.push_back(traffic(*program_, static_cast<int32_t>(i), bound_, spaces_,
-                                          schedule_.get(), tables_));
+    report.instructions.push_back(
+        traffic(*program_, static_cast<int32_t>(i), bound_, spaces_, schedule_.get(), tables_));
     report.instructions.back().calls = calls_[i];
   }
   return report;

@@ -37,8 +37,9 @@ class Staging {
   // Null for a piece of nothing.
   template <class T>
   T* at(int32_t piece) const {
-    return pieces_[piece].from == nullptr ? nullptr
-                                          : reinterpret_cast<T*>(place().memory.at(pieces_[piece].offset));
+    return pieces_[piece].from == nullptr
+               ? nullptr
+               : reinterpret_cast<T*>(place().memory.at(pieces_[piece].offset));
   }
   size_t bytes() const { return bytes_; }
 

@@ -91,8 +91,8 @@ std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>& inputs, const Update<
   const T* loss =
       program_->loss < 0 ? nullptr : reinterpret_cast<const T*>(address_of(program_->loss));
   library_->square(stretches, count, partial);
-  library_->judge(partial, count, loss, update.max_norm.value_or(0),
-                  outcomes.condition(after), outcome);
+  library_->judge(partial, count, loss, update.max_norm.value_or(0), outcomes.condition(after),
+                  outcome);
   library_->update(stretches, count, on_device(update.step), outcome);
   stale_ = true;
   staging_.read();
@@ -104,11 +104,11 @@ std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>& inputs, const Update<
   return step;
 }
 
-#define CAVS_INSTANTIATE(T)                                                                  \
-  template std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>&, const Update<T>&,     \
-                                                     std::shared_ptr<const void>,            \
-                                                     const std::shared_ptr<Step>&);          \
-  template void Executor<T>::plan_stretches();                                               \
+#define CAVS_INSTANTIATE(T)                                                              \
+  template std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>&, const Update<T>&, \
+                                                     std::shared_ptr<const void>,        \
+                                                     const std::shared_ptr<Step>&);      \
+  template void Executor<T>::plan_stretches();                                           \
   template void Executor<T>::resolve_stretches();
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

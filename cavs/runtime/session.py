@@ -149,9 +149,7 @@ class Session:
         run = executor.launch if self.overlaps else executor.step
         trainable = [p.trainable for p in self.parameters.values()]
         with self.readable_errors(batch):
-            found = run(
-                *inputs, seed, step, hyper, [list(s) for s in states], trainable, *options
-            )
+            found = run(*inputs, seed, step, hyper, [list(s) for s in states], trainable, *options)
         self.moved(executor)
         return found
 

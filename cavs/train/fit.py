@@ -182,6 +182,7 @@ class Run:
 
     def _train(self, bar: Progress) -> None:
         trainer, standing, every = self.trainer, self.standing, self.options.checkpoint_every
+
         def count(ended: Iterable[Step]) -> None:
             for batch, outcome in ended:
                 standing.loss_sum += outcome.loss

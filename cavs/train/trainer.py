@@ -15,7 +15,7 @@ from cavs.config import require, require_number, require_seed, require_threads
 from cavs.cuda.device import Device
 from cavs.errors import CheckpointError, ConfigError, DeviceError, NumericsError
 from cavs.frontend.model import Model
-from cavs.runtime import Session
+from cavs.runtime import PendingStep, Session, StepResult
 from cavs.train.checkpoint import (
     Checkpoint,
     ParameterizedModel,
@@ -40,7 +40,7 @@ class Step(NamedTuple):
     """A step on `batch`, and what it has come to."""
 
     batch: Any
-    outcome: Any  # a StepOutcome
+    outcome: StepOutcome
 
 
 class Trainer:
@@ -97,7 +97,7 @@ class Trainer:
         )
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
-        self._flying: list[Step] = []  # launched, not ended
+        self._flying: list[tuple[Any, PendingStep]] = []  # launched, not ended
         self.last_checkpoint: Path | None = None
         self._resumed: dict[str, Any] | None = None
         self._extra: dict[str, Array] = {}  # what checkpoints keep of the engine besides
@@ -127,13 +127,13 @@ class Trainer:
         if session is None:
             return [Step(batch, self.advance(batch))]
         number = self.steps + len(self._flying)
-        after = self._flying[-1].outcome if self._flying else None
+        after = self._flying[-1][1] if self._flying else None
         try:
             outcome = session.launch(batch, **self._terms(number), after=after)
         except BaseException:
             self.land()  # the step before counts whatever becomes of this one
             raise
-        self._flying.append(Step(batch, outcome))
+        self._flying.append((batch, outcome))
         return self._land(1)
 
     def land(self) -> list[Step]:
@@ -145,7 +145,8 @@ class Trainer:
         while len(self._flying) > left:
             batch, outcome = self._flying[0]
             try:
-                ended.append(Step(batch, self._judged(batch, outcome)))
+                known = StepResult(outcome.loss, outcome.grad_norm)  # holds no memory of the device
+                ended.append(Step(batch, self._judged(batch, known)))
             except Exception:
                 self._flying.clear()  # those behind it have changed nothing
                 raise

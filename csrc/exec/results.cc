@@ -122,8 +122,8 @@ Report Executor<T>::report() const {
     for (const BatchTask& task : schedule_->tasks) report.widths.push_back(task.rows.size());
   }
   for (size_t i = 0; i < p.instructions.size(); ++i) {
-    Report::Line line = traffic(p, static_cast<int32_t>(i), bound_, spaces_, schedule_.get(),
-                                context_.tables);
+    Report::Line line =
+        traffic(p, static_cast<int32_t>(i), bound_, spaces_, schedule_.get(), context_.tables);
     for (const auto& worker : workers_) {
       if (i >= worker->profile.size()) continue;
       line.seconds += worker->profile[i].seconds;

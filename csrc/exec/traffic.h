@@ -7,7 +7,8 @@
 
 namespace cavs {
 
-// Label and kind of an instruction; of a batch (`schedule`, else null) its operations and bytes too.
+// Label and kind of an instruction; of a batch (`schedule`, else null) its operations and bytes
+// too.
 template <class T>
 Report::Line traffic(const Program& program, int32_t instruction, const BoundProgram<T>& bound,
                      const Spaces& spaces, const Schedule* schedule,

@@ -83,7 +83,7 @@ class Device {
   // The host waits for `target`; null: there is nothing to wait for.
   void wait(Record record, const OperationPointer& target);
   std::shared_ptr<Record> log(Record record);  // its line
-  long long launches = 0;  // since launch_error_at was set
+  long long launches = 0;                      // since launch_error_at was set
 };
 
 Device& device();
