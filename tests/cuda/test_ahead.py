@@ -25,7 +25,7 @@ SGD, STATES = {"kind": "sgd", "lr": 0.5}, [[]] * 7
 
 
 class Tagger(cavs.Model):
-    """A class for every vertex, from an embedding and from numbers whose exponent may be infinite."""
+    """A class for every vertex, from an embedding and from numbers whose exp may be infinite."""
 
     def __init__(self, rate=0.0):
         self.embedding = nn.Embedding(30, SIZE, init="xavier")
