@@ -368,6 +368,20 @@ def test_parameters_that_are_read_wait_for_a_step(device):
         assert beside.evaluate(other).loss == pytest.approx(expected, rel=1e-11)
 
 
+def test_what_the_host_writes_counts_more_than_a_step_on_its_way(device):
+    trainer, host = trainer_on(device), trainer_on("cpu")
+    written = [p.value for p in trainer.parameters.values()]
+    trainer.step(single(2))
+    trainer.launch(single(4))
+    for value, p in zip(written, host.parameters.values(), strict=True):
+        value[...] = p.value
+    trainer.session.invalidate()
+    for k, value in values(trainer.model).items():
+        np.testing.assert_array_equal(value, values(host.model)[k])
+    expected = host.session.evaluate(single(3)).loss
+    assert trainer.session.evaluate(single(3)).loss == pytest.approx(expected, rel=1e-11)
+
+
 def test_a_batch_may_be_changed_once_it_is_launched(twin, device):
     trainer, host = trainer_on(device), trainer_on("cpu")
     for i in (2, 4, 3):
