@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import re
-import signal
 import threading
 from dataclasses import replace
 
@@ -13,113 +10,25 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import nn, ops
 from cavs.cuda.device import Device
-from cavs.errors import ConfigError, DataError, DeviceError, FeatureError, NumericsError
-from cavs.train.safetensors import read
-from tests.cuda.test_sharing import DriverMemory
+from cavs.errors import ConfigError, DeviceError
+from tests.cuda.tagger import (
+    SGD,
+    STATES,
+    Pool,
+    close,
+    single,
+    tagger,
+    trainer_on,
+    values,
+)
 from tests.oracle import assert_close
-
-CLASSES, SIZE = 3, 4
-SGD, STATES = {"kind": "sgd", "lr": 0.5}, [[]] * 7
-
-
-class Tagger(cavs.Model):
-    """A class for every vertex, from an embedding and from numbers whose exp may be infinite."""
-
-    def __init__(self, rate=0.0):
-        self.embedding = nn.Embedding(30, SIZE, init="xavier")
-        self.tree = nn.ChildSumTreeLSTM(SIZE, 3)
-        self.dropout = nn.Dropout(rate)
-        self.output = nn.Linear(3, CLASSES)
-
-    def loss(self, batch):
-        x = self.embedding(batch["token"]) + ops.exp(batch["x"])
-        return ops.cross_entropy(
-            self.output(self.dropout(self.tree(batch.graph, x=x))), batch["label"]
-        )
-
-
-def tagger(rate=0.0):
-    model = Tagger(rate)
-    model.initialize(1, np.float64)
-    return model
-
-
-def graphs(sizes=(2, 1, 9, 3, 14, 2, 5, 1), bad=(), tokens=30):
-    """Random trees of these sizes; those in `bad` give a loss or a gradient that is not finite."""
-    rng, found = np.random.default_rng(sum(sizes)), []
-    for i, n in enumerate(sizes):
-        parents = [-1, *(int(rng.integers(v)) for v in range(1, n))]
-        children = [[c for c in range(n) if parents[c] == v] for v in range(n)]
-        x = rng.normal(size=(n, SIZE))
-        x[0, : 1 + i % 2 * SIZE] = 1e4 if i in bad else 0
-        features = {"x": x, "token": rng.integers(0, tokens, n), "label": rng.integers(0, 3, n)}
-        found.append(cavs.Graph(children, features))
-    return found
-
-
-def single(i, **options):
-    return cavs.batch([graphs(**options)[i]])
-
-
-class Pool(DriverMemory):
-    """A block that is given back is handed out at once, as CuPy's pool does."""
-
-    def __init__(self, twin):
-        super().__init__(twin)
-        self.sizes, self.free = {}, []
-
-    def allocate(self, nbytes):
-        for at in self.free:
-            if self.sizes[at] >= nbytes:
-                self.free.remove(at)
-                return at
-        at = super().allocate(nbytes)
-        self.sizes[at] = nbytes
-        return at
-
-    def release(self, pointer):
-        self.free.append(pointer)
 
 
 @pytest.fixture
 def device(twin):
     yield Device(twin.library, 0, "sm_90", twin.compiler, Pool(twin))
     assert twin.fault() == ""
-
-
-def trainer_on(where, model=None, optimizer=None, **options):
-    model = tagger() if model is None else model
-    session = cavs.Session(model, dtype=np.float64, device=where)
-    return cavs.Trainer(model, optimizer or cavs.optim.Adam(lr=0.02), session=session, **options)
-
-
-def values(model):
-    return {k: p.value.copy() for k, p in model.parameters().items()}
-
-
-def rounded(text):
-    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.9f}", text)
-
-
-def close(trainer, other, tolerance=1e-10):
-    wanted = values(other.model)
-    for k, value in values(trainer.model).items():
-        assert_close(value, wanted[k], tolerance, k)
-    pairs = zip(trainer.states, other.states, strict=True)
-    for i, (own, others) in enumerate(pairs):
-        for a, b in zip(own, others, strict=True):
-            assert_close(a, b, tolerance, f"state {i}")
-
-
-def both(device, run, **options):
-    """What `run` does with a trainer on the CPU and with one on the device: the same."""
-    host, there = trainer_on("cpu", **options), trainer_on(device, **options)
-    expected, found = run(host), run(there)
-    assert there.steps == host.steps
-    close(there, host)
-    return expected, found
 
 
 def test_a_launch_waits_for_nothing(twin, device):
@@ -142,99 +51,6 @@ def test_a_launch_waits_for_nothing(twin, device):
     assert all(ran[:before])
     assert not any(ran[before:]), "the first step's loss waits for the second step"
     assert np.isfinite(second.loss)
-
-
-def test_a_fit_copies_a_batch_up_before_it_waits_for_the_step_before(twin, device):
-    trainer, loader = trainer_on(device), cavs.DataLoader(graphs(), 1)
-    trainer.fit(loader, epochs=1, progress=False)
-    twin.reset()
-    trainer.fit(loader, epochs=1, progress=False)
-    log = twin.operations()
-    copies = [o for o in log if o.kind == "copy" and o.name == "to device"]
-    judged = [o for o in log if o.kind == "launch" and o.name == "judge"]
-    assert len(copies) == len(judged) == 8
-    for step, (verdict, following) in enumerate(zip(judged, copies[1:], strict=False)):
-        ends = next(o for o in log if o.kind == "copy" and o.issued > verdict.issued)
-        done = next(o for o in log if o.kind == "record" and o.issued > ends.issued)
-        waits = [o for o in log if o.kind == "synchronize" and o.from_ == done.to]
-        waited = next(o for o in waits if o.issued > done.issued)
-        assert ends.name == "to host"
-        assert following.issued < waited.issued, f"step {step} ended before the next began"
-        between = [o for o in log if verdict.issued < o.issued < waited.issued]
-        streams = [o for o in between if o.kind == "synchronize" and o.stream >= 0]
-        assert not streams, "the host waited for all that was launched"
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("profiling", [False, True])
-def test_a_fit_equals_the_cpus_whatever_the_order(twin, device, seed, profiling):
-    twin.adversarial(seed)
-
-    def run(trainer):
-        trainer.session.set_profiling(profiling)
-        loader = cavs.DataLoader(graphs(), 1 + seed % 2, shuffle=True, seed=seed)
-        dev = cavs.DataLoader(graphs((3, 12)), 1)
-        result = trainer.fit(loader, epochs=2, dev=dev, progress=False, restore_best=seed > 4)
-        return [[e["train_loss"], e["dev_loss"], e["step"]] for e in result.epochs]
-
-    host, there = trainer_on("cpu", tagger(0.4), seed=3), trainer_on(device, tagger(0.4), seed=3)
-    np.testing.assert_allclose(run(there), run(host), rtol=1e-9)
-    close(there, host)
-
-
-@pytest.mark.parametrize("bad", range(5))
-@pytest.mark.parametrize("options", [{}, {"checkpoint_every": 2}, {"checkpoint_every": 1}])
-def test_a_loss_that_is_not_finite_ends_a_fit_as_on_the_cpu(twin, device, tmp_path, bad, options):
-    twin.adversarial(bad)
-    path = tmp_path / "c.safetensors"
-    kept = []
-
-    def run(trainer):
-        more = options | ({"checkpoint": path} if options else {})
-        path.unlink(missing_ok=True)
-        loader = cavs.DataLoader(graphs(bad=[bad]), 1)
-        with pytest.raises(NumericsError) as error:
-            trainer.fit(loader, epochs=2, progress=False, log=tmp_path / "log", **more)
-        kept.append(read(path) if path.exists() else None)
-        return str(error.value)
-
-    expected, found = both(device, run)
-    assert rounded(found) == rounded(expected)
-    assert f"step {bad + 1}:" in found
-    if kept[0] is not None:
-        assert kept[0][0].keys() == kept[1][0].keys()
-        for name, array in kept[0][0].items():
-            assert_close(kept[1][0][name], array, 1e-10, name)
-    events = (tmp_path / "log").read_text().splitlines()
-    assert sum('"numerics"' in line and f'"step": {bad + 1},' in line for line in events) == 2
-
-
-def test_a_trainer_goes_on_after_a_step_that_failed(twin, device):
-    data = [single(i, bad=[2, 5]) for i in range(8)]
-
-    def run(trainer):
-        found = []
-        for batch in data:
-            try:
-                found += [(step.batch, step.outcome.loss) for step in trainer.launch(batch)]
-            except NumericsError as error:
-                found.append(str(error))
-        found += [(step.batch, step.outcome.loss) for step in trainer.land()]
-        return found
-
-    expected = run(trainer_on("cpu"))
-    trainer = trainer_on(device)
-    found = run(trainer)
-    # Batch 3 was launched while 2 failed, 6 while 5 did: nothing of them counts.
-    assert trainer.steps == 4
-    assert rounded(next(x for x in found if isinstance(x, str))) == rounded(expected[2])
-    assert [b for b, _ in (x for x in found if not isinstance(x, str))] == [
-        data[i] for i in (0, 1, 4, 7)
-    ]
-    host = trainer_on("cpu")
-    for i in (0, 1, 4, 7):
-        host.step(data[i])
-    close(trainer, host)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -396,95 +212,6 @@ def test_a_batch_may_be_changed_once_it_is_launched(twin, device):
     close(trainer, host)
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_no_memory_for_the_next_step(twin, device, late):
-    small, large = [single(i) for i in (2, 3, 2)], cavs.batch(graphs((60,) * 20))
-    host = trainer_on("cpu")
-    trainer = trainer_on(replace(device, memory=None))
-    for batch in small:
-        host.step(batch)
-        trainer.launch(batch)
-    twin.memory(twin.used() + (1 << 13 if late else 0))
-    with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
-        trainer.launch(large)
-    assert trainer.land() == []
-    assert trainer.steps == 3
-    close(trainer, host)
-    twin.memory(1 << 36)
-    assert trainer.step(large) == pytest.approx(host.step(large), rel=1e-10)
-    close(trainer, host)
-
-
-@pytest.mark.parametrize("nan", [False, True])
-@pytest.mark.parametrize("how", ["feature", "loader"])
-def test_an_error_of_the_next_batch_comes_after_that_of_the_step(device, how, nan):
-    good = graphs(bad=[3] if nan else [])
-    if how == "feature":
-        good[4] = graphs((3,), tokens=31)[0]
-        good[4].features["token"].flags.writeable = True
-        good[4].features["token"][0] = 30
-
-    def collate(chosen, ids):
-        if how == "loader" and ids[0] == 4:
-            raise DataError("no such graph")
-        return cavs.batch(chosen)
-
-    def run(trainer):
-        loader = cavs.DataLoader(good, 1, collate=collate, prefetch=0)
-        wanted = NumericsError if nan else FeatureError if how == "feature" else DataError
-        with pytest.raises(wanted) as error:
-            trainer.fit(loader, epochs=1, progress=False)
-        return str(error.value)
-
-    expected, found = both(device, run)
-    assert found == expected
-
-
-@pytest.mark.parametrize("at", [0, 3, 7])
-def test_an_interrupt_lets_what_was_launched_end(twin, device, tmp_path, at):
-    path, calm = tmp_path / "c.safetensors", trainer_on("cpu")
-    calm.fit(cavs.DataLoader(graphs(), 1), epochs=2, progress=False)
-
-    def run(trainer):
-        asked = []
-
-        def collate(chosen, ids):
-            if ids[0] == at and not asked:
-                asked.append(os.kill(os.getpid(), signal.SIGINT))
-            return cavs.batch(chosen)
-
-        loader = cavs.DataLoader(graphs(), 1, collate=collate, prefetch=0)
-        with pytest.raises(KeyboardInterrupt) as stopped:
-            trainer.fit(loader, epochs=2, progress=False, checkpoint=path)
-        return str(stopped.value)
-
-    expected, found = both(device, run)
-    assert found == expected
-    assert f"after step {at + 1};" in found
-    resumed = trainer_on(device)
-    resumed.resume(path)
-    resumed.fit(cavs.DataLoader(graphs(), 1), epochs=2, progress=False)
-    close(resumed, calm)
-
-
-def test_a_second_interrupt_leaves_a_trainer_that_goes_on(device):
-    class Impatient(cavs.DataLoader):
-        def __iter__(self):
-            for i, batch in enumerate(super().__iter__()):
-                if i == 3:
-                    raise KeyboardInterrupt
-                yield batch
-
-    def run(trainer):
-        with pytest.raises(KeyboardInterrupt):
-            trainer.fit(Impatient(graphs(), 1), epochs=1, progress=False)
-        return trainer.steps, trainer.step(single(2))
-
-    expected, found = both(device, run)
-    assert found[0] == expected[0] == 3
-    assert found[1] == pytest.approx(expected[1], rel=1e-10)
-
-
 def test_a_fault_of_a_kernel_is_raised_by_what_waits(twin):
     device = Device(twin.library, 0, "sm_90", twin.compiler, None)
     trainer = trainer_on(device)
@@ -517,29 +244,6 @@ def test_a_session_may_go_with_a_step_on_its_way(twin, device):
         p.copies = []
     gc.collect()
     assert twin.live()["pinned"] <= live
-
-
-@pytest.mark.parametrize("seed", [0, 5])
-def test_threads_that_train_on_one_device(twin, device, seed):
-    twin.adversarial(seed)
-    host = trainer_on("cpu")
-    host.fit(cavs.DataLoader(graphs(), 1), epochs=2, progress=False)
-    trainers, failures = [trainer_on(device) for _ in range(3)], []
-
-    def work(trainer):
-        try:
-            trainer.fit(cavs.DataLoader(graphs(), 1), epochs=2, progress=False)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=[t]) for t in trainers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    for trainer in trainers:
-        close(trainer, host)
 
 
 def test_one_thread_may_wait_for_a_step_while_others_launch(twin, device):
