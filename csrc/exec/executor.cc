@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/thread_pool.h"
+#include "exec/caller.h"
 #include "exec/spaces.h"
 #include "exec/validate.h"
 
@@ -200,24 +201,6 @@ void Executor<T>::lay_out_scratch() {
 }
 
 template <class T>
-void Executor<T>::bind_counts(const Inputs<T>& inputs) {
-  const int32_t features = index_features_.num_features();
-  T* counts = counts_.as<T>() - kFewestCount;
-  counts[kScale] = static_cast<T>(inputs.scale);
-  counts[kGraphRows] = static_cast<T>(schedule_->batch->num_graphs());
-  counts[kVertexRows] = static_cast<T>(schedule_->order.size());
-  counts[kEdgeRows] = static_cast<T>(schedule_->edge_order.size());
-  for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(index_features_.count(i));
-  if (inputs.totals.empty()) return;
-  if (inputs.totals.size() < static_cast<size_t>(features) + 3) {
-    throw std::invalid_argument(std::to_string(inputs.totals.size()) +
-                                " totals, the program needs " + std::to_string(features + 3));
-  }
-  for (int32_t i = 0; i < 3; ++i) counts[kGraphRows - i] = static_cast<T>(inputs.totals[i]);
-  for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(inputs.totals[i + 3]);
-}
-
-template <class T>
 void Executor<T>::bind(const Inputs<T>& inputs) {
   if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
   bind_structure(inputs.schedule);
@@ -228,7 +211,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
     if (b.role == Role::kFeature) rows.resize(std::max<size_t>(rows.size(), b.index + 1), 0);
   }
   index_features_.bind(*schedule_, inputs.int_features, rows);
-  bind_counts(inputs);
+  fill_counts(inputs, index_features_, counts_.as<T>() - kFewestCount);
   Addresses<T> at;
   at.arena = arena_.as<T>();
   at.lifetimes = &analysis_.lifetimes;

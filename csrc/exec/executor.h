@@ -154,7 +154,6 @@ class Executor {
   void lay_out();
   void lay_out_scratch();
   void bind(const Inputs<T>& inputs);
-  void bind_counts(const Inputs<T>& inputs);
   double run_locked(const Inputs<T>& inputs);
   // Whether a weight has packed memory of its own.
   bool packs(size_t w) const { return packed_at_[w].weight == static_cast<int32_t>(w); }
@@ -163,7 +162,6 @@ class Executor {
   void walk(int32_t thread, int32_t threads);
   void wait(const Counter& done, int32_t units) const;
   void check_param(int32_t param) const;
-  void check_update(const Update<T>& update) const;
   void count_items();
   const std::vector<int32_t>& gradients_of(const Item& item) const;
   void finished(const Item& item);
