@@ -95,7 +95,7 @@ class Run:
 
     def _reduce(self, exchange: Exchange) -> list[Piece]:
         """In the background: waits for the gradients, then for the other ranks."""
-        usable = all([self.executor.wait_gradient(p) for p in exchange.parameters])
+        usable = exchange.wait(self.executor)
         begun = time.perf_counter()
         group = self.roles.everyone if exchange.everyone else self.roles.replicas
         pieces = exchange.reduce(self.executor, usable, group)

@@ -61,7 +61,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
       analysis_(analyse(*program_, sizeof(T), sizes_of(*program_, parameters))),
       kernels_(kernels<T>()),
       index_features_(*program_, sizes_of(*program_, parameters)),
-      progress_(parameters.size()) {
+      progress_(analysis_, sizes_of(*program_, parameters)) {
   const Program& p = *program_;
   context_.program = program_.get();
   context_.analysis = &analysis_;
@@ -148,15 +148,16 @@ void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule
   schedule_ = nullptr;
   ran_ = false;
   resolve_spaces(*program_, *schedule, spaces_);
-  const PlanOptions options{threads, kernels_.panel, serial_};
+  const bool slabs = progress_.watched();
+  const PlanOptions options{threads, kernels_.panel, serial_, slabs};
   make_plan(*program_, analysis_, *schedule, spaces_, options, plan_);
   alone_ = threads == 1 || plan_.cost < kTravelNs * static_cast<double>(small_gradients_);
   if (threads > 1 && (alone_ || plan_.cost < kParallelNs)) {
-    make_plan(*program_, analysis_, *schedule, spaces_, {1, kernels_.panel, false}, plan_);
+    make_plan(*program_, analysis_, *schedule, spaces_, {1, kernels_.panel, false, slabs}, plan_);
   }
   lay_out();
   lay_out_scratch();
-  count_items();
+  progress_.count(plan_);
   planned_threads_ = threads;
   schedule_ = schedule;
   context_.schedule = schedule_.get();
@@ -308,7 +309,7 @@ void Executor<T>::walk(int32_t thread, int32_t threads) {
         const int32_t first = begin + taken, end = serial ? count : first + 1;
         for (int32_t j = first; j < end; ++j) {
           worker.run(items[j]);
-          finished(items[j]);
+          progress_.finished(items[j]);
         }
         done.fetch_add(1, std::memory_order_release);
       }
@@ -358,11 +359,7 @@ double Executor<T>::run_locked(const Inputs<T>& inputs) {
   try {
     bind(inputs);
     plan_prologue();
-    std::vector<int32_t> pieces = items_of_gradient_;
-    for (const Item& item : prologue_) {
-      if (item.kind == ItemKind::kZero) ++pieces[item.id];
-    }
-    progress_.begin(pieces);
+    progress_.begin(prologue_);
     return execute();
   } catch (...) {
     progress_.fail();
@@ -371,28 +368,6 @@ double Executor<T>::run_locked(const Inputs<T>& inputs) {
 }
 
 // Pieces of work that each gradient needs before it is final.
-template <class T>
-void Executor<T>::count_items() {
-  items_of_gradient_.assign(context_.sizes.size(), 0);
-  for (const Item& item : plan_.items) {
-    for (int32_t param : gradients_of(item)) ++items_of_gradient_[param];
-  }
-}
-
-template <class T>
-const std::vector<int32_t>& Executor<T>::gradients_of(const Item& item) const {
-  static const std::vector<int32_t> kNone;
-  if (item.kind == ItemKind::kPack || item.kind == ItemKind::kZero) return kNone;
-  return item.kind == ItemKind::kBody ? analysis_.gradients_of_body[item.id]
-                                      : analysis_.gradients_of_instruction[item.id];
-}
-
-template <class T>
-void Executor<T>::finished(const Item& item) {
-  if (item.kind == ItemKind::kZero) progress_.finished(item.id);
-  for (int32_t param : gradients_of(item)) progress_.finished(param);
-}
-
 template <class T>
 void Executor<T>::set_profiling(bool on) {
   const std::lock_guard lock(mutex_);

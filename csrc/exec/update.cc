@@ -126,9 +126,19 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
 }
 
 template <class T>
-bool Executor<T>::wait_gradient(int32_t param) const {
+void Executor<T>::arm_gradients() {
+  if (!progress_.watched()) planned_threads_ = 0;  // the plan is to make slabs
+  progress_.arm();
+}
+
+template <class T>
+bool Executor<T>::wait_gradient(int32_t param, int64_t begin, int64_t end) const {
   check_param(param);
-  return progress_.wait(param);
+  if (begin < 0 || begin > end || end > context_.sizes[param]) {
+    throw std::out_of_range("elements " + std::to_string(begin) + " to " + std::to_string(end) +
+                            " of a gradient that has " + std::to_string(context_.sizes[param]));
+  }
+  return progress_.wait(param, begin, end);
 }
 
 template <class T>
@@ -223,7 +233,8 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
 
 #define CAVS_INSTANTIATE(T)                                                                        \
   template StepResult Executor<T>::step(const Inputs<T>&, const Update<T>&);                       \
-  template bool Executor<T>::wait_gradient(int32_t) const;                                         \
+  template void Executor<T>::arm_gradients();                                                      \
+  template bool Executor<T>::wait_gradient(int32_t, int64_t, int64_t) const;                       \
   template bool Executor<T>::set_factored(int32_t);                                                \
   template const Factors& Executor<T>::factors(int32_t) const;                                     \
   template void Executor<T>::add_product(const T*, const T*, int64_t, int64_t, int64_t, T*) const; \
