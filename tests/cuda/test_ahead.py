@@ -37,6 +37,7 @@ def test_a_launch_waits_for_nothing(twin, device):
     for batch in data:
         session.step(batch, SGD, STATES)
     twin.reset()
+    twin.adversarial(0)  # in the order of issue
     first = session.launch(data[0], SGD, STATES)
     of_first = twin.operations()
     second = session.launch(data[1], SGD, STATES)
