@@ -113,7 +113,7 @@ def check(runner, module, name, m: Map, real: str):  # noqa: F811
     random = any(op[0] == "uniform" for op in m.ops)
     last = (7, m.seed, runner.context.array(ids)) if random else ()
     outs = [np.full((m.end, store.stride), SENTINEL, dtype) for store in m.stores]
-    threads = shape_of(m.stores, m.outer, m.inner, real).threads
+    threads = shape_of(m.loads, m.stores, m.outer, m.inner, real).threads
     outs = runner.run(module, name, threads, m.begin, m.end, arguments, outs, last)
     codes = [(getattr(CODE, op[0].upper()), *op[1:]) for op in m.ops]
     registers = len(m.loads) + len(m.ops)
