@@ -315,30 +315,11 @@ def _indented(lines: Sequence[str], by: int = 2) -> list[str]:
     return [line if line.startswith("#") else " " * by + line for line in lines]
 
 
-def _rounded(ops: Sequence[OpTuple], stores: Sequence[Store]) -> set[int]:
-    """The operations whose results go on as they are stored.
-
-    Whoever reads them later, or computes with them anew, then finds what this kernel had: maxima
-    are told by their equals.
-    """
-    made = {op[1]: n for n, op in enumerate(ops)}  # registers are used again
-    stored = {made[s.register] for s in stores if s.half and s.register in made}
-    read = {made[r] for s in stores if not s.half for r in [s.register] if r in made}
-    for n, op in enumerate(ops):
-        read |= {m for m in stored if m < n and ops[m][1] in reads_of(op)}
-    return stored & read
-
-
 def _statements(
-    loads: Sequence[Load],
-    ops: Sequence[OpTuple],
-    stores: Sequence[Store],
-    shape: Shape,
-    real: str,
+    loads: Sequence[Load], ops: Sequence[OpTuple], shape: Shape, real: str
 ) -> tuple[list[str], list[str], dict[int, str]]:
     """What is done once a row, what for element ``v``, and where each register then is."""
     once, each = [], []
-    rounded = _rounded(ops, stores)
     value = {n: f"l{n}[{0 if load.scalar else 'v'}]" for n, load in enumerate(loads)}
     row_ids = False
     for n, op in enumerate(ops):
@@ -355,8 +336,6 @@ def _statements(
             made = f"uniform(key{n}, {column})"
         else:
             made = _function(code, real, *(value[r] for r in reads_of(op)))
-        if n in rounded:
-            made = f"widened(narrowed({made}))"
         each.append(f"const {real} t{n} = {made};")
         value[dst] = f"t{n}"
     return once, each, value
@@ -383,7 +362,7 @@ def kernel_text(
         loads = [replace(load, outer_stride=0) for load in loads]
         stores = [replace(store, outer_stride=0) for store in stores]
     shape = shape_of(loads, stores, outer, inner, real)
-    once, each, value = _statements(loads, ops, stores, shape, real)
+    once, each, value = _statements(loads, ops, shape, real)
     row, body, before, after = [], [], [], []
     for n, load in enumerate(loads):
         for_row, for_vector = _load(n, load, shape, real)
