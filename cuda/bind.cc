@@ -26,7 +26,8 @@ void Executor<T>::lay_out() {
   std::vector<Lifetime>& lives = analysis_.lifetimes;
   for (size_t i = 0; i < lives.size(); ++i) {
     const Buffer& b = program_->buffers[i];
-    if (b.role == Role::kArena) lives[i].bytes = value_bytes(static_cast<int32_t>(i)) * b.width * spaces_.rows_of(b).size();
+    if (b.role == Role::kArena)
+      lives[i].bytes = value_bytes(static_cast<int32_t>(i)) * b.width * spaces_.rows_of(b).size();
   }
   arena_needed_ = pack_lifetimes(lives);
   peak_ = peak_live(lives, analysis_.steps);

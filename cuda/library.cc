@@ -197,8 +197,8 @@ bool Library<T>::multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin,
 
 // A kernel takes a few sources: more are multiplied in groups, each adding to the one before.
 template <class T>
-void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end, const void* weight,
-                            int n, Target out, bool accumulate) const {
+void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end,
+                            const void* weight, int n, Target out, bool accumulate) const {
   const bool few = end - begin <= kFewRows;
   const Grid grid{tiles(n, kTile), device_->high(tiles(end - begin, few ? 16 : kTile))};
   for (int first = 0; first < std::max(count, 1); first += kMostSources) {

@@ -58,8 +58,8 @@ class Library {
                   Target out, bool accumulate) const;
   void matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin, int end,
                      T* out, int64_t out_stride, bool accumulate) const;
-  bool multiply_rows(const Rows<T>* sources, int count, int begin, int end, const void* weight, int n,
-                     Target out, bool accumulate) const;
+  bool multiply_rows(const Rows<T>* sources, int count, int begin, int end, const void* weight,
+                     int n, Target out, bool accumulate) const;
   bool multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin, int end, T* out,
                         int64_t out_stride, bool accumulate) const;
   Rows<T> side_by_side(const Rows<T>* sources, int count, int begin, int end) const;

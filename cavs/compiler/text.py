@@ -122,9 +122,7 @@ def cuda_operands(
             loads.append(Load(0, 0, rows, indexed, 0, True, aligned=False))
         else:
             stored = buffer in half
-            loads.append(
-                Load(b.width, column, rows, indexed, outer_stride, scalar, half=stored)
-            )
+            loads.append(Load(b.width, column, rows, indexed, outer_stride, scalar, half=stored))
     for buffer, column, outer_stride, mode, register in i.stores:
         width = program.buffers[buffer].width
         stores.append(Store(register, width, column, outer_stride, mode, buffer in half))

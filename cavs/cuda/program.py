@@ -24,9 +24,7 @@ class MapKernels:
     kernels: tuple[tuple[str, int], ...]
 
 
-def map_kernels(
-    program: Program, real: str = "float", half: Collection[int] = ()
-) -> MapKernels:
+def map_kernels(program: Program, real: str = "float", half: Collection[int] = ()) -> MapKernels:
     """Generates a kernel ``map_<i>`` for every instruction i of kind "map".
 
     Instructions of the same text share the kernel of the first. real: "float" or "double". half:

@@ -1,6 +1,6 @@
 // The products of matmul.cu on tensor cores: operands in tf32, with CAVS_HALF in bfloat16, sums in
-// float. matmul_*, matmul_tn_*: a block a tile of 64 x 64, a warp 32 x 32 of it and half of a slab's depth.
-// matmul_*_16: a block 16 rows x 64 columns, its warps share the depth.
+// float. matmul_*, matmul_tn_*: a block a tile of 64 x 64, a warp 32 x 32 of it and half of a
+// slab's depth. matmul_*_16: a block 16 rows x 64 columns, its warps share the depth.
 #include "mma.cuh"
 #include "operands.cuh"
 
@@ -245,29 +245,29 @@ __device__ void matmul_few(const Sources& a, const Packed* w, int n, const Targe
 
 }  // namespace
 
-#define CAVS_MATMUL(Precision, name)                                                           \
-  extern "C" __global__ __launch_bounds__(256, 2) void matmul_##name(                          \
+#define CAVS_MATMUL(Precision, name)                                                             \
+  extern "C" __global__ __launch_bounds__(256, 2) void matmul_##name(                            \
       Sources a, int begin, int end, const Packed* w, int k, int n, void* out, long long stride, \
-      long long base, int half, int accumulate) {                                                        \
-    alignas(16) __shared__ unsigned shared[2 * kSlab];                                         \
-    for_each_tile(begin, end, kTile, n, out, stride, base, half, accumulate,                         \
-                  [&](const Target& to) { matmul_tile<Precision>(a, w, n, to, shared); });     \
-  }                                                                                            \
-  extern "C" __global__ __launch_bounds__(256, 1) void matmul_##name##_16(                     \
+      long long base, int half, int accumulate) {                                                \
+    alignas(16) __shared__ unsigned shared[2 * kSlab];                                           \
+    for_each_tile(begin, end, kTile, n, out, stride, base, half, accumulate,                     \
+                  [&](const Target& to) { matmul_tile<Precision>(a, w, n, to, shared); });       \
+  }                                                                                              \
+  extern "C" __global__ __launch_bounds__(256, 1) void matmul_##name##_16(                       \
       Sources a, int begin, int end, const Packed* w, int k, int n, void* out, long long stride, \
-      long long base, int half, int accumulate) {                                                        \
-    alignas(16) __shared__ unsigned shared[kFewShared];                                        \
-    for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate,                          \
-                  [&](const Target& to) { matmul_few<Precision>(a, w, n, to, shared); });      \
-  }                                                                                            \
-  extern "C" __global__ __launch_bounds__(256, 2) void matmul_tn_##name(                       \
-      Sources a, Sources b, int begin, int end, int k, int n, real* out, long long out_stride, \
-      int accumulate, real* partial, int parts) {                                              \
-    alignas(16) __shared__ unsigned shared[2 * kSlab];                                         \
-    for_each_part(a, b, begin, end, k, n, out, out_stride, accumulate, partial, parts,         \
-                  [&](const Side& x, const Side& y, int first, int last, const Target& to) {   \
-                    matmul_tn_tile<Precision>(x, y, first, last, to, shared);                  \
-                  });                                                                          \
+      long long base, int half, int accumulate) {                                                \
+    alignas(16) __shared__ unsigned shared[kFewShared];                                          \
+    for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate,                      \
+                  [&](const Target& to) { matmul_few<Precision>(a, w, n, to, shared); });        \
+  }                                                                                              \
+  extern "C" __global__ __launch_bounds__(256, 2) void matmul_tn_##name(                         \
+      Sources a, Sources b, int begin, int end, int k, int n, real* out, long long out_stride,   \
+      int accumulate, real* partial, int parts) {                                                \
+    alignas(16) __shared__ unsigned shared[2 * kSlab];                                           \
+    for_each_part(a, b, begin, end, k, n, out, out_stride, accumulate, partial, parts,           \
+                  [&](const Side& x, const Side& y, int first, int last, const Target& to) {     \
+                    matmul_tn_tile<Precision>(x, y, first, last, to, shared);                    \
+                  });                                                                            \
   }
 
 #ifdef CAVS_HALF

@@ -66,9 +66,9 @@ struct Target {
 // One row of sources side by side, read by a thread as a walk goes on.
 struct RowOfSources {
   long long r;
-  bool inside;                // else all zeros
-  int source = -1;            // that of `row`
-  Row row = {};               // where no segment is summed
+  bool inside;      // else all zeros
+  int source = -1;  // that of `row`
+  Row row = {};     // where no segment is summed
   bool wide = false;
 
   __device__ RowOfSources(const Target& to, int i) : r(to.r0 + i), inside(r < to.end) {}
@@ -163,8 +163,9 @@ __device__ void for_each_part(const Sources& a, const Sources& b, int begin, int
         if (column % gridDim.x != blockIdx.x) continue;
         const int height = y.before + a.of[y.source].width;
         const int width = x.before + b.of[x.source].width;
-        const Target to = {out,   stride,    0, y.before + y.column, height, x.before + x.column,
-                           width, accumulate, false};
+        const Target to = {
+            out,   stride,     0,    y.before + y.column, height, x.before + x.column,
+            width, accumulate, false};
         f(Side(a, y), Side(b, x), first, last, to);
       }
     }

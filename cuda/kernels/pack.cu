@@ -1,5 +1,6 @@
-// Weights laid out for products, as they are stored there. blockIdx.y strides over pieces, blockIdx.x over tiles of 32 x 32
-// elements; a tile whose columns lie apart is read along its rows and turned in shared memory.
+// Weights laid out for products, as they are stored there. blockIdx.y strides over pieces,
+// blockIdx.x over tiles of 32 x 32 elements; a tile whose columns lie apart is read along its rows
+// and turned in shared memory.
 #include "rows.cuh"
 
 namespace {

@@ -113,7 +113,8 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
 }  // namespace
 
 extern "C" __global__ __launch_bounds__(256, 4) void copy_rows(Rows in, int begin, int end,
-                                                               void* out, long long stride, long long base, int half) {
+                                                               void* out, long long stride,
+                                                               long long base, int half) {
   if (wide_output(in, out, stride, half)) {
     copy<kWide>(in, begin, end, out, stride, base, half);
   } else {
@@ -122,7 +123,8 @@ extern "C" __global__ __launch_bounds__(256, 4) void copy_rows(Rows in, int begi
 }
 
 extern "C" __global__ __launch_bounds__(256, 4) void segment_max(Rows in, int begin, int end,
-                                                                 void* out, long long stride, long long base, int half) {
+                                                                 void* out, long long stride,
+                                                                 long long base, int half) {
   if (wide_output(in, out, stride, half)) {
     maxima<kWide>(in, begin, end, out, stride, base, half);
   } else {
@@ -131,7 +133,9 @@ extern "C" __global__ __launch_bounds__(256, 4) void segment_max(Rows in, int be
 }
 
 extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy(Rows logits, const int* label,
-                                                                   int begin, int end, void* loss, long long stride, long long base, int half) {
+                                                                   int begin, int end, void* loss,
+                                                                   long long stride, long long base,
+                                                                   int half) {
   if (logits.width < kWideRow) {
     cross_entropy_of_rows<false>(logits, label, begin, end, loss, nullptr, stride, base, half);
   } else {
@@ -141,7 +145,9 @@ extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy(Rows logits, 
 
 extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy_grad(Rows logits,
                                                                         const int* label, int begin,
-                                                                        int end, void* grad, long long stride, long long base, int half) {
+                                                                        int end, void* grad,
+                                                                        long long stride,
+                                                                        long long base, int half) {
   if (logits.width < kWideRow) {
     cross_entropy_of_rows<false>(logits, label, begin, end, nullptr, grad, stride, base, half);
   } else {
