@@ -239,7 +239,7 @@ def shape_of(
     loads: Sequence[Load], stores: Sequence[Store], outer: int, inner: int, real: str = "float"
 ) -> Shape:
     """The division of outer x inner elements a row."""
-    half = any(x.half for x in (*loads, *stores))
+    half = any(x.half for x in loads) or any(x.half for x in stores)
     vector = _power_of_two(_WORD // _bytes(real, half), inner)
     return Shape(outer, inner, vector, any(store.mode != "write" for store in stores))
 
