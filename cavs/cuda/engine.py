@@ -43,9 +43,10 @@ class CudaEngine:
     """Parameters of one session on ``device``, and the executors that use them.
 
     owner: whose engine this is. precision: of products of float32 values, one of PRECISIONS; with
-    "bfloat16" packed weights and values between kernels are stored in it, see
-    cavs.cuda.storage. Everything else, sums too, is float32. The host's arrays fall behind with every step:
-    ``download`` brings them up to date.
+    "bfloat16" packed weights and values between kernels are stored in it, see cavs.cuda.storage.
+    Everything else, sums too, is float32. The host's arrays fall behind with every step:
+    ``download`` brings them up to date. DeviceError where the device fails, lacks memory, or a
+    kernel does not compile; nothing of the host is changed then.
     """
 
     def __init__(

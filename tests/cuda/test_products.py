@@ -61,7 +61,8 @@ def assert_product(
     """Compares with start + a @ b; the bound grows with the terms of each sum.
 
     `slack`: how much larger than those of `a` and `b` the values are that they were summed from;
-    such sums may also be rounded to the other side as operands. `stored`: in bfloat16 if the case is.
+    such sums may also be rounded to the other side as operands. `stored`: in bfloat16 if the case
+    is.
     """
     terms = (np.abs(a) + slack) @ (np.abs(b) + slack)
     unit = case.eps * (2 + a.shape[1])
