@@ -118,9 +118,7 @@ def check(runner, module, name, m: Map, real: str):  # noqa: F811
     random = any(op[0] == "uniform" for op in m.ops)
     last = (7, m.seed, runner.context.array(ids)) if random else ()
     outs = [np.full((m.end, store.stride), SENTINEL, dtype) for store in m.stores]
-    outs = [
-        narrowed(out) if store.half else out for out, store in zip(outs, m.stores, strict=True)
-    ]
+    outs = [narrowed(out) if store.half else out for out, store in zip(outs, m.stores, strict=True)]
     threads = shape_of(m.loads, m.stores, m.outer, m.inner, real).threads
     outs = runner.run(module, name, threads, m.begin, m.end, arguments, outs, last)
     codes = [(getattr(CODE, op[0].upper()), *op[1:]) for op in m.ops]
@@ -128,9 +126,10 @@ def check(runner, module, name, m: Map, real: str):  # noqa: F811
     made_by = Program(reads, codes, m.outer, m.inner, m.begin, m.end, registers, 7, m.seed, ids)
     reference = made_by.reference()
     tolerance = 200 * m.inner * np.finfo(dtype).eps
-    for out, store in zip(outs, m.stores, strict=True):
-        out, stored = (widened(out), 2.0**-8) if store.half else (out, 0.0)
-        expected = np.full(out.shape, widened(narrowed(np.array(SENTINEL))) if store.half else SENTINEL)
+    for raw, store in zip(outs, m.stores, strict=True):
+        out, stored = (widened(raw), 2.0**-8) if store.half else (raw, 0.0)
+        untouched = widened(narrowed(np.array(SENTINEL))) if store.half else SENTINEL
+        expected = np.full(out.shape, untouched)
         made = reference[store.register]
         if store.mode != "write":
             made = (made.sum(-1) if store.mode == "sum" else made.max(-1))[:, :, None]
