@@ -48,6 +48,7 @@ class Executor:
         parameters: Parameters,
         image: bytes,
         maps: Sequence[tuple[int, str, int]],
+        half: Sequence[int] = (),
     ) -> None: ...
     def run(
         self,

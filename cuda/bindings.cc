@@ -107,7 +107,8 @@ struct PyExecutor {
 
 std::unique_ptr<PyExecutor> make_executor(
     const Builder& b, const std::shared_ptr<PyParameters>& parameters, const py::bytes& image,
-    const std::vector<std::tuple<int32_t, std::string, int32_t>>& maps) {
+    const std::vector<std::tuple<int32_t, std::string, int32_t>>& maps,
+    const std::vector<int32_t>& half) {
   if (!b.finished) throw py::value_error("the program is not finished: call finish() first");
   auto out = std::make_unique<PyExecutor>();
   out->parameters = parameters;
@@ -118,7 +119,7 @@ std::unique_ptr<PyExecutor> make_executor(
   std::visit(
       [&]<class L, class P>(const std::pair<std::shared_ptr<Library<L>>, P>& of) {
         out->of = std::make_unique<Executor<L>>(
-            b.program, Compiled<L>{parameters->device, of.first, of.second, code, names});
+            b.program, Compiled<L>{parameters->device, of.first, of.second, code, names, half});
       },
       parameters->of);
   return out;
@@ -203,9 +204,9 @@ void bind_step(py::module_& m) {
 void bind_executor(py::module_& m) {
   py::class_<PyExecutor>(m, "Executor", "Runs a program over the schedules of batches on a device.")
       .def(py::init(&make_executor), py::arg("program"), py::arg("parameters"), py::arg("image"),
-           py::arg("maps"),
+           py::arg("maps"), py::arg("half") = std::vector<int32_t>{},
            "image: the compiled generated kernels. maps: (instruction, name of its kernel, threads "
-           "a row keeps busy).")
+           "a row keeps busy). half: buffers stored in bfloat16.")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,

@@ -29,6 +29,7 @@ struct Compiled {
   std::shared_ptr<Parameters<T>> parameters;
   std::string image;  // of the generated kernels; empty without any
   std::vector<MapName> maps;
+  std::vector<int32_t> half;  // buffers stored in bfloat16: of the arena or scratch
 };
 
 template <class T>
@@ -66,11 +67,13 @@ class Executor {
   };
 
   void load_maps(const Compiled<T>& compiled);
+  void place_halves(const std::vector<int32_t>& buffers);
   void place_gradients();
   void plan_weights();
   void bind_structure(const std::shared_ptr<const Schedule>& schedule);
   void lay_out();
   size_t lay_out_scratch();
+  size_t value_bytes(int32_t buffer) const { return half_[buffer] ? kHalfBytes : sizeof(T); }
   void bind(const Inputs<T>& inputs);
   Addresses<T> addresses(const std::vector<FloatFeature<T>>& features) const;
   void stage_tables();
@@ -89,7 +92,7 @@ class Executor {
   void emit(int32_t id, RowRange rows, int64_t first_row);
   void emit_map(int32_t id, RowRange rows, int64_t first_row);
   Rows<T> source(size_t i, int64_t first_row) const;
-  Target<T> target(int32_t id, int64_t first_row) const;
+  Target target(int32_t id, int64_t first_row) const;
   T* scratch(const Place& place) const;
   int64_t scratch_base(const Place& place, int64_t first_row) const;
   RowRange rows_of(int32_t id, Space body, RowRange rows) const;
@@ -111,6 +114,8 @@ class Executor {
   BoundProgram<T> bound_;
   std::vector<Patch> patches_;
   std::vector<Place> source_place_, load_place_, store_place_, out_place_;
+  std::vector<bool> half_;                       // of each buffer: stored in bfloat16
+  std::vector<int32_t> half_source_, half_out_;  // first column of one that is, else -1
   std::unique_ptr<Module> module_;
   std::vector<Map> maps_;
   DeviceArrays arrays_;

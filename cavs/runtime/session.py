@@ -42,7 +42,8 @@ class Session:
     of the compiler. threads: of the engine, process-wide; None leaves them. replicated: training
     batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1",
     or a cavs.cuda Device; there, the parameters' arrays are brought up to date when they are read.
-    precision: of products on a device, "float32", or "tf32" or "bfloat16" with float32 sums.
+    precision: of products on a device, "float32", or "tf32" or "bfloat16" with float32 sums;
+    with "bfloat16" packed weights and most values between kernels are stored in it.
     Raises ConfigError for other threads than 1 to 256, DeviceError for a device out of use.
     """
 

@@ -51,7 +51,8 @@ class Trainer:
         optimizer: Such as `cavs.optim.Adagrad(lr=0.05)`.
         device: ``"cpu"``, or ``"cuda"``, ``"cuda:1"`` for an NVIDIA GPU: the same results.
         precision: Of products on a GPU: ``"float32"``, or ``"tf32"`` or ``"bfloat16"``, which are
-            faster; sums, parameters and states are float32 in any case.
+            faster; with ``"bfloat16"`` packed weights and activations are stored in it, in half
+            the memory. Sums, parameters, gradients and states are float32 in any case.
         seed: Of everything random inside a step (dropout).
         max_norm: Clip the gradient to this global norm.
         threads: Of the engine; by default what the affinity mask and the quota allow.
