@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -175,6 +175,9 @@ class GraphBatch:
     def _unknown(self, name: str, kind: str = "") -> FeatureError:
         known = ", ".join(f'"{k}" ({v.kind})' for k, v in self.feature_schema().items())
         return FeatureError(f'no {kind}feature "{name}" in the batch; it has {known or "none"}')
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GraphBatch, (self.graphs, self.ids)
 
     def __repr__(self) -> str:
         return (

@@ -267,7 +267,7 @@ class Graph:
         return from_networkx(graph, **options)
 
     @classmethod
-    def from_ast(cls, source: ast.AST | str, *, name: str = "") -> Graph:
+    def from_ast(cls, source: ast.AST | str | bytes, *, name: str = "") -> Graph:
         """A graph from Python code; see ``cavs.data.builders.from_ast``."""
         from cavs.data.builders import from_ast
 

@@ -51,6 +51,12 @@ class SymbolicBatch:
                 where=user_line(),
                 hint="give it to cavs.Graph(features=...), or mend the name",
             )
+        if 0 in feature.shape:
+            raise FeatureError(
+                f"feature {name!r} has rows of shape {list(feature.shape)}: they hold nothing",
+                where=user_line(),
+                hint="give it at least one number a row, or leave it out of the model",
+            )
         return apply(
             "feature",
             name=name,
