@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     options.add_distributed_arguments(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--out", metavar="DIR", help="default: runs/MODEL")
-    group.add_argument("--resume", action="store_true", help="continue the run in --out, with its options")
+    group.add_argument(
+        "--resume", action="store_true", help="continue the run in --out, with its options"
+    )
     group.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     group.add_argument("--save-every", type=options.count(1), metavar="STEPS")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
 
 
 def _kept(args: argparse.Namespace) -> dict[str, Any]:
-    """With ``--resume``, the options of the run in ``--out``: what is not given goes on as it was."""
+    """With ``--resume``, the options of the run in ``--out``, for those that are not given."""
     checkpoint = _checkpoint(args)
     if not args.resume or not checkpoint.exists():
         return {}

@@ -121,7 +121,7 @@ class Operand:
                 hint="for a ** b with a above 0 write ops.exp(b * ops.log(a))",
             )
         if exponent < 0:
-            return 1.0 / x ** -exponent
+            return 1.0 / x**-exponent
         if exponent == 0.5:
             return apply("sqrt", x)
         if exponent != int(exponent):
@@ -355,7 +355,7 @@ def as_node(value: Any) -> Node:
         raise TraceError(
             f"a traced value meets {value}, which no traced comparison gives",
             where=user_line(),
-            hint="compare by <, <=, >, >= or cavs.ops.equal(a, b); a == b asks if both are one object",
+            hint="compare by <, <=, >, >= or cavs.ops.equal(a, b); == asks if both are one object",
         )
     if isinstance(value, (int, float, np.integer, np.floating)):
         return constant(float(value))

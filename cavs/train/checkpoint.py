@@ -85,7 +85,10 @@ def save_checkpoint(
     for name, array in (extra or {}).items():
         _add(tensors, "session", name, array)
     try:
-        texts = {k: json.dumps(v or {}, default=_plain) for k, v in (("config", config), ("progress", progress))}
+        texts = {
+            k: json.dumps(v or {}, default=_plain)
+            for k, v in (("config", config), ("progress", progress))
+        }
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"config or progress is no JSON: {error}", hint="keep to strings, numbers and lists"

@@ -223,9 +223,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
         trainer = make(seed=np.int64(7), max_norm=np.float32(4), config={"size": np.int32(5)})
         if resume:
             assert trainer.resume(tmp_path / "c").config == {"size": 5}
-        trainer.fit(
-            data, epochs=np.int64(1 + resume), checkpoint=tmp_path / "c", progress=False
-        )
+        trainer.fit(data, epochs=np.int64(1 + resume), checkpoint=tmp_path / "c", progress=False)
         return trainer.steps
 
     steps = run(False)
