@@ -222,7 +222,7 @@ class VertexFunction(Module):
         raise NotImplementedError
 
     def __call__(self, graph: SymbolicGraph, *values: Any, **inputs: Any) -> Any:
-        """Traces the cell over ``batch.graph``; named inputs are what ``pull`` and ``edge`` give."""
+        """Traces the cell over ``batch.graph``; inputs are what ``pull`` and ``edge`` give."""
         trace = current_trace()
         if values:
             raise TraceError(
