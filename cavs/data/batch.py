@@ -156,7 +156,8 @@ class GraphBatch:
             return None
         if len(optional) > MAX_OPTIONAL:
             raise FeatureError(
-                f"{len(optional)} features may be absent; at most {MAX_OPTIONAL} can"
+                f"{len(optional)} features may be absent; at most {MAX_OPTIONAL} can",
+                hint="give an index of its own, instead of -1, to what some of them lack",
             )
         presence: Array | None = None
         for bit, name in enumerate(optional):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from cavs.errors import FeatureError, user_line
+from cavs.errors import FeatureError, TraceError, user_line
 from cavs.ir import EDGE, FLOAT, GRAPH, INT, VERTEX, Node, apply
 
 _DOMAIN = {"vertex": VERTEX, "edge": EDGE, "graph": GRAPH}
@@ -33,6 +34,16 @@ class SymbolicGraph:
     """Stands for the input graphs of a batch."""
 
     batch: SymbolicBatch
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceError(
+            f"batch.graph has no {name!r} in a model, which is traced once for all batches",
+            where=user_line(),
+            hint="build the graphs as they are to run (cavs.Graph.reversed() runs top-down), and "
+            "give what the model must know of them as features",
+        )
 
 
 class SymbolicBatch:

@@ -576,3 +576,12 @@ def body(f, v):
         with pytest.raises(ShapeError) as caught:
             trace(Classifier(scope["body"]))
         assert caught.value.where == f"{name}:3"
+
+
+def test_the_structure_is_unknown_while_tracing():
+    def call(model, batch):
+        return model.cell(batch.graph.reversed(), x=batch["dense"])
+
+    with pytest.raises(TraceError, match=r"no 'reversed'(.|\n)*Graph.reversed\(\)") as caught:
+        trace(Classifier(good, call))
+    assert caught.value.where == line_in(call, "reversed")
