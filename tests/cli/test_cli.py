@@ -139,6 +139,15 @@ def test_a_python_file_that_is_no_model_is_not_run():
     assert cavs("bench", TOY, "--seconds", "0.05", "--data", "other.py") == 1
 
 
+def test_ctrl_c_before_the_training(monkeypatch, capsys):
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cavs.cli.registry.Task.required", stopped)
+    assert train() == 130
+    assert capsys.readouterr().err == "\ncavs: stopped\n"
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "step", "exponential", "plateau"])
 def test_schedules_and_optimizers(schedule):
     words = ("--schedule", schedule, "--warm-up", "2", "--optimizer", "adamw", "--lr", "0.05")
