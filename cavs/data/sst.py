@@ -130,7 +130,8 @@ def parse_tree(
     list are the numbers of the tree; without it labels are numbers already.
 
     Raises DataError with file, line and column for unbalanced brackets, labels outside
-    0..num_classes - 1 or ``labels``, several words in a leaf, an empty bracket, or text beside the tree.
+    0..num_classes - 1 or ``labels``, several words in a leaf, an empty bracket, or text beside the
+    tree.
     """
     where = path or Path("<text>")
     tokens: list[str] = _TOKEN.findall(line)
