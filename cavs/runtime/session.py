@@ -23,6 +23,7 @@ from cavs.passes.at_nth_child import at_nth_child, multiplied_children
 from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
 from cavs.runtime.check import check_arity, check_batch, check_schema, readable_errors
+from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, StepResult, Variant
 
@@ -70,6 +71,7 @@ class Session:
         self._cuda = self._on_device(device, precision)
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
+        self._edge_types = EdgeTypes()
         self._versions = 0  # of the parameters, as far as this session has followed them
         self._profiling = False
         self._serial = False
@@ -235,7 +237,7 @@ class Session:
         assert variant.compiled is not None and variant.executor is not None
         self._latest[training] = variant
         program = variant.compiled.program
-        feature = self._feature if source is batch else self._merged_feature
+        feature = self._edge_types.rows if source is batch else self._merged_feature
         ints = [feature(source, name, np.dtype(np.int32)) for name in program.int_features]
         floats = [feature(source, name, self.dtype) for name in program.float_features]
         rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
@@ -311,13 +313,10 @@ class Session:
         graph = at_nth_child(variant.traced) if numbers else variant.traced
         variant.optional = optional_features(graph)
 
-    def _feature(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
-        return np.ascontiguousarray(source[name], dtype=dtype)
-
     def _merged_feature(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
         """A feature of the distinct vertices, or one that `merge_vertices` asks for."""
         if not name.startswith((COPIES, PRESENT)):
-            return self._feature(source, name, dtype)
+            return self._edge_types.rows(source, name, dtype)
         copies: Array = source.copies
         if name != COPIES:
             copies = copies * (source[name.removeprefix(PRESENT)] >= 0)
@@ -325,8 +324,10 @@ class Session:
 
     def _trace(self, variant: Variant, batch: BatchLike) -> None:
         """Traces the model, anew where a feature turns out to be absent at some vertex."""
-        schema = batch.feature_schema()
-        if variant.traced is not None:
+        schema = self._edge_types.schema(batch)
+        guessed = variant.without_edges and bool(batch.topology.num_edges)
+        variant.without_edges &= not batch.topology.num_edges
+        if variant.traced is not None and not guessed:
             if schema == variant.passed:
                 return
             check_schema(variant.traced, variant.schema, schema)
@@ -344,6 +345,9 @@ class Session:
             )
             for n, s in schema.items()
         }
+        variant.without_edges = not batch.topology.num_edges and any(
+            f.where == "edge" for f in variant.schema.values()
+        )
         variant.traced = trace_model(
             self.model, variant.schema, training=variant.training, with_loss=variant.with_loss
         )

@@ -232,6 +232,16 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     assert cavs.nn.Dropout(np.float32(0.5)).rate == 0.5
 
 
+@pytest.mark.parametrize("rate", [NAN, -1.0, "x", None])
+def test_a_schedule_that_gives_no_rate(rate):
+    trainer = Trainer(Classifier(), optim.SGD(lambda step: rate if step else 0.1))
+    trainer.step(cavs.batch(GRAPHS))
+    before = {name: p.value.copy() for name, p in trainer.parameters.items()}
+    with pytest.raises(ConfigError, match="the rate of step 2 is"):
+        trainer.step(cavs.batch(GRAPHS))
+    assert all(np.array_equal(p.value, before[n]) for n, p in trainer.parameters.items())
+
+
 def test_a_feature_without_numbers():
     class Model(cavs.Model):
         def forward(self, batch):
