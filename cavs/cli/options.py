@@ -46,7 +46,8 @@ def add_models(
 
     `kept` gives other defaults, once it is known what `argv` says.
     """
-    parser = commands.add_parser(command, help=text, description=text)
+    what = f"{text}; MODEL is one of these, or FILE.py with a model of your own"
+    parser = commands.add_parser(command, help=text, description=what)
     models = parser.add_subparsers(dest="model", metavar="MODEL", required=True)
     if argv[:1] != [command]:
         return

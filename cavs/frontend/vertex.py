@@ -17,9 +17,9 @@ from cavs.ir.trace import current_trace
 class State:
     """What a vertex scatters and its parents gather: names and shapes, ``State(c=150, h=150)``."""
 
-    def __init__(self, **shapes: int | tuple[int, ...]) -> None:
-        if not shapes:
-            raise TraceError("a state without values", where=user_line(), hint="State(h=128)")
+    def __init__(self, *sizes: object, **shapes: int | tuple[int, ...]) -> None:
+        if sizes or not shapes:
+            raise TraceError("a state has values by name", where=user_line(), hint="State(h=128)")
         self.shapes: dict[str, tuple[int, ...]] = {
             k: tuple(s) if isinstance(s, tuple | list) else (s,) for k, s in shapes.items()
         }

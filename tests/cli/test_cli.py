@@ -133,6 +133,34 @@ def test_a_model_file_that_moved(capsys):
     assert cavs("evaluate", best, "--model", "moved.py") == 0
 
 
+def test_splits_may_be_generators(capsys):
+    toy = Path(TOY).read_text()
+    for old, new in (
+        ("train=lambda: make_graphs(60)", "train=(g for g in make_graphs(60))"),
+        ("dev=make_graphs(20, seed=1)", "dev=lambda: iter(make_graphs(20, seed=1))"),
+        ("test=lambda: make_graphs(20, seed=2)", "test=None"),
+    ):
+        assert old in toy
+        toy = toy.replace(old, new)
+    Path("generated.py").write_text(toy)
+    assert cavs("train", "generated.py", "--quiet", "--out", "run", "--limit", "40") == 0
+    best = "run/checkpoint.best.safetensors"
+    assert cavs("evaluate", best, "--split", "dev") == 0
+    assert "dev: 20 graphs" in capsys.readouterr().out
+    assert cavs("evaluate", best) == 1
+    assert (
+        "no test graphs\n  hint: pass --data DIR, or one that is there: --split train or dev"
+        in (capsys.readouterr().err)
+    )
+
+
+def test_python_dash_m():
+    done = subprocess.run(
+        [sys.executable, "-m", "cavs", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("cavs ")
+
+
 def test_a_python_file_that_is_no_model_is_not_run():
     Path("other.py").write_text("raise SystemExit('was run')\n")
     assert train("--epochs", "1", "--data", ".", "--out", "other.py/run") == 1

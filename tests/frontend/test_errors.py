@@ -336,7 +336,7 @@ def test_a_cell_without_a_state():
     model = in_loss(lambda m, b: Stateless()(b.graph, x=b["dense"]))
     with pytest.raises(TraceError, match=r"Stateless has no state(.|\n)*cavs.State"):
         trace(model)
-    with pytest.raises(TraceError, match="a state without values"):
+    with pytest.raises(TraceError, match="a state has values by name"):
         cavs.State()
 
 

@@ -48,6 +48,12 @@ def test_guesses_at_the_primitives(body, text):
     assert caught.value.where == line_in(body, "# here")
 
 
+def test_a_state_without_a_name():
+    with pytest.raises(TraceError, match=r"by name(.|\n)*State\(h=128\)") as caught:
+        cavs.State(150)
+    assert caught.value.where.startswith("test_guesses.py:")
+
+
 def test_inputs_by_place():
     def call(model, batch):
         return ops.cross_entropy(model.cell(batch.graph, batch["dense"]), batch["label"])
