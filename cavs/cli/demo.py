@@ -71,10 +71,9 @@ def run(args: argparse.Namespace) -> int:
     activation = activate()
     if activation:
         print(f"  {activation}\n      this once: it brings cavs and its tools into your shell")
+    cavs = "cavs" if activation else command()
     for words, text in NEXT:
-        print(
-            f"  {'cavs' if activation else command()} {words.format(model=MODEL, best=done.kept)}\n      {text}"
-        )
+        print(f"  {cavs} {words.format(model=MODEL, best=done.kept)}\n      {text}")
     print(f"The model is a short file to read and to copy:\n  {entry.module.__file__}")
     return 0
 

@@ -37,8 +37,8 @@ class Task:
     """A model with its data, as ``build`` returns it.
 
     A split is a sequence of graphs, a generator, or a function that makes one (called when it is
-    needed); None where there is none. `predict` turns the outputs of a batch into one line of text a
-    graph; `read` turns text (a file given to ``cavs predict``) into graphs. `assets` is JSON kept
+    needed); None where there is none. `predict` turns the outputs of a batch into one line of text
+    a graph; `read` turns text (a file given to ``cavs predict``) into graphs. `assets` is JSON kept
     in every checkpoint.
     """
 

@@ -108,5 +108,5 @@ def _check_held(model: Model, graph: Graph) -> None:
                 f"{name} uses a parameter of shape {list(parameter.shape)} that it does not hold",
                 where=parameter.where,
                 hint=f"make it once, in __init__, and set it as an attribute of {name} or of a "
-                "layer or cell that is one; lists and dicts of them are fine",
+                "layer or cell of it; lists and dicts of them are fine",
             )
