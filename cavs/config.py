@@ -16,7 +16,7 @@ def require(holds: bool, name: str, value: object, need: str) -> None:
     """Raise `ConfigError` naming the option, the value found and what it must be."""
     if not holds:
         found = f"{value!r:.120}"
-        raise ConfigError(f"{name} is {found}, but must be {need}", hint=f"pass {name}={need}")
+        raise ConfigError(f"{name} is {found}, but must be {need}", hint=f"pass {need} as {name}")
 
 
 def require_number(name: str, value: object, need: str, holds: Callable[[float], bool]) -> None:

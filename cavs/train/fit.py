@@ -154,7 +154,7 @@ class Run:
         trainer, standing = self.trainer, self.standing
         number, total = standing.epoch + 1, len(self.train)
         title = f"epoch {number}/{self.options.epochs}"
-        done = self.train.position
+        done = self.train.first
         bar = Progress(title, total, done=done, enabled=self.options.progress)
         with bar:
             if not standing.trained:
