@@ -28,6 +28,7 @@ CASES = {
     "leaky_relu": (lambda x, y: ops.leaky_relu(x, 0.1), lambda x, y: np.where(x > 0, x, 0.1 * x)),
     "elu": (lambda x, y: ops.elu(x, 2.0), lambda x, y: np.where(x > 0, x, 2 * np.expm1(x))),
     "dot": (ops.dot, lambda x, y: (x * y).sum(-1)),
+    "split": (lambda x, y: ops.split(x, [1, 3])[1], lambda x, y: x[:, 1:]),
     "min": (lambda x, y: x.min(-1), lambda x, y: x.min(-1)),
 }
 
@@ -144,6 +145,10 @@ def test_binary_cross_entropy():
 def test_what_is_no_operand():
     batch = batch_of(x=ROWS, y=ABOVE_ZERO)
     for function, text in (
+        (lambda x, y: ops.split(x, [1, 2])[1], r"sizes \[1, 2\] add up to 3, not 4"),
+        (lambda x, y: ops.split(x, [5, -1])[1], r"every size is at least 1"),
+        (lambda x, y: ops.split(x, 3)[1], r"4 elements do not divide by 3"),
+        (lambda x, y: ops.softmax(x.sum(-1)), r"no axis(.|\n)*value.softmax\(\)"),
         (lambda x, y: ops.where(x == y, x, y), r"meets False(.|\n)*ops.equal\(a, b\)"),
         (lambda x, y: x**y, r"an exponent is a number(.|\n)*ops.exp"),
         (lambda x, y: x * np.ones(4), r"a ndarray cannot(.|\n)*trainable=False"),
