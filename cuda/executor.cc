@@ -40,10 +40,8 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       weights_(device_),
       ones_(device_),
       table_values_(device_),
-      results_(device_),
       pieces_(device_),
       partial_(device_),
-      outcome_(device_),
       staging_(device_) {
   const Turn turn(*device_);
   const Program& p = *program_;
@@ -89,10 +87,9 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
   ones_.reserve(widest * sizeof(T));
   device_->upload(ones_.at(), ones.data(), widest * sizeof(T));
   device_->synchronize();
-  outcome_.reserve(sizeof(Outcome));
-  results_.reserve(sizeof(Outcome));
   scratch_offsets_.assign(p.buffers.size(), 0);
   slot_rows_.resize(p.instructions.size());
+  calls_.resize(p.instructions.size());
   stage_seconds_.assign(p.stages.size(), 0);
 }
 
@@ -194,6 +191,7 @@ template <class T>
 double Executor<T>::run(const Inputs<T>& inputs) {
   const Turn turn(*device_);
   forward_and_backward(inputs);
+  staging_.read();
   const double loss = read_loss();
   if (profiling_) timed(-1);
   return loss;

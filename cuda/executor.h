@@ -38,9 +38,12 @@ class Executor {
 
   // As cavs::Executor's.
   double run(const Inputs<T>& inputs);
-  // owner: of the states, which stay alive as long as their copies on the device count.
-  StepResult step(const Inputs<T>& inputs, const Update<T>& update,
-                  std::shared_ptr<const void> owner);
+  // A run and an update are launched; the step's outcome says later what they have come to. after:
+  // counts only if that step did. owner: of the states, which stay alive as long as their copies on
+  // the device count.
+  std::shared_ptr<Step> launch(const Inputs<T>& inputs, const Update<T>& update,
+                               std::shared_ptr<const void> owner,
+                               const std::shared_ptr<Step>& after);
   void gradient(int32_t param, T* out);
   std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param);
   std::pair<int64_t, int64_t> output_shape(int32_t buffer) const;
@@ -114,9 +117,8 @@ class Executor {
   std::vector<Table> tables_;
   std::vector<int32_t> start_;  // of each stage: itself, or the loop beside which it runs
 
-  DeviceMemory arena_, scratch_, gradients_, weights_, ones_, table_values_, results_;
+  DeviceMemory arena_, scratch_, gradients_, weights_, ones_, table_values_;
   DeviceMemory pieces_, partial_;
-  PinnedMemory outcome_;
   Staging staging_;
   std::vector<T*> grads_;
   std::vector<const T*> packed_;
@@ -141,6 +143,7 @@ class Executor {
   uint64_t seed_ = 0, step_ = 0;
   bool ran_ = false;
   int64_t launches_ = 0;         // instructions launched in the last run
+  std::vector<int64_t> calls_;   // of each instruction, while profiling
   std::vector<uint64_t> words_;  // arguments of a generated kernel
   std::vector<void*> pointers_;
 

@@ -263,8 +263,8 @@ void Library<T>::square(const Stretch<T>* stretches, int count, double* partial)
 
 template <class T>
 void Library<T>::judge(const double* partial, int count, const T* loss, double max_norm,
-                       Outcome* outcome) const {
-  device_->launch(judge_, Grid{}, partial, count, loss, max_norm, outcome);
+                       const Outcome* before, Outcome* outcome) const {
+  device_->launch(judge_, Grid{}, partial, count, loss, max_norm, before, outcome);
 }
 
 template <class T>

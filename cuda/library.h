@@ -44,7 +44,7 @@ class Library {
                    int count, T* out, bool first) const;
   void square(const Stretch<T>* stretches, int count, double* partial) const;
   void judge(const double* partial, int count, const T* loss, double max_norm,
-             Outcome* outcome) const;
+             const Outcome* before, Outcome* outcome) const;
   void update(const Stretch<T>* stretches, int count, const Optimizer& optimizer,
               const Outcome* outcome) const;
 

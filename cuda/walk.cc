@@ -170,6 +170,7 @@ template <class T>
 void Executor<T>::emit(int32_t id, RowRange rows, int64_t first_row) {
   const Bound<T>& b = bound_.instructions[id];
   ++launches_;
+  if (profiling_) ++calls_[id];
   if (b.kind == InstructionKind::kMap) {
     emit_map(id, rows, first_row);
     return;
@@ -263,6 +264,7 @@ template <class T>
 void Executor<T>::run_sum(int32_t id, int32_t task, RowRange rows) {
   const Bound<T>& b = bound_.instructions[id];
   ++launches_;
+  if (profiling_) ++calls_[id];
   if (b.kind == InstructionKind::kLookupGrad) {
     run_lookup(id, task);
     return;

@@ -52,6 +52,7 @@ class CudaEngine:
         self._owner, self._of = ref(owner), list(parameters)
         for p in self._of:
             p.keep_copy(self)
+        self.published = 0  # versions of parameters that are downloads of this copy
         self._real = ""
         self._parameters: _cuda.Parameters | None = None
 
@@ -87,6 +88,7 @@ class CudaEngine:
         behind = self._parameters is not None and self._parameters.download()
         for p in self._of if behind else ():
             p.version += 1
+            self.published += 1
         return behind
 
     def used(self) -> bool:

@@ -44,7 +44,8 @@ struct Stretch {
 };
 
 // Of one training step: the loss, the norm of its gradient, what clipping multiplies it by, and
-// whether loss and norm are finite (else nothing is updated).
+// whether it counts (else nothing is updated): loss and norm are finite, as those of the step
+// before.
 struct Outcome {
   double loss, norm, scale;
   int ok;

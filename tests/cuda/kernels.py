@@ -100,7 +100,7 @@ SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
     "lookup.cu": {"lookup_grad": (Rows, Address, Address, Address, Int, Address, Int)},
     "update.cu": {
         "square": (Address, Int, Address),
-        "judge": (Address, Int, Address, Double, Address),
+        "judge": (Address, Int, Address, Double, Address, Address),
         "update": (Address, Int, Optimizer, Address),
     },
 }
