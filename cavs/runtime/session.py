@@ -277,10 +277,8 @@ class Session:
             self._compile(variant, found)
         assert variant.compiled is not None and variant.executor is not None
         self._latest[training] = variant
-        merged = source is not batch
-        floats, ints = features(
-            variant.compiled.program, source, merged, self.dtype, self._edge_types.rows
-        )
+        program, rows_of = variant.compiled.program, self._edge_types.rows
+        floats, ints = features(program, source, source is not batch, self.dtype, rows_of)
         return variant, variant.executor, source, (schedule, floats, ints)
 
     def _follow_others(self) -> None:
@@ -357,8 +355,7 @@ class Session:
     def _trace(self, variant: Variant, batch: BatchLike) -> None:
         """Traces the model, anew where a feature turns out to be absent at some vertex."""
         schema = self._edge_types.schema(batch)
-        guessed = variant.without_edges and bool(batch.topology.num_edges)
-        variant.without_edges &= not batch.topology.num_edges
+        guessed = variant.without_edges and batch.topology.num_edges > 0
         if variant.traced is not None and not guessed:
             if schema == variant.passed:
                 return
@@ -377,9 +374,8 @@ class Session:
             )
             for n, s in schema.items()
         }
-        variant.without_edges = not batch.topology.num_edges and any(
-            f.where == "edge" for f in variant.schema.values()
-        )
+        of_edges = any(f.where == "edge" for f in variant.schema.values())
+        variant.without_edges = of_edges and not batch.topology.num_edges
         variant.traced = trace_model(
             self.model, variant.schema, training=variant.training, with_loss=variant.with_loss
         )
