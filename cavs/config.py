@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral, Real
 
 from cavs import _engine
 from cavs.errors import ConfigError
@@ -15,19 +16,19 @@ def require(holds: bool, name: str, value: object, need: str) -> None:
     """Raise `ConfigError` naming the option, the value found and what it must be."""
     if not holds:
         found = f"{value!r:.120}"
-        raise ConfigError(f"{name} is {found}, but must be {need}", hint=f"pass {name}={need}")
+        raise ConfigError(f"{name} is {found}, but must be {need}", hint=f"pass {need} as {name}")
 
 
 def require_number(name: str, value: object, need: str, holds: Callable[[float], bool]) -> None:
     """`require` for a finite number; anything that is no number fails too."""
-    number = not isinstance(value, bool) and isinstance(value, int | float)
+    number = not isinstance(value, bool) and isinstance(value, Real)
     require(number and math.isfinite(value) and holds(value), name, value, need)  # type: ignore[arg-type]
 
 
 def require_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
     """`require` for a whole number of at least `least` and, where given, at most `most`."""
     need = f"of at least {least}" if most is None else f"from {least} to {most}"
-    whole = isinstance(value, int) and not isinstance(value, bool)
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
     fits = whole and value >= least and (most is None or value <= most)  # type: ignore[operator]
     require(fits, name, value, f"a whole number {need}")
 

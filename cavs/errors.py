@@ -12,12 +12,19 @@ import sys
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
+def _is_users(filename: str) -> bool:
+    """Whether code is the user's; what is typed at a prompt has a name such as ``<stdin>``."""
+    if filename.startswith("<"):
+        return not filename.startswith("<frozen ")
+    return not os.path.abspath(filename).startswith(_PACKAGE + os.sep)
+
+
 def user_line() -> str:
     """The innermost calling line outside the package, as ``file.py:12``; empty if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not os.path.abspath(name).startswith(_PACKAGE + os.sep) and not name.startswith("<"):
+        if _is_users(name):
             return f"{os.path.basename(name)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
@@ -26,7 +33,7 @@ def user_line() -> str:
 def line_of(function: object) -> str:
     """Where a function of the user is defined, as ``file.py:12``; empty for our own."""
     code = getattr(function, "__code__", None)
-    if code is None or os.path.abspath(code.co_filename).startswith(_PACKAGE + os.sep):
+    if code is None or not _is_users(code.co_filename):
         return ""
     return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 

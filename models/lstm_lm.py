@@ -18,7 +18,7 @@ import cavs
 from cavs import nn, ops
 from cavs.cli import Task
 from cavs.data import Vocabulary, chains, read_text
-from cavs.errors import DataError
+from cavs.errors import ConfigError, DataError
 from cavs.train import metrics
 
 DEFAULTS = {"epochs": 8, "batch_size": 16, "lr": 0.1, "max_norm": 5.0, "bucket": "size"}
@@ -61,6 +61,8 @@ def stretches(sentences: list[list[str]], length: int) -> list[list[str]]:
 
 def build(args, assets=None):
     """The model and the chains; the vocabulary is that of the training text."""
+    if args.length is not None and args.length < 1:
+        raise ConfigError(f"--length {args.length}", hint="choose at least 1")
     if args.data is None and assets is None:
         raise DataError("lstm-lm has no data of its own", hint="pass --data DIR")
     has_train = args.data is not None and Path(args.data, "train.txt").exists()

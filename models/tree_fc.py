@@ -69,6 +69,8 @@ def build(args, assets=None):
     """The model and trees that depend on ``--leaves`` and ``--trees`` alone."""
     if args.leaves < 2 or args.leaves & (args.leaves - 1):
         raise ConfigError(f"--leaves {args.leaves}", hint="choose a power of two, such as 32")
+    if args.trees < 1:
+        raise ConfigError(f"--trees {args.trees}", hint="choose at least 1")
     held_out = max(args.trees // 10, 1)
     model = TreeClassifier(args.hidden_size)
     model.initialize(args.seed)

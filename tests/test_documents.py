@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cavs import ops
 from cavs.errors import CavsError
 from cavs.ir import REGISTRY
 
@@ -49,6 +50,12 @@ def registry():
     yield
     REGISTRY.clear()
     REGISTRY.update(before)
+
+
+def test_the_tutorial_lists_every_operator():
+    text = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| (?:of |losses).*\| `(.*)` \|$", text, re.MULTILINE)
+    assert sorted(" ".join(tables).split()) == sorted(ops.__all__)
 
 
 @pytest.mark.slow

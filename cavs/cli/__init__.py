@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"cavs: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        print(f"\ncavs: {error or 'stopped'}", file=sys.stderr)
+        print(f"\ncavs: {str(error) or 'stopped'}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output has gone; keep the interpreter from flushing into it at exit.

@@ -68,19 +68,36 @@ def run(args: argparse.Namespace) -> int:
     for line in examples(done.task, done.trainer):
         print(f"  {line}")
     print("\nNext:")
+    activation = activate()
+    if activation:
+        print(f"  {activation}\n      this once: it brings cavs and its tools into your shell")
+    cavs = "cavs" if activation else command()
     for words, text in NEXT:
-        print(f"  {command()} {words.format(model=MODEL, best=done.kept)}\n      {text}")
+        print(f"  {cavs} {words.format(model=MODEL, best=done.kept)}\n      {text}")
     print(f"The model is a short file to read and to copy:\n  {entry.module.__file__}")
     return 0
 
 
+def activate() -> str | None:
+    """The line that activates this environment; None in an active one, and outside of any.
+
+    make lets its commands find the tools of an environment that no shell has activated: what is
+    on PATH here is not what the user will have.
+    """
+    script = Path(sys.prefix, "bin", "activate")
+    active = os.path.realpath(os.environ.get("VIRTUAL_ENV", os.devnull))
+    if sys.prefix == sys.base_prefix or active == os.path.realpath(sys.prefix):
+        return None
+    return f". {os.path.relpath(script)}" if script.exists() else None
+
+
 def command() -> str:
-    """How this shell reaches ``cavs``: make installs it where no PATH may lead."""
+    """How a shell without an environment reaches ``cavs``."""
     own = Path(sys.executable).with_name("cavs")
     found = shutil.which("cavs")
     if found is not None and Path(found).resolve() == own.resolve():
         return "cavs"
-    return os.path.relpath(own) if own.exists() else f"{sys.executable} -m cavs.cli"
+    return os.path.relpath(own) if own.exists() else f"{sys.executable} -m cavs"
 
 
 def _labels(graphs: Sequence[Any]) -> Counter[int]:

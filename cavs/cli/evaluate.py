@@ -12,16 +12,19 @@ from cavs.cli import options
 from cavs.cli.registry import SPLITS, Task
 from cavs.errors import ConfigError, DataError
 from cavs.train import DataLoader, Trainer, optim
+from cavs.train.log import plain
 
 
 def add_parsers(commands: Any) -> None:
     """Add both commands."""
-    parser = commands.add_parser("evaluate", help="metrics of a checkpoint on a data set")
+    text = "metrics of a checkpoint on a data set"
+    parser = commands.add_parser("evaluate", help=text, description=text)
     _add_common(parser)
     parser.add_argument("--split", choices=SPLITS, default="test", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=evaluate)
-    parser = commands.add_parser("predict", help="what a checkpoint says of new input")
+    text = "what a checkpoint says of new input"
+    parser = commands.add_parser("predict", help=text, description=text)
     _add_common(parser)
     parser.add_argument("input", nargs="?", metavar="FILE", help="'-' is the standard input")
     parser.add_argument("--split", choices=SPLITS, help="predict a split of the data instead")
@@ -30,6 +33,9 @@ def add_parsers(commands: Any) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="written by cavs train")
+    parser.add_argument(
+        "--model", metavar="FILE", help="the file of its model, if it is no longer where it was"
+    )
     parser.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
     options.add_data_arguments(parser)
     options.add_engine_arguments(parser)
@@ -57,7 +63,7 @@ def evaluate(args: argparse.Namespace) -> int:
         DataLoader(graphs, args.batch_size), task.metrics, progress=not args.json
     )
     if args.json:
-        print(json.dumps({"split": args.split, "graphs": len(graphs), **values}))
+        print(json.dumps(plain({"split": args.split, "graphs": len(graphs), **values})))
     else:
         print(f"{args.split}: {len(graphs)} graphs")
         for name, value in values.items():
@@ -92,6 +98,6 @@ def _text(path: str) -> str:
     try:
         if path == "-":
             return sys.stdin.read()
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}") from error

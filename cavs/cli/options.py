@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,30 +40,55 @@ def add_models(
     text: str,
     argv: list[str],
     add: Callable[[argparse.ArgumentParser, Entry], None],
+    kept: Callable[[argparse.Namespace], Mapping[str, Any]] | None = None,
 ) -> None:
-    """Add ``command MODEL``. Only a model that `argv` names is imported and gets its options."""
-    parser = commands.add_parser(command, help=text, description=text)
+    """Add ``command MODEL``. Only a model that `argv` names is imported and gets its options.
+
+    `kept` gives other defaults, once it is known what `argv` says.
+    """
+    what = f"{text}; MODEL is one of these, or FILE.py with a model of your own"
+    parser = commands.add_parser(command, help=text, description=what)
     models = parser.add_subparsers(dest="model", metavar="MODEL", required=True)
     if argv[:1] != [command]:
         return
+    asked, rest = argv[1:2], argv[2:]  # a file among the other words is none to run
     for name in names():
         sub = models.add_parser(name, help=summary(name), description=summary(name))
-        if name in argv:
-            _add_model(sub, find(name), add)
-    for path in [text for text in argv if text.endswith(".py")][:1]:
+        if name in asked:
+            _add_model(sub, find(name), add, kept, rest)
+    for path in [word for word in asked if word.endswith(".py")]:
         entry = find(path)
-        _add_model(models.add_parser(path, description=entry.summary), entry, add)
+        sub = models.add_parser(path, description=entry.summary)
+        _add_model(sub, entry, add, kept, rest)
 
 
 def _add_model(
     parser: argparse.ArgumentParser,
     entry: Entry,
     add: Callable[[argparse.ArgumentParser, Entry], None],
+    kept: Callable[[argparse.Namespace], Mapping[str, Any]] | None,
+    argv: list[str],
 ) -> None:
-    entry.add_arguments(parser.add_argument_group("model"))
+    group = parser.add_argument_group("model")
+    entry.add_arguments(group)
+    for action in group._group_actions:
+        _describe(action)
     add(parser, entry)
-    defaults = {k: v for k, v in entry.defaults.items() if k in vars(parser.parse_args([]))}
+    known = vars(parser.parse_args([]))
+    defaults = {k: v for k, v in entry.defaults.items() if k in known}
     parser.set_defaults(entry=entry, **defaults)
+    if kept is not None and not {"-h", "--help"} & set(argv):
+        found = kept(parser.parse_known_args(argv)[0])
+        parser.set_defaults(**{k: v for k, v in found.items() if k in known})
+
+
+def _describe(action: argparse.Action) -> None:
+    """Completes the help of a model's option: what it takes, and its default."""
+    if action.metavar is None and action.choices is None and action.nargs is None:
+        action.metavar = {int: "N", float: "X"}.get(action.type)  # type: ignore[call-overload]
+    silent = any(action.default is value for value in (None, False, argparse.SUPPRESS))
+    if not silent and "default" not in (action.help or ""):
+        action.help = ", ".join(filter(None, (action.help, "default: %(default)s")))
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
@@ -189,12 +214,16 @@ def training_config(entry: Entry, args: argparse.Namespace, task: Task) -> dict[
     if name.endswith(".py"):
         name = os.path.abspath(name)
     options = {key: getattr(args, key) for key in entry.options()}
+    parser = argparse.ArgumentParser(add_help=False)
+    add_training_arguments(parser)
+    training = {key: getattr(args, key) for key in vars(parser.parse_args([]))}
     data = None if args.data is None else os.path.abspath(args.data)
     return {
         "model": name,
         "options": options,
         "data": data,
         "seed": args.seed,
+        "training": {**training, "limit": args.limit},
         "assets": dict(task.assets),
     }
 
@@ -212,7 +241,13 @@ def reopen(path: str | os.PathLike[str], args: argparse.Namespace) -> tuple[Task
             f"{path} does not say which model of the command line it holds",
             hint="it was written by Trainer.save; load it with Trainer.load in Python",
         )
-    entry = find(config["model"])
+    name = args.model or config["model"]
+    if name.endswith(".py") and not Path(name).is_file():
+        raise CheckpointError(
+            f"{path} was trained with the model of {name}, but there is no such file",
+            hint="pass --model FILE.py, where it is now",
+        )
+    entry = find(name)
     own = argparse.Namespace(**{**entry.options(), **config["options"]})
     own.seed, own.limit = config.get("seed", 0), args.limit
     own.data = args.data if args.data is not None else config.get("data")

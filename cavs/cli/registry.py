@@ -36,9 +36,9 @@ Graphs = Sequence[Any]
 class Task:
     """A model with its data, as ``build`` returns it.
 
-    A split is a sequence of graphs or a function that makes one (called when it is needed);
-    None where there is none. `predict` turns the outputs of a batch into one line of text a
-    graph; `read` turns text (a file given to ``cavs predict``) into graphs. `assets` is JSON kept
+    A split is a sequence of graphs, a generator, or a function that makes one (called when it is
+    needed); None where there is none. `predict` turns the outputs of a batch into one line of text
+    a graph; `read` turns text (a file given to ``cavs predict``) into graphs. `assets` is JSON kept
     in every checkpoint.
     """
 
@@ -58,14 +58,20 @@ class Task:
         value: Graphs | Callable[[], Graphs] | None = getattr(self, split)
         if callable(value):
             value = value()
-            setattr(self, split, value)
+        if value is not None and not hasattr(value, "__len__"):
+            value = list(value)  # of a generator, which can be read once
+        setattr(self, split, value)
         return value if value is None or self.limit is None else value[: self.limit]
 
     def required(self, split: str) -> Graphs:
         """`graphs`, with a `DataError` where there are none."""
         graphs = self.graphs(split)
         if graphs is None or len(graphs) == 0:
-            raise DataError(f"there are no {split} graphs", hint="pass --data DIR")
+            others = [name for name in SPLITS if name != split and getattr(self, name) is not None]
+            hint = "pass --data DIR"
+            if others and split != "train":
+                hint += f", or one that is there: --split {' or '.join(others)}"
+            raise DataError(f"there are no {split} graphs", hint=hint)
         return graphs
 
 

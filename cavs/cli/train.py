@@ -18,13 +18,14 @@ from cavs.distributed.communicator import Communicator
 from cavs.distributed.launch import take_stop_signal
 from cavs.errors import ConfigError
 from cavs.train import DataLoader, Trainer
-from cavs.train.fit import FitResult, best_path
+from cavs.train.checkpoint import read_checkpoint
+from cavs.train.fit import FitResult, best_path, check_writable
 from cavs.train.log import JsonLines
 
 
 def add_parser(commands: Any, argv: list[str]) -> None:
     """Add the command."""
-    options.add_models(commands, "train", "train a model", argv, add_arguments)
+    options.add_models(commands, "train", "train a model", argv, add_arguments, _kept)
 
 
 def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
@@ -35,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     options.add_distributed_arguments(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--out", metavar="DIR", help="default: runs/MODEL")
-    group.add_argument("--resume", action="store_true", help="continue the run in --out")
+    group.add_argument(
+        "--resume", action="store_true", help="continue the run in --out, with its options"
+    )
     group.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     group.add_argument("--save-every", type=options.count(1), metavar="STEPS")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -43,6 +46,22 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     if unknown:
         raise ConfigError(f"DEFAULTS of {entry.name} has {unknown[0]!r}, which is no option")
     parser.set_defaults(run=run)
+
+
+def _kept(args: argparse.Namespace) -> dict[str, Any]:
+    """With ``--resume``, the options of the run in ``--out``, for those that are not given."""
+    checkpoint = _checkpoint(args)
+    if not args.resume or not checkpoint.exists():
+        return {}
+    config = read_checkpoint(checkpoint).config
+    return {"data": config.get("data"), **config.get("options", {}), **config.get("training", {})}
+
+
+def _checkpoint(args: argparse.Namespace) -> Path:
+    name = args.entry.name
+    stem = Path(name).stem if name.endswith(".py") else name
+    folder = Path(args.out) if args.out is not None else Path("runs") / stem
+    return folder / "checkpoint.safetensors"
 
 
 @dataclass
@@ -67,9 +86,8 @@ def train(args: argparse.Namespace, communicator: Communicator | None = None) ->
     """What `run` does; `args` has all options of ``cavs train``."""
     first = communicator is None or communicator.rank == 0
     entry: Entry = args.entry
-    stem = Path(entry.name).stem if entry.name.endswith(".py") else entry.name
-    folder = Path(args.out) if args.out is not None else Path("runs") / stem
-    checkpoint = folder / "checkpoint.safetensors"
+    checkpoint = _checkpoint(args)
+    folder = checkpoint.parent
     if first:
         _check_folder(args, checkpoint)
     task = entry.build(args)
@@ -135,6 +153,7 @@ def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
         )
     if args.resume and not checkpoint.exists():
         raise ConfigError(f"nothing to resume: there is no {checkpoint}", hint="leave --resume out")
+    check_writable(checkpoint)
 
 
 def _clear(checkpoint: Path) -> None:

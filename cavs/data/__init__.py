@@ -3,7 +3,7 @@
 from cavs.data.batch import GraphBatch, batch
 from cavs.data.builders import AST_TYPES, from_ast, from_networkx
 from cavs.data.conllu import UPOS, Sentence, dependency_graphs, parse_conllu, read_conllu
-from cavs.data.draw import dot_graph, dot_schedule, render
+from cavs.data.draw import dot_function, dot_graph, dot_schedule, render
 from cavs.data.features import FeatureSpec
 from cavs.data.graph import Graph
 from cavs.data.pyast import (
@@ -32,6 +32,7 @@ __all__ = [
     "batch",
     "chains",
     "dependency_graphs",
+    "dot_function",
     "dot_graph",
     "dot_schedule",
     "from_ast",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -156,7 +156,8 @@ class GraphBatch:
             return None
         if len(optional) > MAX_OPTIONAL:
             raise FeatureError(
-                f"{len(optional)} features may be absent; at most {MAX_OPTIONAL} can"
+                f"{len(optional)} features may be absent; at most {MAX_OPTIONAL} can",
+                hint="give an index of its own, instead of -1, to what some of them lack",
             )
         presence: Array | None = None
         for bit, name in enumerate(optional):
@@ -175,6 +176,9 @@ class GraphBatch:
     def _unknown(self, name: str, kind: str = "") -> FeatureError:
         known = ", ".join(f'"{k}" ({v.kind})' for k, v in self.feature_schema().items())
         return FeatureError(f'no {kind}feature "{name}" in the batch; it has {known or "none"}')
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GraphBatch, (self.graphs, self.ids)
 
     def __repr__(self) -> str:
         return (
@@ -213,7 +217,8 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Gra
     """The slow way round: names the two graphs that disagree, forgives what has no rows.
 
     An empty list of edge features has no dtype of its own, so a graph without edges takes the
-    dtype and shape of the others. The order of the names does not matter either.
+    dtype and shape of the others, and may leave the feature out. The order of the names does not
+    matter either.
     """
     # name -> (kind, dtype, row shape), and the graph that brought it
     brought: dict[str, tuple[tuple[str, str, tuple[int, ...]], int]] = {}
@@ -231,6 +236,11 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Gra
                         f'feature "{name}" differs: {_words(there)} in {label(j)}, '
                         f"{_words(here)} in {label(i)}"
                     )
+    of_edges = {name for name, ((kind, *_), _) in brought.items() if kind == "edge"}
+    names = [
+        found if graph.num_edges else found | of_edges
+        for graph, found in zip(graphs, names, strict=True)
+    ]
     for i, found in enumerate(names):
         if found != names[0]:
             name = sorted(found ^ names[0])[0]
@@ -245,13 +255,13 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Gra
 def _with_dtypes(
     graph: Graph, brought: Mapping[str, tuple[tuple[str, str, tuple[int, ...]], int]]
 ) -> Graph:
-    if graph.num_edges or not graph.edge_features:
+    if graph.num_edges:
         return graph
-    empty = {
-        name: np.zeros((0, *brought[name][0][2]), brought[name][0][1])
-        if name in brought
-        else np.zeros(0, np.int32)
-        for name in graph.edge_features
+    empty = dict.fromkeys(graph.edge_features, np.zeros(0, np.int32))
+    empty |= {
+        name: np.zeros((0, *shape), dtype)
+        for name, ((kind, dtype, shape), _) in brought.items()
+        if kind == "edge"
     }
     return Graph(
         graph.topology,

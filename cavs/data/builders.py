@@ -68,17 +68,21 @@ def ast_postorder(
     return visited[::-1], children
 
 
-def from_ast(source: ast.AST | str, *, name: str = "") -> Graph:
+def from_ast(source: ast.AST | str | bytes, *, name: str = "") -> Graph:
     """The syntax tree of Python code, children first, with an int feature ``type``.
 
     ``type`` is an index into ``AST_TYPES``, which depends on the version of Python. GraphError if
-    a string is no Python.
+    a string is no Python, or nests deeper than Python's own parser can follow.
     """
-    if isinstance(source, str):
+    if isinstance(source, str | bytes):
         try:
             source = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        except (SyntaxError, ValueError) as error:
             raise graph_error(name, f"the source is not Python: {error}") from None
+        except (RecursionError, MemoryError):
+            raise graph_error(name, "the source nests too deep for Python's parser") from None
+    if not isinstance(source, ast.AST):
+        raise graph_error(name, f"from_ast takes Python code or a node of ast, not {source!r:.80}")
     found = ast_postorder(source)
     assert found is not None  # no limit was given
     nodes, children = found
@@ -93,9 +97,20 @@ def _attributes(
     rows: Sequence[dict[str, Any]], names: Sequence[str], kind: str, label: str
 ) -> dict[str, list[Any]]:
     features: dict[str, list[Any]] = {}
+    if isinstance(names, str):
+        raise FeatureError(
+            f"{label}: names of {kind} features are a list, not the text {names!r}",
+            hint=f"write [{names!r}]",
+        )
     for key in names:
         values = [row.get(key) for row in rows]
         known = [value for value in values if value is not None]
+        if rows and not known:
+            found = sorted({str(name) for row in rows for name in row})
+            raise FeatureError(
+                f'{label}: no {kind} has an attribute "{key}"; they have '
+                f"{', '.join(found) or 'none'}"
+            )
         whole = all(isinstance(value, int | np.integer) for value in known)
         if len(known) < len(values) and not whole:
             raise FeatureError(
@@ -120,6 +135,8 @@ def from_networkx(
     a vertex or an edge becomes -1. GraphError for undirected graphs and cycles, FeatureError for
     missing attributes that are not integers.
     """
+    if not hasattr(graph, "is_directed"):
+        raise graph_error(name, f"a networkx graph is needed, not {graph!r:.80}")
     if not graph.is_directed():
         raise graph_error(name, "an undirected networkx graph; edges must go from child to parent")
     label = graph_label(name)

@@ -1,4 +1,4 @@
-"""Input graphs and schedules as DOT text, the language of Graphviz."""
+"""Input graphs, vertex functions and schedules as DOT text, the language of Graphviz."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from cavs.data.batch import GraphBatch
 from cavs.data.graph import Graph
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError
+from cavs.frontend.batch import Feature
+from cavs.frontend.model import Model, trace_model
+from cavs.ir import Node
 
 
 def _quoted(text: str) -> str:
@@ -56,6 +60,57 @@ def dot_graph(
             label = "\n".join([str(position), *(part for part in parts if part is not None)])
             lines.append(f"  v{child} -> v{v} [label={_quoted(label)}];")
             edge += 1
+    return "\n".join([*lines, "}", ""])
+
+
+def _operation(node: Node) -> str:
+    """What a node does, and the shape of one row of it."""
+    attrs = dict(node.attrs)
+    words = node.op.name
+    if words == "parameter":
+        words = attrs["parameter"].name
+    elif words == "feature":
+        words = f"feature {attrs['name']}"
+    elif words == "constant":
+        return f"{attrs['value']:.4g}"
+    elif words == "slice":
+        words = f"[{attrs['start']}:{attrs['stop']}]"
+    elif words == "gather":
+        words = f"gather {attrs['slot'].name}"
+    elif words == "nth_child":
+        words = f"child {attrs['k']}"
+    return f"{words}\n{list(node.shape)} {node.type.domain}"
+
+
+def dot_function(model: Model, batch: GraphBatch) -> str:
+    """The vertex functions of a model, and what stands around them, as DOT text.
+
+    Values flow along arrows, each with the shape of a row and what a row is; parameters are round.
+    What scatter gives returns to the gather of the parents along a dashed arrow. ``batch`` says
+    what features there are. Raises what tracing raises.
+    """
+    schema = {
+        name: Feature(s.kind, s.dtype, s.shape, s.has_absent)
+        for name, s in batch.feature_schema().items()
+    }
+    predicts = type(model).forward is not Model.forward
+    graph = trace_model(model, schema, training=False, with_loss=not predicts)
+    nodes = graph.nodes()
+    number = {node: i for i, node in enumerate(nodes)}
+    lines = [f"digraph {_quoted(type(model).__name__)} {{", "  rankdir=BT; node [shape=box];"]
+    for node, i in number.items():
+        shape = ", shape=ellipse" if node.op.name == "parameter" else ""
+        lines.append(f"  n{i} [label={_quoted(_operation(node))}{shape}];")
+        lines += [f"  n{number[x]} -> n{i};" for x in node.inputs]
+    for s, (slot, value) in enumerate(graph.slots.items()):
+        label = f"scatter {slot.name}\n{slot.structure.name}"
+        lines.append(f"  s{s} [label={_quoted(label)}];")
+        lines.append(f"  n{number[value]} -> s{s};")
+        readers = [n for n in nodes if n.op.name == "gather" and n.attr("slot") is slot]
+        lines += [f"  s{s} -> n{number[n]} [style=dashed, constraint=false];" for n in readers]
+    for o, (name, value) in enumerate(graph.outputs.items()):
+        lines.append(f"  o{o} [label={_quoted(name)}, shape=plaintext];")
+        lines.append(f"  n{number[value]} -> o{o};")
     return "\n".join([*lines, "}", ""])
 
 
@@ -115,5 +170,11 @@ def render(dot: str, path: str | os.PathLike[str]) -> Path:
         ) from None
     except (ValueError, graphviz.CalledProcessError) as error:
         raise ConfigError(f"Graphviz cannot draw {target.name}: {error}") from None
-    target.write_bytes(picture)
+    try:
+        target.write_bytes(picture)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the picture {target}: {error.strerror or error}",
+            hint="choose a folder and file that you may write to",
+        ) from None
     return target

@@ -44,7 +44,8 @@ def _integers(array: Array, kind: FeatureKind, what: str) -> Array:
             found = array[too_small][0]
             raise FeatureError(
                 f"{what} holds {found}{_first(too_small, kind)}; "
-                "an index is at least 0, or -1 where the feature is absent"
+                "an index is at least 0, or -1 where the feature is absent",
+                hint="give numbers that are no indices as floats",
             )
         if too_large.any():
             found = array[too_large][0]

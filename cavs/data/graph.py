@@ -29,7 +29,8 @@ class Graph:
 
     ``features``: arrays with a row for every vertex; ``edge_features``: with a row for every edge,
     ordered by (parent, position of the child); ``graph_features``: one row for the whole graph.
-    Integers and booleans become int32, where -1 says "absent here"; floats become float32.
+    Integers and booleans become int32, where -1 says "absent here"; floats become float32. A graph
+    without edges may leave its edge features out; an empty list of them is of no dtype.
 
     Raises GraphError for cycles and dangling indices, FeatureError for features of the wrong
     length, dtype or value. A graph cannot be changed afterwards.
@@ -267,7 +268,7 @@ class Graph:
         return from_networkx(graph, **options)
 
     @classmethod
-    def from_ast(cls, source: ast.AST | str, *, name: str = "") -> Graph:
+    def from_ast(cls, source: ast.AST | str | bytes, *, name: str = "") -> Graph:
         """A graph from Python code; see ``cavs.data.builders.from_ast``."""
         from cavs.data.builders import from_ast
 

@@ -21,7 +21,7 @@ class MergedBatch:
     Two vertices are copies of each other if the features ``names`` are equal there and at the
     edges below them, and their children are copies in the same order. Equal words, phrases and
     subexpressions of a batch are so computed once. ValueError if a name is no feature of vertices
-    or edges.
+    or edges; a batch without edges may lack theirs.
 
     ``distinct``: int32 [vertices of batch], the distinct vertex that stands for each. ``copies``:
     int32 [distinct vertices], for how many it stands. ``leaf``: uint32 [distinct vertices], bit k,
@@ -33,7 +33,7 @@ class MergedBatch:
         self._batch = batch
         of_vertices = [batch.features[n] for n in names if n in batch.features]
         of_edges = [batch.edge_features[n] for n in names if n in batch.edge_features]
-        if len(of_vertices) + len(of_edges) != len(names):
+        if batch.num_edges and len(of_vertices) + len(of_edges) != len(names):
             raise ValueError(f"{names} are not all features of vertices or edges of {batch}")
         graph, self._vertex, self._edge, self.distinct, self.copies, self.leaf = (
             _engine.merge_copies(batch.topology, of_vertices, of_edges, child_numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from cavs.config import require_count
 from cavs.data.graph import Graph
 from cavs.data.source import data_error, read_lines, shown
 from cavs.data.vocabulary import Vocabulary
-from cavs.errors import DataError
+from cavs.errors import ConfigError, DataError
 
 # ASCII blanks only: some tokens of the treebank contain a no-break space.
 _TOKEN = re.compile(r"[()]|[^() \t\r\f\v]+")
@@ -58,11 +58,19 @@ class _Malformed(Exception):
         self.token, self.found, self.needed = token, found, needed
 
 
-def _parse(tokens: list[str], num_classes: int, name: str) -> Tree:
+def _numbers(num_classes: int, labels: Sequence[str] | None) -> tuple[dict[str, int], str]:
+    """The number of every label, and what the labels are in words."""
+    if labels is None:
+        return {str(i): i for i in range(num_classes)}, f"a label of 0..{num_classes - 1}"
+    if isinstance(labels, str):
+        raise ConfigError(f"labels are a list, not the text {labels!r:.80}", hint="labels.split()")
+    return {label: i for i, label in enumerate(labels)}, f"one of {' '.join(labels):.80}"
+
+
+def _parse(tokens: list[str], names: Mapping[str, int], needed: str, name: str) -> Tree:
     labels: list[int] = []
     words: list[str | None] = []
     offsets, children = [0], list[int]()
-    names = {str(label): label for label in range(num_classes)}
     # Of every open bracket: its label, its word, and where its finished children start.
     open_labels: list[int] = []
     open_words: list[str | None] = []
@@ -75,7 +83,7 @@ def _parse(tokens: list[str], num_classes: int, name: str) -> Tree:
             label = names.get(tokens[i + 1]) if i + 1 < end else None
             if label is None:
                 found = f"label {shown(tokens[i + 1])}" if i + 1 < end else "the end of the line"
-                raise _Malformed(i + 1, found, f"a label of 0..{num_classes - 1} after the bracket")
+                raise _Malformed(i + 1, found, f"{needed} after the bracket")
             if not open_labels and labels:
                 raise _Malformed(i, "a second tree", "the end of the line")
             if open_words and open_words[-1] is not None:
@@ -109,18 +117,28 @@ def _parse(tokens: list[str], num_classes: int, name: str) -> Tree:
     return Tree(name, labels, words, offsets, children)
 
 
-def parse_tree(line: str, num_classes: int = 5, path: Path | None = None, number: int = 1) -> Tree:
+def parse_tree(
+    line: str,
+    num_classes: int = 5,
+    path: Path | None = None,
+    number: int = 1,
+    labels: Sequence[str] | None = None,
+) -> Tree:
     """One bracketed tree, as ``(3 (2 It) (4 works))``.
 
+    ``labels``: names, such as those of phrases in ``(S (NP It) (VP works))``, whose places in the
+    list are the numbers of the tree; without it labels are numbers already.
+
     Raises DataError with file, line and column for unbalanced brackets, labels outside
-    0..num_classes - 1, several words in a leaf, an empty bracket, or text beside the tree.
+    0..num_classes - 1 or ``labels``, several words in a leaf, an empty bracket, or text beside the
+    tree.
     """
     where = path or Path("<text>")
     tokens: list[str] = _TOKEN.findall(line)
     if not tokens:
         raise data_error(where, number, "an empty line", "a tree")
     try:
-        return _parse(tokens, num_classes, f"{where.name}:{number}")
+        return _parse(tokens, *_numbers(num_classes, labels), f"{where.name}:{number}")
     except _Malformed as error:
         starts = [match.start() for match in _TOKEN.finditer(line)]
         column = starts[error.token] if error.token < len(starts) else len(line)
@@ -128,8 +146,10 @@ def parse_tree(line: str, num_classes: int = 5, path: Path | None = None, number
         raise data_error(where, number, found, error.needed) from None
 
 
-def read_sst(path: str | os.PathLike[str], num_classes: int = 5) -> list[Tree]:
-    """All trees of a file, one a line; empty lines are skipped.
+def read_sst(
+    path: str | os.PathLike[str], num_classes: int = 5, labels: Sequence[str] | None = None
+) -> list[Tree]:
+    """All trees of a file, one a line; empty lines are skipped. ``labels``: see ``parse_tree``.
 
     Raises DataError naming file and line for malformed or truncated trees and for text that is not
     UTF-8.
@@ -137,7 +157,7 @@ def read_sst(path: str | os.PathLike[str], num_classes: int = 5) -> list[Tree]:
     require_count("num_classes", num_classes)
     path = Path(path)
     trees = [
-        parse_tree(line, num_classes, path, number)
+        parse_tree(line, num_classes, path, number, labels)
         for number, line in enumerate(read_lines(path), 1)
         if line.strip()
     ]

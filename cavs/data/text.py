@@ -48,6 +48,11 @@ def chains(sentences: Iterable[Sequence[str]], vocabulary: Vocabulary) -> list[G
     """
     graphs = []
     for number, tokens in enumerate(sentences):
+        if isinstance(tokens, str):
+            raise ConfigError(
+                f"sentence {number} is a list of tokens, not the text {tokens!r:.80}",
+                hint="text.split() gives its words, list(text) its characters",
+            )
         label = vocabulary.encode(tokens)
         token = vocabulary.encode([END, *tokens[:-1]])
         features = {"token": token, "label": label}

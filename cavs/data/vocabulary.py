@@ -27,6 +27,7 @@ class Vocabulary:
     __slots__ = ("_index", "_tokens")
 
     def __init__(self, tokens: Iterable[str]) -> None:
+        _check_listed(tokens)
         self._tokens = (UNKNOWN, *(token for token in tokens if token != UNKNOWN))
         odd = [token for token in self._tokens if not isinstance(token, str)]
         if odd:
@@ -45,6 +46,7 @@ class Vocabulary:
         ``max_size`` counts ``<unk>``; ties are broken by the token, so equal data gives equal
         vocabularies.
         """
+        _check_listed(tokens)
         if max_size is not None and max_size < 1:
             raise ConfigError(f'max_size must be at least 1 (for "{UNKNOWN}"), found {max_size}')
         counts = Counter(tokens)
@@ -76,6 +78,7 @@ class Vocabulary:
 
     def encode(self, tokens: Iterable[str | None]) -> NDArray[np.int32]:
         """Indices of tokens, int32[n]: 0 for unknown ones, -1 for None (no token here)."""
+        _check_listed(tokens)
         get = self._index.get
         return np.array([-1 if t is None else get(t, 0) for t in tokens], np.int32)
 
@@ -117,6 +120,15 @@ class Vocabulary:
         if not _is_token_list(tokens):
             raise DataError(f"{path}: no vocabulary; expected a JSON list of distinct strings")
         return cls(tokens)
+
+
+def _check_listed(tokens: object) -> None:
+    """ConfigError for a text: it would be taken for its characters."""
+    if isinstance(tokens, str):
+        raise ConfigError(
+            f"tokens are a list of texts, not the text {tokens!r:.80}",
+            hint="text.split() gives its words, list(text) its characters",
+        )
 
 
 def _is_token_list(tokens: object) -> bool:

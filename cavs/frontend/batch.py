@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from cavs.errors import FeatureError, user_line
+from cavs.errors import FeatureError, TraceError, user_line
 from cavs.ir import EDGE, FLOAT, GRAPH, INT, VERTEX, Node, apply
 
 _DOMAIN = {"vertex": VERTEX, "edge": EDGE, "graph": GRAPH}
@@ -34,6 +35,16 @@ class SymbolicGraph:
 
     batch: SymbolicBatch
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceError(
+            f"batch.graph has no {name!r} in a model, which is traced once for all batches",
+            where=user_line(),
+            hint="build the graphs as they are to run (cavs.Graph.reversed() runs top-down), and "
+            "give what the model must know of them as features",
+        )
+
 
 class SymbolicBatch:
     """Stands for a batch: ``batch["token"]`` is a feature, ``batch.graph`` the structure."""
@@ -50,6 +61,12 @@ class SymbolicBatch:
                 f"no feature {name!r} in the data; there are {known}",
                 where=user_line(),
                 hint="give it to cavs.Graph(features=...), or mend the name",
+            )
+        if 0 in feature.shape:
+            raise FeatureError(
+                f"feature {name!r} has rows of shape {list(feature.shape)}: they hold nothing",
+                where=user_line(),
+                hint="give it at least one number a row, or leave it out of the model",
             )
         return apply(
             "feature",

@@ -92,4 +92,21 @@ def trace_model(model: Model, schema: Schema, *, training: bool, with_loss: bool
                         hint="names are texts other than 'loss', 'weight' and 'grad:...'",
                     )
                 outputs[key] = node
-        return Graph(outputs, dict(trace.slots))
+        graph = Graph(outputs, dict(trace.slots))
+    _check_held(model, graph)
+    return graph
+
+
+def _check_held(model: Model, graph: Graph) -> None:
+    """TraceError for a parameter that computes, but that training and checkpoints would miss."""
+    held = set(map(id, model.parameters().values()))
+    for node in graph.nodes():
+        if node.op.name == "parameter" and id(node.attr("parameter")) not in held:
+            parameter = node.attr("parameter")
+            name = type(model).__name__
+            raise TraceError(
+                f"{name} uses a parameter of shape {list(parameter.shape)} that it does not hold",
+                where=parameter.where,
+                hint=f"make it once, in __init__, and set it as an attribute of {name} or of a "
+                "layer or cell of it; lists and dicts of them are fine",
+            )

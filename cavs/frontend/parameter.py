@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cavs.errors import ConfigError, DTypeError, NumericsError, ShapeError, user_line
-from cavs.ir import REGISTRY, Node, apply
+from cavs.ir import REGISTRY, Node, Operand, apply
 
 _NAMED = ("xavier", "zeros", "ones", "normal", "uniform")
 
@@ -58,7 +58,7 @@ class Copy(Protocol):
         ...
 
 
-class Parameter:
+class Parameter(Operand):
     """A trained array.
 
     shape: sizes of its axes. init: "xavier" (default of matrices), "zeros" (default of vectors),
@@ -85,11 +85,11 @@ class Parameter:
         self.init: Initializer = (
             ("xavier" if len(self.shape) > 1 else "zeros") if init is None else init
         )
-        self._where = user_line()
+        self.where = user_line()
         if isinstance(self.init, str) and self.init not in _NAMED:
             raise ConfigError(
                 f"unknown initialiser {self.init!r}",
-                where=self._where,
+                where=self.where,
                 hint=f"use {', '.join(map(repr, _NAMED))}, a number, an array or a function of "
                 "(generator, shape)",
             )
@@ -103,12 +103,12 @@ class Parameter:
         """Draws the value from ``seed`` and the parameter's name, whatever the order of others."""
         rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
         drawn = np.asarray(_draw(self.init, rng, self.shape))
-        _check_numbers(drawn, self.name, self._where)
+        _check_numbers(drawn, self.name, self.where)
         if drawn.shape != self.shape:
             raise ShapeError(
                 f"initial value of {self.name or 'a parameter'} has shape {list(drawn.shape)}, "
                 f"the parameter {list(self.shape)}",
-                where=self._where,
+                where=self.where,
                 hint="an initialiser is a number, or an array of the parameter's own shape",
             )
         self._value = np.array(drawn, dtype=dtype, order="C")  # a copy: the engine writes it
@@ -157,46 +157,19 @@ class Parameter:
         """The parameter as a value of the trace."""
         return apply("parameter", parameter=self)
 
-    def __lt__(self, other: Parameter) -> bool:  # a stable order of attributes
-        return id(self) < id(other)
-
-    def __matmul__(self, other: Any) -> Node:
-        return apply("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Node:
-        return apply("matmul", other, self)
-
-    def __add__(self, other: Any) -> Node:
-        return apply("add", self, other)
-
-    def __radd__(self, other: Any) -> Node:
-        return apply("add", other, self)
-
-    def __sub__(self, other: Any) -> Node:
-        return apply("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Node:
-        return apply("sub", other, self)
-
-    def __mul__(self, other: Any) -> Node:
-        return apply("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Node:
-        return apply("mul", other, self)
-
-    def __neg__(self) -> Node:
-        return -self.as_node()
-
-    def __getitem__(self, key: Any) -> Node:
-        return self.as_node()[key]
-
-    @property
-    def T(self) -> Node:
-        """The transpose, as a value of the trace."""
-        return self.as_node().T
-
     def __repr__(self) -> str:
         return f"Parameter({self.name or '?'}, {list(self.shape)})"
+
+
+def _held(entries: Iterable[tuple[Any, Any]], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in entries:
+        name = f"{prefix}{key}"
+        if isinstance(value, (Parameter, Module)):
+            yield name, value
+        elif isinstance(value, (list, tuple)):
+            yield from _held(enumerate(value), f"{name}.")
+        elif isinstance(value, dict):
+            yield from _held(value.items(), f"{name}.")
 
 
 class Module:
@@ -204,17 +177,7 @@ class Module:
 
     def children(self) -> Iterator[tuple[str, Parameter | Module]]:
         """Named parameters and modules of this object, in the order they were set."""
-        for name, value in vars(self).items():
-            if isinstance(value, (Parameter, Module)):
-                yield name, value
-            elif isinstance(value, (list, tuple)):
-                for i, x in enumerate(value):
-                    if isinstance(x, (Parameter, Module)):
-                        yield f"{name}.{i}", x
-            elif isinstance(value, dict):
-                for k, x in value.items():
-                    if isinstance(x, (Parameter, Module)):
-                        yield f"{name}.{k}", x
+        return _held(vars(self).items(), "")
 
     def parameters(self) -> dict[str, Parameter]:
         """All parameters by dotted name; one shared by two modules keeps its first name."""
@@ -239,6 +202,14 @@ class Module:
         """Draws every parameter anew from ``seed``; each depends on its own name only."""
         for parameter in self.parameters().values():
             parameter.initialize(seed, dtype)
+
+    def __repr__(self) -> str:
+        """The class, and how much is trained: ``LSTM(3 parameters, 1,234 numbers)``."""
+        shapes = [p.shape for p in self.parameters().values()]
+        return (
+            f"{type(self).__name__}({len(shapes)} parameters, "
+            f"{sum(map(math.prod, shapes)):,} numbers)"
+        )
 
 
 def parameter_of(node: Node) -> Parameter:

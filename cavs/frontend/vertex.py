@@ -17,9 +17,9 @@ from cavs.ir.trace import current_trace
 class State:
     """What a vertex scatters and its parents gather: names and shapes, ``State(c=150, h=150)``."""
 
-    def __init__(self, **shapes: int | tuple[int, ...]) -> None:
-        if not shapes:
-            raise TraceError("a state without values", where=user_line(), hint="State(h=128)")
+    def __init__(self, *sizes: object, **shapes: int | tuple[int, ...]) -> None:
+        if sizes or not shapes:
+            raise TraceError("a state has values by name", where=user_line(), hint="State(h=128)")
         self.shapes: dict[str, tuple[int, ...]] = {
             k: tuple(s) if isinstance(s, tuple | list) else (s,) for k, s in shapes.items()
         }
@@ -43,7 +43,8 @@ class Gathered:
             raise TraceError(
                 f"no state {name!r}; the state has {', '.join(self._values)}",
                 where=user_line(),
-                hint=f"add {name}=... to State, or mend the name",
+                hint=f"name one of its values, v.gather().{next(iter(self._values))}, or add "
+                f"{name}=... to State",
             )
         self._read.add(name)
         return self._values[name]
@@ -52,6 +53,17 @@ class Gathered:
         if name.startswith("__"):
             raise AttributeError(name)
         return self[name]
+
+    def as_node(self) -> Node:
+        """TraceError: several values are no operand."""
+        raise TraceError(
+            f"the gathered state has the values {', '.join(self._values)}, and is none itself",
+            where=user_line(),
+            hint=f"name the one that is meant: v.gather().{next(iter(self._values))}",
+        )
+
+    def __iter__(self) -> Any:
+        self.as_node()
 
 
 class Vertex:
@@ -73,16 +85,32 @@ class Vertex:
         if k is None:
             self._arity = None
             return Gathered(edge, self._read)
-        if not isinstance(k, int) or isinstance(k, bool) or k < 0:
-            raise TraceError(f"gather({k!r})", where=user_line(), hint="children count from 0")
+        if not isinstance(k, Integral) or isinstance(k, bool) or k < 0:
+            raise TraceError(
+                f"gather({k!r}) is not the number of a child",
+                where=user_line(),
+                hint="children count from 0: v.gather(0).h; v.gather().h is that of every child",
+            )
+        k = int(k)
         if self._arity is not None:
             self._arity = max(self._arity, k + 1)
         nth = {n: apply("nth_child", x, k=k) for n, x in edge.items()}
         return Gathered(nth, self._read)
 
-    def scatter(self, **states: Any) -> None:
-        """Gives states to the parents; every value of the declared state, once."""
+    @property
+    def num_children(self) -> Node:
+        """How many children the vertex has, as a float."""
+        return apply("num_children")
+
+    def scatter(self, *values: Any, **states: Any) -> None:
+        """Gives states to the parents; every value of the declared state by name, once."""
         where = user_line()
+        if values:
+            raise TraceError(
+                "scatter takes states by name",
+                where=where,
+                hint=f"v.scatter({', '.join(f'{n}=...' for n in self._function.state.shapes)})",
+            )
         if self._scattered:
             raise TraceError(
                 "scatter is called twice", where=where, hint="scatter all states at once"
@@ -107,7 +135,8 @@ class Vertex:
                     f"[scatter] {name} has shape {list(node.shape)}, "
                     f"its state {list(declared[name])}",
                     where=where,
-                    hint=f"{name}={node.shape[0] if len(node.shape) == 1 else node.shape} in State",
+                    hint=f"scatter a value of that shape, or declare State({name}="
+                    f"{node.shape[0] if len(node.shape) == 1 else node.shape})",
                 )
             self._scattered[name] = _at_vertex(node)
 
@@ -192,9 +221,15 @@ class VertexFunction(Module):
         """The function F of one vertex; see Vertex for what it can do."""
         raise NotImplementedError
 
-    def __call__(self, graph: SymbolicGraph, **inputs: Any) -> Any:
+    def __call__(self, graph: SymbolicGraph, *values: Any, **inputs: Any) -> Any:
         """Traces the cell over ``batch.graph``; inputs are what ``pull`` and ``edge`` give."""
         trace = current_trace()
+        if values:
+            raise TraceError(
+                f"{type(self).__name__} takes its inputs by name",
+                where=user_line(),
+                hint="write cell(batch.graph, x=...), where vertex() calls v.pull('x')",
+            )
         if not isinstance(graph, SymbolicGraph):
             raise TraceError(
                 f"a vertex function is called with batch.graph, not {type(graph).__name__}",

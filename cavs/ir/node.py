@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -71,35 +72,16 @@ _interning = threading.RLock()  # models may be traced on several threads at onc
 _serial = itertools.count()
 
 
-class Node:
-    """A value: an operator applied to inputs. Equal nodes are one object.
+class Operand:
+    """What Python's operators compute with: values of the trace, and parameters.
 
-    Python operators build further nodes, so a Node is also what user code computes with.
+    Operators are looked up by name, so that this file needs none of them. ``==`` stays identity,
+    because equal nodes are one object: `cavs.ops.equal` compares values.
     """
 
-    __array_ufunc__ = None  # so that ndarray + Node asks Node
-    __slots__ = ("__weakref__", "attrs", "inputs", "op", "serial", "type", "where")
+    __array_ufunc__ = None  # so that ndarray + Operand asks Operand
+    __slots__ = ()
 
-    op: Op
-    inputs: tuple[Node, ...]
-    attrs: tuple[tuple[str, Any], ...]
-    type: TensorType
-    where: str
-    serial: int
-
-    def attr(self, name: str) -> Any:
-        """The value of attribute ``name``."""
-        return dict(self.attrs)[name]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one row."""
-        return self.type.shape
-
-    def __repr__(self) -> str:
-        return f"<{self.op.name} {self.type}>"
-
-    # Python operators, looked up by name so that this file needs no operator.
     def __add__(self, other: Any) -> Node:
         return apply("add", self, other)
 
@@ -129,6 +111,30 @@ class Node:
 
     def __matmul__(self, other: Any) -> Node:
         return apply("matmul", self, other)
+
+    def __pow__(self, exponent: float) -> Node:
+        x = as_node(self)
+        if not isinstance(exponent, Real) or isinstance(exponent, bool):
+            raise TraceError(
+                f"an exponent is a number, not {exponent!r:.60}",
+                where=user_line(),
+                hint="for a ** b with a above 0 write ops.exp(b * ops.log(a))",
+            )
+        if exponent < 0:
+            return 1.0 / x**-exponent
+        if exponent == 0.5:
+            return apply("sqrt", x)
+        if exponent != int(exponent):
+            return apply("exp", exponent * apply("log", x))
+        result, factor, left = None, x, int(exponent)
+        while left:  # by squaring
+            if left & 1:
+                result = factor if result is None else result * factor
+            factor, left = factor * factor, left >> 1
+        return x * 0.0 + 1.0 if result is None else result
+
+    def __abs__(self) -> Node:
+        return apply("abs", self)
 
     def __gt__(self, other: Any) -> Node:
         return apply("greater", self, other)
@@ -163,10 +169,11 @@ class Node:
                 where=user_line(),
                 hint="write value[a:b]",
             )
-        if not self.shape:
+        x = as_node(self)
+        if not x.shape:
             raise ShapeError("a scalar cannot be sliced", where=user_line())
-        start, stop, _ = key.indices(self.shape[-1])
-        return apply("slice", self, start=start, stop=stop)
+        start, stop, _ = key.indices(x.shape[-1])
+        return apply("slice", x, start=start, stop=stop)
 
     @property
     def T(self) -> Node:
@@ -175,30 +182,66 @@ class Node:
 
     def sum(self, axis: int | None = None) -> Node:
         """Edge values without ``axis``: the sum over the children of each vertex. Else an axis."""
-        if axis is None and self.type.domain.base == "edge":
-            return apply("sum_children", self)
-        return apply("sum_axis", self) if axis == -1 else apply("sum_axis", _flat(self, axis))
+        x = as_node(self)
+        if axis is None and x.type.domain.base == "edge":
+            return apply("sum_children", x)
+        return apply("sum_axis", x if axis == -1 else _flat(x, axis))
 
     def mean(self, axis: int | None = None) -> Node:
         """As sum, divided by the number of children or elements; 0 without children."""
-        if axis is None and self.type.domain.base == "edge":
-            return self.sum() / apply("maximum", apply("num_children"), 1.0)
-        size = self.shape[-1] if axis == -1 else self.type.width
-        return self.sum(axis) / float(size)
+        x = as_node(self)
+        if axis is None and x.type.domain.base == "edge":
+            return x.sum() / apply("maximum", apply("num_children"), 1.0)
+        size = x.shape[-1] if axis == -1 else x.type.width
+        return x.sum(axis) / float(size)
 
     def max(self, axis: int | None = None) -> Node:
         """Edge values without ``axis``: the maximum over the children, 0 without any."""
-        if axis is None and self.type.domain.base == "edge":
-            return apply("max_children", self)
-        return apply("max_axis", self) if axis == -1 else apply("max_axis", _flat(self, axis))
+        x = as_node(self)
+        if axis is None and x.type.domain.base == "edge":
+            return apply("max_children", x)
+        return apply("max_axis", x if axis == -1 else _flat(x, axis))
+
+    def min(self, axis: int | None = None) -> Node:
+        """Edge values without ``axis``: the minimum over the children, 0 without any."""
+        return -(-self).max(axis)
 
     def softmax(self) -> Node:
         """Softmax over the children of each vertex (edge values), else over the last axis."""
-        if self.type.domain.base != "edge":
-            shifted = apply("exp", self - apply("keep_axis", self.max(-1)))
+        x = as_node(self)
+        if x.type.domain.base != "edge":
+            shifted = apply("exp", x - apply("keep_axis", x.max(-1)))
             return shifted / apply("keep_axis", shifted.sum(-1))
-        weight = apply("exp", self - self.max())
+        weight = apply("exp", x - x.max())
         return weight / weight.sum()
+
+
+class Node(Operand):
+    """A value: an operator applied to inputs. Equal nodes are one object.
+
+    Python operators build further nodes, so a Node is also what user code computes with.
+    """
+
+    __slots__ = ("__weakref__", "attrs", "inputs", "op", "serial", "type", "where")
+
+    op: Op
+    inputs: tuple[Node, ...]
+    attrs: tuple[tuple[str, Any], ...]
+    type: TensorType
+    where: str
+    serial: int
+
+    def attr(self, name: str) -> Any:
+        """The value of attribute ``name``."""
+        return dict(self.attrs)[name]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self.type.shape
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name} {self.type}>"
 
 
 def _flat(x: Node, axis: int | None) -> Node:
@@ -308,12 +351,23 @@ def as_node(value: Any) -> Node:
     as_value = getattr(value, "as_node", None)
     if as_value is not None:
         return as_value()  # type: ignore[no-any-return]
+    if isinstance(value, (bool, np.bool_)):
+        raise TraceError(
+            f"a traced value meets {value}, which no traced comparison gives",
+            where=user_line(),
+            hint="compare by <, <=, >, >= or cavs.ops.equal(a, b); == asks if both are one object",
+        )
     if isinstance(value, (int, float, np.integer, np.floating)):
         return constant(float(value))
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf":
+        return constant(float(value))
+    array = isinstance(value, (np.ndarray, list, tuple))
     raise TraceError(
         f"a {type(value).__name__} cannot take part in a vertex function: {value!r:.60}",
         where=user_line(),
-        hint="use numbers, parameters, features and what operators return",
+        hint="hold an array as cavs.Parameter(shape, init=array, trainable=False)"
+        if array
+        else "use numbers, parameters, features and what operators return",
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from cavs import ops
 from cavs.frontend.parameter import Initializer, Module, Parameter
 from cavs.ir import Node, apply, as_node
@@ -36,14 +38,16 @@ class Embedding(Module):
         return lookup(self.weight, index)
 
 
+def _fan_in(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    limit = 1.0 / math.sqrt(shape[0])
+    return rng.uniform(-limit, limit, shape)
+
+
 class Linear(Module):
     """x @ W + b, W of shape (in_size, out_size)."""
 
     def __init__(self, in_size: int, out_size: int, bias: bool = True) -> None:
-        limit = 1.0 / math.sqrt(in_size)
-        self.weight = Parameter(
-            (in_size, out_size), init=lambda rng, shape: rng.uniform(-limit, limit, shape)
-        )
+        self.weight = Parameter((in_size, out_size), init=_fan_in)
         self.bias = Parameter((out_size,), init="zeros") if bias else None
 
     def __call__(self, x: Any) -> Node:

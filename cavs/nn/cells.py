@@ -11,6 +11,7 @@ that gathers one child.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -23,7 +24,11 @@ from cavs.frontend.vertex import State, Vertex, VertexFunction
 
 def _forget_gate_open(gates: int, gate: int) -> Any:
     """Initial biases, zeros but for one gate that starts open (Jozefowicz et al. 2015)."""
-    return lambda rng, shape: np.repeat(np.eye(gates)[gate], shape[0] // gates)
+    return functools.partial(_one_gate, gates, gate)  # no lambda: a model can be pickled
+
+
+def _one_gate(gates: int, gate: int, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return np.repeat(np.eye(gates)[gate], shape[0] // gates)
 
 
 class LSTM(VertexFunction):

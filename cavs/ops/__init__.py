@@ -2,8 +2,12 @@
 
 from cavs.ops.elementwise import (
     absolute,
+    clip,
+    elu,
+    equal,
     exp,
     gelu,
+    leaky_relu,
     log,
     maximum,
     minimum,
@@ -16,10 +20,10 @@ from cavs.ops.elementwise import (
     tanh,
     where,
 )
-from cavs.ops.graph import sum_graph
+from cavs.ops.graph import mean_graph, sum_graph
 from cavs.ops.leaves import lookup
-from cavs.ops.linalg import bilinear, matmul
-from cavs.ops.loss import cross_entropy, mean_squared_error
+from cavs.ops.linalg import bilinear, dot, matmul
+from cavs.ops.loss import binary_cross_entropy, cross_entropy, mean_squared_error
 from cavs.ops.random import dropout
 from cavs.ops.reduce import log_softmax, softmax
 from cavs.ops.shape import concat, reshape, split
@@ -27,16 +31,23 @@ from cavs.ops.shape import concat, reshape, split
 __all__ = [
     "absolute",
     "bilinear",
+    "binary_cross_entropy",
+    "clip",
     "concat",
     "cross_entropy",
+    "dot",
     "dropout",
+    "elu",
+    "equal",
     "exp",
     "gelu",
+    "leaky_relu",
     "log",
     "log_softmax",
     "lookup",
     "matmul",
     "maximum",
+    "mean_graph",
     "mean_squared_error",
     "minimum",
     "relu",

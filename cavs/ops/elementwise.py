@@ -155,6 +155,28 @@ def where(condition: Any, a: Any, b: Any) -> Node:
     return apply("where", condition, a, b)
 
 
+def equal(a: Any, b: Any) -> Node:
+    """1 where two elements are equal, else 0; Python's ``==`` asks if both are one object."""
+    return apply("equal", a, b)
+
+
+def clip(x: Any, low: Any, high: Any) -> Node:
+    """Each element, but at least ``low`` and at most ``high``."""
+    return minimum(maximum(x, low), high)
+
+
+def leaky_relu(x: Any, slope: float = 0.01) -> Node:
+    """x where x > 0, else slope * x."""
+    node = as_node(x)
+    return where(node > 0.0, node, slope * node)
+
+
+def elu(x: Any, alpha: float = 1.0) -> Node:
+    """x where x > 0, else alpha * (exp(x) - 1) (Clevert et al. 2016)."""
+    node = as_node(x)
+    return where(node > 0.0, node, alpha * (exp(minimum(node, 0.0)) - 1.0))
+
+
 def softplus(x: Any) -> Node:
     """log(1 + exp(x)), written so that it does not overflow."""
     return maximum(x, 0.0) + log(1.0 + exp(-absolute(x)))

@@ -102,3 +102,8 @@ def sum_graph(value: Any) -> Node:
     if x.type.domain.base != "vertex":
         raise TraceError(f"[sum_graph] needs vertex values: {x.type}", where=user_line())
     return apply("sum_vertices", x)
+
+
+def mean_graph(value: Any) -> Node:
+    """The mean over the vertices of each graph: vertex rows to one row a graph."""
+    return sum_graph(value) / sum_graph(apply("broadcast", 1.0, shape=(), domain=VERTEX))

@@ -112,6 +112,11 @@ def matmul(x: Any, w: Any) -> Node:
     return apply("matmul", x, w)
 
 
+def dot(x: Any, y: Any) -> Node:
+    """The inner product of two rows (k,): one number a row."""
+    return (as_node(x) * as_node(y)).sum(-1)
+
+
 def bilinear(x: Any, v: Any, y: Any) -> Node:
     """The tensor product x^T V_k y for each k (Socher et al. 2013).
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cavs.config import require
 from cavs.ir import (
     FLOAT,
     INT,
@@ -19,6 +20,7 @@ from cavs.ir import (
     defop,
     toposort,
 )
+from cavs.ops.elementwise import softplus
 
 
 def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
@@ -87,7 +89,9 @@ def cross_entropy(logits: Any, label: Any, reduction: str = "mean") -> Node:
     """Cross entropy of rows of logits (classes,) against integer labels; -1 is no label.
 
     reduction: "mean" over the labelled rows, "sum" over them, or "none" (one number a row).
+    ConfigError for another one.
     """
+    require(reduction in _REDUCTIONS, "reduction", reduction, " or ".join(map(repr, _REDUCTIONS)))
     rows = apply("cross_entropy_rows", logits, label)
     if reduction == "none":
         return rows
@@ -97,17 +101,31 @@ def cross_entropy(logits: Any, label: Any, reduction: str = "mean") -> Node:
     return total / apply("maximum", apply("count_present", label), 1.0)
 
 
-def mean_squared_error(prediction: Any, target: Any) -> Node:
-    """Sum over rows of the squared differences, divided by the number of elements."""
-    difference = as_node(prediction) - as_node(target)
-    squared = difference * difference
-    base, width = squared.type.domain.base, float(squared.type.width)
+def _mean(x: Node) -> Node:
+    """Of all elements of all rows."""
+    base, width = x.type.domain.base, float(x.type.width)
     count = width if base == "one" else apply("count_rows", base=base) * width
-    total = apply("sum_rows", squared)
+    total = apply("sum_rows", x)
     total = total.sum() if total.shape else total
     return total / apply("maximum", count, 1.0)
 
 
+def mean_squared_error(prediction: Any, target: Any) -> Node:
+    """Sum over rows of the squared differences, divided by the number of elements."""
+    difference = as_node(prediction) - as_node(target)
+    return _mean(difference * difference)
+
+
+def binary_cross_entropy(logits: Any, target: Any) -> Node:
+    """Mean over all elements of -t log(p) - (1 - t) log(1 - p), where p = sigmoid(logit).
+
+    target: floats from 0 to 1, of a shape that broadcasts to that of the logits.
+    """
+    x, t = as_node(logits), as_node(target)
+    return _mean(softplus(x) - x * t)
+
+
+_REDUCTIONS = ("mean", "sum", "none")
 _COUNTING = frozenset(
     [
         "constant",

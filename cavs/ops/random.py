@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from cavs.errors import ConfigError, user_line
@@ -20,7 +21,7 @@ defop(
 
 def check_rate(rate: object) -> None:
     """ConfigError for what is no rate of dropout."""
-    if not isinstance(rate, int | float) or not 0 <= rate < 1:
+    if not isinstance(rate, Real) or not 0 <= float(rate) < 1:
         raise ConfigError(f"dropout rate {rate!r}", where=user_line(), hint="choose 0 <= rate < 1")
 
 

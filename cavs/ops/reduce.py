@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cavs.errors import ShapeError, user_line
 from cavs.ir import FLOAT, ONE, BatchRule, Node, TensorType, apply, as_node, defop
 
 
@@ -75,6 +76,12 @@ defop(
 def softmax(x: Any) -> Node:
     """exp(x) normalised over the last axis."""
     x = as_node(x)
+    if not x.shape:
+        raise ShapeError(
+            f"[softmax] a row of one number has no axis: {x.type}",
+            where=user_line(),
+            hint="value.softmax() normalises edge values over the children of each vertex",
+        )
     weight = apply("exp", x - apply("keep_axis", x.max(-1)))
     return weight / apply("keep_axis", weight.sum(-1))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,16 +112,24 @@ def concat(values: Sequence[Any]) -> Node:
     return nodes[0] if len(nodes) == 1 else apply("concat", *nodes, axis=-1)
 
 
-def split(value: Any, n: int) -> list[Node]:
-    """Cuts the last axis into ``n`` equal parts."""
+def split(value: Any, n: int | Sequence[int]) -> list[Node]:
+    """Cuts the last axis into ``n`` equal parts, or into parts of the sizes ``n``."""
     x = as_node(value)
     size = x.shape[-1] if x.shape else 0
-    if n < 1 or size == 0 or size % n:
+    if isinstance(n, int | np.integer):
+        if n < 1 or size == 0 or size % n:
+            raise ShapeError(
+                f"[split] {size} elements do not divide by {n}: {x.type}", where=user_line()
+            )
+        n = [size // int(n)] * int(n)
+    ends = [0, *itertools.accumulate(n)]
+    if ends[-1] != size or min(n, default=0) < 1:
         raise ShapeError(
-            f"[split] {size} elements do not divide by {n}: {x.type}", where=user_line()
+            f"[split] sizes {list(n)} add up to {ends[-1]}, not {size}: {x.type}",
+            where=user_line(),
+            hint="every size is at least 1, and their sum is that of the last axis",
         )
-    step = size // n
-    return [x[i * step : (i + 1) * step] for i in range(n)]
+    return [x[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def reshape(value: Any, shape: Sequence[int]) -> Node:

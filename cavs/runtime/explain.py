@@ -96,6 +96,9 @@ class Explanation:
     not_batched: tuple[str, ...] = ()
     run: RunReport | None = None
 
+    def __repr__(self) -> str:
+        return str(self)  # what a prompt shows
+
     def __str__(self) -> str:
         lines: list[str] = []
         for name, text in self.stages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,21 @@ Array = NDArray[Any]
 
 
 def features(
-    program: Program, source: Any, merged: bool, dtype: np.dtype[Any]
+    program: Program,
+    source: Any,
+    merged: bool,
+    dtype: np.dtype[Any],
+    rows_of: Callable[[Any, str, np.dtype[Any]], Array],
 ) -> tuple[list[Array], list[Array]]:
     """The float features of ``program`` as matrices of ``dtype``, and its integer features.
 
-    source: the batch; merged: its distinct vertices instead, see cavs.data.merge.
+    source: the batch; merged: its distinct vertices instead, see cavs.data.merge. rows_of: gives a
+    feature of the source by its name, see `EdgeTypes.rows`.
     """
 
     def feature(name: str, dtype: np.dtype[Any]) -> Array:
         if not merged or not name.startswith((COPIES, PRESENT)):
-            return np.ascontiguousarray(source[name], dtype=dtype)
+            return rows_of(source, name, dtype)
         copies: Array = source.copies  # merge_vertices asks for them
         if name != COPIES:
             copies = copies * (source[name.removeprefix(PRESENT)] >= 0)

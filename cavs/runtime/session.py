@@ -23,6 +23,7 @@ from cavs.passes.at_nth_child import at_nth_child, multiplied_children
 from cavs.passes.merge_vertices import distinguishing
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
 from cavs.runtime.check import check_arity, check_batch, check_schema, readable_errors
+from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.inputs import features
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
@@ -72,6 +73,7 @@ class Session:
         self._cuda = self._on_device(device, precision)
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
+        self._edge_types = EdgeTypes()
         self._versions = 0  # of the parameters, as far as this session has followed them
         self._profiling = False
         self._serial = False
@@ -276,8 +278,8 @@ class Session:
             self._compile(variant, found)
         assert variant.compiled is not None and variant.executor is not None
         self._latest[training] = variant
-        merged = source is not batch
-        floats, ints = features(variant.compiled.program, source, merged, self.dtype)
+        program, rows_of = variant.compiled.program, self._edge_types.rows
+        floats, ints = features(program, source, source is not batch, self.dtype, rows_of)
         return variant, variant.executor, source, (schedule, floats, ints)
 
     def _follow_others(self) -> None:
@@ -353,8 +355,9 @@ class Session:
 
     def _trace(self, variant: Variant, batch: BatchLike) -> None:
         """Traces the model, anew where a feature turns out to be absent at some vertex."""
-        schema = batch.feature_schema()
-        if variant.traced is not None:
+        schema = self._edge_types.schema(batch)
+        guessed = variant.without_edges and batch.topology.num_edges > 0
+        if variant.traced is not None and not guessed:
             if schema == variant.passed:
                 return
             check_schema(variant.traced, variant.schema, schema)
@@ -372,6 +375,8 @@ class Session:
             )
             for n, s in schema.items()
         }
+        of_edges = any(f.where == "edge" for f in variant.schema.values())
+        variant.without_edges = of_edges and not batch.topology.num_edges
         variant.traced = trace_model(
             self.model, variant.schema, training=variant.training, with_loss=variant.with_loss
         )

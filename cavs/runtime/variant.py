@@ -111,6 +111,7 @@ class Variant:
     merging: bool
     schema: dict[str, Feature] = field(default_factory=dict)
     passed: Mapping[str, Any] = field(default_factory=dict)  # of the last batch that fitted
+    without_edges: bool = False  # traced for a batch that had none: types of theirs are a guess
     traced: Graph | None = None
     optional: tuple[str, ...] = ()
     distinguishing: tuple[str, ...] | None = None  # by which vertices differ; None: not merged

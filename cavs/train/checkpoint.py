@@ -85,7 +85,10 @@ def save_checkpoint(
     for name, array in (extra or {}).items():
         _add(tensors, "session", name, array)
     try:
-        texts = {k: json.dumps(v or {}) for k, v in (("config", config), ("progress", progress))}
+        texts = {
+            k: json.dumps(v or {}, default=_plain)
+            for k, v in (("config", config), ("progress", progress))
+        }
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"config or progress is no JSON: {error}", hint="keep to strings, numbers and lists"
@@ -99,6 +102,13 @@ def save_checkpoint(
         **texts,
     }
     safetensors.write(path, tensors, metadata)
+
+
+def _plain(value: object) -> object:
+    """A number of NumPy as one of Python, which JSON can hold."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r:.80} is of type {type(value).__name__}")
 
 
 def _add(tensors: dict[str, Array], kind: str, name: str, array: Array) -> None:

@@ -110,7 +110,7 @@ class Run:
         if resumed is not None and "fit" in resumed:
             self._continue(resumed)
         if options.checkpoint is not None:
-            _check_writable(Path(options.checkpoint))
+            check_writable(Path(options.checkpoint))
         self.log = JsonLines(log) if log is not None else None
         self.interrupt = DeferredInterrupt()
         self.best_values: dict[str, np.ndarray[Any, Any]] | None = None
@@ -154,7 +154,7 @@ class Run:
         trainer, standing = self.trainer, self.standing
         number, total = standing.epoch + 1, len(self.train)
         title = f"epoch {number}/{self.options.epochs}"
-        done = self.train.position
+        done = self.train.first
         bar = Progress(title, total, done=done, enabled=self.options.progress)
         with bar:
             if not standing.trained:
@@ -303,8 +303,8 @@ def _monitored(options: FitOptions, dev: Iterable[Any] | None) -> Metric:
     return known[options.monitor]
 
 
-def _check_writable(path: Path) -> None:
-    """Find out before the first epoch that a checkpoint could not be written."""
+def check_writable(path: Path) -> None:
+    """Find out before any work that a checkpoint could not be written. Raises CheckpointError."""
     probe = path.parent / f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.probe"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

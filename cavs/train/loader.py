@@ -115,6 +115,11 @@ class DataLoader:
         """Batches of that epoch already handed out."""
         return self._position
 
+    @property
+    def first(self) -> int:
+        """The batch of its epoch that the next iteration begins with; 0 if no state was loaded."""
+        return 0 if self._running else self._position
+
     def _bucket_sizes(self) -> NDArray[np.int64] | None:
         if self.bucket is None:
             return None

@@ -13,14 +13,14 @@ from typing import Any
 from cavs.errors import ConfigError
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` as strict JSON: numbers of NumPy become Python's, what is not finite its name."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if hasattr(value, "item"):
-        return _plain(value.item())
+        return plain(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, str | int | float):
@@ -54,7 +54,7 @@ class JsonLines:
     def write(self, event: str, **record: Any) -> None:
         """Append ``{"event": event, "time": ..., **record}``."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps(_plain({"event": event, "time": now, **record}), allow_nan=False)
+        line = json.dumps(plain({"event": event, "time": now, **record}), allow_nan=False)
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")

@@ -40,7 +40,9 @@ class Metric:
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"metric {self.name!r} returned {found!r:.80}, but must return two numbers",
-                hint="a metric is a function (outputs, batch) -> (sum, count)",
+                hint=f"call it: metrics.{self.name}()"
+                if isinstance(found, Metric)
+                else "a metric is a function (outputs, batch) -> (sum, count)",
             ) from error
 
     def score(self, value: float) -> float:
@@ -63,7 +65,7 @@ def as_metrics(
         if not callable(metric):
             raise ConfigError(
                 f"metric {name!r} is {metric!r}, but must be a function",
-                hint="a metric is a function (outputs, batch) -> (sum, count)",
+                hint="such as cavs.train.metrics.accuracy(), or (outputs, batch) -> (sum, count)",
             )
         if isinstance(metric, Metric):
             result.append(Metric(name, metric.measure, metric.better, metric.finish))
@@ -119,6 +121,12 @@ def root_accuracy(
     def measure(outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
         logits = _logits(outputs, output)
         labels = _labels(batch, label, len(logits))
+        if len(labels) != batch.num_vertices:
+            raise FeatureError(
+                f"{name} reads a row a vertex; {output!r} has {len(labels)} rows for "
+                f"{batch.num_vertices} vertices",
+                hint="for one row a graph pass metrics.accuracy()",
+            )
         roots = batch_roots(batch)
         roots = roots[labels[roots] >= 0]
         right = logits[roots].argmax(axis=1) == labels[roots]

@@ -58,8 +58,13 @@ class Optimizer:
         require_number("weight_decay", self.weight_decay, "a number >= 0", lambda x: x >= 0)
 
     def rate(self, step: int) -> float:
-        """The learning rate of the update that follows `step` updates."""
-        return float(as_schedule(self.lr)(step))
+        """The learning rate of the update that follows `step` updates.
+
+        Raises ConfigError if the schedule gives anything but a finite number >= 0.
+        """
+        rate = as_schedule(self.lr)(step)
+        require_number(f"the rate of step {step + 1}", rate, "a number >= 0", lambda x: x >= 0)
+        return float(rate)
 
     def hyper(self, step: int) -> dict[str, Any]:
         """The numbers of the update that follows `step` updates, as the engine takes them."""

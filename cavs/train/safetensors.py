@@ -56,14 +56,14 @@ def write(
         if final.exists() and not (final.is_file() and os.access(final, os.W_OK)):
             raise PermissionError("it exists and is not a file that may be written")
         _replace(final, header, list(arrays.values()))
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+    except (OSError, TypeError, ValueError) as error:  # no path, or a zero byte in it
         raise CheckpointError(
             f"cannot write the checkpoint {path}: {getattr(error, 'strerror', None) or error}",
             hint=_cure(error) + "; a checkpoint written there before is untouched",
         ) from error
 
 
-def _cure(error: OSError | ValueError) -> str:
+def _cure(error: Exception) -> str:
     import errno
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

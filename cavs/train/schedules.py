@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 from cavs.config import require_count, require_number
@@ -170,11 +171,11 @@ class Plateau:
 
 def as_schedule(lr: float | Schedule) -> Schedule:
     """`lr` itself if it is a schedule, else a constant one. Raises `ConfigError`."""
-    if isinstance(lr, int | float) and not isinstance(lr, bool):
+    if isinstance(lr, Real) and not isinstance(lr, bool):
         return Constant(float(lr))
     if callable(lr):
         return lr
     raise ConfigError(
         f"lr is {lr!r}, but must be a number above 0 or a schedule",
-        hint="pass lr=0.05 or lr=cavs.schedules.Cosine(0.05, steps=1000)",
+        hint="pass lr=0.05 or lr=cavs.train.schedules.Cosine(0.05, steps=1000)",
     )

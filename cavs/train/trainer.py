@@ -87,7 +87,8 @@ class Trainer:
             require_number("max_norm", max_norm, "None or a number above 0", lambda x: x > 0)
         if threads is not None:
             require_threads(threads)
-        require(hasattr(model, "parameters"), "model", model, "a cavs.Model")
+        is_model = hasattr(model, "parameters") and not isinstance(model, type)
+        require(is_model, "model", model, "a cavs.Model")
         self.model, self.optimizer, self.seed, self.max_norm = model, optimizer, seed, max_norm
         self.config = dict(config or {})
         self.parameters = model.parameters()

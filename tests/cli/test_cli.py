@@ -110,6 +110,72 @@ def test_ctrl_c_then_resume_equals_an_uninterrupted_run(monkeypatch, capsys):
     assert read_checkpoint(LAST).progress["fit"]["epoch"] == 1
 
 
+def test_resume_goes_on_with_the_options_of_the_run():
+    words = ("--offset", "0.5", "--lr", "0.3", "--batch-size", "7", "--limit", "50", "--seed", "2")
+    words = (*words, "--optimizer", "adam", "--schedule", "plateau")
+    assert train(*words, "--epochs", "4", "--out", "whole") == 0
+    assert train(*words, "--epochs", "2") == 0
+    assert train("--resume", "--epochs", "4") == 0
+    ours, theirs = read_checkpoint(LAST), read_checkpoint(Path("whole") / LAST.name)
+    assert ours.config == theirs.config
+    for key, array in ours.parameters.items():
+        assert np.array_equal(array, theirs.parameters[key])
+
+
+def test_a_model_file_that_moved(capsys):
+    mine = Path("mine.py")
+    mine.write_text(Path(TOY).read_text())
+    assert cavs("train", mine, "--quiet", "--out", "run", "--epochs", "1") == 0
+    mine.rename("moved.py")
+    best = "run/checkpoint.best.safetensors"
+    assert cavs("evaluate", best) == 1
+    assert "mine.py, but there is no such file" in capsys.readouterr().err
+    assert cavs("evaluate", best, "--model", "moved.py") == 0
+
+
+def test_splits_may_be_generators(capsys):
+    toy = Path(TOY).read_text()
+    for old, new in (
+        ("train=lambda: make_graphs(60)", "train=(g for g in make_graphs(60))"),
+        ("dev=make_graphs(20, seed=1)", "dev=lambda: iter(make_graphs(20, seed=1))"),
+        ("test=lambda: make_graphs(20, seed=2)", "test=None"),
+    ):
+        assert old in toy
+        toy = toy.replace(old, new)
+    Path("generated.py").write_text(toy)
+    assert cavs("train", "generated.py", "--quiet", "--out", "run", "--limit", "40") == 0
+    best = "run/checkpoint.best.safetensors"
+    assert cavs("evaluate", best, "--split", "dev") == 0
+    assert "dev: 20 graphs" in capsys.readouterr().out
+    assert cavs("evaluate", best) == 1
+    assert (
+        "no test graphs\n  hint: pass --data DIR, or one that is there: --split train or dev"
+        in (capsys.readouterr().err)
+    )
+
+
+def test_python_dash_m():
+    done = subprocess.run(
+        [sys.executable, "-m", "cavs", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("cavs ")
+
+
+def test_a_python_file_that_is_no_model_is_not_run():
+    Path("other.py").write_text("raise SystemExit('was run')\n")
+    assert train("--epochs", "1", "--data", ".", "--out", "other.py/run") == 1
+    assert cavs("bench", TOY, "--seconds", "0.05", "--data", "other.py") == 1
+
+
+def test_ctrl_c_before_the_training(monkeypatch, capsys):
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cavs.cli.registry.Task.required", stopped)
+    assert train() == 130
+    assert capsys.readouterr().err == "\ncavs: stopped\n"
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "step", "exponential", "plateau"])
 def test_schedules_and_optimizers(schedule):
     words = ("--schedule", schedule, "--warm-up", "2", "--optimizer", "adamw", "--lr", "0.05")
@@ -125,7 +191,7 @@ def test_schedules_and_optimizers(schedule):
         (("train", TOY, "--resume", "--overwrite"), "exclude each other"),
         (("train", TOY, "--momentum", "0.9"), "only sgd takes it"),
         (("train", TOY, "--lr", "-1"), "lr is -1"),
-        (("train", TOY, "--out", "/proc/none"), "cannot write the log"),
+        (("train", TOY, "--out", "/proc/none"), "cannot write the checkpoint /proc/none"),
         (("evaluate", "nothing"), "No such file"),
         (("predict", "nothing"), "exactly one of them"),
         (("info", "nothing"), "No such file"),
@@ -172,7 +238,8 @@ def test_help_of_a_model_shows_its_options_and_defaults(capsys):
     with pytest.raises(SystemExit):
         cavs("train", TOY, "--help")
     out = capsys.readouterr().out
-    assert "--offset" in out
+    assert "--offset X" in out
+    assert "added to every label's score, default: 0.0" in " ".join(out.split())
     assert "Softmax regression on made-up chains." in out
     assert "second line" not in out
     assert "default: 3" in out

@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 from dags import child_lists
@@ -115,3 +117,11 @@ def test_bad_requests():
         b.schedule(("token",) * 33)
     with pytest.raises(ValueError, match="read-only"):
         b["token"][0] = 1
+
+
+def test_a_batch_survives_pickling():
+    graphs = [featured([[], [0]], 1), featured([[]], 2)]
+    again = pickle.loads(pickle.dumps(batch(graphs, ids=[4, 7])))
+    assert again.ids == (4, 7) and again.names == ("g1", "g2")
+    for name in ("token", "x", "w", "y"):
+        assert np.array_equal(again[name], batch(graphs)[name])

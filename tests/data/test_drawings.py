@@ -3,7 +3,9 @@ import sys
 import numpy as np
 import pytest
 
-from cavs.data import Graph, Vocabulary, batch, dot_graph, dot_schedule, render
+import cavs
+from cavs import nn
+from cavs.data import Graph, Vocabulary, batch, dot_function, dot_graph, dot_schedule, render
 from cavs.errors import ConfigError
 
 
@@ -35,6 +37,28 @@ def test_a_schedule_shows_tasks_by_level():
     arrows = [line.split("[")[0].strip() for line in dot.splitlines() if "->" in line]
     assert arrows == ["t0 -> t2", "t1 -> t2", "t2 -> t3"]
     assert "2 more tasks" in dot_schedule(s, max_tasks=2)
+
+
+def test_a_vertex_function_shows_its_primitives():
+    class Encoder(cavs.Model):
+        def __init__(self):
+            self.tree = nn.BinaryTreeLSTM(3, 4)
+
+        def forward(self, batch):
+            return self.tree(batch.graph, x=batch["x"])
+
+    dot = dot_function(Encoder(), batch([Graph([[], [], [0, 1]], {"x": np.ones((3, 3))})]))
+    assert dot.startswith('digraph "Encoder" {') and dot.count("{") == dot.count("}")
+    for label in (
+        "tree.W\\n[3, 12] one", "feature x\\n[3] vertex", "gather h\\n[4] edge",
+        "child 1\\n[4] vertex", "scatter c\\nBinaryTreeLSTM", "push\\n[4] vertex", "output",
+    ):  # fmt: skip
+        assert f'[label="{label}"' in dot, label
+    names = {line.split()[0] for line in dot.splitlines() if "[label=" in line}
+    arrows = [line.strip().rstrip(";") for line in dot.splitlines() if "->" in line]
+    ends = {end for arrow in arrows for end in arrow.split(" [")[0].split(" -> ")}
+    assert ends == names  # every box is there once and is tied to the rest
+    assert sum("style=dashed" in arrow for arrow in arrows) == 2  # c and h, to the parents
 
 
 def test_render(tmp_path, monkeypatch):

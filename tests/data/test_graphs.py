@@ -90,6 +90,10 @@ def test_from_networkx_takes_attributes():
     assert "is node" in info.value.__notes__[0]
     with pytest.raises(GraphError, match="undirected"):
         Graph.from_networkx(nx.Graph())
+    with pytest.raises(FeatureError, match=r"not the text 'token'(.|\n)*\['token'\]"):
+        Graph.from_networkx(g, features="token")
+    with pytest.raises(FeatureError, match='no vertex has an attribute "tokn"; they have'):
+        Graph.from_networkx(g, features=["tokn"])
 
 
 def test_from_ast_is_children_first():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cavs.data import Vocabulary, batch, parse_tree, read_sst, sst_graphs
 from cavs.data.sst import unescape
-from cavs.errors import DataError
+from cavs.errors import ConfigError, DataError
 
 DATA = os.environ.get("CAVS_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="CAVS_DATA names no folder with treebanks")
@@ -29,6 +29,16 @@ def test_a_tree():
     assert [graph.children(v).tolist() for v in range(5)] == [[], [], [], [1, 2], [0, 3]]
     assert graph.features["token"].tolist() == [1, 0, 2, -1, -1]
     assert graph.features["label"].tolist() == [2, 1, 0, 4, 3]
+
+
+def test_labels_with_names(tmp_path):
+    path = written(tmp_path, "(S (NP It) (VP works))\n(NP (DT the) (NN cat))\n")
+    trees = read_sst(path, labels=["S", "NP", "VP", "DT", "NN"])
+    assert [tree.labels for tree in trees] == [[1, 2, 0], [3, 4, 1]]
+    with pytest.raises(DataError, match=r":2: column 6: label 'DT'; expected one of S NP VP after"):
+        read_sst(path, labels=["S", "NP", "VP"])
+    with pytest.raises(ConfigError, match="not the text 'SNP'"):
+        parse_tree("(S a)", labels="SNP")
 
 
 def test_escapes_and_odd_tokens(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cavs.cli import main
+from cavs.cli import demo, main
 from tests.models.test_models import CODE
 
 
@@ -32,3 +32,18 @@ def test_demo(
     best = tmp_path / "runs" / "demo" / "checkpoint.best.safetensors"
     assert f"predict {best.relative_to(tmp_path)}" in done.out
     assert best.exists()
+
+
+def test_the_next_commands_can_be_typed(monkeypatch, tmp_path):
+    """make finds the tools of an environment that the user's shell has not activated."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env/bin").mkdir(parents=True)
+    (tmp_path / "env/bin/activate").touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "env"))
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    assert demo.activate() == ". env/bin/activate"
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "env"))
+    assert demo.activate() is None
+    monkeypatch.delenv("VIRTUAL_ENV")
+    monkeypatch.setattr("sys.base_prefix", str(tmp_path / "env"))
+    assert demo.activate() is None

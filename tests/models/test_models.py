@@ -140,6 +140,20 @@ def test_a_model_without_data_says_what_it_needs(name: str) -> None:
         entry.build(argparse.Namespace(**entry.options(), data=None, seed=0))
 
 
+def test_options_and_folders_that_make_no_data(tmp_path: Path) -> None:
+    for name, options in (("tree-fc", {"trees": 0}), ("lstm-lm", {"length": 0})):
+        with pytest.raises(
+            ConfigError, match=f"--{next(iter(options))} 0\n  hint: choose at least 1"
+        ):
+            build(registry.find(name), tmp_path, **options)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    entry = registry.find("dependency-tagger")
+    for assets in (None, {"forms": ["a"]}):
+        with pytest.raises(DataError, match="empty has none of "):
+            entry.build(argparse.Namespace(**entry.options(), data=str(empty), seed=0), assets)
+
+
 def test_predictions_of_new_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = {
         "tree-lstm": ("(2 (2 Lovely) (2 day))\n", 1),

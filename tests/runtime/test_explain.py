@@ -26,6 +26,7 @@ def test_every_stage_has_its_text(explained):
     assert "grad:" not in text["trace"] and "return grad:tree.U" in text["differentiate"]
     assert "vertex.0" in text["specialise"] and "vertex.0" not in text["simplify"]
     printed = str(explained)
+    assert repr(explained) == printed  # what a prompt shows
     for part in (*names, "partition", "program", "cuda", "buffers", "one step", "not batched"):
         assert f"== {part}" in printed
 

@@ -14,6 +14,7 @@ from cavs import data
 from cavs.errors import CheckpointError, ConfigError, DeviceError, NumericsError
 from cavs.train import DataLoader, Trainer, metrics, optim, read_checkpoint, schedules
 from cavs.train.fit import best_path
+from cavs.train.progress import Progress
 from tests.train.fake import FakeModel, FakeSession, make_graph, make_graphs
 
 ROOT = Path(__file__).parents[2]
@@ -150,6 +151,25 @@ def test_ctrl_c_without_a_checkpoint_says_so_and_frees_signals_and_threads():
     assert trainer.steps == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert not [t for t in threading.enumerate() if t.name == "cavs-prefetch"]
+
+
+def test_after_ctrl_c_the_next_fit_counts_from_the_first_batch(monkeypatch):
+    begun = []
+
+    class Counted(Progress):
+        def __init__(self, *args, done, **options):
+            begun.append(done)
+            super().__init__(*args, done=done, **options)
+
+    monkeypatch.setattr("cavs.train.fit.Progress", Counted)
+    trainer, loader = make(), train_loader()
+    trainer.session.on_step = lambda step: step == 2 and os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(loader, epochs=1, progress=False)
+    assert loader.position == 3 and loader.first == 0
+    trainer.session.on_step = lambda step: None
+    trainer.fit(loader, epochs=1, progress=False)
+    assert begun == [0, 0] and trainer.steps == 3 + BATCHES
 
 
 def test_checkpoints_inside_an_epoch_survive_a_kill(tmp_path):

@@ -1,0 +1,8 @@
+"""``python -m cavs`` is the ``cavs`` command."""
+
+import sys
+
+from cavs.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
