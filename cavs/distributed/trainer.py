@@ -162,6 +162,7 @@ class Trainer(LocalTrainer):
         """The loader makes this rank's part among those that compute; not all may, or still do."""
         if self._collate is not None:
             self._collate.rank, self._collate.ranks = self.session.place
+            self._collate.split = self.session.split
 
     def restart(self) -> None:
         """`begin` is to be done again: not all ranks had come to its end."""
@@ -189,7 +190,8 @@ class Trainer(LocalTrainer):
         outcome = super().advance(batch)
         assert isinstance(outcome, StepReport)
         update = getattr(self.session.split, "update", None)
-        if update is not None:  # freely running ranks do not know each other's times
+        if update is not None and self.session.roles.computes:
+            # Freely running ranks do not know each other's times.
             update(outcome.rank_seconds or None)
         return outcome
 
@@ -227,6 +229,9 @@ class Trainer(LocalTrainer):
         return float(total[0]) / count
 
     def _divide(self, train: DataLoader) -> None:
+        if isinstance(self._asked, str) and not self.begun:
+            # Who computes is known before the loader cuts the first batch.
+            self._survivors.go(lambda: self.begin(train.peek()))
         if not isinstance(train.collate, Collate):
             train.collate = Collate(*self.session.place, self.session.split, train.collate)
         self._collate = train.collate
