@@ -253,6 +253,20 @@ class DistributedSession:
         begun = time.perf_counter()
         if self.strategy is None or not self.strategy.has_stale:
             return 0.0
+        self.serve(hyper, states, step)
+        assert self.servers is not None
+        try:
+            if self.servers.fetch():
+                self.session.invalidate()
+        except CommunicationError as error:
+            self.servers.fail(error)
+            raise
+        return time.perf_counter() - begun
+
+    def serve(
+        self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int
+    ) -> None:
+        """Owners of stale parameters take what was written from outside; all ranks call it."""
         if self.servers is None:
             layout = layout_of(self.strategy, self.session.parameters)
             values = [p.value.reshape(-1) for p in self.session.parameters.values()]
@@ -265,13 +279,16 @@ class DistributedSession:
             updates = step if self._updates is None else self._updates
             self.servers.open(states, hyper, updates)
             self._written, self._updates = False, None
-        try:
-            if self.servers.fetch():
-                self.session.invalidate()
-        except CommunicationError as error:
-            self.servers.fail(error)
-            raise
-        return time.perf_counter() - begun
+
+    @property
+    def serves_stale(self) -> bool:
+        """Whether owners of stale parameters hold what others do not have."""
+        return self.servers is not None and not self._written
+
+    @property
+    def updates(self) -> int | None:
+        """How many each stale parameter had, where it is known that they are not one a step."""
+        return self._updates if self.servers is None else self.servers.updates
 
     def own_pieces(self) -> list[Any]:
         """This rank's gradients of stale parameters in the step that ran."""
@@ -280,8 +297,9 @@ class DistributedSession:
 
     def settle(self) -> None:
         """Waits for all ranks; all gradients are applied, and parameters are equal, after it."""
-        if self.servers is None or self._written:
+        if not self.serves_stale:
             return
+        assert self.servers is not None
         if not self.free:  # who fails on the way to it says so here
             self.agreement.meet("settle")
         if self.servers.settle():
@@ -325,9 +343,15 @@ class DistributedSession:
                 kept[f"{names[exchange.parameters[0]]}.{name}"] = np.concatenate(every)
         return kept
 
-    def take_memory(self, kept: dict[str, Array]) -> None:
-        """Continues from what `memory` gave, on any number of ranks."""
+    @property
+    def kept_memory(self) -> dict[str, Array]:
+        """What `take_memory` got last, of all ranks."""
+        return self._kept
+
+    def take_memory(self, kept: dict[str, Array], updates: int | None = None) -> None:
+        """Continues from what `memory` and `updates` gave, on any number of ranks."""
         self._kept = kept
+        self._updates = self._updates if updates is None else updates
         for exchange in self._exchanges:
             self._remember(exchange)
 
@@ -355,28 +379,22 @@ class DistributedSession:
     def owns(self) -> bool:
         """Whether some ranks hold optimiser states that others do not."""
         syncs = [] if self.strategy is None else [leaf.sync for leaf in self.strategy.leaves]
-        return any(isinstance(s, ParameterServer) for s in syncs) and not any(map(is_stale, syncs))
+        return any(isinstance(s, ParameterServer) for s in syncs)
 
     def leave(self) -> None:
         """Ends what other ranks wait for, because one of them is gone."""
+        if self.servers is not None:
+            self.servers.leave()
         if self._roles is not None:
             self._roles.leave()
 
     def move_to(self, communicator: Communicator, strategy: Strategy | None) -> None:
-        """Goes on with those ranks that are left, and what they do now.
-
-        ConfigError if the others held what is lost with them.
-        """
-        if self.servers is not None:
-            raise ConfigError(
-                "a rank is gone, and with it the optimiser states of parameters that it owned, and "
-                "stale gradients under way",
-                hint="resume from the last checkpoint; strategies without staleness survive",
-            )
+        """Goes on with those ranks that are left, and what they do now."""
         self.communicator, self.agreement = communicator, Agreement(communicator)
         self.strategy = strategy
         self._roles = Roles(communicator, strategy)
         self._exchanging = None  # owners may be others now
+        self.servers, self._written = None, True
         if hasattr(self.split, "update"):  # it has learned of ranks that are gone
             self.split = contiguous
 
@@ -430,8 +448,7 @@ class DistributedSession:
 
     def state_dict(self) -> dict[str, Any]:
         """See `Session.state_dict`; the same on all ranks."""
-        updates = self._updates if self.servers is None else self.servers.updates
-        return {**self.session.state_dict(), "updates": updates}
+        return {**self.session.state_dict(), "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Session.load_state_dict`."""
@@ -444,5 +461,6 @@ class DistributedSession:
         """Brings all ranks every optimiser state, before a checkpoint."""
         for exchange in self._exchanges:
             exchange.collect(states, self.communicator)
-        if self.servers is not None and not self._written:
+        if self.serves_stale:
+            assert self.servers is not None
             self.servers.collect(states, self.communicator)

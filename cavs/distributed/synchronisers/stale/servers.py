@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cavs.distributed.communicator.mailbox import Letter, as_text
-from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.synchronisers.exchange import Array, pack, unpack
 from cavs.distributed.synchronisers.stale import letters as kinds
 from cavs.distributed.synchronisers.stale.layout import Layout
@@ -275,14 +275,27 @@ class StaleServers:
             raise self.failed
 
     def fail(self, error: BaseException) -> None:
-        """Ends the training here, and on the other ranks as soon as they look."""
+        """Ends the training here, and on the other ranks as soon as they look.
+
+        That a rank is gone each finds out by itself: it may want to go on without.
+        """
         with self.changed:
             if self.failed is not None:
                 return
             self.failed = error
             self.changed.notify_all()
+        if isinstance(error, LostPeerError):
+            return
         with contextlib.suppress(CommunicationError):  # who has gone need not hear of it
             self._tell_others([kinds.FAIL, 0], [as_text(f"{type(error).__name__}: {error}")])
+
+    def leave(self) -> None:
+        """Ends the thread at once, because a rank is gone; what is under way is lost."""
+        with self.changed:
+            self.failed = self.failed or LostPeerError("a rank is gone")
+            self.changed.notify_all()
+        self._box.leave()
+        self._thread.join(timeout=5)
 
     def close(self) -> None:
         """Ends the thread; what is posted leaves before. Parameters stay as they are."""
