@@ -389,14 +389,29 @@ class DistributedSession:
             self._roles.leave()
 
     def move_to(self, communicator: Communicator, strategy: Strategy | None) -> None:
-        """Goes on with those ranks that are left, and what they do now."""
+        """Goes on with those ranks that are left, and what they do now.
+
+        What compressors held back here stays, at the weight that it had; where ranks own parameters
+        `take_memory` is to bring back what all held.
+        """
+        before = self._roles
         self.communicator, self.agreement = communicator, Agreement(communicator)
         self.strategy = strategy
         self._roles = Roles(communicator, strategy)
         self._exchanging = None  # owners may be others now
         self.servers, self._written = None, True
+        if self.owns:
+            self._exchanges = []
+        elif before is not None and self.average:
+            for exchange in self._exchanges:
+                exchange.weigh(self._roles.count / before.count)
         if hasattr(self.split, "update"):  # it has learned of ranks that are gone
             self.split = contiguous
+
+    def finish(self) -> None:
+        """The step that this rank had no time to end is applied, elsewhere: so it is here."""
+        for exchange in self._exchanges:
+            exchange.commit()
 
     # ---- the rest of an engine -----------------------------------------------------------------
 

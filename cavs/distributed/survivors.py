@@ -58,7 +58,7 @@ class Survivors:
             except LostPeerError as error:
                 if not self.trainer.elastic:
                     raise
-                if self._recover(error):
+                if self._recover(error, step):
                     return _decode(self.last)  # type: ignore[no-any-return]
             else:
                 if not (step and self.trainer.session.free):
@@ -66,16 +66,16 @@ class Survivors:
                     self.last = _encode(result)
                 return result
 
-    def _recover(self, error: LostPeerError) -> bool:
+    def _recover(self, error: LostPeerError, step: bool) -> bool:
         """Meets the ranks that are left; whether others had finished what this rank was at."""
         trainer = self.trainer
-        c, reached = trainer.communicator, trainer.steps
+        c, reached, done = trainer.communicator, trainer.steps, self.done
         before = c.size
         while True:
             trainer.session.leave()
             c = c.shrink()
             try:
-                done, last = self._meet(c, reached)
+                self._meet(c, reached, step)
             except LostPeerError:  # another one, while we met
                 continue
             break
@@ -86,14 +86,12 @@ class Survivors:
                 file=sys.stderr,
                 flush=True,
             )
-        behind = self.done < done
-        self.done, self.last = done, last
-        return behind
+        return self.done > done
 
-    def _meet(self, c: Communicator, reached: int) -> tuple[int, Any]:
-        """All of `c` at the same place: how much is done, and the result of the last of it.
+    def _meet(self, c: Communicator, reached: int, step: bool) -> None:
+        """All of `c` at the same place, with as much done, and the result of the last of it.
 
-        reached: this rank's steps when it learned of the death.
+        reached: this rank's steps when it learned of the death. step: whether it was in one.
         """
         trainer, session = self.trainer, self.trainer.session
         own = self.snapshots.steps if trainer.begun and session.owns else []
@@ -118,7 +116,9 @@ class Survivors:
         else:
             self._equal(c, source)
             trainer.steps = steps[source]
-        return dones[source], lasts[source]
+            if step and self.done < dones[source]:
+                session.finish()
+        self.done, self.last = dones[source], lasts[source]
 
     def _equal(self, c: Communicator, source: int) -> None:
         """The parameters and states of rank `source` on all."""

@@ -14,7 +14,7 @@ import pytest
 import cavs
 from cavs.distributed import Trainer, snapshot
 from cavs.distributed.communicator import LostPeerError, run_threads
-from cavs.errors import CommunicationError, ConfigError
+from cavs.errors import CommunicationError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi
 from tests.distributed.test_faults import loader
@@ -188,7 +188,7 @@ def test_two_ranks_may_die(strategy, deaths, alone):
 @pytest.mark.parametrize("optimizer", [cavs.optim.Adam(lr=0.02), cavs.optim.SGD(0.1, momentum=0.5)])
 @pytest.mark.parametrize("acts", [25, 70, 140])
 def test_optimiser_states_come_back(optimizer, acts):
-    """The loss of a model that learns is about that of a calm run, which is far from the first."""
+    """The loss of a model that learns is about that of a calm run."""
 
     def work(c, acts):
         mortal(c, 1, acts)
