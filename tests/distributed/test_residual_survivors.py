@@ -10,6 +10,7 @@ import pytest
 import cavs
 from cavs.distributed import Trainer, snapshot
 from cavs.distributed.communicator import run_threads
+from cavs.distributed.session import DistributedSession
 from cavs.distributed.synchronisers import CompressedAllReduce
 from tests.distributed.test_faults import loader
 from tests.distributed.test_memory import COMPRESSORS
@@ -62,6 +63,19 @@ def missing(results, alone, left):  # noqa: F811
     }
 
 
+def check(results, alone, left):  # noqa: F811
+    assert_same_bits([results[r][0] for r in left])
+    assert {results[r][2] for r in left} == {alone[2]}
+    found = missing(results, alone, left)
+    assert found and any(np.any(held) for held in results[left[0]][1].values())
+    for gone in {0, 1, 2}.difference(left):
+        before, after = results[gone][1]  # it died before the step counted, or after
+        assert any(
+            all(np.allclose(found[n], held.get(n, 0.0) / 3, rtol=1e-8, atol=1e-11) for n in found)
+            for held in (before, after)
+        )
+
+
 @pytest.mark.parametrize("messages", range(30, 320, 23))
 @pytest.mark.parametrize("compressor", KEEPING)
 def test_survivors_keep_theirs_and_lose_what_the_dead_held(compressor, messages, alone):  # noqa: F811
@@ -73,16 +87,36 @@ def test_survivors_keep_theirs_and_lose_what_the_dead_held(compressor, messages,
         assert messages > 150
         return
     assert left == [r for r in range(3) if r != victim]
-    assert_same_bits([results[r][0] for r in left])
-    assert {results[r][2] for r in left} == {alone[2]}
-    found = missing(results, alone, left)
-    assert found and any(np.any(held) for held in results[left[0]][1].values())
-    before, after = results[victim][1]  # it died before the step counted, or after
-    ways = [
-        all(np.allclose(found[n], held.get(n, 0.0) / 3, rtol=1e-8, atol=1e-11) for n in found)
-        for held in (before, after)
-    ]
-    assert any(ways)
+    check(results, alone, left)
+
+
+@pytest.mark.parametrize("compressor", KEEPING)
+def test_who_did_not_hear_of_the_end_of_a_step_has_made_it(compressor, alone, monkeypatch):  # noqa: F811
+    """Rank 0 dies while it says the loss of step 6: one of the others gets to know, or none."""
+    late, ended = [], []
+    end, finish = DistributedSession._finish, DistributedSession.finish
+
+    def dying_end(session, *arguments):
+        c = session.communicator
+        if c.size == 3 and c.rank == 0:
+            ended.append(said)
+            if ended.count(said) == 6:
+                mortal(c, 0, said)
+        return end(session, *arguments)
+
+    def finished(session):
+        late.append(session.communicator.rank)
+        finish(session)
+
+    monkeypatch.setattr(DistributedSession, "_finish", dying_end)
+    monkeypatch.setattr(DistributedSession, "finish", finished)
+    strategy = f"AllReduce(compressor={compressor!r})"
+    for said in range(6):
+        results = run_threads(3, lambda c: train(c, strategy, []), timeout=30)
+        assert results[0][0] is None or said > 3
+        left = [r for r in range(3) if results[r][0] is not None]
+        check(results, alone, left)
+    assert late
 
 
 @pytest.mark.parametrize("messages", range(40, 320, 40))
