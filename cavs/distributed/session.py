@@ -20,7 +20,7 @@ from cavs.distributed.idle import idle_executor
 from cavs.distributed.roles import Roles
 from cavs.distributed.run import Run
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
-from cavs.distributed.strategy import ParameterServer, Strategy, is_stale
+from cavs.distributed.strategy import ParameterServer, Strategy
 from cavs.distributed.synchronisers import Exchange, exchanges_of
 from cavs.distributed.synchronisers.stale import StalePush, StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
@@ -76,7 +76,7 @@ class DistributedSession:
         self.session, self.communicator, self.strategy = session, communicator, strategy
         self.split, self.wait_free = split, wait_free
         self.agreement = Agreement(communicator)
-        self._int_features: list[str] = []
+        self.int_features: list[str] = []  # of the program that runs
         self._exchanges: list[Exchange] = []
         self._exchanging: Any = None  # the executor that they are of
         self._kept: dict[str, Array] = {}  # of a checkpoint, by parameter and what it is
@@ -110,7 +110,7 @@ class DistributedSession:
             return free_step(self, self.servers, batch, hyper, (seed, step, max_norm), waited)
         if not computes:
             return self._finish(self._serve(), 0.0, None, (hyper, states, max_norm), sent)
-        part, executor, inputs = self._prepare(batch)
+        part, executor, inputs = self.prepare_together(batch)
         totals = self._totals(part)
         scale = self.scale(part)
         run = Run(executor, self._exchanges, self.roles, self.wait_free)
@@ -118,8 +118,8 @@ class DistributedSession:
         loss, error = run.go(words, (*inputs, self.own_seed(seed), step, scale, totals))
         return self._finish(run, loss, error, (hyper, states, max_norm), sent)
 
-    def _prepare(self, batch: GraphBatch | ShardedBatch) -> tuple[ShardedBatch, Any, Any]:
-        """This rank's part, the executor that all ranks have alike, and its inputs."""
+    def prepare_together(self, batch: GraphBatch | ShardedBatch) -> tuple[ShardedBatch, Any, Any]:
+        """This rank's part, the executor that ranks of one step have alike, and its inputs."""
         part: ShardedBatch | None = None
         failed: Exception | None = None
         new = True
@@ -130,7 +130,8 @@ class DistributedSession:
                 executor, inputs, _ = self.session.ready(part.local)
         except Exception as error:  # the other ranks must learn of it, whatever it is
             failed = error
-        meeting = self.agreement.meet("step", failed, new=new, stop=self.wants_stop)
+        stop = self.wants_stop and not self.free
+        meeting = self.team_agreement.meet("step", failed, new=new, stop=stop)
         self.stopping |= meeting.stop
         assert part is not None
         if meeting.new:
@@ -142,7 +143,8 @@ class DistributedSession:
         failed: Exception | None = None
 
         def union(values: Sequence[Any]) -> list[Any]:
-            shared = self.roles.replicas.share(list(values))
+            group = self.roles.local if self.free else self.roles.replicas
+            shared = group.share(list(values))
             return sorted({v for other in shared for v in other})
 
         try:
@@ -150,14 +152,16 @@ class DistributedSession:
             executor, inputs, compiled = self.session.ready(part.local)
             kinds = compiled.program.gradients
             self.exchanges_for(executor, kinds)
-            self._int_features = compiled.program.int_features
+            self.int_features = compiled.program.int_features
         except CommunicationError:
             raise
         except Exception as error:  # as above
             failed = error
-        self.agreement.meet("step", failed)
+        self.team_agreement.meet("step", failed)
+        if self.free:
+            return executor, inputs
         if self.roles.replicas is not self.communicator:  # for those who compile nothing
-            self.communicator.share([executor.gradient_order(), kinds, self._int_features])
+            self.communicator.share([executor.gradient_order(), kinds, self.int_features])
         return executor, inputs
 
     def _serve(self) -> Run:
@@ -166,10 +170,10 @@ class DistributedSession:
         self.stopping |= meeting.stop
         if meeting.new:
             self.agreement.meet("step")
-            order, kinds, self._int_features = self.communicator.share(None)[0]
+            order, kinds, self.int_features = self.communicator.share(None)[0]
             self.exchanges_for(idle_executor(self.session.parameters, order), kinds)
         if self.average:
-            self.communicator.all_reduce(np.zeros(3 + len(self._int_features)))
+            self.communicator.all_reduce(np.zeros(3 + len(self.int_features)))
         run = Run(self._exchanging, self._exchanges, self.roles, self.wait_free)
         run.serve()
         return run
@@ -179,7 +183,7 @@ class DistributedSession:
 
         Where gradients are added, not averaged: of this rank's part.
         """
-        totals = part.counts(self._int_features)
+        totals = part.counts(self.int_features)
         if self.average:
             totals *= not part.empty
             self.communicator.all_reduce(totals)
@@ -203,7 +207,8 @@ class DistributedSession:
             counted = [p.as_tuple() for p in run.pieces if p.owned or c.rank == 0]
             squares = run.executor.squared_norm(counted)
             # Each is applied alone: one of them counts, as the mean of all.
-            squares += run.executor.squared_norm(self.own_pieces()) * over**2 / replicas
+            weight = over**2 / (replicas * len(self.roles.team)) if self.roles.computes else 0.0
+            squares += run.executor.squared_norm(self.own_pieces()) * weight
         ends = np.zeros(3 + c.size)
         ends[:3] = loss, squares, error is not None
         ends[3 + c.rank] = run.compute_seconds
@@ -263,16 +268,19 @@ class DistributedSession:
             raise
         return time.perf_counter() - begun
 
-    def serve(
-        self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int
-    ) -> None:
+    def serve(self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int) -> None:
         """Owners of stale parameters take what was written from outside; all ranks call it."""
         if self.servers is None:
             layout = layout_of(self.strategy, self.session.parameters)
             values = [p.value.reshape(-1) for p in self.session.parameters.values()]
             workers = range(self.roles.count)
             self.servers = StaleServers(
-                self.communicator, layout, values, workers, average=self.average
+                self.communicator,
+                layout,
+                values,
+                workers,
+                average=self.average,
+                teams=self.roles.teams,
             )
         if self._written:
             # Of a training without stale parameters, or a new one: one update a step.
@@ -289,6 +297,16 @@ class DistributedSession:
     def updates(self) -> int | None:
         """How many each stale parameter had, where it is known that they are not one a step."""
         return self._updates if self.servers is None else self.servers.updates
+
+    @property
+    def team_agreement(self) -> Agreement:
+        """Where those meet who go through a step together: all, or the replicas of a host."""
+        return Agreement(self.roles.local, self.roles.team) if self.free else self.agreement
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Those of the program that ran last."""
+        return self._exchanges
 
     def own_pieces(self) -> list[Any]:
         """This rank's gradients of stale parameters in the step that ran."""

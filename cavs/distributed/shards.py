@@ -78,7 +78,8 @@ def shard(
 ) -> ShardedBatch:
     """The part of `rank`. ConfigError if `split` does not give every graph to one rank.
 
-    rank: one beyond `ranks` computes nothing, and asks for no split. make: collates the graphs, with their ids.
+    rank: one beyond `ranks` computes nothing, and asks for no split. make: collates the graphs,
+    with their ids.
     """
     if rank >= ranks:
         return _part([], graphs, ids, (rank, ranks), make)
