@@ -91,7 +91,7 @@ def test_a_host_runs_ahead_of_another_up_to_the_bound_and_its_replicas_together(
         for one, other in ((0, 1), (1, 0), (2, 3), (3, 2)):
             assert ended[one, i] > begun[other, i]
         for r in (0, 1):
-            assert i <= ahead or ended[r, i] > begun[3, i - ahead]
+            assert i <= ahead or ended[r, i] > begun[3, i - ahead - 1]
     assert any(ended[0, i] < begun[3, i] for i in range(steps))
 
 
