@@ -1,6 +1,7 @@
 // Places what a batch needs: arena, scratch, features, index arrays, slots.
 #include <algorithm>
 
+#include "exec/caller.h"
 #include "exec/spaces.h"
 #include "executor.h"
 
@@ -72,19 +73,6 @@ size_t Executor<T>::lay_out_scratch() {
   return most;
 }
 
-// Counts, in the order of cavs::Executor's: the negative ones of Count first.
-template <class T>
-void Executor<T>::bind_numbers(const Inputs<T>& inputs) {
-  const int32_t features = index_features_.num_features();
-  numbers_.assign(features - kFewestCount, T(0));
-  T* counts = numbers_.data() - kFewestCount;
-  counts[kScale] = static_cast<T>(inputs.scale);
-  counts[kGraphRows] = static_cast<T>(schedule_->batch->num_graphs());
-  counts[kVertexRows] = static_cast<T>(schedule_->order.size());
-  counts[kEdgeRows] = static_cast<T>(schedule_->edge_order.size());
-  for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(index_features_.count(i));
-}
-
 template <class T>
 Addresses<T> Executor<T>::addresses(const std::vector<FloatFeature<T>>& features) const {
   Addresses<T> at;
@@ -119,7 +107,8 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
     if (b.role == Role::kFeature) rows.resize(std::max<size_t>(rows.size(), b.index + 1), 0);
   }
   index_features_.bind(*schedule_, inputs.int_features, rows);
-  bind_numbers(inputs);
+  numbers_.assign(index_features_.num_features() - kFewestCount, T(0));
+  fill_counts(inputs, index_features_, numbers_.data() - kFewestCount);
   bind_addresses(*program_, addresses(inputs.float_features), bound_);
 
   staging_.clear();
@@ -150,7 +139,7 @@ void Executor<T>::stage_tables() {
   for (Table& table : tables_) {
     bind_table(table, bound_, spaces_);
     table_slots_.push_back(staging_.add(std::span<const int32_t>(table.slots)));
-    if (!table.dense) bytes += (table.slots.size() * table.width * sizeof(T) + 255) / 256 * 256;
+    if (!table.dense) bytes += lines(table.slots.size() * table.width * sizeof(T));
     for (const Lookup& lookup : table.lookups) {
       std::vector<SlotRows>& of = slot_rows_[lookup.instruction];
       of.clear();
@@ -170,7 +159,7 @@ void Executor<T>::stage_tables() {
   size_t at = 0;
   for (const Table& table : tables_) {
     table_at_.push_back(reinterpret_cast<T*>(table_values_.at(at)));
-    if (!table.dense) at += (table.slots.size() * table.width * sizeof(T) + 255) / 256 * 256;
+    if (!table.dense) at += lines(table.slots.size() * table.width * sizeof(T));
   }
 }
 

@@ -7,12 +7,11 @@ namespace {
 
 constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
 constexpr int kMaxGridDimY = 6, kMultiprocessorCount = 16;  // that of z is no less
-constexpr size_t kAlignment = 256;
 
 // Batches differ in size: a quarter more spares most of the next growths.
 size_t grown(size_t bytes, size_t old) {
   bytes = old == 0 ? bytes : std::max(bytes, old + old / 4);
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return lines(bytes);
 }
 
 }  // namespace

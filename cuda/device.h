@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -25,6 +24,10 @@ struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
 constexpr unsigned kBlock = 256;  // threads of a block, unless a kernel takes any number of warps
+
+// Places in device memory start at multiples of this.
+constexpr size_t kLine = 256;
+inline size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 class Device {
  public:

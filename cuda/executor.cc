@@ -22,9 +22,6 @@ size_t count_loads(const Program& p, bool loads) {
   return n;
 }
 
-constexpr size_t kLine = 256;
-size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
 }  // namespace
 
 template <class T>
@@ -177,6 +174,7 @@ void Executor<T>::begin() {
 
 template <class T>
 void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
+  launches_ = 0;
   bind(inputs);
   staging_.upload();
   begin();

@@ -69,7 +69,6 @@ class Executor {
   void lay_out();
   size_t lay_out_scratch();
   void bind(const Inputs<T>& inputs);
-  void bind_numbers(const Inputs<T>& inputs);
   Addresses<T> addresses(const std::vector<FloatFeature<T>>& features) const;
   void stage_tables();
   void stage_task_lookups(const Table& table, const Lookup& lookup);
@@ -96,7 +95,6 @@ class Executor {
 
   void plan_stretches();
   void resolve_stretches();
-  void check_update(const Update<T>& update) const;
   void check_param(int32_t param) const;
   void check_ran() const;
   Address address_of(int32_t buffer) const;
@@ -142,7 +140,7 @@ class Executor {
   size_t arena_needed_ = 0, peak_ = 0, scratch_bytes_ = 0;
   uint64_t seed_ = 0, step_ = 0;
   bool ran_ = false;
-  int64_t launches_ = 0;
+  int64_t launches_ = 0;         // instructions launched in the last run
   std::vector<uint64_t> words_;  // arguments of a generated kernel
   std::vector<void*> pointers_;
 

@@ -1,13 +1,6 @@
 #include "parameters.h"
 
 namespace cavs::cuda {
-namespace {
-
-constexpr size_t kLine = 256;
-size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
-}  // namespace
-
 template <class T>
 Parameters<T>::Parameters(std::shared_ptr<Device> device, std::vector<Parameter<T>> host)
     : device_(std::move(device)), host_(std::move(host)), values_(device_), state_values_(device_) {

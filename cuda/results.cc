@@ -1,9 +1,8 @@
 // What a caller may ask an executor after a run.
 #include <algorithm>
-#include <numeric>
 #include <stdexcept>
 
-#include "exec/spaces.h"
+#include "exec/caller.h"
 #include "executor.h"
 
 namespace cavs::cuda {
@@ -40,11 +39,8 @@ std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> Executor<T>::grad
     device_->download(values.data(), reinterpret_cast<Address>(table_at_[t]),
                       n * width * sizeof(T));
     device_->synchronize();
-    std::vector<int32_t> slots(n), rows;
-    std::iota(slots.begin(), slots.end(), 0);
-    std::sort(slots.begin(), slots.end(),
-              [&](int32_t a, int32_t b) { return table.slots[a] < table.slots[b]; });
-    for (int32_t s : slots) {
+    std::vector<int32_t> rows;
+    for (int32_t s : slots_by_row(table)) {
       rows.push_back(table.slots[s]);
       sorted.insert(sorted.end(), values.begin() + s * width, values.begin() + (s + 1) * width);
     }
@@ -76,33 +72,18 @@ template <class T>
 std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t buffer) const {
   const Turn turn(*device_);
   check_ran();
-  const std::vector<int32_t>& outputs = program_->outputs;
-  if (std::find(outputs.begin(), outputs.end(), buffer) == outputs.end()) {
-    throw std::out_of_range("buffer " + std::to_string(buffer) + " is no output of the program");
-  }
-  const Buffer& b = program_->buffers[buffer];
-  const Space all = is_vertex(b.space) ? kVertexSpace : is_edge(b.space) ? kEdgeSpace : b.space;
-  return {spaces_.ranges[all].size(), b.width};
+  return cavs::output_shape(*program_, spaces_, buffer);
 }
 
 template <class T>
 void Executor<T>::output(int32_t buffer, T* out) {
-  const auto [rows, width] = output_shape(buffer);
   const Turn turn(*device_);
   check_ran();
-  const Buffer& b = program_->buffers[buffer];
-  const RowRange range = spaces_.ranges[b.space];
-  std::vector<T> values(static_cast<size_t>(range.size()) * width);
+  const int64_t width = cavs::output_shape(*program_, spaces_, buffer).second;
+  std::vector<T> values(spaces_.ranges[program_->buffers[buffer].space].size() * width);
   device_->download(values.data(), address_of(buffer), values.size() * sizeof(T));
   device_->synchronize();
-  if (range.size() != rows) std::fill_n(out, rows * width, T(0));
-  const int32_t* order = is_vertex(b.space) ? schedule_->order.data()
-                         : is_edge(b.space) ? schedule_->edge_order.data()
-                                            : nullptr;
-  const T* from = values.data();
-  for (int32_t r = range.begin; r < range.end; ++r, from += width) {
-    std::copy_n(from, width, out + (order ? order[r] : r) * width);
-  }
+  to_caller(*program_, spaces_, *schedule_, buffer, values.data(), out);
 }
 
 template <class T>

@@ -8,8 +8,6 @@
 namespace cavs::cuda {
 namespace {
 
-constexpr size_t kLine = 64;
-
 bool random(const Instruction& in) {
   return std::any_of(in.ops.begin(), in.ops.end(),
                      [](const MapOp& op) { return op.code == MapOpcode::kUniform; });
@@ -31,7 +29,7 @@ void Staging::clear() {
 
 int32_t Staging::add(const void* from, size_t bytes) {
   pieces_.push_back({bytes == 0 ? nullptr : from, bytes, bytes_});
-  bytes_ += (bytes + kLine - 1) / kLine * kLine;
+  bytes_ += lines(bytes);
   return static_cast<int32_t>(pieces_.size()) - 1;
 }
 

@@ -1,9 +1,8 @@
 // The update half of a training step, on the device: norm, clipping, optimiser. The host reads
 // nothing but the outcome.
 #include <algorithm>
-#include <cmath>
-#include <stdexcept>
 
+#include "exec/caller.h"
 #include "executor.h"
 
 namespace cavs::cuda {
@@ -17,16 +16,6 @@ Optimizer on_device(const OptimizerStep& s) {
 }
 
 }  // namespace
-
-template <class T>
-void Executor<T>::check_update(const Update<T>& update) const {
-  const size_t parameters = parameters_->sizes().size();
-  if (update.trainable.size() == parameters && update.states.size() == parameters) return;
-  throw std::invalid_argument("states of " + std::to_string(update.states.size()) +
-                              " parameters, " + std::to_string(update.trainable.size()) +
-                              " trainable flags, the program has " + std::to_string(parameters) +
-                              " parameters");
-}
 
 // The gradients of the run to come, in pieces of a block each; rows of tables are filled in by
 // resolve_stretches once their address is known.
@@ -70,7 +59,7 @@ template <class T>
 StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update,
                              std::shared_ptr<const void> owner) {
   const Turn turn(*device_);
-  check_update(update);
+  check_update(update, parameters_->sizes().size());
   states_ = &parameters_->states(update.states, std::move(owner));
   trainable_ = update.trainable;
   try {

@@ -37,7 +37,8 @@ class CudaEngine:
 
     owner: whose engine this is. precision: of products of float32 values, one of PRECISIONS;
     everything else, sums too, is float32. The host's arrays fall behind with every step:
-    ``download`` brings them up to date.
+    ``download`` brings them up to date. DeviceError where the device fails, lacks memory, or a
+    kernel does not compile; nothing of the host is changed then.
     """
 
     def __init__(

@@ -5,12 +5,39 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from cavs.distributed.communicator.protocol import Handle
 from cavs.distributed.roles import Roles
 from cavs.distributed.synchronisers import Exchange, Piece
 from cavs.errors import CommunicationError
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """A step on all ranks.
+
+    loss, grad_norm: of the global batch; where ranks do not wait for each other, what this rank's
+    part of it tells of them. compute_seconds: this rank's forward and backward.
+    communication_seconds: spent in reducing gradients; exposed_seconds: the part of it outside
+    of backward. sent_bytes: by this rank. rank_seconds: compute_seconds of every rank, where known.
+    """
+
+    loss: float
+    grad_norm: float
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    sent_bytes: int
+    rank_seconds: tuple[float, ...] = ()
+
+    @property
+    def overlap(self) -> float:
+        """The share of communication time hidden behind computation; 1 without communication."""
+        if self.communication_seconds <= 0:
+            return 1.0
+        return 1.0 - min(1.0, self.exposed_seconds / self.communication_seconds)
 
 
 class Run:
@@ -68,7 +95,7 @@ class Run:
 
     def _reduce(self, exchange: Exchange) -> list[Piece]:
         """In the background: waits for the gradients, then for the other ranks."""
-        usable = all([self.executor.wait_gradient(p) for p in exchange.parameters])
+        usable = exchange.wait(self.executor)
         begun = time.perf_counter()
         group = self.roles.everyone if exchange.everyone else self.roles.replicas
         pieces = exchange.reduce(self.executor, usable, group)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,10 @@ from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.compressors import share_of
-from cavs.distributed.free import free_step
+from cavs.distributed.free_step import free_step
 from cavs.distributed.idle import idle_executor
 from cavs.distributed.roles import Roles
-from cavs.distributed.run import Run
+from cavs.distributed.run import Run, StepReport
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
 from cavs.distributed.strategy import ParameterServer, Strategy
 from cavs.distributed.synchronisers import Exchange, exchanges_of
@@ -28,32 +27,6 @@ from cavs.runtime import Session
 from cavs.runtime.variant import EvalResult
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """A step on all ranks.
-
-    loss, grad_norm: of the global batch; where ranks do not wait for each other, what this rank's
-    part of it tells of them. compute_seconds: this rank's forward and backward.
-    communication_seconds: spent in reducing gradients; exposed_seconds: the part of it outside
-    of backward. sent_bytes: by this rank. rank_seconds: compute_seconds of every rank, where known.
-    """
-
-    loss: float
-    grad_norm: float
-    compute_seconds: float
-    communication_seconds: float
-    exposed_seconds: float
-    sent_bytes: int
-    rank_seconds: tuple[float, ...] = ()
-
-    @property
-    def overlap(self) -> float:
-        """The share of communication time hidden behind computation; 1 without communication."""
-        if self.communication_seconds <= 0:
-            return 1.0
-        return 1.0 - min(1.0, self.exposed_seconds / self.communication_seconds)
 
 
 class DistributedSession:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
-from cavs.distributed.session import StepReport
+from cavs.distributed.run import StepReport
 from cavs.distributed.snapshot import Snapshots
 from cavs.distributed.strategy import variables_of
 from cavs.distributed.strategy.lose import without

@@ -20,7 +20,8 @@ from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.digest import facts
 from cavs.distributed.resources import ResourceSpec
-from cavs.distributed.session import DistributedSession, StepReport
+from cavs.distributed.run import StepReport
+from cavs.distributed.session import DistributedSession
 from cavs.distributed.shards import Collate, ShardedBatch, Split, contiguous, shard
 from cavs.distributed.strategy import Strategy, variables_of
 from cavs.distributed.strategy.verify import verify

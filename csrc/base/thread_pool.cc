@@ -16,9 +16,9 @@
 namespace cavs {
 namespace {
 
-// Long enough to bridge the serial code between two regions, short enough not to hold a core that
-// somebody else needs.
-constexpr std::chrono::microseconds kSpin{30};
+// Long enough to bridge the Python between two runs on one small graph, which waking a thread would
+// outlast; short enough not to hold a core that somebody else needs.
+constexpr std::chrono::microseconds kSpin{100};
 
 thread_local bool t_inside = false;
 

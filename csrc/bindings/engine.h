@@ -53,9 +53,10 @@ class Engine {
     return out;
   }
 
-  bool wait_gradient(int32_t param) const {
+  bool wait_gradient(int32_t param, int64_t begin, std::optional<int64_t> end) const {
+    const int64_t last = end.value_or(executor_.parameter_size(param));
     const py::gil_scoped_release release;
-    return executor_.wait_gradient(param);
+    return executor_.wait_gradient(param, begin, last);
   }
 
   // (rows or None, values), of the engine's memory; `owner` keeps it alive.

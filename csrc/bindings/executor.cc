@@ -72,11 +72,18 @@ void bind_class(py::module_& m) {
           "Ends every wait_gradient: the run that was armed for will not come.")
       .def(
           "wait_gradient",
-          [](PyExecutor& x, int32_t i) {
-            return x.visit([&](auto& e) { return e.wait_gradient(i); });
+          [](PyExecutor& x, int32_t i, int64_t begin, std::optional<int64_t> end) {
+            return x.visit([&](auto& e) { return e.wait_gradient(i, begin, end); });
           },
-          py::arg("parameter"),
-          "Waits, without the GIL, until the gradient is final; False if the run failed.")
+          py::arg("parameter"), py::arg("begin") = 0, py::arg("end") = py::none(),
+          "Waits, without the GIL, until elements [begin, end) of the gradient are final; False if "
+          "the run failed.")
+      .def(
+          "gradient_slab",
+          [](PyExecutor& x, int32_t i) {
+            return x.visit([&](auto& e) { return e.executor().gradient_slab(i); });
+          },
+          py::arg("parameter"), "Elements of the gradient that become final together.")
       .def(
           "gradient_view",
           [](const py::object& self, int32_t i) {

@@ -126,18 +126,31 @@ bool independent(const Program& p, int32_t first, int32_t b) {
   return true;
 }
 
+// Rows of a gradient too large to be told as one: few enough slabs, for each costs a pass over the
+// right operand of the product.
+constexpr int64_t kSlabBytes = 4 << 20;
+
+void cut_gradients(const Program& p, Analysis& a, size_t element,
+                   const std::vector<int64_t>& sizes) {
+  for (int64_t size : sizes) a.slab.push_back(std::max<int64_t>(size, 1));
+  a.result_width.assign(p.instructions.size(), 0);
+  for (size_t id = 0; id < p.instructions.size(); ++id) {
+    const Instruction& in = p.instructions[id];
+    if (in.kind != InstructionKind::kMatmulTN) continue;
+    const Buffer& out = p.buffers[in.out.buffer];
+    if (out.role != Role::kGrad || !is_whole_product(p, in, sizes[out.index])) continue;
+    const int64_t size = sizes[out.index], width = out.width;
+    const int64_t slabs = (size * static_cast<int64_t>(element) + kSlabBytes - 1) / kSlabBytes;
+    a.result_width[id] = out.width;
+    a.slab[out.index] = (size / width + slabs - 1) / slabs * width;
+  }
+}
+
 // A dense gradient need not be zeroed if the first instruction that writes it writes all of it.
 bool overwrites(const Program& p, const Instruction& in, int64_t size) {
   if (in.accumulate || in.kind == InstructionKind::kMap) return false;
-  if (in.out.column != 0) return false;
-  int64_t elements = in.out.width;
-  if (in.kind == InstructionKind::kMatmulTN) {
-    if (p.buffers[in.out.buffer].width != in.out.width) return false;
-    int64_t k = 0;
-    for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
-    elements *= k;
-  }
-  return elements == size;
+  if (in.kind == InstructionKind::kMatmulTN) return is_whole_product(p, in, size);
+  return in.out.column == 0 && in.out.width == size;
 }
 
 // Which gradients an instruction writes, and in which order they are done: by the step of the last
@@ -172,6 +185,13 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
 }
 
 }  // namespace
+
+bool is_whole_product(const Program& p, const Instruction& in, int64_t size) {
+  if (in.kind != InstructionKind::kMatmulTN || in.out.column != 0) return false;
+  int64_t k = 0;
+  for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
+  return p.buffers[in.out.buffer].width == in.out.width && k * in.out.width == size;
+}
 
 Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& sizes) {
   Analysis a;
@@ -238,6 +258,7 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
     }
   }
   order_gradients(p, a, sizes.size());
+  cut_gradients(p, a, element, sizes);
   return a;
 }
 

@@ -46,7 +46,15 @@ struct Analysis {
   // Parameters whose gradient an instruction, or one of a body, writes.
   std::vector<std::vector<int32_t>> gradients_of_instruction, gradients_of_body;
   std::vector<int32_t> gradient_order;  // parameters with a gradient, in the order of completion
+  // Of each instruction: columns of the parameter that it is the gradient of, if it is a product
+  // that makes all of it, else 0.
+  std::vector<int32_t> result_width;
+  // Of each parameter: elements, whole rows, of its gradient that are told together when final.
+  std::vector<int64_t> slab;
 };
+
+// Whether an instruction is a product whose result is a gradient of `size` elements, all of it.
+bool is_whole_product(const Program& program, const Instruction& in, int64_t size);
 
 // `element` is the size of a number in bytes; `num_parameters` and sizes are the caller's.
 Analysis analyse(const Program& program, size_t element, const std::vector<int64_t>& sizes);

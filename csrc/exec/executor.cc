@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/thread_pool.h"
+#include "exec/caller.h"
 #include "exec/spaces.h"
 #include "exec/validate.h"
 
@@ -60,7 +61,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
       analysis_(analyse(*program_, sizeof(T), sizes_of(*program_, parameters))),
       kernels_(kernels<T>()),
       index_features_(*program_, sizes_of(*program_, parameters)),
-      progress_(parameters.size()) {
+      progress_(analysis_, sizes_of(*program_, parameters)) {
   const Program& p = *program_;
   context_.program = program_.get();
   context_.analysis = &analysis_;
@@ -147,15 +148,16 @@ void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule
   schedule_ = nullptr;
   ran_ = false;
   resolve_spaces(*program_, *schedule, spaces_);
-  const PlanOptions options{threads, kernels_.panel, serial_};
+  const bool slabs = progress_.watched();
+  const PlanOptions options{threads, kernels_.panel, serial_, slabs};
   make_plan(*program_, analysis_, *schedule, spaces_, options, plan_);
   alone_ = threads == 1 || plan_.cost < kTravelNs * static_cast<double>(small_gradients_);
   if (threads > 1 && (alone_ || plan_.cost < kParallelNs)) {
-    make_plan(*program_, analysis_, *schedule, spaces_, {1, kernels_.panel, false}, plan_);
+    make_plan(*program_, analysis_, *schedule, spaces_, {1, kernels_.panel, false, slabs}, plan_);
   }
   lay_out();
   lay_out_scratch();
-  count_items();
+  progress_.count(plan_);
   planned_threads_ = threads;
   schedule_ = schedule;
   context_.schedule = schedule_.get();
@@ -200,24 +202,6 @@ void Executor<T>::lay_out_scratch() {
 }
 
 template <class T>
-void Executor<T>::bind_counts(const Inputs<T>& inputs) {
-  const int32_t features = index_features_.num_features();
-  T* counts = counts_.as<T>() - kFewestCount;
-  counts[kScale] = static_cast<T>(inputs.scale);
-  counts[kGraphRows] = static_cast<T>(schedule_->batch->num_graphs());
-  counts[kVertexRows] = static_cast<T>(schedule_->order.size());
-  counts[kEdgeRows] = static_cast<T>(schedule_->edge_order.size());
-  for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(index_features_.count(i));
-  if (inputs.totals.empty()) return;
-  if (inputs.totals.size() < static_cast<size_t>(features) + 3) {
-    throw std::invalid_argument(std::to_string(inputs.totals.size()) +
-                                " totals, the program needs " + std::to_string(features + 3));
-  }
-  for (int32_t i = 0; i < 3; ++i) counts[kGraphRows - i] = static_cast<T>(inputs.totals[i]);
-  for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(inputs.totals[i + 3]);
-}
-
-template <class T>
 void Executor<T>::bind(const Inputs<T>& inputs) {
   if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
   bind_structure(inputs.schedule);
@@ -228,7 +212,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
     if (b.role == Role::kFeature) rows.resize(std::max<size_t>(rows.size(), b.index + 1), 0);
   }
   index_features_.bind(*schedule_, inputs.int_features, rows);
-  bind_counts(inputs);
+  fill_counts(inputs, index_features_, counts_.as<T>() - kFewestCount);
   Addresses<T> at;
   at.arena = arena_.as<T>();
   at.lifetimes = &analysis_.lifetimes;
@@ -325,7 +309,7 @@ void Executor<T>::walk(int32_t thread, int32_t threads) {
         const int32_t first = begin + taken, end = serial ? count : first + 1;
         for (int32_t j = first; j < end; ++j) {
           worker.run(items[j]);
-          finished(items[j]);
+          progress_.finished(items[j]);
         }
         done.fetch_add(1, std::memory_order_release);
       }
@@ -375,11 +359,7 @@ double Executor<T>::run_locked(const Inputs<T>& inputs) {
   try {
     bind(inputs);
     plan_prologue();
-    std::vector<int32_t> pieces = items_of_gradient_;
-    for (const Item& item : prologue_) {
-      if (item.kind == ItemKind::kZero) ++pieces[item.id];
-    }
-    progress_.begin(pieces);
+    progress_.begin(prologue_);
     return execute();
   } catch (...) {
     progress_.fail();
@@ -388,28 +368,6 @@ double Executor<T>::run_locked(const Inputs<T>& inputs) {
 }
 
 // Pieces of work that each gradient needs before it is final.
-template <class T>
-void Executor<T>::count_items() {
-  items_of_gradient_.assign(context_.sizes.size(), 0);
-  for (const Item& item : plan_.items) {
-    for (int32_t param : gradients_of(item)) ++items_of_gradient_[param];
-  }
-}
-
-template <class T>
-const std::vector<int32_t>& Executor<T>::gradients_of(const Item& item) const {
-  static const std::vector<int32_t> kNone;
-  if (item.kind == ItemKind::kPack || item.kind == ItemKind::kZero) return kNone;
-  return item.kind == ItemKind::kBody ? analysis_.gradients_of_body[item.id]
-                                      : analysis_.gradients_of_instruction[item.id];
-}
-
-template <class T>
-void Executor<T>::finished(const Item& item) {
-  if (item.kind == ItemKind::kZero) progress_.finished(item.id);
-  for (int32_t param : gradients_of(item)) progress_.finished(param);
-}
-
 template <class T>
 void Executor<T>::set_profiling(bool on) {
   const std::lock_guard lock(mutex_);

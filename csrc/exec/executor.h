@@ -103,9 +103,11 @@ class Executor {
 
   // A step in parts, for who reduces gradients with others in between. arm_gradients, then run on
   // one thread while others wait_gradient; then squared_norm and apply.
-  void arm_gradients() { progress_.arm(); }
-  // Whether the gradient is final; false if the run failed or was given up.
-  bool wait_gradient(int32_t param) const;
+  void arm_gradients();
+  // Whether elements [begin, end) of the gradient are final; false if the run failed or was given
+  // up. Large gradients are told in slabs of gradient_slab elements.
+  bool wait_gradient(int32_t param, int64_t begin, int64_t end) const;
+  int64_t gradient_slab(int32_t param) const { return analysis_.slab.at(param); }
   void give_up_gradients() { progress_.fail(); }
   // Valid until the next run.
   GradientView<T> gradient_view(int32_t param);
@@ -154,7 +156,6 @@ class Executor {
   void lay_out();
   void lay_out_scratch();
   void bind(const Inputs<T>& inputs);
-  void bind_counts(const Inputs<T>& inputs);
   double run_locked(const Inputs<T>& inputs);
   // Whether a weight has packed memory of its own.
   bool packs(size_t w) const { return packed_at_[w].weight == static_cast<int32_t>(w); }
@@ -163,10 +164,6 @@ class Executor {
   void walk(int32_t thread, int32_t threads);
   void wait(const Counter& done, int32_t units) const;
   void check_param(int32_t param) const;
-  void check_update(const Update<T>& update) const;
-  void count_items();
-  const std::vector<int32_t>& gradients_of(const Item& item) const;
-  void finished(const Item& item);
   int32_t threads_of_update() const;
   double square(const std::vector<GradientPiece<T>>& work);
   void move(const Update<T>& update, const std::vector<GradientPiece<T>>& work, double scale);
@@ -199,7 +196,6 @@ class Executor {
   std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights
   std::vector<double> partial_;
   GradientProgress progress_;
-  std::vector<int32_t> items_of_gradient_;  // of the plan
   Counters counters_;
   int64_t small_gradients_ = 0;  // elements of dense gradients, 0 if caches cannot hold them
   bool serial_ = false;

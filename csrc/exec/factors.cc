@@ -16,13 +16,9 @@ bool make_factors(const Program& program, const Analysis& analysis, int32_t para
       const std::vector<int32_t>& written = analysis.gradients_of_instruction[id];
       if (std::find(written.begin(), written.end(), param) == written.end()) continue;
       const Instruction& in = program.instructions[id];
-      if (in.kind != InstructionKind::kMatmulTN || stage.kind == StageKind::kLoop) return false;
-      int64_t k = 0;
-      for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
-      const bool whole = in.out.column == 0 && k * in.out.width == size;
-      if (!whole || program.buffers[in.out.buffer].width != in.out.width) return false;
-      out.k = k;
+      if (stage.kind == StageKind::kLoop || !is_whole_product(program, in, size)) return false;
       out.n = in.out.width;
+      out.k = size / out.n;
       out.instructions.push_back(id);
     }
   }

@@ -209,10 +209,15 @@ class Planner {
       const int32_t wide = std::min(panels, pieces);
       constexpr int32_t kFewest = 32;  // rows of the result
       const int32_t high = std::clamp((pieces + wide - 1) / wide, 1, (k + kFewest - 1) / kFewest);
-      for (int32_t i = 0; i < high; ++i) {
-        for (int32_t j = 0; j < wide; ++j) {
-          put({ItemKind::kTransposed, id, part(0, k, i, high), part(0, k, i + 1, high),
-               part(0, panels, j, wide), part(0, panels, j + 1, wide), task});
+      const int32_t slab = o_.slabs && task == 0 ? slab_rows(in, id, k) : k;
+      for (int32_t begin = 0; begin < k; begin += slab) {
+        const int32_t end = std::min(k, begin + slab);
+        for (int32_t i = 0; i < high; ++i) {
+          for (int32_t j = 0; j < wide; ++j) {
+            put({ItemKind::kTransposed, id, part(begin, end, i, high),
+                 part(begin, end, i + 1, high), part(0, panels, j, wide),
+                 part(0, panels, j + 1, wide), task});
+          }
         }
       }
     } else if (in.kind == InstructionKind::kSumRows) {
@@ -226,6 +231,13 @@ class Planner {
     } else {
       for (int32_t j = 0; j < pieces; ++j) put({ItemKind::kSlots, id, 0, 0, j, pieces, task});
     }
+  }
+
+  // Rows of a product's result, of `k`, that make a slab of a gradient.
+  int32_t slab_rows(const Instruction& in, int32_t id, int32_t k) const {
+    const int32_t width = a_.result_width[id];
+    if (width == 0) return k;
+    return static_cast<int32_t>(a_.slab[p_.buffers[in.out.buffer].index] / width);
   }
 
   const Program& p_;

@@ -62,6 +62,7 @@ struct PlanOptions {
   int32_t threads;
   int32_t panel;
   bool one_by_one;  // one row at a time
+  bool slabs;       // gradients slab by slab, for others who wait for them
 };
 void make_plan(const Program& program, const Analysis& analysis, const Schedule& schedule,
                const Spaces& spaces, const PlanOptions& options, Plan& plan);

@@ -1,4 +1,5 @@
-// Tells other threads, during a run, which gradients are final.
+// Tells other threads, during a run, which gradients are final: those of large parameters slab by
+// slab (Analysis::slab), so that the first rows can leave while the last are computed.
 #pragma once
 
 #include <atomic>
@@ -6,43 +7,42 @@
 #include <memory>
 #include <vector>
 
+#include "exec/plan.h"
+
 namespace cavs {
 
 class GradientProgress {
  public:
-  explicit GradientProgress(size_t parameters)
-      : size_(parameters), left_(std::make_unique<std::atomic<int32_t>[]>(parameters)) {
-    begin(std::vector<int32_t>(parameters, 0));
-  }
+  GradientProgress(const Analysis& analysis, const std::vector<int64_t>& sizes);
+
+  // The pieces of work in a plan that each slab needs.
+  void count(const Plan& plan);
   // Before a run that others wait for: no gradient is final.
-  void arm() { fill(kArmed); }
-  // The run starts: pieces of work that each gradient still needs.
-  void begin(const std::vector<int32_t>& pieces) {
-    for (size_t i = 0; i < size_; ++i) set(i, pieces[i]);
-  }
-  void finished(int32_t param) {
-    if (left_[param].fetch_sub(1, std::memory_order_acq_rel) == 1) left_[param].notify_all();
-  }
-  // The run failed: nobody waits for it any longer.
-  void fail() { fill(kFailed); }
-  bool wait(int32_t param) const {
-    int32_t left;
-    while ((left = left_[param].load(std::memory_order_acquire)) > 0) {
-      left_[param].wait(left, std::memory_order_acquire);
-    }
-    return left == 0;
-  }
+  void arm();
+  // Whether anybody ever waited.
+  bool watched() const { return watched_; }
+  // The run starts: `prologue` comes before the plan.
+  void begin(const std::vector<Item>& prologue);
+  void finished(const Item& item);
+  // The run failed, or will not come: nobody waits for it any longer.
+  void fail();
+  // Whether elements [begin, end) of a gradient are final; waits until they are.
+  bool wait(int32_t param, int64_t begin, int64_t end) const;
 
  private:
   static constexpr int32_t kArmed = 1 << 30, kFailed = -1;
-  void set(size_t i, int32_t value) {
-    left_[i].store(value, std::memory_order_release);
-    if (value <= 0) left_[i].notify_all();
-  }
-  void fill(int32_t value) {
-    for (size_t i = 0; i < size_; ++i) set(i, value);
-  }
-  size_t size_;
+  template <class F>
+  void each_slab(int32_t param, int64_t begin, int64_t end, F&& f) const;
+  template <class F>
+  void each_slab(const Item& item, F&& f) const;
+  void set(size_t slab, int32_t value);
+  void fill(int32_t value);
+
+  const Analysis& analysis_;
+  std::vector<int64_t> sizes_;
+  std::vector<int32_t> first_;   // parameter -> its first slab
+  std::vector<int32_t> pieces_;  // of the plan, for each slab
+  bool watched_ = false;
   std::unique_ptr<std::atomic<int32_t>[]> left_;
 };
 

@@ -1,9 +1,8 @@
 // What a caller may ask an executor after a run.
 #include <algorithm>
-#include <numeric>
 #include <stdexcept>
 
-#include "exec/executor.h"
+#include "exec/caller.h"
 #include "exec/spaces.h"
 
 namespace cavs {
@@ -49,13 +48,9 @@ std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> Executor<T>::grad
   check_ran();
   for (const Table& table : context_.tables) {
     if (table.param != param || table.dense) continue;
-    std::vector<int32_t> slots(table.slots.size());
-    std::iota(slots.begin(), slots.end(), 0);
-    std::sort(slots.begin(), slots.end(),
-              [&](int32_t a, int32_t b) { return table.slots[a] < table.slots[b]; });
     std::vector<int32_t> rows;
     std::vector<T> values;
-    for (int32_t s : slots) {
+    for (int32_t s : slots_by_row(table)) {
       rows.push_back(table.slots[s]);
       const T* row = table.values.as<T>() + s * table.width;
       values.insert(values.end(), row, row + table.width);
@@ -69,30 +64,16 @@ template <class T>
 std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t buffer) const {
   const std::lock_guard lock(mutex_);
   check_ran();
-  const std::vector<int32_t>& outputs = program_->outputs;
-  if (std::find(outputs.begin(), outputs.end(), buffer) == outputs.end()) {
-    throw std::out_of_range("buffer " + std::to_string(buffer) + " is no output of the program");
-  }
-  const Buffer& b = program_->buffers[buffer];
-  const Space all = is_vertex(b.space) ? kVertexSpace : is_edge(b.space) ? kEdgeSpace : b.space;
-  return {spaces_.ranges[all].size(), b.width};
+  return cavs::output_shape(*program_, spaces_, buffer);
 }
 
 template <class T>
 void Executor<T>::output(int32_t buffer, T* out) const {
-  const auto [rows, width] = output_shape(buffer);
   const std::lock_guard lock(mutex_);
   check_ran();
-  const Buffer& b = program_->buffers[buffer];
-  const RowRange range = spaces_.ranges[b.space];
-  if (range.size() != rows) std::fill_n(out, rows * width, T(0));
-  const int32_t* order = is_vertex(b.space) ? schedule_->order.data()
-                         : is_edge(b.space) ? schedule_->edge_order.data()
-                                            : nullptr;
-  const T* from = arena_.as<T>() + analysis_.lifetimes[buffer].offset / sizeof(T);
-  for (int32_t r = range.begin; r < range.end; ++r, from += width) {
-    std::copy_n(from, width, out + (order ? order[r] : r) * width);
-  }
+  cavs::output_shape(*program_, spaces_, buffer);  // refuses what is no output
+  const T* values = arena_.as<T>() + analysis_.lifetimes[buffer].offset / sizeof(T);
+  to_caller(*program_, spaces_, *schedule_, buffer, values, out);
 }
 
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "exec/executor.h"
+#include "exec/caller.h"
 
 namespace cavs {
 namespace {
@@ -66,18 +66,6 @@ void for_each_piece(int64_t pieces, int32_t threads, F&& f) {
 }  // namespace
 
 template <class T>
-void Executor<T>::check_update(const Update<T>& update) const {
-  if (update.trainable.size() == context_.sizes.size() &&
-      update.states.size() == context_.sizes.size()) {
-    return;
-  }
-  throw std::invalid_argument("states of " + std::to_string(update.states.size()) +
-                              " parameters, " + std::to_string(update.trainable.size()) +
-                              " trainable flags, the program has " +
-                              std::to_string(context_.sizes.size()) + " parameters");
-}
-
-template <class T>
 int32_t Executor<T>::threads_of_update() const {
   return alone_ || serial_ ? 1 : thread_pool().num_threads();
 }
@@ -126,7 +114,7 @@ void Executor<T>::move(const Update<T>& update, const std::vector<GradientPiece<
 template <class T>
 StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
   const std::lock_guard lock(mutex_);
-  check_update(update);
+  check_update(update, context_.sizes.size());
   const double loss = run_locked(inputs);
   std::vector<GradientPiece<T>> work;
   stretches(context_, update.trainable, work);
@@ -138,9 +126,19 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
 }
 
 template <class T>
-bool Executor<T>::wait_gradient(int32_t param) const {
+void Executor<T>::arm_gradients() {
+  if (!progress_.watched()) planned_threads_ = 0;  // the plan is to make slabs
+  progress_.arm();
+}
+
+template <class T>
+bool Executor<T>::wait_gradient(int32_t param, int64_t begin, int64_t end) const {
   check_param(param);
-  return progress_.wait(param);
+  if (begin < 0 || begin > end || end > context_.sizes[param]) {
+    throw std::out_of_range("elements " + std::to_string(begin) + " to " + std::to_string(end) +
+                            " of a gradient that has " + std::to_string(context_.sizes[param]));
+  }
+  return progress_.wait(param, begin, end);
 }
 
 template <class T>
@@ -229,13 +227,14 @@ template <class T>
 void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces,
                         double scale) {
   const std::lock_guard lock(mutex_);
-  check_update(update);
+  check_update(update, context_.sizes.size());
   move(update, checked(pieces, context_.sizes), scale);
 }
 
 #define CAVS_INSTANTIATE(T)                                                                        \
   template StepResult Executor<T>::step(const Inputs<T>&, const Update<T>&);                       \
-  template bool Executor<T>::wait_gradient(int32_t) const;                                         \
+  template void Executor<T>::arm_gradients();                                                      \
+  template bool Executor<T>::wait_gradient(int32_t, int64_t, int64_t) const;                       \
   template bool Executor<T>::set_factored(int32_t);                                                \
   template const Factors& Executor<T>::factors(int32_t) const;                                     \
   template void Executor<T>::add_product(const T*, const T*, int64_t, int64_t, int64_t, T*) const; \

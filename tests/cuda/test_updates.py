@@ -7,34 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ..kernels.test_update import reference
 from .kernels import Optimizer, Outcome, Stretch
 from .support import SIZES, Array, Case, agree, every_case
 
 Grid = tuple[int, ...]
 KINDS = ("SGD", "MOMENTUM", "ADAGRAD", "ADAM", "ADAMW")
-
-
-def reference(
-    kind: str, p: np.ndarray, g: np.ndarray, s1: np.ndarray, s2: np.ndarray, o: dict[str, float]
-) -> None:
-    """PyTorch's formulas in float64, in place."""
-    g = g * o["grad_scale"]
-    if kind == "ADAMW":
-        p *= 1 - o["lr"] * o["weight_decay"]
-    else:
-        g = g + o["weight_decay"] * p
-    if kind == "SGD":
-        p -= o["lr"] * g
-    elif kind == "MOMENTUM":
-        s1[...] = o["momentum"] * s1 + g
-        p -= o["lr"] * (g + o["momentum"] * s1 if o["nesterov"] else s1)
-    elif kind == "ADAGRAD":
-        s1 += g * g
-        p -= o["lr"] * g / (np.sqrt(s1) + o["eps"])
-    else:
-        s1[...] = o["beta1"] * s1 + (1 - o["beta1"]) * g
-        s2[...] = o["beta2"] * s2 + (1 - o["beta2"]) * g * g
-        p -= o["lr"] / o["bias1"] * s1 / (np.sqrt(s2) / np.sqrt(o["bias2"]) + o["eps"])
 
 
 def options(kind: str) -> dict[str, float]:

@@ -78,6 +78,41 @@ def test_a_gradient_is_final_when_it_is_told():
             np.testing.assert_array_equal(seen[p], executor.gradient_view(p)[1])
 
 
+def test_large_gradients_are_told_slab_by_slab(threads):
+    """In the order of their rows; the same bits as in a run that nobody follows."""
+    _, alone, inputs = case(d=600, h=1000)
+    alone.run(*inputs)
+    _, executor, inputs = case(d=600, h=1000)
+    sizes = {p: executor.gradient_view(p)[1].size for p in (W, U, B)}
+    slabs = {p: executor.gradient_slab(p) for p in sizes}
+    assert slabs == {W: 300_000, U: 500_000, B: 1000}
+    for _ in range(3):
+        executor.arm_gradients()
+        seen = {p: [] for p in sizes}
+
+        def watch(seen=seen):
+            for p in executor.gradient_order():
+                if p in sizes:
+                    for at in range(0, sizes[p], slabs[p]):
+                        assert executor.wait_gradient(p, at, at + slabs[p])
+                        seen[p].append(executor.gradient_view(p)[1][at : at + slabs[p]].copy())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        executor.run(*inputs)
+        watcher.join(10)
+        for p in sizes:
+            np.testing.assert_array_equal(np.concatenate(seen[p]), alone.gradient_view(p)[1])
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, 5), (3, 2), (0, 41)])
+def test_elements_outside_of_a_gradient_are_refused(begin, end):
+    _, executor, inputs = case(d=8, h=5)
+    executor.run(*inputs)
+    with pytest.raises(IndexError, match=f"elements {begin} to {end} of a gradient that has 40"):
+        executor.wait_gradient(W, begin, end)
+
+
 def test_nobody_waits_for_a_run_that_fails_or_does_not_come():
     _, executor, (batch, floats, ints) = case()
     results = []

@@ -33,7 +33,9 @@ _EAGER = "OMPI_MCA_btl_tcp_eager_limit"
 _HEADER = 1 << 10
 INSTALL = 'pip install "cavs[mpi]"'
 _SPINS = 400  # polls before the first pause
-_PAUSE = 20e-6  # seconds; a waiting rank leaves its core to those that compute
+# Seconds between two polls: a waiting rank leaves its core to those that compute. At most this part
+# of the time waited so far, so that long waits, which are for a peer that computes, cost little.
+_SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
 _LISTEN = 0.1  # seconds between two looks at what peers ask
 _GRACE = 3.0  # seconds that peers have to answer
 _ASK, _ANSWER = 1, 2
@@ -131,9 +133,9 @@ class MPICommunicator(Collectives):
         for _ in range(_SPINS):
             if test(requests):
                 return
-        started = listened = time.monotonic()
+        started = listened = now = time.monotonic()
         while not test(requests):
-            time.sleep(_PAUSE)
+            time.sleep(min(max(_SHORTEST, (now - started) * _PART), _LONGEST))
             now = time.monotonic()
             if now - listened > _LISTEN:
                 listened = now

@@ -16,6 +16,7 @@ from cavs.distributed.synchronisers.exchange import (
     Piece,
     pack,
     sum_rows,
+    wait_parts,
 )
 
 _GAP = 2 * 64  # bytes; the engine leaves less than that between two gradients
@@ -57,6 +58,10 @@ class DenseAllReduce(Exchange):
             part.piece(self.buffer[at : at + part.size])
             for part, at in zip(self.parts, places, strict=True)
         ]
+
+    def wait(self, gradients: Gradients) -> bool:
+        """See `Exchange`."""
+        return wait_parts(self.parts, gradients)
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         """See `Exchange`."""

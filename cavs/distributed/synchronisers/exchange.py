@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -21,8 +22,12 @@ Memory = Sequence[Array] | Mapping[int, Array]  # flat, by the number of the par
 class Gradients(Protocol):
     """The engine's side of a step in parts (`cavs._engine.Executor`)."""
 
-    def wait_gradient(self, parameter: int) -> bool:
-        """Whether it is final; waits until it is."""
+    def wait_gradient(self, parameter: int, begin: int = 0, end: int | None = None) -> bool:
+        """Whether its elements [begin, end) are final; waits until they are."""
+        ...
+
+    def gradient_slab(self, parameter: int) -> int:
+        """How many elements of it become final together."""
         ...
 
     def gradient_view(self, parameter: int) -> tuple[Array | None, Array]:
@@ -73,6 +78,22 @@ class Part:
         """Elements."""
         return self.rows * self.width
 
+    @property
+    def end(self) -> int:
+        """The element behind the last."""
+        return self.offset + (self.rows - 1) * self.stride + self.width
+
+    def slabs(self, size: int) -> list[Part]:
+        """The same elements, cut where multiples of `size` are; itself where it has rows."""
+        if self.rows > 1:
+            return [self]
+        cuts = range(self.offset // size * size + size, self.end, size)
+        ends = [self.offset, *cuts, self.end]
+        return [
+            replace(self, width=end - begin, offset=begin, shape=(end - begin,))
+            for begin, end in pairwise(ends)
+        ]
+
     def view(self, flat: Array) -> Array:
         """The part of a parameter's memory, [rows, width]."""
         if self.rows == 1:
@@ -110,6 +131,10 @@ class Exchange(ABC):
         self.parameters = tuple(dict.fromkeys(parameters))
         self.values = values
 
+    def wait(self, gradients: Gradients) -> bool:
+        """Until the gradients of all parts are final; whether the run went well so far."""
+        return all([gradients.wait_gradient(p) for p in self.parameters])
+
     @abstractmethod
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         """The sums over ranks of what this rank is to apply.
@@ -139,6 +164,11 @@ class Exchange(ABC):
 
     def inherit(self, old: Sequence[Exchange]) -> None:  # noqa: B027
         """Takes over what the exchanges of the program compiled before remember."""
+
+
+def wait_parts(parts: Sequence[Part], gradients: Gradients) -> bool:
+    """Until these parts of gradients are final; whether the run went well so far."""
+    return all([gradients.wait_gradient(p.parameter, p.offset, p.end) for p in parts])
 
 
 def pack(parts: Sequence[Part], memory: Memory, out: Array) -> None:

@@ -117,7 +117,9 @@ class _Plan:
     ) -> None:
         if node is None or strategy is None:
             size = shape[0] if shape else 1
-            self._fill(part_of(i, shape, Shard(0, 0, size, shape)))
+            whole = part_of(i, shape, Shard(0, 0, size, shape))
+            for part in whole.slabs(self.executor.gradient_slab(i)):
+                self._fill(part)
             return
         for leaf, shard in zip(node.leaves, shards_of(node, shape), strict=True):
             part, sync = part_of(i, shape, shard), leaf.sync
@@ -199,5 +201,7 @@ class _Plan:
         for kind in [kind for kind, parts in self.servers.items() if parts]:
             self._close(kind)
         for parts in self.groups.values():
-            self.exchanges.append(DenseAllReduce(parts, self.values, self.executor))
+            alone = parts[0].slabs(self.executor.gradient_slab(parts[0].parameter))
+            for together in [parts] if len(parts) > 1 else [[part] for part in alone]:
+                self.exchanges.append(DenseAllReduce(together, self.values, self.executor))
         return self.exchanges

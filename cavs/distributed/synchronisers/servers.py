@@ -23,6 +23,7 @@ from cavs.distributed.synchronisers.exchange import (
     pack,
     sum_rows,
     unpack,
+    wait_parts,
 )
 
 
@@ -68,6 +69,10 @@ class DenseServers(Exchange):
             pack(self.of(owner), memory, out[at:end])
             at = end
         return out
+
+    def wait(self, gradients: Gradients) -> bool:
+        """See `Exchange`."""
+        return wait_parts([part for part, _ in self.owned], gradients)
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         """See `Exchange`."""

@@ -1,0 +1,45 @@
+"""Parts of parameters and how they are cut."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cavs.distributed.strategy.partition import Shard
+from cavs.distributed.synchronisers import part_of
+from cavs.distributed.synchronisers.exchange import wait_parts
+
+
+@given(st.data())
+def test_slabs_of_a_part_are_its_elements_in_order(data):
+    rows, columns = data.draw(st.integers(0, 9)), data.draw(st.integers(1, 9))
+    start = data.draw(st.integers(0, rows))
+    stop = data.draw(st.integers(start, rows))
+    part = part_of(3, (rows, columns), Shard(0, start, stop, (stop - start, columns)))
+    flat = np.arange(rows * columns)
+    size = data.draw(st.integers(1, 30))
+    slabs = part.slabs(size)
+    found = [slab.view(flat).reshape(-1) for slab in slabs]
+    np.testing.assert_array_equal(np.concatenate(found), part.view(flat).reshape(-1))
+    assert all(slab.parameter == 3 and slab.rows == 1 for slab in slabs)
+    assert all(slab.offset // size == (slab.end - 1) // size for slab in slabs if slab.size)
+
+
+def test_columns_of_a_parameter_are_not_cut():
+    part = part_of(0, (6, 10), Shard(1, 2, 5, (6, 3)))
+    assert part.slabs(4) == [part]
+    assert (part.offset, part.end) == (2, 55)
+
+
+def test_only_the_elements_of_the_parts_are_waited_for():
+    asked = []
+
+    class Gradients:
+        def wait_gradient(self, parameter, begin=0, end=None):
+            asked.append((parameter, begin, end))
+            return parameter != 1
+
+    upper = part_of(2, (6, 10), Shard(0, 3, 6, (3, 10)))
+    columns = part_of(1, (4, 4), Shard(1, 1, 2, (4, 1)))
+    assert wait_parts([upper], Gradients())
+    assert not wait_parts([columns, upper], Gradients())
+    assert asked == [(2, 30, 60), (1, 1, 14), (2, 30, 60)]
