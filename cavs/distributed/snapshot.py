@@ -82,9 +82,8 @@ class Snapshots:
         pairs = zip(trainer.parameters.values(), trainer.states, strict=True)
         return [array for p, states in pairs for array in (p.value, *states)]
 
-    @property
-    def steps(self) -> list[int]:
-        """Those at which there is one.
+    def known(self) -> list[int]:
+        """The steps at which there is one, when a rank is gone.
 
         A rank that has none, or whose parameters were written since, has made no step since then:
         it makes here what the others may have made before they went on.

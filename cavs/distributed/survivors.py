@@ -94,7 +94,7 @@ class Survivors:
         reached: this rank's steps when it learned of the death. step: whether it was in one.
         """
         trainer, session = self.trainer, self.trainer.session
-        own = self.snapshots.steps if trainer.begun and session.owns else []
+        own = self.snapshots.known() if trainer.begun and session.owns else []
         mine = [self.number, self.done, reached, trainer.begun, own, self.last]
         numbers, dones, steps, begun, kept, lasts = zip(*c.share(mine), strict=True)
         source = dones.index(max(dones))
