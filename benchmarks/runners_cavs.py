@@ -158,6 +158,10 @@ class CavsRunner(Runner):
     def train(self, plan: data.GraphBatch) -> float:
         return self.trainer.step(plan)
 
+    def train_all(self, plans: SequenceOf[data.GraphBatch]) -> list[float]:
+        ended = [step for plan in plans for step in self.trainer.launch(plan)]
+        return [step.outcome.loss for step in (*ended, *self.trainer.land())]
+
     def infer(self, plan: data.GraphBatch) -> Any:
         return self.session.predict(plan)
 

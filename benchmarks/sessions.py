@@ -93,10 +93,9 @@ class LocalSession(Session):
                 self.runner.infer(plan)
             self.runner.synchronize()
             return
-        for plan in plans:
-            loss = self.runner.train(plan)
-            if not np.isfinite(loss):
-                raise FloatingPointError(f"{self.name}: the loss is {loss} on {self.case.title}")
+        losses = self.runner.train_all(plans)
+        if not np.isfinite(losses).all():
+            raise FloatingPointError(f"{self.name}: the losses are {losses} on {self.case.title}")
         self.runner.synchronize()
 
     def run(self) -> Pass:

@@ -38,6 +38,9 @@ class Parameters:
     def invalidate(self) -> None: ...
     def download(self) -> bool: ...
 
+class Step:
+    def wait(self) -> tuple[float, float, bool]: ...
+
 class Executor:
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Executor:
         parameters: Parameters,
         image: bytes,
         maps: Sequence[tuple[int, str, int]],
+        half: Sequence[int] = (),
     ) -> None: ...
     def run(
         self,
@@ -54,7 +58,7 @@ class Executor:
         seed: int = 0,
         step: int = 0,
     ) -> float: ...
-    def step(
+    def launch(
         self,
         schedule: _engine.Schedule,
         float_features: list[NDArray[Any]],
@@ -65,7 +69,8 @@ class Executor:
         states: list[list[NDArray[Any]]],
         trainable: Sequence[bool],
         max_norm: float | None = None,
-    ) -> tuple[float, float]: ...
+        after: Step | None = None,
+    ) -> Step: ...
     def gradient(self, parameter: int) -> NDArray[Any]: ...
     def gradient_rows(self, parameter: int) -> tuple[_Indices, NDArray[Any]] | None: ...
     def output(self, buffer: int) -> NDArray[Any]: ...

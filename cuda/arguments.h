@@ -1,14 +1,27 @@
 // The structures that kernels take by value; kernels/arguments.cuh has the same for the device.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/kernels.h"
 
 namespace cavs::cuda {
 
+// How values between kernels, and packed weights, may be stored instead of as float.
+constexpr size_t kHalfBytes = 2;  // of a bfloat16
+
+// A cavs::Source; data is of bfloat16 where `half`, and strides count values.
 template <class T>
-using Rows = Source<T>;
+struct Rows {
+  const void* data = nullptr;
+  int64_t stride = 0, base = 0;
+  const int32_t *index = nullptr, *offsets = nullptr;
+  RowMap map = RowMap::kSelf;
+  bool half = false;
+  int32_t width = 0;
+};
+static_assert(sizeof(Rows<float>) == 48 && sizeof(bool) == 1 && sizeof(RowMap) == 1);
 
 constexpr int kMostSources = 8;
 template <class T>
@@ -20,7 +33,7 @@ struct Sources {
 template <class T>
 struct Piece {
   const T* from;
-  T* to;
+  void* to;
   int64_t row_stride, col_stride, rows, cols, to_stride;
 };
 

@@ -27,7 +27,8 @@ void Executor<T>::lay_out() {
   std::vector<Lifetime>& lives = analysis_.lifetimes;
   for (size_t i = 0; i < lives.size(); ++i) {
     const Buffer& b = program_->buffers[i];
-    if (b.role == Role::kArena) lives[i].bytes = sizeof(T) * b.width * spaces_.rows_of(b).size();
+    if (b.role == Role::kArena)
+      lives[i].bytes = value_bytes(static_cast<int32_t>(i)) * b.width * spaces_.rows_of(b).size();
   }
   arena_needed_ = pack_lifetimes(lives);
   peak_ = peak_live(lives, analysis_.steps);
@@ -63,7 +64,7 @@ size_t Executor<T>::lay_out_scratch() {
       const Buffer& b = program_->buffers[use.buffer];
       const bool of_edges = is_edge(b.space) && !is_edge(body.space);
       const auto n = static_cast<size_t>(of_edges ? edges[i] : rows[i]);
-      lives.push_back({use.first, use.last, sizeof(T) * b.width * n});
+      lives.push_back({use.first, use.last, value_bytes(use.buffer) * b.width * n});
     }
     most = std::max(most, pack_lifetimes(lives));
     for (size_t j = 0; j < lives.size(); ++j) {

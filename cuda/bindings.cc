@@ -85,6 +85,14 @@ std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
   return out;
 }
 
+// A training step on its way, which keeps what it writes to.
+struct PyStep {
+  PyStep(std::shared_ptr<PyParameters> of, std::shared_ptr<Step> launched)
+      : parameters(std::move(of)), step(std::move(launched)) {}
+  std::shared_ptr<PyParameters> parameters;
+  std::shared_ptr<Step> step;
+};
+
 using AnyExecutor =
     std::variant<std::unique_ptr<Executor<float>>, std::unique_ptr<Executor<double>>>;
 
@@ -99,7 +107,8 @@ struct PyExecutor {
 
 std::unique_ptr<PyExecutor> make_executor(
     const Builder& b, const std::shared_ptr<PyParameters>& parameters, const py::bytes& image,
-    const std::vector<std::tuple<int32_t, std::string, int32_t>>& maps) {
+    const std::vector<std::tuple<int32_t, std::string, int32_t>>& maps,
+    const std::vector<int32_t>& half) {
   if (!b.finished) throw py::value_error("the program is not finished: call finish() first");
   auto out = std::make_unique<PyExecutor>();
   out->parameters = parameters;
@@ -110,7 +119,7 @@ std::unique_ptr<PyExecutor> make_executor(
   std::visit(
       [&]<class L, class P>(const std::pair<std::shared_ptr<Library<L>>, P>& of) {
         out->of = std::make_unique<Executor<L>>(
-            b.program, Compiled<L>{parameters->device, of.first, of.second, code, names});
+            b.program, Compiled<L>{parameters->device, of.first, of.second, code, names, half});
       },
       parameters->of);
   return out;
@@ -177,12 +186,27 @@ void bind_parameters(py::module_& m) {
           "Whether they were behind.");
 }
 
+void bind_step(py::module_& m) {
+  py::class_<PyStep, std::shared_ptr<PyStep>>(m, "Step", "A training step on its way.")
+      .def(
+          "wait",
+          [](PyStep& x) {
+            const Outcome found = without_gil([&] {
+              return std::visit([&](auto& of) { return of.second->outcomes().wait(*x.step); },
+                                x.parameters->of);
+            });
+            return std::tuple{found.loss, found.norm, found.ok != 0};
+          },
+          "Its loss, the norm of its gradient, and whether it updated the parameters. Waits for "
+          "it, not for what was launched after it.");
+}
+
 void bind_executor(py::module_& m) {
   py::class_<PyExecutor>(m, "Executor", "Runs a program over the schedules of batches on a device.")
       .def(py::init(&make_executor), py::arg("program"), py::arg("parameters"), py::arg("image"),
-           py::arg("maps"),
+           py::arg("maps"), py::arg("half") = std::vector<int32_t>{},
            "image: the compiled generated kernels. maps: (instruction, name of its kernel, threads "
-           "a row keeps busy).")
+           "a row keeps busy). half: buffers stored in bfloat16.")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
@@ -196,25 +220,28 @@ void bind_executor(py::module_& m) {
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
           py::arg("seed") = 0, py::arg("step") = 0, "One pass over a batch; returns the loss.")
       .def(
-          "step",
+          "launch",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
              const py::list& ints, uint64_t seed, uint64_t step, const py::dict& optimizer,
-             const py::list& states, std::vector<bool> trainable, std::optional<double> max_norm) {
+             const py::list& states, std::vector<bool> trainable, std::optional<double> max_norm,
+             const std::shared_ptr<PyStep>& after) {
             const StepOptions options{optimizer, states, std::move(trainable), max_norm};
             const RunOptions run{schedule, floats, ints, seed, step, 1, {}};
             return x.visit([&]<class T>(Executor<T>& e) {
               const Inputs<T> inputs = to_inputs<T>(run);
               const Update<T> update = to_update<T>(options, x.parameters->arrays);
               const std::shared_ptr<const void> owner = kept(states);
-              const StepResult result = without_gil([&] { return e.step(inputs, update, owner); });
-              return std::pair{result.loss, result.grad_norm};
+              const std::shared_ptr<Step> before = after == nullptr ? nullptr : after->step;
+              return std::make_shared<PyStep>(x.parameters, without_gil([&] {
+                                                return e.launch(inputs, update, owner, before);
+                                              }));
             });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"), py::arg("seed"),
           py::arg("step"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
-          py::arg("max_norm") = py::none(),
-          "run and one update; returns (loss, gradient norm). Updates nothing if one of them is "
-          "not finite.")
+          py::arg("max_norm") = py::none(), py::arg("after") = py::none(),
+          "run and one update, which go on when the call returns. Updates nothing if loss or norm "
+          "is not finite, or if the step `after` updated nothing.")
       .def(
           "gradient",
           [](PyExecutor& x, int32_t i) {
@@ -282,5 +309,6 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("sources", &cavs::cuda::sources, "The texts of the kernels, by file name.");
   cavs::cuda::bind_device(m);
   cavs::cuda::bind_parameters(m);
+  cavs::cuda::bind_step(m);
   cavs::cuda::bind_executor(m);
 }

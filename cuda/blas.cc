@@ -8,8 +8,8 @@ namespace cavs::cuda {
 namespace {
 
 // Numbers of cublasLt.h, the same in all its versions.
-constexpr int kCompute32F = 68, kCompute64F = 70, kComputeBf16 = 75, kComputeTf32 = 77;
-constexpr int kReal32 = 0, kReal64 = 1;
+constexpr int kCompute32F = 68, kCompute64F = 70, kComputeTf32 = 77;
+constexpr int kReal32 = 0, kReal64 = 1, kRealBf16 = 14;
 constexpr int kTransposeA = 3, kTransposeB = 4;    // of a description
 constexpr int kMaxWorkspace = 1, kAlignmentA = 5;  // of a preference; B, C and D follow A
 constexpr int32_t kTransposed = 1;                 // CUBLAS_OP_T
@@ -107,37 +107,37 @@ void Blas::drop(Plan& plan) const {
 }
 
 // The library thinks in columns: a row-major product is that of the transposes, in reverse.
-Blas::Plan Blas::make(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, Address c,
-                      int64_t ldc) const {
+Blas::Plan Blas::make(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b,
+                      const Matrix& c, bool half) const {
   const Entries& e = *entries_;
-  const int type = wide_ ? kReal64 : kReal32;
-  const int compute = wide_                                ? kCompute64F
-                      : precision_ == Precision::kTf32     ? kComputeTf32
-                      : precision_ == Precision::kBfloat16 ? kComputeBf16
-                                                           : kCompute32F;
+  const int sums = wide_ ? kReal64 : kReal32;
+  const int operands = precision_ == Precision::kBfloat16 ? kRealBf16 : sums;
+  const int compute = wide_                            ? kCompute64F
+                      : precision_ == Precision::kTf32 ? kComputeTf32
+                                                       : kCompute32F;
   Plan plan;
   Handle preference = nullptr;
-  const auto lay_out = [&](Handle& layout, int64_t rows, int64_t columns, int64_t ld) {
+  const auto lay_out = [&](Handle& layout, int type, int64_t rows, int64_t columns, int64_t ld) {
     check(e.lay_out(&layout, type, columns, rows, ld), "cublasLtMatrixLayoutCreate");
   };
   try {
-    check(e.describe(&plan.description, compute, type), "cublasLtMatmulDescCreate");
+    check(e.describe(&plan.description, compute, sums), "cublasLtMatmulDescCreate");
     const auto transpose = [&](int attribute) {
       check(e.set_description(plan.description, attribute, &kTransposed, sizeof(kTransposed)),
             "cublasLtMatmulDescSetAttribute");
     };
     if (b.transposed) transpose(kTransposeA);
     if (a.transposed) transpose(kTransposeB);
-    lay_out(plan.a, b.transposed ? n : k, b.transposed ? k : n, b.ld);
-    lay_out(plan.b, a.transposed ? k : m, a.transposed ? m : k, a.ld);
-    lay_out(plan.c, m, n, ldc);
+    lay_out(plan.a, operands, b.transposed ? n : k, b.transposed ? k : n, b.ld);
+    lay_out(plan.b, operands, a.transposed ? k : m, a.transposed ? m : k, a.ld);
+    lay_out(plan.c, half ? kRealBf16 : sums, m, n, c.ld);
     check(e.prefer(&preference), "cublasLtMatmulPreferenceCreate");
     const auto prefer = [&](int attribute, auto value) {
       check(e.set_preference(preference, attribute, &value, sizeof(value)),
             "cublasLtMatmulPreferenceSetAttribute");
     };
     prefer(kMaxWorkspace, uint64_t{kWorkspace});
-    const Address at[] = {b.at, a.at, c, c};
+    const Address at[] = {b.at, a.at, c.at, c.at};
     for (int i = 0; i < 4; ++i) prefer(kAlignmentA + i, alignment(at[i]));
     Entries::Heuristic best{};
     int count = 0;
@@ -156,30 +156,30 @@ Blas::Plan Blas::make(int64_t m, int64_t n, int64_t k, const Matrix& a, const Ma
 }
 
 const Blas::Plan& Blas::plan(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b,
-                             Address c, int64_t ldc) {
-  const int transposed = (a.transposed ? 1 : 0) + (b.transposed ? 2 : 0);
+                             const Matrix& c, bool half) {
+  const int kinds = (a.transposed ? 1 : 0) + (b.transposed ? 2 : 0) + (half ? 4 : 0);
   const auto aligned =
-      static_cast<int>((alignment(a.at) << 20) + (alignment(b.at) << 10) + alignment(c));
-  const Key key{m, n, k, a.ld, b.ld, ldc, transposed, aligned};
+      static_cast<int>((alignment(a.at) << 20) + (alignment(b.at) << 10) + alignment(c.at));
+  const Key key{m, n, k, a.ld, b.ld, c.ld, kinds, aligned};
   const auto known = plans_.find(key);
   if (known != plans_.end()) return known->second;
   if (plans_.size() >= kMostPlans) {
     for (auto& [old, plan] : plans_) drop(plan);
     plans_.clear();
   }
-  return plans_.emplace(key, make(m, n, k, a, b, c, ldc)).first->second;
+  return plans_.emplace(key, make(m, n, k, a, b, c, half)).first->second;
 }
 
-bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Address c, int64_t ldc,
+bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix c, bool half,
                     bool accumulate) {
-  const Plan& p = plan(m, n, k, a, b, c, ldc);
+  const Plan& p = plan(m, n, k, a, b, c, half);
   if (!p.found) return false;
   const double wide[] = {1, accumulate ? 1.0 : 0.0};
   const float narrow[] = {1, accumulate ? 1.0f : 0.0f};
   const void* alpha = wide_ ? static_cast<const void*>(&wide[0]) : &narrow[0];
   const void* beta = wide_ ? static_cast<const void*>(&wide[1]) : &narrow[1];
-  check(entries_->multiply(handle_, p.description, alpha, b.at, p.a, a.at, p.b, beta, c, p.c, c,
-                           p.c, &p.algorithm, workspace_.at(kWorkspace * device_->lane()),
+  check(entries_->multiply(handle_, p.description, alpha, b.at, p.a, a.at, p.b, beta, c.at, p.c,
+                           c.at, p.c, &p.algorithm, workspace_.at(kWorkspace * device_->lane()),
                            kWorkspace, device_->stream()),
         "cublasLtMatmul");
   return true;

@@ -11,7 +11,8 @@
 
 namespace cavs::cuda {
 
-// How products of float32 matrices are rounded; sums are float32 in any case.
+// How products of float32 values are rounded; sums are float32 in any case. kBfloat16: operands are
+// stored in bfloat16, results too where they say so.
 enum class Precision { kFloat32, kTf32, kBfloat16 };
 
 // A row-major matrix; `transposed`: it is read as its transpose.
@@ -29,8 +30,8 @@ class Blas {
   Blas& operator=(const Blas&) = delete;
 
   // c [m, n] (+)= a [m, k] b [k, n] on the device's stream; false, doing nothing, where the library
-  // has no algorithm for it.
-  bool multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Address c, int64_t ldc,
+  // has no algorithm for it. half: c is stored in bfloat16.
+  bool multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix c, bool half,
                 bool accumulate);
 
  private:
@@ -44,13 +45,13 @@ class Blas {
     Algorithm algorithm{};
     bool found = false;
   };
-  // Sizes, strides, what is transposed, and how far the addresses are aligned.
+  // Sizes, strides, what is transposed or stored in bfloat16, and how far addresses are aligned.
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int>;
 
-  const Plan& plan(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, Address c,
-                   int64_t ldc);
-  Plan make(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, Address c,
-            int64_t ldc) const;
+  const Plan& plan(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b,
+                   const Matrix& c, bool half);
+  Plan make(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, const Matrix& c,
+            bool half) const;
   void drop(Plan& plan) const;
   void check(int status, const char* call) const;
 

@@ -61,14 +61,10 @@ Address Device::allocate(size_t bytes) {
 }
 
 void Device::release(Address address) noexcept {
-  const bool alive = try_enter();
   if (allocator_.release) {
-    // A pool hands the block out at once. What fails here has failed, and runs nothing any more.
-    for (Handle stream : streams_) {
-      if (alive) driver_.stream_synchronize(stream);
-    }
+    drain();  // a pool hands the block out at once
     allocator_.release(address);
-  } else if (alive) {
+  } else if (try_enter()) {
     driver_.release(address);
   }
 }
@@ -112,10 +108,14 @@ void Device::synchronize() {
   }
 }
 
+void Device::drain() const noexcept {
+  if (!try_enter()) return;
+  for (Handle stream : streams_) driver_.stream_synchronize(stream);
+}
+
 void Device::settle() noexcept {
   lane_ = 0;
-  // Their errors are that of the failure, or come again.
-  for (Handle stream : streams_) driver_.stream_synchronize(stream);
+  drain();  // its errors are that of the failure, or come again
 }
 
 void Device::launch(Handle function, Grid grid, void** arguments, unsigned threads) {
@@ -145,7 +145,9 @@ void DeviceMemory::reserve(size_t bytes) {
 }
 
 PinnedMemory::~PinnedMemory() {
-  if (data_ != nullptr && device_->try_enter()) device_->driver().pinned_release(data_);
+  if (data_ == nullptr || !device_->try_enter()) return;
+  device_->drain();
+  device_->driver().pinned_release(data_);
 }
 
 void PinnedMemory::reserve(size_t bytes) {
@@ -169,12 +171,15 @@ Module::Module(std::shared_ptr<Device> device, const std::string& image)
 }
 
 Module::~Module() {
-  if (module_ != nullptr && device_->try_enter()) device_->driver().module_unload(module_);
+  if (module_ == nullptr || !device_->try_enter()) return;
+  device_->drain();
+  device_->driver().module_unload(module_);
 }
 
-Event::Event(std::shared_ptr<Device> device) : device_(std::move(device)) {
+Event::Event(std::shared_ptr<Device> device, bool timing) : device_(std::move(device)) {
+  device_->enter();
   const Driver& d = device_->driver();
-  d.check(d.event_create(&event_, 0), "cuEventCreate");
+  d.check(d.event_create(&event_, timing ? 0 : kNoTiming), "cuEventCreate");
 }
 
 Event::~Event() {
@@ -184,6 +189,16 @@ Event::~Event() {
 void Event::record() {
   const Driver& d = device_->driver();
   d.check(d.event_record(event_, device_->stream()), "cuEventRecord");
+}
+
+void Event::wait() const {
+  const Driver& d = device_->driver();
+  d.check(d.stream_wait(device_->stream(), event_, 0), "cuStreamWaitEvent");
+}
+
+void Event::synchronize() const {
+  const Driver& d = device_->driver();
+  d.check(d.event_synchronize(event_), "cuEventSynchronize");
 }
 
 double Event::seconds_since(const Event& start) const {

@@ -52,7 +52,8 @@ class Device {
 
   // Work goes to the stream of the present lane, in order; lane 1 runs beside lane 0 between fork()
   // and join(): it starts after all that lane 0 has been given, and lane 0 goes on after all of it.
-  static constexpr int kLanes = 2;
+  // What a batch brings goes up on a lane of its own, which events tie to the others.
+  static constexpr int kLanes = 2, kCopies = kLanes;
   int lane() const { return lane_; }
   void use_lane(int lane) { lane_ = lane; }
   void fork();
@@ -61,6 +62,8 @@ class Device {
   void download(void* to, Address from, size_t bytes);
   void zero(Address at, size_t bytes);
   void synchronize();
+  // The same where nothing can be thrown: of what fails here nothing runs any more.
+  void drain() const noexcept;
   // After a failure: waits for what was launched before it, which would go on writing.
   void settle() noexcept;
   void launch(Handle function, Grid grid, void** arguments, unsigned threads = kBlock);
@@ -80,7 +83,7 @@ class Device {
   int device_ = 0;
   int multiprocessors_ = 1, most_high_ = 1;
   Handle context_ = nullptr;
-  Handle streams_[kLanes] = {};
+  Handle streams_[kLanes + 1] = {};
   Handle forked_ = nullptr, joined_ = nullptr;  // events
   int lane_ = 0;
   Allocator allocator_;
@@ -126,7 +129,8 @@ class DeviceMemory {
   size_t bytes_ = 0;
 };
 
-// The same, of page-locked memory of the host: copies from it need no staging.
+// The same, of page-locked memory of the host: copies from it need no staging. It goes when no copy
+// uses it any more.
 class PinnedMemory {
  public:
   explicit PinnedMemory(std::shared_ptr<Device> device) : device_(std::move(device)) {}
@@ -146,7 +150,7 @@ class PinnedMemory {
   size_t bytes_ = 0;
 };
 
-// Compiled kernels, loaded. Unloaded with the object: nothing may be running them then.
+// Compiled kernels, loaded. Unloaded with the object, once none of them runs.
 class Module {
  public:
   Module(std::shared_ptr<Device> device, const std::string& image);
@@ -160,14 +164,16 @@ class Module {
   Handle module_ = nullptr;
 };
 
-// An event on the device's stream, for profiling and for waits.
+// A point in the work of a lane, for waits; `timing`: and for clocks.
 class Event {
  public:
-  explicit Event(std::shared_ptr<Device> device);
+  Event(std::shared_ptr<Device> device, bool timing);
   ~Event();
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  void record();
+  void record();                                   // where the present lane stands
+  void wait() const;                               // the present lane goes on after it
+  void synchronize() const;                        // the host does
   double seconds_since(const Event& start) const;  // after a synchronize
 
  private:

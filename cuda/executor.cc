@@ -40,10 +40,8 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       weights_(device_),
       ones_(device_),
       table_values_(device_),
-      results_(device_),
       pieces_(device_),
       partial_(device_),
-      outcome_(device_),
       staging_(device_) {
   const Turn turn(*device_);
   const Program& p = *program_;
@@ -78,6 +76,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
     }
   }
   load_maps(compiled);
+  place_halves(compiled.half);
   place_gradients();
   plan_weights();
   plan_early();
@@ -89,10 +88,9 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
   ones_.reserve(widest * sizeof(T));
   device_->upload(ones_.at(), ones.data(), widest * sizeof(T));
   device_->synchronize();
-  outcome_.reserve(sizeof(Outcome));
-  results_.reserve(sizeof(Outcome));
   scratch_offsets_.assign(p.buffers.size(), 0);
   slot_rows_.resize(p.instructions.size());
+  calls_.resize(p.instructions.size());
   stage_seconds_.assign(p.stages.size(), 0);
 }
 
@@ -106,6 +104,32 @@ void Executor<T>::load_maps(const Compiled<T>& compiled) {
     const bool random = std::any_of(in.ops.begin(), in.ops.end(),
                                     [](const MapOp& op) { return op.code == MapOpcode::kUniform; });
     maps_[m.instruction] = {module_->function(m.name), m.items, random};
+  }
+}
+
+template <class T>
+void Executor<T>::place_halves(const std::vector<int32_t>& buffers) {
+  const Program& p = *program_;
+  half_.assign(p.buffers.size(), false);
+  for (int32_t b : buffers) {
+    const Role role = p.buffers.at(b).role;
+    if (role != Role::kArena && role != Role::kScratch) {
+      throw std::invalid_argument("buffer " + std::to_string(b) + " is not one of values between " +
+                                  "kernels: it cannot be stored in bfloat16");
+    }
+    half_[b] = true;
+  }
+  half_source_.assign(bound_.sources.size(), -1);
+  half_out_.assign(p.instructions.size(), -1);
+  for (size_t i = 0; i < p.instructions.size(); ++i) {
+    const Instruction& in = p.instructions[i];
+    if (in.kind == InstructionKind::kMap) continue;
+    for (size_t j = 0; j < in.inputs.size(); ++j) {
+      const Operand& o = in.inputs[j];
+      if (half_[o.buffer]) half_source_[bound_.instructions[i].first + j] = o.column;
+    }
+    const bool written = in.kind != InstructionKind::kLookupGrad;
+    if (written && half_[in.out.buffer]) half_out_[i] = in.out.column;
   }
 }
 
@@ -134,18 +158,19 @@ void Executor<T>::plan_weights() {
   std::vector<size_t> at;
   for (const Weight& w : program_->weights) {
     at.push_back(bytes);
-    bytes += lines(w.k * w.n * sizeof(T));
+    bytes += lines(w.k * w.n * library_->packed_bytes());
   }
   weights_.reserve(bytes);
   device_->zero(weights_.at(), weights_.bytes());
   std::vector<Piece<T>> pieces;
   for (size_t i = 0; i < at.size(); ++i) {
     const Weight& w = program_->weights[i];
-    T* to = reinterpret_cast<T*>(weights_.at(at[i]));
-    packed_.push_back(to);
+    packed_.push_back(reinterpret_cast<T*>(weights_.at(at[i])));
     for (const WeightPiece& q : w.pieces) {
-      pieces.push_back({parameters_->on_device()[q.param] + q.offset, to + q.k0 * w.n + q.n0,
-                        q.row_stride, q.col_stride, q.rows, q.cols, w.n});
+      const size_t before = (q.k0 * w.n + q.n0) * library_->packed_bytes();
+      pieces.push_back({parameters_->on_device()[q.param] + q.offset,
+                        reinterpret_cast<void*>(weights_.at(at[i] + before)), q.row_stride,
+                        q.col_stride, q.rows, q.cols, w.n});
     }
   }
   weight_pieces_ = static_cast<int32_t>(pieces.size());
@@ -194,6 +219,7 @@ template <class T>
 double Executor<T>::run(const Inputs<T>& inputs) {
   const Turn turn(*device_);
   forward_and_backward(inputs);
+  staging_.read();
   const double loss = read_loss();
   if (profiling_) timed(-1);
   return loss;

@@ -29,6 +29,7 @@ struct Compiled {
   std::shared_ptr<Parameters<T>> parameters;
   std::string image;  // of the generated kernels; empty without any
   std::vector<MapName> maps;
+  std::vector<int32_t> half;  // buffers stored in bfloat16: of the arena or scratch
 };
 
 template <class T>
@@ -38,9 +39,12 @@ class Executor {
 
   // As cavs::Executor's.
   double run(const Inputs<T>& inputs);
-  // owner: of the states, which stay alive as long as their copies on the device count.
-  StepResult step(const Inputs<T>& inputs, const Update<T>& update,
-                  std::shared_ptr<const void> owner);
+  // A run and an update are launched; the step's outcome says later what they have come to. after:
+  // counts only if that step did. owner: of the states, which stay alive as long as their copies on
+  // the device count.
+  std::shared_ptr<Step> launch(const Inputs<T>& inputs, const Update<T>& update,
+                               std::shared_ptr<const void> owner,
+                               const std::shared_ptr<Step>& after);
   void gradient(int32_t param, T* out);
   std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param);
   std::pair<int64_t, int64_t> output_shape(int32_t buffer) const;
@@ -63,11 +67,13 @@ class Executor {
   };
 
   void load_maps(const Compiled<T>& compiled);
+  void place_halves(const std::vector<int32_t>& buffers);
   void place_gradients();
   void plan_weights();
   void bind_structure(const std::shared_ptr<const Schedule>& schedule);
   void lay_out();
   size_t lay_out_scratch();
+  size_t value_bytes(int32_t buffer) const { return half_[buffer] ? kHalfBytes : sizeof(T); }
   void bind(const Inputs<T>& inputs);
   Addresses<T> addresses(const std::vector<FloatFeature<T>>& features) const;
   void stage_tables();
@@ -86,7 +92,7 @@ class Executor {
   void emit(int32_t id, RowRange rows, int64_t first_row);
   void emit_map(int32_t id, RowRange rows, int64_t first_row);
   Rows<T> source(size_t i, int64_t first_row) const;
-  Target<T> target(int32_t id, int64_t first_row) const;
+  Target target(int32_t id, int64_t first_row) const;
   T* scratch(const Place& place) const;
   int64_t scratch_base(const Place& place, int64_t first_row) const;
   RowRange rows_of(int32_t id, Space body, RowRange rows) const;
@@ -108,15 +114,16 @@ class Executor {
   BoundProgram<T> bound_;
   std::vector<Patch> patches_;
   std::vector<Place> source_place_, load_place_, store_place_, out_place_;
+  std::vector<bool> half_;                       // of each buffer: stored in bfloat16
+  std::vector<int32_t> half_source_, half_out_;  // first column of one that is, else -1
   std::unique_ptr<Module> module_;
   std::vector<Map> maps_;
   DeviceArrays arrays_;
   std::vector<Table> tables_;
   std::vector<int32_t> start_;  // of each stage: itself, or the loop beside which it runs
 
-  DeviceMemory arena_, scratch_, gradients_, weights_, ones_, table_values_, results_;
+  DeviceMemory arena_, scratch_, gradients_, weights_, ones_, table_values_;
   DeviceMemory pieces_, partial_;
-  PinnedMemory outcome_;
   Staging staging_;
   std::vector<T*> grads_;
   std::vector<const T*> packed_;
@@ -141,6 +148,7 @@ class Executor {
   uint64_t seed_ = 0, step_ = 0;
   bool ran_ = false;
   int64_t launches_ = 0;         // instructions launched in the last run
+  std::vector<int64_t> calls_;   // of each instruction, while profiling
   std::vector<uint64_t> words_;  // arguments of a generated kernel
   std::vector<void*> pointers_;
 

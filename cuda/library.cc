@@ -17,13 +17,20 @@ constexpr int kBlocksEach = 16;   // of a multiprocessor, in kernels that walk r
 
 unsigned tiles(int64_t n, int each) { return static_cast<unsigned>((n + each - 1) / each); }
 
+Address behind(const void* data, int64_t bytes) {
+  return reinterpret_cast<Address>(data) + static_cast<Address>(bytes);
+}
+
+// From one row to the next of a copy in bfloat16: rows start at multiples of 16 bytes.
+int64_t aligned_width(int64_t width) { return (width + 7) / 8 * 8; }
+
 }  // namespace
 
 template <class T>
 Library<T>::Library(std::shared_ptr<Device> device,
                     const std::unordered_map<std::string, std::string>& images, Precision precision,
                     const std::string& blas)
-    : device_(std::move(device)) {
+    : device_(std::move(device)), half_(precision == Precision::kBfloat16) {
   device_->enter();
   for (int lane = 0; lane < Device::kLanes; ++lane) {
     rooms_.push_back(std::make_unique<Room>(device_));
@@ -69,29 +76,33 @@ int Library<T>::parts_of(int64_t rows, int64_t tiles) const {
 }
 
 template <class T>
-void Library<T>::copy_rows(const Rows<T>& in, int begin, int end, Target<T> out) const {
+void Library<T>::copy_rows(const Rows<T>& in, int begin, int end, Target out) const {
+  const int half = out.half;
   device_->launch(copy_rows_, rows_grid(end - begin, kWarps), in, begin, end, out.data, out.stride,
-                  out.base);
+                  out.base, half);
 }
 
 template <class T>
-void Library<T>::segment_max(const Rows<T>& in, int begin, int end, Target<T> out) const {
+void Library<T>::segment_max(const Rows<T>& in, int begin, int end, Target out) const {
+  const int half = out.half;
   device_->launch(segment_max_, rows_grid(end - begin, kWarps), in, begin, end, out.data,
-                  out.stride, out.base);
+                  out.stride, out.base, half);
 }
 
 template <class T>
 void Library<T>::cross_entropy(const Rows<T>& logits, const int* label, int begin, int end,
-                               Target<T> loss) const {
+                               Target loss) const {
+  const int half = loss.half;
   device_->launch(cross_entropy_, rows_grid(end - begin, kWarps), logits, label, begin, end,
-                  loss.data, loss.stride, loss.base);
+                  loss.data, loss.stride, loss.base, half);
 }
 
 template <class T>
 void Library<T>::cross_entropy_grad(const Rows<T>& logits, const int* label, int begin, int end,
-                                    Target<T> grad) const {
+                                    Target grad) const {
+  const int half = grad.half;
   device_->launch(cross_entropy_grad_, rows_grid(end - begin, kWarps), logits, label, begin, end,
-                  grad.data, grad.stride, grad.base);
+                  grad.data, grad.stride, grad.base, half);
 }
 
 template <class T>
@@ -109,33 +120,65 @@ void Library<T>::sum_rows(const Rows<T>& in, int begin, int end, T* out, bool ac
   device_->launch(sum_parts_, rows_grid(n, kBlock), from, parts, n, out, n, n, add);
 }
 
-// Rows [begin, end) of an operand as a matrix, gathered into `room` first where they are not one.
+// Rows [begin, end) of an operand as a matrix of what cuBLASLt multiplies, copied into `room` first
+// where they are none.
 template <class T>
 Matrix Library<T>::matrix(const Rows<T>& source, int begin, int end, DeviceMemory& room) const {
-  if (source.map == RowMap::kSelf && source.stride >= source.width) {
-    return {reinterpret_cast<Address>(source.data + (begin - source.base) * source.stride),
-            source.stride};
+  if (source.map == RowMap::kSelf && source.stride >= source.width && source.half == half_) {
+    const int64_t before = (begin - source.base) * source.stride;
+    return {behind(source.data, before * packed_bytes()), source.stride};
   }
-  room.reserve(sizeof(T) * (end - begin) * source.width);
-  copy_rows(source, begin, end, {room.as<T>(), source.width, begin});
-  return {room.at(), source.width};
+  const int64_t stride = half_ ? aligned_width(source.width) : source.width;
+  room.reserve(packed_bytes() * (end - begin) * stride);
+  copy_rows(source, begin, end, {room.as<void>(), stride, begin, half_});
+  return {room.at(), stride};
+}
+
+// Operands copied to be one: sums of their products would be rounded where they are stored in half.
+template <class T>
+Rows<T> Library<T>::side_by_side(const Rows<T>* sources, int count, int begin, int end) const {
+  int width = 0, column = 0;
+  for (int i = 0; i < count; ++i) width += sources[i].width;
+  const int64_t stride = aligned_width(width);
+  DeviceMemory& to = room().gathered;
+  to.reserve(kHalfBytes * (end - begin) * stride);
+  for (int i = 0; i < count; ++i) {
+    if (sources[i].width == 0) continue;
+    void* place = reinterpret_cast<void*>(to.at(kHalfBytes * column));
+    copy_rows(sources[i], begin, end, {place, stride, begin, true});
+    column += sources[i].width;
+  }
+  return {to.as<void>(), stride, begin, nullptr, nullptr, RowMap::kSelf, true, width};
+}
+
+// Rows of a packed weight behind its first k.
+template <class T>
+const void* Library<T>::rows_behind(const void* weight, int64_t k, int64_t n) const {
+  return static_cast<const char*>(weight) + k * n * packed_bytes();
 }
 
 // The product by cuBLASLt, an operand at a time; false where our own kernel does better.
 template <class T>
 bool Library<T>::multiply_rows(const Rows<T>* sources, int count, int begin, int end,
-                               const T* weight, int n, Target<T> out, bool accumulate) const {
+                               const void* weight, int n, Target out, bool accumulate) const {
   if (!blas_ || end - begin < kBlasRows || count == 0) return false;
-  const Address to = reinterpret_cast<Address>(out.data + (begin - out.base) * out.stride);
+  Rows<T> together;
+  if (out.half && count > 1) {
+    together = side_by_side(sources, count, begin, end);
+    sources = &together;
+    count = 1;
+  }
+  const int64_t before = (begin - out.base) * out.stride;
+  const Matrix to{behind(out.data, before * (out.half ? kHalfBytes : sizeof(T))), out.stride};
   bool add = accumulate;
   for (int i = 0; i < count; ++i) {
     if (sources[i].width == 0) continue;
     const Matrix a = matrix(sources[i], begin, end, room().gathered);
     const Matrix w{reinterpret_cast<Address>(weight), n};
-    if (!blas_->multiply(end - begin, n, sources[i].width, a, w, to, out.stride, add)) {
+    if (!blas_->multiply(end - begin, n, sources[i].width, a, w, to, out.half, add)) {
       matmul_own(sources + i, 1, begin, end, weight, n, out, add);
     }
-    weight += static_cast<int64_t>(sources[i].width) * n;
+    weight = rows_behind(weight, sources[i].width, n);
     add = true;
   }
   return add;
@@ -148,14 +191,14 @@ bool Library<T>::multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin,
   Matrix left = matrix(a, begin, end, room().gathered);
   left.transposed = true;
   const Matrix right = matrix(b, begin, end, room().other);
-  return blas_->multiply(a.width, b.width, end - begin, left, right, reinterpret_cast<Address>(out),
-                         out_stride, accumulate);
+  const Matrix to{reinterpret_cast<Address>(out), out_stride};
+  return blas_->multiply(a.width, b.width, end - begin, left, right, to, false, accumulate);
 }
 
 // A kernel takes a few sources: more are multiplied in groups, each adding to the one before.
 template <class T>
-void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end, const T* weight,
-                            int n, Target<T> out, bool accumulate) const {
+void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end,
+                            const void* weight, int n, Target out, bool accumulate) const {
   const bool few = end - begin <= kFewRows;
   const Grid grid{tiles(n, kTile), device_->high(tiles(end - begin, few ? 16 : kTile))};
   for (int first = 0; first < std::max(count, 1); first += kMostSources) {
@@ -165,16 +208,16 @@ void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int en
       group.of[group.count++] = sources[i];
       k += sources[i].width;
     }
-    const int add = accumulate || first > 0;
+    const int half = out.half, add = accumulate || first > 0;
     device_->launch(few ? matmul_16_ : matmul_, grid, group, begin, end, weight, k, n, out.data,
-                    out.stride, out.base, add);
-    weight += static_cast<int64_t>(k) * n;
+                    out.stride, out.base, half, add);
+    weight = rows_behind(weight, k, n);
   }
 }
 
 template <class T>
-void Library<T>::matmul(const Rows<T>* sources, int count, int begin, int end, const T* weight,
-                        int n, Target<T> out, bool accumulate) const {
+void Library<T>::matmul(const Rows<T>* sources, int count, int begin, int end, const void* weight,
+                        int n, Target out, bool accumulate) const {
   if (n == 0) return;
   if (multiply_rows(sources, count, begin, end, weight, n, out, accumulate)) return;
   matmul_own(sources, count, begin, end, weight, n, out, accumulate);
@@ -263,8 +306,8 @@ void Library<T>::square(const Stretch<T>* stretches, int count, double* partial)
 
 template <class T>
 void Library<T>::judge(const double* partial, int count, const T* loss, double max_norm,
-                       Outcome* outcome) const {
-  device_->launch(judge_, Grid{}, partial, count, loss, max_norm, outcome);
+                       const Outcome* before, Outcome* outcome) const {
+  device_->launch(judge_, Grid{}, partial, count, loss, max_norm, before, outcome);
 }
 
 template <class T>

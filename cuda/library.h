@@ -12,31 +12,36 @@
 
 namespace cavs::cuda {
 
-// Rows [begin, end) of an instruction's result; row r stands at data + (r - base) * stride.
-template <class T>
+// Rows [begin, end) of an instruction's result; row r stands (r - base) * stride values behind
+// data, which is of bfloat16 where `half`.
 struct Target {
-  T* data;
+  void* data;
   int64_t stride, base;
+  bool half = false;
 };
 
 template <class T>
 class Library {
  public:
   // images: a cubin for each file of kernels, by its name. blas: the path of cuBLASLt; without it,
-  // and for few rows, products are done by our own kernels. precision: of float32 products.
+  // and for few rows, products are done by our own kernels. precision: of float32 products; images
+  // for kBfloat16 are compiled with CAVS_HALF.
   Library(std::shared_ptr<Device> device,
           const std::unordered_map<std::string, std::string>& images, Precision precision,
           const std::string& blas);
 
-  void copy_rows(const Rows<T>& in, int begin, int end, Target<T> out) const;
-  void segment_max(const Rows<T>& in, int begin, int end, Target<T> out) const;
+  // Bytes of a value of packed weights.
+  size_t packed_bytes() const { return half_ ? kHalfBytes : sizeof(T); }
+
+  void copy_rows(const Rows<T>& in, int begin, int end, Target out) const;
+  void segment_max(const Rows<T>& in, int begin, int end, Target out) const;
   void cross_entropy(const Rows<T>& logits, const int* label, int begin, int end,
-                     Target<T> loss) const;
+                     Target loss) const;
   void cross_entropy_grad(const Rows<T>& logits, const int* label, int begin, int end,
-                          Target<T> grad) const;
+                          Target grad) const;
   void sum_rows(const Rows<T>& in, int begin, int end, T* out, bool accumulate) const;
-  void matmul(const Rows<T>* sources, int count, int begin, int end, const T* weight, int n,
-              Target<T> out, bool accumulate) const;
+  void matmul(const Rows<T>* sources, int count, int begin, int end, const void* weight, int n,
+              Target out, bool accumulate) const;
   void matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin, int end,
                  T* out, int64_t out_stride, bool accumulate) const;
   void pack(const Piece<T>* pieces, int count) const;
@@ -44,24 +49,27 @@ class Library {
                    int count, T* out, bool first) const;
   void square(const Stretch<T>* stretches, int count, double* partial) const;
   void judge(const double* partial, int count, const T* loss, double max_norm,
-             Outcome* outcome) const;
+             const Outcome* before, Outcome* outcome) const;
   void update(const Stretch<T>* stretches, int count, const Optimizer& optimizer,
               const Outcome* outcome) const;
 
  private:
-  void matmul_own(const Rows<T>* sources, int count, int begin, int end, const T* weight, int n,
-                  Target<T> out, bool accumulate) const;
+  void matmul_own(const Rows<T>* sources, int count, int begin, int end, const void* weight, int n,
+                  Target out, bool accumulate) const;
   void matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin, int end,
                      T* out, int64_t out_stride, bool accumulate) const;
-  bool multiply_rows(const Rows<T>* sources, int count, int begin, int end, const T* weight, int n,
-                     Target<T> out, bool accumulate) const;
+  bool multiply_rows(const Rows<T>* sources, int count, int begin, int end, const void* weight,
+                     int n, Target out, bool accumulate) const;
   bool multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin, int end, T* out,
                         int64_t out_stride, bool accumulate) const;
+  Rows<T> side_by_side(const Rows<T>* sources, int count, int begin, int end) const;
   Matrix matrix(const Rows<T>& source, int begin, int end, DeviceMemory& room) const;
+  const void* rows_behind(const void* weight, int64_t k, int64_t n) const;
   Grid rows_grid(int64_t rows, int each) const;
   int parts_of(int64_t rows, int64_t tiles) const;
 
   std::shared_ptr<Device> device_;
+  const bool half_;
   std::vector<std::unique_ptr<Module>> modules_;
   // Of each lane: sums over rows in parts, operands put together for cuBLASLt.
   struct Room {

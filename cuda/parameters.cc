@@ -3,7 +3,11 @@
 namespace cavs::cuda {
 template <class T>
 Parameters<T>::Parameters(std::shared_ptr<Device> device, std::vector<Parameter<T>> host)
-    : device_(std::move(device)), host_(std::move(host)), values_(device_), state_values_(device_) {
+    : device_(std::move(device)),
+      host_(std::move(host)),
+      values_(device_),
+      state_values_(device_),
+      outcomes_(device_) {
   device_->enter();
   size_t bytes = 0;
   for (const Parameter<T>& p : host_) bytes += lines(p.size * sizeof(T));
@@ -65,13 +69,13 @@ const typename Parameters<T>::States& Parameters<T>::states(const States& host,
 
 template <class T>
 void Parameters<T>::invalidate() {
-  newer_ = false;
+  outcomes_.forget();
   stale_ = true;
 }
 
 template <class T>
 bool Parameters<T>::download() {
-  if (!newer_) return false;
+  if (!outcomes_.moved()) return false;
   for (size_t i = 0; i < host_.size(); ++i) {
     device_->download(host_[i].data, reinterpret_cast<Address>(addresses_[i]),
                       sizes_[i] * sizeof(T));
@@ -84,7 +88,7 @@ bool Parameters<T>::download() {
     copy(host_states_[i].second, states_[i].second);
   }
   device_->synchronize();
-  newer_ = false;
+  outcomes_.forget();
   return true;
 }
 

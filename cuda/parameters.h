@@ -8,6 +8,7 @@
 
 #include "device.h"
 #include "exec/executor.h"
+#include "outcomes.h"
 
 namespace cavs::cuda {
 
@@ -25,8 +26,8 @@ class Parameters {
 
   // Before a run: what the host has written since goes up.
   void upload();
-  // After an update.
-  void moved() { newer_ = true; }
+  // Of the training steps that move them.
+  Outcomes& outcomes() { return outcomes_; }
   // The host's arrays are written from now on, or have been: they are what counts.
   void invalidate();
   // Brings the host's arrays up to date; whether they were behind.
@@ -41,7 +42,7 @@ class Parameters {
   States host_states_, states_;
   std::shared_ptr<const void> owner_;  // of the arrays of host_states_
   bool stale_ = true;                  // the device's values
-  bool newer_ = false;
+  Outcomes outcomes_;
 };
 
 }  // namespace cavs::cuda

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "exec/caller.h"
+#include "exec/traffic.h"
 #include "executor.h"
 
 namespace cavs::cuda {
@@ -91,6 +92,7 @@ void Executor<T>::set_profiling(bool on) {
   const Turn turn(*device_);
   profiling_ = on;
   runs_ = 0;
+  calls_.assign(calls_.size(), 0);
   std::fill(stage_seconds_.begin(), stage_seconds_.end(), 0);
 }
 
@@ -107,7 +109,7 @@ void Executor<T>::timed(int32_t stage) {
     return;
   }
   while (events_.size() <= static_cast<size_t>(stage)) {
-    events_.push_back(std::make_unique<Event>(device_));
+    events_.push_back(std::make_unique<Event>(device_, true));
   }
   events_[stage]->record();
 }
@@ -130,6 +132,11 @@ Report Executor<T>::report() const {
   }
   if (schedule_ != nullptr) {
     for (const BatchTask& task : schedule_->tasks) report.widths.push_back(task.rows.size());
+  }
+  for (size_t i = 0; i < program_->instructions.size(); ++i) {
+    report.instructions.push_back(
+        traffic(*program_, static_cast<int32_t>(i), bound_, spaces_, schedule_.get(), tables_));
+    report.instructions.back().calls = calls_[i];
   }
   return report;
 }

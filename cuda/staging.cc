@@ -22,7 +22,11 @@ Space order_of(Space s) { return is_vertex(s) ? kVertexSpace : is_edge(s) ? kEdg
 
 }  // namespace
 
+Staging::Staging(std::shared_ptr<Device> device)
+    : device_(std::move(device)), places_{Place(device_), Place(device_)} {}
+
 void Staging::clear() {
+  present_ = 1 - present_;
   pieces_.clear();
   bytes_ = 0;
 }
@@ -34,15 +38,24 @@ int32_t Staging::add(const void* from, size_t bytes) {
 }
 
 void Staging::reserve() {
-  host_.reserve(bytes_);
-  memory_.reserve(bytes_);
+  for (Place& each : places_) {  // both: no batch is the largest twice
+    each.host.reserve(bytes_);
+    each.memory.reserve(bytes_);
+  }
 }
 
 void Staging::upload() {
+  Place& to = place();
+  to.copied.synchronize();  // it reads the page-locked memory
   for (const Copied& p : pieces_) {
-    if (p.bytes > 0) std::memcpy(host_.at<char>(p.offset), p.from, p.bytes);
+    if (p.bytes > 0) std::memcpy(to.host.at<char>(p.offset), p.from, p.bytes);
   }
-  device_->upload(memory_.at(), host_.at<char>(), bytes_);
+  device_->use_lane(Device::kCopies);
+  to.read.wait();
+  device_->upload(to.memory.at(), to.host.at<char>(), bytes_);
+  to.copied.record();
+  device_->use_lane(0);
+  to.copied.wait();
 }
 
 DeviceArrays::DeviceArrays(const Program& program, size_t sources, size_t loads) {

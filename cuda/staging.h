@@ -1,7 +1,8 @@
 // What a batch brings to the device: features, index arrays, slots of tables. One copy from
-// page-locked memory.
+// page-locked memory, while the batch before runs.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,12 +14,13 @@
 
 namespace cavs::cuda {
 
-// Pieces of memory side by side: gathered on the host, then copied together.
+// Pieces of memory side by side: gathered on the host, then copied together. Two batches take turns
+// on two places, so that one goes up while kernels read the other.
 class Staging {
  public:
-  explicit Staging(std::shared_ptr<Device> device)
-      : device_(std::move(device)), host_(device_), memory_(device_) {}
+  explicit Staging(std::shared_ptr<Device> device);
 
+  // For the next batch, in the other place.
   void clear();
   // The piece's number. `from` must stay until upload().
   int32_t add(const void* from, size_t bytes);
@@ -28,12 +30,16 @@ class Staging {
   }
   // Room for all pieces; their addresses are known from here on.
   void reserve();
+  // Lane 0 goes on once the pieces are there.
   void upload();
+  // Lane 0 has been given all that reads them.
+  void read() { place().read.record(); }
   // Null for a piece of nothing.
   template <class T>
   T* at(int32_t piece) const {
-    return pieces_[piece].from == nullptr ? nullptr
-                                          : reinterpret_cast<T*>(memory_.at(pieces_[piece].offset));
+    return pieces_[piece].from == nullptr
+               ? nullptr
+               : reinterpret_cast<T*>(place().memory.at(pieces_[piece].offset));
   }
   size_t bytes() const { return bytes_; }
 
@@ -42,9 +48,19 @@ class Staging {
     const void* from;
     size_t bytes, offset;
   };
+  struct Place {
+    explicit Place(const std::shared_ptr<Device>& device)
+        : host(device), memory(device), copied(device, false), read(device, false) {}
+    PinnedMemory host;
+    DeviceMemory memory;
+    Event copied, read;  // the last copy into `memory`, the last kernel that reads it
+  };
+  Place& place() { return places_[present_]; }
+  const Place& place() const { return places_[present_]; }
+
   std::shared_ptr<Device> device_;
-  PinnedMemory host_;
-  DeviceMemory memory_;
+  std::array<Place, 2> places_;
+  int present_ = 0;
   std::vector<Copied> pieces_;
   size_t bytes_ = 0;
 };

@@ -1,5 +1,5 @@
 // The update half of a training step, on the device: norm, clipping, optimiser. The host reads
-// nothing but the outcome.
+// nothing but the outcome, and that when it is asked for.
 #include <algorithm>
 
 #include "exec/caller.h"
@@ -56,10 +56,13 @@ void Executor<T>::resolve_stretches() {
 }
 
 template <class T>
-StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update,
-                             std::shared_ptr<const void> owner) {
+std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>& inputs, const Update<T>& update,
+                                          std::shared_ptr<const void> owner,
+                                          const std::shared_ptr<Step>& after) {
   const Turn turn(*device_);
   check_update(update, parameters_->sizes().size());
+  Outcomes& outcomes = parameters_->outcomes();
+  outcomes.reserve();
   states_ = &parameters_->states(update.states, std::move(owner));
   trainable_ = update.trainable;
   try {
@@ -73,27 +76,28 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update,
   const auto* stretches = staging_.at<Stretch<T>>(stretches_at_);
   partial_.reserve(sizeof(double) * stretches_.size());
   auto* partial = partial_.as<double>();
-  auto* outcome = results_.as<Outcome>();
+  Outcome* outcome = outcomes.next();
   const T* loss =
       program_->loss < 0 ? nullptr : reinterpret_cast<const T*>(address_of(program_->loss));
   library_->square(stretches, count, partial);
-  library_->judge(partial, count, loss, update.max_norm.value_or(0), outcome);
+  library_->judge(partial, count, loss, update.max_norm.value_or(0), outcomes.condition(after),
+                  outcome);
   library_->update(stretches, count, on_device(update.step), outcome);
-  device_->download(outcome_.at<Outcome>(), results_.at(), sizeof(Outcome));
-  device_->synchronize();
-  if (profiling_) timed(-1);
-  const Outcome found = *outcome_.at<Outcome>();
-  if (found.ok) {
-    parameters_->moved();
-    stale_ = true;
+  stale_ = true;
+  staging_.read();
+  std::shared_ptr<Step> step = outcomes.launched();
+  if (profiling_) {
+    device_->synchronize();
+    timed(-1);
   }
-  return {found.loss, found.norm};
+  return step;
 }
 
-#define CAVS_INSTANTIATE(T)                                                 \
-  template StepResult Executor<T>::step(const Inputs<T>&, const Update<T>&, \
-                                        std::shared_ptr<const void>);       \
-  template void Executor<T>::plan_stretches();                              \
+#define CAVS_INSTANTIATE(T)                                                              \
+  template std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>&, const Update<T>&, \
+                                                     std::shared_ptr<const void>,        \
+                                                     const std::shared_ptr<Step>&);      \
+  template void Executor<T>::plan_stretches();                                           \
   template void Executor<T>::resolve_stretches();
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

@@ -10,6 +10,12 @@ namespace {
 
 constexpr unsigned kSmallBlock = 64;
 
+// The address `column` values of bfloat16 behind a row's start, given that of as many of T.
+template <class T>
+const void* of_halves(const T* at, int32_t column) {
+  return reinterpret_cast<const char*>(at - column) + column * kHalfBytes;
+}
+
 }  // namespace
 
 // Rows of an instruction, given those of the body it stands in.
@@ -147,35 +153,40 @@ int64_t Executor<T>::scratch_base(const Place& place, int64_t first_row) const {
 
 template <class T>
 Rows<T> Executor<T>::source(size_t i, int64_t first_row) const {
-  Rows<T> rows = bound_.sources[i];
+  const Source<T>& s = bound_.sources[i];
   const auto [index, offsets] = arrays_.of_source(i);
-  rows.index = index;
-  rows.offsets = offsets;
+  Rows<T> rows{s.data, s.stride, s.base, index, offsets, s.map, half_source_[i] >= 0, s.width};
   if (const Place& place = source_place_[i]; place.buffer >= 0) {
     rows.data = scratch(place);
     rows.base = scratch_base(place, first_row);
   }
+  if (rows.half) rows.data = of_halves(static_cast<const T*>(rows.data), half_source_[i]);
   return rows;
 }
 
 template <class T>
-Target<T> Executor<T>::target(int32_t id, int64_t first_row) const {
+Target Executor<T>::target(int32_t id, int64_t first_row) const {
   const Bound<T>& b = bound_.instructions[id];
-  const Place& place = out_place_[id];
-  if (place.buffer < 0) return {b.out, b.stride, b.base};
-  return {scratch(place), b.stride, scratch_base(place, first_row)};
+  Target to{b.out, b.stride, b.base, half_out_[id] >= 0};
+  if (const Place& place = out_place_[id]; place.buffer >= 0) {
+    to.data = scratch(place);
+    to.base = scratch_base(place, first_row);
+  }
+  if (to.half) to.data = const_cast<void*>(of_halves(static_cast<T*>(to.data), half_out_[id]));
+  return to;
 }
 
 template <class T>
 void Executor<T>::emit(int32_t id, RowRange rows, int64_t first_row) {
   const Bound<T>& b = bound_.instructions[id];
   ++launches_;
+  if (profiling_) ++calls_[id];
   if (b.kind == InstructionKind::kMap) {
     emit_map(id, rows, first_row);
     return;
   }
   const Library<T>& k = *library_;
-  const Target<T> out = target(id, first_row);
+  const Target out = target(id, first_row);
   if (b.kind == InstructionKind::kMatmul) {
     std::vector<Rows<T>> sources;
     for (int32_t i = 0; i < b.count; ++i) sources.push_back(source(b.first + i, first_row));
@@ -208,9 +219,9 @@ void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
   const Map& map = maps_[id];
   words_.clear();
   const auto word = [&](const void* p) { words_.push_back(reinterpret_cast<uint64_t>(p)); };
-  const auto row_zero = [](const T* data, int64_t base, int64_t stride) {
+  const auto row_zero = [this](const T* data, int64_t values_before, int32_t buffer) {
     return reinterpret_cast<const T*>(reinterpret_cast<uint64_t>(data) -
-                                      static_cast<uint64_t>(base * stride) * sizeof(T));
+                                      static_cast<uint64_t>(values_before) * value_bytes(buffer));
   };
   words_.push_back(static_cast<uint64_t>(int64_t{rows.begin}));
   words_.push_back(static_cast<uint64_t>(int64_t{rows.end}));
@@ -227,7 +238,7 @@ void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
       base = scratch_base(place, first_row);
     }
     if (role != Role::kOnes && role != Role::kCount) data -= o.column;
-    word(s.map == RowMap::kOne ? data : row_zero(data, base, s.stride));
+    word(s.map == RowMap::kOne ? data : row_zero(data, base * s.stride, o.buffer));
     const auto [index, offsets] = arrays_.of_load(load);
     if (s.map == RowMap::kSegmentSum) word(offsets);
     const bool segments_of_rows = o.array == Array::kEdges;
@@ -241,7 +252,7 @@ void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
       data = scratch(place);
       base = scratch_base(place, first_row);
     }
-    word(row_zero(data - in.stores[i].column, base, s.stride));
+    word(row_zero(data - in.stores[i].column, base * s.stride, in.stores[i].buffer));
   }
   if (map.random) {
     words_.push_back(seed_);
@@ -263,6 +274,7 @@ template <class T>
 void Executor<T>::run_sum(int32_t id, int32_t task, RowRange rows) {
   const Bound<T>& b = bound_.instructions[id];
   ++launches_;
+  if (profiling_) ++calls_[id];
   if (b.kind == InstructionKind::kLookupGrad) {
     run_lookup(id, task);
     return;

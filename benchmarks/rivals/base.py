@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence as SequenceOf
 from typing import Any, ClassVar
 
 import numpy as np
@@ -67,10 +68,18 @@ class TorchRunner(Runner):
     def compute_gradients(self, plan: Any) -> tuple[Tensor, Tensor]:
         """Loss, and the gradient of the embedding's rows ``plan.unique``; the rest in .grad."""
 
-    def train(self, plan: Any) -> float:
+    def step(self, plan: Any) -> Tensor:
+        """The loss before an update; on a GPU it may still be on its way."""
         loss, rows_grad = self.compute_gradients(plan)
         self.updates.step(plan.unique, rows_grad)
-        return loss.item()
+        return loss.detach()
+
+    def train(self, plan: Any) -> float:
+        return self.step(plan).item()
+
+    def train_all(self, plans: SequenceOf[Any]) -> list[float]:
+        losses: list[float] = torch.stack([self.step(plan).clone() for plan in plans]).tolist()
+        return losses
 
     def gradients(self, plan: Any) -> tuple[float, Parameters]:
         loss, rows_grad = self.compute_gradients(plan)

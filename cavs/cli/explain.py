@@ -7,6 +7,7 @@ from typing import Any
 
 from cavs.cli import options
 from cavs.cli.registry import Entry
+from cavs.config import set_num_threads
 from cavs.runtime import explain
 from cavs.train import DataLoader
 
@@ -20,6 +21,7 @@ def add_parser(commands: Any, argv: list[str]) -> None:
 def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     """All options of ``cavs explain`` but the model's own."""
     options.add_data_arguments(parser)
+    options.add_engine_arguments(parser)
     parser.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
     parser.set_defaults(run=run, seed=0)
 
@@ -30,5 +32,7 @@ def run(args: argparse.Namespace) -> int:
     task = entry.build(args)
     graphs = task.required("train")[: args.batch_size]
     batch = next(iter(DataLoader(graphs, args.batch_size, prefetch=0)))
-    print(explain(task.model, batch))
+    if args.threads is not None:
+        set_num_threads(args.threads)
+    print(explain(task.model, batch, device=args.device, precision=args.precision))
     return 0

@@ -4,7 +4,8 @@ The operations are those of the block interpreter (cavs.codegen.map), made from 
 every operator; here each becomes a statement on one element. A thread has up to 16 bytes of
 neighbouring elements or, where the kernel reduces the last axis, a group of up to 32 lanes has one
 row of that axis and adds it up in one fixed order. Rows are numbered in 64 bits, everything
-inside a row in 32. Every grid is right and gives the same bits.
+inside a row in 32. Every grid is right and gives the same bits. Operands may be stored in bfloat16;
+registers are of the type of the kernel.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ __device__ inline void fetch(T (&to)[V], const T* from) {
     for (int a = 0; a < A; ++a) to[k + a] = word.at[a];
   }
 }
-template <int A, int V, class T>
-__device__ inline void accumulate(T (&to)[V], const T* from) {
+template <int A, int V, class T, class From>
+__device__ inline void accumulate(T (&to)[V], const From* from) {
   T more[V];
   fetch<A>(more, from);
 #pragma unroll
@@ -127,6 +128,26 @@ __device__ inline float uniform(unsigned key, unsigned column) {
 """
 
 
+# And what those call that store a value in bfloat16.
+HALF_PRELUDE = """\
+#include "bfloat16.cuh"
+template <int A, int V>
+__device__ inline void fetch(float (&to)[V], const bfloat16* from) {
+  bfloat16 halves[V];
+  fetch<A>(halves, from);
+#pragma unroll
+  for (int v = 0; v < V; ++v) to[v] = widened(halves[v]);
+}
+template <int A, int V>
+__device__ inline void put(bfloat16* to, const float (&from)[V]) {
+  bfloat16 halves[V];
+#pragma unroll
+  for (int v = 0; v < V; ++v) halves[v] = narrowed(from[v]);
+  put<A>(to, halves);
+}
+"""
+
+
 @dataclass(frozen=True)
 class Load:
     """How operand ``n``, parameter ``xn``, is read: column ``column`` of rows ``stride`` apart.
@@ -134,7 +155,7 @@ class Load:
     rows: "self"; "one", the first for all; "index", row xn_index[r], zeros where that is negative;
     "segment_sum", the sum of rows [xn_offsets[r], xn_offsets[r + 1]), or, if ``indexed``, of those
     that xn_index names there. outer_stride: elements from block to block of a row. scalar: one
-    element a block. aligned: xn is a multiple of 16 bytes.
+    element a block. aligned: xn is a multiple of 16 bytes. half: stored in bfloat16.
     """
 
     stride: int
@@ -144,13 +165,14 @@ class Load:
     outer_stride: int = 0
     scalar: bool = False
     aligned: bool = True
+    half: bool = False
 
 
 @dataclass(frozen=True)
 class Store:
     """Result ``n``, parameter ``yn``, 16 bytes aligned: a register, or its sum or max over a block.
 
-    mode: "write", "sum" or "max".
+    mode: "write", "sum" or "max". half: stored in bfloat16, only of mode "write".
     """
 
     register: int
@@ -158,6 +180,7 @@ class Store:
     column: int = 0
     outer_stride: int = 0
     mode: str = "write"
+    half: bool = False
 
 
 def literal(value: float, real: str = "float") -> str:
@@ -208,10 +231,24 @@ class Shape:
         return self.items * self.lanes
 
 
-def shape_of(stores: Sequence[Store], outer: int, inner: int, real: str = "float") -> Shape:
+def _bytes(real: str, half: bool = False) -> int:
+    return 2 if half else 4 if real == "float" else 8
+
+
+def shape_of(
+    loads: Sequence[Load], stores: Sequence[Store], outer: int, inner: int, real: str = "float"
+) -> Shape:
     """The division of outer x inner elements a row."""
-    vector = _power_of_two(_WORD // (4 if real == "float" else 8), inner)
+    half = any(x.half for x in loads) or any(x.half for x in stores)
+    vector = _power_of_two(_WORD // _bytes(real, half), inner)
     return Shape(outer, inner, vector, any(store.mode != "write" for store in stores))
+
+
+def _word(vector: int, real: str, x: Load | Store) -> int:
+    """How many neighbours of a vector move at once."""
+    stride = 0 if isinstance(x, Load) and x.rows == "one" else x.stride
+    most = min(vector, _WORD // _bytes(real, x.half))
+    return _power_of_two(most, stride, x.column, x.outer_stride)
 
 
 def _place(array: str, row: str, x: Load | Store, block: bool) -> str:
@@ -229,8 +266,7 @@ def _load(n: int, load: Load, shape: Shape, real: str) -> tuple[list[str], list[
     if not load.scalar:
         count = shape.vector
         if load.aligned:
-            stride = 0 if load.rows == "one" else load.stride
-            word = _power_of_two(count, stride, load.column, load.outer_stride)
+            word = _word(count, real, load)
     name = f"l{n}"
 
     def read(how: str, row: str) -> str:
@@ -259,12 +295,12 @@ def _load(n: int, load: Load, shape: Shape, real: str) -> tuple[list[str], list[
 def _parameters(loads: Sequence[Load], stores: Sequence[Store], random: bool, real: str) -> str:
     names = ["long long begin", "long long end"]
     for n, load in enumerate(loads):
-        names.append(f"const {real}* x{n}")
+        names.append(f"const {'bfloat16' if load.half else real}* x{n}")
         if load.rows == "segment_sum":
             names.append(f"const int* __restrict__ x{n}_offsets")
         if load.rows == "index" or load.indexed:
             names.append(f"const int* __restrict__ x{n}_index")
-    names += [f"{real}* y{n}" for n in range(len(stores))]
+    names += [f"{'bfloat16' if y.half else real}* y{n}" for n, y in enumerate(stores)]
     if random:
         names += ["unsigned long long seed", "unsigned long long step"]
         names.append("const int* __restrict__ row_ids")
@@ -318,13 +354,14 @@ def kernel_text(
 
     ops: over registers, the first of which hold the loads, as ``MapProgram.finish`` gives them.
     Pointers are those of row 0, column 0. A kernel that draws random numbers takes seed, step and
-    the ``row_ids`` that number its rows (null: their own numbers). Needs ``PRELUDE`` before it and
-    blocks of whole warps; ``shape_of(...).threads`` times the rows is the work there is.
+    the ``row_ids`` that number its rows (null: their own numbers). Needs ``PRELUDE`` before it,
+    with operands in bfloat16 ``HALF_PRELUDE`` too, and blocks of whole warps;
+    ``shape_of(...).threads`` times the rows is the work there is.
     """
     if outer == 1:  # there is no block number o then
         loads = [replace(load, outer_stride=0) for load in loads]
         stores = [replace(store, outer_stride=0) for store in stores]
-    shape = shape_of(stores, outer, inner, real)
+    shape = shape_of(loads, stores, outer, inner, real)
     once, each, value = _statements(loads, ops, shape, real)
     row, body, before, after = [], [], [], []
     for n, load in enumerate(loads):
@@ -338,7 +375,7 @@ def kernel_text(
         if store.mode == "write":
             body.append(f"{real} s{n}[{shape.vector}];")
             each.append(f"s{n}[v] = {x};")
-            word = _power_of_two(shape.vector, store.stride, store.column, store.outer_stride)
+            word = _word(shape.vector, real, store)
             written.append(f"put<{word}>({_place(f'y{n}', 'r', store, False)}, s{n});")
             continue
         start = "0" if store.mode == "sum" else literal(-np.inf, real)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from cavs.codegen.cuda import Load, Store, kernel_text
 from cavs.codegen.map import OpTuple, arity
@@ -105,8 +106,13 @@ def map_text(program: Program, i: Instruction) -> list[str]:
     return lines
 
 
-def cuda_operands(program: Program, i: Instruction) -> tuple[list[Load], list[Store]]:
-    """How the CUDA kernel of a map reads and writes the buffers it names."""
+def cuda_operands(
+    program: Program, i: Instruction, half: Collection[int] = ()
+) -> tuple[list[Load], list[Store]]:
+    """How the CUDA kernel of a map reads and writes the buffers it names.
+
+    half: buffers that are stored in bfloat16.
+    """
     loads, stores = [], []
     for (buffer, column, _, row_map, array, _), outer_stride, scalar in i.loads:
         b = program.buffers[buffer]
@@ -115,10 +121,11 @@ def cuda_operands(program: Program, i: Instruction) -> tuple[list[Load], list[St
         if b.role in ("ones", "count"):  # the same number in every column of every row
             loads.append(Load(0, 0, rows, indexed, 0, True, aligned=False))
         else:
-            loads.append(Load(b.width, column, rows, indexed, outer_stride, scalar))
+            stored = buffer in half
+            loads.append(Load(b.width, column, rows, indexed, outer_stride, scalar, half=stored))
     for buffer, column, outer_stride, mode, register in i.stores:
         width = program.buffers[buffer].width
-        stores.append(Store(register, width, column, outer_stride, mode))
+        stores.append(Store(register, width, column, outer_stride, mode, buffer in half))
     return loads, stores
 
 

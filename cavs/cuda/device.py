@@ -50,18 +50,26 @@ class Device:
         allocate, release = (memory.allocate, memory.release) if memory else (None, None)
         return _cuda.Device(self.driver_library, self.ordinal, allocate, release)
 
-    def compile(self, name: str, source: str, headers: Mapping[str, str], real: str) -> bytes:
+    def compile(
+        self,
+        name: str,
+        source: str,
+        headers: Mapping[str, str],
+        real: str,
+        half: bool = False,
+    ) -> bytes:
         """Device code of `source` for this architecture; DeviceError if it does not compile.
 
-        real: what REAL stands for, "float" or "double".
+        real: what REAL stands for, "float" or "double". half: values may be stored in bfloat16.
         """
-        options = compile_options(self.architecture, real)
+        options = compile_options(self.architecture, real, half)
         return self.compiler.compile(name, source, dict(headers), options)
 
 
-def compile_options(architecture: str, real: str) -> list[str]:
+def compile_options(architecture: str, real: str, half: bool = False) -> list[str]:
     """The options that every kernel of the engine is compiled with."""
-    return [f"--gpu-architecture={architecture}", "--std=c++17", f"-DREAL={real}"]
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", f"-DREAL={real}"]
+    return [*options, "-DCAVS_HALF"] if half else options
 
 
 def open_device(name: str = "cuda", driver_library: str | None = None) -> Device:

@@ -14,6 +14,7 @@ from cavs import _cuda, _engine
 from cavs.compiler.program import Program
 from cavs.cuda.device import Device
 from cavs.cuda.program import map_kernels
+from cavs.cuda.storage import half_buffers
 from cavs.frontend.parameter import Parameter
 
 Array = NDArray[Any]
@@ -21,22 +22,29 @@ TENSOR_CORES, PLAIN_PRODUCTS = "matmul_mma.cu", "matmul.cu"
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
+def headers() -> dict[str, str]:
+    """What kernels may include, by name."""
+    return {name: text for name, text in _cuda.sources().items() if name.endswith(".cuh")}
+
+
 def fixed_kernels(device: Device, real: str, precision: str) -> dict[str, bytes]:
     """The kernels every program uses, by file."""
-    texts = _cuda.sources()
-    headers = {name: text for name, text in texts.items() if name.endswith(".cuh")}
+    texts, included, half = _cuda.sources(), headers(), precision == "bfloat16"
     unused = TENSOR_CORES if precision == "float32" else PLAIN_PRODUCTS
     names = [name for name in texts if name.endswith(".cu") and name != unused]
     with ThreadPoolExecutor() as pool:  # the compiler works without the GIL
-        images = pool.map(lambda name: device.compile(name, texts[name], headers, real), names)
+        images = pool.map(
+            lambda name: device.compile(name, texts[name], included, real, half), names
+        )
         return dict(zip(names, images, strict=True))
 
 
 class CudaEngine:
     """Parameters of one session on ``device``, and the executors that use them.
 
-    owner: whose engine this is. precision: of products of float32 values, one of PRECISIONS;
-    everything else, sums too, is float32. The host's arrays fall behind with every step:
+    owner: whose engine this is. precision: of products of float32 values, one of PRECISIONS; with
+    "bfloat16" packed weights and values between kernels are stored in it, see cavs.cuda.storage.
+    Everything else, sums too, is float32. The host's arrays fall behind with every step:
     ``download`` brings them up to date. DeviceError where the device fails, lacks memory, or a
     kernel does not compile; nothing of the host is changed then.
     """
@@ -52,6 +60,7 @@ class CudaEngine:
         self._owner, self._of = ref(owner), list(parameters)
         for p in self._of:
             p.keep_copy(self)
+        self.published = 0  # versions of parameters that are downloads of this copy
         self._real = ""
         self._parameters: _cuda.Parameters | None = None
 
@@ -69,10 +78,14 @@ class CudaEngine:
             self._parameters = _cuda.Parameters(
                 self._device.native, images, list(arrays), self._precision, blas
             )
-        maps = map_kernels(program, self._real)
+        half = half_buffers(program) if self._precision == "bfloat16" else frozenset()
+        maps = map_kernels(program, self._real, half)
         named = [(i, name, n) for i, (name, n) in enumerate(maps.kernels) if name]
-        image = self._device.compile("maps.cu", maps.text, {}, self._real) if named else b""
-        return _cuda.Executor(encoded, self._parameters, image, named)
+        image = b""
+        if named:
+            included = headers() if half else {}
+            image = self._device.compile("maps.cu", maps.text, included, self._real)
+        return _cuda.Executor(encoded, self._parameters, image, named, sorted(half))
 
     def invalidate(self) -> None:
         """The host's arrays were written: they go up before the next run."""
@@ -87,6 +100,7 @@ class CudaEngine:
         behind = self._parameters is not None and self._parameters.download()
         for p in self._of if behind else ():
             p.version += 1
+            self.published += 1
         return behind
 
     def used(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from cavs.codegen.cuda import PRELUDE, kernel_text, shape_of
+from cavs.codegen.cuda import HALF_PRELUDE, PRELUDE, kernel_text, shape_of
 from cavs.compiler.program import Program
 from cavs.compiler.text import cuda_operands
 
@@ -23,24 +24,25 @@ class MapKernels:
     kernels: tuple[tuple[str, int], ...]
 
 
-def map_kernels(program: Program, real: str = "float") -> MapKernels:
+def map_kernels(program: Program, real: str = "float", half: Collection[int] = ()) -> MapKernels:
     """Generates a kernel ``map_<i>`` for every instruction i of kind "map".
 
-    Instructions of the same text share the kernel of the first. real: "float" or "double".
+    Instructions of the same text share the kernel of the first. real: "float" or "double". half:
+    buffers that are stored in bfloat16; the text then includes bfloat16.cuh.
     """
-    texts = [PRELUDE]
+    texts = [PRELUDE, HALF_PRELUDE] if half else [PRELUDE]
     names: dict[str, str] = {}
     kernels = []
     for n, i in enumerate(program.instructions):
         if i.kind != "map":
             kernels.append(("", 0))
             continue
-        loads, stores = cuda_operands(program, i)
+        loads, stores = cuda_operands(program, i, half)
         body = (loads, i.ops, stores, i.outer, i.inner, real)
         name = names.setdefault(kernel_text("", *body), f"map_{n}")
         if name == f"map_{n}":
             texts.append(kernel_text(name, *body))
-        kernels.append((name, shape_of(stores, i.outer, i.inner, real).threads))
+        kernels.append((name, shape_of(loads, stores, i.outer, i.inner, real).threads))
     return MapKernels("\n".join(texts), tuple(kernels))
 
 

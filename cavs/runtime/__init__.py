@@ -2,6 +2,6 @@
 
 from cavs.runtime.explain import Explanation, explain
 from cavs.runtime.session import Session
-from cavs.runtime.variant import EvalResult, StepResult
+from cavs.runtime.variant import EvalResult, PendingStep, StepResult
 
-__all__ = ["EvalResult", "Explanation", "Session", "StepResult", "explain"]
+__all__ = ["EvalResult", "Explanation", "PendingStep", "Session", "StepResult", "explain"]

@@ -9,6 +9,7 @@ from typing import Any
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.compiler.program import Buffer, Program, Stage
 from cavs.compiler.text import buffer_name, cuda_text, map_text, program_text, space_name
+from cavs.cuda.device import Device
 from cavs.frontend.model import Model
 from cavs.ir import BatchRule, Node
 from cavs.passes.partition import Body
@@ -52,7 +53,8 @@ class RunReport:
     tasks: batch tasks with work in a loop; task_bound: no policy of batching needs fewer, see
     `cavs.runtime.bound.fewest_tasks`. widths: vertices of every task of the schedule. distinct:
     vertices that ran, one for all copies. kept_bytes: values made before the first backward loop
-    or gradient that it or what follows reads.
+    or gradient that it or what follows reads. instructions: label, kind, bytes read through
+    indices, bytes written. A device times stages, not instructions: the seconds by kind are 0.
     """
 
     graphs: int
@@ -73,6 +75,7 @@ class RunReport:
     packed_bytes: int
     kept_bytes: int
     stages: tuple[tuple[str, str, float], ...]
+    instructions: tuple[tuple[str, str, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,10 @@ def _run_lines(r: RunReport) -> list[str]:
         ("maps", r.map_seconds),
         ("other", r.other_seconds),
     ):
-        share = 100 * seconds / total if total else 0.0
-        lines.append(f"{name:9} {1e3 * seconds:10.3f} ms {share:5.1f} %")
-    lines.append(f"{'packing':9} {1e3 * r.pack_seconds:10.3f} ms")
+        if total:
+            lines.append(f"{name:9} {1e3 * seconds:10.3f} ms {100 * seconds / total:5.1f} %")
+    if total:
+        lines.append(f"{'packing':9} {1e3 * r.pack_seconds:10.3f} ms")
     lines.append(
         f"gather reads {r.gather_bytes:,} bytes through indices; {r.write_bytes:,} written"
     )
@@ -146,6 +150,12 @@ def _run_lines(r: RunReport) -> list[str]:
         f"{r.peak_bytes:,}{ratio}; arena {r.arena_bytes:,}, packed weights {r.packed_bytes:,}"
     )
     lines += [f"  {1e3 * s:9.3f} ms  {kind} {label}".rstrip() for label, kind, s in r.stages]
+    lines.append("bytes gathered and written")
+    lines += [
+        f"  {read:12,} {written:12,}  {kind} {label}".rstrip()
+        for label, kind, read, written in r.instructions
+        if read or written
+    ]
     return lines
 
 
@@ -280,15 +290,18 @@ def explain(
     training: bool = True,
     run: bool = True,
     passes: Passes | None = None,
+    device: str | Device = "cpu",
+    precision: str = "float32",
 ) -> Explanation:
     """Compiles ``model`` for batches like ``batch`` and says what became of it.
 
     training: with backward, else the forward program of ``Session.evaluate``. run: also run it,
-    once to warm up and once on the clock. Nothing is updated. Raises what Session raises.
+    once to warm up and once on the clock, on ``device`` with products in ``precision``. Nothing
+    is updated. Raises what Session raises.
     """
     parameters = list(model.parameters().values())
     dtype = parameters[0].value.dtype if parameters else "float32"
-    session = Session(model, dtype=dtype, passes=passes)
+    session = Session(model, dtype=dtype, passes=passes, device=device, precision=precision)
     compiled = session.compiled(batch, training=training)
     program = compiled.program
     schedule = session.schedule(batch, training=training)
@@ -348,4 +361,7 @@ def _ran(
         packed_bytes=r["packed_bytes"],
         kept_bytes=_kept_bytes(compiled.program, buffers),
         stages=tuple((s["label"], s["kind"], s["seconds"]) for s in r["stages"]),
+        instructions=tuple(
+            (i["label"], i["kind"], i["gather_bytes"], i["write_bytes"]) for i in r["instructions"]
+        ),
     )

@@ -15,16 +15,17 @@ from cavs.compiler.pipeline import Compiled, Passes, compile_graph
 from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import PRECISIONS, CudaEngine
-from cavs.errors import CheckpointError
+from cavs.errors import CheckpointError, ConfigError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import origin
 from cavs.passes.at_nth_child import at_nth_child, multiplied_children
-from cavs.passes.merge_vertices import COPIES, PRESENT, distinguishing
+from cavs.passes.merge_vertices import distinguishing
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
 from cavs.runtime.check import check_arity, check_batch, check_schema, readable_errors
 from cavs.runtime.encode import encode
-from cavs.runtime.variant import BatchLike, EvalResult, Executor, StepResult, Variant
+from cavs.runtime.inputs import features
+from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
 
 Array = npt.NDArray[Any]
 _DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtype("f8"))
@@ -41,7 +42,8 @@ class Session:
     of the compiler. threads: of the engine, process-wide; None leaves them. replicated: training
     batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1",
     or a cavs.cuda Device; there, the parameters' arrays are brought up to date when they are read.
-    precision: of products on a device, "float32", or "tf32" or "bfloat16" with float32 sums.
+    precision: of products on a device, "float32", or "tf32" or "bfloat16" with float32 sums;
+    with "bfloat16" packed weights and most values between kernels are stored in it.
     Raises ConfigError for other threads than 1 to 256, DeviceError for a device out of use.
     """
 
@@ -102,15 +104,55 @@ class Session:
         hyper: dict(kind=..., lr=..., ...) of the optimiser; states: its arrays for each parameter.
         If the loss or the gradient norm is not finite nothing is updated.
         """
-        require_seed(seed)
-        variant, executor, _, inputs = self._prepare(batch, training=True, with_loss=True)
-        trainable = [p.trainable for p in self.parameters.values()]
-        with readable_errors(variant.traced, batch):
-            loss, norm = executor.step(
-                *inputs, seed, step, hyper, [list(s) for s in states], trainable, max_norm
-            )
-        self.moved(variant.executor)
+        found = self._step(batch, hyper, states, seed, step, max_norm)
+        loss, norm = found.wait()[:2] if self.overlaps else found
         return StepResult(loss, norm)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step may go on while the host prepares the next one: on a device."""
+        return self._cuda is not None
+
+    def launch(
+        self,
+        batch: BatchLike,
+        hyper: dict[str, Any],
+        states: Sequence[Sequence[Array]],
+        *,
+        seed: int = 0,
+        step: int = 0,
+        max_norm: float | None = None,
+        after: PendingStep | None = None,
+    ) -> PendingStep:
+        """A ``step`` that goes on when the call returns; on a device alone.
+
+        The batch may be dropped or changed at once. after: an earlier step; if that updates
+        nothing, neither does this one. Whatever reads parameters waits for the steps before it.
+        ConfigError on the CPU.
+        """
+        if not self.overlaps:
+            raise ConfigError("launch() on the CPU", hint="step(), or device='cuda'")
+        before = None if after is None else after.step
+        return PendingStep(self._step(batch, hyper, states, seed, step, max_norm, before))
+
+    def _step(
+        self,
+        batch: BatchLike,
+        hyper: dict[str, Any],
+        states: Sequence[Sequence[Array]],
+        seed: int,
+        step: int,
+        *options: Any,
+    ) -> Any:
+        """A step of the engine: what its call returns."""
+        require_seed(seed)
+        executor, inputs, _ = self.ready(batch)
+        run = executor.launch if self.overlaps else executor.step
+        trainable = [p.trainable for p in self.parameters.values()]
+        with self.readable_errors(batch):
+            found = run(*inputs, seed, step, hyper, [list(s) for s in states], trainable, *options)
+        self.moved(executor)
+        return found
 
     def moved(self, executor: Any) -> None:
         """Tells the other executors, and other sessions, that `executor` has updated parameters."""
@@ -234,12 +276,9 @@ class Session:
             self._compile(variant, found)
         assert variant.compiled is not None and variant.executor is not None
         self._latest[training] = variant
-        program = variant.compiled.program
-        feature = self._feature if source is batch else self._merged_feature
-        ints = [feature(source, name, np.dtype(np.int32)) for name in program.int_features]
-        floats = [feature(source, name, self.dtype) for name in program.float_features]
-        rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
-        return variant, variant.executor, source, (schedule, rows, ints)
+        merged = source is not batch
+        floats, ints = features(variant.compiled.program, source, merged, self.dtype)
+        return variant, variant.executor, source, (schedule, floats, ints)
 
     def _follow_others(self) -> None:
         """Takes over what other sessions have made of the parameters, here or on devices."""
@@ -247,7 +286,8 @@ class Session:
         for copy in {id(c): c for p in parameters for c in p.copies}.values():
             if copy is not self._cuda:
                 copy.download()
-        versions = sum(p.version for p in parameters)
+        own = 0 if self._cuda is None else self._cuda.published
+        versions = sum(p.version for p in parameters) - own
         if versions != self._versions:
             self.invalidate()
         self._versions = versions
@@ -310,18 +350,6 @@ class Session:
         variant.child_numbers = numbers
         graph = at_nth_child(variant.traced) if numbers else variant.traced
         variant.optional = optional_features(graph)
-
-    def _feature(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
-        return np.ascontiguousarray(source[name], dtype=dtype)
-
-    def _merged_feature(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
-        """A feature of the distinct vertices, or one that `merge_vertices` asks for."""
-        if not name.startswith((COPIES, PRESENT)):
-            return self._feature(source, name, dtype)
-        copies: Array = source.copies
-        if name != COPIES:
-            copies = copies * (source[name.removeprefix(PRESENT)] >= 0)
-        return copies.astype(dtype)
 
     def _trace(self, variant: Variant, batch: BatchLike) -> None:
         """Traces the model, anew where a feature turns out to be absent at some vertex."""
@@ -399,39 +427,15 @@ class Session:
 
         A session that continues from it runs the same programs, hence the same bits.
         """
-        return {
-            "variants": [
-                {
-                    "training": v.training,
-                    "with_loss": v.with_loss,
-                    "merging": v.merging,
-                    "child_numbers": v.child_numbers,
-                    "absent": sorted(n for n, f in v.schema.items() if f.optional),
-                    "kinds": [int(k) for k in v.kinds],
-                    "shared": v.shared,
-                }
-                for v in self._variants.values()
-                if v.traced is not None
-            ]
-        }
+        return {"variants": [v.to_json() for v in self._variants.values() if v.traced is not None]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; CheckpointError, changing nothing, on anything else."""
-        variants: dict[tuple[bool, bool, bool], Variant] = {}
         try:
-            for entry in state["variants"]:
-                key = bool(entry["training"]), bool(entry["with_loss"]), bool(entry["merging"])
-                numbers = entry["child_numbers"]
-                variants[key] = Variant(
-                    *key,
-                    child_numbers=None if numbers is None else int(numbers),
-                    absent=frozenset(str(n) for n in entry["absent"]),
-                    restored=tuple(sorted(int(k) for k in entry["kinds"])),
-                    shared=entry.get("shared"),
-                )
+            found = [Variant.from_json(entry) for entry in state["variants"]]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the state of the session is {state!r}") from error
-        self._variants = variants
+        self._variants = {(v.training, v.with_loss, v.merging): v for v in found}
 
     # ---- looking inside ------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -57,6 +58,35 @@ class StepResult:
     grad_norm: float
 
 
+class PendingStep:
+    """A step that a device may still be at: what is read waits for it, not for steps after it.
+
+    DeviceError, when it is read, if the device has failed meanwhile.
+    """
+
+    def __init__(self, step: _cuda.Step) -> None:
+        self.step = step
+
+    @cached_property
+    def _come_to(self) -> tuple[float, float, bool]:
+        return self.step.wait()
+
+    @property
+    def loss(self) -> float:
+        """Of the batch, before the update."""
+        return self._come_to[0]
+
+    @property
+    def grad_norm(self) -> float:
+        """Global L2 norm, before clipping."""
+        return self._come_to[1]
+
+    @property
+    def applied(self) -> bool:
+        """Whether it has updated parameters: loss and norm are finite, as of the step before."""
+        return self._come_to[2]
+
+
 @dataclass(frozen=True)
 class EvalResult:
     """loss (NaN without one); outputs by name, rows in the order of the batch.
@@ -91,3 +121,29 @@ class Variant:
     restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
     executor: Executor | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For what it is compiled, as JSON values."""
+        return {
+            "training": self.training,
+            "with_loss": self.with_loss,
+            "merging": self.merging,
+            "child_numbers": self.child_numbers,
+            "absent": sorted(n for n, f in self.schema.items() if f.optional),
+            "kinds": [int(k) for k in self.kinds],
+            "shared": self.shared,
+        }
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> Variant:
+        """One that compiles for the same; KeyError, TypeError or ValueError for anything else."""
+        numbers = entry["child_numbers"]
+        return Variant(
+            bool(entry["training"]),
+            bool(entry["with_loss"]),
+            bool(entry["merging"]),
+            child_numbers=None if numbers is None else int(numbers),
+            absent=frozenset(str(n) for n in entry["absent"]),
+            restored=tuple(sorted(int(k) for k in entry["kinds"])),
+            shared=entry.get("shared"),
+        )

@@ -21,7 +21,7 @@ from cavs.train.metrics import Metric
 from cavs.train.progress import Progress, duration
 
 if TYPE_CHECKING:
-    from cavs.train.trainer import Trainer
+    from cavs.train.trainer import Step, Trainer
 
 
 @dataclass(frozen=True)
@@ -182,25 +182,41 @@ class Run:
 
     def _train(self, bar: Progress) -> None:
         trainer, standing, every = self.trainer, self.standing, self.options.checkpoint_every
-        with iterating(self.train) as batches:
-            for batch in batches:
-                outcome = trainer.advance(batch)
+
+        def count(ended: Iterable[Step]) -> None:
+            for batch, outcome in ended:
                 standing.loss_sum += outcome.loss
                 standing.loss_count += 1
                 mean = standing.loss_sum / standing.loss_count
                 bar.advance(batch.num_graphs, loss=mean)
-                self._stop_if_asked()
-                self.since_checkpoint += 1
-                if every is not None and self.since_checkpoint >= every:
-                    self._checkpoint(improved=False)
-                    self._stop_if_asked()
+
+        def stop_if_asked() -> None:
+            if trainer.stops(self.interrupt.requested):
+                count(trainer.land())
+                self._stop()
+
+        with iterating(self.train) as batches:
+            try:
+                for batch in batches:
+                    count(trainer.launch(batch))
+                    stop_if_asked()
+                    self.since_checkpoint += 1
+                    if every is not None and self.since_checkpoint >= every:
+                        count(trainer.land())
+                        self._checkpoint(improved=False)
+                        stop_if_asked()
+                count(trainer.land())
+            except BaseException:
+                trainer.land()  # what was launched before counts
+                raise
 
     def _evaluate(self) -> dict[str, float]:
         if self.dev is None:
             return {}
         asked = self.interrupt
         values = self.trainer.evaluate(self.dev, self.options.metrics, stop=lambda: asked.requested)
-        self._stop_if_asked()
+        if self.trainer.stops(asked.requested):
+            self._stop()
         return values
 
     def _judge(self, epoch: int, value: float) -> bool:
@@ -219,9 +235,7 @@ class Run:
             self.best_values = {name: p.value.copy() for name, p in own.items()}
         return True
 
-    def _stop_if_asked(self) -> None:
-        if not self.trainer.stops(self.interrupt.requested):
-            return
+    def _stop(self) -> None:
         self._checkpoint(improved=False)
         self._write("interrupt", epoch=self.standing.epoch, step=self.trainer.steps)
         where = self.trainer.last_checkpoint if self.options.checkpoint is not None else None

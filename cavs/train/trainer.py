@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from cavs.config import require, require_number, require_seed, require_threads
 from cavs.cuda.device import Device
 from cavs.errors import CheckpointError, ConfigError, DeviceError, NumericsError
 from cavs.frontend.model import Model
-from cavs.runtime import Session
+from cavs.runtime import PendingStep, Session, StepResult
 from cavs.train.checkpoint import (
     Checkpoint,
     ParameterizedModel,
@@ -36,6 +36,13 @@ Array = NDArray[Any]
 Metrics = Iterable[Metric | Measure] | Mapping[str, Metric | Measure]
 
 
+class Step(NamedTuple):
+    """A step on `batch`, and what it has come to."""
+
+    batch: Any
+    outcome: StepOutcome
+
+
 class Trainer:
     """Trains `model` with `optimizer`.
 
@@ -44,7 +51,8 @@ class Trainer:
         optimizer: Such as `cavs.optim.Adagrad(lr=0.05)`.
         device: ``"cpu"``, or ``"cuda"``, ``"cuda:1"`` for an NVIDIA GPU: the same results.
         precision: Of products on a GPU: ``"float32"``, or ``"tf32"`` or ``"bfloat16"``, which are
-            faster; sums, parameters and states are float32 in any case.
+            faster; with ``"bfloat16"`` packed weights and activations are stored in it, in half
+            the memory. Sums, parameters, gradients and states are float32 in any case.
         seed: Of everything random inside a step (dropout).
         max_norm: Clip the gradient to this global norm.
         threads: Of the engine; by default what the affinity mask and the quota allow.
@@ -90,6 +98,7 @@ class Trainer:
         )
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
+        self._flying: list[tuple[Any, PendingStep]] = []  # launched, not ended
         self.last_checkpoint: Path | None = None
         self._resumed: dict[str, Any] | None = None
         self._extra: dict[str, Array] = {}  # what checkpoints keep of the engine besides
@@ -103,14 +112,65 @@ class Trainer:
 
     def advance(self, batch: Any) -> StepOutcome:
         """`step`, returning the gradient's norm too."""
-        outcome = self.session.step(
-            batch,
-            self.optimizer.hyper(self.steps),
-            self.states,
-            seed=self.seed,
-            step=self.steps,
-            max_norm=self.max_norm,
-        )
+        if self._overlapping() is not None:
+            return [*self.launch(batch), *self.land()][-1].outcome
+        return self._judged(batch, self.session.step(batch, **self._terms(self.steps)))
+
+    def launch(self, batch: Any) -> list[Step]:
+        """Starts an update on `batch`; the steps that have ended meanwhile.
+
+        On the CPU that is this step. A device goes on with it while the host makes the next one
+        ready, and the step before has ended. `land` ends the last.
+
+        Raises `NumericsError` for the step that is not finite, with nothing of the next applied.
+        """
+        session = self._overlapping()
+        if session is None:
+            return [Step(batch, self.advance(batch))]
+        number = self.steps + len(self._flying)
+        after = self._flying[-1][1] if self._flying else None
+        try:
+            outcome = session.launch(batch, **self._terms(number), after=after)
+        except BaseException:
+            self.land()  # the step before counts whatever becomes of this one
+            raise
+        self._flying.append((batch, outcome))
+        return self._land(1)
+
+    def land(self) -> list[Step]:
+        """Waits for the steps that `launch` has started: those that have not been returned."""
+        return self._land(0)
+
+    def _land(self, left: int) -> list[Step]:
+        ended = []
+        while len(self._flying) > left:
+            batch, outcome = self._flying[0]
+            try:
+                known = StepResult(outcome.loss, outcome.grad_norm)  # holds no memory of the device
+                ended.append(Step(batch, self._judged(batch, known)))
+            except Exception:
+                self._flying.clear()  # those behind it have changed nothing
+                raise
+            del self._flying[0]
+        return ended
+
+    def _overlapping(self) -> Session | None:
+        """The session, if a step may go on there while the next one is made ready."""
+        session = self.session
+        return session if isinstance(session, Session) and session.overlaps else None
+
+    def _terms(self, number: int) -> dict[str, Any]:
+        """What the engine is told of step `number`, counted from 0."""
+        return {
+            "hyper": self.optimizer.hyper(number),
+            "states": self.states,
+            "seed": self.seed,
+            "step": number,
+            "max_norm": self.max_norm,
+        }
+
+    def _judged(self, batch: Any, outcome: StepOutcome) -> StepOutcome:
+        """Counts the step, if it is finite."""
         if not (math.isfinite(outcome.loss) and math.isfinite(outcome.grad_norm)):
             raise self._not_finite(batch, outcome)
         self.steps += 1
@@ -165,6 +225,7 @@ class Trainer:
         Ends early, with what it has, once `stop` says so. Raises `NumericsError` if the loss of
         a batch is not finite.
         """
+        self.land()
         used = as_metrics(metrics)
         require(isinstance(loader, Iterable), "loader", loader, "a cavs.DataLoader")
         self._attach(loader)
@@ -238,6 +299,7 @@ class Trainer:
         options = FitOptions(
             epochs, used, monitor, patience, checkpoint, checkpoint_every, restore_best, progress
         )
+        self.land()
         self._attach(train)
         self._divide(train)
         resumed, self._resumed = self._resumed, None
@@ -255,6 +317,7 @@ class Trainer:
         Raises `CheckpointError` if it cannot be written and `NumericsError` if a parameter is
         not finite; a file there before is untouched.
         """
+        self.land()
         for name, parameter in self.parameters.items():
             if not np.isfinite(parameter.value).all():
                 raise NumericsError(
@@ -283,6 +346,7 @@ class Trainer:
 
         Raises `CheckpointError`, with the model untouched, if the file does not fit.
         """
+        self.land()
         load_parameters(self.model, path)
         self.session.invalidate()
 
@@ -292,6 +356,7 @@ class Trainer:
         Parameters and optimiser states are written in place; step and seed are the run's. Raises
         `CheckpointError`, with everything untouched, if the file does not fit.
         """
+        self.land()
         stored = read_checkpoint(path)
         own = {name: p.value for name, p in self.parameters.items()}
         if stored.model != model_name(self.model):

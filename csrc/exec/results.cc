@@ -3,7 +3,7 @@
 #include <stdexcept>
 
 #include "exec/caller.h"
-#include "exec/spaces.h"
+#include "exec/traffic.h"
 
 namespace cavs {
 
@@ -76,22 +76,6 @@ void Executor<T>::output(int32_t buffer, T* out) const {
   to_caller(*program_, spaces_, *schedule_, buffer, values, out);
 }
 
-namespace {
-
-// Bytes one operand reads through its index or segments, over all rows it is read for.
-int64_t gathered(const Operand& o, Space space, const Spaces& spaces, const Schedule& s) {
-  const RowRange rows = spaces.ranges[space];
-  if (o.map == RowMap::kIndex) return int64_t{rows.size()} * o.width;
-  if (o.map != RowMap::kSegmentSum || rows.size() == 0) return 0;
-  const int32_t* offsets = o.array == Array::kOut          ? s.out_offsets.data()
-                           : o.array == Array::kGraphRows  ? s.graph_offsets.data()
-                           : o.array == Array::kNthParents ? s.nth_parents(o.argument)
-                                                           : s.edge_offsets.data();
-  return int64_t{offsets[rows.end] - offsets[rows.begin]} * o.width;
-}
-
-}  // namespace
-
 template <class T>
 Report Executor<T>::report() const {
   const std::lock_guard lock(mutex_);
@@ -118,46 +102,12 @@ Report Executor<T>::report() const {
     for (const BatchTask& task : schedule_->tasks) report.widths.push_back(task.rows.size());
   }
   for (size_t i = 0; i < p.instructions.size(); ++i) {
-    const Instruction& in = p.instructions[i];
-    Report::Line line;
-    line.label = in.label;
-    line.kind = instruction_name(in.kind);
+    Report::Line line =
+        traffic(p, static_cast<int32_t>(i), bound_, spaces_, schedule_.get(), context_.tables);
     for (const auto& worker : workers_) {
       if (i >= worker->profile.size()) continue;
       line.seconds += worker->profile[i].seconds;
       line.calls += worker->profile[i].calls;
-    }
-    if (schedule_ != nullptr) {
-      const int64_t rows = spaces_.ranges[in.space].size();
-      int64_t written = 0;
-      for (const Operand& o : in.inputs) {
-        line.gather_bytes += gathered(o, in.space, spaces_, *schedule_);
-      }
-      for (const MapLoadSpec& l : in.loads) {
-        line.gather_bytes += gathered(l.operand, in.space, spaces_, *schedule_);
-      }
-      for (const MapStoreSpec& s : in.stores) {
-        written += rows * in.outer * (s.mode == StoreMode::kWrite ? in.inner : 1);
-      }
-      const Bound<T>& b = bound_.instructions[i];
-      if (in.kind == InstructionKind::kMatmul || in.kind == InstructionKind::kMatmulTN) {
-        line.flops = 2.0 * static_cast<double>(rows) * static_cast<double>(b.k * b.n);
-      }
-      if (in.kind == InstructionKind::kMatmulTN) {
-        written = b.k * b.n;
-      } else if (in.kind == InstructionKind::kSumRows) {
-        written = in.out.width;
-      } else if (in.kind == InstructionKind::kLookupGrad) {
-        for (const Table& table : context_.tables) {
-          if (table.param == in.argument2) {
-            written = static_cast<int64_t>(table.slots.size()) * table.width;
-          }
-        }
-      } else if (in.kind != InstructionKind::kMap) {
-        written = rows * in.out.width;
-      }
-      line.gather_bytes *= sizeof(T);
-      line.write_bytes = written * static_cast<int64_t>(sizeof(T));
     }
     report.instructions.push_back(line);
   }

@@ -6,18 +6,19 @@ namespace CAVS_NAMESPACE {
 
 typedef REAL real;
 
-// Where row r of an iteration finds its values: cavs::Source<real> of csrc/kernels/kernels.h, of
-// the same layout and meaning. map: 0 self, 1 one row for all, 2 index (negative: zeros), 3 sum
-// over j in [offsets[r], offsets[r + 1]) of row index[j], or j where index is null.
+// Where row r of an iteration finds its values, as cavs::Source<real> of csrc/kernels/kernels.h.
+// map: 0 self, 1 one row for all, 2 index (negative: zeros), 3 sum over j in [offsets[r],
+// offsets[r + 1]) of row index[j], or j where index is null. data: of real, or of bfloat16 where
+// `half`; strides count values.
 struct Rows {
-  const real* data;
+  const void* data;
   long long stride, base;
   const int* index;
   const int* offsets;
-  unsigned char map;
+  unsigned char map, half;
   int width;
 };
-static_assert(sizeof(Rows) == 48, "Rows has the layout of cavs::Source");
+static_assert(sizeof(Rows) == 48, "Rows has the layout of cavs::cuda::Rows");
 
 // Operands side by side: column c of source s is column (widths of those before) + c.
 struct Sources {
@@ -25,10 +26,11 @@ struct Sources {
   int count;
 };
 
-// to[i * to_stride + j] = from[i * row_stride + j * col_stride] for i < rows, j < cols.
+// to[i * to_stride + j] = from[i * row_stride + j * col_stride] for i < rows, j < cols. to: of
+// real, or with CAVS_HALF of bfloat16.
 struct Piece {
   const real* from;
-  real* to;
+  void* to;
   long long row_stride, col_stride, rows, cols, to_stride;
 };
 
@@ -44,7 +46,8 @@ struct Stretch {
 };
 
 // Of one training step: the loss, the norm of its gradient, what clipping multiplies it by, and
-// whether loss and norm are finite (else nothing is updated).
+// whether it counts (else nothing is updated): loss and norm are finite, as those of the step
+// before.
 struct Outcome {
   double loss, norm, scale;
   int ok;

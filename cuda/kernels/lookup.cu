@@ -14,9 +14,9 @@ __device__ void add_slot(const Rows& values, const int* rows, int j, int end, in
                          Lanes<N>& sum) {
 #pragma unroll 4
   for (; j < end; j += step) {
-    const long long i = values.map == 1 ? 0 : rows[j] - values.base;
+    const long long i = values.map == 1 ? values.base : rows[j];
     const bool none = values.map != 1 && rows[j] < 0;
-    add(sum, load<N>(none ? nullptr : values.data + i * values.stride + column, N, N > 1));
+    add(sum, load<N>(none ? Row{} : row_at(values, i), column, N, N > 1));
   }
 }
 

@@ -115,19 +115,21 @@ __device__ void matmul_tn_tile(const Side& a, const Side& b, int first, int last
 
 extern "C" __global__ __launch_bounds__(256, kBlocks) void matmul(Sources a, int begin, int end,
                                                                   const real* w, int k, int n,
-                                                                  real* out, long long stride,
-                                                                  long long base, int accumulate) {
+                                                                  void* out, long long stride,
+                                                                  long long base, int half,
+                                                                  int accumulate) {
   alignas(16) __shared__ real shared[2 * kSlab];
-  for_each_tile(begin, end, kTile, n, out, stride, base, accumulate,
+  for_each_tile(begin, end, kTile, n, out, stride, base, half, accumulate,
                 [&](const Target& to) { matmul_tile(a, w, n, to, shared); });
 }
 
 extern "C" __global__ __launch_bounds__(256, 1) void matmul_16(Sources a, int begin, int end,
                                                                const real* w, int k, int n,
-                                                               real* out, long long stride,
-                                                               long long base, int accumulate) {
+                                                               void* out, long long stride,
+                                                               long long base, int half,
+                                                               int accumulate) {
   alignas(16) __shared__ real shared[kFewShared];
-  for_each_tile(begin, end, kFew, n, out, stride, base, accumulate,
+  for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate,
                 [&](const Target& to) { matmul_few(a, w, n, to, shared); });
 }
 

@@ -1,6 +1,6 @@
-// The products of matmul.cu on tensor cores: operands in tf32 or bfloat16, sums in float. matmul_*,
-// matmul_tn_*: a block a tile of 64 x 64, a warp 32 x 32 of it and half of a slab's depth.
-// matmul_*_16: a block 16 rows x 64 columns, its warps share the depth.
+// The products of matmul.cu on tensor cores: operands in tf32, with CAVS_HALF in bfloat16, sums in
+// float. matmul_*, matmul_tn_*: a block a tile of 64 x 64, a warp 32 x 32 of it and half of a
+// slab's depth. matmul_*_16: a block 16 rows x 64 columns, its warps share the depth.
 #include "mma.cuh"
 #include "operands.cuh"
 
@@ -122,7 +122,7 @@ __device__ void finish(const float (&sum)[2][4][4], float* shared, const Target&
 }
 
 template <class P>
-__device__ void matmul_tile(const Sources& a, const real* w, int n, const Target& to,
+__device__ void matmul_tile(const Sources& a, const Packed* w, int n, const Target& to,
                             unsigned* shared) {
   constexpr int values = kDepth * P::kValues, loads = values / 16;  // of a slab; of a thread
   const int column = to.n0 + threadIdx.x % 16 * 4;
@@ -177,7 +177,7 @@ constexpr int kFewDepth = 128;  // values of a slab of a small tile, a share of 
 
 // Column g of the eight fragments of B is column 8 g + fragment of w: lanes read 32 bytes of a row.
 template <class P>
-__device__ void matmul_few(const Sources& a, const real* w, int n, const Target& to,
+__device__ void matmul_few(const Sources& a, const Packed* w, int n, const Target& to,
                            unsigned* shared) {
   constexpr int words = kFewDepth / P::kValues, share = words / (kThreads / 32), steps = share / 8;
   constexpr int pitch = words + 4;
@@ -245,30 +245,33 @@ __device__ void matmul_few(const Sources& a, const real* w, int n, const Target&
 
 }  // namespace
 
-#define CAVS_MATMUL(Precision, name)                                                           \
-  extern "C" __global__ __launch_bounds__(256, 2) void matmul_##name(                          \
-      Sources a, int begin, int end, const real* w, int k, int n, real* out, long long stride, \
-      long long base, int accumulate) {                                                        \
-    alignas(16) __shared__ unsigned shared[2 * kSlab];                                         \
-    for_each_tile(begin, end, kTile, n, out, stride, base, accumulate,                         \
-                  [&](const Target& to) { matmul_tile<Precision>(a, w, n, to, shared); });     \
-  }                                                                                            \
-  extern "C" __global__ __launch_bounds__(256, 1) void matmul_##name##_16(                     \
-      Sources a, int begin, int end, const real* w, int k, int n, real* out, long long stride, \
-      long long base, int accumulate) {                                                        \
-    alignas(16) __shared__ unsigned shared[kFewShared];                                        \
-    for_each_tile(begin, end, kFew, n, out, stride, base, accumulate,                          \
-                  [&](const Target& to) { matmul_few<Precision>(a, w, n, to, shared); });      \
-  }                                                                                            \
-  extern "C" __global__ __launch_bounds__(256, 2) void matmul_tn_##name(                       \
-      Sources a, Sources b, int begin, int end, int k, int n, real* out, long long out_stride, \
-      int accumulate, real* partial, int parts) {                                              \
-    alignas(16) __shared__ unsigned shared[2 * kSlab];                                         \
-    for_each_part(a, b, begin, end, k, n, out, out_stride, accumulate, partial, parts,         \
-                  [&](const Side& x, const Side& y, int first, int last, const Target& to) {   \
-                    matmul_tn_tile<Precision>(x, y, first, last, to, shared);                  \
-                  });                                                                          \
+#define CAVS_MATMUL(Precision, name)                                                             \
+  extern "C" __global__ __launch_bounds__(256, 2) void matmul_##name(                            \
+      Sources a, int begin, int end, const Packed* w, int k, int n, void* out, long long stride, \
+      long long base, int half, int accumulate) {                                                \
+    alignas(16) __shared__ unsigned shared[2 * kSlab];                                           \
+    for_each_tile(begin, end, kTile, n, out, stride, base, half, accumulate,                     \
+                  [&](const Target& to) { matmul_tile<Precision>(a, w, n, to, shared); });       \
+  }                                                                                              \
+  extern "C" __global__ __launch_bounds__(256, 1) void matmul_##name##_16(                       \
+      Sources a, int begin, int end, const Packed* w, int k, int n, void* out, long long stride, \
+      long long base, int half, int accumulate) {                                                \
+    alignas(16) __shared__ unsigned shared[kFewShared];                                          \
+    for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate,                      \
+                  [&](const Target& to) { matmul_few<Precision>(a, w, n, to, shared); });        \
+  }                                                                                              \
+  extern "C" __global__ __launch_bounds__(256, 2) void matmul_tn_##name(                         \
+      Sources a, Sources b, int begin, int end, int k, int n, real* out, long long out_stride,   \
+      int accumulate, real* partial, int parts) {                                                \
+    alignas(16) __shared__ unsigned shared[2 * kSlab];                                           \
+    for_each_part(a, b, begin, end, k, n, out, out_stride, accumulate, partial, parts,           \
+                  [&](const Side& x, const Side& y, int first, int last, const Target& to) {     \
+                    matmul_tn_tile<Precision>(x, y, first, last, to, shared);                    \
+                  });                                                                            \
   }
 
-CAVS_MATMUL(Tf32, tf32)
+#ifdef CAVS_HALF
 CAVS_MATMUL(Bf16, bf16)
+#else
+CAVS_MATMUL(Tf32, tf32)
+#endif

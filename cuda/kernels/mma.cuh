@@ -13,13 +13,11 @@ struct alignas(4 * N < 16 ? 4 * N : 16) Words {
 };
 
 #ifdef CAVS_TWIN
-// The nearest value of `keep` leading bits; ties go to even, or away from zero.
-inline float rounded(float x, int keep, bool to_even) {
-  const unsigned bits = __float_as_uint(x), drop = 1u << (32 - keep);
-  if (x != x) return __uint_as_float(0x7fffe000u);  // a NaN that any cut leaves one
+// The nearest tf32 value; ties go away from zero.
+inline float rounded(float x) {
+  if (x != x) return __uint_as_float(0x7fffe000u);
   if (x - x != 0) return x;
-  const unsigned half = to_even ? drop / 2 - 1 + (bits & drop ? 1 : 0) : drop / 2;
-  return __uint_as_float((bits + half) & ~(drop - 1));
+  return __uint_as_float((__float_as_uint(x) + 0x1000u) & ~0x1fffu);
 }
 
 struct Fragments {
@@ -49,7 +47,7 @@ struct Tf32 {
 
   static __device__ unsigned word(float x, float) {
 #ifdef CAVS_TWIN
-    return __float_as_uint(rounded(x, 19, false));
+    return __float_as_uint(rounded(x));
 #else
     unsigned bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
@@ -75,8 +73,7 @@ struct Bf16 {
 
   static __device__ unsigned word(float first, float second) {
 #ifdef CAVS_TWIN
-    return __float_as_uint(rounded(first, 16, true)) >> 16 |
-           __float_as_uint(rounded(second, 16, true));
+    return narrowed(first).bits | static_cast<unsigned>(narrowed(second).bits) << 16;
 #else
     unsigned bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));

@@ -30,17 +30,27 @@ struct Walk {
 // Where the elements of a tile go: rows from r0 and columns from n0 on, up to `end` and `n`. The
 // address is reckoned at the end, so that its parts fill no registers before.
 struct Target {
-  real* out;
+  void* out;
   long long stride, base, r0, end;
   int n0, n, accumulate;
+  bool half;
 
   // N columns from j on of row i, in one access where their address allows.
   template <int N>
   __device__ void write(int i, int j, const Lanes<N>& x) const {
     const int left = n - n0 - j;
     if (r0 + i >= end) return;
-    real* to = out + (r0 + i - base) * stride + n0 + j;
-    if (left >= N && reinterpret_cast<unsigned long long>(to) % alignof(Lanes<N>) == 0) {
+    const long long at = (r0 + i - base) * stride + n0 + j;
+    if (kHalf && half) {
+      write_to(static_cast<bfloat16*>(out) + at, left, x);
+    } else {
+      write_to(static_cast<real*>(out) + at, left, x);
+    }
+  }
+
+  template <int N, class V>
+  __device__ void write_to(V* to, int left, const Lanes<N>& x) const {
+    if (left >= N && reinterpret_cast<unsigned long long>(to) % alignof(Lanes<N, V>) == 0) {
       Lanes<N> sum = x;
       if (accumulate) add(sum, load<N>(to, N, true));
       store(to, sum);
@@ -48,7 +58,7 @@ struct Target {
     }
 #pragma unroll
     for (int c = 0; c < N; ++c) {
-      if (c < left) to[c] = accumulate ? to[c] + x.v[c] : x.v[c];
+      if (c < left) assign(to[c], accumulate ? widened(to[c]) + x.v[c] : x.v[c]);
     }
   }
 };
@@ -56,9 +66,9 @@ struct Target {
 // One row of sources side by side, read by a thread as a walk goes on.
 struct RowOfSources {
   long long r;
-  bool inside;                // else all zeros
-  int source = -1;            // that of `row`
-  const real* row = nullptr;  // where no segment is summed
+  bool inside;      // else all zeros
+  int source = -1;  // that of `row`
+  Row row = {};     // where no segment is summed
   bool wide = false;
 
   __device__ RowOfSources(const Target& to, int i) : r(to.r0 + i), inside(r < to.end) {}
@@ -70,14 +80,15 @@ struct RowOfSources {
     if (walk.source != source) {
       source = walk.source;
       wide = aligned(s);
-      row = s.map != 3 ? plain_row(s, r) : nullptr;
+      row = s.map != 3 ? plain_row(s, r) : Row{};
     }
     return read_columns<4>(s, r, row, walk.column + first, wide);
   }
 };
 
 // Four columns of row `i` of the weights of a walk's slab; zeros past its depth and past n.
-__device__ inline Lanes<4> read_weights(const Sources& a, const Walk& walk, const real* w, int i,
+template <class V>
+__device__ inline Lanes<4> read_weights(const Sources& a, const Walk& walk, const V* w, int i,
                                         int n, int column, bool wide) {
   const int k = walk.column + i;
   if (k >= a.of[walk.source].width || column >= n) return {};
@@ -104,13 +115,13 @@ __device__ void for_each_slab(bool more, Next next, Fetch fetch, Put put, Multip
 
 // Tiles of rows [begin, end) of a product, `height` x kTile, which the blocks of a grid share.
 template <class F>
-__device__ void for_each_tile(int begin, int end, int height, int n, real* out, long long stride,
-                              long long base, int accumulate, F f) {
+__device__ void for_each_tile(int begin, int end, int height, int n, void* out, long long stride,
+                              long long base, int half, int accumulate, F f) {
   for (long long r0 = begin + static_cast<long long>(blockIdx.y) * height; r0 < end;
        r0 += static_cast<long long>(gridDim.y) * height) {
     for (long long n0 = static_cast<long long>(blockIdx.x) * kTile; n0 < n;
          n0 += static_cast<long long>(gridDim.x) * kTile) {
-      f(Target{out, stride, base, r0, end, static_cast<int>(n0), n, accumulate});
+      f(Target{out, stride, base, r0, end, static_cast<int>(n0), n, accumulate, half != 0});
     }
   }
 }
@@ -127,7 +138,7 @@ struct Side {
   // Columns `first` to `first` + 3 of row r; zeros unless r < end.
   __device__ Lanes<4> read(int r, int end, int first) const {
     if (r >= end) return {};
-    const real* row = rows.map != 3 ? plain_row(rows, r) : nullptr;
+    const Row row = rows.map != 3 ? plain_row(rows, r) : Row{};
     return read_columns<4>(rows, r, row, column + first, wide);
   }
 };
@@ -152,8 +163,9 @@ __device__ void for_each_part(const Sources& a, const Sources& b, int begin, int
         if (column % gridDim.x != blockIdx.x) continue;
         const int height = y.before + a.of[y.source].width;
         const int width = x.before + b.of[x.source].width;
-        const Target to = {out,   stride,    0, y.before + y.column, height, x.before + x.column,
-                           width, accumulate};
+        const Target to = {
+            out,   stride,     0,    y.before + y.column, height, x.before + x.column,
+            width, accumulate, false};
         f(Side(a, y), Side(b, x), first, last, to);
       }
     }

@@ -9,29 +9,28 @@ constexpr int kWideRow = 2048;  // columns from which a block shares a row's cro
 
 // f(r, column, to) for all rows and every N-th column.
 template <int N, class F>
-__device__ void for_each_vector(int width, int begin, int end, real* out, long long stride,
-                                long long base, F f) {
+__device__ void for_each_vector(int width, int begin, int end, void* out, long long stride,
+                                long long base, bool half, F f) {
   const int vectors = width / N, lanes = lanes_of_row(vectors, 32);
   const int rows = kThreads / lanes, lane = threadIdx.x % lanes;
   const long long step = static_cast<long long>(gridDim.x) * rows;
   for (long long r = begin + static_cast<long long>(blockIdx.x) * rows + threadIdx.x / lanes;
        r < end; r += step) {
-    real* to = out + (r - base) * stride;
     for (int i = blockIdx.y * lanes + lane; i < vectors; i += gridDim.y * lanes) {
-      store(to + i * N, f(r, i * N));
+      store(out, (r - base) * stride + i * N, half, f(r, i * N));
     }
   }
 }
 
-__device__ bool wide_output(const Rows& in, const real* out, long long stride) {
-  return aligned(in) && in.width % kWide == 0 && aligned(out) && stride % kWide == 0;
+__device__ bool wide_output(const Rows& in, const void* out, long long stride, bool half) {
+  return aligned(in) && in.width % kWide == 0 && aligned(out, stride, half);
 }
 
 template <int N>
-__device__ void copy(const Rows& in, int begin, int end, real* out, long long stride,
-                     long long base) {
-  for_each_vector<N>(in.width, begin, end, out, stride, base, [&](long long r, int column) {
-    const real* row = in.map == 3 ? nullptr : plain_row(in, r);
+__device__ void copy(const Rows& in, int begin, int end, void* out, long long stride,
+                     long long base, bool half) {
+  for_each_vector<N>(in.width, begin, end, out, stride, base, half, [&](long long r, int column) {
+    const Row row = in.map == 3 ? Row{} : plain_row(in, r);
     return read_columns<N, 4>(in, r, row, column, N > 1);
   });
 }
@@ -40,16 +39,16 @@ __device__ void copy(const Rows& in, int begin, int end, real* out, long long st
 __device__ real maximum(real a, real b) { return a > b || a != a ? a : b; }
 
 template <int N>
-__device__ void maxima(const Rows& in, int begin, int end, real* out, long long stride,
-                       long long base) {
-  for_each_vector<N>(in.width, begin, end, out, stride, base, [&](long long r, int column) {
+__device__ void maxima(const Rows& in, int begin, int end, void* out, long long stride,
+                       long long base, bool half) {
+  for_each_vector<N>(in.width, begin, end, out, stride, base, half, [&](long long r, int column) {
     Lanes<N> best = {};
     bool empty = true;
     const long long last = in.offsets[r + 1];
     for (long long j = in.offsets[r]; j < last; ++j) {
-      const real* row = segment_row(in, j);
-      if (row == nullptr) continue;
-      const Lanes<N> x = load<N>(row + column, N, N > 1);
+      const Row row = segment_row(in, j);
+      if (row.none()) continue;
+      const Lanes<N> x = load<N>(row, column, N, N > 1);
 #pragma unroll
       for (int i = 0; i < N; ++i) best.v[i] = empty ? x.v[i] : maximum(x.v[i], best.v[i]);
       empty = false;
@@ -77,16 +76,17 @@ __device__ real reduce(real x, F f) {
 // Loss (and, unless grad is null, gradient instead) of every row.
 template <bool Block>
 __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int begin, int end,
-                                      real* loss, real* grad, long long stride, long long base) {
+                                      void* loss, void* grad, long long stride, long long base,
+                                      bool half) {
   constexpr int threads = Block ? kThreads : 32, rows = kThreads / threads;
   const int lane = threadIdx.x % threads, n = logits.width;
   const long long step = static_cast<long long>(gridDim.x) * rows;
   for (long long r = begin + static_cast<long long>(blockIdx.x) * rows + threadIdx.x / threads;
        r < end; r += step) {
     const int y = label[r];
-    const real* x = plain_row(logits, r);
+    const Row x = plain_row(logits, r);
     real top = 0, sum = static_cast<real>(n);  // no logits are all equal ones
-    if (y >= 0 && x != nullptr) {
+    if (y >= 0 && !x.none()) {
       top = x[0];
       for (int i = lane; i < n; i += threads) top = maximum(x[i], top);
       top = reduce<Block>(top, maximum);
@@ -96,15 +96,16 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
     }
     if (grad == nullptr) {
       if (lane > 0) continue;
-      const real truth = y >= n ? logarithm(real(-1)) : y >= 0 && x != nullptr ? x[y] : real(0);
-      loss[(r - base) * stride] = y < 0 ? real(0) : logarithm(sum) + top - truth;
+      const real truth = y >= n ? logarithm(real(-1)) : y >= 0 && !x.none() ? x[y] : real(0);
+      const real value = y < 0 ? real(0) : logarithm(sum) + top - truth;
+      store(loss, (r - base) * stride, half, Lanes<1>{value});
       continue;
     }
-    real* g = grad + (r - base) * stride;
     const real inverse = real(1) / sum;
     for (int i = lane; i < n; i += threads) {
-      const real p = (x != nullptr ? exponential(x[i] - top) : real(1)) * inverse;
-      g[i] = y < 0 ? real(0) : i == y ? p - real(1) : p;
+      const real p = (!x.none() ? exponential(x[i] - top) : real(1)) * inverse;
+      const real value = y < 0 ? real(0) : i == y ? p - real(1) : p;
+      store(grad, (r - base) * stride + i, half, Lanes<1>{value});
     }
   }
 }
@@ -112,45 +113,45 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
 }  // namespace
 
 extern "C" __global__ __launch_bounds__(256, 4) void copy_rows(Rows in, int begin, int end,
-                                                               real* out, long long stride,
-                                                               long long base) {
-  if (wide_output(in, out, stride)) {
-    copy<kWide>(in, begin, end, out, stride, base);
+                                                               void* out, long long stride,
+                                                               long long base, int half) {
+  if (wide_output(in, out, stride, half)) {
+    copy<kWide>(in, begin, end, out, stride, base, half);
   } else {
-    copy<1>(in, begin, end, out, stride, base);
+    copy<1>(in, begin, end, out, stride, base, half);
   }
 }
 
 extern "C" __global__ __launch_bounds__(256, 4) void segment_max(Rows in, int begin, int end,
-                                                                 real* out, long long stride,
-                                                                 long long base) {
-  if (wide_output(in, out, stride)) {
-    maxima<kWide>(in, begin, end, out, stride, base);
+                                                                 void* out, long long stride,
+                                                                 long long base, int half) {
+  if (wide_output(in, out, stride, half)) {
+    maxima<kWide>(in, begin, end, out, stride, base, half);
   } else {
-    maxima<1>(in, begin, end, out, stride, base);
+    maxima<1>(in, begin, end, out, stride, base, half);
   }
 }
 
 extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy(Rows logits, const int* label,
-                                                                   int begin, int end, real* loss,
-                                                                   long long stride,
-                                                                   long long base) {
+                                                                   int begin, int end, void* loss,
+                                                                   long long stride, long long base,
+                                                                   int half) {
   if (logits.width < kWideRow) {
-    cross_entropy_of_rows<false>(logits, label, begin, end, loss, nullptr, stride, base);
+    cross_entropy_of_rows<false>(logits, label, begin, end, loss, nullptr, stride, base, half);
   } else {
-    cross_entropy_of_rows<true>(logits, label, begin, end, loss, nullptr, stride, base);
+    cross_entropy_of_rows<true>(logits, label, begin, end, loss, nullptr, stride, base, half);
   }
 }
 
 extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy_grad(Rows logits,
                                                                         const int* label, int begin,
-                                                                        int end, real* grad,
+                                                                        int end, void* grad,
                                                                         long long stride,
-                                                                        long long base) {
+                                                                        long long base, int half) {
   if (logits.width < kWideRow) {
-    cross_entropy_of_rows<false>(logits, label, begin, end, nullptr, grad, stride, base);
+    cross_entropy_of_rows<false>(logits, label, begin, end, nullptr, grad, stride, base, half);
   } else {
-    cross_entropy_of_rows<true>(logits, label, begin, end, nullptr, grad, stride, base);
+    cross_entropy_of_rows<true>(logits, label, begin, end, nullptr, grad, stride, base, half);
   }
 }
 
@@ -171,8 +172,8 @@ extern "C" __global__ __launch_bounds__(256, 4) void sum_rows(Rows in, int begin
       if (c < in.width) {
 #pragma unroll 4
         for (long long j = first + rows * part / parts + warp; j < last; j += kThreads / 32) {
-          const real* row = segments ? segment_row(in, j) : plain_row(in, j);
-          sum += row != nullptr ? row[c] : real(0);
+          const Row row = segments ? segment_row(in, j) : plain_row(in, j);
+          sum += !row.none() ? row[c] : real(0);
         }
       }
       sums[warp][lane] = sum;

@@ -2,15 +2,25 @@
 #pragma once
 
 #include "arguments.cuh"
+#include "bfloat16.cuh"
+
+// With CAVS_HALF packed weights are stored in bfloat16, and rows where they say so.
+#ifdef CAVS_HALF
+constexpr bool kHalf = true;
+typedef bfloat16 Packed;
+#else
+constexpr bool kHalf = false;
+typedef real Packed;
+#endif
 
 constexpr int kThreads = 256;               // of every block
 constexpr int kWide = 16 / sizeof(real);    // values of a 16-byte access
 constexpr unsigned kAllLanes = 0xffffffff;  // of a warp
 
-// N values, moved 16 bytes at a time.
-template <int N>
-struct alignas(N * sizeof(real) < 16 ? N * sizeof(real) : 16) Lanes {
-  real v[N];
+// N values, moved up to 16 bytes at a time.
+template <int N, class V = real>
+struct alignas(N * sizeof(V) < 16 ? N * sizeof(V) : 16) Lanes {
+  V v[N];
 };
 
 __device__ inline long long smaller(long long a, long long b) { return a < b ? a : b; }
@@ -26,38 +36,90 @@ __device__ inline double square_root(double x) { return sqrt(x); }
 __device__ inline bool aligned(const void* p) {
   return reinterpret_cast<unsigned long long>(p) % 16 == 0;
 }
-// Whether 16-byte accesses may read every row from column 0 on.
+// Whether kWide columns at a time may be moved where rows of such a stride start.
+__device__ inline bool aligned(const void* data, long long stride, bool half) {
+  const int bytes = kHalf && half ? kWide * sizeof(bfloat16) : 16;
+  return reinterpret_cast<unsigned long long>(data) % bytes == 0 && stride % kWide == 0;
+}
 __device__ inline bool aligned(const Rows& s) {
-  return aligned(s.data) && (s.map == 1 || s.stride % kWide == 0);
+  return aligned(s.data, s.map == 1 ? 0 : s.stride, s.half);
 }
 
-// Row r of a map that is no segment; null: a row of zeros.
-__device__ inline const real* plain_row(const Rows& s, long long r) {
-  if (s.map == 0) return s.data + (r - s.base) * s.stride;
-  if (s.map == 1) return s.data;
+__device__ inline real widened(real x) { return x; }
+__device__ inline void assign(real& to, real x) { to = x; }
+__device__ inline void assign(bfloat16& to, real x) { to = narrowed(static_cast<float>(x)); }
+
+// A row, wherever a map has found it.
+struct Row {
+  const void* data;  // null: zeros
+  bool half;
+
+  __device__ bool none() const { return data == nullptr; }
+  template <class V>
+  __device__ const V* from(int column) const {
+    return none() ? nullptr : static_cast<const V*>(data) + column;
+  }
+  __device__ real operator[](int column) const {
+    return kHalf && half ? widened(*from<bfloat16>(column)) : *from<real>(column);
+  }
+};
+
+__device__ inline Row row_at(const Rows& s, long long i) {
+  const long long at = (i - s.base) * s.stride;
+  if (kHalf && s.half) return {static_cast<const bfloat16*>(s.data) + at, true};
+  return {static_cast<const real*>(s.data) + at, false};
+}
+
+// Row r of a map that is no segment.
+__device__ inline Row plain_row(const Rows& s, long long r) {
+  if (s.map == 0) return row_at(s, r);
+  if (s.map == 1) return {s.data, s.half != 0};
   const int i = s.index[r];
-  return i < 0 ? nullptr : s.data + (i - s.base) * s.stride;
+  return i < 0 ? Row{} : row_at(s, i);
 }
 
-// Row number j of a segment; null: it adds nothing.
-__device__ inline const real* segment_row(const Rows& s, int j) {
+// Row number j of a segment; none adds nothing.
+__device__ inline Row segment_row(const Rows& s, int j) {
   const int i = s.index != nullptr ? s.index[j] : j;
-  return i < 0 ? nullptr : s.data + (i - s.base) * s.stride;
+  return i < 0 ? Row{} : row_at(s, i);
 }
 
 // The first n of N values at p, zeros behind them; zeros alone where p is null.
-template <int N>
-__device__ inline Lanes<N> load(const real* p, int n, bool wide) {
-  if (wide && p != nullptr && n >= N) return *reinterpret_cast<const Lanes<N>*>(p);
+template <int N, class V>
+__device__ inline Lanes<N> load(const V* p, int n, bool wide) {
   Lanes<N> x;
+  if (wide && p != nullptr && n >= N) {
+    const Lanes<N, V> y = *reinterpret_cast<const Lanes<N, V>*>(p);
 #pragma unroll
-  for (int i = 0; i < N; ++i) x.v[i] = p != nullptr && i < n ? p[i] : real(0);
+    for (int i = 0; i < N; ++i) x.v[i] = widened(y.v[i]);
+    return x;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) x.v[i] = p != nullptr && i < n ? widened(p[i]) : real(0);
   return x;
 }
-
+// The same of columns from `column` on.
 template <int N>
-__device__ inline void store(real* p, const Lanes<N>& x) {
-  *reinterpret_cast<Lanes<N>*>(p) = x;
+__device__ inline Lanes<N> load(const Row& row, int column, int n, bool wide) {
+  if (kHalf && row.half) return load<N>(row.from<bfloat16>(column), n, wide);
+  return load<N>(row.from<real>(column), n, wide);
+}
+
+template <int N, class V>
+__device__ inline void store(V* p, const Lanes<N>& x) {
+  Lanes<N, V> y;
+#pragma unroll
+  for (int i = 0; i < N; ++i) assign(y.v[i], x.v[i]);
+  *reinterpret_cast<Lanes<N, V>*>(p) = y;
+}
+// Values [i, i + N) of what is stored at p.
+template <int N>
+__device__ inline void store(void* p, long long i, bool half, const Lanes<N>& x) {
+  if (kHalf && half) {
+    store(static_cast<bfloat16*>(p) + i, x);
+  } else {
+    store(static_cast<real*>(p) + i, x);
+  }
 }
 
 template <int N>
@@ -72,31 +134,29 @@ template <int N, int Ahead>
 __device__ inline void add_rows(const Rows& s, int j, int end, int column, int n, bool wide,
                                 Lanes<N>& sum) {
   for (; Ahead > 1 && j + Ahead <= end; j += Ahead) {
-    const real* row[Ahead];
+    Row row[Ahead];
     Lanes<N> x[Ahead];
 #pragma unroll
     for (int i = 0; i < Ahead; ++i) row[i] = segment_row(s, j + i);
 #pragma unroll
-    for (int i = 0; i < Ahead; ++i) {
-      x[i] = load<N>(row[i] != nullptr ? row[i] + column : nullptr, n, wide);
-    }
+    for (int i = 0; i < Ahead; ++i) x[i] = load<N>(row[i], column, n, wide);
 #pragma unroll
     for (int i = 0; i < Ahead; ++i) add(sum, x[i]);
   }
 #pragma unroll 1
   for (; j < end; ++j) {
-    const real* row = segment_row(s, j);
-    if (row != nullptr) add(sum, load<N>(row + column, n, wide));
+    const Row row = segment_row(s, j);
+    if (!row.none()) add(sum, load<N>(row, column, n, wide));
   }
 }
 
 // N columns from `column` on of row r; zeros past the width. `row` is plain_row(s, r), unless the
 // rows are segments.
 template <int N, int Ahead = 1>
-__device__ inline Lanes<N> read_columns(const Rows& s, long long r, const real* row, int column,
+__device__ inline Lanes<N> read_columns(const Rows& s, long long r, const Row& row, int column,
                                         bool wide) {
   const int n = s.width - column;
-  if (s.map != 3) return load<N>(row != nullptr && n > 0 ? row + column : nullptr, n, wide);
+  if (s.map != 3) return load<N>(n > 0 ? row : Row{}, column, n, wide);
   Lanes<N> sum = {};
   if (n > 0) add_rows<N, Ahead>(s, s.offsets[r], s.offsets[r + 1], column, n, wide, sum);
   return sum;

@@ -104,6 +104,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void square(const Stretch* stret
 
 extern "C" __global__ __launch_bounds__(256, 4) void judge(const double* partial, int count,
                                                            const real* loss, double max_norm,
+                                                           const Outcome* before,
                                                            Outcome* outcome) {
   double squares = 0;
   for (int i = threadIdx.x; i < count; i += kThreads) squares += partial[i];
@@ -113,7 +114,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void judge(const double* partial
   outcome->loss = value;
   outcome->norm = norm;
   outcome->scale = max_norm > 0 && norm > max_norm ? max_norm / norm : 1;
-  outcome->ok = finite(norm) && finite(value);
+  outcome->ok = finite(norm) && finite(value) && (before == nullptr || before->ok);
 }
 
 extern "C" __global__ __launch_bounds__(256, kBlocks) void update(const Stretch* stretches,

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cavs.codegen.cuda import BLOCK, PRELUDE
+from cavs.codegen.cuda import BLOCK, HALF_PRELUDE, PRELUDE
+from tests.cuda.kernels import headers
 from tests.cuda.twin import Twin, missing
 from tests.cuda.twin.launch import Array, Context
 
@@ -22,7 +23,8 @@ class Runner:
         self.context = Context(self.twin)
 
     def module(self, text: str) -> Any:
-        return self.context.module("maps.cu", text if PRELUDE in text else PRELUDE + text)
+        whole = text if PRELUDE in text else PRELUDE + HALF_PRELUDE + text
+        return self.context.module("maps.cu", whole, headers())
 
     def run(
         self,

@@ -10,14 +10,25 @@ import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.codegen.cuda import OPERATIONS, PRELUDE, Load, Store, kernel_text, literal, shape_of
+from cavs.codegen.cuda import (
+    HALF_PRELUDE,
+    OPERATIONS,
+    PRELUDE,
+    Load,
+    Store,
+    kernel_text,
+    literal,
+    shape_of,
+)
 from cavs.codegen.map import MapProgram, Register
 from cavs.cuda import libraries
 from cavs.cuda.nvrtc import Nvrtc, resources
 from cavs.cuda.program import map_kernels, program_text
+from cavs.cuda.storage import half_buffers
 from cavs.ir import REGISTRY, VERTEX, apply
 from tests.codegen.device import runner  # noqa: F401
 from tests.cuda.device import NO_NVRTC
+from tests.cuda.kernels import headers
 from tests.kernels.map_reference import CODE, Program
 from tests.kernels.map_reference import Load as Read
 from tests.runtime.trees import Classifier, graph
@@ -215,12 +226,15 @@ def test_uniform_numbers_are_those_of_the_engine(runner):  # noqa: F811
 def test_work_is_divided():
     """Vectors where they fit the row; groups of lanes no larger than a block of the reduction."""
     written, summed = [Store(0, 8)], [Store(0, 1, mode="sum")]
-    assert shape_of(written, 1, 256).threads == 64
-    assert shape_of(written, 2, 6).threads == 6
-    assert shape_of(written, 1, 5, "double").threads == 5
-    assert shape_of(written, 1, 256, "double").threads == 128
-    assert [shape_of(summed, 1, n).lanes for n in (1, 2, 8, 20, 24, 1000)] == [1, 1, 2, 8, 8, 32]
-    assert shape_of(summed, 3, 1000).threads == 96
+    assert shape_of([], written, 1, 256).threads == 64
+    assert shape_of([], written, 2, 6).threads == 6
+    assert shape_of([], written, 1, 5, "double").threads == 5
+    assert shape_of([], written, 1, 256, "double").threads == 128
+    lanes = [shape_of([], summed, 1, n).lanes for n in (1, 2, 8, 20, 24, 1000)]
+    assert lanes == [1, 1, 2, 8, 8, 32]
+    assert shape_of([], summed, 3, 1000).threads == 96
+    assert shape_of([Load(8, half=True)], written, 1, 256).threads == 32
+    assert shape_of([Load(8)], [Store(0, 8, half=True)], 1, 12).threads == 3
 
 
 def test_words_are_as_wide_as_every_operand_allows():
@@ -228,6 +242,10 @@ def test_words_are_as_wide_as_every_operand_allows():
     text = kernel_text("k", loads, [], [Store(0, 9), Store(1, 10, 4), Store(2, 8, 4)], 1, 8)
     words = [int(x) for x in re.findall(r"(?:fetch|put)<(\d)>", text)]
     assert words == [4, 2, 2, 1, 1, 4, 1, 2, 4]
+    loads = [Load(16), Load(16, half=True), Load(12, half=True), Load(16, 2, half=True)]
+    text = kernel_text("k", loads, [], [Store(0, 16), Store(1, 24, 8, half=True)], 1, 16)
+    words = [int(x) for x in re.findall(r"(?:fetch|put)<(\d)>", text)]
+    assert words == [4, 8, 4, 2, 4, 8]
 
 
 def test_equal_kernels_are_one():
@@ -245,8 +263,9 @@ def test_equal_kernels_are_one():
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@both
+@pytest.mark.parametrize("real", [*REAL, "half"])
 def test_nvrtc_compiles_without_spills(arch, real):
+    real, half = ("float", True) if real == "half" else (real, False)
     library = libraries.find("nvrtc")
     if library is None:
         pytest.skip(NO_NVRTC)
@@ -258,16 +277,26 @@ def test_nvrtc_compiles_without_spills(arch, real):
         program = (
             cavs.Session(Classifier(cell(8, 64), rate=0.3)).compiled(cavs.batch(trees)).program
         )
-        text = program_text(program, real)
-        _, log = compiler.compile_with_log("maps.cu", text, {}, options)
+        text = map_kernels(program, real, half_buffers(program) if half else ()).text
+        assert half == ("bfloat16* y0" in text)
+        _, log = compiler.compile_with_log("maps.cu", text, headers(), options)
         found = resources(log)
         assert len([of for of in found if of.registers]) == text.count("__global__")
         assert all(of.spill_stores == of.spill_loads == 0 for of in found)
     every = "".join(
-        kernel_text(f"k_{c}", [Load(6)] * 3, [(c, 3, 0, 1, 2, 0.5)], [Store(3, 6)], 1, 6, real)
+        kernel_text(
+            f"k_{c}",
+            [Load(8, half=half)] * 3,
+            [(c, 3, 0, 1, 2, 0.5)],
+            [Store(3, 8, half=half)],
+            1,
+            8,
+            real,
+        )
         for c in [*OPERATIONS, "constant", "uniform"]
     )
-    cubin, _ = compiler.compile_with_log("every.cu", PRELUDE + every, {}, options)
+    text = PRELUDE + (HALF_PRELUDE if half else "") + every
+    cubin, _ = compiler.compile_with_log("every.cu", text, headers(), options)
     assert len(cubin) > 1000
 
 

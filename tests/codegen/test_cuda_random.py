@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cavs.codegen.cuda import Load, Store, kernel_text, shape_of
 from tests.codegen.device import SENTINEL, runner  # noqa: F401
+from tests.cuda.support import narrowed, widened
 from tests.kernels.map_reference import CODE, Program
 from tests.kernels.map_reference import Load as Read
 
@@ -36,7 +37,8 @@ class Map:
 
 
 @st.composite
-def maps(draw):
+def maps(draw, half):
+    halves = st.booleans() if half else st.just(False)
     outer = draw(st.sampled_from((1, 1, 2, 3)))
     inner = draw(st.sampled_from(INNER))
     begin = draw(st.integers(0, 5))
@@ -52,8 +54,8 @@ def maps(draw):
         stride = column + needed + draw(st.integers(0, 3))
         rows = draw(st.sampled_from(("self", "one", "index", "segment_sum")))
         indexed = rows == "segment_sum" and draw(st.booleans())
-        aligned = draw(st.booleans())
-        loads.append(Load(stride, column, rows, indexed, outer_stride, scalar, aligned))
+        aligned, half = draw(st.booleans()), draw(halves)
+        loads.append(Load(stride, column, rows, indexed, outer_stride, scalar, aligned, half))
     ops, registers = [], len(loads)
     for _ in range(draw(st.integers(1, 5))):
         pick = st.integers(0, registers - 1)
@@ -69,7 +71,8 @@ def maps(draw):
         column = draw(st.integers(0, 4))
         stride = column + (outer - 1) * outer_stride + width + draw(st.integers(0, 3))
         register = draw(st.integers(0, registers - 1))
-        stores.append(Store(register, stride, column, outer_stride, mode))
+        half = mode == "write" and draw(halves)
+        stores.append(Store(register, stride, column, outer_stride, mode, half))
     return Map(loads, ops, stores, outer, inner, begin, end, draw(st.integers(0, 2**20)))
 
 
@@ -77,7 +80,9 @@ def memory_of(load: Load, m: Map, rng, dtype, arguments):
     """Adds an operand to the arguments; its rows [begin, end) in float64."""
     rows = m.end + 3
     memory = rng.standard_normal((rows, load.stride)).astype(dtype)
-    arguments.append(memory)
+    bits = narrowed(memory) if load.half else memory
+    memory = widened(bits) if load.half else memory
+    arguments.append(bits)
     values = memory.astype("f8")[:, load.column :]
     here = slice(m.begin, m.end)
     if load.rows == "one":
@@ -113,32 +118,48 @@ def check(runner, module, name, m: Map, real: str):  # noqa: F811
     random = any(op[0] == "uniform" for op in m.ops)
     last = (7, m.seed, runner.context.array(ids)) if random else ()
     outs = [np.full((m.end, store.stride), SENTINEL, dtype) for store in m.stores]
-    threads = shape_of(m.stores, m.outer, m.inner, real).threads
+    outs = [narrowed(out) if store.half else out for out, store in zip(outs, m.stores, strict=True)]
+    threads = shape_of(m.loads, m.stores, m.outer, m.inner, real).threads
     outs = runner.run(module, name, threads, m.begin, m.end, arguments, outs, last)
     codes = [(getattr(CODE, op[0].upper()), *op[1:]) for op in m.ops]
     registers = len(m.loads) + len(m.ops)
     made_by = Program(reads, codes, m.outer, m.inner, m.begin, m.end, registers, 7, m.seed, ids)
     reference = made_by.reference()
     tolerance = 200 * m.inner * np.finfo(dtype).eps
-    for out, store in zip(outs, m.stores, strict=True):
-        expected = np.full(out.shape, SENTINEL)
+    for raw, store in zip(outs, m.stores, strict=True):
+        out, stored = (widened(raw), 2.0**-8) if store.half else (raw, 0.0)
+        untouched = widened(narrowed(np.array(SENTINEL))) if store.half else SENTINEL
+        expected = np.full(out.shape, untouched)
         made = reference[store.register]
         if store.mode != "write":
             made = (made.sum(-1) if store.mode == "sum" else made.max(-1))[:, :, None]
         for o in range(m.outer):
             start = store.column + o * store.outer_stride
             expected[m.begin :, start : start + made.shape[2]] = made[:, o]
-        np.testing.assert_allclose(out, expected, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(out, expected, rtol=tolerance + stored, atol=tolerance)
 
 
-@pytest.mark.parametrize("real", DTYPE)
-@settings(
+RANDOM = settings(
     max_examples=6,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-@given(st.lists(maps(), min_size=8, max_size=12))
+
+
+@pytest.mark.parametrize("real", DTYPE)
+@RANDOM
+@given(st.lists(maps(half=False), min_size=8, max_size=12))
 def test_random_maps(runner, real, drawn):  # noqa: F811
+    check_all(runner, real, drawn)
+
+
+@RANDOM
+@given(st.lists(maps(half=True), min_size=8, max_size=12))
+def test_random_maps_of_operands_in_bfloat16(runner, drawn):  # noqa: F811
+    check_all(runner, "float", drawn)
+
+
+def check_all(runner, real, drawn):  # noqa: F811
     texts = [
         kernel_text(f"map_{n}", m.loads, m.ops, m.stores, m.outer, m.inner, real)
         for n, m in enumerate(drawn)

@@ -50,7 +50,7 @@ class Array:
 
 
 class Device:
-    """Kernels of cuda/kernels by name, for float32 and float64."""
+    """Kernels of cuda/kernels by name, for the types of values that kernels.py lists."""
 
     def __init__(self, library: str, compiler: Compile, options: list[str], twin: Twin | None):
         self.driver, self.compiler, self.options = ctypes.CDLL(library), compiler, options
@@ -68,7 +68,7 @@ class Device:
         assert status == 0, f"{name}: error {status} {fault}"
 
     def _module(self, file: str, dtype: str) -> ctypes.c_void_p:
-        options = [*self.options, f"-DREAL={kernels.real(dtype)}"]
+        options = [*self.options, *kernels.definitions(dtype)]
         image = self.compiler(file, kernels.source(file), kernels.headers(), options)
         module = ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), image)

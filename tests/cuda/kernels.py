@@ -21,6 +21,7 @@ class Rows(ctypes.Structure):
         ("index", Address),
         ("offsets", Address),
         ("map", ctypes.c_ubyte),
+        ("half", ctypes.c_ubyte),
         ("width", Int),
     )
 
@@ -75,7 +76,7 @@ class Optimizer(ctypes.Structure):
     )
 
 
-OUTPUT = (Address, Long, Long)  # out, stride, base
+OUTPUT = (Address, Long, Long, Int)  # out, stride, base, half
 MATMUL = (Sources, Int, Int, Address, Int, Int, *OUTPUT, Int)
 MATMUL_TN = (Sources, Sources, Int, Int, Int, Int, Address, Long, Int, Address, Int)
 SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
@@ -100,14 +101,24 @@ SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
     "lookup.cu": {"lookup_grad": (Rows, Address, Address, Address, Int, Address, Int)},
     "update.cu": {
         "square": (Address, Int, Address),
-        "judge": (Address, Int, Address, Double, Address),
+        "judge": (Address, Int, Address, Double, Address, Address),
         "update": (Address, Int, Optimizer, Address),
     },
 }
 
 
 def dtypes_of(file: str) -> tuple[str, ...]:
-    return ("float32",) if file == "matmul_mma.cu" else ("float32", "float64")
+    """What a file is compiled for; "half": float32 that may be stored in bfloat16."""
+    if file == "matmul.cu":
+        return ("float32", "float64")
+    return ("float32", "half") if file == "matmul_mma.cu" else ("float32", "float64", "half")
+
+
+def names_of(file: str, dtype: str) -> set[str]:
+    """The kernels of a file compiled for ``dtype``."""
+    wanted = "bf16" if dtype == "half" else "tf32"
+    names = SIGNATURES[file]
+    return {name for name in names if file != "matmul_mma.cu" or wanted in name}
 
 
 def source(file: str) -> str:
@@ -118,5 +129,6 @@ def headers() -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in KERNELS.glob("*.cuh")}
 
 
-def real(dtype: str) -> str:
-    return {"float32": "float", "float64": "double"}[dtype]
+def definitions(dtype: str) -> list[str]:
+    real = "double" if dtype == "float64" else "float"
+    return [f"-DREAL={real}", *(["-DCAVS_HALF"] if dtype == "half" else [])]

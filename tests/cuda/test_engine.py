@@ -330,3 +330,24 @@ def test_the_report_counts_tasks_and_times(device):
     assert report["runs"] == 1
     assert report["peak_bytes"] > 0
     assert all(stage["seconds"] >= 0 for stage in report["stages"])
+
+
+def test_the_report_counts_what_instructions_move(device):
+    batch, model = treebank(3), classifier()
+    reports = []
+    for where in ("cpu", device):
+        session = cavs.Session(model, dtype=np.float64, device=where)
+        session.set_profiling(True)
+        session.gradients(batch)
+        reports.append(session.report())
+    host, found = reports
+    for line, other in zip(found["instructions"], host["instructions"], strict=True):
+        names = ("label", "kind", "flops", "gather_bytes", "write_bytes")
+        assert [line[n] for n in names] == [other[n] for n in names]
+        assert (line["calls"] > 0) == (other["calls"] > 0)
+    assert found["gather_bytes"] == host["gather_bytes"] > 0
+    assert found["write_bytes"] == host["write_bytes"] > 0
+    run = cavs.explain(model, batch, device=device).run
+    assert (run.gather_bytes, run.write_bytes) == (host["gather_bytes"], host["write_bytes"])
+    assert sum(read for _, _, read, _ in run.instructions) == run.gather_bytes
+    assert sum(written for *_, written in run.instructions) == run.write_bytes

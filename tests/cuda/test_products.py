@@ -10,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from .kernels import Sources
-from .support import SOURCE_KINDS, Array, Case, agree, side_by_side
+from .support import SOURCE_KINDS, Array, Case, agree, case_of, side_by_side
 
 Grid = tuple[int, ...]
 GRIDS = ((1, 1, 1), (2, 3, 2), (3, 2, 5))
 BITS = {"": 23, "_tf32": 10, "_bf16": 7}  # of a significand
 CASES = [
-    (Case(name, dtype), precision)
+    (case_of(name, dtype), precision)
     for name in ("twin", "gpu")
-    for dtype, precision in (*itertools.product(["float32"], BITS), ("float64", ""))
-]
+    for dtype, precision in (
+        ("float32", ""), ("float32", "_tf32"), ("half", "_bf16"), ("float64", "")
+    )
+]  # fmt: skip
 every_precision = pytest.mark.parametrize(
     ("case", "precision"),
     [
@@ -54,18 +56,21 @@ def assert_product(
     b: np.ndarray,
     start: float = 0.0,
     slack: float = 0.0,
+    stored: bool = False,
 ) -> None:
     """Compares with start + a @ b; the bound grows with the terms of each sum.
 
     `slack`: how much larger than those of `a` and `b` the values are that they were summed from;
-    such sums may also be rounded to the other side as operands.
+    such sums may also be rounded to the other side as operands. `stored`: in bfloat16 if the case
+    is.
     """
     terms = (np.abs(a) + slack) @ (np.abs(b) + slack)
     unit = case.eps * (2 + a.shape[1])
     if slack and precision:
         unit += 2.0 ** -BITS[precision]
     expected = start + rounded(a, precision) @ rounded(b, precision)
-    assert (np.abs(got - expected) <= unit * (terms + abs(start))).all()
+    last = case.rounding * np.abs(expected) if stored else 0.0
+    assert (np.abs(got - expected) <= unit * (terms + abs(start)) + last).all()
 
 
 def matmul(
@@ -80,8 +85,8 @@ def matmul(
     aligned: bool,
 ) -> np.ndarray:
     k, n = w.shape
-    out = case.guarded(r1 - r0, n, fill=start, aligned=aligned)
-    case.launch(name, grid[:2], a, r0, r1, w, k, n, out, out.stride, r0, start != 0)
+    out = case.guarded(r1 - r0, n, fill=start, aligned=aligned, half=aligned)
+    case.launch(name, grid[:2], a, r0, r1, w, k, n, out, out.stride, r0, out.half, start != 0)
     return out.get()
 
 
@@ -112,11 +117,11 @@ def test_matmul_sizes(case: Case, precision: str) -> None:
     rng = np.random.default_rng(0)
     for rows, k, n in SHAPES:
         a, w = case.normal(rng, rows, k), case.normal(rng, k, n)
-        source, memory = case.plain(a, base=2), case.array(w)
+        source, memory = case.plain(a, base=2), case.stored(w)
         for name in names(precision):
             arguments = (name, side_by_side([source]), 2, rows + 2, memory, 0.0, n % 2 == 0)
             got = agree(case, GRIDS if rows > 60 else GRIDS[:1], matmul, *arguments)
-            assert_product(case, precision, got, source.values, w.astype("f8"))
+            assert_product(case, precision, got, source.values, w.astype("f8"), stored=n % 2 == 0)
 
 
 @every_precision
@@ -129,11 +134,12 @@ def test_matmul_row_maps(case: Case, precision: str, kind: str, start: float) ->
     ):
         source = case.source(rng, kind, r0, r1, k, aligned)
         w = case.normal(rng, k, n)
-        memory = case.array(w)
+        memory = case.stored(w)
         for name in names(precision):
             arguments = (name, side_by_side([source]), r0, r1, memory, start, aligned)
             got = agree(case, GRIDS[:2], matmul, *arguments)
-            assert_product(case, precision, got, source.values, w.astype("f8"), start, slack=4.0)
+            values = (source.values, w.astype("f8"))
+            assert_product(case, precision, got, *values, start, slack=4.0, stored=aligned)
 
 
 @every_precision
@@ -143,7 +149,7 @@ def test_sources_side_by_side(case: Case, precision: str) -> None:
     widths, n, r0, r1 = [7, 0, 33, 64, 5, 20, 1, 0], 70, 2, 40
     a, values, memory = sources_of_widths(case, rng, kinds, widths, r0, r1)
     w = case.normal(rng, sum(widths), n)
-    of_w = case.array(w)
+    of_w = case.stored(w)
     for name in names(precision):
         got = agree(case, GRIDS[:2], matmul, name, a, r0, r1, of_w, 0.0, False)
         assert_product(case, precision, got, values, w.astype("f8"), slack=4.0)
@@ -157,7 +163,7 @@ def test_sources_side_by_side(case: Case, precision: str) -> None:
 @every_precision
 def test_a_row_does_not_depend_on_its_neighbours(case: Case, precision: str) -> None:
     rng = np.random.default_rng(4)
-    source, w = case.plain(case.normal(rng, 100, 50)), case.array(case.normal(rng, 50, 70))
+    source, w = case.plain(case.normal(rng, 100, 50)), case.stored(case.normal(rng, 50, 70))
     for name in names(precision):
         a = side_by_side([source])
         whole = agree(case, GRIDS, matmul, name, a, 0, 100, w, 0.0, False)
@@ -233,11 +239,12 @@ def test_products_of_any_shape(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 140))
     a, values, memory = sources_of_widths(case, rng, kinds, widths, r0, r1)
     w = case.normal(rng, sum(widths), n)
-    of_w = case.array(w)
+    of_w = case.stored(w)
     grids = [GRIDS[0], (data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)), 2)]
     for name in names(precision):
         got = agree(case, grids, matmul, name, a, r0, r1, of_w, 0.0, n % 2 == 0)
-        assert_product(case, precision, got, values, w.astype("f8"), slack=4.0)
+        stored = n % 2 == 0
+        assert_product(case, precision, got, values, w.astype("f8"), slack=4.0, stored=stored)
     right = case.source(rng, "self", r0, r1, n, True)
     arguments = (precision, a, side_by_side([right]), r0, r1, sum(widths), n, 0.0, 2)
     got = agree(case, grids, matmul_tn, *arguments)
@@ -248,7 +255,7 @@ def test_products_of_any_shape(data: st.DataObject) -> None:
 @every_precision
 def test_what_is_not_finite_is_handed_on(case: Case, precision: str) -> None:
     a = np.array([[np.inf], [-np.inf], [np.nan], [1.5], [-0.0]], case.dtype)
-    source, w = case.plain(a), case.array(np.ones((1, 33)))
+    source, w = case.plain(a), case.stored(np.ones((1, 33)))
     for name in names(precision):
         got = agree(case, GRIDS[:1], matmul, name, side_by_side([source]), 0, 5, w, 0.0, True)
         np.testing.assert_array_equal(got, np.repeat(a, 33, 1))

@@ -10,7 +10,7 @@ import pytest
 from . import test_kernels, test_products, test_updates
 from .support import Case
 
-CASE = Case("checked", "float32")
+CASE, HALF = Case("checked", "float32"), Case("checked", "float32", half=True)
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,19 @@ CASE = Case("checked", "float32")
     ids=lambda x: getattr(x, "__name__", "-".join(map(str, x)) if isinstance(x, tuple) else None),
 )
 def test_no_race(test: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    test(CASE, *arguments)
+    test(HALF if "_bf16" in arguments else CASE, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("test", "arguments"),
+    [
+        (test_kernels.test_copy_rows, ("segment_index", True)),
+        (test_kernels.test_sum_rows, ("index",)),
+        (test_kernels.test_cross_entropy, ("index", 33)),
+        (test_kernels.test_pack, ()),
+        (test_kernels.test_lookup_grad, (True, False)),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_no_race_in_bfloat16(test: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    test(HALF, *arguments)

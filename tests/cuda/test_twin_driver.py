@@ -198,7 +198,15 @@ def test_the_log(context: Context, module: Module) -> None:
     assert launch.arguments == (x.address, N, -7)
     assert launch.ran == -1
     context.call("cuStreamSynchronize", stream)
-    assert [o.ran for o in context.twin.operations()] == [0, 1, 2]
+    assert [o.ran for o in context.twin.operations()] == [0, 1, 2, 3]
+    waited = context.twin.operations()[-1]
+    assert (waited.kind, waited.stream, waited.from_) == ("synchronize", fill.stream, 0)
+    event = handle(context, "Event")
+    context.call("cuEventRecord", event, stream)
+    context.call("cuEventSynchronize", event)
+    recorded, waited = context.twin.operations()[-2:]
+    assert (waited.kind, waited.from_) == ("synchronize", recorded.to)
+    assert recorded.ran < waited.ran
     context.twin.reset()
     assert context.twin.operations() == []
 

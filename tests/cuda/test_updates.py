@@ -136,11 +136,18 @@ def test_square(case: Case) -> None:
     np.testing.assert_allclose(got, [(g.astype("f8") ** 2).sum() for g in grads], rtol=1e-13)
 
 
-def judge(case: Case, grid: Grid, squares: np.ndarray, loss: Any, max_norm: float) -> np.ndarray:
+def judge(
+    case: Case,
+    grid: Grid,
+    squares: np.ndarray,
+    loss: Any,
+    max_norm: float,
+    before: Any = None,
+) -> np.ndarray:
     judged = outcome(case, scale=-7.0, ok=-7)
     value = None if loss is None else case.array([loss])
     partial = case.array(squares, "f8")
-    case.launch("judge", grid, partial, len(squares), value, max_norm, judged)
+    case.launch("judge", grid, partial, len(squares), value, max_norm, before, judged)
     found = Outcome.from_buffer_copy(judged.get().tobytes())
     return np.array([found.loss, found.norm, found.scale, found.ok])
 
@@ -164,3 +171,10 @@ def test_judge_sees_what_is_not_finite(case: Case, bad: float) -> None:
     squares = np.ones(300)
     squares[270] = abs(bad)
     assert agree(case, ((1,),), judge, squares, 1.0, 1.0)[3] == 0
+
+
+@every_case
+def test_judge_asks_the_step_before(case: Case) -> None:
+    for ok in (0, 1):
+        before = outcome(case, ok=ok)
+        assert agree(case, ((1,),), judge, np.ones(4), 2.5, 0.0, before).tolist() == [2.5, 2, 1, ok]

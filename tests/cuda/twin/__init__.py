@@ -20,10 +20,11 @@ __all__ = ["CompileError", "Operation", "Twin", "TwinCompiler", "missing"]
 class Operation:
     """A line of the log, in the order in which they were asked for.
 
-    kind: "launch", "copy", "set", "record", "wait" or "product". stream: 0 is the default one, the
-    others count from 1 as they were created. arguments: numbers and addresses; None for a struct.
-    ``to`` and ``from_``: addresses; of events for records and waits. ran: its place in the order of
-    execution, -1 if it has not run.
+    kind: "launch", "copy", "set", "record", "wait" or "product"; or "synchronize", where the host
+    waits for a stream, or for an event (stream -1). stream: 0 is the default one, the others count
+    from 1 as they were created. arguments: numbers and addresses; None for a struct. ``to`` and
+    ``from_``: addresses; of events for records and waits of either kind. ran: its place in the
+    order of execution, -1 if it has not run.
     """
 
     kind: str

@@ -84,16 +84,25 @@ void Device::fail(const Fault& what) {
 OperationPointer Device::add(Stream* stream, Record record, std::function<void()> run,
                              OperationPointer after) {
   record.stream = stream->id;
-  record.issued = issued++;
-  if (records.size() == kLongestLog) records.pop_front();
-  records.push_back(std::make_shared<Record>(std::move(record)));
   return queue.add(
       stream,
-      [this, line = records.back(), run = std::move(run)] {
+      [this, line = log(std::move(record)), run = std::move(run)] {
         line->ran = ran++;
         run();
       },
       std::move(after));
+}
+
+void Device::wait(Record record, const OperationPointer& target) {
+  const auto line = log(std::move(record));
+  queue.finish(target);
+  line->ran = ran++;
+}
+
+std::shared_ptr<Record> Device::log(Record record) {
+  record.issued = issued++;
+  if (records.size() == kLongestLog) records.pop_front();
+  return records.emplace_back(std::make_shared<Record>(std::move(record)));
 }
 
 }  // namespace twin

@@ -35,7 +35,7 @@ struct Event {
 
 // One line of the log: what was asked for and, once it ran, when.
 struct Record {
-  std::string kind, name = {};  // launch, copy, set, record, wait, product
+  std::string kind, name = {};  // launch, copy, set, record, wait, product, synchronize
   int stream = 0;
   Index grid = {}, block = {};
   unsigned shared = 0;
@@ -80,7 +80,10 @@ class Device {
   // Queues `run` on the stream, with its line in the log.
   OperationPointer add(Stream* stream, Record record, std::function<void()> run,
                        OperationPointer after = nullptr);
-  long long launches = 0;  // since launch_error_at was set
+  // The host waits for `target`; null: there is nothing to wait for.
+  void wait(Record record, const OperationPointer& target);
+  std::shared_ptr<Record> log(Record record);  // its line
+  long long launches = 0;                      // since launch_error_at was set
 };
 
 Device& device();

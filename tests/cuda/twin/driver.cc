@@ -223,7 +223,7 @@ TWIN_API CUresult cuStreamSynchronize(CUstream handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
     if (stream == nullptr) return kInvalidHandle;
-    d.queue.finish(stream->last);
+    d.wait({.kind = "synchronize", .stream = stream->id}, stream->last);
     return kSuccess;
   });
 }
@@ -277,7 +277,8 @@ TWIN_API CUresult cuEventSynchronize(CUevent handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     const Event* const event = event_of(d, handle);
     if (event == nullptr) return kInvalidHandle;
-    d.queue.finish(event->recorded);
+    const auto address = reinterpret_cast<uintptr_t>(event);
+    d.wait({.kind = "synchronize", .stream = -1, .from = address}, event->recorded);
     return kSuccess;
   });
 }

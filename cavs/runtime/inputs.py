@@ -1,0 +1,35 @@
+"""What the engine reads of a batch: the features of a program."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.compiler.program import Program
+from cavs.passes.merge_vertices import COPIES, PRESENT
+
+Array = NDArray[Any]
+
+
+def features(
+    program: Program, source: Any, merged: bool, dtype: np.dtype[Any]
+) -> tuple[list[Array], list[Array]]:
+    """The float features of ``program`` as matrices of ``dtype``, and its integer features.
+
+    source: the batch; merged: its distinct vertices instead, see cavs.data.merge.
+    """
+
+    def feature(name: str, dtype: np.dtype[Any]) -> Array:
+        if not merged or not name.startswith((COPIES, PRESENT)):
+            return np.ascontiguousarray(source[name], dtype=dtype)
+        copies: Array = source.copies  # merge_vertices asks for them
+        if name != COPIES:
+            copies = copies * (source[name.removeprefix(PRESENT)] >= 0)
+        return copies.astype(dtype)
+
+    floats = [feature(name, dtype) for name in program.float_features]
+    rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
+    return rows, [feature(name, np.dtype(np.int32)) for name in program.int_features]

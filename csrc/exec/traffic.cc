@@ -1,0 +1,65 @@
+#include "exec/traffic.h"
+
+#include "exec/spaces.h"
+
+namespace cavs {
+namespace {
+
+// Values one operand reads through its index or segments, over all rows it is read for.
+int64_t gathered(const Operand& o, Space space, const Spaces& spaces, const Schedule& s) {
+  const RowRange rows = spaces.ranges[space];
+  if (o.map == RowMap::kIndex) return int64_t{rows.size()} * o.width;
+  if (o.map != RowMap::kSegmentSum || rows.size() == 0) return 0;
+  const int32_t* offsets = o.array == Array::kOut          ? s.out_offsets.data()
+                           : o.array == Array::kGraphRows  ? s.graph_offsets.data()
+                           : o.array == Array::kNthParents ? s.nth_parents(o.argument)
+                                                           : s.edge_offsets.data();
+  return int64_t{offsets[rows.end] - offsets[rows.begin]} * o.width;
+}
+
+}  // namespace
+
+template <class T>
+Report::Line traffic(const Program& program, int32_t instruction, const BoundProgram<T>& bound,
+                     const Spaces& spaces, const Schedule* schedule,
+                     const std::vector<Table>& tables) {
+  const Instruction& in = program.instructions[instruction];
+  Report::Line line;
+  line.label = in.label;
+  line.kind = instruction_name(in.kind);
+  if (schedule == nullptr) return line;
+  const int64_t rows = spaces.ranges[in.space].size();
+  int64_t read = 0, written = 0;
+  for (const Operand& o : in.inputs) read += gathered(o, in.space, spaces, *schedule);
+  for (const MapLoadSpec& l : in.loads) read += gathered(l.operand, in.space, spaces, *schedule);
+  for (const MapStoreSpec& s : in.stores) {
+    written += rows * in.outer * (s.mode == StoreMode::kWrite ? in.inner : 1);
+  }
+  const Bound<T>& b = bound.instructions[instruction];
+  if (in.kind == InstructionKind::kMatmul || in.kind == InstructionKind::kMatmulTN) {
+    line.flops = 2.0 * static_cast<double>(rows) * static_cast<double>(b.k * b.n);
+  }
+  if (in.kind == InstructionKind::kMatmulTN) {
+    written = b.k * b.n;
+  } else if (in.kind == InstructionKind::kSumRows) {
+    written = in.out.width;
+  } else if (in.kind == InstructionKind::kLookupGrad) {
+    for (const Table& table : tables) {
+      if (table.param == in.argument2) {
+        written = static_cast<int64_t>(table.slots.size()) * table.width;
+      }
+    }
+  } else if (in.kind != InstructionKind::kMap) {
+    written = rows * in.out.width;
+  }
+  line.gather_bytes = read * static_cast<int64_t>(sizeof(T));
+  line.write_bytes = written * static_cast<int64_t>(sizeof(T));
+  return line;
+}
+
+template Report::Line traffic(const Program&, int32_t, const BoundProgram<float>&, const Spaces&,
+                              const Schedule*, const std::vector<Table>&);
+template Report::Line traffic(const Program&, int32_t, const BoundProgram<double>&, const Spaces&,
+                              const Schedule*, const std::vector<Table>&);
+
+}  // namespace cavs

@@ -1,0 +1,47 @@
+"""Which products a library could finish by adding a bias: docs/cuda.md speaks of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cavs
+from cavs.cli import registry
+from cavs.compiler.program import Instruction, Program
+from tests.models.test_models import OPTIONS, build
+
+
+def followed_by_a_bias(program: Program) -> list[Instruction]:
+    """Products read by one kernel alone, which only adds the same row of a parameter everywhere."""
+    found = []
+    for product in (i for i in program.instructions if i.kind == "matmul"):
+        assert product.out is not None
+        buffer = product.out[0]
+        readers = [
+            i
+            for i in program.instructions
+            if any(o[0] == buffer for o in [*i.inputs, *(load[0] for load in i.loads)])
+        ]
+        if len(readers) != 1 or readers[0].kind != "map":
+            continue
+        roles = [program.buffers[load[0][0]].role for load in readers[0].loads]
+        codes = [op[0] for op in readers[0].ops if op[0] not in ("load", "store")]
+        if codes == ["add"] and "param" in roles:
+            found.append(product)
+    return found
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_only_that_of_the_output_layer(name: str, training: bool, tmp_path: Path) -> None:
+    task: Any = build(registry.find(name), tmp_path)
+    task.model.initialize(1)
+    batch = cavs.batch(task.required("train")[:20])
+    compiled = cavs.Session(task.model).compiled(batch, training=training, record=False)
+    program = compiled.program
+    (product,) = followed_by_a_bias(program)
+    assert product.out is not None
+    assert program.buffers[product.out[0]].width == task.model.output.weight.shape[1]
+    assert sum(i.kind == "matmul" for i in program.instructions) > 1
