@@ -31,7 +31,7 @@ def trainer(
         strategy=args.strategy,
         communicator=communicator,
         elastic=args.elastic,
-        split=contiguous if args.balance == "equal" else StructureBalancer(communicator.size),
+        split=contiguous if args.balance == "equal" else StructureBalancer(),
         resources=None if args.resources is None else load_resources(args.resources),
         **common,
     )

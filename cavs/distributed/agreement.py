@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.errors import CavsError, CommunicationError, ConfigError
 
-PLACES = ("step", "end of step", "evaluation", "fit", "save", "end", "settle")
+PLACES = ("step", "end of step", "evaluation", "fit", "save", "end", "settle", "snapshot")
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,11 @@ class Meeting:
 
 
 class Agreement:
-    """Meetings of the ranks of one communicator."""
+    """Meetings of the ranks of one communicator. names: their numbers among all, for errors."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, names: Sequence[int] | None = None) -> None:
         self.communicator = communicator
+        self.names = range(communicator.size) if names is None else names
 
     def meet(
         self,
@@ -53,14 +55,15 @@ class Agreement:
         if error is not None:
             error.agreed = True  # type: ignore[attr-defined]
             raise error
-        failed = [f"rank {r}: {text}" for r, (_, text) in enumerate(said) if text is not None]
+        told = list(zip(self.names, said, strict=True))
+        failed = [f"rank {r}: {text}" for r, (_, text) in told if text is not None]
         if failed:
             raised: CavsError = CommunicationError(
                 "another rank failed\n  " + "\n  ".join(failed),
                 hint="mend what it says; this rank is well",
             )
         else:
-            where = ", ".join(f"rank {r} in {p}" for r, (p, _) in enumerate(said))
+            where = ", ".join(f"rank {r} in {p}" for r, (p, _) in told)
             raised = CommunicationError(
                 f"ranks are at different places: {where}",
                 hint="call step, evaluate, fit and save on all ranks, in the same order",

@@ -10,6 +10,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cavs.data import GraphBatch
 from cavs.distributed.run import Run, StepReport
 from cavs.distributed.shards import ShardedBatch
@@ -31,24 +33,37 @@ def free_step(
 
     options: seed, step and largest norm. waited: seconds for the values that the step begins with.
     The gradient of a rank is clipped by its own norm; nothing leaves for good if it or the loss is
-    not finite.
+    not finite. The replicas of a host that sum first go through the step together, with the mean
+    of their losses and the norm of the mean of their gradients.
     """
     try:
         seed, step, max_norm = options
-        part = session.shard(batch)
-        executor, inputs, compiled = session.session.ready(part.local)
-        program = compiled.program
-        exchanges = session.exchanges_for(executor, program.gradients)
-        features = program.int_features
+        roles = session.roles
+        if roles.teamed:
+            part, executor, inputs = session.prepare_together(batch)
+            exchanges = session.exchanges
+        else:
+            part = session.shard(batch)
+            executor, inputs, compiled = session.session.ready(part.local)
+            exchanges = session.exchanges_for(executor, compiled.program.gradients)
+            session.int_features = compiled.program.int_features
+        features = session.int_features
         totals = part.global_counts(features) if session.average else part.counts(features)
-        run = Run(executor, exchanges, session.roles, session.wait_free)
+        run = Run(executor, exchanges, roles, session.wait_free)
         words = session.session.readable_errors(part.local)
         numbers = session.own_seed(seed), step, session.scale(part), totals.tolist()
         loss, error = run.go(words, (*inputs, *numbers))
-        if error is not None:
-            raise error
         begun = time.perf_counter()
-        norm = math.sqrt(executor.squared_norm(session.own_pieces()))
+        squares = 0.0 if error is not None else executor.squared_norm(session.own_pieces())
+        if roles.teamed:
+            ends = np.array([loss / len(roles.team), squares, error is not None])
+            roles.local.all_reduce(ends)
+            if ends[2]:
+                session.team_agreement.meet("end of step", error)
+            loss, squares = float(ends[0]), float(ends[1]) / len(roles.team) ** 2
+        elif error is not None:
+            raise error
+        norm = math.sqrt(squares)
         if math.isfinite(loss) and math.isfinite(norm):
             clip = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
             servers.commit(clip, hyper["lr"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.resources import node_of
-from cavs.distributed.strategy import ParameterServer, Strategy
+from cavs.distributed.strategy import ParameterServer, Strategy, is_stale
 
 
 class Roles:
@@ -13,6 +15,7 @@ class Roles:
     Ranks that only own parameters come after those that compute, as in `GraphConfig.ranks`.
     replicas: the group of ranks that compute (on others, the group of those). local: those of the
     replicas that share a host with this rank; the same group where nothing distinguishes hosts.
+    teams: replicas that go through stale steps together; those of a host where these sum first.
     """
 
     def __init__(self, everyone: Communicator, strategy: Strategy | None = None) -> None:
@@ -31,6 +34,8 @@ class Roles:
         self.local = self.replicas
         if strategy is not None and len(self.hosts) > 1 and _asks_for_hosts(strategy):
             self.local = everyone.split(self.host if self.computes else len(self.hosts))
+        self.teamed = strategy is not None and len(self.hosts) > 1 and _has_teams(strategy)
+        self.teams = self.hosts if self.teamed else [[r] for r in range(self.count)]
 
     @property
     def rank(self) -> int:
@@ -49,8 +54,12 @@ class Roles:
 
     def leader(self, owner: int, host: int) -> int:
         """The replica of a host that speaks to an owner: itself, if it is one of them."""
-        ranks = self.hosts[host]
-        return owner if owner in ranks else ranks[0]
+        return leader_of(owner, self.hosts[host])
+
+    @property
+    def team(self) -> list[int]:
+        """That of this replica."""
+        return next(team for team in self.teams if self.rank in team)
 
     @property
     def _groups(self) -> list[Communicator]:
@@ -67,6 +76,16 @@ class Roles:
             if c is not self.everyone:
                 c.leave()
                 c.close()
+
+
+def leader_of(owner: int, ranks: Sequence[int]) -> int:
+    """Who of `ranks` speaks to an owner for all of them: itself, if it is one of them."""
+    return owner if owner in ranks else ranks[0]
+
+
+def _has_teams(strategy: Strategy) -> bool:
+    servers = [x.sync for x in strategy.leaves if isinstance(x.sync, ParameterServer)]
+    return any(s.two_level and is_stale(s) for s in servers)
 
 
 def _asks_for_hosts(strategy: Strategy) -> bool:

@@ -19,7 +19,7 @@ from cavs.distributed.idle import idle_executor
 from cavs.distributed.roles import Roles
 from cavs.distributed.run import Run, StepReport
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
-from cavs.distributed.strategy import ParameterServer, Strategy, is_stale
+from cavs.distributed.strategy import ParameterServer, Strategy
 from cavs.distributed.synchronisers import Exchange, exchanges_of
 from cavs.distributed.synchronisers.stale import StalePush, StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
@@ -49,7 +49,7 @@ class DistributedSession:
         self.session, self.communicator, self.strategy = session, communicator, strategy
         self.split, self.wait_free = split, wait_free
         self.agreement = Agreement(communicator)
-        self._int_features: list[str] = []
+        self.int_features: list[str] = []  # of the program that runs
         self._exchanges: list[Exchange] = []
         self._exchanging: Any = None  # the executor that they are of
         self._kept: dict[str, Array] = {}  # of a checkpoint, by parameter and what it is
@@ -83,7 +83,7 @@ class DistributedSession:
             return free_step(self, self.servers, batch, hyper, (seed, step, max_norm), waited)
         if not computes:
             return self._finish(self._serve(), 0.0, None, (hyper, states, max_norm), sent)
-        part, executor, inputs = self._prepare(batch)
+        part, executor, inputs = self.prepare_together(batch)
         totals = self._totals(part)
         scale = self.scale(part)
         run = Run(executor, self._exchanges, self.roles, self.wait_free)
@@ -91,8 +91,8 @@ class DistributedSession:
         loss, error = run.go(words, (*inputs, self.own_seed(seed), step, scale, totals))
         return self._finish(run, loss, error, (hyper, states, max_norm), sent)
 
-    def _prepare(self, batch: GraphBatch | ShardedBatch) -> tuple[ShardedBatch, Any, Any]:
-        """This rank's part, the executor that all ranks have alike, and its inputs."""
+    def prepare_together(self, batch: GraphBatch | ShardedBatch) -> tuple[ShardedBatch, Any, Any]:
+        """This rank's part, the executor that ranks of one step have alike, and its inputs."""
         part: ShardedBatch | None = None
         failed: Exception | None = None
         new = True
@@ -103,7 +103,8 @@ class DistributedSession:
                 executor, inputs, _ = self.session.ready(part.local)
         except Exception as error:  # the other ranks must learn of it, whatever it is
             failed = error
-        meeting = self.agreement.meet("step", failed, new=new, stop=self.wants_stop)
+        stop = self.wants_stop and not self.free
+        meeting = self.team_agreement.meet("step", failed, new=new, stop=stop)
         self.stopping |= meeting.stop
         assert part is not None
         if meeting.new:
@@ -115,7 +116,8 @@ class DistributedSession:
         failed: Exception | None = None
 
         def union(values: Sequence[Any]) -> list[Any]:
-            shared = self.roles.replicas.share(list(values))
+            group = self.roles.local if self.free else self.roles.replicas
+            shared = group.share(list(values))
             return sorted({v for other in shared for v in other})
 
         try:
@@ -123,14 +125,16 @@ class DistributedSession:
             executor, inputs, compiled = self.session.ready(part.local)
             kinds = compiled.program.gradients
             self.exchanges_for(executor, kinds)
-            self._int_features = compiled.program.int_features
+            self.int_features = compiled.program.int_features
         except CommunicationError:
             raise
         except Exception as error:  # as above
             failed = error
-        self.agreement.meet("step", failed)
+        self.team_agreement.meet("step", failed)
+        if self.free:
+            return executor, inputs
         if self.roles.replicas is not self.communicator:  # for those who compile nothing
-            self.communicator.share([executor.gradient_order(), kinds, self._int_features])
+            self.communicator.share([executor.gradient_order(), kinds, self.int_features])
         return executor, inputs
 
     def _serve(self) -> Run:
@@ -139,10 +143,10 @@ class DistributedSession:
         self.stopping |= meeting.stop
         if meeting.new:
             self.agreement.meet("step")
-            order, kinds, self._int_features = self.communicator.share(None)[0]
+            order, kinds, self.int_features = self.communicator.share(None)[0]
             self.exchanges_for(idle_executor(self.session.parameters, order), kinds)
         if self.average:
-            self.communicator.all_reduce(np.zeros(3 + len(self._int_features)))
+            self.communicator.all_reduce(np.zeros(3 + len(self.int_features)))
         run = Run(self._exchanging, self._exchanges, self.roles, self.wait_free)
         run.serve()
         return run
@@ -152,7 +156,7 @@ class DistributedSession:
 
         Where gradients are added, not averaged: of this rank's part.
         """
-        totals = part.counts(self._int_features)
+        totals = part.counts(self.int_features)
         if self.average:
             totals *= not part.empty
             self.communicator.all_reduce(totals)
@@ -176,7 +180,8 @@ class DistributedSession:
             counted = [p.as_tuple() for p in run.pieces if p.owned or c.rank == 0]
             squares = run.executor.squared_norm(counted)
             # Each is applied alone: one of them counts, as the mean of all.
-            squares += run.executor.squared_norm(self.own_pieces()) * over**2 / replicas
+            weight = over**2 / (replicas * len(self.roles.team)) if self.roles.computes else 0.0
+            squares += run.executor.squared_norm(self.own_pieces()) * weight
         ends = np.zeros(3 + c.size)
         ends[:3] = loss, squares, error is not None
         ends[3 + c.rank] = run.compute_seconds
@@ -226,18 +231,8 @@ class DistributedSession:
         begun = time.perf_counter()
         if self.strategy is None or not self.strategy.has_stale:
             return 0.0
-        if self.servers is None:
-            layout = layout_of(self.strategy, self.session.parameters)
-            values = [p.value.reshape(-1) for p in self.session.parameters.values()]
-            workers = range(self.roles.count)
-            self.servers = StaleServers(
-                self.communicator, layout, values, workers, average=self.average
-            )
-        if self._written:
-            # Of a training without stale parameters, or a new one: one update a step.
-            updates = step if self._updates is None else self._updates
-            self.servers.open(states, hyper, updates)
-            self._written, self._updates = False, None
+        self.serve(hyper, states, step)
+        assert self.servers is not None
         try:
             if self.servers.fetch():
                 self.session.invalidate()
@@ -246,6 +241,46 @@ class DistributedSession:
             raise
         return time.perf_counter() - begun
 
+    def serve(self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int) -> None:
+        """Owners of stale parameters take what was written from outside; all ranks call it."""
+        if self.servers is None:
+            layout = layout_of(self.strategy, self.session.parameters)
+            values = [p.value.reshape(-1) for p in self.session.parameters.values()]
+            workers = range(self.roles.count)
+            self.servers = StaleServers(
+                self.communicator,
+                layout,
+                values,
+                workers,
+                average=self.average,
+                teams=self.roles.teams,
+            )
+        if self._written:
+            # Of a training without stale parameters, or a new one: one update a step.
+            updates = step if self._updates is None else self._updates
+            self.servers.open(states, hyper, updates)
+            self._written, self._updates = False, None
+
+    @property
+    def serves_stale(self) -> bool:
+        """Whether owners of stale parameters hold what others do not have."""
+        return self.servers is not None and not self._written
+
+    @property
+    def updates(self) -> int | None:
+        """How many each stale parameter had, where it is known that they are not one a step."""
+        return self._updates if self.servers is None else self.servers.updates
+
+    @property
+    def team_agreement(self) -> Agreement:
+        """Where those meet who go through a step together: all, or the replicas of a host."""
+        return Agreement(self.roles.local, self.roles.team) if self.free else self.agreement
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Those of the program that ran last."""
+        return self._exchanges
+
     def own_pieces(self) -> list[Any]:
         """This rank's gradients of stale parameters in the step that ran."""
         pushed = (e for e in self._exchanges if isinstance(e, StalePush))
@@ -253,8 +288,9 @@ class DistributedSession:
 
     def settle(self) -> None:
         """Waits for all ranks; all gradients are applied, and parameters are equal, after it."""
-        if self.servers is None or self._written:
+        if not self.serves_stale:
             return
+        assert self.servers is not None
         if not self.free:  # who fails on the way to it says so here
             self.agreement.meet("settle")
         if self.servers.settle():
@@ -298,9 +334,15 @@ class DistributedSession:
                 kept[f"{names[exchange.parameters[0]]}.{name}"] = np.concatenate(every)
         return kept
 
-    def take_memory(self, kept: dict[str, Array]) -> None:
-        """Continues from what `memory` gave, on any number of ranks."""
+    @property
+    def kept_memory(self) -> dict[str, Array]:
+        """What `take_memory` got last, of all ranks."""
+        return self._kept
+
+    def take_memory(self, kept: dict[str, Array], updates: int | None = None) -> None:
+        """Continues from what `memory` and `updates` gave, on any number of ranks."""
         self._kept = kept
+        self._updates = self._updates if updates is None else updates
         for exchange in self._exchanges:
             self._remember(exchange)
 
@@ -328,30 +370,39 @@ class DistributedSession:
     def owns(self) -> bool:
         """Whether some ranks hold optimiser states that others do not."""
         syncs = [] if self.strategy is None else [leaf.sync for leaf in self.strategy.leaves]
-        return any(isinstance(s, ParameterServer) for s in syncs) and not any(map(is_stale, syncs))
+        return any(isinstance(s, ParameterServer) for s in syncs)
 
     def leave(self) -> None:
         """Ends what other ranks wait for, because one of them is gone."""
+        if self.servers is not None:
+            self.servers.leave()
         if self._roles is not None:
             self._roles.leave()
 
     def move_to(self, communicator: Communicator, strategy: Strategy | None) -> None:
         """Goes on with those ranks that are left, and what they do now.
 
-        ConfigError if the others held what is lost with them.
+        What compressors held back here stays, at the weight that it had; where ranks own parameters
+        `take_memory` is to bring back what all held.
         """
-        if self.servers is not None:
-            raise ConfigError(
-                "a rank is gone, and with it the optimiser states of parameters that it owned, and "
-                "stale gradients under way",
-                hint="resume from the last checkpoint; strategies without staleness survive",
-            )
+        before = self._roles
         self.communicator, self.agreement = communicator, Agreement(communicator)
         self.strategy = strategy
         self._roles = Roles(communicator, strategy)
         self._exchanging = None  # owners may be others now
+        self.servers, self._written = None, True
+        if self.owns:
+            self._exchanges = []
+        elif before is not None and self.average:
+            for exchange in self._exchanges:
+                exchange.weigh(self._roles.count / before.count)
         if hasattr(self.split, "update"):  # it has learned of ranks that are gone
             self.split = contiguous
+
+    def finish(self) -> None:
+        """The step that this rank had no time to end is applied, elsewhere: so it is here."""
+        for exchange in self._exchanges:
+            exchange.commit()
 
     # ---- the rest of an engine -----------------------------------------------------------------
 
@@ -403,8 +454,7 @@ class DistributedSession:
 
     def state_dict(self) -> dict[str, Any]:
         """See `Session.state_dict`; the same on all ranks."""
-        updates = self._updates if self.servers is None else self.servers.updates
-        return {**self.session.state_dict(), "updates": updates}
+        return {**self.session.state_dict(), "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Session.load_state_dict`."""
@@ -417,5 +467,6 @@ class DistributedSession:
         """Brings all ranks every optimiser state, before a checkpoint."""
         for exchange in self._exchanges:
             exchange.collect(states, self.communicator)
-        if self.servers is not None and not self._written:
+        if self.serves_stale:
+            assert self.servers is not None
             self.servers.collect(states, self.communicator)

@@ -78,15 +78,27 @@ def shard(
 ) -> ShardedBatch:
     """The part of `rank`. ConfigError if `split` does not give every graph to one rank.
 
-    rank: one beyond `ranks` computes nothing. make: collates the graphs, with their ids.
+    rank: one beyond `ranks` computes nothing, and asks for no split. make: collates the graphs,
+    with their ids.
     """
+    if rank >= ranks:
+        return _part([], graphs, ids, (rank, ranks), make)
     parts = [list(part) for part in split(graphs, ranks)]
     if len(parts) != ranks or sorted(i for part in parts for i in part) != list(range(len(graphs))):
         raise ConfigError(
             f"the split of {len(graphs)} graphs over {ranks} ranks gives {parts}",
             hint="give the place of every graph to exactly one rank",
         )
-    part = parts[rank] if rank < ranks else []
+    return _part(parts[rank], graphs, ids, (rank, ranks), make)
+
+
+def _part(
+    part: Sequence[int],
+    graphs: Sequence[Graph],
+    ids: Sequence[int] | None,
+    place: tuple[int, int],
+    make: Callable[[Sequence[Any], Any], Any],
+) -> ShardedBatch:
     mine = part or [0]
     own = None if ids is None else [ids[i] for i in mine]
     return ShardedBatch(
@@ -94,7 +106,7 @@ def shard(
         not part,
         tuple(graphs),
         None if ids is None else tuple(ids),
-        (rank, ranks),
+        place,
     )
 
 

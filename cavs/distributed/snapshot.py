@@ -2,7 +2,7 @@
 
 Owners of parameters alone have the optimiser states of them. So every few steps all ranks bring
 each other theirs and keep a copy, in memory, and the batches since; when an owner dies, the others
-take the copy and do these steps again.
+take the copy and do these steps again. Ranks that run freely settle before the copy is made.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ class Snapshot:
     """steps: done before it. writes: how often parameters had been written from outside.
 
     arrays: parameters and their optimiser states. memory: what compressors held back on all ranks.
+    updates: that stale parameters had.
     """
 
     steps: int
     writes: int
     arrays: Sequence[NDArray[Any]]
     memory: dict[str, NDArray[Any]]
+    updates: int | None
 
 
 class Snapshots:
@@ -45,27 +47,49 @@ class Snapshots:
 
     def before(self, batch: Any) -> None:
         """All ranks call it before each step; it may exchange states."""
-        trainer, session = self.trainer, self.trainer.session
-        writes = session.writes
-        if self.kept and self.kept[-1].writes != writes:
+        trainer = self.trainer
+        if self._outdated:
             self.kept, self.batches = [], {}
         if not self.kept or trainer.steps >= self.kept[-1].steps + EVERY:
-            session.collect(trainer.states)
-            arrays = [array.copy() for array in self._arrays()]
-            memory = session.memory() if session.roles.computes else {}
-            self.kept = [*self.kept[-1:], Snapshot(trainer.steps, writes, arrays, memory)]
+            self.kept = [*self.kept[-1:], self._made()]
             first = self.kept[0].steps
             self.batches = {step: b for step, b in self.batches.items() if step >= first}
         self.batches[trainer.steps] = batch
+
+    @property
+    def _outdated(self) -> bool:
+        return bool(self.kept) and self.kept[-1].writes != self.trainer.session.writes
+
+    def _made(self) -> Snapshot:
+        session = self.trainer.session
+        stale = session.serves_stale
+        if stale:
+            session.settle()
+            session.agreement.meet("snapshot")
+        session.collect(self.trainer.states)
+        made = self._copied(session.memory() if session.roles.computes else {})
+        if stale:  # nobody goes on while states are being read
+            session.agreement.meet("snapshot")
+        return made
+
+    def _copied(self, memory: dict[str, NDArray[Any]]) -> Snapshot:
+        trainer, session = self.trainer, self.trainer.session
+        arrays = [array.copy() for array in self._arrays()]
+        return Snapshot(trainer.steps, session.writes, arrays, memory, session.updates)
 
     def _arrays(self) -> list[NDArray[Any]]:
         trainer = self.trainer
         pairs = zip(trainer.parameters.values(), trainer.states, strict=True)
         return [array for p, states in pairs for array in (p.value, *states)]
 
-    @property
-    def steps(self) -> list[int]:
-        """Those at which there is one."""
+    def known(self) -> list[int]:
+        """The steps at which there is one, when a rank is gone.
+
+        A rank that has none, or whose parameters were written since, has made no step since then:
+        it makes here what the others may have made before they went on.
+        """
+        if not self.kept or self._outdated:
+            self.kept, self.batches = [self._copied(self.trainer.session.kept_memory)], {}
         return [snapshot.steps for snapshot in self.kept]
 
     def restore(self, common: Collection[int]) -> None:
@@ -78,5 +102,5 @@ class Snapshots:
             )
         for array, copy in zip(self._arrays(), self.kept[-1].arrays, strict=True):
             np.copyto(array, copy)
-        self.trainer.session.take_memory(self.kept[-1].memory)
+        self.trainer.session.take_memory(self.kept[-1].memory, self.kept[-1].updates)
         self.trainer.steps = self.kept[-1].steps

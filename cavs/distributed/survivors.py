@@ -5,7 +5,7 @@ or, when a rank dies in it, finished on some ranks and not on others. Where ever
 parameters and optimiser states, nothing is lost: those that finished it give the others their
 parameters, states and result; if nobody did, all do it again with the batch divided anew. Where
 ranks own parameters, all go back to a snapshot, share what the dead owned, and do the steps since
-again.
+again: up to where one of them was or, where they run freely, each its own.
 """
 
 from __future__ import annotations
@@ -47,31 +47,35 @@ class Survivors:
         c = self.trainer.communicator
         self.number, self.ranks, self.strategy = c.rank, c.size, self.trainer.strategy
 
-    def go(self, work: Callable[[], T]) -> T:
-        """`work()`, which all ranks do together; again, or its result from others, if one dies."""
+    def go(self, work: Callable[[], T], *, step: bool = False) -> T:
+        """`work()`, which all ranks do together; again, or its result from others, if one dies.
+
+        step: of a training; ranks that run freely each do theirs alone.
+        """
         while True:
             try:
                 result = work()
             except LostPeerError as error:
                 if not self.trainer.elastic:
                     raise
-                if self._recover(error):
+                if self._recover(error, step):
                     return _decode(self.last)  # type: ignore[no-any-return]
             else:
-                self.done += 1
-                self.last = _encode(result)
+                if not (step and self.trainer.session.free):
+                    self.done += 1
+                    self.last = _encode(result)
                 return result
 
-    def _recover(self, error: LostPeerError) -> bool:
+    def _recover(self, error: LostPeerError, step: bool) -> bool:
         """Meets the ranks that are left; whether others had finished what this rank was at."""
         trainer = self.trainer
-        c, reached = trainer.communicator, trainer.steps
+        c, reached, done = trainer.communicator, trainer.steps, self.done
         before = c.size
         while True:
             trainer.session.leave()
             c = c.shrink()
             try:
-                done, last = self._meet(c, reached)
+                self._meet(c, reached, step)
             except LostPeerError:  # another one, while we met
                 continue
             break
@@ -82,17 +86,16 @@ class Survivors:
                 file=sys.stderr,
                 flush=True,
             )
-        behind = self.done < done
-        self.done, self.last = done, last
-        return behind
+        return self.done > done
 
-    def _meet(self, c: Communicator, reached: int) -> tuple[int, Any]:
-        """All of `c` at the same place: how much is done, and the result of the last of it.
+    def _meet(self, c: Communicator, reached: int, step: bool) -> None:
+        """All of `c` at the same place, with as much done, and the result of the last of it.
 
-        reached: this rank's steps when it learned of the death.
+        reached: this rank's steps when it learned of the death. step: whether it was in one.
         """
         trainer, session = self.trainer, self.trainer.session
-        mine = [self.number, self.done, reached, trainer.begun, self.snapshots.steps, self.last]
+        own = self.snapshots.known() if trainer.begun and session.owns else []
+        mine = [self.number, self.done, reached, trainer.begun, own, self.last]
         numbers, dones, steps, begun, kept, lasts = zip(*c.share(mine), strict=True)
         source = dones.index(max(dones))
         if not all(begun):
@@ -107,11 +110,15 @@ class Survivors:
         if all(begun) and session.owns:
             self.snapshots.restore(set(kept[0]).intersection(*kept))
             self._equal(c, 0)  # it computes: who only owns has no values of others
-            self._again(max(steps))
+            if strategy is not None and strategy.has_stale:
+                session.serve(trainer.optimizer.hyper(trainer.steps), trainer.states, trainer.steps)
+            self._again(reached if session.free else max(steps))
         else:
             self._equal(c, source)
             trainer.steps = steps[source]
-        return dones[source], lasts[source]
+            if step and self.done < dones[source]:
+                session.finish()
+        self.done, self.last = dones[source], lasts[source]
 
     def _equal(self, c: Communicator, source: int) -> None:
         """The parameters and states of rank `source` on all."""

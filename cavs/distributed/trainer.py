@@ -70,8 +70,7 @@ class Trainer(LocalTrainer):
             it has a method ``update``, that is told the seconds every rank computed, after each
             step (`cavs.distributed.balance.StructureBalancer`).
         timeout: Seconds that a rank waits for another before it gives up, naming it.
-        elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``
-            and a strategy without staleness.
+        elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``.
         wait_free: Send gradients while backward still runs.
         dtype: np.float32, or np.float64 for checks.
         more: As for `cavs.Trainer`.
@@ -163,6 +162,7 @@ class Trainer(LocalTrainer):
         """The loader makes this rank's part among those that compute; not all may, or still do."""
         if self._collate is not None:
             self._collate.rank, self._collate.ranks = self.session.place
+            self._collate.split = self.session.split
 
     def restart(self) -> None:
         """`begin` is to be done again: not all ranks had come to its end."""
@@ -180,7 +180,7 @@ class Trainer(LocalTrainer):
 
     def advance(self, batch: Any) -> StepReport:
         """One update on the global `batch`; see `cavs.Trainer.advance`."""
-        return self._survivors.go(lambda: self.advance_once(batch))
+        return self._survivors.go(lambda: self.advance_once(batch), step=True)
 
     def advance_once(self, batch: Any) -> StepReport:
         """`advance`, which ends when a rank does."""
@@ -190,7 +190,8 @@ class Trainer(LocalTrainer):
         outcome = super().advance(batch)
         assert isinstance(outcome, StepReport)
         update = getattr(self.session.split, "update", None)
-        if update is not None:  # freely running ranks do not know each other's times
+        if update is not None and self.session.roles.computes:
+            # Freely running ranks do not know each other's times.
             update(outcome.rank_seconds or None)
         return outcome
 
@@ -208,26 +209,38 @@ class Trainer(LocalTrainer):
         self.session.wants_stop |= requested
         if self.session.stopping or not self.session.free or self.session.servers is None:
             return self.session.stopping
-        return self.session.servers.stops(requested)
+        return self._survivors.go(lambda: self._stops_freely(requested), step=True)
+
+    def _stops_freely(self, requested: bool) -> bool:
+        servers = self.session.servers
+        return servers is not None and servers.stops(requested)
 
     def settle(self) -> None:
         """Waits for all ranks; then every gradient is applied and all hold the same parameters.
 
         For programs of your own with stale parameters, before they read them; nothing otherwise.
         """
-        self.session.settle()
+        if self.session.serves_stale:
+            self._survivors.go(self.session.settle)
 
     def _whole(self, loss_sum: float) -> float:
         """The sum of losses so far, which ranks know of their own parts if they run freely."""
         if not self.session.free:
             return loss_sum
-        self.settle()
-        rank, count = self.session.place
-        total = np.array([loss_sum if rank < count else 0.0])
-        self.communicator.all_reduce(total)
-        return float(total[0]) / count
+
+        def work() -> float:
+            self.session.settle()
+            rank, count = self.session.place
+            total = np.array([loss_sum if rank < count else 0.0])
+            self.communicator.all_reduce(total)
+            return float(total[0]) / count
+
+        return self._survivors.go(work)
 
     def _divide(self, train: DataLoader) -> None:
+        if isinstance(self._asked, str) and not self.begun:
+            # Who computes is known before the loader cuts the first batch.
+            self._survivors.go(lambda: self.begin(train.peek()))
         if not isinstance(train.collate, Collate):
             train.collate = Collate(*self.session.place, self.session.split, train.collate)
         self._collate = train.collate
@@ -242,16 +255,13 @@ class Trainer(LocalTrainer):
         begin = loader.state_dict() if isinstance(loader, DataLoader) else {}
 
         def work() -> dict[str, float]:
+            self.session.settle()
             if isinstance(loader, DataLoader):  # the same batches where it is done again
                 loader.load_state_dict(begin)
             return super(Trainer, self).evaluate(loader, metrics, **more)
 
-        def settled() -> dict[str, float]:
-            self.settle()
-            return self._survivors.go(work)
-
         with _whole_batches(loader):
-            return self._together("evaluation", settled)
+            return self._together("evaluation", lambda: self._survivors.go(work))
 
     def _mine(self, batches: Iterable[Any]) -> Iterator[Any]:
         rank, count = self.session.place
@@ -279,13 +289,13 @@ class Trainer(LocalTrainer):
         states: bool = True,
     ) -> None:
         """As `cavs.Trainer.save`: rank 0 writes; call it on all ranks."""
-        self.settle()
         self._survivors.go(lambda: self._save(path, progress, states))
         self.last_checkpoint = Path(path)
 
     def _save(
         self, path: str | os.PathLike[str], progress: Mapping[str, Any] | None, states: bool
     ) -> None:
+        self.session.settle()
         self.session.collect(self.states)
         if states and self.session.place[0] < self.session.place[1]:
             self._extra = self.session.memory()
@@ -351,8 +361,12 @@ class Trainer(LocalTrainer):
 
     def close(self) -> None:
         """Waits for the other ranks to come here, then ends the communication."""
-        self.settle()
-        self._survivors.go(lambda: self.agreement.meet("end") and None)
+
+        def work() -> None:
+            self.session.settle()
+            self.agreement.meet("end")
+
+        self._survivors.go(work)
         if self.session.servers is not None:
             self.session.servers.close()
         self.communicator.close()

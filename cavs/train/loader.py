@@ -167,6 +167,10 @@ class DataLoader:
             yield item
         self._epoch, self._position, self._running = epoch + 1, 0, False
 
+    def peek(self) -> Any:
+        """The first batch of the epoch at hand, made in the caller; the loader does not move."""
+        return self._make(self.epoch_ids(self._epoch)[0], self._epoch, 0)
+
     def _make(self, ids: NDArray[np.int64], epoch: int, position: int) -> Any:
         cached = self._cache.get(position)
         if cached is not None:

@@ -266,7 +266,7 @@ def test_names_and_options_are_kept():
         ("Horovod(fusion=0)", "fusion is 0"),
         ("Poseidon(batch_size=-1)", "batch_size is -1"),
         ("absent.py:Mine", "there is no file absent.py"),
-        ("PS(staleness=2, two_level=True)", "two_level with staleness 2"),
+        ("PS(staleness=2, local_replication=True)", "local_replication with staleness 2"),
         ("AllReduce(spec='tree')", "spec is 'tree'"),
     ],
 )

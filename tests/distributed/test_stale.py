@@ -436,22 +436,6 @@ def test_parameters_written_in_the_middle_are_refused_and_loaded_ones_are_taken(
             np.testing.assert_allclose(second[name], value, rtol=1e-12, atol=1e-14)
 
 
-def test_elastic_training_refuses_to_lose_an_owner():
-    def work(c):
-        t = trainer(c, strategy="PSLoadBalancing(staleness=1)", elastic=True)
-        t.advance(cavs.batch(BATCHES[0]))
-        c.barrier()
-        if c.rank == 1:
-            c.die()
-            return None
-        with pytest.raises(ConfigError, match="parameters that it owned"):
-            for graphs in BATCHES:
-                t.advance(cavs.batch(graphs))
-        return True
-
-    assert run_threads(2, work)[0]
-
-
 def test_a_table_with_stale_and_synchronous_shards_is_refused():
     made = build("PartitionedPS(staleness=1)", variables_of(Tree()), ResourceSpec.local(2))
     table = made.nodes[0]

@@ -23,15 +23,22 @@ class StructureBalancer:
     moment; for all ranks to find the same split, that of batch n is made by what the model knew
     after step n - lag - 1, and waits for it where it must. A lag as long as the loader looks ahead
     never waits.
+
+    ranks: that compute; as many as the first batch is split for unless given.
     """
 
     def __init__(
-        self, ranks: int, lag: int = 3, model: CostModel | None = None, timeout: float = 600.0
+        self,
+        ranks: int | None = None,
+        lag: int = 3,
+        model: CostModel | None = None,
+        timeout: float = 600.0,
     ) -> None:
         if lag < 0:
             raise ConfigError(f"a balancer of lag {lag}", hint="give 0 or more steps")
-        self.model = model or CostModel(ranks)
-        self.ranks, self.lag, self.timeout = ranks, lag, timeout
+        self.ranks = ranks if ranks is not None or model is None else len(model.slowness)
+        self.model = model or CostModel(1 if ranks is None else ranks)
+        self.lag, self.timeout = lag, timeout
         self._changed = threading.Condition()
         self.reset()
 
@@ -44,6 +51,9 @@ class StructureBalancer:
 
     def __call__(self, graphs: Sequence[Any], ranks: int) -> list[list[int]]:
         """The positions of each rank's graphs. With fewer graphs than ranks, the last get none."""
+        if self.ranks is None:
+            self.ranks, self.model = ranks, CostModel(ranks)
+            self.reset()
         if ranks != self.ranks:
             raise ConfigError(
                 f"a balancer of {self.ranks} ranks splits for {ranks}", hint="make one of its own"

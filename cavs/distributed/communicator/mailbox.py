@@ -137,6 +137,10 @@ class Mailbox(ABC):
     def _wait(self, longest: float, before: float) -> float:
         """Wait until a letter may be there; `before` is what the last call returned, or 0."""
 
+    def leave(self) -> None:
+        """End at once, because a rank is gone; what is posted may be lost."""
+        self.close()
+
     def close(self) -> None:
         """Send what is posted, then end; `take` returns None."""
         with self.changed:

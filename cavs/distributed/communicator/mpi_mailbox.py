@@ -31,11 +31,14 @@ class MPIMailbox(Mailbox):
 
     def _deliver(self, to: int, coded: Array) -> None:
         pieces = [coded[i : i + LARGEST] for i in range(0, coded.size, LARGEST)]
-        with self._calls:
-            for piece in pieces:
-                tag = _LAST if piece is pieces[-1] else _MORE
-                request = self._comm.Isend([piece, self._mpi.BYTE], to, tag)
-                self._leaving.append((request, piece))
+        try:
+            with self._calls:
+                for piece in pieces:
+                    tag = _LAST if piece is pieces[-1] else _MORE
+                    request = self._comm.Isend([piece, self._mpi.BYTE], to, tag)
+                    self._leaving.append((request, piece))
+        except self._mpi.Exception as error:
+            raise LostPeerError(f"rank {self.rank} writes to rank {to}: {error}") from error
 
     def _arrived(self) -> Letter | None:
         try:
@@ -75,6 +78,13 @@ class MPIMailbox(Mailbox):
             if not self._own and not self.closed:
                 self.changed.wait(pause)
         return pause
+
+    def leave(self) -> None:
+        """See `Mailbox`: by ULFM, where there is one; then the others learn of it, too."""
+        unknown = (AttributeError, NotImplementedError, self._mpi.Exception)
+        with contextlib.suppress(*unknown), self._calls:
+            self._comm.Revoke()
+        super().close()
 
     def close(self) -> None:
         """See `Mailbox`."""

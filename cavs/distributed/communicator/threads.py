@@ -38,6 +38,7 @@ class ThreadCommunicator(Collectives):
         super().__init__(rank, size, timeout=timeout)
         self._world = world
         self._splits = self._mailboxes = 0
+        self._parts: list[ThreadCommunicator] = []
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         world, limit = self._world, time.monotonic() + self.timeout
@@ -79,7 +80,9 @@ class ThreadCommunicator(Collectives):
         with self._world.changed:
             group = self._world.groups.setdefault((self._splits, color), _World(len(members)))
         rank = [r for _, r in members].index(self._rank)
-        return ThreadCommunicator(group, rank, len(members), timeout=self.timeout)
+        part = ThreadCommunicator(group, rank, len(members), timeout=self.timeout)
+        self._parts.append(part)
+        return part
 
     def mailbox(self) -> ThreadMailbox:
         """See `Communicator`."""
@@ -99,7 +102,9 @@ class ThreadCommunicator(Collectives):
         super().close()
 
     def die(self) -> None:
-        """This rank takes part no longer; the others find out."""
+        """This rank takes part no longer, in parts of the group neither; the others find out."""
+        for part in self._parts:
+            part.die()
         with self._world.changed:
             self._world.dead.add(self._rank)
             self._world.changed.notify_all()

@@ -11,7 +11,7 @@ from cavs.distributed.compressors.exchange import (
     lockstep,
     run,
 )
-from cavs.distributed.compressors.memory import flatten, share_of, unflatten
+from cavs.distributed.compressors.memory import flatten, share_of, unflatten, weighed
 from cavs.distributed.compressors.parse import NAMES, parse
 from cavs.distributed.compressors.powersgd import PowerSGD
 from cavs.distributed.compressors.residual import ErrorFeedback, OneBit
@@ -38,4 +38,5 @@ __all__ = [
     "run",
     "share_of",
     "unflatten",
+    "weighed",
 ]

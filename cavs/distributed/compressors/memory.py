@@ -36,6 +36,17 @@ def unflatten(like: State, arrays: Mapping[str, Array]) -> State:
     return result
 
 
+def weighed(state: State, by: float) -> State:
+    """A state whose gradients count `by` times as much; counters stay as they are."""
+    result: State = {}
+    for key, value in state.items():
+        if isinstance(value, dict):
+            result[key] = weighed(value, by)
+        else:
+            result[key] = value if isinstance(value, int) else value * value.dtype.type(by)
+    return result
+
+
 def share_of(every: Array, rank: int, ranks: int, *, average: bool) -> Any:
     """What `rank` of `ranks` takes of an array that other ranks kept, `every` by rank.
 

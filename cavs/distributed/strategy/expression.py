@@ -63,7 +63,8 @@ class ParameterServer:
     themselves and one of them speaks to the destination. local_replication: each node keeps a copy
     of the values that its replicas read. sync: the owner waits for the gradients of all replicas;
     otherwise it applies each as it comes (asynchronous). staleness: by how many steps the fastest
-    replica may be ahead of the slowest; 0 is bulk-synchronous. It needs ``sync``.
+    replica, or with two_level node, may be ahead of the slowest; 0 is bulk-synchronous. It needs
+    ``sync``.
     """
 
     type: ClassVar[str] = "parameter_server"

@@ -66,6 +66,7 @@ def _problems(
         if node.name in known:
             yield from _node(strategy, node, known[node.name], resources)
     yield from _groups(strategy, known)
+    yield from _teams(strategy)
     yield from _idle_servers(strategy)
 
 
@@ -148,14 +149,13 @@ def _server(
         except ConfigError as error:
             yield Problem(f"{leaf.name}: {error.what}", error.hint)
     lockstep = server.sync and server.staleness == 0
-    for field in ("two_level", "local_replication"):
-        if getattr(server, field) and not lockstep:
-            yield Problem(
-                f"{leaf.name}: {field} with "
-                + (f"staleness {server.staleness}" if server.sync else "sync=False"),
-                f"replicas of one node may be at different steps: set {field}=False, or "
-                "sync=True and staleness=0",
-            )
+    if server.local_replication and not lockstep:
+        yield Problem(
+            f"{leaf.name}: local_replication with "
+            + (f"staleness {server.staleness}" if server.sync else "sync=False"),
+            "an owner answers each replica when it may go on: set local_replication=False, or "
+            "sync=True and staleness=0",
+        )
     if server.local_replication and variable.sparse:
         yield Problem(
             f"{leaf.name}: local_replication of a sparse parameter",
@@ -217,6 +217,17 @@ def _groups(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Problem]
                     f"({', '.join(there)}) and {leaf.name} ({', '.join(kind)})",
                     "give what differs in dtype, spec or compressor groups of its own",
                 )
+
+
+def _teams(strategy: Strategy) -> Iterator[Problem]:
+    """Replicas of a node either go through stale steps together or each alone."""
+    stale = [x for x in strategy.leaves if isinstance(x.sync, ParameterServer) and is_stale(x.sync)]
+    levels = {getattr(leaf.sync, "two_level", False): leaf.name for leaf in stale}
+    if len(levels) > 1:
+        yield Problem(
+            f"{levels[True]} is stale with two_level=True, {levels[False]} with two_level=False",
+            "give all stale parameters the same: replicas of a node are at one step or at several",
+        )
 
 
 def _idle_servers(strategy: Strategy) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.compressors import Compressor, flatten, run, unflatten
+from cavs.distributed.compressors import Compressor, flatten, run, unflatten, weighed
 from cavs.distributed.synchronisers.exchange import (
     Array,
     Exchange,
@@ -109,13 +109,17 @@ class CompressedAllReduce(Exchange):
         mine = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
         known = flatten(self.state)
         if {k: a.shape for k, a in mine.items()} == {k: a.shape for k, a in known.items()}:
-            self.state = unflatten(self.state, mine)
+            self.state = self.coming = unflatten(self.state, mine)
+
+    def weigh(self, by: float) -> None:
+        """See `Exchange`."""
+        self.state, self.coming = weighed(self.state, by), weighed(self.coming, by)
 
     def inherit(self, old: Sequence[Exchange]) -> None:
         """See `Exchange`."""
         for other in old:
             if isinstance(other, CompressedAllReduce) and other.part == self.part:
-                self.state = other.state
+                self.state, self.coming = other.state, other.coming
 
 
 class SparseAllGather(Exchange):

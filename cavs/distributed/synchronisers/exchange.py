@@ -159,6 +159,9 @@ class Exchange(ABC):
     def remember(self, arrays: Mapping[str, Array]) -> None:  # noqa: B027
         """Takes back what `memory_of` gave; nothing of a form that it does not know."""
 
+    def weigh(self, by: float) -> None:  # noqa: B027
+        """Gradients are means over another number of ranks: what is held back is to count `by`."""
+
     def inherit(self, old: Sequence[Exchange]) -> None:  # noqa: B027
         """Takes over what the exchanges of the program compiled before remember."""
 

@@ -184,18 +184,18 @@ class _Plan:
         """The stale shards of a parameter; tables travel as they are done, others in buckets."""
         assert self.stale is not None
         if sparse:
-            self.exchanges.append(StalePush([i], self.values, self.stale))
+            self.exchanges.append(StalePush([i], self.values, self.stale, self.roles))
             return
         size = sum(self.values[j].nbytes for j in self.pushed)
         if self.pushed and size + self.values[i].nbytes > self.bucket:
-            self.exchanges.append(StalePush(self.pushed, self.values, self.stale))
+            self.exchanges.append(StalePush(self.pushed, self.values, self.stale, self.roles))
             self.pushed = []
         self.pushed.append(i)
 
     def finish(self) -> list[Exchange]:
         if self.pushed:
             assert self.stale is not None
-            self.exchanges.append(StalePush(self.pushed, self.values, self.stale))
+            self.exchanges.append(StalePush(self.pushed, self.values, self.stale, self.roles))
         if self.open:
             self.exchanges.append(DenseAllReduce(self.open, self.values, self.executor))
         for kind in [kind for kind, parts in self.servers.items() if parts]:

@@ -22,10 +22,11 @@ from cavs.distributed.synchronisers.stale.letters import FINAL, VALUES, Post
 class Owner:
     """What `rank` owns of `layout`.
 
+    workers: the ranks that write to this one, and whom each writes for: all that hear the answer.
     values, states: all parameters, flat, and all optimiser states. The parts owned here are copied
     from the values and updated in the states themselves. hyper: of the optimiser; workers say the
     learning rate of their step. reduction: what gradients, and with them weight decay, are
-    multiplied with: 1 / workers for the mean. updates: how many the states have seen.
+    multiplied with: 1 / replicas for the mean. updates: how many the states have seen.
     """
 
     def __init__(
@@ -33,14 +34,14 @@ class Owner:
         layout: Layout,
         rank: int,
         ranks: int,
-        workers: Sequence[int],
+        workers: Mapping[int, Sequence[int]],
         values: Sequence[Array],
         states: Sequence[Sequence[Array]],
         hyper: Mapping[str, Any],
         reduction: float,
         updates: int = 0,
     ) -> None:
-        self.layout, self.ranks = layout, range(ranks)
+        self.layout, self.ranks, self.workers = layout, range(ranks), workers
         self.groups = [group for group in layout.groups if group.owner == rank]
         units = [unit for group in self.groups for unit in group.units]
         mine = {unit.part.parameter for unit in units}
@@ -128,7 +129,8 @@ class Owner:
             for worker, step in list(wanted.items()):
                 if self.clocks[group.number].may_begin(step):
                     del wanted[worker]
-                    post(worker, [VALUES, 0, step, group.number], self._content(group, worker))
+                    for r in self.workers[worker]:
+                        post(r, [VALUES, 0, step, group.number], self._content(group, r))
 
     def _content(self, group: Group, rank: int) -> list[Array]:
         """The values of a group; of its tables, rows that `rank` has not seen as they are."""

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from cavs.distributed.communicator.mailbox import Letter, as_text
-from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.communicator.protocol import Communicator, LostPeerError
+from cavs.distributed.roles import leader_of
 from cavs.distributed.synchronisers.exchange import Array, pack, unpack
 from cavs.distributed.synchronisers.stale import letters as kinds
 from cavs.distributed.synchronisers.stale.layout import Layout
@@ -32,6 +33,8 @@ class StaleServers:
     """Of one rank; all ranks make one together.
 
     values: all parameters, flat: what this rank computes with. workers: the ranks that make steps.
+    teams: those of them that make each step together; one of a team speaks to each owner, with the
+    sum of their gradients. Each alone unless given.
     """
 
     def __init__(
@@ -42,7 +45,9 @@ class StaleServers:
         workers: Sequence[int],
         *,
         average: bool = True,
+        teams: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        self.teams = [[w] for w in workers] if teams is None else [list(team) for team in teams]
         self.layout, self.values, self.timeout = layout, list(values), c.timeout
         self.rank, self.size, self.workers = c.rank, c.size, list(workers)
         self.reduction = 1.0 / len(self.workers) if average else 1.0
@@ -78,6 +83,13 @@ class StaleServers:
         """Whether this rank makes steps."""
         return self.rank in self.workers
 
+    @property
+    def heard_by(self) -> list[int]:
+        """The owners that this rank writes to."""
+        mine = [team for team in self.teams if self.rank in team]
+        owners = self.layout.owners
+        return [o for o in owners for team in mine if leader_of(o, team) == self.rank]
+
     # ---- the worker's side ---------------------------------------------------------------------
 
     def open(
@@ -92,7 +104,7 @@ class StaleServers:
             self.layout,
             self.rank,
             self.size,
-            self.workers,
+            {leader_of(self.rank, team): team for team in self.teams},
             self.values,
             states,
             hyper,
@@ -130,7 +142,7 @@ class StaleServers:
 
     def commit(self, scale: float, lr: float) -> None:
         """The step is whole and good: owners apply it, times `scale`."""
-        for owner in self.layout.owners:
+        for owner in self.heard_by:
             words = [kinds.COMMIT, self.phase, self.attempt, self.clock]
             self._post(owner, words, [np.array([scale, lr], np.float64)])
         with self.changed:
@@ -144,9 +156,8 @@ class StaleServers:
         Returns whether parameters were written.
         """
         self._check()
-        if self.is_worker:
-            for owner in self.layout.owners:
-                self._post(owner, [kinds.SETTLE, self.phase, self.clock])
+        for owner in self.heard_by:
+            self._post(owner, [kinds.SETTLE, self.phase, self.clock])
         self._wait(lambda: self._told(4, self.rounds + 1), "for all to meet")
         with self.changed:
             self.rounds += 1
@@ -261,8 +272,9 @@ class StaleServers:
             slowest = min((clock for clock in clocks if clock >= 0), default=-1)
             found += [
                 f"rank {worker} is still in its step {clock + 1}"
-                for worker, clock in zip(self.workers, clocks, strict=True)
-                if clock == slowest >= 0 and worker != self.rank
+                for team, clock in zip(self.teams, clocks, strict=True)
+                for worker in team
+                if clock == slowest >= 0 and self.rank not in team
             ]
         said = "; ".join(dict.fromkeys(found)) or "nobody is behind"
         return CommunicationError(
@@ -275,14 +287,27 @@ class StaleServers:
             raise self.failed
 
     def fail(self, error: BaseException) -> None:
-        """Ends the training here, and on the other ranks as soon as they look."""
+        """Ends the training here, and on the other ranks as soon as they look.
+
+        That a rank is gone each finds out by itself: it may want to go on without.
+        """
         with self.changed:
             if self.failed is not None:
                 return
             self.failed = error
             self.changed.notify_all()
+        if isinstance(error, LostPeerError):
+            return
         with contextlib.suppress(CommunicationError):  # who has gone need not hear of it
             self._tell_others([kinds.FAIL, 0], [as_text(f"{type(error).__name__}: {error}")])
+
+    def leave(self) -> None:
+        """Ends the thread at once, because a rank is gone; what is under way is lost."""
+        with self.changed:
+            self.failed = self.failed or LostPeerError("a rank is gone")
+            self.changed.notify_all()
+        self._box.leave()
+        self._thread.join(timeout=5)
 
     def close(self) -> None:
         """Ends the thread; what is posted leaves before. Parameters stay as they are."""
