@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 from cavs.compiler.program import Buffer, Instruction, Operand, Program, Stage, kind_of
 from cavs.passes.access import LOCAL_ARRAYS
@@ -71,17 +72,31 @@ _Touched = tuple[set[object], set[object]]  # what is read and what is written
 
 def _ordered(touched: list[_Touched], rank: list[int]) -> list[int]:
     """An order that keeps every dependence; of what may run next, the first of lowest rank."""
+    writer: dict[object, int] = {}  # the last one
+    readers: dict[object, list[int]] = defaultdict(list)  # since then
     needs: list[set[int]] = []
+    needed_by: list[list[int]] = [[] for _ in touched]
     for late, (reads, writes) in enumerate(touched):
-        before = enumerate(touched[:late])
-        needs.append({e for e, (r, w) in before if reads & w or writes & (r | w)})
-    waiting = list(range(len(touched)))
+        before = {writer[key] for key in reads | writes if key in writer}
+        before.update(*(readers[key] for key in writes))
+        for early in before:
+            needed_by[early].append(late)
+        needs.append(before)
+        for key in reads:
+            readers[key].append(late)
+        for key in writes:
+            writer[key] = late
+            readers[key] = []
+    ready = [(rank[n], n) for n, before in enumerate(needs) if not before]
+    heapify(ready)
     order: list[int] = []
-    while waiting:
-        ready = [n for n in waiting if needs[n] <= set(order)]
-        chosen = min(ready, key=lambda n: rank[n])
-        waiting.remove(chosen)
+    while ready:
+        chosen = heappop(ready)[1]
         order.append(chosen)
+        for late in needed_by[chosen]:
+            needs[late].remove(chosen)
+            if not needs[late]:
+                heappush(ready, (rank[late], late))
     return order
 
 
