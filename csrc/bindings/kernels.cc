@@ -203,8 +203,8 @@ void bind_typed(py::module_& m, const std::string& dtype) {
               const int64_t to = std::min(n1, part(first, last, id + 1, threads) * panel);
               for (int i = 0; i < repeat && from < to; ++i)
                 t.kernels.matmul_tn(sa.data(), static_cast<int32_t>(sa.size()), sb.data(),
-                                    static_cast<int32_t>(sb.size()), r0, r1, k, n, from, to, data,
-                                    stride, accumulate, space[id].get());
+                                    static_cast<int32_t>(sb.size()), r0, r1, k, k, n, from, to,
+                                    data, stride, accumulate, space[id].get());
             });
           },
           py::arg("a"), py::arg("b"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),

@@ -11,6 +11,7 @@ constexpr double kCallNs = 60;             // entering a kernel
 constexpr double kMulAddNs = 1.0 / 45;     // one multiply-add of a float product
 constexpr double kElementNs = 0.15;        // loading, storing or combining one element of a map
 constexpr double kFunctionNs = 0.5;        // exp, tanh, ... of one element
+constexpr double kNarrow = 16;             // columns of a vector
 constexpr size_t kChunkBytes = 512 << 10;  // values of a chunk, to leave room for weights in L2
 constexpr int32_t kMostRows = 96, kFewestRows = 48;
 
@@ -39,7 +40,8 @@ Cost cost_of(const Instruction& in, size_t element) {
       for (size_t i = 0; i < in.inputs.size(); ++i) {
         (i < static_cast<size_t>(in.split) ? k : n) += in.inputs[i].width;
       }
-      row = k * n * kMulAddNs;
+      // Narrow results still take whole vectors, and each row is copied first.
+      row = k * std::max(n, kNarrow) * kMulAddNs + (k + n) * kElementNs;
       break;
     case InstructionKind::kCrossEntropy:
     case InstructionKind::kCrossEntropyGrad:

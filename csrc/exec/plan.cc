@@ -1,6 +1,7 @@
 #include "exec/plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -206,9 +207,7 @@ class Planner {
       int32_t k = 0;
       for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
       const int32_t panels = (in.out.width + o_.panel - 1) / o_.panel;
-      const int32_t wide = std::min(panels, pieces);
-      constexpr int32_t kFewest = 32;  // rows of the result
-      const int32_t high = std::clamp((pieces + wide - 1) / wide, 1, (k + kFewest - 1) / kFewest);
+      const auto [high, wide] = grid(k, panels, in.out.width, pieces);
       const int32_t slab = o_.slabs && task == 0 ? slab_rows(in, id, k) : k;
       for (int32_t begin = 0; begin < k; begin += slab) {
         const int32_t end = std::min(k, begin + slab);
@@ -231,6 +230,33 @@ class Planner {
     } else {
       for (int32_t j = 0; j < pieces; ++j) put({ItemKind::kSlots, id, 0, 0, j, pieces, task});
     }
+  }
+
+  // How often to cut the rows and the panels of a result [k, n], into about so many pieces, so that
+  // the thread with most to do has least; where that is equal, rather its panels.
+  std::pair<int32_t, int32_t> grid(int32_t k, int32_t panels, int32_t n, int32_t pieces) const {
+    constexpr int32_t kFewest = 32;  // rows of a piece
+    std::pair<int32_t, int32_t> best{1, 1};
+    double least = std::numeric_limits<double>::infinity();
+    for (int32_t wide = std::min(panels, pieces); wide >= 1; --wide) {
+      const int32_t high = std::clamp((pieces + wide - 1) / wide, 1, (k + kFewest - 1) / kFewest);
+      double most = 0;
+      for (int32_t t = 0; t < o_.threads; ++t) {
+        double share = 0;
+        for (int32_t i = part(0, high * wide, t, o_.threads);
+             i < part(0, high * wide, t + 1, o_.threads); ++i) {
+          const int32_t begin = o_.panel * part(0, panels, i % wide, wide);
+          const int32_t end = std::min(n, o_.panel * part(0, panels, i % wide + 1, wide));
+          share += static_cast<double>(end - begin) / high;
+        }
+        most = std::max(most, share);
+      }
+      if (most < least * 0.97) {
+        least = most;
+        best = {high, wide};
+      }
+    }
+    return best;
   }
 
   // Rows of a product's result, of `k`, that make a slab of a gradient.

@@ -184,7 +184,7 @@ void Executor<T>::add_product(const T* left, const T* right, int64_t rows, int64
   a.data = left, a.stride = k, a.width = static_cast<int32_t>(k);
   b.data = right, b.stride = n, b.width = static_cast<int32_t>(n);
   std::vector<T> scratch(kernels_.matmul_tn_scratch(k, n));
-  kernels_.matmul_tn(&a, 1, &b, 1, 0, rows, k, n, 0, n, out, n, true, scratch.data());
+  kernels_.matmul_tn(&a, 1, &b, 1, 0, rows, k, k, n, 0, n, out, n, true, scratch.data());
 }
 
 namespace {

@@ -224,8 +224,8 @@ void Worker<T>::run_transposed(const Item& item) {
   }
   cut(sources, b.split, item.r0, item.r1, cut_);
   c_.kernels->matmul_tn(cut_.data(), static_cast<int32_t>(cut_.size()), sources + b.split,
-                        b.count - b.split, rows.begin, rows.end, item.r1 - item.r0, b.n, n0, n1,
-                        out, b.stride, b.accumulate, kernel_scratch_.template as<T>());
+                        b.count - b.split, rows.begin, rows.end, item.r1 - item.r0, b.k, b.n, n0,
+                        n1, out, b.stride, b.accumulate, kernel_scratch_.template as<T>());
 }
 
 // Blocks of a fixed number of rows are summed apart and then together: the order is the same for

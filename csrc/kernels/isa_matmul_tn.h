@@ -12,7 +12,7 @@ constexpr int64_t kMaxRowBlock = 256;
 
 // Rows of a block. Both copies of it should stay in L2; but each block also reads and writes `out`
 // once, which costs more where that does not fit a cache itself. Depends on the whole shape alone,
-// so that threads which share the columns sum alike.
+// so that threads which share it sum alike.
 template <class T>
 CAVS_INLINE int64_t row_block(int64_t k, int64_t n) {
   const int64_t size = sizeof(T);
@@ -85,9 +85,9 @@ void cut_into_panels(const Source<T>* b, int32_t num_b, int64_t r0, int64_t rows
 
 template <class T>
 void matmul_tn(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t num_b, int64_t r0,
-               int64_t r1, int64_t k, int64_t n, int64_t n0, int64_t n1, T* out, int64_t out_stride,
-               bool accumulate, T* scratch) {
-  const int64_t block = row_block<T>(k, n);
+               int64_t r1, int64_t k, int64_t whole_k, int64_t n, int64_t n0, int64_t n1, T* out,
+               int64_t out_stride, bool accumulate, T* scratch) {
+  const int64_t block = row_block<T>(whole_k, n);
   T* panels = scratch;
   T* tiles = panels + block * round_up(n, kPanel<T>);
   T* row_buffer = tiles + block * round_up(k, kTileRows);
