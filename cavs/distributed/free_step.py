@@ -28,10 +28,12 @@ def free_step(
     hyper: dict[str, Any],
     options: tuple[int, int, float | None],
     waited: float,
+    failed: Exception | None = None,
 ) -> StepReport:
     """One step of this rank on its part of the global `batch`.
 
-    options: seed, step and largest norm. waited: seconds for the values that the step begins with.
+    options: seed, step and largest norm. waited: seconds for the values that the step begins with,
+    or what `failed` in that, which the replicas of the host are told of.
     The gradient of a rank is clipped by its own norm; nothing leaves for good if it or the loss is
     not finite. The replicas of a host that sum first go through the step together, with the mean
     of their losses and the norm of the mean of their gradients.
@@ -40,7 +42,7 @@ def free_step(
         seed, step, max_norm = options
         roles = session.roles
         if roles.teamed:
-            part, executor, inputs = session.prepare_together(batch)
+            part, executor, inputs = session.prepare_together(batch, failed)
             exchanges = session.exchanges
         else:
             part = session.shard(batch)

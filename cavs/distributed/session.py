@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
-from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.compressors import share_of
 from cavs.distributed.free_step import free_step
 from cavs.distributed.idle import idle_executor
@@ -75,12 +75,22 @@ class DistributedSession:
     ) -> StepReport:
         """As `Session.step`, on the global `batch`; raises on all ranks if one of them fails."""
         sent, computes = self.sent_bytes, self.roles.computes
-        waited = self._fetch(hyper, states, step)
+        failed: CommunicationError | None = None
+        waited = 0.0
+        try:
+            waited = self._fetch(hyper, states, step)
+        except LostPeerError:
+            raise  # who makes this step with this rank finds that out as well
+        except CommunicationError as unheard:
+            if not (self.free and computes and self.roles.teamed):
+                raise
+            failed = unheard  # those who make this step with this rank may not have heard of it
         if self.free:
             assert self.servers is not None
             if not computes:
                 return StepReport(0.0, 0.0, 0.0, 0.0, 0.0, self.servers.newly_sent())
-            return free_step(self, self.servers, batch, hyper, (seed, step, max_norm), waited)
+            options = seed, step, max_norm
+            return free_step(self, self.servers, batch, hyper, options, waited, failed)
         if not computes:
             return self._finish(self._serve(), 0.0, None, (hyper, states, max_norm), sent)
         part, executor, inputs = self.prepare_together(batch)
@@ -91,12 +101,18 @@ class DistributedSession:
         loss, error = run.go(words, (*inputs, self.own_seed(seed), step, scale, totals))
         return self._finish(run, loss, error, (hyper, states, max_norm), sent)
 
-    def prepare_together(self, batch: GraphBatch | ShardedBatch) -> tuple[ShardedBatch, Any, Any]:
-        """This rank's part, the executor that ranks of one step have alike, and its inputs."""
+    def prepare_together(
+        self, batch: GraphBatch | ShardedBatch, failed: Exception | None = None
+    ) -> tuple[ShardedBatch, Any, Any]:
+        """This rank's part, the executor that ranks of one step have alike, and its inputs.
+
+        failed: what this rank brings to the others instead.
+        """
         part: ShardedBatch | None = None
-        failed: Exception | None = None
         new = True
         try:
+            if failed is not None:
+                raise failed
             part = self.shard(batch)
             new = self._exchanging is None or self.session.is_new(part.local)
             if not new:

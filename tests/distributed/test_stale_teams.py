@@ -134,6 +134,25 @@ def test_an_error_of_one_replica_ends_all_and_names_it(strategy):
         t.advance(cavs.batch(BATCHES[0]))
         for graphs in (bad, *BATCHES):
             t.advance(cavs.batch(graphs))
+        t.settle()
+
+    errors = outcomes(4, work)
+    assert isinstance(errors[3], FeatureError)
+    for error in errors[:3]:
+        assert isinstance(error, CommunicationError) and "rank 3: FeatureError" in str(error)
+
+
+def test_a_replica_that_hears_of_an_error_tells_those_of_its_host():
+    """Rank 1 never hears of what fails on the other host but from rank 0."""
+    bad = [*trees(3, 3), cavs.Graph([[]], {"token": [99], "label": [0]})]
+
+    def work(c):
+        t = trainer(c, strategy=FREE[0], resources=hosts(2, 2))
+        t.advance(cavs.batch(BATCHES[0]))
+        if c.rank == 1:
+            t.session.servers.fetch = lambda: False
+        for graphs in (bad, *BATCHES, *BATCHES):
+            t.advance(cavs.batch(graphs))
 
     errors = outcomes(4, work)
     assert isinstance(errors[3], FeatureError)
