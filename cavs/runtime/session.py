@@ -16,16 +16,15 @@ from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import PRECISIONS, CudaEngine
 from cavs.errors import CheckpointError, ConfigError
-from cavs.frontend.batch import Feature
-from cavs.frontend.model import Model, trace_model
+from cavs.frontend.model import Model
 from cavs.ir import origin
-from cavs.passes.at_nth_child import at_nth_child, multiplied_children
-from cavs.passes.merge_vertices import distinguishing
+from cavs.passes.at_nth_child import multiplied_children
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
-from cavs.runtime.check import check_arity, check_batch, check_schema, readable_errors
+from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.inputs import features
+from cavs.runtime.tracing import lacks, set_child_numbers, trace
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
 
 Array = npt.NDArray[Any]
@@ -219,7 +218,7 @@ class Session:
     def is_new(self, batch: BatchLike) -> bool:
         """Whether a step on `batch` would compile the model anew."""
         variant = self._known(batch, True, True)
-        if variant is None or variant.executor is None or self._absent(variant, batch):
+        if variant is None or variant.executor is None or lacks(variant, batch):
             return True
         schedule = self._source(variant, batch).schedule(variant.optional)
         return not {k for k, _, _ in schedule.kinds} <= set(variant.kinds)
@@ -323,7 +322,7 @@ class Session:
         if not absent <= variant.absent:
             variant.absent |= absent
             variant.passed = {}  # a batch that fitted may not any more
-        self._trace(variant, batch)
+        trace(variant, self.model, self._edge_types.schema(batch), batch)
         return variant
 
     def _source(self, variant: Variant, batch: BatchLike) -> Any:
@@ -345,59 +344,7 @@ class Session:
         if 0 < numbers <= room:
             merged = batch.merged(variant.distinguishing, numbers)
             numbers = numbers if merged.reads_per_product >= SHARED_FROM else 0
-        self._set_child_numbers(variant, numbers if numbers <= room else 0)
-
-    def _set_child_numbers(self, variant: Variant, numbers: int) -> None:
-        assert variant.traced is not None
-        variant.child_numbers = numbers
-        graph = at_nth_child(variant.traced) if numbers else variant.traced
-        variant.optional = optional_features(graph)
-
-    def _trace(self, variant: Variant, batch: BatchLike) -> None:
-        """Traces the model, anew where a feature turns out to be absent at some vertex."""
-        schema = self._edge_types.schema(batch)
-        guessed = variant.without_edges and batch.topology.num_edges > 0
-        if variant.traced is not None and not guessed:
-            if schema == variant.passed:
-                return
-            check_schema(variant.traced, variant.schema, schema)
-            if not self._absent(variant, batch):
-                variant.passed = schema
-                return
-        variant.passed = {}
-        old = variant.schema
-        variant.schema = {
-            n: Feature(
-                s.kind,
-                s.dtype,
-                tuple(s.shape),
-                bool(s.has_absent or n in variant.absent or (n in old and old[n].optional)),
-            )
-            for n, s in schema.items()
-        }
-        of_edges = any(f.where == "edge" for f in variant.schema.values())
-        variant.without_edges = of_edges and not batch.topology.num_edges
-        variant.traced = trace_model(
-            self.model, variant.schema, training=variant.training, with_loss=variant.with_loss
-        )
-        if variant.merging:
-            variant.distinguishing = distinguishing(variant.traced)
-        optional, decided = variant.optional, variant.child_numbers
-        self._set_child_numbers(variant, decided or 0)
-        variant.child_numbers = decided
-        if optional != variant.optional:
-            variant.kinds = ()
-        if variant.restored:
-            variant.kinds, variant.restored = variant.restored, ()
-        variant.executor = None
-
-    def _absent(self, variant: Variant, batch: BatchLike) -> bool:
-        """Whether a feature is absent somewhere that the trace takes for present everywhere."""
-        return any(
-            (s.has_absent or n in variant.absent) and not variant.schema[n].optional
-            for n, s in batch.feature_schema().items()
-            if n in variant.schema
-        )
+        set_child_numbers(variant, numbers if numbers <= room else 0)
 
     def _compile(self, variant: Variant, found: set[int], record: bool = False) -> None:
         assert variant.traced is not None

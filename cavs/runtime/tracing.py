@@ -1,0 +1,73 @@
+"""Traces a model for the features of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cavs.frontend.batch import Feature
+from cavs.frontend.model import Model, trace_model
+from cavs.passes.at_nth_child import at_nth_child
+from cavs.passes.merge_vertices import distinguishing
+from cavs.passes.specialise import optional_features
+from cavs.runtime.check import check_schema
+from cavs.runtime.variant import BatchLike, Variant
+
+
+def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: BatchLike) -> None:
+    """Traces ``model``, anew where a feature turns out to be absent at some vertex.
+
+    schema: type of every feature of ``batch``. Raises what tracing raises, and FeatureError where
+    a feature is not what it was.
+    """
+    guessed = variant.without_edges and batch.topology.num_edges > 0
+    if variant.traced is not None and not guessed:
+        if schema == variant.passed:
+            return
+        check_schema(variant.traced, variant.schema, schema)
+        if not lacks(variant, batch):
+            variant.passed = schema
+            return
+    variant.passed = {}
+    old = variant.schema
+    variant.schema = {
+        n: Feature(
+            s.kind,
+            s.dtype,
+            tuple(s.shape),
+            bool(s.has_absent or n in variant.absent or (n in old and old[n].optional)),
+        )
+        for n, s in schema.items()
+    }
+    of_edges = any(f.where == "edge" for f in variant.schema.values())
+    variant.without_edges = of_edges and not batch.topology.num_edges
+    variant.traced = trace_model(
+        model, variant.schema, training=variant.training, with_loss=variant.with_loss
+    )
+    if variant.merging:
+        variant.distinguishing = distinguishing(variant.traced)
+    optional, decided = variant.optional, variant.child_numbers
+    set_child_numbers(variant, decided or 0)
+    variant.child_numbers = decided
+    if optional != variant.optional:
+        variant.kinds = ()
+    if variant.restored:
+        variant.kinds, variant.restored = variant.restored, ()
+    variant.executor = None
+
+
+def lacks(variant: Variant, batch: BatchLike) -> bool:
+    """Whether a feature is absent somewhere that the trace takes for present everywhere."""
+    return any(
+        (s.has_absent or n in variant.absent) and not variant.schema[n].optional
+        for n, s in batch.feature_schema().items()
+        if n in variant.schema
+    )
+
+
+def set_child_numbers(variant: Variant, numbers: int) -> None:
+    """Does products of the first ``numbers`` children at the leaves, see passes.at_nth_child."""
+    assert variant.traced is not None
+    variant.child_numbers = numbers
+    graph = at_nth_child(variant.traced) if numbers else variant.traced
+    variant.optional = optional_features(graph)
