@@ -105,6 +105,19 @@ def test_large_gradients_are_told_slab_by_slab(threads):
             np.testing.assert_array_equal(np.concatenate(seen[p]), alone.gradient_view(p)[1])
 
 
+@pytest.mark.parametrize(("d", "h"), [(300, 450), (450, 75), (40, 120)])
+def test_gradients_are_the_same_bits_however_many_threads_share_them(d, h):
+    found = []
+    for count in (1, 2, 3, 5):
+        _engine.set_num_threads(count)
+        _, executor, inputs = case(d=d, h=h)
+        executor.run(*inputs)
+        found.append([executor.gradient(p) for p in (W, U, B, V)])
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
 @pytest.mark.parametrize(("begin", "end"), [(-1, 5), (3, 2), (0, 41)])
 def test_elements_outside_of_a_gradient_are_refused(begin, end):
     _, executor, inputs = case(d=8, h=5)
