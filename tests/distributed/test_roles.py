@@ -7,7 +7,6 @@ import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
-from cavs.distributed.cost import Load, bytes_by_rank
 from cavs.distributed.resources import Node, ResourceSpec
 from cavs.distributed.strategy import variables_of
 from cavs.errors import FeatureError
@@ -15,7 +14,7 @@ from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.test_faults import loader, outcomes
 from tests.distributed.test_stale import assert_same_bits, trainer, values_of
-from tests.distributed.test_stale_sums import Wide
+from tests.distributed.test_stale_sums import Wide, bytes_of
 from tests.distributed.test_trainer import BATCHES, Tree, train_alone, trees
 
 
@@ -182,16 +181,7 @@ def test_bytes_are_those_of_the_formula(strategy, sizes):
     size, resources = sum(sizes), hosts(*sizes)
     made = build(strategy, variables_of(Wide()), resources)
     graphs = trees(12, 4)
-    computing = len(made.graph.replicas)
-    parts = np.array_split(np.arange(len(graphs)), computing)
-    tokens = [np.concatenate([graphs[i].features["token"] for i in part]) for part in parts]
-    seen = [set(t[t >= 0].tolist()) for t in tokens]
-    load = Load(
-        rows={"embedding.weight": [len(s) for s in seen]},
-        union={"embedding.weight": len(set().union(*seen))},
-        factors={},
-    )
-    expected = bytes_by_rank(made, variables_of(Wide()), load)
+    expected = bytes_of(made, graphs)
 
     def work(c):
         optimizer = cavs.optim.SGD(lr=0.1)

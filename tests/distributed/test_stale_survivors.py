@@ -5,9 +5,6 @@ linear in the parameters: its gradient is the same everywhere, and what is lost 
 shows in the last digit.
 """
 
-import os
-import signal
-
 import numpy as np
 import pytest
 
@@ -18,10 +15,8 @@ from cavs.errors import CommunicationError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi
 from tests.distributed.test_faults import loader
-from tests.distributed.test_launch import wait_for
-from tests.distributed.test_ranks import Running
 from tests.distributed.test_stale import assert_same_bits, trainer, values_of
-from tests.distributed.test_survivors import Killed
+from tests.distributed.test_survivors import Killed, survive_a_kill
 from tests.distributed.test_trainer import BATCHES
 
 EPOCHS = 3
@@ -243,10 +238,4 @@ class TestProcesses:
 
     @pytest.mark.parametrize("strategy", [STALE[0], MIXED])
     def test_a_killed_rank_is_survived(self, strategy, tmp_path):
-        run = Running(tmp_path, "slow", "--epochs", 40, "--strategy", strategy, elastic=True)
-        checkpoint = run.out / "checkpoint.safetensors"
-        wait_for(lambda: checkpoint.exists() and len(run.pids()) == 3)
-        os.kill(run.pids()[2], signal.SIGKILL)
-        _, errors = run.end()
-        assert "1 of 3 ranks lost at step" in errors
-        assert read_checkpoint(checkpoint).progress["step"] == 40 * 5
+        survive_a_kill(tmp_path, "--strategy", strategy)

@@ -10,7 +10,6 @@ import cavs
 from cavs.distributed import Trainer, snapshot
 from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
-from cavs.distributed.cost import Load, bytes_by_rank
 from cavs.distributed.strategy import variables_of
 from cavs.distributed.strategy.verify import problems
 from cavs.errors import CommunicationError, FeatureError, NumericsError
@@ -18,7 +17,7 @@ from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.test_faults import loader, outcomes
 from tests.distributed.test_roles import hosts
 from tests.distributed.test_stale import assert_same_bits, trainer, values_of
-from tests.distributed.test_stale_sums import Wide
+from tests.distributed.test_stale_sums import Wide, bytes_of
 from tests.distributed.test_stale_survivors import Linear, data, mortal
 from tests.distributed.test_survivors import Killed
 from tests.distributed.test_trainer import BATCHES, Tree, train_alone, trees
@@ -99,16 +98,7 @@ def test_a_host_runs_ahead_of_another_up_to_the_bound_and_its_replicas_together(
 def test_bytes_are_those_of_the_formula(strategy):
     graphs, resources = trees(12, 4), hosts(2, 2)
     made = build(strategy, variables_of(Wide()), resources)
-    count = len(made.graph.replicas)
-    parts = np.array_split(np.arange(len(graphs)), count)
-    tokens = [np.concatenate([graphs[i].features["token"] for i in part]) for part in parts]
-    seen = [set(t[t >= 0].tolist()) for t in tokens]
-    load = Load(
-        rows={"embedding.weight": [len(s) for s in seen]},
-        union={"embedding.weight": len(set().union(*seen))},
-        factors={},
-    )
-    expected = bytes_by_rank(made, variables_of(Wide()), load).sum()
+    expected = bytes_of(made, graphs).sum()
 
     def work(c):
         optimizer = cavs.optim.SGD(lr=0.1)

@@ -185,14 +185,19 @@ def test_when_nobody_is_left_to_compute_it_ends():
     assert "all 1 ranks that compute are gone" in run_threads(2, work)[1]
 
 
+def survive_a_kill(folder, *options):
+    """One of three processes is killed in training; the others make all steps of 40 epochs."""
+    run = Running(folder, "slow", "--epochs", 40, *options, elastic=True)
+    checkpoint = run.out / "checkpoint.safetensors"
+    wait_for(lambda: checkpoint.exists() and len(run.pids()) == 3)
+    os.kill(run.pids()[2], signal.SIGKILL)
+    _, errors = run.end()
+    assert "1 of 3 ranks lost at step" in errors
+    assert read_checkpoint(checkpoint).progress["step"] == 40 * 5
+
+
 class TestProcesses:
     pytestmark = needs_mpi
 
     def test_a_killed_rank_is_survived(self, tmp_path):
-        run = Running(tmp_path, "slow", "--epochs", 40, elastic=True)
-        checkpoint = run.out / "checkpoint.safetensors"
-        wait_for(lambda: checkpoint.exists() and len(run.pids()) == 3)
-        os.kill(run.pids()[2], signal.SIGKILL)
-        _, errors = run.end()
-        assert "1 of 3 ranks lost at step" in errors
-        assert read_checkpoint(checkpoint).progress["step"] == 40 * 5
+        survive_a_kill(tmp_path)
