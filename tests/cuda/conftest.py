@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from cavs.cuda.device import Device
+from tests.cuda.memory import Pool
 from tests.cuda.twin import Twin, missing
 from tests.cuda.twin.launch import Context
 
@@ -25,3 +27,10 @@ def twin() -> Iterator[Twin]:
 @pytest.fixture
 def context(twin: Twin) -> Context:
     return Context(twin)
+
+
+@pytest.fixture
+def device(twin: Twin) -> Iterator[Device]:
+    """The twin's, whose memory is a pool; nothing may have gone wrong there."""
+    yield Device(twin.library, 0, "sm_90", twin.compiler, Pool(twin))
+    assert twin.fault() == ""

@@ -8,7 +8,6 @@ import numpy as np
 
 import cavs
 from cavs import nn, ops
-from tests.cuda.test_sharing import DriverMemory
 from tests.oracle import assert_close
 
 CLASSES, SIZE = 3, 4
@@ -52,26 +51,6 @@ def graphs(sizes=(2, 1, 9, 3, 14, 2, 5, 1), bad=(), tokens=30):
 
 def single(i, **options):
     return cavs.batch([graphs(**options)[i]])
-
-
-class Pool(DriverMemory):
-    """A block that is given back is handed out at once, as CuPy's pool does."""
-
-    def __init__(self, twin):
-        super().__init__(twin)
-        self.sizes, self.free = {}, []
-
-    def allocate(self, nbytes):
-        for at in self.free:
-            if self.sizes[at] >= nbytes:
-                self.free.remove(at)
-                return at
-        at = super().allocate(nbytes)
-        self.sizes[at] = nbytes
-        return at
-
-    def release(self, pointer):
-        self.free.append(pointer)
 
 
 def trainer_on(where, model=None, optimizer=None, **options):

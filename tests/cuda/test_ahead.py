@@ -15,7 +15,6 @@ from cavs.errors import ConfigError, DeviceError
 from tests.cuda.tagger import (
     SGD,
     STATES,
-    Pool,
     close,
     single,
     tagger,
@@ -23,12 +22,6 @@ from tests.cuda.tagger import (
     values,
 )
 from tests.oracle import assert_close
-
-
-@pytest.fixture
-def device(twin):
-    yield Device(twin.library, 0, "sm_90", twin.compiler, Pool(twin))
-    assert twin.fault() == ""
 
 
 def test_a_launch_waits_for_nothing(twin, device):

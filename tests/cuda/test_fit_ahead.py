@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.cuda.device import Device
 from cavs.errors import DataError, DeviceError, FeatureError, NumericsError
 from cavs.train.safetensors import read
 from tests.cuda.tagger import (
-    Pool,
     both,
     close,
     graphs,
@@ -25,12 +23,6 @@ from tests.cuda.tagger import (
     trainer_on,
 )
 from tests.oracle import assert_close
-
-
-@pytest.fixture
-def device(twin):
-    yield Device(twin.library, 0, "sm_90", twin.compiler, Pool(twin))
-    assert twin.fault() == ""
 
 
 def test_a_fit_copies_a_batch_up_before_it_waits_for_the_step_before(twin, device):

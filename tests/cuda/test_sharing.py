@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import subprocess
 import sys
@@ -18,26 +17,9 @@ import cavs
 from cavs import nn
 from cavs.cuda.device import Device
 from cavs.errors import DeviceError
+from tests.cuda.memory import DriverMemory
 from tests.oracle import assert_close
 from tests.runtime.trees import Classifier, treebank
-
-
-class DriverMemory:
-    """The driver's memory as Python hands it out. at: the allocation that ends in `error`."""
-
-    def __init__(self, twin, at=0, error=None):
-        self.twin, self.at, self.error, self.count = twin, at, error, 0
-
-    def allocate(self, nbytes):
-        self.count += 1
-        if self.count == self.at:
-            raise self.error
-        address = ctypes.c_uint64()
-        assert self.twin.calls.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(nbytes)) == 0
-        return address.value
-
-    def release(self, pointer):
-        assert self.twin.calls.cuMemFree_v2(ctypes.c_uint64(pointer)) == 0
 
 
 @pytest.fixture
@@ -212,8 +194,8 @@ ASKING = """
     from dataclasses import replace
     import numpy as np
     import cavs
-    from cavs.cuda.device import Device
-    from tests.cuda.test_sharing import DriverMemory, classifier
+    from tests.cuda.memory import DriverMemory
+    from tests.cuda.test_sharing import classifier
     from tests.cuda.twin import Twin
     from tests.runtime.trees import treebank
 

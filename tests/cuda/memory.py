@@ -1,0 +1,41 @@
+"""Memory of a device for tests: as the driver gives it, and from a pool."""
+
+import ctypes
+
+
+class DriverMemory:
+    """The driver's memory as Python hands it out. at: the allocation that ends in `error`."""
+
+    def __init__(self, twin, at=0, error=None):
+        self.twin, self.at, self.error, self.count = twin, at, error, 0
+
+    def allocate(self, nbytes):
+        self.count += 1
+        if self.count == self.at:
+            raise self.error
+        address = ctypes.c_uint64()
+        assert self.twin.calls.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(nbytes)) == 0
+        return address.value
+
+    def release(self, pointer):
+        assert self.twin.calls.cuMemFree_v2(ctypes.c_uint64(pointer)) == 0
+
+
+class Pool(DriverMemory):
+    """A block that is given back is handed out at once, as CuPy's pool does."""
+
+    def __init__(self, twin):
+        super().__init__(twin)
+        self.sizes, self.free = {}, []
+
+    def allocate(self, nbytes):
+        for at in self.free:
+            if self.sizes[at] >= nbytes:
+                self.free.remove(at)
+                return at
+        at = super().allocate(nbytes)
+        self.sizes[at] = nbytes
+        return at
+
+    def release(self, pointer):
+        self.free.append(pointer)
