@@ -194,6 +194,7 @@ ASKING = """
     from dataclasses import replace
     import numpy as np
     import cavs
+    from cavs.cuda.device import Device
     from tests.cuda.memory import DriverMemory
     from tests.cuda.test_sharing import classifier
     from tests.cuda.twin import Twin
