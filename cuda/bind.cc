@@ -121,6 +121,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   numbers_at_ = staging_.add(std::span<const T>(numbers_));
   arrays_.stage(*schedule_, index_features_, staging_);
   stage_tables();
+  for (const auto& f : factors_) f->template bind<T>(bound_, spaces_);
   plan_stretches();
   stretches_at_ = staging_.add(std::span<const Stretch<T>>(stretches_));
   staging_.reserve();

@@ -4,11 +4,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <variant>
-
-#include "bindings/inputs.h"
+#include "bindings.h"
 #include "bindings/report.h"
-#include "executor.h"
 
 namespace cavs::cuda {
 namespace {
@@ -26,13 +23,6 @@ py::dict sources() {
   return out;
 }
 
-// For all that waits for its turn on the device (see Turn).
-template <class F>
-auto without_gil(F&& f) {
-  const py::gil_scoped_release release;
-  return f();
-}
-
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
@@ -44,15 +34,6 @@ void translate(std::exception_ptr pointer) {
 }
 
 using Images = std::unordered_map<std::string, std::string>;
-
-// Parameters of either precision, with the kernels that work on it and the arrays of the host.
-struct PyParameters {
-  std::shared_ptr<Device> device;
-  std::vector<py::array> arrays;
-  std::variant<std::pair<std::shared_ptr<Library<float>>, std::shared_ptr<Parameters<float>>>,
-               std::pair<std::shared_ptr<Library<double>>, std::shared_ptr<Parameters<double>>>>
-      of;
-};
 
 Images to_images(const std::map<std::string, py::bytes>& in) {
   Images out;
@@ -93,18 +74,6 @@ struct PyStep {
   std::shared_ptr<Step> step;
 };
 
-using AnyExecutor =
-    std::variant<std::unique_ptr<Executor<float>>, std::unique_ptr<Executor<double>>>;
-
-struct PyExecutor {
-  std::shared_ptr<PyParameters> parameters;
-  AnyExecutor of;
-  template <class F>
-  auto visit(F&& f) {
-    return std::visit([&](auto& e) { return f(*e); }, of);
-  }
-};
-
 std::unique_ptr<PyExecutor> make_executor(
     const Builder& b, const std::shared_ptr<PyParameters>& parameters, const py::bytes& image,
     const std::vector<std::tuple<int32_t, std::string, int32_t>>& maps,
@@ -123,14 +92,6 @@ std::unique_ptr<PyExecutor> make_executor(
       },
       parameters->of);
   return out;
-}
-
-// Python's list, alive until the last copy of the pointer goes, on whatever thread that is.
-std::shared_ptr<const void> kept(const py::list& list) {
-  return {new py::list(list), [](const py::list* held) {
-            const py::gil_scoped_acquire hold;
-            delete held;
-          }};
 }
 
 void bind_device(py::module_& m) {
@@ -176,6 +137,16 @@ void bind_parameters(py::module_& m) {
           },
           "The host's arrays were written: they go up before the next run.")
       .def(
+          "write",
+          [](PyParameters& p, const std::vector<int32_t>& parameters) {
+            without_gil([&] {
+              const Turn turn(*p.device);
+              std::visit([&](auto& of) { of.second->write(parameters); }, p.of);
+            });
+          },
+          py::arg("parameters"),
+          "invalidate() for the values of some parameters, which the device does not update.")
+      .def(
           "download",
           [](PyParameters& p) {
             const py::gil_scoped_release release;
@@ -202,23 +173,29 @@ void bind_step(py::module_& m) {
 }
 
 void bind_executor(py::module_& m) {
-  py::class_<PyExecutor>(m, "Executor", "Runs a program over the schedules of batches on a device.")
-      .def(py::init(&make_executor), py::arg("program"), py::arg("parameters"), py::arg("image"),
+  py::class_<PyExecutor> type(m, "Executor",
+                              "Runs a program over the schedules of batches on a device.");
+  bind_parts(type);
+  type.def(py::init(&make_executor), py::arg("program"), py::arg("parameters"), py::arg("image"),
            py::arg("maps"), py::arg("half") = std::vector<int32_t>{},
            "image: the compiled generated kernels. maps: (instruction, name of its kernel, threads "
            "a row keeps busy). half: buffers stored in bfloat16.")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
-             const py::list& ints, uint64_t seed, uint64_t step) {
-            const RunOptions run{schedule, floats, ints, seed, step, 1, {}};
+             const py::list& ints, uint64_t seed, uint64_t step, double scale,
+             const std::vector<double>& totals) {
+            const RunOptions run{schedule, floats, ints, seed, step, scale, totals};
             return x.visit([&]<class T>(Executor<T>& e) {
               const Inputs<T> inputs = to_inputs<T>(run);
               return without_gil([&] { return e.run(inputs); });
             });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
-          py::arg("seed") = 0, py::arg("step") = 0, "One pass over a batch; returns the loss.")
+          py::arg("seed") = 0, py::arg("step") = 0, py::arg("scale") = 1.0,
+          py::arg("totals") = std::vector<double>{},
+          "One pass over a batch; returns the loss. scale and totals: of a replica's part of a "
+          "global batch, see Count in program.h.")
       .def(
           "launch",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,

@@ -52,8 +52,9 @@ class Device {
 
   // Work goes to the stream of the present lane, in order; lane 1 runs beside lane 0 between fork()
   // and join(): it starts after all that lane 0 has been given, and lane 0 goes on after all of it.
-  // What a batch brings goes up on a lane of its own, which events tie to the others.
-  static constexpr int kLanes = 2, kCopies = kLanes;
+  // What a batch brings goes up, and what leaves during a run comes down, on lanes of their own,
+  // which events tie to the others.
+  static constexpr int kLanes = 2, kCopies = kLanes, kMirror = kCopies + 1;
   int lane() const { return lane_; }
   void use_lane(int lane) { lane_ = lane; }
   void fork();
@@ -83,7 +84,7 @@ class Device {
   int device_ = 0;
   int multiprocessors_ = 1, most_high_ = 1;
   Handle context_ = nullptr;
-  Handle streams_[kLanes + 1] = {};
+  Handle streams_[kMirror + 1] = {};
   Handle forked_ = nullptr, joined_ = nullptr;  // events
   int lane_ = 0;
   Allocator allocator_;

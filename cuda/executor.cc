@@ -34,6 +34,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       index_features_(*program_, parameters_->sizes()),
       arrays_(*program_, count_loads(*program_, false), count_loads(*program_, true)),
       tables_(make_tables(*program_, analysis_.dense_gradient, parameters_->sizes())),
+      mirror_(device_, analysis_, parameters_->sizes()),
       arena_(device_),
       scratch_(device_),
       gradients_(device_),
@@ -77,7 +78,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
   }
   load_maps(compiled);
   place_halves(compiled.half);
-  place_gradients();
+  lay_out_gradients();
   plan_weights();
   plan_early();
   int32_t widest = 1;
@@ -92,6 +93,9 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
   slot_rows_.resize(p.instructions.size());
   calls_.resize(p.instructions.size());
   stage_seconds_.assign(p.stages.size(), 0);
+  factors_of_instruction_.assign(p.instructions.size(), -1);
+  done_after_.resize(p.stages.size());
+  for (int32_t i : analysis_.gradient_order) done_after_[analysis_.gradient_stage[i]].push_back(i);
 }
 
 template <class T>
@@ -133,20 +137,13 @@ void Executor<T>::place_halves(const std::vector<int32_t>& buffers) {
   }
 }
 
-// Dense gradients in one block, in the order they are done.
 template <class T>
-void Executor<T>::place_gradients() {
-  const std::vector<int64_t>& sizes = parameters_->sizes();
-  std::vector<size_t> at(sizes.size(), 0);
-  size_t bytes = 0;
-  for (int32_t i : analysis_.gradient_order) {
-    at[i] = bytes;
-    if (analysis_.dense_gradient[i]) bytes += lines(sizes[i] * sizeof(T));
-  }
-  gradients_.reserve(bytes);
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    grads_.push_back(analysis_.dense_gradient[i] ? reinterpret_cast<T*>(gradients_.at(at[i]))
-                                                 : nullptr);
+void Executor<T>::lay_out_gradients() {
+  const auto& [at, elements] = mirror_.layout();
+  gradients_.reserve(elements * sizeof(T));
+  T* block = gradients_.as<T>();
+  for (size_t i = 0; i < at.size(); ++i) {
+    grads_.push_back(analysis_.dense_gradient[i] ? block + at[i] : nullptr);
   }
   device_->zero(gradients_.at(), gradients_.bytes());
 }
@@ -203,7 +200,9 @@ void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
   bind(inputs);
   staging_.upload();
   begin();
+  if (mirror_.armed()) mirror_.begin(tables_);
   walk();
+  if (mirror_.armed()) mirror_.finish();
   ran_ = true;
 }
 
@@ -217,12 +216,17 @@ double Executor<T>::read_loss() {
 
 template <class T>
 double Executor<T>::run(const Inputs<T>& inputs) {
-  const Turn turn(*device_);
-  forward_and_backward(inputs);
-  staging_.read();
-  const double loss = read_loss();
-  if (profiling_) timed(-1);
-  return loss;
+  try {
+    const Turn turn(*device_);
+    forward_and_backward(inputs);
+    staging_.read();
+    const double loss = read_loss();
+    if (profiling_) timed(-1);
+    return loss;
+  } catch (...) {
+    mirror_.fail();
+    throw;
+  }
 }
 
 template <class T>

@@ -9,6 +9,7 @@
 
 #include "exec/analysis.h"
 #include "library.h"
+#include "mirror.h"
 #include "parameters.h"
 #include "staging.h"
 
@@ -45,6 +46,22 @@ class Executor {
   std::shared_ptr<Step> launch(const Inputs<T>& inputs, const Update<T>& update,
                                std::shared_ptr<const void> owner,
                                const std::shared_ptr<Step>& after);
+
+  // A step in parts, as cavs::Executor's; what others wait for comes to the host during the run.
+  // Updates with gradients of the host, times `scale`, go on when the call returns.
+  void arm_gradients() { mirror_.arm(); }
+  void give_up_gradients() { mirror_.fail(); }
+  bool wait_gradient(int32_t param, int64_t begin, int64_t end) const;
+  int64_t gradient_slab(int32_t param) const { return analysis_.slab.at(param); }
+  int64_t parameter_size(int32_t param) const { return parameters_->sizes().at(param); }
+  GradientView<T> gradient_view(int32_t param);
+  std::pair<T*, int64_t> gradient_block();
+  const std::vector<int32_t>& gradient_order() const { return analysis_.gradient_order; }
+  bool set_factored(int32_t param);
+  const DeviceFactors& factors(int32_t param) const;
+  void apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces, double scale,
+             std::shared_ptr<const void> owner);
+
   void gradient(int32_t param, T* out);
   std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param);
   std::pair<int64_t, int64_t> output_shape(int32_t buffer) const;
@@ -54,6 +71,7 @@ class Executor {
   void invalidate_parameters();  // others have changed them on the device
 
  private:
+  using States = typename Parameters<T>::States;
   // An operand in scratch: its address is fixed, its first row that of the task.
   struct Place {
     int32_t buffer = -1;  // -1: not in scratch
@@ -68,7 +86,7 @@ class Executor {
 
   void load_maps(const Compiled<T>& compiled);
   void place_halves(const std::vector<int32_t>& buffers);
-  void place_gradients();
+  void lay_out_gradients();
   void plan_weights();
   void bind_structure(const std::shared_ptr<const Schedule>& schedule);
   void lay_out();
@@ -89,6 +107,8 @@ class Executor {
   void run_body(const Body& body, RowRange rows);
   void run_sum(int32_t id, int32_t task, RowRange rows);
   void run_lookup(int32_t id, int32_t task);
+  void copy_factors(DeviceFactors& factors, int32_t id, RowRange rows);
+  void leave(int32_t stage);
   void emit(int32_t id, RowRange rows, int64_t first_row);
   void emit_map(int32_t id, RowRange rows, int64_t first_row);
   Rows<T> source(size_t i, int64_t first_row) const;
@@ -101,6 +121,8 @@ class Executor {
 
   void plan_stretches();
   void resolve_stretches();
+  void upload_mirrored(const std::vector<GradientPiece<T>>& pieces);
+  void upload_gradients(const std::vector<GradientPiece<T>>& pieces, const States& states);
   void check_param(int32_t param) const;
   void check_ran() const;
   Address address_of(int32_t buffer) const;
@@ -122,6 +144,11 @@ class Executor {
   std::vector<Table> tables_;
   std::vector<int32_t> start_;  // of each stage: itself, or the loop beside which it runs
 
+  Mirror<T> mirror_;
+  std::vector<std::vector<int32_t>> done_after_;  // of each stage: gradients that it is the last of
+  std::vector<std::unique_ptr<DeviceFactors>> factors_;
+  std::vector<int32_t> factors_of_instruction_;  // or -1
+
   DeviceMemory arena_, scratch_, gradients_, weights_, ones_, table_values_;
   DeviceMemory pieces_, partial_;
   Staging staging_;
@@ -140,7 +167,7 @@ class Executor {
   std::vector<std::vector<SlotRows>> slot_rows_;  // of each lookup instruction
   std::vector<Stretch<T>> stretches_;
   std::vector<std::pair<int32_t, int64_t>> stretch_rows_;   // table or -1, first of its slots
-  const typename Parameters<T>::States* states_ = nullptr;  // of the step under way
+  const States* states_ = nullptr;  // of the step under way
   std::vector<bool> trainable_;
   std::vector<int32_t> table_slots_;  // pieces
   int32_t stretches_at_ = -1, numbers_at_ = -1;

@@ -9,10 +9,13 @@ Outcomes::Outcomes(std::shared_ptr<Device> device)
       device_memory_(device_),
       host_(device_),
       places_{Place(device_), Place(device_)} {
-  constexpr size_t bytes = sizeof(Outcome) * (kPlaces + 1);
+  constexpr size_t bytes = sizeof(Outcome) * (kAccepted + 1);
   device_memory_.reserve(bytes);
   device_->zero(device_memory_.at(), bytes);
   host_.reserve(bytes);
+  auto* good = host_.at<Outcome>(sizeof(Outcome) * kAccepted);
+  *good = {0, 0, 1, 1};
+  device_->upload(reinterpret_cast<Address>(on_device(kAccepted)), good, sizeof(Outcome));
 }
 
 void Outcomes::reserve() { end(next_); }

@@ -22,6 +22,9 @@ class Outcomes {
 
   // Room for one more step: the one before the last has ended from here on.
   void reserve();
+  // What an update asks that others have judged: it counts. applied(): one was launched.
+  const Outcome* accepted() const { return on_device(kAccepted); }
+  void applied() { moved_ = true; }
   // Where the device writes the outcome of the step that is being launched.
   Outcome* next() const { return on_device(next_); }
   // What that step asks whether it counts: the outcome of `after`. Null: it does in any case.
@@ -36,7 +39,8 @@ class Outcomes {
   void forget();
 
  private:
-  static constexpr int kPlaces = 2, kRefused = kPlaces;  // an outcome that is never good
+  // Behind the places: an outcome that is never good, and one that always is.
+  static constexpr int kPlaces = 2, kRefused = kPlaces, kAccepted = kRefused + 1;
   struct Place {
     explicit Place(const std::shared_ptr<Device>& device) : done(device, false) {}
     Event done;

@@ -18,14 +18,18 @@ Parameters<T>::Parameters(std::shared_ptr<Device> device, std::vector<Parameter<
     addresses_.push_back(reinterpret_cast<T*>(values_.at(at)));
     at += lines(p.size * sizeof(T));
   }
+  written_.assign(host_.size(), true);
+  moved_.assign(host_.size(), false);
 }
 
 template <class T>
 void Parameters<T>::upload() {
-  if (!stale_) return;
   for (size_t i = 0; i < host_.size(); ++i) {
+    if (!written_[i]) continue;
     device_->upload(reinterpret_cast<Address>(addresses_[i]), host_[i].data, sizes_[i] * sizeof(T));
   }
+  written_.assign(host_.size(), false);
+  if (!states_written_) return;
   for (size_t i = 0; i < states_.size(); ++i) {
     const auto copy = [&](T* to, const T* from) {
       if (to) device_->upload(reinterpret_cast<Address>(to), from, sizes_[i] * sizeof(T));
@@ -33,7 +37,12 @@ void Parameters<T>::upload() {
     copy(states_[i].first, host_states_[i].first);
     copy(states_[i].second, host_states_[i].second);
   }
-  stale_ = false;
+  states_written_ = false;
+}
+
+template <class T>
+void Parameters<T>::move(const std::vector<bool>& trained) {
+  for (size_t i = 0; i < trained.size(); ++i) moved_[i] = moved_[i] || trained[i];
 }
 
 template <class T>
@@ -62,7 +71,7 @@ const typename Parameters<T>::States& Parameters<T>::states(const States& host,
   }
   host_states_ = host;
   owner_ = std::move(owner);
-  stale_ = true;
+  states_written_ = true;
   upload();
   return states_;
 }
@@ -70,25 +79,34 @@ const typename Parameters<T>::States& Parameters<T>::states(const States& host,
 template <class T>
 void Parameters<T>::invalidate() {
   outcomes_.forget();
-  stale_ = true;
+  moved_.assign(host_.size(), false);
+  written_.assign(host_.size(), true);
+  states_written_ = true;
+}
+
+template <class T>
+void Parameters<T>::write(const std::vector<int32_t>& params) {
+  for (int32_t p : params) written_.at(p) = true;
 }
 
 template <class T>
 bool Parameters<T>::download() {
   if (!outcomes_.moved()) return false;
   for (size_t i = 0; i < host_.size(); ++i) {
+    if (!moved_[i]) continue;
     device_->download(host_[i].data, reinterpret_cast<Address>(addresses_[i]),
                       sizes_[i] * sizeof(T));
   }
   for (size_t i = 0; i < states_.size(); ++i) {
     const auto copy = [&](T* to, const T* from) {
-      if (to) device_->download(to, reinterpret_cast<Address>(from), sizes_[i] * sizeof(T));
+      if (to && moved_[i]) device_->download(to, reinterpret_cast<Address>(from), sizes_[i] * sizeof(T));
     };
     copy(host_states_[i].first, states_[i].first);
     copy(host_states_[i].second, states_[i].second);
   }
   device_->synchronize();
   outcomes_.forget();
+  moved_.assign(host_.size(), false);
   return true;
 }
 

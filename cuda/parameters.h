@@ -26,10 +26,14 @@ class Parameters {
 
   // Before a run: what the host has written since goes up.
   void upload();
+  // The device moves those parameters that are trained, unless it was told so before.
+  void move(const std::vector<bool>& trained);
   // Of the training steps that move them.
   Outcomes& outcomes() { return outcomes_; }
   // The host's arrays are written from now on, or have been: they are what counts.
   void invalidate();
+  // The same of the values of some, which the device does not move.
+  void write(const std::vector<int32_t>& params);
   // Brings the host's arrays up to date; whether they were behind.
   bool download();
 
@@ -41,7 +45,9 @@ class Parameters {
   std::vector<T*> addresses_;
   States host_states_, states_;
   std::shared_ptr<const void> owner_;  // of the arrays of host_states_
-  bool stale_ = true;                  // the device's values
+  // Of each parameter: the host's values count; the device has moved it since download().
+  std::vector<bool> written_, moved_;
+  bool states_written_ = false;
   Outcomes outcomes_;
 };
 

@@ -70,6 +70,58 @@ void Executor<T>::gradient(int32_t param, T* out) {
 }
 
 template <class T>
+bool Executor<T>::wait_gradient(int32_t param, int64_t begin, int64_t end) const {
+  check_param(param);
+  return mirror_.wait(param, begin, end);
+}
+
+template <class T>
+GradientView<T> Executor<T>::gradient_view(int32_t param) {
+  check_param(param);
+  if (analysis_.dense_gradient[param]) {
+    gradient_block();
+    return {mirror_.dense(param), nullptr, parameters_->sizes()[param], 1};
+  }
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    const Table& table = tables_[t];
+    if (table.param != param) continue;
+    return {mirror_.rows(t), table.slots.data(), static_cast<int64_t>(table.slots.size()),
+            table.width, true};
+  }
+  return {};
+}
+
+template <class T>
+std::pair<T*, int64_t> Executor<T>::gradient_block() {
+  if (!mirror_.reserved()) {
+    const Turn turn(*device_);
+    mirror_.reserve();
+  }
+  return {mirror_.block(), mirror_.layout().elements};
+}
+
+template <class T>
+bool Executor<T>::set_factored(int32_t param) {
+  const Turn turn(*device_);
+  check_param(param);
+  auto f = std::make_unique<DeviceFactors>(device_);
+  if (!make_factors(*program_, analysis_, param, parameters_->sizes()[param], f->of)) return false;
+  for (int32_t id : f->of.instructions) {
+    factors_of_instruction_[id] = static_cast<int32_t>(factors_.size());
+  }
+  factors_.push_back(std::move(f));
+  return true;
+}
+
+template <class T>
+const DeviceFactors& Executor<T>::factors(int32_t param) const {
+  for (const auto& f : factors_) {
+    if (f->of.param == param) return *f;
+  }
+  throw std::out_of_range("parameter " + std::to_string(param) + " is not factored");
+}
+
+template <class T>
 std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t buffer) const {
   const Turn turn(*device_);
   check_ran();
@@ -145,6 +197,11 @@ Report Executor<T>::report() const {
   template void Executor<T>::check_param(int32_t) const;                         \
   template void Executor<T>::check_ran() const;                                  \
   template Address Executor<T>::address_of(int32_t) const;                       \
+  template bool Executor<T>::wait_gradient(int32_t, int64_t, int64_t) const;     \
+  template GradientView<T> Executor<T>::gradient_view(int32_t);                  \
+  template std::pair<T*, int64_t> Executor<T>::gradient_block();                 \
+  template bool Executor<T>::set_factored(int32_t);                              \
+  template const DeviceFactors& Executor<T>::factors(int32_t) const;             \
   template void Executor<T>::gradient(int32_t, T*);                              \
   template std::optional<std::pair<std::vector<int32_t>, std::vector<T>>>        \
   Executor<T>::gradient_rows(int32_t);                                           \

@@ -1,6 +1,7 @@
 // The update half of a training step, on the device: norm, clipping, optimiser. The host reads
 // nothing but the outcome, and that when it is asked for.
 #include <algorithm>
+#include <iterator>
 
 #include "exec/caller.h"
 #include "executor.h"
@@ -9,6 +10,7 @@ namespace cavs::cuda {
 namespace {
 
 constexpr int64_t kPiece = 1 << 12;  // elements of a block's share; fixed, so sums have one order
+constexpr size_t kNearBytes = 128;   // place_gradients leaves less between two gradients
 
 Optimizer on_device(const OptimizerStep& s) {
   return {static_cast<int>(s.kind), s.nesterov,   s.lr,    s.momentum, s.beta1, s.beta2, s.eps,
@@ -63,6 +65,7 @@ std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>& inputs, const Update<
   check_update(update, parameters_->sizes().size());
   Outcomes& outcomes = parameters_->outcomes();
   outcomes.reserve();
+  parameters_->move(update.trainable);
   states_ = &parameters_->states(update.states, std::move(owner));
   trainable_ = update.trainable;
   try {
@@ -93,11 +96,111 @@ std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>& inputs, const Update<
   return step;
 }
 
+// Between whole gradients that follow each other there is nothing of anybody's: one copy for them.
+template <class T>
+void Executor<T>::upload_mirrored(const std::vector<GradientPiece<T>>& pieces) {
+  struct Place {
+    const T *begin, *end;
+    bool from_start, to_end;  // of its gradient
+    bool operator<(const Place& other) const { return begin < other.begin; }
+  };
+  std::vector<Place> places;
+  for (const GradientPiece<T>& p : pieces) {
+    const T* end = p.values + p.count * p.width;
+    if (!mirror_.holds(p.values, end - p.values)) continue;
+    const T* whole = mirror_.dense(p.param);
+    places.push_back(
+        {p.values, end, p.values == whole, end == whole + parameters_->sizes()[p.param]});
+  }
+  std::sort(places.begin(), places.end());
+  for (size_t i = 0; i < places.size();) {
+    const T* begin = places[i].begin;
+    Place last = places[i];
+    for (++i; i < places.size(); last = places[i++]) {
+      const bool next = places[i].begin == last.end;
+      const bool near = static_cast<size_t>(places[i].begin - last.end) < kNearBytes / sizeof(T);
+      if (!next && !(near && last.to_end && places[i].from_start)) break;
+    }
+    device_->upload(reinterpret_cast<Address>(gradients_.as<T>() + (begin - mirror_.block())),
+                    begin, (last.end - begin) * sizeof(T));
+  }
+}
+
+// Gradients of the host, where they are to be in `stretches_`: those of the mirror go to the places
+// that they came from, others are staged.
+template <class T>
+void Executor<T>::upload_gradients(const std::vector<GradientPiece<T>>& pieces,
+                                   const States& states) {
+  struct Staged {
+    int32_t values = -1, rows = -1;
+  };
+  staging_.clear();
+  stretches_.clear();
+  std::vector<Staged> staged;
+  std::vector<int32_t> of;  // of each stretch: its piece
+  std::vector<GradientPiece<T>> work;
+  for (const GradientPiece<T>& p : pieces) {
+    const int64_t count = p.count * p.width;
+    Staged s;
+    if (!mirror_.holds(p.values, count)) s.values = staging_.add(p.values, count * sizeof(T));
+    if (p.rows != nullptr) s.rows = staging_.add(p.rows, p.count * sizeof(int32_t));
+    cut_piece(p, kPiece, work);
+    of.resize(work.size(), static_cast<int32_t>(staged.size()));
+    staged.push_back(s);
+  }
+  stretches_.resize(work.size());
+  stretches_at_ = staging_.add(std::span<const Stretch<T>>(stretches_));
+  staging_.reserve();
+  T* block = gradients_.as<T>();
+  for (size_t i = 0; i < work.size(); ++i) {
+    const GradientPiece<T>& w = work[i];
+    const GradientPiece<T>& p = pieces[of[i]];
+    const Staged& s = staged[of[i]];
+    const T* grad = s.values < 0 ? block + (w.values - mirror_.block())
+                                 : staging_.at<T>(s.values) + (w.values - p.values);
+    const int32_t* rows =
+        s.rows < 0 ? nullptr : staging_.at<int32_t>(s.rows) + (w.rows - p.rows);
+    const auto [first, second] = states[w.param];
+    stretches_[i] = {parameters_->on_device()[w.param], grad,    first,    second, rows,
+                     w.count,                           w.width, w.stride, w.offset};
+  }
+  upload_mirrored(pieces);
+  staging_.upload();
+}
+
+template <class T>
+void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces,
+                        double scale, std::shared_ptr<const void> owner) {
+  const Turn turn(*device_);
+  check_update(update, parameters_->sizes().size());
+  check_pieces(pieces, parameters_->sizes());
+  const States& states = parameters_->states(update.states, std::move(owner));
+  parameters_->upload();
+  std::vector<GradientPiece<T>> some;
+  std::copy_if(pieces.begin(), pieces.end(), std::back_inserter(some),
+               [](const GradientPiece<T>& p) { return p.count > 0; });
+  if (some.empty()) return;
+  upload_gradients(some, states);
+  std::vector<bool> moved(parameters_->sizes().size(), false);
+  for (const GradientPiece<T>& p : some) moved[p.param] = true;
+  parameters_->move(moved);
+  Outcomes& outcomes = parameters_->outcomes();
+  Optimizer optimizer = on_device(update.step);
+  optimizer.grad_scale *= scale;
+  library_->update(staging_.at<Stretch<T>>(stretches_at_), static_cast<int>(stretches_.size()),
+                   optimizer, outcomes.accepted());
+  outcomes.applied();
+  stale_ = true;
+  staging_.read();
+}
+
 #define CAVS_INSTANTIATE(T)                                                              \
   template std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>&, const Update<T>&, \
                                                      std::shared_ptr<const void>,        \
                                                      const std::shared_ptr<Step>&);      \
   template void Executor<T>::plan_stretches();                                           \
+  template void Executor<T>::upload_mirrored(const std::vector<GradientPiece<T>>&);                                           \
+  template void Executor<T>::apply(const Update<T>&, const std::vector<GradientPiece<T>>&, double, std::shared_ptr<const void>); \
   template void Executor<T>::resolve_stretches();
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

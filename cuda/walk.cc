@@ -106,12 +106,34 @@ void Executor<T>::run_stage(int32_t s) {
   switch (stage.kind) {
     case StageKind::kRows:
       if (bodies[0] >= 0) run_body(analysis_.bodies[bodies[0]], spaces_.ranges[stage.space]);
-      return;
+      break;
     case StageKind::kLoop:
       walk_loop(stage, bodies);
-      return;
+      break;
     case StageKind::kGlobal:
       run_sum(stage.body[0], -1, spaces_.ranges[program_->instructions[stage.body[0]].space]);
+  }
+  if (mirror_.armed()) leave(s);
+}
+
+// Gradients that are done after this stage. Their earlier writers come before the last one on its
+// own lane, whichever that is: stages of one step write different gradients, and steps are joined.
+template <class T>
+void Executor<T>::leave(int32_t stage) {
+  for (int32_t param : done_after_[stage]) {
+    const auto of = std::find_if(factors_.begin(), factors_.end(),
+                                 [&](const auto& f) { return f->of.param == param; });
+    if (of != factors_.end()) {
+      mirror_.leave_factors(param, **of);
+    } else if (analysis_.dense_gradient[param]) {
+      mirror_.leave(param, grads_[param]);
+    }
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      const Table& table = tables_[t];
+      if (table.param != param || table.dense) continue;
+      mirror_.leave_rows(param, t, table_at_[t],
+                         static_cast<int64_t>(table.slots.size()) * table.width);
+    }
   }
 }
 
@@ -279,6 +301,10 @@ void Executor<T>::run_sum(int32_t id, int32_t task, RowRange rows) {
     run_lookup(id, task);
     return;
   }
+  if (const int32_t f = factors_of_instruction_[id]; f >= 0) {
+    copy_factors(*factors_[f], id, rows);
+    return;
+  }
   std::vector<Rows<T>> sources;
   for (int32_t i = 0; i < b.count; ++i) sources.push_back(source(b.first + i, rows.begin));
   if (b.kind == InstructionKind::kSumRows) {
@@ -286,6 +312,24 @@ void Executor<T>::run_sum(int32_t id, int32_t task, RowRange rows) {
   } else {
     library_->matmul_tn(sources.data(), b.split, sources.data() + b.split, b.count - b.split,
                         rows.begin, rows.end, b.out, b.stride, b.accumulate);
+  }
+}
+
+// The operands of one product, side by side, instead of the product.
+template <class T>
+void Executor<T>::copy_factors(DeviceFactors& f, int32_t id, RowRange rows) {
+  if (rows.size() == 0) return;
+  const Bound<T>& b = bound_.instructions[id];
+  const auto at = std::find(f.of.instructions.begin(), f.of.instructions.end(), id);
+  const int64_t first = f.of.first_row[at - f.of.instructions.begin()];
+  T* left = f.left.as<T>() + first * f.of.k;
+  T* right = f.right.as<T>() + first * f.of.n;
+  for (int32_t i = 0; i < b.count; ++i) {
+    const Rows<T> operand = source(b.first + i, rows.begin);
+    T*& out = i < b.split ? left : right;
+    library_->copy_rows(operand, rows.begin, rows.end,
+                        Target{out, i < b.split ? f.of.k : f.of.n, rows.begin});
+    out += operand.width;
   }
 }
 

@@ -82,6 +82,11 @@ def open_device(name: str = "cuda", driver_library: str | None = None) -> Device
     return _open(name, driver_library)[0]
 
 
+def count_devices(driver_library: str | None = None) -> int:
+    """How many GPUs this process sees: "cuda:0" and so on. DeviceError without a driver."""
+    return _driver(driver_library).count()
+
+
 def describe(name: str = "cuda", driver_library: str | None = None) -> str:
     """One line on a GPU: what it is, or why it cannot be used. Raises nothing."""
     try:

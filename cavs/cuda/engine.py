@@ -92,6 +92,11 @@ class CudaEngine:
         if self._parameters is not None:
             self._parameters.invalidate()
 
+    def write(self, parameters: Sequence[int]) -> None:
+        """`invalidate` for the values of some, by number, which the device does not update."""
+        if self._parameters is not None:
+            self._parameters.write(parameters)
+
     def download(self) -> bool:
         """Brings the host's arrays up to date: parameters, and states of the last optimiser.
 

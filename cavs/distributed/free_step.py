@@ -46,7 +46,7 @@ def free_step(
             exchanges = session.exchanges
         else:
             part = session.shard(batch)
-            executor, inputs, compiled = session.session.ready(part.local)
+            executor, inputs, compiled = session.ready(part)
             exchanges = session.exchanges_for(executor, compiled.program.gradients)
             session.int_features = compiled.program.int_features
         features = session.int_features

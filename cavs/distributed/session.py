@@ -10,17 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.compiler.pipeline import Compiled
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
-from cavs.distributed.compressors import share_of
 from cavs.distributed.free_step import free_step
+from cavs.distributed.held import HeldBack
 from cavs.distributed.idle import idle_executor
+from cavs.distributed.replica import DeviceReplica
 from cavs.distributed.roles import Roles
 from cavs.distributed.run import Run, StepReport
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
-from cavs.distributed.strategy import ParameterServer, Strategy
+from cavs.distributed.strategy import Strategy
 from cavs.distributed.synchronisers import Exchange, exchanges_of
+from cavs.distributed.synchronisers.plan import is_served
 from cavs.distributed.synchronisers.stale import StalePush, StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
@@ -52,7 +55,7 @@ class DistributedSession:
         self.int_features: list[str] = []  # of the program that runs
         self._exchanges: list[Exchange] = []
         self._exchanging: Any = None  # the executor that they are of
-        self._kept: dict[str, Array] = {}  # of a checkpoint, by parameter and what it is
+        self._held = HeldBack(list(session.parameters))
         self._updates: int | None = None  # of a checkpoint: how many each stale parameter had
         self._roles: Roles | None = None
         self.wants_stop = self.stopping = False  # this rank's wish; what all know of
@@ -116,7 +119,7 @@ class DistributedSession:
             part = self.shard(batch)
             new = self._exchanging is None or self.session.is_new(part.local)
             if not new:
-                executor, inputs, _ = self.session.ready(part.local)
+                executor, inputs, _ = self.ready(part)
         except Exception as error:  # the other ranks must learn of it, whatever it is
             failed = error
         stop = self.wants_stop and not self.free
@@ -126,6 +129,16 @@ class DistributedSession:
         if meeting.new:
             executor, inputs = self._compile(part)
         return part, executor, inputs
+
+    def ready(self, part: ShardedBatch) -> tuple[Any, Any, Compiled]:
+        """As `Session.ready`; the executor is one that exchanges work with, wherever it runs."""
+        executor, inputs, compiled = self.session.ready(part.local)
+        if self.session.overlaps:
+            known = self._exchanging
+            if not isinstance(known, DeviceReplica) or known.executor is not executor:
+                known = DeviceReplica(executor, self.session.parameters, self.served)
+            executor = known
+        return executor, inputs, compiled
 
     def _compile(self, part: ShardedBatch) -> tuple[Any, Any]:
         """One program on all ranks, and its exchanges."""
@@ -138,7 +151,7 @@ class DistributedSession:
 
         try:
             self.session.compile_for(part.local, union)
-            executor, inputs, compiled = self.session.ready(part.local)
+            executor, inputs, compiled = self.ready(part)
             kinds = compiled.program.gradients
             self.exchanges_for(executor, kinds)
             self.int_features = compiled.program.int_features
@@ -216,7 +229,7 @@ class DistributedSession:
             if self.servers is not None and self.roles.computes:
                 self.servers.commit(clip, hyper["lr"])
             if self._serves:
-                self.session.invalidate()
+                self.session.write(self.served)
             self.session.moved(run.executor)
         return StepReport(
             float(loss),
@@ -251,7 +264,7 @@ class DistributedSession:
         assert self.servers is not None
         try:
             if self.servers.fetch():
-                self.session.invalidate()
+                self.session.write(self.served)
         except CommunicationError as error:
             self.servers.fail(error)
             raise
@@ -310,7 +323,7 @@ class DistributedSession:
         if not self.free:  # who fails on the way to it says so here
             self.agreement.meet("settle")
         if self.servers.settle():
-            self.session.invalidate()
+            self.session.write(self.served)
 
     def exchanges_for(self, executor: Any, kinds: Mapping[str, str]) -> list[Exchange]:
         """The exchanges of a program; those before hand over what they remember."""
@@ -320,47 +333,26 @@ class DistributedSession:
                 self.strategy, executor, parameters, kinds, self.roles, self.servers
             )
             for exchange in fresh:
-                self._remember(exchange)
+                self._held.give(exchange, *self.place, average=self.average)
                 exchange.inherit(self._exchanges)
             self._exchanges, self._exchanging = fresh, executor
         return self._exchanges
 
-    def _remember(self, exchange: Exchange) -> None:
-        """What a checkpoint says of the parameters of an exchange."""
-        names = list(self.session.parameters)
-        rank, ranks = self.place
-        for parameter in exchange.parameters:
-            prefix = f"{names[parameter]}."
-            exchange.remember(
-                {
-                    name.removeprefix(prefix): share_of(every, rank, ranks, average=self.average)
-                    for name, every in self._kept.items()
-                    if name.startswith(prefix)
-                }
-            )
-
     def memory(self) -> dict[str, Array]:
         """What the exchanges of all ranks remember, [ranks, ...] each; for a checkpoint."""
-        if not self._exchanges:
-            return self._kept
-        names, kept = list(self.session.parameters), dict[str, Array]()
-        for exchange in self._exchanges:
-            for name, array in exchange.memory_of().items():
-                every = self.roles.replicas.all_gather(array[None])
-                kept[f"{names[exchange.parameters[0]]}.{name}"] = np.concatenate(every)
-        return kept
+        return self._held.gather(self._exchanges, self.roles.replicas)
 
     @property
     def kept_memory(self) -> dict[str, Array]:
         """What `take_memory` got last, of all ranks."""
-        return self._kept
+        return self._held.kept
 
     def take_memory(self, kept: dict[str, Array], updates: int | None = None) -> None:
         """Continues from what `memory` and `updates` gave, on any number of ranks."""
-        self._kept = kept
+        self._held.kept = kept
         self._updates = self._updates if updates is None else updates
         for exchange in self._exchanges:
-            self._remember(exchange)
+            self._held.give(exchange, *self.place, average=self.average)
 
     def scale(self, part: ShardedBatch) -> float:
         """What sums over rows are multiplied with, so that the mean over ranks is right."""
@@ -385,8 +377,15 @@ class DistributedSession:
     @property
     def owns(self) -> bool:
         """Whether some ranks hold optimiser states that others do not."""
-        syncs = [] if self.strategy is None else [leaf.sync for leaf in self.strategy.leaves]
-        return any(isinstance(s, ParameterServer) for s in syncs)
+        return bool(self.served)
+
+    @property
+    def served(self) -> list[int]:
+        """Parameters that are owned by ranks, or parts of which are; by number."""
+        if self.strategy is None:
+            return []
+        nodes = [self.strategy.node(name) for name in self.session.parameters]
+        return [i for i, n in enumerate(nodes) if n is not None and is_served(n)]
 
     def leave(self) -> None:
         """Ends what other ranks wait for, because one of them is gone."""
@@ -481,6 +480,7 @@ class DistributedSession:
 
     def collect(self, states: Sequence[Sequence[Array]]) -> None:
         """Brings all ranks every optimiser state, before a checkpoint."""
+        self.session.download()
         for exchange in self._exchanges:
             exchange.collect(states, self.communicator)
         if self.serves_stale:

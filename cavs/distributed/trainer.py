@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.cuda.device import Device
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement, is_agreed
 from cavs.distributed.choice import agreed_strategy, fits
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.devices import device_of_rank
 from cavs.distributed.digest import facts
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
@@ -73,6 +75,9 @@ class Trainer(LocalTrainer):
         elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``.
         wait_free: Send gradients while backward still runs.
         dtype: np.float32, or np.float64 for checks.
+        device: "cpu"; "cuda", one of the GPUs of each host for each of its ranks; "cuda:1", or a
+            cavs.cuda Device.
+        precision: As for `cavs.Session`.
         more: As for `cavs.Trainer`.
 
     An error on one rank is raised on all. Same program, seed and number of ranks: same bits.
@@ -93,12 +98,22 @@ class Trainer(LocalTrainer):
         elastic: bool = False,
         wait_free: bool = True,
         dtype: Any = np.float32,
+        device: str | Device = "cpu",
+        precision: str = "float32",
         passes: Any = None,
         threads: int | None = None,
         **more: Any,
     ) -> None:
         c = communicator if communicator is not None else world(timeout)
-        local = Session(model, threads=threads, dtype=dtype, passes=passes, replicated=True)
+        local = Session(
+            model,
+            threads=threads,
+            dtype=dtype,
+            passes=passes,
+            replicated=True,
+            device=device_of_rank(device, c),
+            precision=precision,
+        )
         chosen = None if isinstance(strategy, str) else strategy
         if chosen is not None:
             # Which gradients are products shows when a batch is compiled; others are reduced.

@@ -84,7 +84,6 @@ class Session:
             require(self.dtype == np.float32, "precision", precision, "'float32' for float64")
         if device == "cpu":
             return None
-        require(not self.replicated, "device", device, "'cpu' for training on many ranks")
         target = open_device(device) if isinstance(device, str) else device
         return CudaEngine(target, self, self.parameters.values(), precision)
 
@@ -413,6 +412,24 @@ class Session:
         for variant in self._variants.values():
             if variant.executor is not None:
                 variant.executor.invalidate_parameters()
+
+    def write(self, parameters: Sequence[int]) -> None:
+        """`invalidate` for the values of some, by number, which only the caller updates."""
+        if self._cuda is None:
+            self.invalidate()
+            return
+        for number in parameters:  # other sessions learn of it, this one knows
+            list(self.parameters.values())[number].version += 1
+        self._versions += len(parameters)
+        self._cuda.write(parameters)
+        for variant in self._variants.values():
+            if variant.executor is not None:
+                variant.executor.invalidate_parameters()
+
+    def download(self) -> None:
+        """Brings arrays of the host up to date: of parameters, and of states on the device."""
+        if self._cuda is not None:
+            self._cuda.download()
 
     def set_profiling(self, on: bool) -> None:
         """Times every stage and instruction of later runs; see report()."""

@@ -1,7 +1,7 @@
 // An executor as Python sees it: NumPy arrays in, the engine's memory out.
 #pragma once
 
-#include "bindings/inputs.h"
+#include "bindings/gradients.h"
 
 namespace cavs {
 
@@ -61,27 +61,19 @@ class Engine {
 
   // (rows or None, values), of the engine's memory; `owner` keeps it alive.
   py::tuple gradient_view(int32_t param, const py::object& owner) {
-    const GradientView<T> view = executor_.gradient_view(param);
-    using Shape = std::vector<py::ssize_t>;
-    if (!view.sparse) {
-      return py::make_tuple(py::none(), py::array_t<T>(Shape{view.count}, view.values, owner));
-    }
-    py::array_t<int32_t> rows(Shape{view.count}, view.rows, owner);
-    rows.attr("flags").attr("writeable") = false;
-    return py::make_tuple(rows, py::array_t<T>(Shape{view.count, view.width}, view.values, owner));
+    return to_tuple(executor_.gradient_view(param), owner);
   }
 
   // All dense gradients, in gradient_order, with gaps between them.
   py::array gradient_block(const py::object& owner) {
     const auto [data, size] = executor_.gradient_block();
-    return py::array_t<T>(std::vector<py::ssize_t>{size}, data, owner);
+    return array_of(data, {size}, owner);
   }
 
   py::tuple factors(int32_t param, const py::object& owner) {
     const Factors& f = executor_.factors(param);
-    using Shape = std::vector<py::ssize_t>;
-    return py::make_tuple(py::array_t<T>(Shape{f.rows, f.k}, f.left.template as<T>(), owner),
-                          py::array_t<T>(Shape{f.rows, f.n}, f.right.template as<T>(), owner));
+    return py::make_tuple(array_of(f.left.template as<T>(), {f.rows, f.k}, owner),
+                          array_of(f.right.template as<T>(), {f.rows, f.n}, owner));
   }
 
   void add_product(const py::array& left, const py::array& right, const py::array& out) const {
@@ -98,13 +90,13 @@ class Engine {
   }
 
   double squared_norm(const py::list& pieces) {
-    const std::vector<GradientPiece<T>> work = to_pieces(pieces);
+    const std::vector<GradientPiece<T>> work = to_pieces<T>(pieces);
     const py::gil_scoped_release release;
     return executor_.squared_norm(work);
   }
 
   void apply(const py::list& pieces, const StepOptions& options, double scale) {
-    const std::vector<GradientPiece<T>> work = to_pieces(pieces);
+    const std::vector<GradientPiece<T>> work = to_pieces<T>(pieces);
     const Update<T> update = to_update<T>(options, arrays_);
     const py::gil_scoped_release release;
     executor_.apply(update, work, scale);
@@ -113,33 +105,6 @@ class Engine {
   Executor<T>& executor() { return executor_; }
 
  private:
-  // Tuples (parameter, values, rows or None, stride, offset); values have one axis, or two where
-  // rows of them are rows of the parameter.
-  static std::vector<GradientPiece<T>> to_pieces(const py::list& pieces) {
-    std::vector<GradientPiece<T>> out;
-    for (const py::handle& item : pieces) {
-      const auto t = item.cast<py::tuple>();
-      const auto values = t[1].cast<py::array>();
-      GradientPiece<T> p{};
-      p.param = t[0].cast<int32_t>();
-      p.values = data_of<T>(values, "gradient of parameter " + std::to_string(p.param), false);
-      p.count = values.ndim() == 0 ? 1 : values.shape(0);
-      p.width = p.count == 0 ? 1 : values.size() / p.count;
-      p.stride = t[3].is_none() ? p.width : t[3].cast<int64_t>();
-      p.offset = t[4].cast<int64_t>();
-      if (!t[2].is_none()) {
-        const auto rows = t[2].cast<py::array>();
-        p.rows = data_of<int32_t>(rows, "rows of parameter " + std::to_string(p.param), false);
-        if (rows.size() != p.count) {
-          throw py::value_error(std::to_string(rows.size()) + " rows for " +
-                                std::to_string(p.count) + " rows of values");
-        }
-      }
-      out.push_back(p);
-    }
-    return out;
-  }
-
   std::vector<py::array> arrays_;
   Executor<T> executor_;
 };

@@ -159,6 +159,7 @@ bool overwrites(const Program& p, const Instruction& in, int64_t size) {
 // writer; inside a step the costly ones run first.
 void order_gradients(const Program& p, Analysis& a, size_t parameters) {
   std::vector<std::pair<int32_t, double>> done(parameters, {-1, 0});
+  a.gradient_stage.assign(parameters, -1);
   a.gradients_of_instruction.resize(p.instructions.size());
   for (const Body& body : a.bodies) {
     std::vector<int32_t>& of_body = a.gradients_of_body.emplace_back();
@@ -176,6 +177,7 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
       for (int32_t param : written) {
         if (i < body.instructions.size()) of_body.push_back(param);  // sums are items of their own
         done[param] = std::max(done[param], {a.step_of_stage[body.stage], -a.costs[id].row});
+        a.gradient_stage[param] = std::max(a.gradient_stage[param], body.stage);
       }
     }
   }
@@ -187,6 +189,18 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
 }
 
 }  // namespace
+
+GradientLayout place_gradients(const Analysis& a, size_t element,
+                               const std::vector<int64_t>& sizes) {
+  const auto line = static_cast<int64_t>(64 / element);
+  GradientLayout layout;
+  layout.at.assign(sizes.size(), 0);
+  for (int32_t i : a.gradient_order) {
+    layout.at[i] = layout.elements;
+    if (a.dense_gradient[i]) layout.elements += (sizes[i] + line - 1) / line * line + line;
+  }
+  return layout;
+}
 
 bool is_whole_product(const Program& p, const Instruction& in, int64_t size) {
   if (in.kind != InstructionKind::kMatmulTN || in.out.column != 0) return false;

@@ -46,12 +46,22 @@ struct Analysis {
   // Parameters whose gradient an instruction, or one of a body, writes.
   std::vector<std::vector<int32_t>> gradients_of_instruction, gradients_of_body;
   std::vector<int32_t> gradient_order;  // parameters with a gradient, in the order of completion
+  std::vector<int32_t> gradient_stage;  // of each parameter: the last that writes it, or -1
   // Of each instruction: columns of the parameter that it is the gradient of, if it is a product
   // that makes all of it, else 0.
   std::vector<int32_t> result_width;
   // Of each parameter: elements, whole rows, of its gradient that are told together when final.
   std::vector<int64_t> slab;
 };
+
+// Where the dense gradients of all parameters lie in one block, in elements: in the order in which
+// they are done, each on a line of its own.
+struct GradientLayout {
+  std::vector<int64_t> at;  // of each parameter; meaningless where it has no dense gradient
+  int64_t elements = 0;
+};
+GradientLayout place_gradients(const Analysis& analysis, size_t element,
+                               const std::vector<int64_t>& sizes);
 
 // Whether an instruction is a product whose result is a gradient of `size` elements, all of it.
 bool is_whole_product(const Program& program, const Instruction& in, int64_t size);

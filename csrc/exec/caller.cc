@@ -36,6 +36,41 @@ void check_update(const Update<T>& update, size_t parameters) {
                               " parameters");
 }
 
+template <class T>
+void cut_piece(const GradientPiece<T>& p, int64_t most, std::vector<GradientPiece<T>>& out) {
+  const int64_t each = std::max<int64_t>(1, most / p.width);
+  for (int64_t i = 0; i < p.count; i += each) {
+    GradientPiece<T> q = p;
+    q.values = p.values + i * p.width;
+    q.rows = p.rows ? p.rows + i : nullptr;
+    q.count = std::min(each, p.count - i);
+    q.offset = p.rows ? p.offset : p.offset + i * p.stride;
+    out.push_back(q);
+  }
+}
+
+template <class T>
+void check_pieces(const std::vector<GradientPiece<T>>& pieces, const std::vector<int64_t>& sizes) {
+  for (const GradientPiece<T>& p : pieces) {
+    const auto known = p.param >= 0 && p.param < static_cast<int32_t>(sizes.size());
+    if (!known) throw std::out_of_range("parameter " + std::to_string(p.param));
+    if (p.count == 0) continue;
+    int64_t last = p.count - 1, first = 0;
+    if (p.rows != nullptr) {
+      const auto [low, high] = std::minmax_element(p.rows, p.rows + p.count);
+      first = *low, last = *high;
+    }
+    if (p.width < 1 || p.stride < p.width || p.offset < 0 || first < 0 ||
+        p.offset + last * p.stride + p.width > sizes[p.param]) {
+      throw std::out_of_range("rows " + std::to_string(first) + " to " + std::to_string(last) +
+                              " of " + std::to_string(p.stride) + " elements from element " +
+                              std::to_string(p.offset) + " of parameter " +
+                              std::to_string(p.param) + ", which has " +
+                              std::to_string(sizes[p.param]));
+    }
+  }
+}
+
 std::pair<int64_t, int64_t> output_shape(const Program& program, const Spaces& spaces,
                                          int32_t buffer) {
   const std::vector<int32_t>& outputs = program.outputs;
@@ -73,6 +108,8 @@ std::vector<int32_t> slots_by_row(const Table& table) {
 #define CAVS_INSTANTIATE(T)                                              \
   template void fill_counts(const Inputs<T>&, const IndexFeatures&, T*); \
   template void check_update(const Update<T>&, size_t);                  \
+  template void cut_piece(const GradientPiece<T>&, int64_t, std::vector<GradientPiece<T>>&); \
+  template void check_pieces(const std::vector<GradientPiece<T>>&, const std::vector<int64_t>&); \
   template void to_caller(const Program&, const Spaces&, const Schedule&, int32_t, const T*, T*);
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

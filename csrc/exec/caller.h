@@ -19,6 +19,13 @@ void fill_counts(const Inputs<T>& inputs, const IndexFeatures& features, T* coun
 template <class T>
 void check_update(const Update<T>& update, size_t parameters);
 
+// The same values in stretches of about `most` elements; fixed, so that sums have one order.
+template <class T>
+void cut_piece(const GradientPiece<T>& piece, int64_t most, std::vector<GradientPiece<T>>& out);
+// Throws std::out_of_range for a piece that lies outside of its parameter.
+template <class T>
+void check_pieces(const std::vector<GradientPiece<T>>& pieces, const std::vector<int64_t>& sizes);
+
 // Rows and columns of an output as the caller sees it. Throws std::out_of_range for other buffers.
 std::pair<int64_t, int64_t> output_shape(const Program& program, const Spaces& spaces,
                                          int32_t buffer);

@@ -73,16 +73,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   context_.sizes = sizes_of(p, parameters);
   for (const Parameter<T>& q : parameters) context_.params.push_back(q.data);
 
-  // Dense gradients in one block, each on a line of its own, in the order they are done.
-  constexpr int64_t kLine = 64 / sizeof(T);
-  std::vector<int64_t> at(parameters.size(), 0);
-  int64_t elements = 0;
-  for (int32_t i : analysis_.gradient_order) {
-    at[i] = elements;
-    if (analysis_.dense_gradient[i]) {
-      elements += (context_.sizes[i] + kLine - 1) / kLine * kLine + kLine;
-    }
-  }
+  const auto [at, elements] = place_gradients(analysis_, sizeof(T), context_.sizes);
   small_gradients_ = elements <= kCachedElements ? elements : 0;
   gradient_elements_ = elements;
   gradients_.reserve(elements * sizeof(T));

@@ -26,13 +26,18 @@ bool make_factors(const Program& program, const Analysis& analysis, int32_t para
 }
 
 template <class T>
-void bind_factors(Factors& f, const BoundProgram<T>& bound, const Spaces& spaces) {
+void count_factor_rows(Factors& f, const BoundProgram<T>& bound, const Spaces& spaces) {
   f.first_row.clear();
   f.rows = 0;
   for (int32_t id : f.instructions) {
     f.first_row.push_back(f.rows);
     f.rows += spaces.ranges[bound.instructions[id].space].size();
   }
+}
+
+template <class T>
+void bind_factors(Factors& f, const BoundProgram<T>& bound, const Spaces& spaces) {
+  count_factor_rows(f, bound, spaces);
   f.left.reserve(f.rows * f.k * sizeof(T));
   f.right.reserve(f.rows * f.n * sizeof(T));
 }
@@ -53,6 +58,7 @@ void copy_factors(const Factors& f, int32_t instruction, const Bound<T>& b,
 
 #define CAVS_INSTANTIATE(T)                                                                        \
   template void bind_factors(Factors&, const BoundProgram<T>&, const Spaces&);                     \
+  template void count_factor_rows(Factors&, const BoundProgram<T>&, const Spaces&);                \
   template void copy_factors(const Factors&, int32_t, const Bound<T>&, const Source<T>*, RowRange, \
                              const Kernels<T>&);
 CAVS_INSTANTIATE(float)

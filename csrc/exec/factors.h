@@ -23,8 +23,11 @@ struct Factors {
 // Where the gradient of `param` is a sum of products over whole rows: its factors; else none.
 bool make_factors(const Program& program, const Analysis& analysis, int32_t param, int64_t size,
                   Factors& out);
+// Their rows in a batch, as the engine's memory; count_factor_rows only counts them.
 template <class T>
 void bind_factors(Factors& factors, const BoundProgram<T>& bound, const Spaces& spaces);
+template <class T>
+void count_factor_rows(Factors& factors, const BoundProgram<T>& bound, const Spaces& spaces);
 // Copies the operands of one instruction to their place.
 template <class T>
 void copy_factors(const Factors& factors, int32_t instruction, const Bound<T>& b,

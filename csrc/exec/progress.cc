@@ -1,6 +1,8 @@
 #include "exec/progress.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 namespace cavs {
 
@@ -65,11 +67,19 @@ void GradientProgress::finished(const Item& item) {
   });
 }
 
+void GradientProgress::finished(int32_t param) {
+  each_slab(param, 0, sizes_[param], [&](int64_t slab) { set(slab, 0); });
+}
+
 void GradientProgress::fail() { fill(kFailed); }
 
 bool GradientProgress::wait(int32_t param, int64_t begin, int64_t end) const {
+  if (begin < 0 || begin > end || end > sizes_[param]) {
+    throw std::out_of_range("elements " + std::to_string(begin) + " to " + std::to_string(end) +
+                            " of a gradient that has " + std::to_string(sizes_[param]));
+  }
   bool final = true;
-  each_slab(param, begin, std::min(end, sizes_[param]), [&](int64_t slab) {
+  each_slab(param, begin, end, [&](int64_t slab) {
     int32_t left;
     while ((left = left_[slab].load(std::memory_order_acquire)) > 0) {
       left_[slab].wait(left, std::memory_order_acquire);

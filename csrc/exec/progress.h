@@ -24,9 +24,13 @@ class GradientProgress {
   // The run starts: `prologue` comes before the plan.
   void begin(const std::vector<Item>& prologue);
   void finished(const Item& item);
+  // The same of a whole gradient, for an engine that works without a plan; and of all there are.
+  void finished(int32_t param);
+  void finish() { fill(0); }
   // The run failed, or will not come: nobody waits for it any longer.
   void fail();
-  // Whether elements [begin, end) of a gradient are final; waits until they are.
+  // Whether elements [begin, end) of a gradient are final; waits until they are. Throws
+  // std::out_of_range for elements that it does not have.
   bool wait(int32_t param, int64_t begin, int64_t end) const;
 
  private:

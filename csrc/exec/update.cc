@@ -10,22 +10,8 @@
 namespace cavs {
 namespace {
 
-constexpr int64_t kPiece = 1 << 14;      // elements; fixed, so that sums have one order
+constexpr int64_t kPiece = 1 << 14;      // elements of one thread's stretch
 constexpr int64_t kParallelPieces = 16;  // fewer stay on one thread
-
-// The same values in stretches for one thread each.
-template <class T>
-void cut(const GradientPiece<T>& p, std::vector<GradientPiece<T>>& out) {
-  const int64_t each = std::max<int64_t>(1, kPiece / p.width);
-  for (int64_t i = 0; i < p.count; i += each) {
-    GradientPiece<T> q = p;
-    q.values = p.values + i * p.width;
-    q.rows = p.rows ? p.rows + i : nullptr;
-    q.count = std::min(each, p.count - i);
-    q.offset = p.rows ? p.offset : p.offset + i * p.stride;
-    out.push_back(q);
-  }
-}
 
 // The gradients of the last run.
 template <class T>
@@ -33,14 +19,24 @@ void stretches(const RunContext<T>& c, const std::vector<bool>& trainable,
                std::vector<GradientPiece<T>>& out) {
   for (size_t i = 0; i < c.grads.size(); ++i) {
     if (!trainable[i] || !c.grads[i]) continue;
-    cut<T>({static_cast<int32_t>(i), c.grads[i], nullptr, c.sizes[i], 1, 1, 0}, out);
+    cut_piece<T>({static_cast<int32_t>(i), c.grads[i], nullptr, c.sizes[i], 1, 1, 0}, kPiece, out);
   }
   for (const Table& t : c.tables) {
     if (!trainable[t.param] || t.dense) continue;
-    cut<T>({t.param, t.values.template as<T>(), t.slots.data(),
+    cut_piece<T>({t.param, t.values.template as<T>(), t.slots.data(),
             static_cast<int64_t>(t.slots.size()), t.width, t.width, 0},
-           out);
+           kPiece, out);
   }
+}
+
+// What a caller gives, in stretches.
+template <class T>
+std::vector<GradientPiece<T>> stretches(const std::vector<GradientPiece<T>>& pieces,
+                                        const std::vector<int64_t>& sizes) {
+  check_pieces(pieces, sizes);
+  std::vector<GradientPiece<T>> work;
+  for (const GradientPiece<T>& p : pieces) cut_piece(p, kPiece, work);
+  return work;
 }
 
 // Every thread takes the same pieces in each step, so that parameters and states stay in its cache,
@@ -134,10 +130,6 @@ void Executor<T>::arm_gradients() {
 template <class T>
 bool Executor<T>::wait_gradient(int32_t param, int64_t begin, int64_t end) const {
   check_param(param);
-  if (begin < 0 || begin > end || end > context_.sizes[param]) {
-    throw std::out_of_range("elements " + std::to_string(begin) + " to " + std::to_string(end) +
-                            " of a gradient that has " + std::to_string(context_.sizes[param]));
-  }
   return progress_.wait(param, begin, end);
 }
 
@@ -187,40 +179,10 @@ void Executor<T>::add_product(const T* left, const T* right, int64_t rows, int64
   kernels_.matmul_tn(&a, 1, &b, 1, 0, rows, k, k, n, 0, n, out, n, true, scratch.data());
 }
 
-namespace {
-
-template <class T>
-std::vector<GradientPiece<T>> checked(const std::vector<GradientPiece<T>>& pieces,
-                                      const std::vector<int64_t>& sizes) {
-  std::vector<GradientPiece<T>> work;
-  for (const GradientPiece<T>& p : pieces) {
-    const auto known = p.param >= 0 && p.param < static_cast<int32_t>(sizes.size());
-    if (!known) throw std::out_of_range("parameter " + std::to_string(p.param));
-    if (p.count == 0) continue;
-    int64_t last = p.count - 1, first = 0;
-    if (p.rows != nullptr) {
-      const auto [low, high] = std::minmax_element(p.rows, p.rows + p.count);
-      first = *low, last = *high;
-    }
-    if (p.width < 1 || p.stride < p.width || p.offset < 0 || first < 0 ||
-        p.offset + last * p.stride + p.width > sizes[p.param]) {
-      throw std::out_of_range("rows " + std::to_string(first) + " to " + std::to_string(last) +
-                              " of " + std::to_string(p.stride) + " elements from element " +
-                              std::to_string(p.offset) + " of parameter " +
-                              std::to_string(p.param) + ", which has " +
-                              std::to_string(sizes[p.param]));
-    }
-    cut(p, work);
-  }
-  return work;
-}
-
-}  // namespace
-
 template <class T>
 double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>& pieces) {
   const std::lock_guard lock(mutex_);
-  return square(checked(pieces, context_.sizes));
+  return square(stretches(pieces, context_.sizes));
 }
 
 template <class T>
@@ -228,7 +190,7 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
                         double scale) {
   const std::lock_guard lock(mutex_);
   check_update(update, context_.sizes.size());
-  move(update, checked(pieces, context_.sizes), scale);
+  move(update, stretches(pieces, context_.sizes), scale);
 }
 
 #define CAVS_INSTANTIATE(T)                                                                        \

@@ -57,7 +57,7 @@ def exchanges_of(
             builder.push(i, kinds[names[i]] == "sparse")
         if node is not None and all(is_stale(leaf.sync) for leaf in node.leaves):
             continue
-        if not (roles.computes or _is_served(node)):
+        if not (roles.computes or is_served(node)):
             continue
         if kinds[names[i]] == "sparse":
             builder.sparse(i, shape, node, strategy)
@@ -68,7 +68,7 @@ def exchanges_of(
     return sorted(exchanges, key=lambda e: max(at[p] for p in e.parameters))
 
 
-def _is_served(node: NodeConfig | None) -> bool:
+def is_served(node: NodeConfig | None) -> bool:
     """Whether some of a parameter is owned by servers."""
     return node is not None and any(isinstance(x.sync, ParameterServer) for x in node.leaves)
 

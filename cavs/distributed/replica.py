@@ -1,0 +1,56 @@
+"""A program on a device as the exchanges of a rank see it: as an executor of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cavs.distributed.synchronisers.stale.owner import optimiser
+
+Array = NDArray[Any]
+
+
+class DeviceReplica:
+    """Gradients leave it for the host; parameters that all ranks update alike never do.
+
+    executor: of cavs._cuda. parameters: by name. served: those of which ranks own parts, by number.
+    Owners update them here, on the host, where the values of other owners come, too; all go up
+    together before the next run. Norms and products of what others sent are made here as well.
+    """
+
+    def __init__(
+        self, executor: Any, parameters: Mapping[str, Any], served: Collection[int]
+    ) -> None:
+        self.executor, self._served = executor, frozenset(served)
+        executor.gradient_block()  # memory is missing here rather than in the middle of a step
+        self._host = optimiser([p.value.reshape(-1) for p in parameters.values()])
+        self._host.set_serial(False)
+        self.squared_norm, self.add_product = self._host.squared_norm, self._host.add_product
+        self.run, self.arm_gradients = executor.run, executor.arm_gradients
+        self.give_up_gradients = executor.give_up_gradients
+        self.wait_gradient, self.gradient_slab = executor.wait_gradient, executor.gradient_slab
+        self.gradient_view, self.gradient_block = executor.gradient_view, executor.gradient_block
+        self.gradient_order = executor.gradient_order
+        self.set_factored, self.factors = executor.set_factored, executor.factors
+
+    def apply(
+        self,
+        pieces: Sequence[tuple[Any, ...]],
+        hyper: Mapping[str, Any],
+        states: Sequence[Sequence[Array]],
+        trainable: Sequence[bool],
+        scale: float,
+    ) -> None:
+        """As that of an executor; `pieces` lie on the host."""
+        here = [i in self._served for i in range(len(trainable))]
+        owned = [piece for piece in pieces if here[piece[0]]]
+        if owned:
+            self._host.apply(owned, hyper, states, trainable, scale)
+        # The device has states of what it updates alone: no copy of others may come back from it.
+        there = [[] if own else list(s) for own, s in zip(here, states, strict=True)]
+        moves = [t and not own for own, t in zip(here, trainable, strict=True)]
+        rest = [piece for piece in pieces if not here[piece[0]]]
+        if rest:
+            self.executor.apply(rest, hyper, there, moves, scale)

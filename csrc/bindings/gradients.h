@@ -1,0 +1,57 @@
+// The gradients of a step in parts as Python sees them: NumPy arrays of the engine's memory, and
+// pieces of them that come back.
+#pragma once
+
+#include <pybind11/numpy.h>
+
+#include <string>
+#include <vector>
+
+#include "bindings/inputs.h"
+
+namespace cavs {
+
+// An array of the engine's memory, which `owner` keeps alive.
+template <class T>
+py::array_t<T> array_of(T* data, std::vector<py::ssize_t> shape, const py::object& owner) {
+  return py::array_t<T>(std::move(shape), data, owner);
+}
+
+// (rows or None, values).
+template <class T>
+py::tuple to_tuple(const GradientView<T>& view, const py::object& owner) {
+  if (!view.sparse) return py::make_tuple(py::none(), array_of(view.values, {view.count}, owner));
+  py::array_t<int32_t> rows({static_cast<py::ssize_t>(view.count)}, view.rows, owner);
+  rows.attr("flags").attr("writeable") = false;
+  return py::make_tuple(rows, array_of(view.values, {view.count, view.width}, owner));
+}
+
+// Tuples (parameter, values, rows or None, stride, offset); values have one axis, or two where
+// rows of them are rows of the parameter.
+template <class T>
+std::vector<GradientPiece<T>> to_pieces(const py::list& pieces) {
+  std::vector<GradientPiece<T>> out;
+  for (const py::handle& item : pieces) {
+    const auto t = item.cast<py::tuple>();
+    const auto values = t[1].cast<py::array>();
+    GradientPiece<T> p{};
+    p.param = t[0].cast<int32_t>();
+    p.values = data_of<T>(values, "gradient of parameter " + std::to_string(p.param), false);
+    p.count = values.ndim() == 0 ? 1 : values.shape(0);
+    p.width = p.count == 0 ? 1 : values.size() / p.count;
+    p.stride = t[3].is_none() ? p.width : t[3].cast<int64_t>();
+    p.offset = t[4].cast<int64_t>();
+    if (!t[2].is_none()) {
+      const auto rows = t[2].cast<py::array>();
+      p.rows = data_of<int32_t>(rows, "rows of parameter " + std::to_string(p.param), false);
+      if (rows.size() != p.count) {
+        throw py::value_error(std::to_string(rows.size()) + " rows for " +
+                              std::to_string(p.count) + " rows of values");
+      }
+    }
+    out.push_back(p);
+  }
+  return out;
+}
+
+}  // namespace cavs

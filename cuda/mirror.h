@@ -1,0 +1,72 @@
+// Gradients of a run as the host has them: each is copied to page-locked memory as soon as the
+// launches that make it are done, while the run goes on, and other threads wait for it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "device.h"
+#include "exec/analysis.h"
+#include "exec/progress.h"
+#include "exec/tables.h"
+#include "factors.h"
+
+namespace cavs::cuda {
+
+template <class T>
+class Mirror {
+ public:
+  Mirror(std::shared_ptr<Device> device, const Analysis& analysis,
+         const std::vector<int64_t>& sizes);
+
+  // Where dense gradients lie in their blocks, here and on the device.
+  const GradientLayout& layout() const { return layout_; }
+  // Room for dense gradients, which stays where it is. In a Turn.
+  void reserve();
+  bool reserved() const { return reserved_; }
+
+  // Before a run that others follow.
+  void arm();
+  bool armed() const { return armed_; }
+  // Of such a run: room for the gradients of tables; each gradient, from the lane that has made it;
+  // the end.
+  void begin(const std::vector<Table>& tables);
+  void leave(int32_t param, const T* from);
+  void leave_rows(int32_t param, size_t table, const T* from, int64_t count);
+  void leave_factors(int32_t param, DeviceFactors& factors);
+  void finish();
+  // The run failed, or will not come.
+  void fail();
+
+  // On any thread: whether elements [begin, end) of a gradient are here; waits until they are.
+  bool wait(int32_t param, int64_t begin, int64_t end) const;
+  T* block() const { return values_.at<T>(); }
+  T* dense(int32_t param) const { return block() + layout_.at[param]; }
+  // Null before the first run that others follow.
+  T* rows(size_t table) const {
+    return table_at_.empty() ? nullptr : tables_.at<T>(table_at_[table]);
+  }
+  // Whether these elements are of the block.
+  bool holds(const T* values, int64_t count) const {
+    return reserved_ && values >= block() && values + count <= block() + layout_.elements;
+  }
+
+ private:
+  template <class F>
+  void behind(int32_t param, F&& copies);
+  void download(T* to, const T* from, int64_t count);
+  void record(int32_t param);
+
+  std::shared_ptr<Device> device_;
+  const Analysis& analysis_;
+  std::vector<int64_t> sizes_;
+  GradientLayout layout_;
+  GradientProgress progress_;  // what has been launched
+  PinnedMemory values_, tables_;
+  std::vector<size_t> table_at_;                           // bytes
+  std::vector<std::unique_ptr<Event>> made_;               // of each parameter, on the device
+  std::vector<std::vector<std::unique_ptr<Event>>> here_;  // of each of its slabs, on the host
+  bool reserved_ = false, armed_ = false;
+};
+
+}  // namespace cavs::cuda
