@@ -1,5 +1,5 @@
-// The executor of cavs._cuda between a run and its update, as cavs._engine's: gradients go to others
-// and come back.
+// The executor of cavs._cuda between a run and its update, as cavs._engine's: gradients go to
+// others and come back.
 #include "bindings.h"
 #include "bindings/gradients.h"
 
@@ -63,8 +63,7 @@ void bind_views(py::class_<PyExecutor>& type) {
       .def(
           "set_factored",
           [](PyExecutor& x, int32_t i) {
-            return x.visit(
-                [&](auto& e) { return without_gil([&] { return e.set_factored(i); }); });
+            return x.visit([&](auto& e) { return without_gil([&] { return e.set_factored(i); }); });
           },
           py::arg("parameter"),
           "From now on runs leave the operands of the gradient's products instead of the gradient; "
@@ -104,7 +103,8 @@ void bind_parts(py::class_<PyExecutor>& type) {
       py::arg("pieces"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
       py::arg("scale") = 1.0,
       "One update with gradients of the host times scale, which goes on when the call returns; "
-      "pieces as in cavs._engine. What pieces hold may be changed at once, but for gradient_block.");
+      "pieces as in cavs._engine. What pieces hold may be changed at once, but for "
+      "gradient_block.");
 }
 
 }  // namespace cavs::cuda

@@ -1,10 +1,11 @@
 // The CUDA engine as cavs._cuda: like cavs._engine's executor, on a device. Programs and schedules
 // are those of cavs._engine.
+#include "bindings.h"
+
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include "bindings.h"
 #include "bindings/report.h"
 
 namespace cavs::cuda {

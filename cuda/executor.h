@@ -166,8 +166,8 @@ class Executor {
   std::vector<FloatFeature<T>> features_;
   std::vector<std::vector<SlotRows>> slot_rows_;  // of each lookup instruction
   std::vector<Stretch<T>> stretches_;
-  std::vector<std::pair<int32_t, int64_t>> stretch_rows_;   // table or -1, first of its slots
-  const States* states_ = nullptr;  // of the step under way
+  std::vector<std::pair<int32_t, int64_t>> stretch_rows_;  // table or -1, first of its slots
+  const States* states_ = nullptr;                         // of the step under way
   std::vector<bool> trainable_;
   std::vector<int32_t> table_slots_;  // pieces
   int32_t stretches_at_ = -1, numbers_at_ = -1;

@@ -99,7 +99,8 @@ bool Parameters<T>::download() {
   }
   for (size_t i = 0; i < states_.size(); ++i) {
     const auto copy = [&](T* to, const T* from) {
-      if (to && moved_[i]) device_->download(to, reinterpret_cast<Address>(from), sizes_[i] * sizeof(T));
+      if (to && moved_[i])
+        device_->download(to, reinterpret_cast<Address>(from), sizes_[i] * sizeof(T));
     };
     copy(host_states_[i].first, states_[i].first);
     copy(host_states_[i].second, states_[i].second);

@@ -158,11 +158,17 @@ void Executor<T>::upload_gradients(const std::vector<GradientPiece<T>>& pieces,
     const Staged& s = staged[of[i]];
     const T* grad = s.values < 0 ? block + (w.values - mirror_.block())
                                  : staging_.at<T>(s.values) + (w.values - p.values);
-    const int32_t* rows =
-        s.rows < 0 ? nullptr : staging_.at<int32_t>(s.rows) + (w.rows - p.rows);
+    const int32_t* rows = s.rows < 0 ? nullptr : staging_.at<int32_t>(s.rows) + (w.rows - p.rows);
     const auto [first, second] = states[w.param];
-    stretches_[i] = {parameters_->on_device()[w.param], grad,    first,    second, rows,
-                     w.count,                           w.width, w.stride, w.offset};
+    stretches_[i] = {parameters_->on_device()[w.param],
+                     grad,
+                     first,
+                     second,
+                     rows,
+                     w.count,
+                     w.width,
+                     w.stride,
+                     w.offset};
   }
   upload_mirrored(pieces);
   staging_.upload();
@@ -194,13 +200,14 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
   staging_.read();
 }
 
-#define CAVS_INSTANTIATE(T)                                                              \
-  template std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>&, const Update<T>&, \
-                                                     std::shared_ptr<const void>,        \
-                                                     const std::shared_ptr<Step>&);      \
-  template void Executor<T>::plan_stretches();                                           \
-  template void Executor<T>::upload_mirrored(const std::vector<GradientPiece<T>>&);                                           \
-  template void Executor<T>::apply(const Update<T>&, const std::vector<GradientPiece<T>>&, double, std::shared_ptr<const void>); \
+#define CAVS_INSTANTIATE(T)                                                                        \
+  template std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>&, const Update<T>&,           \
+                                                     std::shared_ptr<const void>,                  \
+                                                     const std::shared_ptr<Step>&);                \
+  template void Executor<T>::plan_stretches();                                                     \
+  template void Executor<T>::upload_mirrored(const std::vector<GradientPiece<T>>&);                \
+  template void Executor<T>::apply(const Update<T>&, const std::vector<GradientPiece<T>>&, double, \
+                                   std::shared_ptr<const void>);                                   \
   template void Executor<T>::resolve_stretches();
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

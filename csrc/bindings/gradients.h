@@ -45,8 +45,8 @@ std::vector<GradientPiece<T>> to_pieces(const py::list& pieces) {
       const auto rows = t[2].cast<py::array>();
       p.rows = data_of<int32_t>(rows, "rows of parameter " + std::to_string(p.param), false);
       if (rows.size() != p.count) {
-        throw py::value_error(std::to_string(rows.size()) + " rows for " +
-                              std::to_string(p.count) + " rows of values");
+        throw py::value_error(std::to_string(rows.size()) + " rows for " + std::to_string(p.count) +
+                              " rows of values");
       }
     }
     out.push_back(p);

@@ -105,10 +105,10 @@ std::vector<int32_t> slots_by_row(const Table& table) {
   return slots;
 }
 
-#define CAVS_INSTANTIATE(T)                                              \
-  template void fill_counts(const Inputs<T>&, const IndexFeatures&, T*); \
-  template void check_update(const Update<T>&, size_t);                  \
-  template void cut_piece(const GradientPiece<T>&, int64_t, std::vector<GradientPiece<T>>&); \
+#define CAVS_INSTANTIATE(T)                                                                      \
+  template void fill_counts(const Inputs<T>&, const IndexFeatures&, T*);                         \
+  template void check_update(const Update<T>&, size_t);                                          \
+  template void cut_piece(const GradientPiece<T>&, int64_t, std::vector<GradientPiece<T>>&);     \
   template void check_pieces(const std::vector<GradientPiece<T>>&, const std::vector<int64_t>&); \
   template void to_caller(const Program&, const Spaces&, const Schedule&, int32_t, const T*, T*);
 CAVS_INSTANTIATE(float)

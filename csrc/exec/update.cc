@@ -24,8 +24,8 @@ void stretches(const RunContext<T>& c, const std::vector<bool>& trainable,
   for (const Table& t : c.tables) {
     if (!trainable[t.param] || t.dense) continue;
     cut_piece<T>({t.param, t.values.template as<T>(), t.slots.data(),
-            static_cast<int64_t>(t.slots.size()), t.width, t.width, 0},
-           kPiece, out);
+                  static_cast<int64_t>(t.slots.size()), t.width, t.width, 0},
+                 kPiece, out);
   }
 }
 

@@ -1,0 +1,387 @@
+"""Ranks that compute on devices train as those that compute on CPUs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs.cuda.device import Device
+from cavs.distributed import Trainer, devices
+from cavs.distributed.communicator import run_threads
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.strategy import (
+    AllReduce,
+    GraphConfig,
+    NodeConfig,
+    ParameterServer,
+    Strategy,
+    SufficientFactors,
+)
+from cavs.errors import CommunicationError, DeviceError, FeatureError, NumericsError
+from tests.cuda.memory import DriverMemory, Pool
+from tests.cuda.tagger import graphs, tagger
+from tests.cuda.twin import Twin
+from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.distributed.test_faults import outcomes
+from tests.distributed.test_trainer import BATCHES, Tree, trees
+
+ADAM = cavs.optim.Adam(lr=0.05, weight_decay=0.01)
+
+
+def device_on(twin, memory=None):
+    """A device of a rank's own: another rank's streams and turns are not its."""
+    return Device(twin.library, 0, "sm_90", twin.compiler, memory or Pool(twin))
+
+
+def trainer(c, twin, model=None, optimizer=ADAM, **options):
+    """On the CPU without a twin. model: what makes one."""
+    on = options.pop("device", "cpu" if twin is None else device_on(twin))
+    options = {"dtype": np.float64, "communicator": c, "device": on} | options
+    return Trainer(model() if model else Tree(seed=c.rank), optimizer, **options)
+
+
+def values_of(t):
+    return {name: p.value.copy() for name, p in t.parameters.items()}
+
+
+def states_of(t):
+    t.session.session.download()
+    return [s.copy() for states in t.states for s in states]
+
+
+def trained(size, twin, *, settles=False, parts=BATCHES, **options):
+    """Parameters and reports of every rank after a step on each of `parts`."""
+
+    def work(c):
+        with trainer(c, twin, **options) as t:
+            reports = []
+            for part in parts:
+                reports.append(t.advance(cavs.batch(part)))
+                if settles:
+                    t.settle()
+        return values_of(t), reports
+
+    return run_threads(size, work)
+
+
+def assert_close(found, expected, what="", limit=1e-12):
+    assert np.linalg.norm(found - expected) <= limit * np.linalg.norm(expected), what
+
+
+def assert_same(found, expected):
+    """What `trained` gives, with the bytes that were sent."""
+    for (values, reports), (wanted, others) in zip(found, expected, strict=True):
+        for name, value in wanted.items():
+            assert_close(values[name], value, name)
+            assert values[name].tobytes() == found[0][0][name].tobytes()
+        for a, b in zip(reports, others, strict=True):
+            assert a.loss == pytest.approx(b.loss, rel=1e-12)
+            assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-12)
+            assert a.sent_bytes == b.sent_bytes
+
+
+def factors(size):
+    """Sufficient factors for every matrix; biases have none and are reduced, tables gathered."""
+    nodes = tuple(
+        NodeConfig(
+            name=name,
+            synchroniser=AllReduce() if p.sparse or len(p.shape) < 2 else SufficientFactors(),
+        )
+        for name, p in Tree().parameters().items()
+    )
+    return Strategy(graph=GraphConfig(replicas=ResourceSpec.local(size).cpu_devices), nodes=nodes)
+
+
+STRATEGIES = [
+    (1, None),
+    (2, None),
+    (3, None),
+    (3, "AllReduce(chunk=2)"),
+    (2, "RandomAxisPartitionAR"),
+    (1, "PartitionedPS"),
+    (3, "PartitionedPS"),
+    (3, "PSLoadBalancing(servers=1)"),
+    (2, "Parallax"),
+    (3, "Poseidon(batch_size=1)"),
+    (2, "factors"),
+    (3, "AllReduce(compressor='powersgd(rank=2)')"),
+]
+
+
+@pytest.mark.parametrize(("size", "strategy"), STRATEGIES)
+def test_ranks_on_devices_equal_ranks_on_cpus(twin, size, strategy):
+    """Parts are unequal, and there are batches of fewer graphs than ranks."""
+    assert min(map(len, BATCHES)) < 2
+    options = {"strategy": factors(size) if strategy == "factors" else strategy, "max_norm": 0.5}
+    expected = trained(size, None, **options)
+    if strategy is None:
+        alone = Tree()
+        one = cavs.Trainer(alone, ADAM, session=cavs.Session(alone, dtype=np.float64), max_norm=0.5)
+        for part in BATCHES:
+            one.advance(cavs.batch(part))
+        for name, value in values_of(one).items():
+            assert_close(expected[0][0][name], value, name)
+    for seed in (0, 3):
+        twin.adversarial(seed)
+        assert_same(trained(size, twin, **options), expected)
+
+
+def mixed(size):
+    """Parameters that all update beside such as have owners, some of which wait for nobody."""
+    spec = ResourceSpec.local(size)
+    owner = spec.cpu_devices[-1]
+    kinds = [
+        AllReduce(),
+        ParameterServer(destination=owner),
+        ParameterServer(destination=owner, staleness=1),
+        ParameterServer(destination=spec.cpu_devices[0], sync=False),
+    ]
+    nodes = tuple(
+        NodeConfig(name=name, synchroniser=kinds[(i + 1) % len(kinds)])
+        for i, name in enumerate(Tree().parameters())
+    )
+    return Strategy(graph=GraphConfig(replicas=spec.replicas), nodes=nodes)
+
+
+@pytest.mark.parametrize("strategy", ["PSLoadBalancing(staleness=2)", "Parallax(staleness=1)", ""])
+def test_stale_parameters_are_those_of_ranks_on_cpus(twin, strategy):
+    """Ranks that settle after each step make the same steps, in another order of the terms."""
+    twin.adversarial(4)
+    options = {"strategy": strategy or mixed(2), "settles": True}
+    options["optimizer"] = cavs.optim.SGD(lr=0.1)
+    expected, found = trained(2, None, **options), trained(2, twin, **options)
+    for values, _ in found:
+        for name, value in expected[0][0].items():
+            assert_close(values[name], value, name)
+            assert values[name].tobytes() == found[0][0][name].tobytes()
+
+
+def test_dropout_masks_are_those_of_the_same_rank_on_a_cpu(twin):
+    options = {"parts": [graphs()] * 3, "seed": 7}
+    found = trained(2, twin, model=lambda: tagger(0.4), **options)
+    expected = trained(2, None, model=lambda: tagger(0.4), **options)
+    assert_same(found, expected)
+    plain = trained(2, None, model=tagger, **options)
+    assert expected[0][1][0].loss != pytest.approx(plain[0][1][0].loss, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("size", "strategy"), [(2, None), (2, "Parallax"), (1, "PartitionedPS(staleness=1)")]
+)
+def test_a_checkpoint_goes_from_devices_to_cpus_and_back(twin, size, strategy, tmp_path):
+    """Whatever holds a state, the file has it; the rest of the run is the same anywhere."""
+    optimizer = cavs.optim.SGD(lr=0.1, momentum=0.9)
+
+    def part(c, where, parts, path, resumed):
+        with trainer(c, where, optimizer=optimizer, strategy=strategy) as t:
+            if resumed:
+                t.resume(path)
+            for one in parts:
+                t.advance(cavs.batch(one))
+                t.settle()
+            t.save(path)
+            return values_of(t), states_of(t)
+
+    def run(order, path):
+        for i, where in enumerate(order):
+            parts = BATCHES[2 * i : 2 * i + 2]
+            result = run_threads(size, lambda c: part(c, where, parts, path, i > 0))  # noqa: B023
+        return result
+
+    expected = run([None, None, None], tmp_path / "cpu.safetensors")
+    found = run([twin, None, twin], tmp_path / "both.safetensors")
+    for (values, states), (wanted, others) in zip(found, expected, strict=True):
+        for name, value in wanted.items():
+            assert_close(values[name], value, name)
+        for a, b in zip(states, others, strict=True):
+            assert_close(a, b)
+
+
+def test_a_fit_on_devices_is_one_on_cpus(twin, tmp_path):
+    def work(c, where):
+        with trainer(c, where, tagger, seed=3) as t:
+            loader = cavs.DataLoader(graphs(), 3, shuffle=True, seed=1)
+            dev = cavs.DataLoader(graphs((3, 12)), 1)
+            path = tmp_path / f"{where is None}.safetensors"
+            result = t.fit(loader, epochs=2, dev=dev, progress=False, checkpoint=path)
+        return [[e["train_loss"], e["dev_loss"], e["step"]] for e in result.epochs]
+
+    expected = run_threads(2, lambda c: work(c, None))
+    np.testing.assert_allclose(run_threads(2, lambda c: work(c, twin)), expected, rtol=1e-12)
+
+
+# ---- what crosses the bus ----------------------------------------------------------------------
+
+
+class Wide(cavs.Model):
+    """A table and a matrix that are much larger than what else crosses the bus in a step."""
+
+    def __init__(self):
+        self.embedding = cavs.nn.Embedding(3000, 6)
+        self.cell = cavs.nn.ChildSumTreeLSTM(6, 5)
+        self.output = cavs.nn.Linear(5, 700)
+
+    def loss(self, batch):
+        h = self.cell(batch.graph, x=self.embedding(batch["token"]))
+        return cavs.ops.cross_entropy(self.output(h), batch["label"])
+
+
+def test_a_steady_step_moves_gradients_and_no_parameters_and_allocates_nothing(twin):
+    part, found = cavs.batch(trees(6, 1)), {}
+
+    def work(c):
+        t = trainer(c, twin, Wide, cavs.optim.SGD(lr=0.1, momentum=0.9))
+        for _ in range(3):
+            t.advance(part)
+        before = twin.live()
+        twin.calls.twin_reset()
+        t.advance(part)
+        found["log"], found["live"] = twin.operations(), (before, twin.live())
+        found["sizes"] = {n: p.value.nbytes for n, p in t.parameters.items()}
+        return t.session.ready(t.session.shard(part))
+
+    ((executor, _, compiled),) = run_threads(1, work)
+    kinds, sizes = compiled.program.gradients, found["sizes"]
+    dense = {n: size for n, size in sizes.items() if kinds[n] == "dense"}
+    rows, values = executor.gradient_view(list(kinds).index("embedding.weight"))
+    log, (before, after) = found["log"], found["live"]
+    down = [o.bytes for o in log if o.kind == "copy" and o.name == "to host"]
+    assert sorted(down) == sorted([*dense.values(), values.nbytes, 8])  # and the loss
+    up = sum(o.bytes for o in log if o.kind == "copy" and o.name == "to device")
+    gaps = 128 * len(dense)
+    assert sum(dense.values()) <= up < sum(dense.values()) + gaps + 16_000  # the batch, pieces
+    assert sizes["embedding.weight"] > up and len(rows) > 3
+    assert before == after
+    first = next(o for o in log if o.kind == "copy" and o.name == "to host")
+    last = [o for o in log if o.kind == "launch" and o.name != "update"][-1]
+    assert first.issued < last.issued, "gradients left only after backward"
+    assert len({first.stream, last.stream}) == 2
+
+
+# ---- faults ------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_cannot_go_on_is_an_error_on_all_which_train_on(twin):
+    """Its graphs have a token outside of the table, then its loss is not finite."""
+    twin.adversarial(2)
+    bad = [*trees(2, 3), cavs.Graph([[]], {"token": [99], "label": [0]})]
+
+    def work(c):
+        t = trainer(c, twin)
+        t.advance(cavs.batch(BATCHES[0]))
+        before = values_of(t)
+        with pytest.raises((FeatureError, CommunicationError)) as caught:
+            t.advance(cavs.batch(bad))
+        assert "'token' is 99" in str(caught.value)
+        assert all((values_of(t)[name] == value).all() for name, value in before.items())
+        loss = t.advance(cavs.batch(BATCHES[1])).loss
+        if c.rank == 1:
+            t.parameters["output.weight"].value[0, 0] = np.nan
+            t.session.invalidate()
+        with pytest.raises(NumericsError, match="step 3: the loss is nan"):
+            t.advance(cavs.batch(BATCHES[4]))
+        assert t.steps == 2
+        return type(caught.value), loss
+
+    (first, loss), (second, other) = run_threads(2, work)
+    assert (first, second) == (CommunicationError, FeatureError) and loss == other
+
+
+@pytest.mark.parametrize("place", [1, 8, 12, 14])
+def test_a_device_without_memory_is_an_error_on_all_ranks(twin, place):
+    def work(c):
+        full = DeviceError("out of memory on cuda:1")
+        memory = DriverMemory(twin, place, full) if c.rank else Pool(twin)
+        with trainer(c, twin, device=device_on(twin, memory)) as t:
+            for part in BATCHES:
+                t.advance(cavs.batch(part))
+
+    first, second = outcomes(2, work)
+    assert isinstance(second, DeviceError) and "out of memory on cuda:1" in str(second)
+    assert isinstance(first, CommunicationError)
+    assert "rank 1: DeviceError: out of memory on cuda:1" in str(first)
+
+
+def test_a_kernel_that_fails_is_an_error_on_all_ranks(twin):
+    """All ranks of this process share what has failed; none of them hangs."""
+
+    def work(c):
+        t = trainer(c, twin)
+        t.advance(cavs.batch(BATCHES[0]))
+        c.barrier()
+        if c.rank == 0:
+            twin.fail_launch(10)
+        t.advance(cavs.batch(BATCHES[1]))
+
+    for error in outcomes(2, work):
+        assert isinstance(error, DeviceError)
+
+
+# ---- devices -----------------------------------------------------------------------------------
+
+
+def opened(monkeypatch, wanted, count, size=3, fails=None):
+    """Names of the devices that ranks open, or errors, where there are `count`."""
+
+    def open_device(name):
+        if name == fails:
+            raise DeviceError(f"{name} is broken")
+        return name
+
+    monkeypatch.setattr(devices, "count_devices", lambda: count)
+    monkeypatch.setattr(devices, "open_device", open_device)
+    return outcomes(size, lambda c: devices.device_of_rank(wanted, c))
+
+
+def test_the_ranks_of_a_host_are_dealt_its_devices(monkeypatch, capfd):
+    assert opened(monkeypatch, "cuda", 4) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert opened(monkeypatch, "cuda:1", 4) == ["cuda:1"] * 3
+    assert opened(monkeypatch, "cpu", 0) == ["cpu"] * 3
+    assert capfd.readouterr().err == ""
+    assert opened(monkeypatch, "cuda", 2) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert capfd.readouterr().err.startswith("cavs: 3 ranks share 2 GPUs of ")
+    assert opened(monkeypatch, "cuda", 1) == ["cuda"] * 3
+    names = iter(["here", "there", "here"])
+    monkeypatch.setattr(devices.socket, "gethostname", lambda: next(names))
+    assert sorted(opened(monkeypatch, "cuda", 2)) == ["cuda:0", "cuda:0", "cuda:1"]
+
+
+def test_a_device_that_one_rank_cannot_have_is_an_error_on_all(monkeypatch):
+    first, second, third = opened(monkeypatch, "cuda", 3, fails="cuda:1")
+    assert isinstance(second, DeviceError) and "cuda:1 is broken" in str(second)
+    for other in (first, third):
+        assert isinstance(other, CommunicationError)
+        assert "rank 1: DeviceError: cuda:1 is broken" in str(other)
+
+
+# ---- processes ---------------------------------------------------------------------------------
+
+
+def trained_by_mpi(c, strategy):
+    """Of rank 0: parameters and states; each process has a twin of its own."""
+    twin = Twin()
+    t = trainer(c, twin, strategy=strategy, max_norm=0.5)
+    for part in BATCHES:
+        t.advance(cavs.batch(part))
+    t.session.collect(t.states)
+    return [x.ravel().tolist() for x in (*values_of(t).values(), *states_of(t))]
+
+
+@pytest.mark.mpi
+class TestProcesses:
+    pytestmark = needs_mpi
+
+    @pytest.mark.parametrize("strategy", [None, "Parallax"])
+    def test_processes_train_as_threads_on_cpus(self, twin, strategy):
+        found = run_ranks(2, __name__, "trained_by_mpi", strategy, timeout=120)
+
+        def work(c):
+            t = trainer(c, None, strategy=strategy, max_norm=0.5)
+            for part in BATCHES:
+                t.advance(cavs.batch(part))
+            t.session.collect(t.states)
+            return [x.ravel() for x in (*values_of(t).values(), *states_of(t))]
+
+        for a, b in zip(found, run_threads(2, work)[0], strict=True):
+            assert_close(np.array(a), b)
