@@ -6,6 +6,12 @@
 namespace cavs::cuda {
 namespace {
 
+// Their values on the host, or as many as a number says of those that were kept on the device.
+template <class T>
+std::vector<GradientPiece<T>> pieces_of(Executor<T>& e, const py::list& pieces) {
+  return to_pieces<T>(pieces, [&](int32_t param) { return e.kept_gradient(param); });
+}
+
 void bind_waiting(py::class_<PyExecutor>& type) {
   type.def(
           "arm_gradients", [](PyExecutor& x) { x.visit([](auto& e) { e.arm_gradients(); }); },
@@ -83,18 +89,76 @@ void bind_views(py::class_<PyExecutor>& type) {
           "run.");
 }
 
+// Gradients that others sum on the device.
+void bind_collectives(py::class_<PyExecutor>& type) {
+  type.def(
+          "keep_gradient",
+          [](PyExecutor& x, int32_t i) {
+            return x.visit(
+                [&](auto& e) { return reinterpret_cast<uintptr_t>(e.keep_gradient(i)); });
+          },
+          py::arg("parameter"),
+          "From now on a dense gradient is not copied to the host; its address on the device.")
+      .def_property_readonly(
+          "collective_stream",
+          [](PyExecutor& x) {
+            return x.visit(
+                [](auto& e) { return reinterpret_cast<uintptr_t>(e.collective_stream()); });
+          },
+          "The stream that collectives are to be launched on.")
+      .def(
+          "follow_gradient",
+          [](PyExecutor& x, int32_t i) {
+            return x.visit(
+                [&](auto& e) { return without_gil([&] { return e.follow_gradient(i); }); });
+          },
+          py::arg("parameter"),
+          "Waits, without the GIL, until all that makes the gradient has been launched; what comes "
+          "on the stream of collectives from here on runs after it. False if the run failed.")
+      .def(
+          "open_collective",
+          [](PyExecutor& x) { x.visit([](auto& e) { e.collectives().open(); }); },
+          "One will be launched next.")
+      .def(
+          "close_collective",
+          [](PyExecutor& x) { x.visit([](auto& e) { e.collectives().close(); }); },
+          "It has been; updates and later runs wait for it.")
+      .def(
+          "wait_collectives",
+          [](PyExecutor& x, double seconds) {
+            return x.visit([&](auto& e) {
+              return without_gil([&] { return e.collectives().wait(seconds); });
+            });
+          },
+          py::arg("seconds"), "Whether those of this step ended within so many seconds.")
+      .def(
+          "collective_seconds",
+          [](PyExecutor& x) { return x.visit([](auto& e) { return e.collectives().seconds(); }); },
+          "That they took on the device; after wait_collectives.")
+      .def(
+          "squared_norm",
+          [](PyExecutor& x, const py::list& pieces) {
+            return x.visit([&]<class T>(Executor<T>& e) {
+              const std::vector<GradientPiece<T>> work = pieces_of(e, pieces);
+              return without_gil([&] { return e.squared_norm(work); });
+            });
+          },
+          py::arg("pieces"), "Sum of squares of gradients, computed on the device.");
+}
+
 }  // namespace
 
 void bind_parts(py::class_<PyExecutor>& type) {
   bind_waiting(type);
   bind_views(type);
+  bind_collectives(type);
   type.def(
       "apply",
       [](PyExecutor& x, const py::list& pieces, const py::dict& optimizer, const py::list& states,
          std::vector<bool> trainable, double scale) {
         const StepOptions options{optimizer, states, std::move(trainable), std::nullopt};
         x.visit([&]<class T>(Executor<T>& e) {
-          const std::vector<GradientPiece<T>> work = to_pieces<T>(pieces);
+          const std::vector<GradientPiece<T>> work = pieces_of(e, pieces);
           const Update<T> update = to_update<T>(options, x.parameters->arrays);
           const std::shared_ptr<const void> owner = kept(states);
           without_gil([&] { e.apply(update, work, scale, owner); });
@@ -103,7 +167,8 @@ void bind_parts(py::class_<PyExecutor>& type) {
       py::arg("pieces"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
       py::arg("scale") = 1.0,
       "One update with gradients of the host times scale, which goes on when the call returns; "
-      "pieces as in cavs._engine. What pieces hold may be changed at once, but for "
+      "pieces as in cavs._engine, a number of values for those of keep_gradient. What pieces hold "
+      "may be changed at once, but for "
       "gradient_block.");
 }
 

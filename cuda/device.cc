@@ -6,6 +6,7 @@ namespace cavs::cuda {
 namespace {
 
 constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
+constexpr int kNotReady = 600;                              // of CUresult
 constexpr int kMaxGridDimY = 6, kMultiprocessorCount = 16;  // that of z is no less
 
 // Batches differ in size: a quarter more spares most of the next growths.
@@ -30,6 +31,7 @@ Device::Device(const std::string& library, int ordinal, Allocator allocator)
   for (Handle& stream : streams_) {
     d.check(d.stream_create(&stream, kNonBlocking), "cuStreamCreate");
   }
+  d.check(d.stream_create(&collectives_, kNonBlocking), "cuStreamCreate");
   for (Handle* event : {&forked_, &joined_}) {
     d.check(d.event_create(event, kNoTiming), "cuEventCreate");
   }
@@ -41,6 +43,7 @@ Device::~Device() {
   for (Handle stream : streams_) {
     if (stream != nullptr) driver_.stream_destroy(stream);
   }
+  if (collectives_ != nullptr) driver_.stream_destroy(collectives_);
   for (Handle event : {forked_, joined_}) {
     if (event != nullptr) driver_.event_destroy(event);
   }
@@ -186,14 +189,25 @@ Event::~Event() {
   if (event_ != nullptr && device_->try_enter()) device_->driver().event_destroy(event_);
 }
 
-void Event::record() {
+void Event::record() { record(device_->stream()); }
+
+void Event::record(Handle stream) {
   const Driver& d = device_->driver();
-  d.check(d.event_record(event_, device_->stream()), "cuEventRecord");
+  d.check(d.event_record(event_, stream), "cuEventRecord");
 }
 
-void Event::wait() const {
+void Event::wait() const { wait(device_->stream()); }
+
+void Event::wait(Handle stream) const {
   const Driver& d = device_->driver();
-  d.check(d.stream_wait(device_->stream(), event_, 0), "cuStreamWaitEvent");
+  d.check(d.stream_wait(stream, event_, 0), "cuStreamWaitEvent");
+}
+
+bool Event::reached() const {
+  const Driver& d = device_->driver();
+  const int result = d.event_query(event_);
+  if (result != kNotReady) d.check(result, "cuEventQuery");
+  return result != kNotReady;
 }
 
 void Event::synchronize() const {

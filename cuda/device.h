@@ -55,6 +55,9 @@ class Device {
   // What a batch brings goes up, and what leaves during a run comes down, on lanes of their own,
   // which events tie to the others.
   static constexpr int kLanes = 2, kCopies = kLanes, kMirror = kCopies + 1;
+  // Collectives of others wait for other processes: nothing here waits for their stream but who
+  // asks.
+  Handle collectives() const { return collectives_; }
   int lane() const { return lane_; }
   void use_lane(int lane) { lane_ = lane; }
   void fork();
@@ -84,7 +87,7 @@ class Device {
   int device_ = 0;
   int multiprocessors_ = 1, most_high_ = 1;
   Handle context_ = nullptr;
-  Handle streams_[kMirror + 1] = {};
+  Handle streams_[kMirror + 1] = {}, collectives_ = nullptr;
   Handle forked_ = nullptr, joined_ = nullptr;  // events
   int lane_ = 0;
   Allocator allocator_;
@@ -172,8 +175,11 @@ class Event {
   ~Event();
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  void record();                                   // where the present lane stands
-  void wait() const;                               // the present lane goes on after it
+  void record();                   // where the present lane stands
+  void record(Handle stream);      // or a stream
+  void wait() const;               // the present lane goes on after it
+  void wait(Handle stream) const;  // or a stream
+  bool reached() const;
   void synchronize() const;                        // the host does
   double seconds_since(const Event& start) const;  // after a synchronize
 

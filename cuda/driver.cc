@@ -65,6 +65,7 @@ Driver::Driver(const std::string& library) {
   find(event_destroy, "cuEventDestroy_v2");
   find(event_record, "cuEventRecord");
   find(event_synchronize, "cuEventSynchronize");
+  find(event_query, "cuEventQuery");
   find(event_elapsed, "cuEventElapsedTime");
   find(error_name, "cuGetErrorName");
   find(error_string, "cuGetErrorString");

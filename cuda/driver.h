@@ -50,6 +50,7 @@ struct Driver {
   int (*event_destroy)(Handle);
   int (*event_record)(Handle, Handle);
   int (*event_synchronize)(Handle);
+  int (*event_query)(Handle);
   int (*event_elapsed)(float*, Handle, Handle);
   int (*error_name)(int, const char**);
   int (*error_string)(int, const char**);

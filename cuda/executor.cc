@@ -35,6 +35,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       arrays_(*program_, count_loads(*program_, false), count_loads(*program_, true)),
       tables_(make_tables(*program_, analysis_.dense_gradient, parameters_->sizes())),
       mirror_(device_, analysis_, parameters_->sizes()),
+      collectives_(device_),
       arena_(device_),
       scratch_(device_),
       gradients_(device_),

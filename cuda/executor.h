@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives.h"
 #include "exec/analysis.h"
 #include "library.h"
 #include "mirror.h"
@@ -49,7 +50,7 @@ class Executor {
 
   // A step in parts, as cavs::Executor's; what others wait for comes to the host during the run.
   // Updates with gradients of the host, times `scale`, go on when the call returns.
-  void arm_gradients() { mirror_.arm(); }
+  void arm_gradients();
   void give_up_gradients() { mirror_.fail(); }
   bool wait_gradient(int32_t param, int64_t begin, int64_t end) const;
   int64_t gradient_slab(int32_t param) const { return analysis_.slab.at(param); }
@@ -61,6 +62,13 @@ class Executor {
   const DeviceFactors& factors(int32_t param) const;
   void apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces, double scale,
              std::shared_ptr<const void> owner);
+  // A dense gradient that stays on the device, where others sum it: values of pieces may be there.
+  T* keep_gradient(int32_t param);
+  T* kept_gradient(int32_t param) const;
+  bool follow_gradient(int32_t param);
+  double squared_norm(const std::vector<GradientPiece<T>>& kept);
+  Collectives& collectives() { return collectives_; }
+  Handle collective_stream() const { return device_->collectives(); }
 
   void gradient(int32_t param, T* out);
   std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param);
@@ -121,6 +129,7 @@ class Executor {
 
   void plan_stretches();
   void resolve_stretches();
+  bool kept(const GradientPiece<T>& piece) const;
   void upload_mirrored(const std::vector<GradientPiece<T>>& pieces);
   void upload_gradients(const std::vector<GradientPiece<T>>& pieces, const States& states);
   void check_param(int32_t param) const;
@@ -145,6 +154,7 @@ class Executor {
   std::vector<int32_t> start_;  // of each stage: itself, or the loop beside which it runs
 
   Mirror<T> mirror_;
+  Collectives collectives_;
   std::vector<std::vector<int32_t>> done_after_;  // of each stage: gradients that it is the last of
   std::vector<std::unique_ptr<DeviceFactors>> factors_;
   std::vector<int32_t> factors_of_instruction_;  // or -1

@@ -13,23 +13,27 @@ Mirror<T>::Mirror(std::shared_ptr<Device> device, const Analysis& analysis,
       layout_(place_gradients(analysis, sizeof(T), sizes)),
       progress_(analysis, sizes),
       values_(device_),
-      tables_(device_) {}
+      tables_(device_),
+      kept_(sizes.size(), false) {}
 
 template <class T>
 void Mirror<T>::reserve() {
-  if (reserved_) return;
+  if (reserved()) return;
   values_.reserve(std::max<int64_t>(1, layout_.elements) * sizeof(T));
   std::fill_n(block(), layout_.elements, T(0));
-  made_.clear();
-  here_.clear();
-  for (size_t i = 0; i < sizes_.size(); ++i) {
-    made_.push_back(std::make_unique<Event>(device_, false));
-    here_.emplace_back();
+}
+
+template <class T>
+void Mirror<T>::make_events() {
+  for (size_t i = made_.size(); i < sizes_.size(); ++i) {
+    std::vector<std::unique_ptr<Event>> slabs;
     for (int64_t at = 0; at < sizes_[i]; at += analysis_.slab[i]) {
-      here_.back().push_back(std::make_unique<Event>(device_, false));
+      slabs.push_back(std::make_unique<Event>(device_, false));
     }
+    here_.resize(i);  // what an earlier attempt has left
+    here_.push_back(std::move(slabs));
+    made_.push_back(std::make_unique<Event>(device_, false));
   }
-  reserved_ = true;
 }
 
 template <class T>
@@ -40,7 +44,10 @@ void Mirror<T>::arm() {
 
 template <class T>
 void Mirror<T>::begin(const std::vector<Table>& tables) {
-  reserve();
+  make_events();
+  for (int32_t i : analysis_.gradient_order) {
+    if (analysis_.dense_gradient[i] && !kept_[i]) reserve();
+  }
   std::vector<size_t> at;
   size_t bytes = 0;
   for (const Table& table : tables) {
@@ -77,6 +84,11 @@ void Mirror<T>::record(int32_t param) {
 // In slabs, of which the first travel on while the last are copied.
 template <class T>
 void Mirror<T>::leave(int32_t param, const T* from) {
+  if (kept_[param]) {
+    made_[param]->record();
+    progress_.finished(param);
+    return;
+  }
   behind(param, [&] {
     const int64_t slab = analysis_.slab[param];
     for (int64_t at = 0; at < sizes_[param]; at += slab) {

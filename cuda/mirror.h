@@ -23,7 +23,10 @@ class Mirror {
   const GradientLayout& layout() const { return layout_; }
   // Room for dense gradients, which stays where it is. In a Turn.
   void reserve();
-  bool reserved() const { return reserved_; }
+  bool reserved() const { return values_.bytes() > 0; }
+  // From now on a dense gradient is not copied: it is waited for and read on the device.
+  void keep(int32_t param) { kept_[param] = true; }
+  bool keeps(int32_t param) const { return kept_[param]; }
 
   // Before a run that others follow.
   void arm();
@@ -40,6 +43,9 @@ class Mirror {
 
   // On any thread: whether elements [begin, end) of a gradient are here; waits until they are.
   bool wait(int32_t param, int64_t begin, int64_t end) const;
+  // Whether what makes a gradient has been launched, which made() follows; waits until it has been.
+  bool wait_launched(int32_t param) const { return progress_.wait(param, 0, sizes_.at(param)); }
+  const Event& made(int32_t param) const { return *made_[param]; }
   T* block() const { return values_.at<T>(); }
   T* dense(int32_t param) const { return block() + layout_.at[param]; }
   // Null before the first run that others follow.
@@ -48,7 +54,7 @@ class Mirror {
   }
   // Whether these elements are of the block.
   bool holds(const T* values, int64_t count) const {
-    return reserved_ && values >= block() && values + count <= block() + layout_.elements;
+    return reserved() && values >= block() && values + count <= block() + layout_.elements;
   }
 
  private:
@@ -56,6 +62,7 @@ class Mirror {
   void behind(int32_t param, F&& copies);
   void download(T* to, const T* from, int64_t count);
   void record(int32_t param);
+  void make_events();
 
   std::shared_ptr<Device> device_;
   const Analysis& analysis_;
@@ -66,7 +73,8 @@ class Mirror {
   std::vector<size_t> table_at_;                           // bytes
   std::vector<std::unique_ptr<Event>> made_;               // of each parameter, on the device
   std::vector<std::vector<std::unique_ptr<Event>>> here_;  // of each of its slabs, on the host
-  bool reserved_ = false, armed_ = false;
+  std::vector<bool> kept_;
+  bool armed_ = false;
 };
 
 }  // namespace cavs::cuda

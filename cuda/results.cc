@@ -101,6 +101,40 @@ std::pair<T*, int64_t> Executor<T>::gradient_block() {
 }
 
 template <class T>
+void Executor<T>::arm_gradients() {
+  collectives_.begin();
+  mirror_.arm();
+}
+
+template <class T>
+T* Executor<T>::keep_gradient(int32_t param) {
+  check_param(param);
+  if (!analysis_.dense_gradient[param]) {
+    throw std::invalid_argument("parameter " + std::to_string(param) + " has no dense gradient");
+  }
+  mirror_.keep(param);
+  return grads_[param];
+}
+
+template <class T>
+T* Executor<T>::kept_gradient(int32_t param) const {
+  check_param(param);
+  if (!mirror_.keeps(param)) {
+    throw std::invalid_argument("gradient of parameter " + std::to_string(param) +
+                                " is not kept on the device");
+  }
+  return grads_[param];
+}
+
+template <class T>
+bool Executor<T>::follow_gradient(int32_t param) {
+  check_param(param);
+  if (!mirror_.wait_launched(param)) return false;
+  collectives_.follow(mirror_.made(param));
+  return true;
+}
+
+template <class T>
 bool Executor<T>::set_factored(int32_t param) {
   const Turn turn(*device_);
   check_param(param);
@@ -200,6 +234,10 @@ Report Executor<T>::report() const {
   template bool Executor<T>::wait_gradient(int32_t, int64_t, int64_t) const;     \
   template GradientView<T> Executor<T>::gradient_view(int32_t);                  \
   template std::pair<T*, int64_t> Executor<T>::gradient_block();                 \
+  template void Executor<T>::arm_gradients();                                    \
+  template T* Executor<T>::keep_gradient(int32_t);                               \
+  template T* Executor<T>::kept_gradient(int32_t) const;                         \
+  template bool Executor<T>::follow_gradient(int32_t);                           \
   template bool Executor<T>::set_factored(int32_t);                              \
   template const DeviceFactors& Executor<T>::factors(int32_t) const;             \
   template void Executor<T>::gradient(int32_t, T*);                              \

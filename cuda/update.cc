@@ -2,6 +2,7 @@
 // nothing but the outcome, and that when it is asked for.
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 #include "exec/caller.h"
 #include "executor.h"
@@ -96,6 +97,12 @@ std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>& inputs, const Update<
   return step;
 }
 
+template <class T>
+bool Executor<T>::kept(const GradientPiece<T>& p) const {
+  const T* block = gradients_.template as<T>();
+  return p.values >= block && p.values + p.count * p.width <= block + mirror_.layout().elements;
+}
+
 // Between whole gradients that follow each other there is nothing of anybody's: one copy for them.
 template <class T>
 void Executor<T>::upload_mirrored(const std::vector<GradientPiece<T>>& pieces) {
@@ -127,7 +134,7 @@ void Executor<T>::upload_mirrored(const std::vector<GradientPiece<T>>& pieces) {
 }
 
 // Gradients of the host, where they are to be in `stretches_`: those of the mirror go to the places
-// that they came from, others are staged.
+// that they came from, those of the device stay, others are staged.
 template <class T>
 void Executor<T>::upload_gradients(const std::vector<GradientPiece<T>>& pieces,
                                    const States& states) {
@@ -142,7 +149,8 @@ void Executor<T>::upload_gradients(const std::vector<GradientPiece<T>>& pieces,
   for (const GradientPiece<T>& p : pieces) {
     const int64_t count = p.count * p.width;
     Staged s;
-    if (!mirror_.holds(p.values, count)) s.values = staging_.add(p.values, count * sizeof(T));
+    if (!kept(p) && !mirror_.holds(p.values, count))
+      s.values = staging_.add(p.values, count * sizeof(T));
     if (p.rows != nullptr) s.rows = staging_.add(p.rows, p.count * sizeof(int32_t));
     cut_piece(p, kPiece, work);
     of.resize(work.size(), static_cast<int32_t>(staged.size()));
@@ -156,8 +164,9 @@ void Executor<T>::upload_gradients(const std::vector<GradientPiece<T>>& pieces,
     const GradientPiece<T>& w = work[i];
     const GradientPiece<T>& p = pieces[of[i]];
     const Staged& s = staged[of[i]];
-    const T* grad = s.values < 0 ? block + (w.values - mirror_.block())
-                                 : staging_.at<T>(s.values) + (w.values - p.values);
+    const T* grad = kept(p)        ? w.values
+                    : s.values < 0 ? block + (w.values - mirror_.block())
+                                   : staging_.at<T>(s.values) + (w.values - p.values);
     const int32_t* rows = s.rows < 0 ? nullptr : staging_.at<int32_t>(s.rows) + (w.rows - p.rows);
     const auto [first, second] = states[w.param];
     stretches_[i] = {parameters_->on_device()[w.param],
@@ -175,6 +184,25 @@ void Executor<T>::upload_gradients(const std::vector<GradientPiece<T>>& pieces,
 }
 
 template <class T>
+double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>& pieces) {
+  const Turn turn(*device_);
+  check_pieces(pieces, parameters_->sizes());
+  if (pieces.empty()) return 0;
+  collectives_.join();
+  const States none(parameters_->sizes().size());
+  upload_gradients(pieces, none);
+  std::vector<double> partial(stretches_.size());
+  const size_t bytes = partial.size() * sizeof(double);
+  partial_.reserve(bytes);
+  library_->square(staging_.at<Stretch<T>>(stretches_at_), static_cast<int>(partial.size()),
+                   partial_.as<double>());
+  staging_.read();
+  device_->download(partial.data(), partial_.at(), bytes);
+  device_->synchronize();
+  return std::accumulate(partial.begin(), partial.end(), 0.0);
+}
+
+template <class T>
 void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces,
                         double scale, std::shared_ptr<const void> owner) {
   const Turn turn(*device_);
@@ -186,6 +214,7 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
   std::copy_if(pieces.begin(), pieces.end(), std::back_inserter(some),
                [](const GradientPiece<T>& p) { return p.count > 0; });
   if (some.empty()) return;
+  collectives_.join();
   upload_gradients(some, states);
   std::vector<bool> moved(parameters_->sizes().size(), false);
   for (const GradientPiece<T>& p : some) moved[p.param] = true;
@@ -204,6 +233,7 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
   template std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>&, const Update<T>&,           \
                                                      std::shared_ptr<const void>,                  \
                                                      const std::shared_ptr<Step>&);                \
+  template double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>&);                 \
   template void Executor<T>::plan_stretches();                                                     \
   template void Executor<T>::upload_mirrored(const std::vector<GradientPiece<T>>&);                \
   template void Executor<T>::apply(const Update<T>&, const std::vector<GradientPiece<T>>&, double, \

@@ -31,6 +31,7 @@ def trainer(
         strategy=args.strategy,
         communicator=communicator,
         elastic=args.elastic,
+        collectives=args.collectives,
         split=contiguous if args.balance == "equal" else StructureBalancer(),
         resources=None if args.resources is None else load_resources(args.resources),
         **common,

@@ -11,6 +11,7 @@ from typing import Any
 from cavs.cli.registry import Entry, Task, find, names, summary
 from cavs.config import MAX_THREADS
 from cavs.cuda.engine import PRECISIONS
+from cavs.distributed.devices import COLLECTIVES
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import optim, schedules
 from cavs.train.checkpoint import Checkpoint, read_checkpoint
@@ -138,6 +139,12 @@ def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=bool(os.environ.get("CAVS_ELASTIC")),
         help="go on with the ranks that are left if one dies (set by cavs launch --elastic)",
+    )
+    group.add_argument(
+        "--collectives",
+        choices=COLLECTIVES,
+        default="auto",
+        help="how GPUs sum dense gradients (default: auto, by NCCL where every rank has a GPU)",
     )
     group.add_argument("--resources", metavar="FILE", help="resource specification in YAML")
     group.add_argument(

@@ -50,6 +50,10 @@ class Device:
         allocate, release = (memory.allocate, memory.release) if memory else (None, None)
         return _cuda.Device(self.driver_library, self.ordinal, allocate, release)
 
+    def uuid(self) -> str:
+        """What tells this GPU from all others; DeviceError if the driver does not say it."""
+        return Driver(self.driver_library).uuid(self.ordinal)
+
     def compile(
         self,
         name: str,

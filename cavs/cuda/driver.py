@@ -55,6 +55,12 @@ class Driver:
         self._check("cuDeviceGetName", self._call("cuDeviceGetName", text, 256, device))
         return text.value.decode(errors="replace")
 
+    def uuid(self, ordinal: int) -> str:
+        """What tells the GPU from all others, whatever it is numbered in a process."""
+        found, device = (ctypes.c_ubyte * 16)(), self._device(ordinal)
+        self._check("cuDeviceGetUuid_v2", self._call("cuDeviceGetUuid_v2", found, device))
+        return bytes(found).hex()
+
     def memory(self, ordinal: int) -> int:
         """The bytes of its memory."""
         size, device = ctypes.c_size_t(), self._device(ordinal)

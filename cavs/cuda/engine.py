@@ -56,7 +56,7 @@ class CudaEngine:
         parameters: Iterable[Parameter],
         precision: str = "float32",
     ) -> None:
-        self._device, self._precision = device, precision
+        self.device, self._precision = device, precision
         self._owner, self._of = ref(owner), list(parameters)
         for p in self._of:
             p.keep_copy(self)
@@ -73,10 +73,10 @@ class CudaEngine:
         """
         if self._parameters is None:
             self._real = "double" if arrays[0].dtype == np.float64 else "float"
-            images = fixed_kernels(self._device, self._real, self._precision)
-            blas = self._device.cublas_lt or ""
+            images = fixed_kernels(self.device, self._real, self._precision)
+            blas = self.device.cublas_lt or ""
             self._parameters = _cuda.Parameters(
-                self._device.native, images, list(arrays), self._precision, blas
+                self.device.native, images, list(arrays), self._precision, blas
             )
         half = half_buffers(program) if self._precision == "bfloat16" else frozenset()
         maps = map_kernels(program, self._real, half)
@@ -84,7 +84,7 @@ class CudaEngine:
         image = b""
         if named:
             included = headers() if half else {}
-            image = self._device.compile("maps.cu", maps.text, included, self._real)
+            image = self.device.compile("maps.cu", maps.text, included, self._real)
         return _cuda.Executor(encoded, self._parameters, image, named, sorted(half))
 
     def invalidate(self) -> None:

@@ -1,4 +1,4 @@
-"""Which device a rank computes on."""
+"""Which device a rank computes on, and which of them sum among themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import sys
 
 from cavs.cuda.device import Device, count_devices, open_device
 from cavs.distributed.agreement import Agreement
+from cavs.distributed.communicator.nccl import NCCLCommunicator, load_nccl
 from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.synchronisers import DeviceGroup
+from cavs.errors import DeviceError
+
+COLLECTIVES = ("auto", "nccl", "mpi")
 
 
 def device_of_rank(device: str | Device, c: Communicator) -> str | Device:
@@ -39,3 +44,38 @@ def device_of_rank(device: str | Device, c: Communicator) -> str | Device:
     Agreement(c).meet("start", failed)
     assert opened is not None
     return opened
+
+
+def join_devices(
+    collectives: str, device: Device | None, replicas: Communicator, before: DeviceGroup | None
+) -> DeviceGroup | None:
+    """The devices of `replicas` as a group that sums by NCCL; all of them call it.
+
+    None where `collectives` is "mpi", or it is "auto" and not every rank has a device of its own
+    and NCCL; for "nccl" that is a DeviceError, on all ranks. before: a group that was given up.
+    """
+    if device is None or collectives == "mpi":
+        return None
+    missing, uuid = "", ""
+    try:
+        load_nccl()
+        uuid = device.uuid()
+    except DeviceError as error:
+        missing = error.what
+    told = replicas.share([missing, uuid])
+    reasons = [f"rank {r}: {text}" for r, (text, _) in enumerate(told) if text]
+    names = [name for _, name in told]
+    if not reasons and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        ranks = [str(r) for r, name in enumerate(names) if name == twice]
+        reasons = [f"ranks {' and '.join(ranks)} share a GPU"]
+    if reasons and collectives == "nccl":
+        raise DeviceError(
+            "NCCL needs CuPy and a GPU of its own on every rank\n  " + "\n  ".join(reasons),
+            hint="as many ranks as GPUs, or collectives='auto'",
+        )
+    if reasons:
+        return None
+    nccl = NCCLCommunicator(replicas, device.ordinal)
+    nccl.sent_bytes = 0 if before is None else before.sent_bytes
+    return DeviceGroup(nccl, replicas)

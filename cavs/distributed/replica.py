@@ -17,23 +17,36 @@ class DeviceReplica:
 
     executor: of cavs._cuda. parameters: by name. served: those of which ranks own parts, by number.
     Owners update them here, on the host, where the values of other owners come, too; all go up
-    together before the next run. Norms and products of what others sent are made here as well.
+    together before the next run. Norms of gradients on the host, and products of what others sent,
+    are made here as well.
     """
 
     def __init__(
         self, executor: Any, parameters: Mapping[str, Any], served: Collection[int]
     ) -> None:
         self.executor, self._served = executor, frozenset(served)
-        executor.gradient_block()  # memory is missing here rather than in the middle of a step
         self._host = optimiser([p.value.reshape(-1) for p in parameters.values()])
         self._host.set_serial(False)
-        self.squared_norm, self.add_product = self._host.squared_norm, self._host.add_product
+        self.add_product = self._host.add_product
         self.run, self.arm_gradients = executor.run, executor.arm_gradients
         self.give_up_gradients = executor.give_up_gradients
         self.wait_gradient, self.gradient_slab = executor.wait_gradient, executor.gradient_slab
         self.gradient_view, self.gradient_block = executor.gradient_view, executor.gradient_block
         self.gradient_order = executor.gradient_order
         self.set_factored, self.factors = executor.set_factored, executor.factors
+        self.keep_gradient, self.follow_gradient = executor.keep_gradient, executor.follow_gradient
+        self.open_collective = executor.open_collective
+        self.close_collective = executor.close_collective
+        self.collective_stream = executor.collective_stream
+        self.wait_collectives = executor.wait_collectives
+        self.collective_seconds = executor.collective_seconds
+
+    def squared_norm(self, pieces: Sequence[tuple[Any, ...]]) -> float:
+        """As that of an executor, wherever the values are."""
+        there = [piece for piece in pieces if isinstance(piece[1], int)]
+        here = [piece for piece in pieces if not isinstance(piece[1], int)]
+        squares = float(self._host.squared_norm(here))
+        return squares + float(self.executor.squared_norm(there)) if there else squares
 
     def apply(
         self,
@@ -43,7 +56,7 @@ class DeviceReplica:
         trainable: Sequence[bool],
         scale: float,
     ) -> None:
-        """As that of an executor; `pieces` lie on the host."""
+        """As that of an executor."""
         here = [i in self._served for i in range(len(trainable))]
         owned = [piece for piece in pieces if here[piece[0]]]
         if owned:

@@ -10,8 +10,8 @@ from typing import Any
 
 from cavs.distributed.communicator.protocol import Handle
 from cavs.distributed.roles import Roles
-from cavs.distributed.synchronisers import Exchange, Piece
-from cavs.errors import CommunicationError
+from cavs.distributed.synchronisers import DeviceGroup, Exchange, Piece
+from cavs.errors import CommunicationError, DeviceError
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,21 @@ class StepReport:
 
 
 class Run:
-    """Forward and backward on the calling thread, exchanges in the background."""
+    """Forward and backward on the calling thread, exchanges in the background.
+
+    group: the devices among which some of the exchanges sum; None if they are not on devices.
+    """
 
     def __init__(
-        self, executor: Any, exchanges: Sequence[Exchange], roles: Roles, wait_free: bool
+        self,
+        executor: Any,
+        exchanges: Sequence[Exchange],
+        roles: Roles,
+        wait_free: bool,
+        group: DeviceGroup | None = None,
     ) -> None:
         self.executor, self.exchanges, self.roles = executor, exchanges, roles
-        self.wait_free = wait_free
+        self.wait_free, self.group = wait_free, group
         self.pieces: list[Piece] = []
         self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
 
@@ -76,15 +84,22 @@ class Run:
         if not self.wait_free:
             handles = [start(self._reduce, exchange) for exchange in self.exchanges]
         lost: CommunicationError | None = None
+        broken: DeviceError | None = None
         for handle in handles:  # all of them: none may run into what comes after
             try:
                 self.pieces += handle.wait()
             except CommunicationError as error:
                 lost = lost or error
+            except DeviceError as error:  # of this rank alone: others learn of it at the end
+                broken = broken or error
         if lost is not None:
             raise lost
+        if self.group is not None:
+            self.group.finish(self.executor, broken)
+            if not self.group.lost:
+                self.communication_seconds += self.executor.collective_seconds()
         self.exposed_seconds = time.perf_counter() - ended
-        return loss, failed
+        return loss, failed or broken
 
     def serve(self) -> None:
         """The part of a rank that computes nothing: it takes what the others send."""

@@ -14,6 +14,7 @@ from cavs.compiler.pipeline import Compiled
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
+from cavs.distributed.devices import join_devices
 from cavs.distributed.free_step import free_step
 from cavs.distributed.held import HeldBack
 from cavs.distributed.idle import idle_executor
@@ -22,7 +23,7 @@ from cavs.distributed.roles import Roles
 from cavs.distributed.run import Run, StepReport
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
 from cavs.distributed.strategy import Strategy
-from cavs.distributed.synchronisers import Exchange, exchanges_of
+from cavs.distributed.synchronisers import DeviceGroup, Exchange, exchanges_of
 from cavs.distributed.synchronisers.plan import is_served
 from cavs.distributed.synchronisers.stale import StalePush, StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
@@ -37,7 +38,7 @@ class DistributedSession:
 
     strategy: None reduces all gradients to all ranks, in buckets, as they become ready. split:
     which rank takes which graphs of a batch. wait_free: False starts to communicate after
-    backward; for comparison.
+    backward; for comparison. collectives: see `devices.join_devices`.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class DistributedSession:
         *,
         split: Split = contiguous,
         wait_free: bool = True,
+        collectives: str = "auto",
     ) -> None:
         self.session, self.communicator, self.strategy = session, communicator, strategy
-        self.split, self.wait_free = split, wait_free
+        self.split, self.wait_free, self.collectives = split, wait_free, collectives
+        self.group: DeviceGroup | None = None  # of devices that sum among themselves
         self.agreement = Agreement(communicator)
         self.int_features: list[str] = []  # of the program that runs
         self._exchanges: list[Exchange] = []
@@ -99,7 +102,7 @@ class DistributedSession:
         part, executor, inputs = self.prepare_together(batch)
         totals = self._totals(part)
         scale = self.scale(part)
-        run = Run(executor, self._exchanges, self.roles, self.wait_free)
+        run = Run(executor, self._exchanges, self.roles, self.wait_free, self.group)
         words = self.session.readable_errors(part.local)
         loss, error = run.go(words, (*inputs, self.own_seed(seed), step, scale, totals))
         return self._finish(run, loss, error, (hyper, states, max_norm), sent)
@@ -117,7 +120,8 @@ class DistributedSession:
             if failed is not None:
                 raise failed
             part = self.shard(batch)
-            new = self._exchanging is None or self.session.is_new(part.local)
+            lost = self.group is not None and self.group.lost
+            new = lost or self._exchanging is None or self.session.is_new(part.local)
             if not new:
                 executor, inputs, _ = self.ready(part)
         except Exception as error:  # the other ranks must learn of it, whatever it is
@@ -153,6 +157,10 @@ class DistributedSession:
             self.session.compile_for(part.local, union)
             executor, inputs, compiled = self.ready(part)
             kinds = compiled.program.gradients
+            if not self.free and (self.group is None or self.group.lost):
+                device, replicas = self.session.device, self.roles.replicas
+                self.group = join_devices(self.collectives, device, replicas, self.group)
+                self._exchanging = None
             self.exchanges_for(executor, kinds)
             self.int_features = compiled.program.int_features
         except CommunicationError:
@@ -330,7 +338,7 @@ class DistributedSession:
         if executor is not self._exchanging:
             parameters = self.session.parameters
             fresh = exchanges_of(
-                self.strategy, executor, parameters, kinds, self.roles, self.servers
+                self.strategy, executor, parameters, kinds, self.roles, self.servers, self.group
             )
             for exchange in fresh:
                 self._held.give(exchange, *self.place, average=self.average)
@@ -367,7 +375,8 @@ class DistributedSession:
         """Bytes that this rank has sent so far."""
         letters = 0 if self.servers is None else self.servers.sent_bytes
         groups = self.communicator if self._roles is None else self._roles
-        return groups.sent_bytes + letters
+        among_devices = 0 if self.group is None else self.group.sent_bytes
+        return groups.sent_bytes + letters + among_devices
 
     @property
     def _serves(self) -> bool:
@@ -393,6 +402,8 @@ class DistributedSession:
             self.servers.leave()
         if self._roles is not None:
             self._roles.leave()
+        if self.group is not None:
+            self.group.abort()
 
     def move_to(self, communicator: Communicator, strategy: Strategy | None) -> None:
         """Goes on with those ranks that are left, and what they do now.
@@ -404,7 +415,7 @@ class DistributedSession:
         self.communicator, self.agreement = communicator, Agreement(communicator)
         self.strategy = strategy
         self._roles = Roles(communicator, strategy)
-        self._exchanging = None  # owners may be others now
+        self._exchanging = self.group = None  # owners may be others now
         self.servers, self._written = None, True
         if self.owns:
             self._exchanges = []

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import require
 from cavs.cuda.device import Device
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement, is_agreed
 from cavs.distributed.choice import agreed_strategy, fits
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.devices import device_of_rank
+from cavs.distributed.devices import COLLECTIVES, device_of_rank
 from cavs.distributed.digest import facts
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
@@ -78,6 +79,8 @@ class Trainer(LocalTrainer):
         device: "cpu"; "cuda", one of the GPUs of each host for each of its ranks; "cuda:1", or a
             cavs.cuda Device.
         precision: As for `cavs.Session`.
+        collectives: How dense gradients of devices are summed: "nccl" in their memory, "mpi" on the
+            hosts, "auto" by NCCL where CuPy has it and no two ranks share a device.
         more: As for `cavs.Trainer`.
 
     An error on one rank is raised on all. Same program, seed and number of ranks: same bits.
@@ -100,10 +103,14 @@ class Trainer(LocalTrainer):
         dtype: Any = np.float32,
         device: str | Device = "cpu",
         precision: str = "float32",
+        collectives: str = "auto",
         passes: Any = None,
         threads: int | None = None,
         **more: Any,
     ) -> None:
+        require(collectives in COLLECTIVES, "collectives", collectives, " or ".join(COLLECTIVES))
+        on_host = device == "cpu" and collectives == "nccl"
+        require(not on_host, "collectives", collectives, "'auto' or 'mpi' on the CPU")
         c = communicator if communicator is not None else world(timeout)
         local = Session(
             model,
@@ -121,7 +128,9 @@ class Trainer(LocalTrainer):
             known = variables_of(model, dtype=str(local.dtype), factors=maybe)
             verify(chosen, known, resources)
             fits(chosen, c.size)
-        session = DistributedSession(local, c, chosen, split=split, wait_free=wait_free)
+        session = DistributedSession(
+            local, c, chosen, split=split, wait_free=wait_free, collectives=collectives
+        )
         super().__init__(model, optimizer, session=session, **more)
         self.elastic, self.resources = elastic, resources
         self._asked = strategy
@@ -154,6 +163,8 @@ class Trainer(LocalTrainer):
             steps=self.steps,
             max_norm=self.max_norm,
             options=options,
+            device="cpu" if self.session.session.device is None else "cuda",
+            collectives=self.session.collectives,
         )
         self.agreement.same(known)
         for parameter in self.parameters.values():
@@ -384,6 +395,8 @@ class Trainer(LocalTrainer):
         self._survivors.go(work)
         if self.session.servers is not None:
             self.session.servers.close()
+        if self.session.group is not None:
+            self.session.group.close()
         self.communicator.close()
 
     def __enter__(self) -> Trainer:

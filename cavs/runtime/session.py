@@ -109,6 +109,11 @@ class Session:
         return StepResult(loss, norm)
 
     @property
+    def device(self) -> Device | None:
+        """Where it runs; None: on the CPU."""
+        return None if self._cuda is None else self._cuda.device
+
+    @property
     def overlaps(self) -> bool:
         """Whether a step may go on while the host prepares the next one: on a device."""
         return self._cuda is not None

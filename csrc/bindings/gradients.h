@@ -27,12 +27,18 @@ py::tuple to_tuple(const GradientView<T>& view, const py::object& owner) {
 }
 
 // Tuples (parameter, values, rows or None, stride, offset); values have one axis, or two where
-// rows of them are rows of the parameter.
-template <class T>
-std::vector<GradientPiece<T>> to_pieces(const py::list& pieces) {
+// rows of them are rows of the parameter. A number instead of values: so many that `there` has.
+template <class T, class F>
+std::vector<GradientPiece<T>> to_pieces(const py::list& pieces, F&& there) {
   std::vector<GradientPiece<T>> out;
   for (const py::handle& item : pieces) {
     const auto t = item.cast<py::tuple>();
+    if (py::isinstance<py::int_>(t[1])) {
+      const auto param = t[0].cast<int32_t>();
+      const auto offset = t[4].cast<int64_t>();
+      out.push_back({param, there(param) + offset, nullptr, t[1].cast<int64_t>(), 1, 1, offset});
+      continue;
+    }
     const auto values = t[1].cast<py::array>();
     GradientPiece<T> p{};
     p.param = t[0].cast<int32_t>();
@@ -52,6 +58,13 @@ std::vector<GradientPiece<T>> to_pieces(const py::list& pieces) {
     out.push_back(p);
   }
   return out;
+}
+
+template <class T>
+std::vector<GradientPiece<T>> to_pieces(const py::list& pieces) {
+  return to_pieces<T>(pieces, [](int32_t param) -> T* {
+    throw py::type_error("gradient of parameter " + std::to_string(param) + " is no array");
+  });
 }
 
 }  // namespace cavs

@@ -1,7 +1,7 @@
-"""Ranks as GPUs, one each, through CuPy's NCCL.
+"""Sums over GPUs of one rank each, in their own memory, through CuPy's NCCL.
 
-Not run by the tests: they check, with a stand-in for CuPy, what is passed. Arrays are CuPy arrays
-on the device of the rank. What NCCL has no operation for goes through the control communicator.
+NCCL starts on a stream and goes on by itself; nothing here waits for another rank. What fails is
+found when the stream is waited for, or at the next call, and `abort` ends what others never join.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from cavs.distributed.communicator.collectives import bounds
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.errors import ConfigError, DeviceError
 
-_TYPES = {"float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64", "float16": "NCCL_FLOAT16"}
+_TYPES = {"float32": ("NCCL_FLOAT32", 4), "float64": ("NCCL_FLOAT64", 8)}
 
 
 def load_nccl() -> tuple[ModuleType, ModuleType]:
@@ -22,76 +21,84 @@ def load_nccl() -> tuple[ModuleType, ModuleType]:
     try:
         import cupy
         from cupy.cuda import nccl
-    except ImportError as error:
+    except Exception as error:  # an import may fail in any way; CuPy's are of several classes
         raise DeviceError(f"NCCL needs CuPy: {error}", hint='pip install "cavs[cuda12]"') from error
     if not nccl.available:
         raise DeviceError(
-            "CuPy finds no NCCL library", hint="pip install nvidia-nccl-cu12, or pass device='cpu'"
+            "CuPy finds no NCCL library",
+            hint="pip install nvidia-nccl-cu12, or collectives='mpi'",
         )
     return cupy, nccl
 
 
 class NCCLCommunicator:
-    """Sums, gathers and broadcasts of device arrays, on the current stream.
+    """The ranks of `control`, each with GPU number `ordinal` of its process.
 
-    control: a communicator of the same ranks on the host; it carries NCCL's unique id.
+    control: a communicator on the host, which carries NCCL's unique id. All ranks make one
+    together. Methods raise `DeviceError`; after one, `abort` is all that is left to do.
     """
 
-    def __init__(self, control: Communicator) -> None:
+    def __init__(self, control: Communicator, ordinal: int) -> None:
         self._cupy, self._nccl = load_nccl()
-        self.rank, self.size, self.control = control.rank, control.size, control
-        own = list(self._nccl.get_unique_id()) if control.rank == 0 else None
-        unique = tuple(control.share(own)[0])
-        self._comm: Any = self._nccl.NcclCommunicator(control.size, unique, control.rank)
+        self.rank, self.size, self.ordinal = control.rank, control.size, ordinal
+        self.sent_bytes = 0  # by the formula of a ring
+        self._comm: Any = None
+        own, failed = None, ""
+        try:
+            own = list(self._nccl.get_unique_id()) if control.rank == 0 else None
+        except Exception as error:  # NCCL's own class is known once it is imported
+            failed = str(error)
+        unique, failed = control.share([own, failed])[0]
+        if unique is None:
+            raise DeviceError(f"NCCL on rank 0 makes no id: {failed}")
+        self._call(lambda: self._join(tuple(unique)))
 
-    def _type(self, array: Any) -> int:
-        name = str(array.dtype)
-        if name not in _TYPES:
-            raise ConfigError(f"NCCL sums {', '.join(_TYPES)}, not {name}")
-        return int(getattr(self._nccl, _TYPES[name]))
+    def _join(self, unique: tuple[int, ...]) -> None:
+        self._comm = self._nccl.NcclCommunicator(self.size, unique, self.rank)
 
-    def _stream(self) -> int:
-        return int(self._cupy.cuda.get_current_stream().ptr)
+    def all_reduce(self, ranges: Sequence[tuple[int, int]], dtype: str, stream: int) -> None:
+        """Sums over the ranks, in place, of `ranges`: (address on the device, elements).
 
-    def all_reduce(self, array: Any) -> None:
-        """Sum over the ranks, in place."""
-        at = array.data.ptr
-        kind, add = self._type(array), self._nccl.NCCL_SUM
-        self._comm.allReduce(at, at, array.size, kind, add, self._stream())
+        They start on `stream`, a driver's handle, after all that it has been given.
+        """
+        if dtype not in _TYPES:
+            raise ConfigError(f"NCCL sums {', '.join(_TYPES)}, not {dtype}")
+        name, size = _TYPES[dtype]
+        kind, add = getattr(self._nccl, name), self._nccl.NCCL_SUM
 
-    def reduce_scatter(self, array: Any, counts: Sequence[int]) -> Any:
-        """Part `rank` of the sum, in place; `counts` are equal."""
-        own = self._part(array, counts)
-        kind, add = self._type(array), self._nccl.NCCL_SUM
-        self._comm.reduceScatter(array.data.ptr, own.data.ptr, counts[0], kind, add, self._stream())
-        return own
+        def launch() -> None:
+            self._nccl.groupStart()
+            for at, count in ranges:
+                self._comm.allReduce(at, at, count, kind, add, stream)
+            self._nccl.groupEnd()
 
-    def all_gather_into(self, array: Any, counts: Sequence[int]) -> None:
-        """Every rank's part of `array` to all, in place; `counts` are equal."""
-        own = self._part(array, counts)
-        kind = self._type(array)
-        self._comm.allGather(own.data.ptr, array.data.ptr, counts[0], kind, self._stream())
+        self._call(launch)
+        total = sum(count for _, count in ranges) * size
+        self.sent_bytes += 2 * (self.size - 1) * total // self.size
 
-    def reduce(self, array: Any, root: int) -> None:
-        """Sum, in place at `root`."""
-        at = array.data.ptr
-        kind, add = self._type(array), self._nccl.NCCL_SUM
-        self._comm.reduce(at, at, array.size, kind, add, root, self._stream())
+    def check(self) -> None:
+        """DeviceError if NCCL has met an error since."""
+        self._call(lambda: self._comm.check_async_error())
 
-    def broadcast(self, array: Any, root: int) -> None:
-        """The array of `root` to all, in place."""
-        at = array.data.ptr
-        self._comm.broadcast(at, at, array.size, self._type(array), root, self._stream())
+    def abort(self) -> None:
+        """Ends what is under way, which others may never join; nothing may be called after it."""
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            self._call(comm.abort)
 
     def close(self) -> None:
-        """Free what NCCL holds."""
-        self._comm.destroy()
+        """Frees what NCCL holds, once all that was started has ended."""
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            self._call(comm.destroy)
 
-    def _part(self, array: Any, counts: Sequence[int]) -> Any:
-        if len(set(counts)) != 1 or sum(counts) != array.size:
-            raise ConfigError(
-                f"NCCL needs equal parts of {array.size} elements, not {list(counts)}",
-                hint="pad the array",
-            )
-        begin, end = bounds(counts)[self.rank]
-        return array.reshape(-1)[begin:end]
+    def _call(self, work: Any) -> None:
+        """`work()` with this rank's GPU current, its errors in our words."""
+        try:
+            with self._cupy.cuda.Device(self.ordinal):
+                work()
+        except RuntimeError as error:  # NcclError and CUDARuntimeError are
+            raise DeviceError(
+                f"NCCL on rank {self.rank}, cuda:{self.ordinal}: {error}",
+                hint="NCCL_DEBUG=INFO tells more; collectives='mpi' does without",
+            ) from error

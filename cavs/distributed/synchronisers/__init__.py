@@ -7,6 +7,7 @@ from cavs.distributed.synchronisers.all_reduce import (
 )
 from cavs.distributed.synchronisers.exchange import Exchange, Part, Piece, part_of
 from cavs.distributed.synchronisers.factors import FactorBroadcast
+from cavs.distributed.synchronisers.on_device import DeviceAllReduce, DeviceGroup
 from cavs.distributed.synchronisers.plan import exchanges_of
 from cavs.distributed.synchronisers.servers import DenseServers, SparseServers
 
@@ -14,6 +15,8 @@ __all__ = [
     "CompressedAllReduce",
     "DenseAllReduce",
     "DenseServers",
+    "DeviceAllReduce",
+    "DeviceGroup",
     "Exchange",
     "FactorBroadcast",
     "Part",

@@ -43,18 +43,18 @@ class Gradients(Protocol):
 class Piece:
     """A reduced gradient for the optimiser: summed over the ranks.
 
-    values, rows, stride, offset: as the engine's ``apply`` takes them. owned: this rank alone
-    applies it; otherwise all do.
+    values, rows, stride, offset: as the engine's ``apply`` takes them; how many values, where they
+    stayed on a device. owned: this rank alone applies it; otherwise all do.
     """
 
     parameter: int
-    values: Array
+    values: Array | int
     rows: Array | None = None
     stride: int | None = None
     offset: int = 0
     owned: bool = False
 
-    def as_tuple(self) -> tuple[int, Array, Array | None, int | None, int]:
+    def as_tuple(self) -> tuple[int, Array | int, Array | None, int | None, int]:
         """As the engine takes it."""
         return self.parameter, self.values, self.rows, self.stride, self.offset
 

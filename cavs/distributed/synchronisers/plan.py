@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cavs.distributed.compressors import parse
@@ -24,6 +24,7 @@ from cavs.distributed.synchronisers.all_reduce import (
 )
 from cavs.distributed.synchronisers.exchange import Array, Exchange, Part, part_of
 from cavs.distributed.synchronisers.factors import FactorBroadcast
+from cavs.distributed.synchronisers.on_device import DeviceAllReduce, DeviceGroup
 from cavs.distributed.synchronisers.servers import DenseServers, SparseServers
 from cavs.distributed.synchronisers.stale import StalePush, StaleServers
 from cavs.errors import ConfigError
@@ -38,13 +39,15 @@ def exchanges_of(
     kinds: Mapping[str, str],
     roles: Roles,
     servers: StaleServers | None = None,
+    group: DeviceGroup | None = None,
     *,
     bucket: int = BUCKET,
 ) -> list[Exchange]:
     """The exchanges for a program that this rank takes part in, in the order of all ranks.
 
     kinds: "dense", "sparse" or "none" for the gradient of every parameter in this program.
-    servers: of the stale parameters, if the strategy has some.
+    servers: of the stale parameters, if the strategy has some. group: devices that sum what they can
+    among themselves.
     """
     names = list(parameters)
     order = [i for i in executor.gradient_order() if parameters[names[i]].trainable]
@@ -63,7 +66,8 @@ def exchanges_of(
             builder.sparse(i, shape, node, strategy)
         else:
             builder.dense(i, shape, node, strategy)
-    exchanges = builder.finish()
+    served = {i for i, name in enumerate(names) if _served_in(strategy, name)}
+    exchanges = builder.finish(group, served)
     at = {parameter: place for place, parameter in enumerate(order)}
     return sorted(exchanges, key=lambda e: max(at[p] for p in e.parameters))
 
@@ -71,6 +75,10 @@ def exchanges_of(
 def is_served(node: NodeConfig | None) -> bool:
     """Whether some of a parameter is owned by servers."""
     return node is not None and any(isinstance(x.sync, ParameterServer) for x in node.leaves)
+
+
+def _served_in(strategy: Strategy | None, name: str) -> bool:
+    return strategy is not None and is_served(strategy.node(name))
 
 
 class _Plan:
@@ -88,6 +96,7 @@ class _Plan:
         self.exchanges: list[Exchange] = []
         self.open: list[Part] = []  # of the bucket being filled
         self.groups: dict[int, list[Part]] = {}
+        self.sums: list[list[Part]] = []  # dense, of all ranks, together
         self.servers: dict[tuple[bool, bool], list[tuple[Part, int]]] = {}  # by level, replication
 
     def sparse(
@@ -153,7 +162,7 @@ class _Plan:
     def _fill(self, part: Part) -> None:
         size = sum(p.size for p in self.open) * self.values[0].itemsize
         if self.open and size + part.size * self.values[0].itemsize > self.bucket:
-            self.exchanges.append(DenseAllReduce(self.open, self.values, self.executor))
+            self.sums.append(self.open)
             self.open = []
         self.open.append(part)
 
@@ -192,16 +201,32 @@ class _Plan:
             self.pushed = []
         self.pushed.append(i)
 
-    def finish(self) -> list[Exchange]:
+    def finish(self, group: DeviceGroup | None, served: Collection[int]) -> list[Exchange]:
         if self.pushed:
             assert self.stale is not None
             self.exchanges.append(StalePush(self.pushed, self.values, self.stale, self.roles))
         if self.open:
-            self.exchanges.append(DenseAllReduce(self.open, self.values, self.executor))
+            self.sums.append(self.open)
         for kind in [kind for kind, parts in self.servers.items() if parts]:
             self._close(kind)
         for parts in self.groups.values():
             alone = parts[0].slabs(self.executor.gradient_slab(parts[0].parameter))
-            for together in [parts] if len(parts) > 1 else [[part] for part in alone]:
-                self.exchanges.append(DenseAllReduce(together, self.values, self.executor))
+            self.sums += [parts] if len(parts) > 1 else [[part] for part in alone]
+        there = [] if group is None else self._on_device(served)
+        for parts in self.sums:
+            if group is not None and parts in there:
+                exchange = DeviceAllReduce(parts, self.values, self.executor, group)
+                self.exchanges.append(exchange)
+            else:
+                self.exchanges.append(DenseAllReduce(parts, self.values, self.executor))
         return self.exchanges
+
+    def _on_device(self, served: Collection[int]) -> list[list[Part]]:
+        """The sums over gradients that nothing else needs on the host."""
+        here = set(served).union(*(e.parameters for e in self.exchanges))
+        there = [s for s in self.sums if all(p.rows == 1 for p in s)]
+        here.update(p.parameter for s in self.sums if s not in there for p in s)
+        while mixed := [s for s in there if any(p.parameter in here for p in s)]:
+            there = [s for s in there if s not in mixed]
+            here.update(p.parameter for s in mixed for p in s)
+        return there

@@ -85,6 +85,15 @@ TWIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   });
 }
 
+TWIN_API CUresult cuDeviceGetUuid_v2(unsigned char* uuid, CUdevice ordinal) {
+  return entry(Needs::kDriver, [&](Device& d) -> CUresult {
+    if (uuid == nullptr) return kInvalidValue;
+    if (ordinal < 0 || ordinal >= d.settings.devices) return kInvalidDevice;
+    std::memset(uuid, ordinal + 1, 16);
+    return kSuccess;
+  });
+}
+
 TWIN_API CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
   return entry(Needs::kDriver, [&](Device& d) -> CUresult {
     if (context == nullptr) return kInvalidValue;
@@ -280,6 +289,16 @@ TWIN_API CUresult cuEventSynchronize(CUevent handle) {
     const auto address = reinterpret_cast<uintptr_t>(event);
     d.wait({.kind = "synchronize", .stream = -1, .from = address}, event->recorded);
     return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuEventQuery(CUevent handle) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    const Event* const event = event_of(d, handle);
+    if (event == nullptr) return kInvalidHandle;
+    if (event->recorded == nullptr || event->recorded->done) return kSuccess;
+    d.queue.finish(event->recorded);  // who asks again finds that time has passed
+    return kNotReady;
   });
 }
 

@@ -1,0 +1,94 @@
+"""All-reduce of dense gradients in the memory of the devices: none of them crosses the bus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cavs.distributed.communicator.nccl import NCCLCommunicator
+from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.synchronisers.exchange import Array, Exchange, Gradients, Part, Piece
+from cavs.errors import CommunicationError, DeviceError
+
+
+class DeviceGroup:
+    """The devices of the ranks of `control`, from one program to the next.
+
+    None of them is left waiting: all ranks agree that all sums of a step have been started before
+    one waits for them, and give the group up together if not.
+    """
+
+    def __init__(self, nccl: NCCLCommunicator, control: Communicator) -> None:
+        self.nccl, self.control = nccl, control
+        self.lost = False  # given up: a new one is to be made
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent to other devices, by the formula of a ring."""
+        return self.nccl.sent_bytes
+
+    def finish(self, executor: Any, failed: Exception | None) -> None:
+        """Waits for the sums of a step; all ranks call it. failed: what kept this one from them.
+
+        CommunicationError if another rank does not come, with the group given up; `failed` is
+        left to the caller.
+        """
+        missing = np.array([float(failed is not None)])
+        try:
+            self.control.all_reduce(missing)
+        except CommunicationError:
+            self.abort()
+            raise
+        if missing[0]:
+            self.abort()
+        elif not executor.wait_collectives(self.control.timeout):
+            self.abort()
+            self.control.barrier()  # if a rank has died, that is the error
+            raise CommunicationError(
+                f"rank {self.control.rank} waited {self.control.timeout:g} s for NCCL",
+                hint="collectives='mpi' does without NCCL; or pass a longer timeout",
+            )
+
+    def abort(self) -> None:
+        """Ends what is under way; the group is of no more use."""
+        self.lost = True
+        self.nccl.abort()
+
+    def close(self) -> None:
+        """Frees the group."""
+        self.lost = True
+        self.nccl.close()
+
+
+class DeviceAllReduce(Exchange):
+    """Dense parts, each of consecutive elements, of gradients that stay on the device."""
+
+    def __init__(
+        self, parts: Sequence[Part], values: Sequence[Array], executor: Any, group: DeviceGroup
+    ) -> None:
+        super().__init__([p.parameter for p in parts], values)
+        self.executor, self.group = executor, group
+        self.dtype = str(values[0].dtype)
+        starts = {p: executor.keep_gradient(p) for p in self.parameters}
+        size = values[0].itemsize
+        self.ranges = [(starts[p.parameter] + p.offset * size, p.size) for p in parts]
+        self.pieces = [Piece(p.parameter, p.size, None, 1, p.offset) for p in parts]
+
+    def wait(self, gradients: Gradients) -> bool:
+        """Until they are launched, not until they are done: the stream waits for that."""
+        return all([self.executor.follow_gradient(p) for p in self.parameters])
+
+    def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
+        """See `Exchange`; started, not done, when it returns."""
+        if self.group.lost:
+            raise DeviceError("this step's sums were given up: one of them could not be started")
+        self.executor.open_collective()
+        try:
+            self.group.nccl.all_reduce(self.ranges, self.dtype, self.executor.collective_stream)
+        except DeviceError:
+            self.group.lost = True
+            raise
+        self.executor.close_collective()
+        return self.pieces
