@@ -27,13 +27,13 @@ class StandIn:
 
     available = True
     NCCL_SUM, NCCL_FLOAT32, NCCL_FLOAT64 = 0, 7, 8
-    types = {7: np.float32, 8: np.float64}
 
     def __init__(self, twin, timeout=20.0):
         self.twin, self.timeout = twin, timeout
+        self.types = {self.NCCL_FLOAT32: np.float32, self.NCCL_FLOAT64: np.float64}
         self.calls, self.groups, self.fails = [], {}, {}
         self.lock = threading.Lock()
-        self.live = 0  # communicators that are neither destroyed nor aborted
+        self.open = []  # communicators that are neither destroyed nor aborted
 
     def get_unique_id(self):
         with self.lock:
@@ -52,8 +52,15 @@ class StandIn:
     def NcclCommunicator(self, size, unique, rank):
         with self.lock:
             group = self.groups.setdefault(unique, Group(size))
-            self.live += 1
-        return Communicator(self, group, rank, size)
+            self.open.append(Communicator(self, group, rank, size))
+            return self.open[-1]
+
+    @property
+    def live(self):
+        return len(self.open)
+
+    def open_of(self, rank):
+        return [c for c in self.open if c.rank == rank]
 
     def install(self, patch: pytest.MonkeyPatch):
         """As the modules that the package imports."""
@@ -125,4 +132,4 @@ class Communicator:
 
     def _end(self):
         with self.module.lock:
-            self.module.live -= 1
+            self.module.open.remove(self)

@@ -78,7 +78,7 @@ class NCCLCommunicator:
 
     def check(self) -> None:
         """DeviceError if NCCL has met an error since."""
-        self._call(lambda: self._comm.check_async_error())
+        self._call(self._comm.check_async_error)
 
     def abort(self) -> None:
         """Ends what is under way, which others may never join; nothing may be called after it."""

@@ -43,12 +43,12 @@ class Gradients(Protocol):
 class Piece:
     """A reduced gradient for the optimiser: summed over the ranks.
 
-    values, rows, stride, offset: as the engine's ``apply`` takes them; how many values, where they
-    stayed on a device. owned: this rank alone applies it; otherwise all do.
+    values, rows, stride, offset: as the engine's ``apply`` takes them. owned: this rank alone
+    applies it; otherwise all do.
     """
 
     parameter: int
-    values: Array | int
+    values: Array
     rows: Array | None = None
     stride: int | None = None
     offset: int = 0

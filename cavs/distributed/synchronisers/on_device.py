@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,19 @@ from cavs.distributed.communicator.nccl import NCCLCommunicator
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.synchronisers.exchange import Array, Exchange, Gradients, Part, Piece
 from cavs.errors import CommunicationError, DeviceError
+
+_GLANCE = 1.0  # seconds between two looks at what NCCL has met
+
+
+@dataclass(frozen=True)
+class KeptPiece(Piece):
+    """`count` values of a gradient that stayed on the device."""
+
+    count: int = 0
+
+    def as_tuple(self) -> tuple[int, Array | int, Array | None, int | None, int]:
+        """As the engine takes it."""
+        return self.parameter, self.count, None, 1, self.offset
 
 
 class DeviceGroup:
@@ -32,8 +47,8 @@ class DeviceGroup:
     def finish(self, executor: Any, failed: Exception | None) -> None:
         """Waits for the sums of a step; all ranks call it. failed: what kept this one from them.
 
-        CommunicationError if another rank does not come, with the group given up; `failed` is
-        left to the caller.
+        CommunicationError if another rank does not come, DeviceError if NCCL says why, with the
+        group given up; `failed` is left to the caller.
         """
         missing = np.array([float(failed is not None)])
         try:
@@ -43,13 +58,21 @@ class DeviceGroup:
             raise
         if missing[0]:
             self.abort()
-        elif not executor.wait_collectives(self.control.timeout):
-            self.abort()
-            self.control.barrier()  # if a rank has died, that is the error
-            raise CommunicationError(
-                f"rank {self.control.rank} waited {self.control.timeout:g} s for NCCL",
-                hint="collectives='mpi' does without NCCL; or pass a longer timeout",
-            )
+            return
+        end = time.monotonic() + self.control.timeout
+        while not executor.wait_collectives(min(_GLANCE, self.control.timeout)):
+            try:
+                self.nccl.check()
+            except DeviceError:
+                self.abort()
+                raise
+            if time.monotonic() > end:
+                self.abort()
+                self.control.barrier()  # if a rank has died, that is the error
+                raise CommunicationError(
+                    f"rank {self.control.rank} waited {self.control.timeout:g} s for NCCL",
+                    hint="collectives='mpi' does without NCCL; or pass a longer timeout",
+                )
 
     def abort(self) -> None:
         """Ends what is under way; the group is of no more use."""
@@ -74,7 +97,9 @@ class DeviceAllReduce(Exchange):
         starts = {p: executor.keep_gradient(p) for p in self.parameters}
         size = values[0].itemsize
         self.ranges = [(starts[p.parameter] + p.offset * size, p.size) for p in parts]
-        self.pieces = [Piece(p.parameter, p.size, None, 1, p.offset) for p in parts]
+        self.pieces: list[Piece] = [
+            KeptPiece(p.parameter, np.empty(0), None, 1, p.offset, count=p.size) for p in parts
+        ]
 
     def wait(self, gradients: Gradients) -> bool:
         """Until they are launched, not until they are done: the stream waits for that."""

@@ -46,8 +46,8 @@ def exchanges_of(
     """The exchanges for a program that this rank takes part in, in the order of all ranks.
 
     kinds: "dense", "sparse" or "none" for the gradient of every parameter in this program.
-    servers: of the stale parameters, if the strategy has some. group: devices that sum what they can
-    among themselves.
+    servers: of the stale parameters, if the strategy has some. group: devices that sum among
+    themselves what they can.
     """
     names = list(parameters)
     order = [i for i in executor.gradient_order() if parameters[names[i]].trainable]
