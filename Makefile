@@ -102,9 +102,10 @@ $(STAMP)-sanitized: $(CPP_FILES) csrc/CMakeLists.txt $(STAMP)-requirements
 # Output is captured inside Python alone: what a sanitizer writes to standard error is seen at once.
 # Leaks are looked for by themselves, in one process that runs the engine and starts no programs:
 # those of others (a shell, git) leak, and would fail every test that starts one.
+# Sanitized programs are slow: what waits for them waits longer.
 SANITIZED = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
-	ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=
+	CAVS_TEST_PATIENCE=10 ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=
 LEAK_TESTS := tests/data tests/exec tests/runtime tests/train/test_engine.py
 
 sanitized-engine: $(STAMP)-sanitized $(STAMP)-test

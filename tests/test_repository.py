@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
+
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 500
 SOURCE_SUFFIXES = {".py", ".pyi", ".cc", ".h", ".inc", ".cu", ".cuh", ".cmake"}
@@ -137,7 +139,7 @@ def shown_help(*command: str) -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert done.returncode == 0, f"{command} --help: {done.stdout}{done.stderr}"
     return done.stdout

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from cavs.cuda.cache import CachedCompiler, CubinCache, cubin_key, default_folder
 from cavs.errors import CacheWarning, DeviceError
+from tests.patience import patience
 
 KEY = "0" * 64
 CUBIN = bytes(range(256)) * 8
@@ -329,7 +330,7 @@ def start(folder: Path, count: int, rounds: int, limit: int) -> list[subprocess.
         for seed in range(count)
     ]
     ready = [folder.with_name(f"{folder.name}.{seed}.ready") for seed in range(count)]
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while not all(path.exists() for path in ready):
         assert time.monotonic() < end, [w.poll() for w in writers]
         time.sleep(0.01)
@@ -341,7 +342,7 @@ def start(folder: Path, count: int, rounds: int, limit: int) -> list[subprocess.
 def test_processes_fill_one_cache_at_once(tmp_path, limit):
     folder = tmp_path / "cache"
     for writer in start(folder, 4, 300, limit):
-        out, err = writer.communicate(timeout=60)
+        out, err = writer.communicate(timeout=patience(60))
         assert (writer.returncode, err) == (0, "")
         assert int(out) > 0
     files = list(folder.iterdir())

@@ -19,6 +19,7 @@ from cavs.cuda.device import Device
 from cavs.errors import DeviceError
 from tests.cuda.memory import DriverMemory
 from tests.oracle import assert_close
+from tests.patience import patience
 from tests.runtime.trees import Classifier, treebank
 
 
@@ -235,7 +236,11 @@ ASKING = """
 def test_asking_while_another_thread_allocates(device, ask):
     script = textwrap.dedent(ASKING).format(ask=ask)
     done = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
     )
     assert done.stdout == "answered\n", done.stderr
 

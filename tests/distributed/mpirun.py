@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
+
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[2]
 
@@ -36,7 +38,7 @@ def run_ranks(size, module, function, *arguments, env=None, timeout=60, check=Tr
         check=False,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=patience(timeout),
         cwd=ROOT,
     )
     if not check:
@@ -50,7 +52,7 @@ def main():
     from cavs.distributed.communicator import MPICommunicator
 
     module, function, text = sys.argv[1:]
-    communicator = MPICommunicator(timeout=30)
+    communicator = MPICommunicator(timeout=patience(30))
     result = getattr(importlib.import_module(module), function)(communicator, *json.loads(text))
     if communicator.rank == 0:
         print("RESULT " + json.dumps(result), flush=True)

@@ -17,6 +17,7 @@ from tests.distributed.test_ranks import TOY, cavs_command
 from tests.distributed.test_stale import assert_same_bits, trainer, values_of
 from tests.distributed.test_survivors import Killed, mortal
 from tests.distributed.test_trainer import BATCHES, Tree
+from tests.patience import patience
 
 SERVED = ["PSLoadBalancing(servers=1)", "PartitionedPS(servers=1)"]
 STALE = ["PSLoadBalancing(servers=1, staleness=1)", "PS(servers=1, sync=False)"]
@@ -143,7 +144,7 @@ def test_a_balancer_takes_its_ranks_from_its_model_or_the_first_batch():
 def test_from_the_command_line(tmp_path):
     options = ["--strategy", SERVED[0], "--balance", "structure", "--epochs", 2, "--quiet"]
     process = cavs_command("launch", "-n", 3, "train", TOY, "--out", tmp_path, *options)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=patience(120))
     assert process.returncode == 0, errors
     lines = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
     first, second = (e["train_loss"] for e in lines if "train_loss" in e)

@@ -8,6 +8,7 @@ import pytest
 from cavs.distributed.cost import calibrate
 from cavs.distributed.resources import Network
 from cavs.errors import ConfigError
+from tests.patience import patience
 
 LOCAL = (2e-6, 5e9)
 FAR = (3e-5, 1e9)
@@ -47,7 +48,7 @@ class Rank:
 
     def receive(self, array, source):
         semaphore, letters = self.world.queue(source, self.rank)
-        assert semaphore.acquire(timeout=20)
+        assert semaphore.acquire(timeout=patience(20))
         letter, sent = letters.pop(0)
         latency, bandwidth = self.link(source)
         self.now = max(self.now, sent) + latency + letter.nbytes / bandwidth

@@ -13,6 +13,7 @@ from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.strategy import variables_of
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
 from tests.distributed.test_trainer import BATCHES, Tree, trees
+from tests.patience import patience
 
 
 def outcomes(size, work):
@@ -24,7 +25,7 @@ def outcomes(size, work):
         except (CavsError, KeyboardInterrupt) as error:
             return error
 
-    return run_threads(size, caught, timeout=20)
+    return run_threads(size, caught, timeout=patience(20))
 
 
 def trainer(c, **options):

@@ -11,6 +11,7 @@ import pytest
 from cavs.distributed import launch
 from cavs.errors import ConfigError, DeviceError
 from tests.distributed.mpirun import needs_mpi
+from tests.patience import patience
 
 PROGRAM = """
 import os, sys, time
@@ -76,7 +77,7 @@ def alive(pid):
 
 
 def wait_for(condition, seconds=30):
-    limit = time.monotonic() + seconds
+    limit = time.monotonic() + patience(seconds)
     while not condition():
         assert time.monotonic() < limit, "it did not happen"
         time.sleep(0.05)
@@ -108,7 +109,7 @@ class TestRanks:
         started = Started(tmp_path)
         assert [text.split()[1] for text in started.texts()] == ["1", "1"]
         started.process.send_signal(signal.SIGINT)
-        _, errors = started.process.communicate(timeout=30)
+        _, errors = started.process.communicate(timeout=patience(30))
         assert started.texts() == ["stopped", "stopped"]
         assert started.process.returncode == 7
         if os.geteuid() == 0:
@@ -121,12 +122,12 @@ class TestRanks:
         started.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         started.process.send_signal(signal.SIGTERM)
-        started.process.communicate(timeout=30)
+        started.process.communicate(timeout=patience(30))
         assert started.process.returncode != 0
         wait_for(lambda: not any(map(alive, started.pids)))
 
     def test_ranks_end_with_a_killed_launcher(self, tmp_path):
         started = Started(tmp_path)
         started.process.kill()
-        started.process.communicate(timeout=30)
+        started.process.communicate(timeout=patience(30))
         wait_for(lambda: not any(map(alive, started.pids)))

@@ -12,6 +12,7 @@ import pytest
 from cavs.distributed.communicator import mpi, nccl
 from cavs.errors import CommunicationError, DeviceError
 from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.patience import patience
 
 pytestmark = needs_mpi
 
@@ -99,7 +100,7 @@ def test_a_foreign_mpirun_is_a_clear_error():
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
     )
     assert "mpirun started 4 ranks, but the MPI library of mpi4py (Open MPI" in done.stderr
 

@@ -14,6 +14,7 @@ import cavs
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import ROOT, needs_mpi, run_ranks
 from tests.distributed.test_launch import alive, wait_for
+from tests.patience import patience
 
 pytestmark = needs_mpi
 TOY = str(ROOT / "tests" / "cli" / "tree_toy.py")
@@ -118,13 +119,13 @@ def cavs_command(*arguments, **options):
 def test_cavs_train_writes_once_and_the_checkpoint_fits_one_process(tmp_path):
     out = tmp_path / "run"
     process = cavs_command("launch", "-n", 2, "train", TOY, "--out", out, "--quiet")
-    text, errors = process.communicate(timeout=60)
+    text, errors = process.communicate(timeout=patience(60))
     assert process.returncode == 0, errors
     assert text.count("best epoch") == text.count("test  loss") == text.count("saved ") == 1
     assert (out / "log.jsonl").read_text().count('"epoch"') >= 2
     stored = read_checkpoint(out / "checkpoint.safetensors")
     more = cavs_command("train", TOY, "--out", out, "--resume", "--epochs", 3, "--quiet")
-    text, errors = more.communicate(timeout=60)
+    text, errors = more.communicate(timeout=patience(60))
     assert more.returncode == 0, errors
     assert (
         read_checkpoint(out / "checkpoint.safetensors").progress["step"] > stored.progress["step"]
@@ -189,7 +190,7 @@ class Running:
 
     def end(self, timeout=60):
         """Exit status, errors; checks that nothing is left behind."""
-        _, errors = self.process.communicate(timeout=timeout)
+        _, errors = self.process.communicate(timeout=patience(timeout))
         wait_for(lambda: not any(map(alive, self.pids())))
         return self.process.returncode, errors
 
@@ -215,7 +216,7 @@ def test_a_killed_rank_ends_all_and_leaves_a_usable_checkpoint(tmp_path):
     began = time.monotonic()
     status, _ = run.end()
     assert status != 0
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < patience(15)
     assert read_checkpoint(checkpoint).progress["step"] >= 1
 
 

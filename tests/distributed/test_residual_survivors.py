@@ -17,6 +17,7 @@ from tests.distributed.test_memory import COMPRESSORS
 from tests.distributed.test_stale import assert_same_bits, trainer, values_of
 from tests.distributed.test_stale_survivors import Linear, alone, data  # noqa: F401  (a fixture)
 from tests.distributed.test_survivors import Killed, mortal
+from tests.patience import patience
 
 LR, EPOCHS = 0.05, 3
 HELD = ("error", "unsent")
@@ -81,7 +82,9 @@ def check(results, alone, left):  # noqa: F811
 def test_survivors_keep_theirs_and_lose_what_the_dead_held(compressor, messages, alone):  # noqa: F811
     victim = messages % 3
     strategy = f"AllReduce(compressor={compressor!r})"
-    results = run_threads(3, lambda c: train(c, strategy, [(victim, messages)]), timeout=30)
+    results = run_threads(
+        3, lambda c: train(c, strategy, [(victim, messages)]), timeout=patience(30)
+    )
     left = [r for r in range(3) if results[r][0] is not None]
     if len(left) == 3:
         assert messages > 150
@@ -112,7 +115,7 @@ def test_who_did_not_hear_of_the_end_of_a_step_has_made_it(compressor, alone, mo
     monkeypatch.setattr(DistributedSession, "finish", finished)
     strategy = f"AllReduce(compressor={compressor!r})"
     for said in range(6):
-        results = run_threads(3, lambda c: train(c, strategy, []), timeout=30)
+        results = run_threads(3, lambda c: train(c, strategy, []), timeout=patience(30))
         assert results[0][0] is None or said > 3
         left = [r for r in range(3) if results[r][0] is not None]
         check(results, alone, left)
@@ -126,7 +129,9 @@ def test_beside_servers_nothing_held_back_is_lost(compressor, messages, alone, m
     monkeypatch.setattr(snapshot, "EVERY", 4)
     victim = messages % 3
     strategy = f"Parallax(compressor={compressor!r})"
-    results = run_threads(3, lambda c: train(c, strategy, [(victim, messages)]), timeout=30)
+    results = run_threads(
+        3, lambda c: train(c, strategy, [(victim, messages)]), timeout=patience(30)
+    )
     left = [r for r in range(3) if results[r][0] is not None]
     assert left == [r for r in range(3) if r != victim]
     for name, rest in missing(results, alone, left).items():
@@ -160,7 +165,7 @@ def test_what_all_ranks_hold_alike_stays_alike(compressor, messages, capsys):
         }
         return values_of(t), alike, begin, result.epochs[-1]["dev_loss"]
 
-    first, gone, third = run_threads(3, work, timeout=30)
+    first, gone, third = run_threads(3, work, timeout=patience(30))
     assert gone is None and "1 of 3 ranks lost" in capsys.readouterr().err
     assert_same_bits([first[0], third[0]])
     assert_same_bits([first[1], third[1]])

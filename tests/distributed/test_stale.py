@@ -25,6 +25,7 @@ from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.test_faults import loader, outcomes
 from tests.distributed.test_launch import wait_for
 from tests.distributed.test_trainer import BATCHES, Tree, train_alone, trees
+from tests.patience import patience
 
 STALE = ["PSLoadBalancing(staleness=2)", "PartitionedPS(sync=False)", "Parallax(staleness=1)"]
 OPTIMIZERS = [
@@ -322,7 +323,7 @@ def test_an_error_after_a_meeting_reaches_ranks_that_have_gone_on():
     first, second = run_threads(2, caught)
     assert isinstance(second, OSError)
     assert "rank 1: OSError: no space left on device" in str(first)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < patience(10)
 
 
 def test_a_loss_that_is_not_finite_is_applied_nowhere():
@@ -367,7 +368,7 @@ def test_an_error_between_steps_reaches_ranks_that_are_in_them():
     assert isinstance(second, OSError)
     for error in (first, third):
         assert "rank 1: OSError: no space left on device" in str(error)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < patience(10)
 
 
 def test_a_stop_asked_of_one_rank_stops_all_after_the_same_step(tmp_path):

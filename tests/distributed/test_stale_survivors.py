@@ -18,6 +18,7 @@ from tests.distributed.test_faults import loader
 from tests.distributed.test_stale import assert_same_bits, trainer, values_of
 from tests.distributed.test_survivors import Killed, survive_a_kill
 from tests.distributed.test_trainer import BATCHES
+from tests.patience import patience
 
 EPOCHS = 3
 STALE = ["PSLoadBalancing(staleness=1)", "PartitionedPS(sync=False)", "PS(staleness=3)"]
@@ -118,7 +119,7 @@ def survive(size, deaths, strategy, path=None):
             if c.rank not in [rank for rank, _ in deaths]:
                 raise
 
-    return run_threads(size, work, timeout=20)
+    return run_threads(size, work, timeout=patience(20))
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +198,7 @@ def test_optimiser_states_come_back(optimizer, acts):
             assert c.rank == 1
 
     calm = run_threads(3, lambda c: work(c, 10**9))
-    first, gone, third = run_threads(3, lambda c: work(c, acts), timeout=20)
+    first, gone, third = run_threads(3, lambda c: work(c, acts), timeout=patience(20))
     assert gone is None and first == third
     (begin, expected, _, steps), (_, found, updates, _) = calm[0], first
     assert abs(found - expected) < 0.2 * (begin - expected)

@@ -21,6 +21,7 @@ from tests.distributed.test_stale_sums import Wide, bytes_of
 from tests.distributed.test_stale_survivors import Linear, data, mortal
 from tests.distributed.test_survivors import Killed
 from tests.distributed.test_trainer import BATCHES, Tree, train_alone, trees
+from tests.patience import patience
 
 FREE = ["PSLoadBalancing(staleness=2, two_level=True)", "PartitionedPS(sync=False, two_level=True)"]
 FREE += ["PS(servers=1, staleness=1, two_level=True)"]
@@ -208,7 +209,7 @@ def test_a_replica_may_die(strategy, acts, monkeypatch):
         return values_of(t)
 
     (expected,) = run_threads(1, lambda c: work(c, None))
-    results = run_threads(4, lambda c: work(c, strategy), timeout=20)
+    results = run_threads(4, lambda c: work(c, strategy), timeout=patience(20))
     for values in (results[r] for r in range(4) if r != victim):
         for name, value in expected.items():
             np.testing.assert_allclose(values[name], value, rtol=1e-9, atol=1e-12, err_msg=name)

@@ -16,6 +16,7 @@ from tests.distributed.test_faults import loader
 from tests.distributed.test_launch import wait_for
 from tests.distributed.test_ranks import Running
 from tests.distributed.test_trainer import Tree
+from tests.patience import patience
 
 
 class Killed(BaseException):
@@ -64,7 +65,7 @@ def survive(size, deaths, path=None, strategy=None):
         except Killed:
             return None
 
-    return run_threads(size, work, timeout=30)
+    return run_threads(size, work, timeout=patience(30))
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 from cavs.data import batch
 from cavs.errors import CheckpointError, ConfigError, DataError, FeatureError, GraphError
 from cavs.train import DataLoader
+from tests.patience import patience
 from tests.train.fake import make_graph, make_graphs
 
 ROOT = Path(__file__).parents[2]
@@ -176,7 +177,7 @@ def test_prefetch_runs_ahead_by_its_depth_only():
 
     iterator = iter(loader(collate=slow, prefetch=2))
     next(iterator)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + patience(5)
     while len(made) < 3 and time.monotonic() < deadline:
         time.sleep(0.005)
     time.sleep(0.05)
@@ -219,7 +220,7 @@ next(iterator)
     done = subprocess.run(
         [sys.executable, "-c", code],
         check=False,
-        timeout=20,
+        timeout=patience(20),
         capture_output=True,
         text=True,
         cwd=ROOT,

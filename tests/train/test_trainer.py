@@ -15,6 +15,7 @@ from cavs.errors import CheckpointError, ConfigError, DeviceError, NumericsError
 from cavs.train import DataLoader, Trainer, metrics, optim, read_checkpoint, schedules
 from cavs.train.fit import best_path
 from cavs.train.progress import Progress
+from tests.patience import patience
 from tests.train.fake import FakeModel, FakeSession, make_graph, make_graphs
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +182,7 @@ trainer = make()
 trainer.session.on_step = lambda step: step == 12 and os.kill(os.getpid(), signal.SIGKILL)
 trainer.fit(train_loader(), epochs=3, checkpoint={str(path)!r}, checkpoint_every=5, progress=False)
 """
-    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, timeout=patience(30))
     assert done.returncode == -signal.SIGKILL
     # Step 5, the end of the epoch at 8; the next would have been step 13.
     assert read_checkpoint(path).progress["step"] == 8

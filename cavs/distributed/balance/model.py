@@ -12,14 +12,15 @@ from cavs.errors import ConfigError
 
 Floats = NDArray[np.float64]
 _PRIOR = np.array([1e-4, 1e-5, 1e-6, 1e-6, 1e-6, 1e-7])  # seconds; only its proportions matter
+_LEAST = 1e-3  # of the prior, that every feature costs: no work is done in no time
 
 
 class CostModel:
-    """Recursive least squares over `FEATURES`, with coefficients that are never negative.
+    """Recursive least squares over `FEATURES`, with coefficients that are never zero or less.
 
     Kept are the sums of products of the features and of features and time, in which older steps
     count less and less (`forget` a step), so that a slower clock is learned anew. Coefficients are
-    the non-negative minimum of the squared error, relative to the size of the work: more work never
+    the positive minimum of the squared error, relative to the size of the work: more work never
     takes less time. Before the first step a prior holds in which every feature costs a little; the
     proportions of the first splits hang on it, nothing later.
 
@@ -75,7 +76,7 @@ class CostModel:
         self.slowness = slowness / slowness.min()
 
     def _solve(self) -> Floats:
-        """The minimum over non-negative coefficients, by coordinate descent from the last one."""
+        """The minimum over positive coefficients, by coordinate descent from the last one."""
         scale = np.sqrt(np.diag(self._square).copy())
         scale[scale == 0] = 1.0
         square = self._square / np.outer(scale, scale)
@@ -83,18 +84,17 @@ class CostModel:
         # together.
         ridge = 1e-4 * max(np.trace(square), 1e-12)
         prior = self._prior() * scale
+        least = _LEAST * prior
         moment = self._moment / scale + ridge * prior
         square += ridge * np.eye(len(square))
-        values = np.maximum(self.coefficients * scale, 0)
+        values = np.maximum(self.coefficients * scale, least)
         for _ in range(200):
             before = values.copy()
             for i in range(len(values)):
                 rest = moment[i] - square[i] @ values + square[i, i] * values[i]
-                values[i] = max(rest / square[i, i], 0.0)
+                values[i] = max(rest / square[i, i], least[i])
             if np.abs(values - before).max() <= 1e-9 * (np.abs(values).max() + 1e-300):
                 break
-        if not values.any():
-            return self.coefficients
         solved: Floats = values / scale
         return solved
 
