@@ -23,7 +23,7 @@ class Group:
 
 
 class StandIn:
-    """fails: rank -> the number of its all-reduce that fails, counted from 0 in each group."""
+    """fails: ranks whose next all-reduce does."""
 
     available = True
     NCCL_SUM, NCCL_FLOAT32, NCCL_FLOAT64 = 0, 7, 8
@@ -31,7 +31,7 @@ class StandIn:
     def __init__(self, twin, timeout=20.0):
         self.twin, self.timeout = twin, timeout
         self.types = {self.NCCL_FLOAT32: np.float32, self.NCCL_FLOAT64: np.float64}
-        self.calls, self.groups, self.fails = [], {}, {}
+        self.calls, self.groups, self.fails = [], {}, set()
         self.lock = threading.Lock()
         self.open = []  # communicators that are neither destroyed nor aborted
 
@@ -93,13 +93,14 @@ class Communicator:
 
     def __init__(self, module, group, rank, size):
         self.module, self.group, self.rank, self.size = module, group, rank, size
-        self.count = 0
+        self.met = None  # an error since
 
     def allReduce(self, source, target, count, kind, operation, stream):
         module, group = self.module, self.group
         module.log("allReduce", self.rank, count, module.types[kind])
-        self.count += 1
-        if module.fails.get(self.rank) == self.count - 1:
+        if self.rank in module.fails:
+            module.fails.remove(self.rank)
+            group.meet.abort()  # others have started theirs, and only a stand-in waits there
             raise NcclError("NCCL_ERROR_SYSTEM_ERROR: unhandled system error")
         handle = ctypes.c_void_p(stream)
         if module.twin.calls.cuStreamSynchronize(handle):
@@ -119,7 +120,8 @@ class Communicator:
         memory[...] = total
 
     def check_async_error(self):
-        pass
+        if self.met is not None:
+            raise NcclError(self.met)
 
     def abort(self):
         self.module.log("abort", self.rank)

@@ -10,6 +10,7 @@ import pytest
 import cavs
 from cavs.cuda.device import Device
 from cavs.distributed.communicator import run_threads
+from cavs.distributed.devices import join_devices
 from cavs.distributed.synchronisers import DeviceAllReduce
 from cavs.errors import CommunicationError, ConfigError, DeviceError, FeatureError
 from tests.cuda.memory import Pool
@@ -180,12 +181,10 @@ def test_an_error_of_nccl_is_one_on_all_ranks_which_go_on_in_a_new_group(twin, n
         with on_devices(c, twin) as t:
             t.advance(cavs.batch(BATCHES[0]))
             first, before = t.session.group, values_of(t)
-            c.barrier()
-            nccl.fails = {1: 1}
+            if c.rank == 1:
+                nccl.fails.add(1)
             with pytest.raises((DeviceError, CommunicationError)) as caught:
                 t.advance(cavs.batch(BATCHES[1]))
-            c.barrier()
-            nccl.fails = {}
             assert all((values_of(t)[name] == value).all() for name, value in before.items())
             for part in BATCHES[1:]:
                 t.advance(cavs.batch(part))
@@ -217,6 +216,31 @@ def test_a_batch_that_one_rank_cannot_compute_leaves_the_group_as_it_was(twin, n
     for values in run_threads(2, work):
         for name, value in trained(2, None)[0][0].items():
             assert_close(values[name], value, name)
+
+
+class Never:
+    """An executor whose sums do not end."""
+
+    def wait_collectives(self, seconds):
+        return False
+
+
+@pytest.mark.parametrize("met", [None, "NCCL_ERROR_REMOTE_ERROR: a peer is gone"])
+def test_sums_that_never_end_are_given_up(twin, nccl, met):
+    def work(c):
+        c.timeout = 0.2
+        group = join_devices("nccl", device_of(twin, c.rank), c, None)
+        nccl.open_of(c.rank)[0].met = met
+        try:
+            group.finish(Never(), None)
+        finally:
+            assert group.lost
+
+    for error in outcomes(2, work):
+        kind, text = (
+            (CommunicationError, "waited 0.2 s for NCCL") if met is None else (DeviceError, met)
+        )
+        assert isinstance(error, kind) and text in str(error)
 
 
 def test_survivors_make_a_group_of_their_own(twin, nccl):

@@ -1,9 +1,9 @@
 """What NCCL is called with, seen by a stand-in for CuPy; nothing here runs on a GPU."""
 
+import contextlib
 import sys
 import types
 
-import numpy as np
 import pytest
 
 from cavs.distributed.communicator import SingleCommunicator
@@ -11,21 +11,6 @@ from cavs.distributed.communicator.nccl import NCCLCommunicator
 from cavs.errors import ConfigError, DeviceError
 
 CALLS = []
-
-
-class Device:
-    """A device array, as far as the communicator looks at it."""
-
-    def __init__(self, values, at=1000):
-        self.values, self.at = np.asarray(values), at
-        self.dtype, self.size = self.values.dtype, self.values.size
-        self.data = types.SimpleNamespace(ptr=at)
-
-    def reshape(self, *shape):
-        return Device(self.values.reshape(*shape), self.at)
-
-    def __getitem__(self, part):
-        return Device(self.values[part], self.at + part.start * self.dtype.itemsize)
 
 
 class Comm:
@@ -40,22 +25,30 @@ class Control(SingleCommunicator):
     """Rank 1 of 3, as far as the stand-in needs it."""
 
     rank, size = 1, 3
+    told = ([7, 8], "")
 
     def share(self, value):
-        assert value is None  # only rank 0 makes the id
-        return [[7, 8], None, None]
+        assert value == [None, ""]  # only rank 0 makes the id
+        return [self.told, value, value]
 
 
 @pytest.fixture
-def cupy(monkeypatch):
+def nccl(monkeypatch):
     CALLS.clear()
     nccl = types.ModuleType("cupy.cuda.nccl")
     nccl.available, nccl.NcclCommunicator = True, Comm
     nccl.get_unique_id = lambda: (7, 8)
-    nccl.NCCL_SUM, nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64, nccl.NCCL_FLOAT16 = 0, 7, 8, 6
+    nccl.NCCL_SUM, nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64 = 0, 7, 8
+    nccl.groupStart, nccl.groupEnd = lambda: CALLS.append("start"), lambda: CALLS.append("end")
     cuda = types.ModuleType("cupy.cuda")
     cuda.nccl = nccl
-    cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=99)
+
+    @contextlib.contextmanager
+    def device(ordinal):
+        CALLS.append(("device", ordinal))
+        yield
+
+    cuda.Device = device
     module = types.ModuleType("cupy")
     module.cuda = cuda
     for name, value in (("cupy", module), ("cupy.cuda", cuda), ("cupy.cuda.nccl", nccl)):
@@ -63,33 +56,47 @@ def cupy(monkeypatch):
     return nccl
 
 
-def test_operations_pass_pointers_counts_types_and_stream(cupy):
-    c = NCCLCommunicator(Control())
-    array = Device(np.zeros(12, np.float32))
-    c.all_reduce(array)
-    c.reduce(array, 2)
-    c.broadcast(Device(np.zeros(3)), 0)
-    part = c.reduce_scatter(array, [4, 4, 4])
-    c.all_gather_into(array, [4, 4, 4])
+def test_sums_pass_pointers_counts_types_and_stream_on_the_ranks_own_device(nccl):
+    c = NCCLCommunicator(Control(), 5)
+    c.all_reduce([(1000, 12), (4096, 300)], "float32", 99)
+    c.all_reduce([(8, 6)], "float64", 98)
+    c.check()
+    assert c.sent_bytes == 2 * 2 * (312 * 4 + 6 * 8) // 3  # of a ring of three
     c.close()
-    assert part.at == 1016
-    assert CALLS == [
-        ("init", 3, (7, 8), 1),
-        ("allReduce", 1000, 1000, 12, 7, 0, 99),
-        ("reduce", 1000, 1000, 12, 7, 0, 2, 99),
-        ("broadcast", 1000, 1000, 3, 8, 0, 99),
-        ("reduceScatter", 1000, 1016, 4, 7, 0, 99),
-        ("allGather", 1016, 1000, 4, 7, 99),
-        ("destroy",),
-    ]
+    c.close()  # nothing is freed twice
+    at = ("device", 5)
+    assert [
+        *(at, ("init", 3, (7, 8), 1)),
+        *(at, "start", ("allReduce", 1000, 1000, 12, 7, 0, 99)),
+        *(("allReduce", 4096, 4096, 300, 7, 0, 99), "end"),
+        *(at, "start", ("allReduce", 8, 8, 6, 8, 0, 98), "end"),
+        *(at, ("check_async_error",)),
+        *(at, ("destroy",)),
+    ] == CALLS
 
 
-def test_what_nccl_cannot_do_is_a_clear_error(cupy):
-    c = NCCLCommunicator(Control())
-    with pytest.raises(ConfigError, match="NCCL sums float32, float64, float16, not int32"):
-        c.all_reduce(Device(np.zeros(3, np.int32)))
-    with pytest.raises(ConfigError, match=r"equal parts of 12 elements, not \[6, 6, 0\]"):
-        c.reduce_scatter(Device(np.zeros(12, np.float32)), [6, 6, 0])
-    cupy.available = False
+def test_a_group_is_given_up_once(nccl):
+    c = NCCLCommunicator(Control(), 0)
+    c.abort()
+    c.abort()
+    c.close()
+    assert [call for call in CALLS if call[0] in ("abort", "destroy")] == [("abort",)]
+
+
+def test_what_nccl_cannot_do_is_a_clear_error(nccl, monkeypatch):
+    c = NCCLCommunicator(Control(), 2)
+    with pytest.raises(ConfigError, match="NCCL sums float32, float64, not int32"):
+        c.all_reduce([(0, 1)], "int32", 0)
+
+    def fails():
+        raise RuntimeError("NCCL_ERROR_INVALID_USAGE: invalid usage")
+
+    nccl.groupEnd = fails
+    with pytest.raises(DeviceError, match="NCCL on rank 1, cuda:2: NCCL_ERROR_INVALID_USAGE"):
+        c.all_reduce([(0, 1)], "float32", 0)
+    monkeypatch.setattr(Control, "told", (None, "no network"))
+    with pytest.raises(DeviceError, match="NCCL on rank 0 makes no id: no network"):
+        NCCLCommunicator(Control(), 0)
+    nccl.available = False
     with pytest.raises(DeviceError, match="CuPy finds no NCCL library"):
-        NCCLCommunicator(Control())
+        NCCLCommunicator(Control(), 0)

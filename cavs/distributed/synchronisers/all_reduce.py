@@ -9,6 +9,7 @@ import numpy as np
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.compressors import Compressor, flatten, run, unflatten, weighed
 from cavs.distributed.synchronisers.exchange import (
+    GAP,
     Array,
     Exchange,
     Gradients,
@@ -18,8 +19,6 @@ from cavs.distributed.synchronisers.exchange import (
     sum_rows,
     wait_parts,
 )
-
-_GAP = 2 * 64  # bytes; the engine leaves less than that between two gradients
 
 
 class DenseAllReduce(Exchange):
@@ -44,7 +43,7 @@ class DenseAllReduce(Exchange):
         begins = [begin(part) for part in self.parts]
         ends = [b + p.size for b, p in zip(begins, self.parts, strict=True)]
         near = all(
-            0 <= (b - e) * block.itemsize < _GAP for e, b in zip(ends, begins[1:], strict=False)
+            0 <= (b - e) * block.itemsize < GAP for e, b in zip(ends, begins[1:], strict=False)
         )
         self.in_place = near and all(part.rows == 1 for part in self.parts)
         if self.in_place:

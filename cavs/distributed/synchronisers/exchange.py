@@ -17,6 +17,7 @@ from cavs.distributed.strategy.partition import Shard
 
 Array = NDArray[Any]
 Memory = Sequence[Array] | Mapping[int, Array]  # flat, by the number of the parameter
+GAP = 2 * 64  # bytes; the engine leaves less than that between two gradients
 
 
 class Gradients(Protocol):

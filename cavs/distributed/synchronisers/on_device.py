@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,14 @@ import numpy as np
 
 from cavs.distributed.communicator.nccl import NCCLCommunicator
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.synchronisers.exchange import Array, Exchange, Gradients, Part, Piece
+from cavs.distributed.synchronisers.exchange import (
+    GAP,
+    Array,
+    Exchange,
+    Gradients,
+    Part,
+    Piece,
+)
 from cavs.errors import CommunicationError, DeviceError
 
 _GLANCE = 1.0  # seconds between two looks at what NCCL has met
@@ -95,8 +102,7 @@ class DeviceAllReduce(Exchange):
         self.executor, self.group = executor, group
         self.dtype = str(values[0].dtype)
         starts = {p: executor.keep_gradient(p) for p in self.parameters}
-        size = values[0].itemsize
-        self.ranges = [(starts[p.parameter] + p.offset * size, p.size) for p in parts]
+        self.ranges = _ranges(parts, starts, values)
         self.pieces: list[Piece] = [
             KeptPiece(p.parameter, np.empty(0), None, 1, p.offset, count=p.size) for p in parts
         ]
@@ -117,3 +123,20 @@ class DeviceAllReduce(Exchange):
             raise
         self.executor.close_collective()
         return self.pieces
+
+
+def _ranges(
+    parts: Sequence[Part], starts: Mapping[int, int], values: Sequence[Array]
+) -> list[tuple[int, int]]:
+    """Addresses and elements; as one where nothing but a gap lies between two parts."""
+    size, found = values[0].itemsize, list[tuple[int, int]]()
+    whole = False  # whether the part before goes to the end of its gradient
+    for part in sorted(parts, key=lambda p: starts[p.parameter] + p.offset * size):
+        begin = starts[part.parameter] + part.offset * size
+        gap = begin - (found[-1][0] + found[-1][1] * size) if found else GAP
+        if gap == 0 or (whole and part.offset == 0 and gap < GAP):
+            found[-1] = found[-1][0], (begin - found[-1][0]) // size + part.size
+        else:
+            found.append((begin, part.size))
+        whole = part.end == values[part.parameter].size
+    return found
