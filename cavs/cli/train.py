@@ -109,7 +109,8 @@ def train(args: argparse.Namespace, communicator: Communicator | None = None) ->
         "config": options.training_config(entry, args, task),
     }
     optimizer = options.make_optimizer(args, len(loader))
-    if communicator is None or (communicator.size == 1 and args.strategy is None):
+    distributes = args.strategy is not None or args.collectives != "auto"
+    if communicator is None or (communicator.size == 1 and not distributes):
         trainer = Trainer(task.model, optimizer, **common)
     else:
         trainer = distributed.trainer(args, task.model, optimizer, communicator, common)

@@ -10,7 +10,7 @@ from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.nccl import NCCLCommunicator, load_nccl
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.synchronisers import DeviceGroup
-from cavs.errors import DeviceError
+from cavs.errors import CommunicationError, DeviceError
 
 COLLECTIVES = ("auto", "nccl", "mpi")
 
@@ -76,6 +76,17 @@ def join_devices(
         )
     if reasons:
         return None
-    nccl = NCCLCommunicator(replicas, device.ordinal)
+    nccl, failed = None, None
+    try:
+        nccl = NCCLCommunicator(replicas, device.ordinal)
+    except DeviceError as error:  # the other ranks must learn of it
+        failed = error
+    try:
+        Agreement(replicas).meet("start", failed)
+    except CommunicationError:
+        if nccl is not None:
+            nccl.abort()
+        raise
+    assert nccl is not None
     nccl.sent_bytes = 0 if before is None else before.sent_bytes
     return DeviceGroup(nccl, replicas)

@@ -153,14 +153,14 @@ class DistributedSession:
             shared = group.share(list(values))
             return sorted({v for other in shared for v in other})
 
+        if not self.free and (self.group is None or self.group.lost):
+            device, replicas = self.session.device, self.roles.replicas
+            self.group = join_devices(self.collectives, device, replicas, self.group)
+            self._exchanging = None
         try:
             self.session.compile_for(part.local, union)
             executor, inputs, compiled = self.ready(part)
             kinds = compiled.program.gradients
-            if not self.free and (self.group is None or self.group.lost):
-                device, replicas = self.session.device, self.roles.replicas
-                self.group = join_devices(self.collectives, device, replicas, self.group)
-                self._exchanging = None
             self.exchanges_for(executor, kinds)
             self.int_features = compiled.program.int_features
         except CommunicationError:

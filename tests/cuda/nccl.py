@@ -23,7 +23,7 @@ class Group:
 
 
 class StandIn:
-    """fails: ranks whose next all-reduce does."""
+    """fails: ranks whose next all-reduce does. refuses: those that join no group."""
 
     available = True
     NCCL_SUM, NCCL_FLOAT32, NCCL_FLOAT64 = 0, 7, 8
@@ -32,7 +32,7 @@ class StandIn:
         self.twin, self.timeout = twin, timeout
         self.types = {self.NCCL_FLOAT32: np.float32, self.NCCL_FLOAT64: np.float64}
         self.calls, self.groups, self.fails = [], {}, set()
-        self.lock = threading.Lock()
+        self.lock, self.refuses = threading.Lock(), set()
         self.open = []  # communicators that are neither destroyed nor aborted
 
     def get_unique_id(self):
@@ -50,6 +50,8 @@ class StandIn:
             self.calls.append(call)
 
     def NcclCommunicator(self, size, unique, rank):
+        if rank in self.refuses:
+            raise NcclError("NCCL_ERROR_SYSTEM_ERROR: no such network")
         with self.lock:
             group = self.groups.setdefault(unique, Group(size))
             self.open.append(Communicator(self, group, rank, size))

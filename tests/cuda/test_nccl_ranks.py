@@ -158,6 +158,13 @@ def test_without_a_device_each_or_nccl_the_hosts_sum(twin, nccl, ordinals, avail
         assert isinstance(error, DeviceError) and why in str(error)
 
 
+def test_a_rank_that_cannot_join_is_an_error_on_all(twin, nccl):
+    nccl.refuses.add(1)
+    first, second = outcomes(2, lambda c: on_devices(c, twin).advance(cavs.batch(BATCHES[0])))
+    assert isinstance(second, DeviceError) and "no such network" in str(second)
+    assert isinstance(first, CommunicationError) and "rank 1: DeviceError: NCCL" in str(first)
+
+
 def test_collectives_are_checked(twin, nccl):
     def work(c, **options):
         return on_devices(c, twin, **options)
@@ -248,17 +255,17 @@ def test_survivors_make_a_group_of_their_own(twin, nccl):
 
     def work(c):
         mortal(c, 1, 60)
-        with contextlib.suppress(Killed), on_devices(c, twin, elastic=True) as t:
+        t = on_devices(c, twin, elastic=True)
+        with contextlib.suppress(Killed), t:
             for part in BATCHES:
                 t.advance(cavs.batch(part))
             return values_of(t), t.session.group.nccl.size
-        for group in nccl.open_of(c.rank):  # as its process would
-            group.destroy()
+        t.session.group.close()  # as its process would
         return None
 
     first, gone, third = run_threads(3, work, timeout=patience(20))
     assert gone is None and first[1] == third[1] == 2
-    assert {call[1] for call in nccl.calls if call[0] == "abort"} == {0, 2}
+    assert {0, 2} <= {call[1] for call in nccl.calls if call[0] == "abort"}
     alone = trained(1, None, optimizer=ADAM)[0][0]
     for values, _ in (first, third):
         for name, value in alone.items():

@@ -46,7 +46,7 @@ class NCCLCommunicator:
         own, failed = None, ""
         try:
             own = list(self._nccl.get_unique_id()) if control.rank == 0 else None
-        except Exception as error:  # NCCL's own class is known once it is imported
+        except RuntimeError as error:  # as NcclError is
             failed = str(error)
         unique, failed = control.share([own, failed])[0]
         if unique is None:
