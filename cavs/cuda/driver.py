@@ -57,6 +57,7 @@ class Driver:
 
     def uuid(self, ordinal: int) -> str:
         """What tells the GPU from all others, whatever it is numbered in a process."""
+        self._check("cuInit", self._call("cuInit", 0))
         found, device = (ctypes.c_ubyte * 16)(), self._device(ordinal)
         self._check("cuDeviceGetUuid_v2", self._call("cuDeviceGetUuid_v2", found, device))
         return bytes(found).hex()

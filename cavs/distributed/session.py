@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,11 +21,12 @@ from cavs.distributed.replica import DeviceReplica
 from cavs.distributed.roles import Roles
 from cavs.distributed.run import Run, StepReport
 from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
+from cavs.distributed.stale import StaleSide
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.synchronisers import DeviceGroup, Exchange, exchanges_of
 from cavs.distributed.synchronisers.plan import is_served
-from cavs.distributed.synchronisers.stale import StalePush, StaleServers, layout_of
-from cavs.errors import CommunicationError, ConfigError
+from cavs.distributed.synchronisers.stale import StalePush, StaleServers
+from cavs.errors import CommunicationError
 from cavs.runtime import Session
 from cavs.runtime.variant import EvalResult
 
@@ -59,12 +59,10 @@ class DistributedSession:
         self._exchanges: list[Exchange] = []
         self._exchanging: Any = None  # the executor that they are of
         self._held = HeldBack(list(session.parameters))
-        self._updates: int | None = None  # of a checkpoint: how many each stale parameter had
         self._roles: Roles | None = None
         self.wants_stop = self.stopping = False  # this rank's wish; what all know of
         self._trainable = [p.trainable for p in session.parameters.values()]
-        self.servers: StaleServers | None = None  # of stale parameters, from the first step on
-        self._written = True  # parameters were, from outside: servers must take them anew
+        self.stale = StaleSide(self)
         self.writes = 0  # from outside
 
     # ---- a step --------------------------------------------------------------------------------
@@ -84,7 +82,7 @@ class DistributedSession:
         failed: CommunicationError | None = None
         waited = 0.0
         try:
-            waited = self._fetch(hyper, states, step)
+            waited = self.stale.fetch(hyper, states, step)
         except LostPeerError:
             raise  # who makes this step with this rank finds that out as well
         except CommunicationError as unheard:
@@ -237,7 +235,7 @@ class DistributedSession:
             if self.servers is not None and self.roles.computes:
                 self.servers.commit(clip, hyper["lr"])
             if self._serves:
-                self.session.write(self.served)
+                self.wrote_served()
             self.session.moved(run.executor)
         return StepReport(
             float(loss),
@@ -261,52 +259,14 @@ class DistributedSession:
         """Whether the gradients of the ranks are averaged, or added."""
         return self.strategy is None or self.strategy.graph.gradients == "mean"
 
-    def _fetch(
-        self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int
-    ) -> float:
-        """Before a step: values of stale parameters as fresh as they must be; seconds it took."""
-        begun = time.perf_counter()
-        if self.strategy is None or not self.strategy.has_stale:
-            return 0.0
-        self.serve(hyper, states, step)
-        assert self.servers is not None
-        try:
-            if self.servers.fetch():
-                self.session.write(self.served)
-        except CommunicationError as error:
-            self.servers.fail(error)
-            raise
-        return time.perf_counter() - begun
-
-    def serve(self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int) -> None:
-        """Owners of stale parameters take what was written from outside; all ranks call it."""
-        if self.servers is None:
-            layout = layout_of(self.strategy, self.session.parameters)
-            values = [p.value.reshape(-1) for p in self.session.parameters.values()]
-            workers = range(self.roles.count)
-            self.servers = StaleServers(
-                self.communicator,
-                layout,
-                values,
-                workers,
-                average=self.average,
-                teams=self.roles.teams,
-            )
-        if self._written:
-            # Of a training without stale parameters, or a new one: one update a step.
-            updates = step if self._updates is None else self._updates
-            self.servers.open(states, hyper, updates)
-            self._written, self._updates = False, None
-
     @property
-    def serves_stale(self) -> bool:
-        """Whether owners of stale parameters hold what others do not have."""
-        return self.servers is not None and not self._written
+    def servers(self) -> StaleServers | None:
+        """Of stale parameters, from the first step on."""
+        return self.stale.servers
 
-    @property
-    def updates(self) -> int | None:
-        """How many each stale parameter had, where it is known that they are not one a step."""
-        return self._updates if self.servers is None else self.servers.updates
+    def wrote_served(self) -> None:
+        """New values of parameters that ranks own have come here."""
+        self.session.write(self.served)
 
     @property
     def team_agreement(self) -> Agreement:
@@ -322,16 +282,6 @@ class DistributedSession:
         """This rank's gradients of stale parameters in the step that ran."""
         pushed = (e for e in self._exchanges if isinstance(e, StalePush))
         return [piece.as_tuple() for exchange in pushed for piece in exchange.own]
-
-    def settle(self) -> None:
-        """Waits for all ranks; all gradients are applied, and parameters are equal, after it."""
-        if not self.serves_stale:
-            return
-        assert self.servers is not None
-        if not self.free:  # who fails on the way to it says so here
-            self.agreement.meet("settle")
-        if self.servers.settle():
-            self.session.write(self.served)
 
     def exchanges_for(self, executor: Any, kinds: Mapping[str, str]) -> list[Exchange]:
         """The exchanges of a program; those before hand over what they remember."""
@@ -358,7 +308,8 @@ class DistributedSession:
     def take_memory(self, kept: dict[str, Array], updates: int | None = None) -> None:
         """Continues from what `memory` and `updates` gave, on any number of ranks."""
         self._held.kept = kept
-        self._updates = self._updates if updates is None else updates
+        if updates is not None:
+            self.stale.resume(updates)
         for exchange in self._exchanges:
             self._held.give(exchange, *self.place, average=self.average)
 
@@ -373,10 +324,9 @@ class DistributedSession:
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank has sent so far."""
-        letters = 0 if self.servers is None else self.servers.sent_bytes
         groups = self.communicator if self._roles is None else self._roles
         among_devices = 0 if self.group is None else self.group.sent_bytes
-        return groups.sent_bytes + letters + among_devices
+        return groups.sent_bytes + self.stale.sent_bytes + among_devices
 
     @property
     def _serves(self) -> bool:
@@ -398,8 +348,7 @@ class DistributedSession:
 
     def leave(self) -> None:
         """Ends what other ranks wait for, because one of them is gone."""
-        if self.servers is not None:
-            self.servers.leave()
+        self.stale.leave()
         if self._roles is not None:
             self._roles.leave()
         if self.group is not None:
@@ -416,7 +365,7 @@ class DistributedSession:
         self.strategy = strategy
         self._roles = Roles(communicator, strategy)
         self._exchanging = self.group = None  # owners may be others now
-        self.servers, self._written = None, True
+        self.stale.move()
         if self.owns:
             self._exchanges = []
         elif before is not None and self.average:
@@ -459,14 +408,7 @@ class DistributedSession:
 
     def invalidate(self) -> None:
         """See `Session.invalidate`. ConfigError while gradients of stale ones are under way."""
-        if self.servers is not None and not self.servers.settled:
-            raise ConfigError(
-                "parameters were written from outside between two steps",
-                hint="call settle() of the trainer first, on all ranks",
-            )
-        if self.servers is not None and not self._written:
-            self._updates = self.servers.updates
-        self._written = True
+        self.stale.wrote()
         self.writes += 1
         self.session.invalidate()
 
@@ -480,20 +422,19 @@ class DistributedSession:
 
     def state_dict(self) -> dict[str, Any]:
         """See `Session.state_dict`; the same on all ranks."""
-        return {**self.session.state_dict(), "updates": self.updates}
+        return {**self.session.state_dict(), "updates": self.stale.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Session.load_state_dict`."""
         self.session.load_state_dict(state)
         updates = state.get("updates")
-        self._updates = updates if isinstance(updates, int) else None
-        self._written = True
+        self.stale.restart(updates if isinstance(updates, int) else None)
 
     def collect(self, states: Sequence[Sequence[Array]]) -> None:
         """Brings all ranks every optimiser state, before a checkpoint."""
         self.session.download()
         for exchange in self._exchanges:
             exchange.collect(states, self.communicator)
-        if self.serves_stale:
+        if self.stale.serves:
             assert self.servers is not None
             self.servers.collect(states, self.communicator)

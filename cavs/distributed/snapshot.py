@@ -62,9 +62,9 @@ class Snapshots:
 
     def _made(self) -> Snapshot:
         session = self.trainer.session
-        stale = session.serves_stale
+        stale = session.stale.serves
         if stale:
-            session.settle()
+            session.stale.settle()
             session.agreement.meet("snapshot")
         session.collect(self.trainer.states)
         made = self._copied(session.memory() if session.roles.computes else {})
@@ -75,7 +75,7 @@ class Snapshots:
     def _copied(self, memory: dict[str, NDArray[Any]]) -> Snapshot:
         trainer, session = self.trainer, self.trainer.session
         arrays = [array.copy() for array in self._arrays()]
-        return Snapshot(trainer.steps, session.writes, arrays, memory, session.updates)
+        return Snapshot(trainer.steps, session.writes, arrays, memory, session.stale.updates)
 
     def _arrays(self) -> list[NDArray[Any]]:
         trainer = self.trainer

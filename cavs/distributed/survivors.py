@@ -111,7 +111,8 @@ class Survivors:
             self.snapshots.restore(set(kept[0]).intersection(*kept))
             self._equal(c, 0)  # it computes: who only owns has no values of others
             if strategy is not None and strategy.has_stale:
-                session.serve(trainer.optimizer.hyper(trainer.steps), trainer.states, trainer.steps)
+                hyper = trainer.optimizer.hyper(trainer.steps)
+                session.stale.serve(hyper, trainer.states, trainer.steps)
             self._again(reached if session.free else max(steps))
         else:
             self._equal(c, source)

@@ -246,8 +246,8 @@ class Trainer(LocalTrainer):
 
         For programs of your own with stale parameters, before they read them; nothing otherwise.
         """
-        if self.session.serves_stale:
-            self._survivors.go(self.session.settle)
+        if self.session.stale.serves:
+            self._survivors.go(self.session.stale.settle)
 
     def _whole(self, loss_sum: float) -> float:
         """The sum of losses so far, which ranks know of their own parts if they run freely."""
@@ -255,7 +255,7 @@ class Trainer(LocalTrainer):
             return loss_sum
 
         def work() -> float:
-            self.session.settle()
+            self.session.stale.settle()
             rank, count = self.session.place
             total = np.array([loss_sum if rank < count else 0.0])
             self.communicator.all_reduce(total)
@@ -281,7 +281,7 @@ class Trainer(LocalTrainer):
         begin = loader.state_dict() if isinstance(loader, DataLoader) else {}
 
         def work() -> dict[str, float]:
-            self.session.settle()
+            self.session.stale.settle()
             if isinstance(loader, DataLoader):  # the same batches where it is done again
                 loader.load_state_dict(begin)
             return super(Trainer, self).evaluate(loader, metrics, **more)
@@ -321,7 +321,7 @@ class Trainer(LocalTrainer):
     def _save(
         self, path: str | os.PathLike[str], progress: Mapping[str, Any] | None, states: bool
     ) -> None:
-        self.session.settle()
+        self.session.stale.settle()
         self.session.collect(self.states)
         if states and self.session.place[0] < self.session.place[1]:
             self._extra = self.session.memory()
@@ -389,7 +389,7 @@ class Trainer(LocalTrainer):
         """Waits for the other ranks to come here, then ends the communication."""
 
         def work() -> None:
-            self.session.settle()
+            self.session.stale.settle()
             self.agreement.meet("end")
 
         self._survivors.go(work)

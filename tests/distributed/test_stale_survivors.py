@@ -193,7 +193,7 @@ def test_optimiser_states_come_back(optimizer, acts):
             with trainer(c, optimizer=optimizer, **options) as t:
                 begin = t.evaluate(loader())["loss"]
                 result = t.fit(loader(), epochs=6, dev=loader(), progress=False)
-            return begin, result.epochs[-1]["dev_loss"], t.session.updates, t.steps
+            return begin, result.epochs[-1]["dev_loss"], t.session.stale.updates, t.steps
         except (Killed, CommunicationError):
             assert c.rank == 1
 
