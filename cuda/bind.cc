@@ -122,6 +122,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   arrays_.stage(*schedule_, index_features_, staging_);
   stage_tables();
   for (const auto& f : factors_) f->template bind<T>(bound_, spaces_);
+  stage_written();
   plan_stretches();
   stretches_at_ = staging_.add(std::span<const Stretch<T>>(stretches_));
   staging_.reserve();
@@ -184,10 +185,42 @@ void Executor<T>::stage_task_lookups(const Table& table, const Lookup& lookup) {
   }
 }
 
+template <class T>
+void Executor<T>::stage_written() {
+  written_.clear();
+  parameters_->gather_rows();
+  const auto& all = parameters_->rows_written();
+  size_t most = 0;
+  for (const auto& r : all) most = std::max(most, r.rows.size() + 1);
+  for (size_t i = count_.size(); i < most; ++i) count_.push_back(static_cast<int32_t>(i));
+  for (const auto& r : all) {
+    written_.push_back({staging_.add(std::span<const T>(r.values)),
+                        staging_.add(std::span<const int32_t>(r.rows)),
+                        staging_.add(std::span<const int32_t>(count_))});
+  }
+}
+
+// A sum of one row each, written to the row's place.
+template <class T>
+void Executor<T>::place_written() {
+  const auto& all = parameters_->rows_written();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto& r = all[i];
+    const auto& at = written_[i];
+    Rows<T> values{staging_.at<T>(at.values),    r.width, 0, nullptr, nullptr, RowMap::kSelf, false,
+                   static_cast<int32_t>(r.width)};
+    const auto* numbers = staging_.at<int32_t>(at.numbers);
+    library_->lookup_grad(values, numbers, numbers, staging_.at<int32_t>(at.rows),
+                          static_cast<int>(r.rows.size()), parameters_->on_device()[r.param], true);
+  }
+  parameters_->forget_rows();
+}
+
 #define CAVS_INSTANTIATE(T)                                                          \
   template void Executor<T>::bind(const Inputs<T>&);                                 \
   template void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>&); \
-  template void Executor<T>::stage_tables();
+  template void Executor<T>::stage_tables();                                         \
+  template void Executor<T>::place_written();
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)
 #undef CAVS_INSTANTIATE

@@ -148,6 +148,18 @@ void bind_parameters(py::module_& m) {
           py::arg("parameters"),
           "invalidate() for the values of some parameters, which the device does not update.")
       .def(
+          "write_rows",
+          [](PyParameters& p, int32_t parameter, const py::array& rows, int64_t width) {
+            const int32_t* first = data_of<int32_t>(rows, "rows", false);
+            const std::vector<int32_t> copy(first, first + rows.size());
+            without_gil([&] {
+              const Turn turn(*p.device);
+              std::visit([&](auto& of) { of.second->write_rows(parameter, copy, width); }, p.of);
+            });
+          },
+          py::arg("parameter"), py::arg("rows"), py::arg("width"),
+          "write() for some rows, of `width` elements, of a parameter.")
+      .def(
           "download",
           [](PyParameters& p) {
             const py::gil_scoped_release release;

@@ -179,6 +179,7 @@ void Executor<T>::plan_weights() {
 
 template <class T>
 void Executor<T>::begin() {
+  place_written();
   parameters_->upload();
   if (stale_) library_->pack(pieces_.as<Piece<T>>(), weight_pieces_);
   stale_ = false;

@@ -103,6 +103,8 @@ class Executor {
   void bind(const Inputs<T>& inputs);
   Addresses<T> addresses(const std::vector<FloatFeature<T>>& features) const;
   void stage_tables();
+  void stage_written();
+  void place_written();
   void stage_task_lookups(const Table& table, const Lookup& lookup);
 
   void forward_and_backward(const Inputs<T>& inputs);
@@ -181,6 +183,11 @@ class Executor {
   std::vector<bool> trainable_;
   std::vector<int32_t> table_slots_;  // pieces
   int32_t stretches_at_ = -1, numbers_at_ = -1;
+  struct Written {  // rows of a parameter that the host has written: pieces of the staging
+    int32_t values, rows, numbers;
+  };
+  std::vector<Written> written_;
+  std::vector<int32_t> count_;  // 0, 1, 2, ...
   size_t arena_needed_ = 0, peak_ = 0, scratch_bytes_ = 0;
   uint64_t seed_ = 0, step_ = 0;
   bool ran_ = false;

@@ -1,5 +1,9 @@
 #include "parameters.h"
 
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
 namespace cavs::cuda {
 template <class T>
 Parameters<T>::Parameters(std::shared_ptr<Device> device, std::vector<Parameter<T>> host)
@@ -87,6 +91,39 @@ void Parameters<T>::invalidate() {
 template <class T>
 void Parameters<T>::write(const std::vector<int32_t>& params) {
   for (int32_t p : params) written_.at(p) = true;
+}
+
+template <class T>
+void Parameters<T>::write_rows(int32_t param, const std::vector<int32_t>& rows, int64_t width) {
+  const int64_t height = sizes_.at(param) / width;
+  if (sizes_[param] % width != 0) {
+    throw std::invalid_argument("rows of " + std::to_string(width) + " elements in one of " +
+                                std::to_string(sizes_[param]));
+  }
+  for (int32_t row : rows) {
+    if (row < 0 || row >= height) {
+      throw std::out_of_range("row " + std::to_string(row) + " of " + std::to_string(height));
+    }
+  }
+  auto of = std::find_if(rows_written_.begin(), rows_written_.end(),
+                         [&](const RowsWritten& r) { return r.param == param; });
+  if (of == rows_written_.end()) of = rows_written_.insert(of, {param, width, {}, {}});
+  std::vector<int32_t>& all = of->rows;
+  all.insert(all.end(), rows.begin(), rows.end());
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+}
+
+template <class T>
+void Parameters<T>::gather_rows() {
+  std::erase_if(rows_written_, [&](const RowsWritten& r) { return written_[r.param]; });
+  for (RowsWritten& r : rows_written_) {
+    r.values.clear();
+    for (int32_t row : r.rows) {
+      const T* from = host_[r.param].data + row * r.width;
+      r.values.insert(r.values.end(), from, from + r.width);
+    }
+  }
 }
 
 template <class T>

@@ -34,6 +34,19 @@ class Parameters {
   void invalidate();
   // The same of the values of some, which the device does not move.
   void write(const std::vector<int32_t>& params);
+  // The same of some rows of a table: the next run takes them up.
+  void write_rows(int32_t param, const std::vector<int32_t>& rows, int64_t width);
+  struct RowsWritten {
+    int32_t param;
+    int64_t width;
+    std::vector<int32_t> rows;  // different from each other
+    std::vector<T> values;
+  };
+  // Those of parameters that do not go up as a whole; gather_rows() fetches their values. They are
+  // to go up before anything reads them, then forget_rows().
+  void gather_rows();
+  const std::vector<RowsWritten>& rows_written() const { return rows_written_; }
+  void forget_rows() { rows_written_.clear(); }
   // Brings the host's arrays up to date; whether they were behind.
   bool download();
 
@@ -48,6 +61,7 @@ class Parameters {
   // Of each parameter: the host's values count; the device has moved it since download().
   std::vector<bool> written_, moved_;
   bool states_written_ = false;
+  std::vector<RowsWritten> rows_written_;
   Outcomes outcomes_;
 };
 

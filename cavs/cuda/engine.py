@@ -97,6 +97,11 @@ class CudaEngine:
         if self._parameters is not None:
             self._parameters.write(parameters)
 
+    def write_rows(self, parameter: int, rows: Array, width: int) -> None:
+        """`write` for some rows of a table of that `width`; no others go up."""
+        if self._parameters is not None:
+            self._parameters.write_rows(parameter, rows, width)
+
     def download(self) -> bool:
         """Brings the host's arrays up to date: parameters, and states of the last optimiser.
 

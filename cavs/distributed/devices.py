@@ -59,6 +59,7 @@ def join_devices(
     missing, uuid = "", ""
     try:
         load_nccl()
+        _ = device.native  # makes its context current here: CuPy comes back to that one
         uuid = device.uuid()
     except DeviceError as error:
         missing = error.what

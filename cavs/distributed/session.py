@@ -25,6 +25,7 @@ from cavs.distributed.stale import StaleSide
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.synchronisers import DeviceGroup, Exchange, exchanges_of
 from cavs.distributed.synchronisers.plan import is_served
+from cavs.distributed.synchronisers.servers import SparseServers
 from cavs.distributed.synchronisers.stale import StalePush, StaleServers
 from cavs.errors import CommunicationError
 from cavs.runtime import Session
@@ -235,7 +236,9 @@ class DistributedSession:
             if self.servers is not None and self.roles.computes:
                 self.servers.commit(clip, hyper["lr"])
             if self._serves:
-                self.wrote_served()
+                tables = [e for e in self._exchanges if isinstance(e, SparseServers)]
+                rows = {e.parameter: e.written for e in tables}
+                self.session.write([p for p in self.served if p not in rows], rows)
             self.session.moved(run.executor)
         return StepReport(
             float(loss),

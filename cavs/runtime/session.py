@@ -418,15 +418,21 @@ class Session:
             if variant.executor is not None:
                 variant.executor.invalidate_parameters()
 
-    def write(self, parameters: Sequence[int]) -> None:
-        """`invalidate` for the values of some, by number, which only the caller updates."""
+    def write(self, parameters: Sequence[int], rows: Mapping[int, Array] | None = None) -> None:
+        """`invalidate` for the values of some, by number, which only the caller updates.
+
+        rows: of further parameters, those that were written.
+        """
         if self._cuda is None:
             self.invalidate()
             return
-        for number in parameters:  # other sessions learn of it, this one knows
-            list(self.parameters.values())[number].version += 1
-        self._versions += len(parameters)
+        values = list(self.parameters.values())
+        for number in (*parameters, *(rows or ())):  # other sessions learn of it, this one knows
+            values[number].version += 1
+            self._versions += 1
         self._cuda.write(parameters)
+        for number, some in (rows or {}).items():
+            self._cuda.write_rows(number, some, math.prod(values[number].shape[1:]))
         for variant in self._variants.values():
             if variant.executor is not None:
                 variant.executor.invalidate_parameters()

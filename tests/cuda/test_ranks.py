@@ -170,6 +170,32 @@ def test_dropout_masks_are_those_of_the_same_rank_on_a_cpu(twin):
     assert expected[0][1][0].loss != pytest.approx(plain[0][1][0].loss, rel=1e-3)
 
 
+class Halves(Tree):
+    """So wide that values between kernels are stored in two bytes."""
+
+    def __init__(self, seed=0):
+        self.embedding = cavs.nn.Embedding(40, 24)
+        self.cell = cavs.nn.ChildSumTreeLSTM(24, 16)
+        self.output = cavs.nn.Linear(16, 8)
+        self.value = cavs.nn.Linear(16, 1)
+        rng = np.random.default_rng(seed)
+        for p in self.parameters().values():
+            p.value[...] = rng.normal(size=p.shape) * 0.3
+
+
+@pytest.mark.parametrize("strategy", [None, "factors"])
+def test_gradients_are_as_precise_as_those_of_one_process(twin, strategy):
+    """Operands that are stored in bfloat16 leave as float32."""
+    options = {"optimizer": cavs.optim.SGD(lr=0.1), "dtype": np.float32, "model": Halves}
+    options["strategy"] = factors(2) if strategy else None
+    expected, start = trained(2, None, **options)[0][0], Halves().parameters()
+    for precision, limit in (("float32", 1e-5), ("bfloat16", 1e-2)):
+        found = trained(2, twin, precision=precision, **options)[0][0]
+        for name, value in expected.items():
+            moved = np.linalg.norm(value - start[name].value)
+            assert np.linalg.norm(found[name] - value) <= limit * moved, (precision, name)
+
+
 @pytest.mark.parametrize(
     ("size", "strategy"), [(2, None), (2, "Parallax"), (1, "PartitionedPS(staleness=1)")]
 )
@@ -261,6 +287,26 @@ def test_a_steady_step_moves_gradients_and_no_parameters_and_allocates_nothing(t
     last = [o for o in log if o.kind == "launch" and o.name != "update"][-1]
     assert first.issued < last.issued, "gradients left only after backward"
     assert len({first.stream, last.stream}) == 2
+
+
+def test_of_a_table_that_ranks_own_only_rows_that_changed_go_up(twin):
+    part, found = cavs.batch(trees(6, 1)), {}
+
+    def work(c):
+        t = trainer(c, twin, Wide, cavs.optim.SGD(lr=0.1, momentum=0.9), strategy="Parallax")
+        for _ in range(3):
+            t.advance(part)
+        before = twin.live()
+        twin.reset()
+        t.advance(part)
+        found["log"], found["live"] = twin.operations(), (before, twin.live())
+        return t.parameters["embedding.weight"].value.nbytes, t.parameters["output.weight"].value
+
+    ((table, _),) = run_threads(1, work)
+    up = sum(o.bytes for o in found["log"] if o.kind == "copy" and o.name == "to device")
+    down = [o.bytes for o in found["log"] if o.kind == "copy" and o.name == "to host"]
+    assert up < table / 2 and max(down) < table / 2
+    assert found["live"][0] == found["live"][1]
 
 
 # ---- faults ------------------------------------------------------------------------------------

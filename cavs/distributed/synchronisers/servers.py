@@ -170,6 +170,7 @@ class SparseServers(Exchange):
         self.two_level = two_level and len(roles.hosts) > 1
         self.width = values[parameter].size // max(stop for _, stop, _ in ranges)
         self.moved: Array = np.empty(0, np.int32)
+        self.written: Array = np.empty(0, np.int32)  # here, by the last step of all ranks
         self.ever: set[int] = set()
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
@@ -201,7 +202,7 @@ class SparseServers(Exchange):
 
     def distribute(self, c: Communicator) -> None:
         """See `Exchange`."""
-        self._from_owners(self.moved, self.values[self.parameter], c)
+        self.written = self._from_owners(self.moved, self.values[self.parameter], c)
 
     def commit(self) -> None:
         """See `Exchange`."""
@@ -219,7 +220,8 @@ class SparseServers(Exchange):
         for state in states[self.parameter]:
             self._from_owners(rows, state.reshape(-1), c)
 
-    def _from_owners(self, rows: Array, flat: Array, c: Communicator) -> None:
+    def _from_owners(self, rows: Array, flat: Array, c: Communicator) -> Array:
+        """The rows of all owners, into `flat`; which they are."""
         table = flat.reshape(-1, self.width)
         readers = [r < self.roles.count for r in range(c.size)]
         every = c.all_to_all([rows if reads else rows[:0] for reads in readers])
@@ -227,3 +229,4 @@ class SparseServers(Exchange):
         for r in range(c.size):
             if r != c.rank:
                 table[every[r]] = values[r]
+        return np.concatenate(every).astype(np.int32)
