@@ -10,7 +10,7 @@ import numpy as np
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.errors import CavsError, CommunicationError, ConfigError
 
-PLACES = ("step", "end of step", "evaluation", "fit", "save", "end", "settle", "snapshot")
+PLACES = ("begin", "step", "end of step", "evaluation", "fit", "save", "end", "settle", "snapshot")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cavs.distributed.free_step import free_step
 from cavs.distributed.idle import idle_executor
 from cavs.distributed.roles import Roles
 from cavs.distributed.run import Run, StepReport
-from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
+from cavs.distributed.shards import ShardedBatch, Split, WholeBatch, contiguous, make_of, shard
 from cavs.distributed.strategy import ParameterServer, Strategy
 from cavs.distributed.synchronisers import Exchange, exchanges_of
 from cavs.distributed.synchronisers.stale import StalePush, StaleServers, layout_of
@@ -99,6 +99,8 @@ class DistributedSession:
         run = Run(executor, self._exchanges, self.roles, self.wait_free)
         words = self.session.readable_errors(part.local)
         loss, error = run.go(words, (*inputs, self.own_seed(seed), step, scale, totals))
+        if self.average and totals[0] != part.num_graphs:
+            error = error or part.divided_differently(int(totals[0]))
         return self._finish(run, loss, error, (hyper, states, max_norm), sent)
 
     def prepare_together(
@@ -198,9 +200,11 @@ class DistributedSession:
             # Each is applied alone: one of them counts, as the mean of all.
             weight = over**2 / (replicas * len(self.roles.team)) if self.roles.computes else 0.0
             squares += run.executor.squared_norm(self.own_pieces()) * weight
-        ends = np.zeros(3 + c.size)
+        use: tuple[float, ...] = getattr(self.split, "use", tuple)()
+        ends = np.zeros(3 + (1 + len(use)) * c.size)
         ends[:3] = loss, squares, error is not None
-        ends[3 + c.rank] = run.compute_seconds
+        ranks = ends[3:].reshape(c.size, -1)
+        ranks[c.rank] = run.compute_seconds, *use
         c.all_reduce(ends)
         if ends[2]:
             self.agreement.meet("end of step", error)
@@ -225,7 +229,8 @@ class DistributedSession:
             run.communication_seconds,
             run.exposed_seconds,
             self.sent_bytes - sent,
-            tuple(ends[3 : 3 + replicas].tolist()),
+            tuple(ranks[:replicas, 0].tolist()),
+            tuple(map(tuple, ranks[:replicas, 1:].tolist())) if use else (),
         )
 
     # ---- stale parameters ----------------------------------------------------------------------
@@ -422,11 +427,12 @@ class DistributedSession:
 
     # ---- the rest of an engine -----------------------------------------------------------------
 
-    def shard(self, batch: GraphBatch | ShardedBatch) -> ShardedBatch:
+    def shard(self, batch: GraphBatch | ShardedBatch | WholeBatch) -> ShardedBatch:
         """This rank's part of a global batch."""
-        if isinstance(batch, ShardedBatch) and batch.place == self.place:
+        # Else ranks that are gone had a part of it, or not all have divided it alike.
+        if isinstance(batch, ShardedBatch) and batch.divided_by(self.split, self.place):
             return batch
-        return shard(batch.graphs, batch.ids, *self.place, self.split)
+        return shard(batch.graphs, batch.ids, *self.place, self.split, make_of(batch))
 
     @property
     def roles(self) -> Roles:
@@ -443,9 +449,10 @@ class DistributedSession:
             count = len(self.strategy.graph.replicas)
         return self.communicator.rank, count if self._roles is None else self._roles.count
 
-    def prepare(self, batch: GraphBatch | ShardedBatch) -> None:
+    def prepare(self, batch: GraphBatch | ShardedBatch | WholeBatch) -> None:
         """See `Session.prepare`."""
-        self.session.prepare(batch.local if isinstance(batch, ShardedBatch) else batch)
+        if not isinstance(batch, WholeBatch):
+            self.session.prepare(batch.local if isinstance(batch, ShardedBatch) else batch)
 
     def invalidate(self) -> None:
         """See `Session.invalidate`. ConfigError while gradients of stale ones are under way."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -22,11 +24,11 @@ from cavs.distributed.digest import facts
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
-from cavs.distributed.shards import Collate, ShardedBatch, Split, contiguous, shard
+from cavs.distributed.shards import Collate, ShardedBatch, Split, contiguous, make_of, shard
 from cavs.distributed.strategy import Strategy, variables_of
 from cavs.distributed.strategy.verify import verify
 from cavs.distributed.survivors import Survivors
-from cavs.errors import CommunicationError, NumericsError
+from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.frontend.model import Model
 from cavs.runtime import Session
 from cavs.train import Trainer as LocalTrainer
@@ -68,7 +70,7 @@ class Trainer(LocalTrainer):
         resources: For builders: the cluster; the hosts of the ranks unless given.
         split: Which rank takes which graphs of a batch; equal numbers, in order, unless given. If
             it has a method ``update``, that is told the seconds every rank computed, after each
-            step (`cavs.distributed.balance.StructureBalancer`).
+            step: a `cavs.distributed.balance.Balancer`.
         timeout: Seconds that a rank waits for another before it gives up, naming it.
         elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``.
         wait_free: Send gradients while backward still runs.
@@ -111,6 +113,7 @@ class Trainer(LocalTrainer):
         self.elastic, self.resources = elastic, resources
         self._asked = strategy
         self.begun = False
+        self._said = 0
         self._collate: Collate | None = None  # of the loader that `fit` goes through
         self._survivors = Survivors(self)
 
@@ -139,7 +142,9 @@ class Trainer(LocalTrainer):
             steps=self.steps,
             max_norm=self.max_norm,
             options=options,
+            split=getattr(self.session.split, "__qualname__", type(self.session.split).__name__),
         )
+        self.agreement.meet("begin")  # where a rank cannot make its first batch, the others hear it
         self.agreement.same(known)
         for parameter in self.parameters.values():
             self.communicator.broadcast(parameter.value, 0)
@@ -155,8 +160,20 @@ class Trainer(LocalTrainer):
                 None if example is None else lambda: self.session.session.gradients(example),
             )
             self._survivors.made()
+        if self.session.free and getattr(self.session.split, "needs_times", False):
+            raise self._without_times()
         self.place()
         self.begun = True
+
+    def _without_times(self) -> ConfigError:
+        asked = self._asked if isinstance(self._asked, str) else "given"
+        error = ConfigError(
+            f"{type(self.session.split).__name__} with the strategy {asked}: all parameters are "
+            "stale, so ranks meet in no step and do not know each other's times",
+            hint="balance by structure or not at all, or keep a parameter synchronous",
+        )
+        error.agreed = True  # type: ignore[attr-defined]  # all ranks have this strategy
+        return error
 
     def place(self) -> None:
         """The loader makes this rank's part among those that compute; not all may, or still do."""
@@ -176,7 +193,7 @@ class Trainer(LocalTrainer):
         if batch is None or isinstance(batch, ShardedBatch):
             return None if batch is None else batch.local
         c = self.communicator
-        return shard(batch.graphs, None, c.rank, c.size, contiguous).local
+        return shard(batch.graphs, None, c.rank, c.size, contiguous, make_of(batch)).local
 
     def advance(self, batch: Any) -> StepReport:
         """One update on the global `batch`; see `cavs.Trainer.advance`."""
@@ -187,13 +204,32 @@ class Trainer(LocalTrainer):
         self.begin(batch)
         if self.elastic and self.session.owns:
             self._survivors.snapshots.before(batch)
-        outcome = super().advance(batch)
+        try:
+            outcome = super().advance(batch)
+        except Exception:
+            self._forget_splits()  # its times will not come
+            raise
         assert isinstance(outcome, StepReport)
         update = getattr(self.session.split, "update", None)
         if update is not None and self.session.roles.computes:
             # Freely running ranks do not know each other's times.
-            update(outcome.rank_seconds or None)
+            use = (outcome.rank_use,) if outcome.rank_use else ()
+            update(outcome.rank_seconds or None, *use)
+            self._say(getattr(self.session.split, "warnings", ()))
         return outcome
+
+    def _say(self, warnings: Sequence[str]) -> None:
+        """What a split warns of, once; rank 0 alone."""
+        if self.communicator.rank == 0:
+            for text in warnings[self._said :]:
+                print(f"cavs: {text}", file=sys.stderr, flush=True)
+        self._said = len(warnings)
+
+    def _forget_splits(self) -> None:
+        """Of batches that are not going to be run."""
+        reset = getattr(self.session.split, "reset", None)
+        if reset is not None:
+            reset()
 
     def _not_finite(self, batch: Any, outcome: Any) -> NumericsError:
         error = super()._not_finite(batch, outcome)
@@ -241,9 +277,19 @@ class Trainer(LocalTrainer):
         if isinstance(self._asked, str) and not self.begun:
             # Who computes is known before the loader cuts the first batch.
             self._survivors.go(lambda: self.begin(train.peek()))
+        split, ranks = self.session.split, self.session.place[1]
+        smallest = min(train.batch_size, len(train.graphs))
+        if hasattr(split, "update") and smallest < ranks:
+            raise ConfigError(
+                f"{type(split).__name__} balances batches of {smallest} graphs over {ranks} ranks",
+                hint="every rank needs one: use a larger batch or fewer ranks",
+            )
         if not isinstance(train.collate, Collate):
-            train.collate = Collate(*self.session.place, self.session.split, train.collate)
+            train.collate = Collate(*self.session.place, split, train.collate)
         self._collate = train.collate
+        # A batch that is kept has to be divided anew whenever it comes.
+        self._collate.ahead = math.inf if train.caches else train.prefetch + 1
+        self._forget_splits()
 
     # ---- evaluation ----------------------------------------------------------------------------
 
@@ -279,6 +325,7 @@ class Trainer(LocalTrainer):
         """As `cavs.Trainer.fit`; rank 0 writes the log and the checkpoints and shows progress."""
         if self.communicator.rank != 0:
             options |= {"log": None, "progress": False}
+        self.session.wants_stop = self.session.stopping = False  # what stopped the last one
         return self._together("fit", lambda: super(Trainer, self).fit(train, **options))
 
     def save(
