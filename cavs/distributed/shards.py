@@ -72,7 +72,6 @@ class ShardedBatch:
         counts += [sum(_present(graph, name) for graph in self.graphs) for name in features]
         return np.array(counts, np.float64)
 
-
     def divided_by(self, split: Split, place: tuple[int, int]) -> bool:
         """Whether `split` made it for `place`."""
         return self.split is split and self.place == place

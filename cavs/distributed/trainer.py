@@ -193,7 +193,7 @@ class Trainer(LocalTrainer):
         if batch is None or isinstance(batch, ShardedBatch):
             return None if batch is None else batch.local
         c = self.communicator
-        return shard(batch.graphs, None, c.rank, c.size, contiguous, make_of(batch)).local
+        return shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch)).local
 
     def advance(self, batch: Any) -> StepReport:
         """One update on the global `batch`; see `cavs.Trainer.advance`."""

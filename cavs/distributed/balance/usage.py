@@ -15,7 +15,7 @@ _PROC = Path("/proc")
 class HostUsage:
     """Of a Linux host, all its programs together; zeros elsewhere.
 
-    CPU: the share of the time of all cores since the call before, by this thread, that was not idle.
+    CPU: the share of the time of all cores since this thread's last call that was not idle.
     """
 
     def __init__(self, proc: Path = _PROC) -> None:
