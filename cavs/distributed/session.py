@@ -418,7 +418,8 @@ class DistributedSession:
             for exchange in self._exchanges:
                 exchange.weigh(self._roles.count / before.count)
         if hasattr(self.split, "update"):  # it has learned of ranks that are gone
-            self.split = contiguous
+            anew = getattr(self.split, "anew", None)
+            self.split = contiguous if anew is None else anew()
 
     def finish(self) -> None:
         """The step that this rank had no time to end is applied, elsewhere: so it is here."""

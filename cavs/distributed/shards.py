@@ -164,25 +164,40 @@ def _present(graph: Graph, name: str) -> int:
     )
 
 
+@dataclass(frozen=True)
+class Division:
+    """How a loader makes this rank's part of its batches.
+
+    ahead: how many batches it makes before the step at hand ends. A split that must have learned of
+    later steps than that allows divides batches when their steps begin.
+    """
+
+    place: tuple[int, int]
+    split: Split
+    ahead: float
+
+    @property
+    def waits(self) -> bool:
+        """Whether batches are divided when their steps begin."""
+        rank, ranks = self.place
+        return rank < ranks and getattr(self.split, "lag", math.inf) < self.ahead
+
+
 class Collate:
     """The ``collate`` of a DataLoader whose batches are global: makes this rank's part alone.
 
-    ahead: how many batches it is called for before the step at hand ends. A split that must have
-    learned of later steps than that allows divides batches when their steps begin.
+    division: may be replaced by another while the loader's thread calls it.
     """
 
-    def __init__(
-        self, rank: int, ranks: int, split: Split, whole: Callable[..., Any], ahead: float = 0
-    ) -> None:
-        self.rank, self.ranks, self.split, self.whole = rank, ranks, split, whole
-        self.ahead = ahead
+    def __init__(self, division: Division, whole: Callable[..., Any]) -> None:
+        self.division, self.whole = division, whole
 
     def __call__(self, graphs: Sequence[Any], ids: NDArray[np.int64]) -> ShardedBatch | WholeBatch:
         """This rank's part of ``whole(graphs, ids)``."""
-        numbers = ids.tolist()
-        if self.rank < self.ranks and getattr(self.split, "lag", math.inf) < self.ahead:
+        numbers, division = ids.tolist(), self.division
+        if division.waits:
             return WholeBatch(tuple(graphs), tuple(numbers), self._make)
-        return shard(graphs, numbers, self.rank, self.ranks, self.split, self._make)
+        return shard(graphs, numbers, *division.place, division.split, self._make)
 
     def _make(self, graphs: Sequence[Any], ids: Any) -> Any:
         return self.whole(graphs, np.array(ids, np.int64))

@@ -24,7 +24,15 @@ from cavs.distributed.digest import facts
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
-from cavs.distributed.shards import Collate, ShardedBatch, Split, contiguous, make_of, shard
+from cavs.distributed.shards import (
+    Collate,
+    Division,
+    ShardedBatch,
+    Split,
+    contiguous,
+    make_of,
+    shard,
+)
 from cavs.distributed.strategy import Strategy, variables_of
 from cavs.distributed.strategy.verify import verify
 from cavs.distributed.survivors import Survivors
@@ -178,8 +186,10 @@ class Trainer(LocalTrainer):
     def place(self) -> None:
         """The loader makes this rank's part among those that compute; not all may, or still do."""
         if self._collate is not None:
-            self._collate.rank, self._collate.ranks = self.session.place
-            self._collate.split = self.session.split
+            before, split = self._collate.division, self.session.split
+            # A split that comes in the middle is asked by steps alone: loaders are at other batches.
+            ahead = before.ahead if before.split is split else math.inf
+            self._collate.division = Division(self.session.place, split, ahead)
 
     def restart(self) -> None:
         """`begin` is to be done again: not all ranks had come to its end."""
@@ -284,11 +294,13 @@ class Trainer(LocalTrainer):
                 f"{type(split).__name__} balances batches of {smallest} graphs over {ranks} ranks",
                 hint="every rank needs one: use a larger batch or fewer ranks",
             )
-        if not isinstance(train.collate, Collate):
-            train.collate = Collate(*self.session.place, split, train.collate)
-        self._collate = train.collate
         # A batch that is kept has to be divided anew whenever it comes.
-        self._collate.ahead = math.inf if train.caches else train.prefetch + 1
+        ahead = math.inf if train.caches else train.prefetch + 1
+        division = Division(self.session.place, split, ahead)
+        if not isinstance(train.collate, Collate):
+            train.collate = Collate(division, train.collate)
+        self._collate = train.collate
+        self._collate.division = division
         self._forget_splits()
 
     # ---- evaluation ----------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import contiguous
 from cavs.distributed.balance import PREDICTORS, PairBalancer, SpeedBalancer, StructureBalancer
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.resources import ResourceSpec
@@ -340,12 +339,13 @@ def test_ranks_that_split_differently():
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(servers=1)"])
 @pytest.mark.parametrize("kind", [SpeedBalancer, PairBalancer, StructureBalancer])
 @pytest.mark.parametrize(("victim", "messages"), [(1, 50), (1, 77), (2, 60), (2, 90)])
-def test_when_a_rank_dies_the_others_share_equally(kind, victim, messages, strategy, capsys):
+def test_when_a_rank_dies_the_others_learn_anew(kind, victim, messages, strategy, capsys):
     """Also if it only owned parameters: then those that are left have the places they had."""
 
     def work(c):
         mortal(c, victim, messages)
-        options = {"split": kind(timeout=5.0), "elastic": True, "strategy": strategy}
+        split = balancer(kind, timeout=5.0)
+        options = {"split": split, "elastic": True, "strategy": strategy}
         if strategy is not None:
             options["resources"] = ResourceSpec.local(3)
         t = trainer(c, **options)
@@ -354,7 +354,7 @@ def test_when_a_rank_dies_the_others_share_equally(kind, victim, messages, strat
             t.fit(cavs.DataLoader(DATA, 8, shuffle=True), epochs=2, progress=False)
         except Killed:
             return None
-        return values_of(t), t.communicator.size, t.session.split, t.steps
+        return values_of(t), t.communicator.size, t.session.split, t.steps, split.asked
 
     model = Tree()
     session = cavs.Session(model, dtype=np.float64)
@@ -363,8 +363,15 @@ def test_when_a_rank_dies_the_others_share_equally(kind, victim, messages, strat
     )
     results = run_threads(3, work, timeout=60)
     assert results[victim] is None
-    for values, size, split, steps in (r for r in results if r is not None):
-        assert (size, split, steps) == (2, contiguous, 20)
+    computing = 2 if strategy is None or victim == 2 else 1
+    for rank, (values, size, split, steps, asked) in enumerate(r for r in results if r is not None):
+        assert (size, steps, isinstance(split, kind)) == (2, 20, True)
+        assert split.ranks == (computing if rank < computing else None)
+        if rank < computing:
+            assert asked[-9:] == results[0][4][-9:]
+            counts = [len(part) for part in asked[-1]]
+            slow_rank_relieved = {SpeedBalancer: [2, 6], PairBalancer: [2, 6]}
+            assert computing == 1 or counts == slow_rank_relieved.get(kind, counts)
         assert_near(values, {n: p.value for n, p in model.parameters().items()}, 1e-10)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from cavs.errors import ConfigError
 
@@ -46,6 +47,13 @@ class Balancer(ABC, Generic[Known, Dealt]):
             self._split, self._updated = 0, 0
             self._known = {0: self._now()}
             self._dealt: dict[int, Dealt | None] = {}
+
+    def anew(self) -> Self:
+        """One for other ranks that has learned nothing."""
+        fresh = copy.copy(self)
+        fresh.ranks, fresh._changed = None, threading.Condition()
+        fresh.reset()
+        return fresh
 
     def __call__(self, graphs: Sequence[Any], ranks: int) -> Sequence[Sequence[int]]:
         """The positions of each rank's graphs. With fewer graphs than ranks, the last get none."""
@@ -99,7 +107,7 @@ class Balancer(ABC, Generic[Known, Dealt]):
 
     @abstractmethod
     def _begin(self, ranks: int) -> None:
-        """It is to split for so many."""
+        """It is to split for so many, of whom nothing is known."""
 
     @abstractmethod
     def _now(self) -> Known:

@@ -81,7 +81,7 @@ class PairBalancer(Balancer[list[int], list[int]]):
         timeout: float = 600.0,
     ) -> None:
         self.use = usage
-        self.rule: PairRule | None = None  # from the first batch on
+        self.rule: PairRule | None = None  # from the first times on
         self._first: list[int] = []
         super().__init__(ranks, lag, timeout)
 
@@ -91,7 +91,7 @@ class PairBalancer(Balancer[list[int], list[int]]):
         return [] if self.rule is None else self.rule.warnings
 
     def _begin(self, ranks: int) -> None:
-        self._first = [1] * ranks
+        self._first, self.rule = [1] * ranks, None
 
     def _now(self) -> list[int]:
         return self._first if self.rule is None else list(self.rule.counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,12 @@ class StructureBalancer(Balancer[CostModel, NDArray[np.float64]]):
                 hint="leave ranks out: the model says how many they are",
             )
         super().__init__(ranks if model is None else len(model.slowness), lag, timeout)
+
+    def anew(self) -> Self:
+        """See `Balancer.anew`."""
+        fresh = super().anew()
+        fresh.model = CostModel(1)
+        return fresh
 
     def _begin(self, ranks: int) -> None:
         if len(self.model.slowness) != ranks:
