@@ -152,7 +152,6 @@ class Trainer(LocalTrainer):
             options=options,
             split=getattr(self.session.split, "__qualname__", type(self.session.split).__name__),
         )
-        self.agreement.meet("begin")  # where a rank cannot make its first batch, the others hear it
         self.agreement.same(known)
         for parameter in self.parameters.values():
             self.communicator.broadcast(parameter.value, 0)
@@ -187,7 +186,7 @@ class Trainer(LocalTrainer):
         """The loader makes this rank's part among those that compute; not all may, or still do."""
         if self._collate is not None:
             before, split = self._collate.division, self.session.split
-            # A split that comes in the middle is asked by steps alone: loaders are at other batches.
+            # A split that comes in the middle is asked by steps alone: loaders are not in step.
             ahead = before.ahead if before.split is split else math.inf
             self._collate.division = Division(self.session.place, split, ahead)
 
@@ -255,7 +254,8 @@ class Trainer(LocalTrainer):
         self.session.wants_stop |= requested
         if self.session.stopping or not self.session.free or self.session.servers is None:
             return self.session.stopping
-        return self._survivors.go(lambda: self._stops_freely(requested), step=True)
+        self.session.stopping = self._survivors.go(lambda: self._stops_freely(requested), step=True)
+        return self.session.stopping
 
     def _stops_freely(self, requested: bool) -> bool:
         servers = self.session.servers
@@ -337,8 +337,22 @@ class Trainer(LocalTrainer):
         """As `cavs.Trainer.fit`; rank 0 writes the log and the checkpoints and shows progress."""
         if self.communicator.rank != 0:
             options |= {"log": None, "progress": False}
-        self.session.wants_stop = self.session.stopping = False  # what stopped the last one
+        self._go_on()
         return self._together("fit", lambda: super(Trainer, self).fit(train, **options))
+
+    def _go_on(self) -> None:
+        """What stopped the `fit` before is over."""
+        session = self.session
+        session.wants_stop = session.stopping = False
+        if session.servers is not None and session.servers.is_stopping:
+            servers = session.servers
+
+            def work() -> None:
+                session.settle()
+                servers.go_on()
+                session.agreement.meet("settle")  # before one asks to stop again
+
+            self._survivors.go(work)
 
     def save(
         self,
@@ -414,7 +428,10 @@ class Trainer(LocalTrainer):
         try:
             # It raises `error` here, as on the other ranks; the caller does that.
             with suppress(type(error), CommunicationError):
-                self.agreement.meet(place, error)
+                if self.begun or place == "evaluation":
+                    self.agreement.meet(place, error)
+                else:  # the others are about to begin
+                    self.agreement.same({}, error)
         finally:
             self.communicator.timeout = timeout
 

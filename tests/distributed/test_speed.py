@@ -13,7 +13,7 @@ import cavs
 from cavs.distributed.balance import PREDICTORS, PairBalancer, SpeedBalancer, StructureBalancer
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.resources import ResourceSpec
-from cavs.errors import CommunicationError, ConfigError
+from cavs.errors import CommunicationError, ConfigError, DataError
 from tests.distributed.mpirun import needs_mpi
 from tests.distributed.test_faults import outcomes
 from tests.distributed.test_ranks import TOY, cavs_command
@@ -234,29 +234,42 @@ def test_loaders_that_keep_batches_or_look_far_ahead(kind, options):
     assert_near(first[0], alone(3, **options))
 
 
-@pytest.mark.parametrize("kind", [SpeedBalancer, PairBalancer, StructureBalancer])
-def test_a_training_goes_on_after_one_that_was_stopped(kind):
+STALE = ["PSLoadBalancing(staleness=2)", "PSLoadBalancing(sync=False, servers=1)"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        (SpeedBalancer, None),
+        (PairBalancer, None),
+        *((StructureBalancer, s) for s in [None, *STALE]),
+    ],
+)
+def test_a_training_goes_on_after_one_that_was_stopped(kind, strategy):
     """No thread is left waiting for times, and what was split ahead is forgotten."""
 
     def work(c):
         split = kind(timeout=5.0)
-        t = trainer(c, split=split)
+        t = trainer(c, split=split, strategy=strategy, resources=ResourceSpec.local(c.size))
         train = cavs.DataLoader(DATA, 8, shuffle=True)
         asked = 0
 
         def stops(requested):
             nonlocal asked
             asked += 1
-            return type(t).stops(t, asked == 3)
+            return type(t).stops(t, asked == 3 and c.rank == 0)
 
         t.stops = stops
         with pytest.raises(KeyboardInterrupt):
             t.fit(train, epochs=2, progress=False)
-        steps = t.steps
+        asked, steps = 9, t.steps
         t.fit(cavs.DataLoader(DATA, 8, shuffle=True), epochs=1, progress=False)
-        return t.steps - steps
+        t.close()
+        return values_of(t), t.steps - steps
 
-    assert run_threads(2, work, timeout=30) == [10, 10]
+    results = run_threads(3, work, timeout=30)
+    assert [steps for _, steps in results] == [10, 10, 10]
+    assert_same_bits([values for values, _ in results])
 
 
 @pytest.mark.parametrize("kind", [SpeedBalancer, PairBalancer, StructureBalancer])
@@ -286,6 +299,25 @@ def test_a_bad_graph_is_named_and_not_waited_for():
 
     for error in outcomes(2, work):  # one of the ranks cannot make its first batch
         assert "label" in str(error) and "batch 0 of epoch 0" in str(error)
+
+
+@pytest.mark.parametrize("where", ["resume", "with", "evaluate"])
+def test_what_fails_on_one_rank_before_the_first_step(where, tmp_path):
+    def work(c):
+        t = trainer(c)
+        if where == "evaluate":
+            graphs = DATA[:8] if c.rank == 0 else [*DATA[:7], cavs.Graph([[]], {"label": [0]})]
+            t.evaluate(cavs.DataLoader(graphs, 4))
+        elif where == "resume" and c.rank == 1:
+            t.resume(tmp_path / "nothing.safetensors")
+        with t:
+            if where == "with" and c.rank == 1:
+                raise DataError("no such file")
+            t.fit(loader(), epochs=1, progress=False)
+
+    first, second = outcomes(2, work)
+    assert isinstance(first, CommunicationError) and not isinstance(second, CommunicationError)
+    assert f"rank 1: {type(second).__name__}: {second}" in str(first)
 
 
 # ---- refusals, deaths and the command line ------------------------------------------------------
