@@ -212,16 +212,22 @@ def _best(
     """
     b = program.buffers[new]
     writes = [u for u in uses[new] if u.write]
+    begin = min((u.stage for u in writes), default=0)
     same: list[tuple[int, int]] = []
     wider: list[tuple[int, int]] = []
     of_kind: dict[int, list[int]] = defaultdict(list)
     for old in candidates:
         a = program.buffers[old]
         # Of a much wider one too much would stay alive unused.
-        if a.first > b.first or a.width < b.width or 4 * b.width < 3 * a.width:
+        if a.first > b.first or a.width < b.width or 4 * b.width < 3 * a.width or a.last < begin:
             continue
         kind = kind_of(a.space)
-        ends = [_end(u, uses[old]) for u in writes if None in (kind, u.kind) or kind == u.kind]
+        ends = set()
+        for u in writes:
+            if None in (kind, u.kind) or kind == u.kind:
+                ends.add(_end(u, uses[old]))
+                if "later" in ends:
+                    break
         if "later" in ends or "here" not in ends:
             continue
         if (a.space, a.held) == (b.space, b.held):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from cavs.codegen.cuda import HALF_PRELUDE, PRELUDE, kernel_text, shape_of
+from cavs.codegen.cuda import kernel_text, shape_of
+from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
 from cavs.compiler.program import Program
 from cavs.compiler.text import cuda_operands
 

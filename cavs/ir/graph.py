@@ -77,20 +77,20 @@ def toposort(roots: Iterable[Node]) -> list[Node]:
     order: list[Node] = []
     seen: set[Node] = set()
     for root in roots:
-        stack: list[tuple[Node, int]] = [(root, 0)]
+        if root in seen:
+            continue
+        seen.add(root)
+        stack = [(root, iter(root.inputs))]
         while stack:
-            node, i = stack.pop()
-            if i == 0:
-                if node in seen:
-                    continue
-                seen.add(node)
-            while i < len(node.inputs) and node.inputs[i] in seen:
-                i += 1
-            if i < len(node.inputs):
-                stack.append((node, i + 1))
-                stack.append((node.inputs[i], 0))
+            node, inputs = stack[-1]
+            for x in inputs:
+                if x not in seen:
+                    seen.add(x)
+                    stack.append((x, iter(x.inputs)))
+                    break
             else:
                 order.append(node)
+                stack.pop()
     return order
 
 
@@ -105,6 +105,8 @@ def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
 
 def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) -> Node:
     """``node`` with other inputs; its type is inferred anew from them."""
+    if inputs == node.inputs and domain is None:
+        return node
     attrs: dict[str, Any] = dict(node.attrs)
     if domain is not None and "domain" in attrs:
         attrs["domain"] = domain

@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -222,7 +221,17 @@ class Node(Operand):
     Python operators build further nodes, so a Node is also what user code computes with.
     """
 
-    __slots__ = ("__weakref__", "attrs", "inputs", "op", "serial", "type", "where")
+    __slots__ = (
+        "__weakref__",
+        "attrs",
+        "checked",
+        "inputs",
+        "op",
+        "serial",
+        "settled",
+        "type",
+        "where",
+    )
 
     op: Op
     inputs: tuple[Node, ...]
@@ -230,10 +239,15 @@ class Node(Operand):
     type: TensorType
     where: str
     serial: int
+    checked: bool  # verified by itself
+    settled: object  # the rules, if any, of which none fits
 
     def attr(self, name: str) -> Any:
         """The value of attribute ``name``."""
-        return dict(self.attrs)[name]
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        raise KeyError(name)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -317,6 +331,7 @@ def make(
             where = _origin.lines[-1] if _origin.lines else user_line()
         node.where = where
         node.serial = next(_serial)
+        node.checked, node.settled = False, None
         _interned[key] = node
         return node
 
@@ -331,13 +346,18 @@ class _Origin(threading.local):
 _origin = _Origin()
 
 
-@contextmanager
-def origin(where: str) -> Iterator[None]:
-    """Nodes that passes make come from the user's line of the node they are made for."""
-    _origin.lines.append(where)
-    try:
-        yield
-    finally:
+class origin:
+    """Nodes that passes make inside come from the user's line of the node they are made for."""
+
+    __slots__ = ("where",)
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        _origin.lines.append(self.where)
+
+    def __exit__(self, *error: object) -> None:
         _origin.lines.pop()
 
 

@@ -18,21 +18,10 @@ def _fail(graph: Graph, node: Node, stage: str, reason: str) -> None:
 def verify(graph: Graph, stage: str) -> Graph:
     """Returns ``graph`` unchanged or raises CompileError with the equation and the user's line."""
     for node in graph.nodes():
-        if REGISTRY.get(node.op.name) is not node.op:
-            _fail(graph, node, stage, f"unknown operator {node.op.name}")
-        attrs = dict(node.attrs)
-        try:
-            inferred = node.op.infer([x.type for x in node.inputs], attrs)
-        except (TypeError, ValueError) as error:
-            _fail(graph, node, stage, str(error))
-        if node.op.name != "constant" and inferred != node.type:
-            _fail(graph, node, stage, f"type {node.type}, inferred {inferred}")
-        if node.op.rule is BatchRule.ROWWISE and any(
-            x.type.domain.rank > node.type.domain.rank for x in node.inputs
-        ):
-            _fail(graph, node, stage, "a rowwise operator reads rows finer than its own")
+        if not node.checked:  # by an earlier pass: a node never changes
+            _check(graph, node, stage)
         if node.op.name in ("gather", "gather_grad"):
-            slot = attrs["slot"]
+            slot = node.attr("slot")
             if slot not in graph.slots:
                 _fail(graph, node, stage, f"slot {slot} has no value")
             if slot.backward is not (node.op.name == "gather_grad"):
@@ -43,3 +32,20 @@ def verify(graph: Graph, stage: str) -> Graph:
         if source.type.domain.base != slot.base:
             _fail(graph, source, stage, f"slot {slot} is fed by {source.type.domain} rows")
     return graph
+
+
+def _check(graph: Graph, node: Node, stage: str) -> None:
+    """What can be said of ``node`` and its inputs, whatever graph they are in."""
+    if REGISTRY.get(node.op.name) is not node.op:
+        _fail(graph, node, stage, f"unknown operator {node.op.name}")
+    try:
+        inferred = node.op.infer([x.type for x in node.inputs], dict(node.attrs))
+    except (TypeError, ValueError) as error:
+        _fail(graph, node, stage, str(error))
+    if node.op.name != "constant" and inferred != node.type:
+        _fail(graph, node, stage, f"type {node.type}, inferred {inferred}")
+    if node.op.rule is BatchRule.ROWWISE and any(
+        x.type.domain.rank > node.type.domain.rank for x in node.inputs
+    ):
+        _fail(graph, node, stage, "a rowwise operator reads rows finer than its own")
+    node.checked = True

@@ -22,7 +22,6 @@ from cavs.ir import (
     constant,
     rebuild,
     rewrite,
-    toposort,
 )
 
 Rule = Callable[[Node], Node | None]
@@ -336,33 +335,41 @@ CANONICAL: tuple[Rule, ...] = (_transpose, _graph_at_edges, _one_row)  # what th
 
 
 def simplify_node(node: Node, rules: Sequence[Rule] = RULES) -> Node:
-    """Applies the rules to one node until none fits; its inputs are simplified already."""
+    """Applies the rules to one node until none fits; its inputs are simplified already.
+
+    A node never changes, and rules look at nothing else: those that did not fit never will.
+    """
     for _ in range(100):
+        if node.settled is rules:
+            return node
         for rule in rules:
             new = rule(node)
             if new is not None and new is not node:
                 node = new
                 break
         else:
+            node.settled = rules
             return node
     return node
 
 
 def prune(graph: Graph) -> Graph:
     """Drops slots that no output needs."""
-    needed: dict[Any, Node] = {}
-    roots = list(graph.outputs.values())
-    while True:
-        found = {
-            n.attr("slot")
-            for n in toposort([*roots, *needed.values()])
-            if n.op.name in ("gather", "gather_grad")
-        }
-        if found == set(needed):
-            return Graph(
-                dict(graph.outputs), {s: graph.slots[s] for s in graph.slots if s in found}
-            )
-        needed = {s: graph.slots[s] for s in found}
+    needed: set[Any] = set()
+    seen: set[Node] = set()
+    left = list(graph.outputs.values())
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        left += node.inputs
+        if node.op.name in ("gather", "gather_grad"):
+            slot = node.attr("slot")
+            if slot not in needed:
+                needed.add(slot)
+                left.append(graph.slots[slot])
+    return Graph(dict(graph.outputs), {s: v for s, v in graph.slots.items() if s in needed})
 
 
 def simplify(graph: Graph, rules: Sequence[Rule] = RULES) -> Graph:

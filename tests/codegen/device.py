@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cavs.codegen.cuda import BLOCK, HALF_PRELUDE, PRELUDE
+from cavs.codegen.cuda import BLOCK
+from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
 from tests.cuda.kernels import headers
 from tests.cuda.twin import Twin, missing
 from tests.cuda.twin.launch import Array, Context

@@ -11,15 +11,14 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.codegen.cuda import (
-    HALF_PRELUDE,
     OPERATIONS,
-    PRELUDE,
     Load,
     Store,
     kernel_text,
     literal,
     shape_of,
 )
+from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
 from cavs.codegen.map import MapProgram, Register
 from cavs.cuda import libraries
 from cavs.cuda.nvrtc import Nvrtc, resources
