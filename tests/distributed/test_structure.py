@@ -202,6 +202,19 @@ def equal_and_balanced(batch, steps=60, ranks=2):
     return equal, balanced
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_times_that_no_structure_explains_leave_every_rank_a_speed(seed):
+    rng = np.random.default_rng(seed)
+    model = CostModel(2)
+    for _ in range(40):
+        widths = rng.integers(1, 40, (2, 3)) * (rng.random((2, 3)) < 0.7)
+        widths[:, 0] += 1
+        rows = features(widths, widths[:, 1:].sum(axis=1))
+        model.update(rows, 10.0 ** rng.uniform(-5, 1, 2))
+        assert (model.predict(rows) > 0).all()
+        assert np.isfinite(model.slowness).all()
+
+
 @pytest.mark.parametrize(("batch", "ranks", "gain"), [(16, 2, 0.2), (64, 2, 0.1), (64, 8, 0.3)])
 def test_faster_than_equal_counts(batch, ranks, gain):
     """The fewer graphs a rank has, the more unlike are the ranks."""

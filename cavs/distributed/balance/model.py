@@ -13,14 +13,15 @@ from cavs.errors import ConfigError
 
 Floats = NDArray[np.float64]
 _PRIOR = np.array([1e-4, 1e-5, 1e-6, 1e-6, 1e-6, 1e-7])  # seconds; only its proportions matter
+_LEAST = 1e-3  # of the prior, that every feature costs: no work is done in no time
 
 
 class CostModel:
-    """Recursive least squares over `FEATURES`, with coefficients that are never negative.
+    """Recursive least squares over `FEATURES`, with coefficients that are never zero or less.
 
     Kept are the sums of products of the features and of features and time, in which older steps
     count less and less (`forget` a step), so that a slower clock is learned anew. Coefficients are
-    the non-negative minimum of the squared error, relative to the size of the work: more work never
+    the positive minimum of the squared error, relative to the size of the work: more work never
     takes less time. Before the first step a prior holds in which every feature costs a little; the
     proportions of the first splits hang on it, nothing later.
 
@@ -76,7 +77,7 @@ class CostModel:
         self.slowness = slowness / slowness.min()
 
     def _solve(self) -> Floats:
-        """The minimum over non-negative coefficients, by coordinate descent from the last one."""
+        """The minimum over positive coefficients, by coordinate descent from the last one."""
         scale = np.sqrt(np.diag(self._square).copy())
         scale[scale == 0] = 1.0
         square = self._square / np.outer(scale, scale)
@@ -84,12 +85,11 @@ class CostModel:
         # together.
         ridge = 1e-4 * max(np.trace(square), 1e-12)
         prior = self._prior() * scale
+        least = _LEAST * prior
         moment = self._moment / scale + ridge * prior
         square += ridge * np.eye(len(square))
-        values = np.maximum(self.coefficients * scale, 0)
-        found = _descend(square.tolist(), moment.tolist(), values.tolist())
-        if not any(found):
-            return self.coefficients
+        values = np.maximum(self.coefficients * scale, least)
+        found = _descend(square.tolist(), moment.tolist(), least.tolist(), values.tolist())
         solved: Floats = np.array(found) / scale
         return solved
 
@@ -100,8 +100,10 @@ class CostModel:
         return _PRIOR * size
 
 
-def _descend(square: list[list[float]], moment: list[float], values: list[float]) -> list[float]:
-    """The non-negative minimum of a quadratic, one coordinate after the other.
+def _descend(
+    square: list[list[float]], moment: list[float], least: list[float], values: list[float]
+) -> list[float]:
+    """The minimum of a quadratic over values of at least `least`, one coordinate after the other.
 
     In numbers of Python: six of them are too few for NumPy to be fast.
     """
@@ -109,7 +111,7 @@ def _descend(square: list[list[float]], moment: list[float], values: list[float]
         before = list(values)
         for i, row in enumerate(square):
             rest = moment[i] - sum(map(mul, row, values)) + row[i] * values[i]
-            values[i] = max(rest / row[i], 0.0)
+            values[i] = max(rest / row[i], least[i])
         moved = max(abs(a - b) for a, b in zip(values, before, strict=True))
         if moved <= 1e-9 * (max(values) + 1e-300):
             break
