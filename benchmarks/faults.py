@@ -2,8 +2,10 @@
 
 Each run trains a small Tree-LSTM on MPI ranks, waits until a random victim has come to a random
 step, some random milliseconds more, and kills it. The survivors must end the training with every
-batch seen, with the losses and parameters of a run that nobody disturbed but for rounding. How long
-they stand still is counted from the kill to the end of their next step.
+batch seen, with the losses and parameters of a run that nobody disturbed but for rounding. With
+stale parameters (``--strategies "PSLoadBalancing(staleness=2)"``) they must be within the noise of
+``--calm`` such runs with all ranks and as many with one less. How long the survivors stand still is
+counted from the kill to the end of their next step.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 
 import cavs
 from benchmarks import machine
+from benchmarks.disturbed import Ended, judge
 from benchmarks.harness import RESULTS, markdown, write_json
 from benchmarks.samples import ROOT
 from benchmarks.sentiment import Sentiment, trees
@@ -34,7 +36,6 @@ from cavs.distributed.launch import command_of, find_mpirun
 from cavs.train.checkpoint import read_checkpoint
 
 GRAPHS, BATCH = 96, 12
-EQUAL = 1e-8  # of the undisturbed run, relative, in float64: other numbers of ranks round otherwise
 BUCKETS = "buckets"  # no strategy
 
 
@@ -91,36 +92,26 @@ def train(given: argparse.Namespace) -> None:
         "dev": [e["dev_loss"] for e in result.epochs],
         "steps": trainer.steps,
         "ranks": trainer.communicator.size,
+        "stale": trainer.strategy is not None and trainer.strategy.has_stale,
     }
     (folder / f"result{trainer.rank}.json").write_text(json.dumps(record))
     trainer.close()
 
 
-@dataclass
-class Ended:
-    """One run: what each rank that came to the end has, and what was said on the way."""
-
-    status: int
-    errors: str
-    results: dict[int, dict[str, Any]]
-    values: dict[int, dict[str, Any]]
-    checkpoint: int
-    still: float | None = None  # seconds
-
-
 def run(
-    given: argparse.Namespace, strategy: str, kill: tuple[int, int, float] | None = None
+    given: argparse.Namespace,
+    strategy: str,
+    ranks: int,
+    kill: tuple[int, int, float] | None = None,
 ) -> Ended:
     """One training; kill: the victim, the step it dies in, and seconds after its beginning."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        watch = np.memmap(folder / "steps", np.int64, "w+", shape=(given.ranks,))
+        watch = np.memmap(folder / "steps", np.int64, "w+", shape=(ranks,))
         watch[:] = -1
         own = ["--rank", "--folder", name, "--strategy", strategy]
         own += ["--epochs", str(given.epochs), "--timeout", str(given.timeout)]
-        command = command_of(
-            find_mpirun(), given.ranks, ["-m", "benchmarks.faults", *own], elastic=True
-        )
+        command = command_of(find_mpirun(), ranks, ["-m", "benchmarks.faults", *own], elastic=True)
         with open(folder / "errors", "w+b") as errors:
             process = subprocess.Popen(
                 command,
@@ -135,8 +126,7 @@ def run(
             status = _wait(process, given.limit)
             errors.seek(0)
             said = errors.read().decode(errors="replace")
-        ranks = range(given.ranks)
-        done = [r for r in ranks if (folder / f"result{r}.json").exists()]
+        done = [r for r in range(ranks) if (folder / f"result{r}.json").exists()]
         checkpoint = folder / "checkpoint.safetensors"
         return Ended(
             status,
@@ -181,35 +171,19 @@ def _kill(
     return time.monotonic() - begun
 
 
-def judge(ended: Ended, calm: Ended, ranks: int) -> dict[str, Any]:
-    """What came of a disturbed run; faults: what does not hold."""
-    expected, found = calm.results[0], []
-    values = calm.values[0]
-    distance = losses = 0.0
-    if len(ended.results) != ranks - 1:
-        found.append(f"{len(ended.results)} of {ranks} ranks came to the end")
-    for r, result in ended.results.items():
-        if result["steps"] != expected["steps"]:
-            found.append(f"rank {r} made {result['steps']} of {expected['steps']} steps")
-        if sorted(result["seen"]) != sorted(expected["seen"]):
-            found.append(f"rank {r} saw other graphs")
-        else:
-            losses = max(losses, _apart(result["losses"], expected["losses"]))
-            losses = max(losses, _apart(result["dev"], expected["dev"]))
-        for name, value in ended.values[r].items():
-            apart = np.linalg.norm(value - values[name]) / np.linalg.norm(values[name])
-            distance = max(distance, float(apart))
-    if ended.status != 0:
-        found.append(f"it ended with status {ended.status}")
-    if not max(distance, losses) <= EQUAL:
-        found.append(f"losses {losses:.1e}, parameters {distance:.1e} from the calm run")
-    if ended.checkpoint != expected["steps"]:
-        found.append(f"the last checkpoint is of step {ended.checkpoint}")
-    return {"losses": losses, "distance": distance, "faults": found}
-
-
-def _apart(a: list[float], b: list[float]) -> float:
-    return float(np.abs(np.subtract(a, b) / b).max())
+def undisturbed(given: argparse.Namespace, strategy: str) -> list[Ended]:
+    """One run that nobody disturbs; if no two are equal several, half of them on a rank less."""
+    calm: list[Ended] = []
+    sizes = [given.ranks]
+    while len(calm) < len(sizes):
+        ended = run(given, strategy, sizes[len(calm)])
+        if len(ended.results) != sizes[len(calm)]:
+            print(ended.errors, file=sys.stderr)
+            raise SystemExit(f"{strategy}: a run that nobody disturbs fails")
+        calm.append(ended)
+        if ended.is_stale:
+            sizes = [given.ranks] * given.calm + [given.ranks - 1] * given.calm
+    return calm
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -218,6 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--ranks", type=int, default=4, metavar="N")
     add("--runs", type=int, default=20, metavar="N", help="of each strategy")
     add("--strategies", nargs="+", default=[BUCKETS], metavar="NAME")
+    add("--calm", type=int, default=3, metavar="N", help="undisturbed runs of stale strategies")
     add("--epochs", type=int, default=5, metavar="N")
     add("--seed", type=int, default=0)
     add("--timeout", type=float, default=60, metavar="S", help="that a rank waits for another")
@@ -227,20 +202,19 @@ def main(arguments: list[str] | None = None) -> int:
         add(hidden, help=argparse.SUPPRESS)
     add("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    if given.ranks < 2 or given.calm < 1:
+        parser.error("of at least 2 ranks one is killed, beside at least 1 calm run")
     if given.rank:
         train(given)
         return 0
     chance, records = random.Random(given.seed), []
     for strategy in given.strategies:
-        calm = run(given, strategy)
-        if len(calm.results) != given.ranks:
-            print(calm.errors, file=sys.stderr)
-            raise SystemExit(f"{strategy}: the run that nobody disturbs fails")
-        steps = calm.results[0]["steps"]
+        calm = undisturbed(given, strategy)
+        steps = calm[0].results[0]["steps"]
         for i in range(given.runs):
             victim, step = chance.randrange(given.ranks), chance.randrange(steps)
             later = chance.random() * 0.02
-            ended = run(given, strategy, (victim, step, later))
+            ended = run(given, strategy, given.ranks, (victim, step, later))
             record = {
                 "strategy": strategy,
                 "victim": victim,

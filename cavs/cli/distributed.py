@@ -9,11 +9,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from cavs.cuda.device import open_device
+from cavs.cuda.memory import CupyMemory
 from cavs.distributed import Trainer, contiguous
 from cavs.distributed.agreement import is_agreed
-from cavs.distributed.balance import StructureBalancer
+from cavs.distributed.balance import (
+    NARX,
+    PREDICTORS,
+    PairBalancer,
+    SpeedBalancer,
+    StructureBalancer,
+    Usage,
+    gpu_usage,
+    host_usage,
+)
 from cavs.distributed.communicator import Communicator
 from cavs.distributed.resources import load_resources
+from cavs.distributed.shards import Split
 from cavs.errors import CavsError
 
 
@@ -32,10 +44,29 @@ def trainer(
         communicator=communicator,
         elastic=args.elastic,
         collectives=args.collectives,
-        split=contiguous if args.balance == "equal" else StructureBalancer(),
+        split=split(args),
         resources=None if args.resources is None else load_resources(args.resources),
         **common,
     )
+
+
+def split(args: argparse.Namespace) -> Split:
+    """What ``--balance`` and ``--predictor`` ask for."""
+    match args.balance:
+        case "structure":
+            return StructureBalancer()
+        case "lb-bsp":
+            return SpeedBalancer(predictor=PREDICTORS.get(args.predictor, NARX))
+        case "lb-bsp-gpu":
+            return PairBalancer(usage=_usage(args.device))
+    return contiguous
+
+
+def _usage(device: str) -> Usage:
+    """Of the memory that holds the batches of this rank."""
+    if device == "cpu":
+        return host_usage
+    return gpu_usage(CupyMemory(open_device(device).ordinal))
 
 
 @contextmanager

@@ -11,11 +11,13 @@ from typing import Any
 from cavs.cli.registry import Entry, Task, find, names, summary
 from cavs.config import MAX_THREADS
 from cavs.cuda.engine import PRECISIONS
+from cavs.distributed.balance import PREDICTORS
 from cavs.distributed.devices import COLLECTIVES
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import optim, schedules
 from cavs.train.checkpoint import Checkpoint, read_checkpoint
 
+BALANCES = ("equal", "structure", "lb-bsp", "lb-bsp-gpu")
 SCHEDULES = ("constant", "cosine", "step", "exponential", "plateau")
 
 
@@ -130,9 +132,16 @@ def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--balance",
-        choices=("equal", "structure"),
+        choices=BALANCES,
         default="equal",
-        help="graphs of a batch in equal numbers, or so that ranks take equal time",
+        help="graphs of a batch in equal numbers (default), or so that ranks take equal time: as "
+        "predicted from their structure, in numbers by the ranks' speeds (LB-BSP for CPUs), or by "
+        "moving a few from the slowest to the fastest (LB-BSP for GPUs)",
+    )
+    group.add_argument(
+        "--predictor",
+        choices=tuple(PREDICTORS),
+        help="of the ranks' speeds, with --balance lb-bsp (default: narx, which is ema at first)",
     )
     group.add_argument(
         "--elastic",

@@ -88,6 +88,7 @@ def train(args: argparse.Namespace, communicator: Communicator | None = None) ->
     entry: Entry = args.entry
     checkpoint = _checkpoint(args)
     folder = checkpoint.parent
+    _check_balance(args)
     if first:
         _check_folder(args, checkpoint)
     task = entry.build(args)
@@ -143,6 +144,14 @@ def train(args: argparse.Namespace, communicator: Communicator | None = None) ->
         first = trainer.communicator.rank == 0
     say: Callable[[str], None] = print if first else lambda text: None
     return Trained(task, trainer, _report(args, task, trainer, result, checkpoint, say))
+
+
+def _check_balance(args: argparse.Namespace) -> None:
+    if args.predictor is not None and args.balance != "lb-bsp":
+        raise ConfigError(
+            f"--predictor {args.predictor} with --balance {args.balance}",
+            hint="pass --balance lb-bsp: nothing else predicts speeds",
+        )
 
 
 def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.errors import CavsError, CommunicationError, ConfigError
+from cavs.errors import CommunicationError, ConfigError
 
 PLACES = (
     *("start", "step", "end of step", "evaluation", "fit", "save", "end", "settle", "snapshot"),
@@ -57,25 +57,38 @@ class Agreement:
         if error is not None:
             error.agreed = True  # type: ignore[attr-defined]
             raise error
-        told = list(zip(self.names, said, strict=True))
-        failed = [f"rank {r}: {text}" for r, (_, text) in told if text is not None]
-        if failed:
-            raised: CavsError = CommunicationError(
-                "another rank failed\n  " + "\n  ".join(failed),
-                hint="mend what it says; this rank is well",
-            )
-        else:
-            where = ", ".join(f"rank {r} in {p}" for r, (p, _) in told)
-            raised = CommunicationError(
-                f"ranks are at different places: {where}",
-                hint="call step, evaluate, fit and save on all ranks, in the same order",
-            )
+        self._quote([text for _, text in said])
+        where = ", ".join(f"rank {r} in {p}" for r, (p, _) in zip(self.names, said, strict=True))
+        raised = CommunicationError(
+            f"ranks are at different places: {where}",
+            hint="call step, evaluate, fit and save on all ranks, in the same order",
+        )
         raised.agreed = True  # type: ignore[attr-defined]
         raise raised
 
-    def same(self, facts: dict[str, str]) -> None:
-        """Raises `ConfigError` on every rank unless all have the same facts, by name."""
-        every = self.communicator.share(facts)
+    def _quote(self, said: Sequence[str | None]) -> None:
+        """Raises what other ranks say of their errors, if one does."""
+        told = zip(self.names, said, strict=True)
+        failed = [f"rank {r}: {text}" for r, text in told if text is not None]
+        if failed:
+            raised = CommunicationError(
+                "another rank failed\n  " + "\n  ".join(failed),
+                hint="mend what it says; this rank is well",
+            )
+            raised.agreed = True  # type: ignore[attr-defined]
+            raise raised
+
+    def same(self, facts: dict[str, str], error: BaseException | None = None) -> None:
+        """Raises `ConfigError` on every rank unless all have the same facts, by name.
+
+        error: what this rank brings instead, raised as by `meet`.
+        """
+        said = self.communicator.share([facts, None if error is None else describe(error)])
+        if error is not None:
+            error.agreed = True  # type: ignore[attr-defined]
+            raise error
+        every = [other for other, _ in said]
+        self._quote([text for _, text in said])
         differing = []
         for name in facts:
             values = [str(other.get(name)) for other in every]
@@ -85,12 +98,12 @@ class Agreement:
                     f"{name}: rank 0 has {values[0]}, rank {first} has {values[first]}"
                 )
         if differing:
-            error = ConfigError(
+            raised = ConfigError(
                 "the ranks do not train the same\n  " + "\n  ".join(differing),
                 hint="start all ranks with the same program, options, data and version of cavs",
             )
-            error.agreed = True  # type: ignore[attr-defined]
-            raise error
+            raised.agreed = True  # type: ignore[attr-defined]
+            raise raised
 
 
 def describe(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 
+from cavs.config import require
 from cavs.cuda.device import Device, count_devices, open_device
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.nccl import NCCLCommunicator, load_nccl
@@ -15,12 +16,18 @@ from cavs.errors import CommunicationError, DeviceError
 COLLECTIVES = ("auto", "nccl", "mpi")
 
 
-def device_of_rank(device: str | Device, c: Communicator) -> str | Device:
+def device_of_rank(
+    device: str | Device, c: Communicator, collectives: str = "auto"
+) -> str | Device:
     """What `device` means on this rank; all ranks call it.
 
     "cuda" is one of the GPUs of the host: they are dealt out to its ranks in turn. "cuda:1" is that
-    one on every rank. DeviceError, on all ranks, if one of them cannot have it.
+    one on every rank. DeviceError, on all ranks, if one of them cannot have it; ConfigError for
+    `collectives` that do not go with it, see `join_devices`.
     """
+    require(collectives in COLLECTIVES, "collectives", collectives, " or ".join(COLLECTIVES))
+    on_host = device == "cpu" and collectives == "nccl"
+    require(not on_host, "collectives", collectives, "'auto' or 'mpi' on the CPU")
     if device == "cpu" or isinstance(device, Device):
         return device
     told = c.share({"host": socket.gethostname(), "device": "cuda"})

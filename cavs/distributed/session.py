@@ -20,7 +20,7 @@ from cavs.distributed.idle import idle_executor
 from cavs.distributed.replica import DeviceReplica
 from cavs.distributed.roles import Roles
 from cavs.distributed.run import Run, StepReport
-from cavs.distributed.shards import ShardedBatch, Split, contiguous, shard
+from cavs.distributed.shards import ShardedBatch, Split, WholeBatch, contiguous, make_of, shard
 from cavs.distributed.stale import StaleSide
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.synchronisers import DeviceGroup, Exchange, exchanges_of
@@ -104,6 +104,8 @@ class DistributedSession:
         run = Run(executor, self._exchanges, self.roles, self.wait_free, self.group)
         words = self.session.readable_errors(part.local)
         loss, error = run.go(words, (*inputs, self.own_seed(seed), step, scale, totals))
+        if self.average and totals[0] != part.num_graphs:
+            error = error or part.divided_differently(int(totals[0]))
         return self._finish(run, loss, error, (hyper, states, max_norm), sent)
 
     def prepare_together(
@@ -218,9 +220,11 @@ class DistributedSession:
             # Each is applied alone: one of them counts, as the mean of all.
             weight = over**2 / (replicas * len(self.roles.team)) if self.roles.computes else 0.0
             squares += run.executor.squared_norm(self.own_pieces()) * weight
-        ends = np.zeros(3 + c.size)
+        use: tuple[float, ...] = getattr(self.split, "use", tuple)()
+        ends = np.zeros(3 + (1 + len(use)) * c.size)
         ends[:3] = loss, squares, error is not None
-        ends[3 + c.rank] = run.compute_seconds
+        ranks = ends[3:].reshape(c.size, -1)
+        ranks[c.rank] = run.compute_seconds, *use
         c.all_reduce(ends)
         if ends[2]:
             self.agreement.meet("end of step", error)
@@ -247,7 +251,8 @@ class DistributedSession:
             run.communication_seconds,
             run.exposed_seconds,
             self.sent_bytes - sent,
-            tuple(ends[3 : 3 + replicas].tolist()),
+            tuple(ranks[:replicas, 0].tolist()),
+            tuple(map(tuple, ranks[:replicas, 1:].tolist())) if use else (),
         )
 
     # ---- stale parameters ----------------------------------------------------------------------
@@ -375,7 +380,15 @@ class DistributedSession:
             for exchange in self._exchanges:
                 exchange.weigh(self._roles.count / before.count)
         if hasattr(self.split, "update"):  # it has learned of ranks that are gone
-            self.split = contiguous
+            anew = getattr(self.split, "anew", None)
+            self.split = contiguous if anew is None else anew()
+
+    def close(self) -> None:
+        """Ends what goes on beside the steps; all ranks have come to an end."""
+        if self.servers is not None:
+            self.servers.close()
+        if self.group is not None:
+            self.group.close()
 
     def finish(self) -> None:
         """The step that this rank had no time to end is applied, elsewhere: so it is here."""
@@ -384,11 +397,12 @@ class DistributedSession:
 
     # ---- the rest of an engine -----------------------------------------------------------------
 
-    def shard(self, batch: GraphBatch | ShardedBatch) -> ShardedBatch:
+    def shard(self, batch: GraphBatch | ShardedBatch | WholeBatch) -> ShardedBatch:
         """This rank's part of a global batch."""
-        if isinstance(batch, ShardedBatch) and batch.place == self.place:
+        # Else ranks that are gone had a part of it, or not all have divided it alike.
+        if isinstance(batch, ShardedBatch) and batch.divided_by(self.split, self.place):
             return batch
-        return shard(batch.graphs, batch.ids, *self.place, self.split)
+        return shard(batch.graphs, batch.ids, *self.place, self.split, make_of(batch))
 
     @property
     def roles(self) -> Roles:
@@ -405,9 +419,10 @@ class DistributedSession:
             count = len(self.strategy.graph.replicas)
         return self.communicator.rank, count if self._roles is None else self._roles.count
 
-    def prepare(self, batch: GraphBatch | ShardedBatch) -> None:
+    def prepare(self, batch: GraphBatch | ShardedBatch | WholeBatch) -> None:
         """See `Session.prepare`."""
-        self.session.prepare(batch.local if isinstance(batch, ShardedBatch) else batch)
+        if not isinstance(batch, WholeBatch):
+            self.session.prepare(batch.local if isinstance(batch, ShardedBatch) else batch)
 
     def invalidate(self) -> None:
         """See `Session.invalidate`. ConfigError while gradients of stale ones are under way."""

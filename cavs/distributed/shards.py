@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from cavs.data import Graph, GraphBatch, batch
 from cavs.distributed.strategy.partition import shard_ranges
 from cavs.errors import ConfigError
 
+Make = Callable[[Sequence[Any], Any], Any]  # (graphs, ids) -> their batch
 # (graphs of the global batch, ranks) -> the places of each rank's graphs in it. Called on every
 # rank, where it must give the same.
 Split = Callable[[Sequence[Graph], int], Sequence[Sequence[int]]]
@@ -40,7 +42,8 @@ class ShardedBatch:
     """What a rank computes of a global batch.
 
     local: its graphs; where it has none, one that stands in and counts for nothing (`empty`).
-    graphs, ids: the global batch. place: rank and number of ranks that it was divided for.
+    graphs, ids: the global batch. place: rank and number of ranks that it was divided for. split,
+    make: what divided it, and what collates.
     """
 
     local: GraphBatch
@@ -48,6 +51,8 @@ class ShardedBatch:
     graphs: tuple[Graph, ...]
     ids: tuple[int, ...] | None
     place: tuple[int, int]
+    split: Split
+    make: Make
 
     @property
     def num_graphs(self) -> int:
@@ -67,6 +72,37 @@ class ShardedBatch:
         counts += [sum(_present(graph, name) for graph in self.graphs) for name in features]
         return np.array(counts, np.float64)
 
+    def divided_by(self, split: Split, place: tuple[int, int]) -> bool:
+        """Whether `split` made it for `place`."""
+        return self.split is split and self.place == place
+
+    def divided_differently(self, computed: int) -> ConfigError:
+        """What is wrong if all ranks together computed so many graphs."""
+        return ConfigError(
+            f"the ranks computed {computed} graphs of a batch of {self.num_graphs}: they split it "
+            "differently",
+            hint="give all ranks the same batches, and a split that gives the same on all of them",
+        )
+
+
+@dataclass(frozen=True)
+class WholeBatch:
+    """A global batch that is to be divided when its step begins; nothing is collated yet."""
+
+    graphs: tuple[Graph, ...]
+    ids: tuple[int, ...] | None
+    make: Make
+
+    @property
+    def num_graphs(self) -> int:
+        """Of the global batch."""
+        return len(self.graphs)
+
+
+def make_of(whole: Any) -> Make:
+    """What collates parts of a global batch, divided or not."""
+    return whole.make if isinstance(whole, ShardedBatch | WholeBatch) else batch
+
 
 def shard(
     graphs: Sequence[Graph],
@@ -74,7 +110,7 @@ def shard(
     rank: int,
     ranks: int,
     split: Split,
-    make: Callable[[Sequence[Any], Any], Any] = batch,
+    make: Make = batch,
 ) -> ShardedBatch:
     """The part of `rank`. ConfigError if `split` does not give every graph to one rank.
 
@@ -82,14 +118,14 @@ def shard(
     with their ids.
     """
     if rank >= ranks:
-        return _part([], graphs, ids, (rank, ranks), make)
+        return _part([], graphs, ids, (rank, ranks), split, make)
     parts = [list(part) for part in split(graphs, ranks)]
     if len(parts) != ranks or sorted(i for part in parts for i in part) != list(range(len(graphs))):
         raise ConfigError(
             f"the split of {len(graphs)} graphs over {ranks} ranks gives {parts}",
             hint="give the place of every graph to exactly one rank",
         )
-    return _part(parts[rank], graphs, ids, (rank, ranks), make)
+    return _part(parts[rank], graphs, ids, (rank, ranks), split, make)
 
 
 def _part(
@@ -97,7 +133,8 @@ def _part(
     graphs: Sequence[Graph],
     ids: Sequence[int] | None,
     place: tuple[int, int],
-    make: Callable[[Sequence[Any], Any], Any],
+    split: Split,
+    make: Make,
 ) -> ShardedBatch:
     mine = part or [0]
     own = None if ids is None else [ids[i] for i in mine]
@@ -107,6 +144,8 @@ def _part(
         tuple(graphs),
         None if ids is None else tuple(ids),
         place,
+        split,
+        make,
     )
 
 
@@ -125,16 +164,40 @@ def _present(graph: Graph, name: str) -> int:
     )
 
 
+@dataclass(frozen=True)
+class Division:
+    """How a loader makes this rank's part of its batches.
+
+    ahead: how many batches it makes before the step at hand ends. A split that must have learned of
+    later steps than that allows divides batches when their steps begin.
+    """
+
+    place: tuple[int, int]
+    split: Split
+    ahead: float
+
+    @property
+    def waits(self) -> bool:
+        """Whether batches are divided when their steps begin."""
+        rank, ranks = self.place
+        return rank < ranks and getattr(self.split, "lag", math.inf) < self.ahead
+
+
 class Collate:
-    """The ``collate`` of a DataLoader whose batches are global: makes this rank's part alone."""
+    """The ``collate`` of a DataLoader whose batches are global: makes this rank's part alone.
 
-    def __init__(self, rank: int, ranks: int, split: Split, whole: Callable[..., Any]) -> None:
-        self.rank, self.ranks, self.split, self.whole = rank, ranks, split, whole
+    division: may be replaced by another while the loader's thread calls it.
+    """
 
-    def __call__(self, graphs: Sequence[Any], ids: NDArray[np.int64]) -> ShardedBatch:
+    def __init__(self, division: Division, whole: Callable[..., Any]) -> None:
+        self.division, self.whole = division, whole
+
+    def __call__(self, graphs: Sequence[Any], ids: NDArray[np.int64]) -> ShardedBatch | WholeBatch:
         """This rank's part of ``whole(graphs, ids)``."""
+        numbers, division = ids.tolist(), self.division
+        if division.waits:
+            return WholeBatch(tuple(graphs), tuple(numbers), self._make)
+        return shard(graphs, numbers, *division.place, division.split, self._make)
 
-        def make(graphs: Sequence[Any], ids: Any) -> Any:
-            return self.whole(graphs, np.array(ids, np.int64))
-
-        return shard(graphs, ids.tolist(), self.rank, self.ranks, self.split, make)
+    def _make(self, graphs: Sequence[Any], ids: Any) -> Any:
+        return self.whole(graphs, np.array(ids, np.int64))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -13,23 +15,30 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.config import require
 from cavs.cuda.device import Device
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement, is_agreed
 from cavs.distributed.choice import agreed_strategy, fits
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.devices import COLLECTIVES, device_of_rank
+from cavs.distributed.devices import device_of_rank
 from cavs.distributed.digest import facts
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
-from cavs.distributed.shards import Collate, ShardedBatch, Split, contiguous, shard
+from cavs.distributed.shards import (
+    Collate,
+    Division,
+    ShardedBatch,
+    Split,
+    contiguous,
+    make_of,
+    shard,
+)
 from cavs.distributed.strategy import Strategy, variables_of
 from cavs.distributed.strategy.verify import verify
 from cavs.distributed.survivors import Survivors
-from cavs.errors import CommunicationError, NumericsError
+from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.frontend.model import Model
 from cavs.runtime import Session
 from cavs.train import Trainer as LocalTrainer
@@ -71,7 +80,7 @@ class Trainer(LocalTrainer):
         resources: For builders: the cluster; the hosts of the ranks unless given.
         split: Which rank takes which graphs of a batch; equal numbers, in order, unless given. If
             it has a method ``update``, that is told the seconds every rank computed, after each
-            step (`cavs.distributed.balance.StructureBalancer`).
+            step: a `cavs.distributed.balance.Balancer`.
         timeout: Seconds that a rank waits for another before it gives up, naming it.
         elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``.
         wait_free: Send gradients while backward still runs.
@@ -108,9 +117,6 @@ class Trainer(LocalTrainer):
         threads: int | None = None,
         **more: Any,
     ) -> None:
-        require(collectives in COLLECTIVES, "collectives", collectives, " or ".join(COLLECTIVES))
-        on_host = device == "cpu" and collectives == "nccl"
-        require(not on_host, "collectives", collectives, "'auto' or 'mpi' on the CPU")
         c = communicator if communicator is not None else world(timeout)
         local = Session(
             model,
@@ -118,7 +124,7 @@ class Trainer(LocalTrainer):
             dtype=dtype,
             passes=passes,
             replicated=True,
-            device=device_of_rank(device, c),
+            device=device_of_rank(device, c, collectives),
             precision=precision,
         )
         chosen = None if isinstance(strategy, str) else strategy
@@ -135,6 +141,7 @@ class Trainer(LocalTrainer):
         self.elastic, self.resources = elastic, resources
         self._asked = strategy
         self.begun = False
+        self._said = 0
         self._collate: Collate | None = None  # of the loader that `fit` goes through
         self._survivors = Survivors(self)
 
@@ -165,6 +172,7 @@ class Trainer(LocalTrainer):
             options=options,
             device="cpu" if self.session.session.device is None else "cuda",
             collectives=self.session.collectives,
+            split=getattr(self.session.split, "__qualname__", type(self.session.split).__name__),
         )
         self.agreement.same(known)
         for parameter in self.parameters.values():
@@ -181,14 +189,28 @@ class Trainer(LocalTrainer):
                 None if example is None else lambda: self.session.session.gradients(example),
             )
             self._survivors.made()
+        if self.session.free and getattr(self.session.split, "needs_times", False):
+            raise self._without_times()
         self.place()
         self.begun = True
+
+    def _without_times(self) -> ConfigError:
+        asked = self._asked if isinstance(self._asked, str) else "given"
+        error = ConfigError(
+            f"{type(self.session.split).__name__} with the strategy {asked}: all parameters are "
+            "stale, so ranks meet in no step and do not know each other's times",
+            hint="balance by structure or not at all, or keep a parameter synchronous",
+        )
+        error.agreed = True  # type: ignore[attr-defined]  # all ranks have this strategy
+        return error
 
     def place(self) -> None:
         """The loader makes this rank's part among those that compute; not all may, or still do."""
         if self._collate is not None:
-            self._collate.rank, self._collate.ranks = self.session.place
-            self._collate.split = self.session.split
+            before, split = self._collate.division, self.session.split
+            # A split that comes in the middle is asked by steps alone: loaders are not in step.
+            ahead = before.ahead if before.split is split else math.inf
+            self._collate.division = Division(self.session.place, split, ahead)
 
     def restart(self) -> None:
         """`begin` is to be done again: not all ranks had come to its end."""
@@ -202,7 +224,7 @@ class Trainer(LocalTrainer):
         if batch is None or isinstance(batch, ShardedBatch):
             return None if batch is None else batch.local
         c = self.communicator
-        return shard(batch.graphs, None, c.rank, c.size, contiguous).local
+        return shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch)).local
 
     def advance(self, batch: Any) -> StepReport:
         """One update on the global `batch`; see `cavs.Trainer.advance`."""
@@ -213,13 +235,32 @@ class Trainer(LocalTrainer):
         self.begin(batch)
         if self.elastic and self.session.owns:
             self._survivors.snapshots.before(batch)
-        outcome = super().advance(batch)
+        try:
+            outcome = super().advance(batch)
+        except Exception:
+            self._forget_splits()  # its times will not come
+            raise
         assert isinstance(outcome, StepReport)
         update = getattr(self.session.split, "update", None)
         if update is not None and self.session.roles.computes:
             # Freely running ranks do not know each other's times.
-            update(outcome.rank_seconds or None)
+            use = (outcome.rank_use,) if outcome.rank_use else ()
+            update(outcome.rank_seconds or None, *use)
+            self._say(getattr(self.session.split, "warnings", ()))
         return outcome
+
+    def _say(self, warnings: Sequence[str]) -> None:
+        """What a split warns of, once; rank 0 alone."""
+        if self.communicator.rank == 0:
+            for text in warnings[self._said :]:
+                print(f"cavs: {text}", file=sys.stderr, flush=True)
+        self._said = len(warnings)
+
+    def _forget_splits(self) -> None:
+        """Of batches that are not going to be run."""
+        reset = getattr(self.session.split, "reset", None)
+        if reset is not None:
+            reset()
 
     def _not_finite(self, batch: Any, outcome: Any) -> NumericsError:
         error = super()._not_finite(batch, outcome)
@@ -235,7 +276,8 @@ class Trainer(LocalTrainer):
         self.session.wants_stop |= requested
         if self.session.stopping or not self.session.free or self.session.servers is None:
             return self.session.stopping
-        return self._survivors.go(lambda: self._stops_freely(requested), step=True)
+        self.session.stopping = self._survivors.go(lambda: self._stops_freely(requested), step=True)
+        return self.session.stopping
 
     def _stops_freely(self, requested: bool) -> bool:
         servers = self.session.servers
@@ -267,9 +309,21 @@ class Trainer(LocalTrainer):
         if isinstance(self._asked, str) and not self.begun:
             # Who computes is known before the loader cuts the first batch.
             self._survivors.go(lambda: self.begin(train.peek()))
+        split, ranks = self.session.split, self.session.place[1]
+        smallest = min(train.batch_size, len(train.graphs))
+        if hasattr(split, "update") and smallest < ranks:
+            raise ConfigError(
+                f"{type(split).__name__} balances batches of {smallest} graphs over {ranks} ranks",
+                hint="every rank needs one: use a larger batch or fewer ranks",
+            )
+        # A batch that is kept has to be divided anew whenever it comes.
+        ahead = math.inf if train.caches else train.prefetch + 1
+        division = Division(self.session.place, split, ahead)
         if not isinstance(train.collate, Collate):
-            train.collate = Collate(*self.session.place, self.session.split, train.collate)
+            train.collate = Collate(division, train.collate)
         self._collate = train.collate
+        self._collate.division = division
+        self._forget_splits()
 
     # ---- evaluation ----------------------------------------------------------------------------
 
@@ -305,7 +359,22 @@ class Trainer(LocalTrainer):
         """As `cavs.Trainer.fit`; rank 0 writes the log and the checkpoints and shows progress."""
         if self.communicator.rank != 0:
             options |= {"log": None, "progress": False}
+        self._go_on()
         return self._together("fit", lambda: super(Trainer, self).fit(train, **options))
+
+    def _go_on(self) -> None:
+        """What stopped the `fit` before is over."""
+        session = self.session
+        session.wants_stop = session.stopping = False
+        if session.servers is not None and session.servers.is_stopping:
+            servers = session.servers
+
+            def work() -> None:
+                session.settle()
+                servers.go_on()
+                session.agreement.meet("settle")  # before one asks to stop again
+
+            self._survivors.go(work)
 
     def save(
         self,
@@ -381,7 +450,10 @@ class Trainer(LocalTrainer):
         try:
             # It raises `error` here, as on the other ranks; the caller does that.
             with suppress(type(error), CommunicationError):
-                self.agreement.meet(place, error)
+                if self.begun or place == "evaluation":
+                    self.agreement.meet(place, error)
+                else:  # the others are about to begin
+                    self.agreement.same({}, error)
         finally:
             self.communicator.timeout = timeout
 
@@ -393,10 +465,7 @@ class Trainer(LocalTrainer):
             self.agreement.meet("end")
 
         self._survivors.go(work)
-        if self.session.servers is not None:
-            self.session.servers.close()
-        if self.session.group is not None:
-            self.session.group.close()
+        self.session.close()
         self.communicator.close()
 
     def __enter__(self) -> Trainer:

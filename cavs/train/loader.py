@@ -120,6 +120,11 @@ class DataLoader:
         """The batch of its epoch that the next iteration begins with; 0 if no state was loaded."""
         return 0 if self._running else self._position
 
+    @property
+    def caches(self) -> bool:
+        """Whether batches are kept for the next epochs."""
+        return self._cache_limit > 0
+
     def _bucket_sizes(self) -> NDArray[np.int64] | None:
         if self.bucket is None:
             return None
@@ -203,8 +208,9 @@ class DataLoader:
         return DataError(f"cannot prepare {where}: {type(error).__name__}: {error}")
 
     def _collates_alone(self, i: int) -> bool:
+        collate = getattr(self.collate, "whole", self.collate)  # undivided
         try:
-            item = self.collate([self.graphs[i]], np.array([i], dtype=np.int64))
+            item = collate([self.graphs[i]], np.array([i], dtype=np.int64))
             if self.prepare is not None:
                 self.prepare(item)
         except Exception:
@@ -249,6 +255,8 @@ class DataLoader:
 def _bytes(batch: Any) -> int:
     """Memory a batch holds: its features, and the topology and schedule at 4 bytes an index."""
     batch = getattr(batch, "local", batch)  # the part of it that this process computes
+    if not hasattr(batch, "topology"):
+        return 0  # no more than the graphs of the data set
     groups = (batch.features, batch.edge_features, batch.graph_features)
     features = sum(array.nbytes for group in groups for array in group.values())
     return int(features + 4 * (10 * batch.num_vertices + 7 * batch.num_edges))

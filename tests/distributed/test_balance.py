@@ -10,8 +10,8 @@ from cavs.distributed.balance import (
     EMA,
     NARX,
     Memoryless,
-    PairBalancer,
-    SpeedBalancer,
+    PairRule,
+    SpeedRule,
     gradient_weights,
     whole_shares,
 )
@@ -182,7 +182,7 @@ def test_narx_keeps_to_possible_speeds():
 def test_a_worker_slowed_three_times(predictor):
     """Within one sample of the optimum in 40 iterations; time within 1.1 of the ideal from then."""
     rng = np.random.default_rng(0)
-    balancer = SpeedBalancer([32] * 4, predictor)
+    balancer = SpeedRule([32] * 4, predictor)
     for _ in range(15):
         balancer.update((np.array(balancer.counts) / 100 * rng.normal(1, 0.004, 4)).tolist())
     speeds = np.array([100, 100, 100, 100 / 3])
@@ -200,9 +200,9 @@ def test_a_worker_slowed_three_times(predictor):
 
 
 def test_shares_are_in_proportion_to_speed():
-    balancer = SpeedBalancer([10, 10, 10], Memoryless)
+    balancer = SpeedRule([10, 10, 10], Memoryless)
     assert balancer.update([1.0, 0.5, 1.0]) == [8, 15, 7]
-    assert SpeedBalancer([1, 1], Memoryless).update([1e-6, 1e3]) == [1, 1]
+    assert SpeedRule([1, 1], Memoryless).update([1e-6, 1e3]) == [1, 1]
 
 
 def test_the_use_that_counts_is_the_one_now():
@@ -218,13 +218,13 @@ def test_the_use_that_counts_is_the_one_now():
             seen.append(("ask", cpu, memory))
             return super().predict()
 
-    balancer = SpeedBalancer([4], Spy)
+    balancer = SpeedRule([4], Spy)
     balancer.update([1.0], cpu=[0.5], memory=[0.1])
     balancer.update([1.0], cpu=[0.7], memory=[0.2])
     assert seen == [("learn", 0, 0), ("ask", 0.5, 0.1), ("learn", 0.5, 0.1), ("ask", 0.7, 0.2)]
 
 
-@pytest.mark.parametrize("kind", [SpeedBalancer, PairBalancer])
+@pytest.mark.parametrize("kind", [SpeedRule, PairRule])
 def test_measurements_that_make_no_sense(kind):
     for seconds in ([1.0], [1.0, 0.0], [1.0, float("nan")], [1.0, -1.0], [1.0, float("inf")]):
         with pytest.raises(ConfigError, match="seconds of 2 workers"):
@@ -243,7 +243,7 @@ def profile(intercept, saturation, slope):
 
 
 def equilibrium(gpus, counts, iterations, noise=0.0, rng=None):
-    balancer = PairBalancer(list(counts))
+    balancer = PairRule(list(counts))
     trace = []
     for _ in range(iterations):
         seconds = [gpu(count) for gpu, count in zip(gpus, balancer.counts, strict=True)]
@@ -277,7 +277,7 @@ def test_four_kinds_of_gpus():
 
 
 def test_nothing_moves_before_the_window_is_full():
-    balancer = PairBalancer([20, 20])
+    balancer = PairRule([20, 20])
     for _ in range(4):
         assert balancer.update([1.0, 2.0]) == [20, 20]
     assert balancer.update([1.0, 2.0]) == [25, 15]
@@ -285,13 +285,13 @@ def test_nothing_moves_before_the_window_is_full():
 
 
 def test_a_spike_shorter_than_the_window_changes_nothing():
-    balancer = PairBalancer([20, 20])
+    balancer = PairRule([20, 20])
     for seconds in [[1.0, 2.0]] * 4 + [[2.0, 1.0]] * 4:
         assert balancer.update(seconds) == [20, 20]
 
 
 def test_a_swapped_pair_begins_the_fine_phase_for_good():
-    balancer = PairBalancer([40, 40])
+    balancer = PairRule([40, 40])
     balancer.update([2.0, 1.0])
     balancer.update([1.0, 2.0])
     assert balancer.is_fine and balancer.window == 20
@@ -301,7 +301,7 @@ def test_a_swapped_pair_begins_the_fine_phase_for_good():
 
 
 def test_full_memory_gets_no_more():
-    balancer = PairBalancer([20, 20, 20])
+    balancer = PairRule([20, 20, 20])
     for _ in range(5):
         counts = balancer.update([1.0, 1.5, 2.0], memory=[0.96, 0.5, 0.5])
     assert counts == [20, 25, 15]
@@ -309,7 +309,7 @@ def test_full_memory_gets_no_more():
 
 
 def test_a_worker_too_slow_is_named():
-    balancer = PairBalancer([20, 5])
+    balancer = PairRule([20, 5])
     for _ in range(6):
         assert balancer.update([1.0, 9.0]) == [20, 5]
     assert "worker 1 is slowest with 5 samples" in balancer.warnings[0]

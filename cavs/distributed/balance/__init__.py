@@ -1,6 +1,8 @@
 """Load balancing: how much of every batch each rank gets."""
 
-from cavs.distributed.balance.lbbsp import PairBalancer, SpeedBalancer
+from cavs.distributed.balance.balancer import Balancer
+from cavs.distributed.balance.counts import PREDICTORS, PairBalancer, SpeedBalancer
+from cavs.distributed.balance.lbbsp import PairRule, SpeedRule
 from cavs.distributed.balance.model import CostModel
 from cavs.distributed.balance.narx import NARX
 from cavs.distributed.balance.online import StructureBalancer
@@ -8,21 +10,30 @@ from cavs.distributed.balance.predictors import ARIMA, EMA, Memoryless, Predicto
 from cavs.distributed.balance.profile import FEATURES, features, profiles
 from cavs.distributed.balance.shares import gradient_weights, whole_shares
 from cavs.distributed.balance.split import Split, split_batch, split_profiles
+from cavs.distributed.balance.usage import HostUsage, Usage, gpu_usage, host_usage
 
 __all__ = [
     "ARIMA",
     "EMA",
     "FEATURES",
     "NARX",
+    "PREDICTORS",
+    "Balancer",
     "CostModel",
+    "HostUsage",
     "Memoryless",
     "PairBalancer",
+    "PairRule",
     "Predictor",
     "SpeedBalancer",
+    "SpeedRule",
     "Split",
     "StructureBalancer",
+    "Usage",
     "features",
+    "gpu_usage",
     "gradient_weights",
+    "host_usage",
     "profiles",
     "split_batch",
     "split_profiles",

@@ -25,7 +25,7 @@ def _check(name: str, values: Sequence[float], workers: int) -> None:
         )
 
 
-class SpeedBalancer:
+class SpeedRule:
     """Algorithm 1, for CPUs: counts in proportion to the predicted speeds."""
 
     def __init__(self, counts: Sequence[int], predictor: Callable[[], Predictor] = EMA) -> None:
@@ -41,9 +41,21 @@ class SpeedBalancer:
         cpu: Sequence[float] | None = None,
         memory: Sequence[float] | None = None,
     ) -> list[int]:
-        """The counts of the next iteration.
+        """The counts of the next iteration, after one of `counts`; see `learn`."""
+        self.counts = whole_shares(sum(self.counts), self.learn(self.counts, seconds, cpu, memory))
+        return list(self.counts)
 
-        seconds: of compute of the last one, without waiting, by worker. cpu, memory: use now.
+    def learn(
+        self,
+        counts: Sequence[int],
+        seconds: Sequence[float],
+        cpu: Sequence[float] | None = None,
+        memory: Sequence[float] | None = None,
+    ) -> list[float]:
+        """The speeds predicted for the next iteration, in samples a second.
+
+        counts: of the last one. seconds: of compute in it, without waiting, by worker. cpu, memory:
+        use now.
         """
         workers = len(self.counts)
         _check("seconds", seconds, workers)
@@ -51,21 +63,20 @@ class SpeedBalancer:
         use = list(zip(cpu or zeros, memory or zeros, strict=True))
         speeds = []
         for i, predictor in enumerate(self.predictors):
-            predictor.update(self.counts[i] / seconds[i], *self._use[i])
+            predictor.update(counts[i] / seconds[i], *self._use[i])
             speeds.append(predictor.predict(*use[i]))
         self._use = use
-        self.counts = whole_shares(sum(self.counts), speeds)
-        return list(self.counts)
+        return speeds
 
 
 @dataclass
-class PairBalancer:
+class PairRule:
     """Algorithm 2, for GPUs: the fastest worker takes samples from the slowest.
 
     It needs no more than that time grows with the count. In the fast phase 5 samples move once the
     pair has kept its order for 5 iterations; when a pair is found that was once the other way
     round, the fine phase begins for good: 1 sample, 20 iterations. A worker whose memory is 95 %
-    full gets no more. `warnings` says which worker is too slow to be worth keeping.
+    full gets no more. `warnings` says which workers are too slow to be worth keeping, once each.
     """
 
     counts: list[int]
@@ -73,6 +84,7 @@ class PairBalancer:
     window: int = 5
     iteration: int = 0
     warnings: list[str] = field(default_factory=list)
+    _named: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if not self.counts or min(self.counts) < 1:
@@ -106,10 +118,12 @@ class PairBalancer:
         if leader == straggler:
             return list(self.counts)
         if self.counts[straggler] <= self.step:
-            self.warnings.append(
-                f"iteration {self.iteration}: worker {straggler} is slowest with "
-                f"{self.counts[straggler]} samples; training without it would be faster"
-            )
+            if straggler not in self._named:
+                self._named.add(straggler)
+                self.warnings.append(
+                    f"iteration {self.iteration}: worker {straggler} is slowest with "
+                    f"{self.counts[straggler]} samples; training without it would be faster"
+                )
             return list(self.counts)
         if self._streak[leader, straggler] >= self.window:
             self.counts[leader] += self.step

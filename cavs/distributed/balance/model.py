@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,14 +89,8 @@ class CostModel:
         moment = self._moment / scale + ridge * prior
         square += ridge * np.eye(len(square))
         values = np.maximum(self.coefficients * scale, least)
-        for _ in range(200):
-            before = values.copy()
-            for i in range(len(values)):
-                rest = moment[i] - square[i] @ values + square[i, i] * values[i]
-                values[i] = max(rest / square[i, i], least[i])
-            if np.abs(values - before).max() <= 1e-9 * (np.abs(values).max() + 1e-300):
-                break
-        solved: Floats = values / scale
+        found = _descend(square.tolist(), moment.tolist(), least.tolist(), values.tolist())
+        solved: Floats = np.array(found) / scale
         return solved
 
     def _prior(self) -> Floats:
@@ -103,3 +98,21 @@ class CostModel:
         predicted = float(_PRIOR @ self._square @ _PRIOR)
         size = float(_PRIOR @ self._moment) / predicted if predicted > 0 else 1.0
         return _PRIOR * size
+
+
+def _descend(
+    square: list[list[float]], moment: list[float], least: list[float], values: list[float]
+) -> list[float]:
+    """The minimum of a quadratic over values of at least `least`, one coordinate after the other.
+
+    In numbers of Python: six of them are too few for NumPy to be fast.
+    """
+    for _ in range(200):
+        before = list(values)
+        for i, row in enumerate(square):
+            rest = moment[i] - sum(map(mul, row, values)) + row[i] * values[i]
+            values[i] = max(rest / row[i], least[i])
+        moved = max(abs(a - b) for a, b in zip(values, before, strict=True))
+        if moved <= 1e-9 * (max(values) + 1e-300):
+            break
+    return values

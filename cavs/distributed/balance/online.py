@@ -1,31 +1,27 @@
-"""Balance by structure while training: splits batches ahead of the steps that it learns from."""
+"""Balance by structure while training."""
 
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.distributed.balance.balancer import Balancer, Use
 from cavs.distributed.balance.model import CostModel
 from cavs.distributed.balance.split import split_batch
 from cavs.errors import ConfigError
 
 
-class StructureBalancer:
-    """Called with the graphs of a global batch, gives the positions of each rank's; learns times.
+class StructureBalancer(Balancer[CostModel, NDArray[np.float64]]):
+    """A `Balancer` by the structure of graphs: each rank is predicted to take equally long.
 
-    Every rank has one, calls it for the same batches and tells it the same times, in the order of
-    the batches. A loader splits batches before earlier steps have ended, on each rank at another
-    moment; for all ranks to find the same split, that of batch n is made by what the model knew
-    after step n - lag - 1, and waits for it where it must. A lag as long as the loader looks ahead
-    never waits.
-
-    ranks: that compute; as many as the first batch is split for unless given.
+    model: what is known of the times; one of its own unless given.
     """
+
+    needs_times = False  # what it assumes at first tells deep graphs from flat ones already
 
     def __init__(
         self,
@@ -34,62 +30,32 @@ class StructureBalancer:
         model: CostModel | None = None,
         timeout: float = 600.0,
     ) -> None:
-        if lag < 0:
-            raise ConfigError(f"a balancer of lag {lag}", hint="give 0 or more steps")
-        self.ranks = ranks if ranks is not None or model is None else len(model.slowness)
-        self.model = model or CostModel(1 if ranks is None else ranks)
-        self.lag, self.timeout = lag, timeout
-        self._changed = threading.Condition()
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets batches that were split and not run, as at the end of an epoch; not the times."""
-        with self._changed:
-            self._split, self._updated = 0, 0
-            self._known = {0: copy.copy(self.model)}
-            self._features: dict[int, NDArray[np.float64] | None] = {}
-
-    def __call__(self, graphs: Sequence[Any], ranks: int) -> list[list[int]]:
-        """The positions of each rank's graphs. With fewer graphs than ranks, the last get none."""
-        if self.ranks is None:
-            self.ranks, self.model = ranks, CostModel(ranks)
-            self.reset()
-        if ranks != self.ranks:
+        self.model = model or CostModel(1)
+        if model is not None and ranks not in (None, len(model.slowness)):
             raise ConfigError(
-                f"a balancer of {self.ranks} ranks splits for {ranks}", hint="make one of its own"
+                f"a balancer of {ranks} ranks with a model of {len(model.slowness)}",
+                hint="leave ranks out: the model says how many they are",
             )
-        with self._changed:
-            number = self._split
-            self._split += 1
-            needed = max(number - self.lag, 0)
-            if not self._changed.wait_for(lambda: self._updated >= needed, self.timeout):
-                raise ConfigError(
-                    f"batch {number} is split, but only {self._updated} steps reported their times",
-                    hint="call update after every step, and reset when batches are left out",
-                )
-            model = self._known[needed]
-            for old in [n for n in self._known if n < needed]:
-                del self._known[old]
-        if len(graphs) < ranks:
-            parts, features = [[i] if i < len(graphs) else [] for i in range(ranks)], None
-        else:
-            split = split_batch(graphs, model)
-            parts, features = split.parts, split.features
-        with self._changed:
-            self._features[number] = features
-        return parts
+        super().__init__(ranks if model is None else len(model.slowness), lag, timeout)
 
-    def update(self, seconds: Sequence[float] | None) -> None:
-        """The next step has ended: seconds that each rank computed; None if they say nothing."""
-        with self._changed:
-            if self._updated not in self._features:
-                raise ConfigError(
-                    f"times of step {self._updated}, whose batch was not split here",
-                    hint="call the balancer for every batch, and reset when batches are left out",
-                )
-            features = self._features.pop(self._updated)
-            if features is not None and seconds is not None:
-                self.model.update(features, seconds)
-            self._updated += 1
-            self._known[self._updated] = copy.copy(self.model)
-            self._changed.notify_all()
+    def anew(self) -> Self:
+        """See `Balancer.anew`."""
+        fresh = super().anew()
+        fresh.model = CostModel(1)
+        return fresh
+
+    def _begin(self, ranks: int) -> None:
+        if len(self.model.slowness) != ranks:
+            self.model = CostModel(ranks)
+
+    def _now(self) -> CostModel:
+        return copy.copy(self.model)
+
+    def _deal(
+        self, graphs: Sequence[Any], known: CostModel
+    ) -> tuple[list[list[int]], NDArray[np.float64]]:
+        split = split_batch(graphs, known)
+        return split.parts, split.features
+
+    def _learn(self, dealt: NDArray[np.float64], seconds: Sequence[float], use: Use) -> None:
+        self.model.update(dealt, seconds)

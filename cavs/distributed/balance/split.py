@@ -54,15 +54,21 @@ class _Sets:
         seconds: Floats = self.model.predict(features(width, edge)) * self.model.slowness[ranks]
         return seconds
 
+    def deal_to(self, graph: int, rank: int, seconds: float) -> None:
+        """The graph, which nobody had, goes to `rank`, which then takes `seconds`."""
+        self.width[rank] += self.widths[graph]
+        self.edge[rank] += self.edges[graph]
+        self.count[rank] += 1
+        self.owner[graph], self.seconds[rank] = rank, seconds
+
     def give(self, graph: int, rank: int) -> None:
-        """The graph goes to `rank`, from whoever had it."""
+        """The graph goes to `rank`, from who had it."""
         before = int(self.owner[graph])
         for owner, sign in ((before, -1), (rank, 1)):
-            if owner >= 0:
-                self.width[owner] += sign * self.widths[graph]
-                self.edge[owner] += sign * self.edges[graph]
-                self.count[owner] += sign
-                self.seconds[owner] = self.time(self.width[owner], self.edge[owner], owner)
+            self.width[owner] += sign * self.widths[graph]
+            self.edge[owner] += sign * self.edges[graph]
+            self.count[owner] += sign
+            self.seconds[owner] = self.time(self.width[owner], self.edge[owner], owner)
         self.owner[graph] = rank
 
     def deal(self) -> None:
@@ -77,7 +83,8 @@ class _Sets:
             if len(self.owner) - place <= np.count_nonzero(self.count == 0):
                 then[self.count > 0] = np.inf
             # Of equal ends the least growth: where levels are shared.
-            self.give(graph, int(np.lexsort((then - self.seconds, then))[0]))
+            rank = int(np.lexsort((then - self.seconds, then))[0])
+            self.deal_to(graph, rank, then[rank])
 
     def pack(self, limit: float) -> bool:
         """The deepest graph first, each to the rank where it adds least and that ends by `limit`.
@@ -93,7 +100,7 @@ class _Sets:
             rank = int(np.argmin(growth))
             if not np.isfinite(growth[rank]):
                 return False
-            self.give(graph, rank)
+            self.deal_to(graph, rank, then[rank])
         return bool(self.count.all())
 
     def settle(self) -> None:

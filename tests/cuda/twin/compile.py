@@ -14,6 +14,7 @@ FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-except
 FLAGS += ["-fno-strict-aliasing", "-fPIC", "-shared", "-fvisibility=hidden", "-DCAVS_TWIN"]
 # No start files, whose variables would lie among the shared ones, and no library of a sanitizer.
 FLAGS += ["-g1", "-nostdlib", SANITIZE]
+BRIEF = ("maps.cu",)  # made for one program: compiling them takes longer than they run
 # NVRTC accepts what these speak of: unsigned threadIdx beside int, one header for many kernels.
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-sign-compare"]
 WARNINGS += ["-Wno-unused-function", "-Wno-unused-parameter", "-Wno-unused-variable"]
@@ -50,6 +51,7 @@ class TwinCompiler:
         Raises CompileError with g++'s errors and warnings, by line of the source.
         """
         flags = [*FLAGS, f"-DTWIN_CHECKED={int(self.checked)}", *definitions(options)]
+        flags += ["-O0"] if name in BRIEF else []
         flags += CHECKED if self.checked else []
         language = [(HERE / header).read_text() for header in LANGUAGE]
         file = Path(name).name

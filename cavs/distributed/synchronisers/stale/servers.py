@@ -218,6 +218,17 @@ class StaleServers:
         self._wait(lambda: len(self._stops) == len(self.workers), "to stop together")
         return self.steps >= max(self._stops.values())
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a worker has asked to stop; all ranks know it once they have stopped."""
+        return bool(self._stops)
+
+    def go_on(self) -> None:
+        """All have stopped and settled: nobody has asked to stop again."""
+        with self.changed:
+            self._stops, self._told_stop = {}, False
+            self._promised = self.steps + 1
+
     def _stops_serving(self) -> bool:
         """As `stops`, where no steps are made: keeps beside the furthest worker."""
         owner = self._owner

@@ -1,0 +1,122 @@
+"""What balancers share: batches are split ahead of the steps that they learn from."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, Self, TypeVar
+
+from cavs.errors import ConfigError
+
+Known = TypeVar("Known")  # what a split is made by
+Dealt = TypeVar("Dealt")  # what is kept of a split until its times are known
+Use = Sequence[tuple[float, float]]
+
+
+class Balancer(ABC, Generic[Known, Dealt]):
+    """Called with the graphs of a global batch, gives the positions of each rank's; learns times.
+
+    Every rank has one, calls it for the same batches and tells it the same times, in the order of
+    the batches. A loader splits batches before earlier steps have ended, on each rank at another
+    moment; for all ranks to find the same split, that of batch n is made by what was known after
+    step n - lag - 1, and waits for it where it must. In `Trainer.fit` none waits: batches of a
+    loader that looks further ahead than `lag` are split when their step begins.
+
+    ranks: that compute; as many as the first batch is split for unless given. timeout: seconds that
+    a split waits for the steps it is made by.
+    """
+
+    needs_times = True  # without the times of all ranks it is of no use
+
+    def __init__(self, ranks: int | None, lag: int, timeout: float) -> None:
+        if lag < 0:
+            raise ConfigError(f"a balancer of lag {lag}", hint="give 0 or more steps")
+        if ranks is not None and ranks < 1:
+            raise ConfigError(f"a balancer of {ranks} ranks", hint="give at least 1")
+        self.ranks, self.lag, self.timeout = ranks, lag, timeout
+        self._changed = threading.Condition()
+        if ranks is not None:
+            self._begin(ranks)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets batches that were split and not run, as when a step failed; not the times."""
+        with self._changed:
+            self._split, self._updated = 0, 0
+            self._known = {0: self._now()}
+            self._dealt: dict[int, Dealt | None] = {}
+
+    def anew(self) -> Self:
+        """One for other ranks that has learned nothing."""
+        fresh = copy.copy(self)
+        fresh.ranks, fresh._changed = None, threading.Condition()
+        fresh.reset()
+        return fresh
+
+    def __call__(self, graphs: Sequence[Any], ranks: int) -> Sequence[Sequence[int]]:
+        """The positions of each rank's graphs. With fewer graphs than ranks, the last get none."""
+        if self.ranks is None:
+            self.ranks = ranks
+            self._begin(ranks)
+            self.reset()
+        if ranks != self.ranks:
+            raise ConfigError(
+                f"a balancer of {self.ranks} ranks splits for {ranks}", hint="make one of its own"
+            )
+        with self._changed:
+            number = self._split
+            self._split += 1
+            needed = max(number - self.lag, 0)
+            if not self._changed.wait_for(lambda: self._updated >= needed, self.timeout):
+                raise ConfigError(
+                    f"batch {number} is split, but only {self._updated} steps reported their times",
+                    hint="call update after every step, and reset when batches are left out",
+                )
+            known = self._known[needed]
+            for old in [n for n in self._known if n < needed]:
+                del self._known[old]
+        parts: Sequence[Sequence[int]]
+        if len(graphs) < ranks:
+            parts, dealt = [[i] if i < len(graphs) else [] for i in range(ranks)], None
+        else:
+            parts, dealt = self._deal(graphs, known)
+        with self._changed:
+            self._dealt[number] = dealt
+        return parts
+
+    def update(self, seconds: Sequence[float] | None, use: Use = ()) -> None:
+        """The next step has ended.
+
+        seconds: that each rank computed; None if they say nothing. use: the shares of CPU and
+        memory that are in use where each rank runs, now; of balancers with a method ``use``.
+        """
+        with self._changed:
+            if self._updated not in self._dealt:
+                raise ConfigError(
+                    f"times of step {self._updated}, whose batch was not split here",
+                    hint="call the balancer for every batch, and reset when batches are left out",
+                )
+            dealt = self._dealt.pop(self._updated)
+            if dealt is not None and seconds is not None:
+                self._learn(dealt, seconds, use)
+            self._updated += 1
+            self._known[self._updated] = self._now()
+            self._changed.notify_all()
+
+    @abstractmethod
+    def _begin(self, ranks: int) -> None:
+        """It is to split for so many, of whom nothing is known."""
+
+    @abstractmethod
+    def _now(self) -> Known:
+        """What is known now; later steps do not change it."""
+
+    @abstractmethod
+    def _deal(self, graphs: Sequence[Any], known: Known) -> tuple[Sequence[Sequence[int]], Dealt]:
+        """The positions of each rank's graphs, one at least, and what to keep of it."""
+
+    @abstractmethod
+    def _learn(self, dealt: Dealt, seconds: Sequence[float], use: Use) -> None:
+        """The times of a step on what was `dealt`."""

@@ -1,0 +1,108 @@
+"""Balance by LB-BSP while training: how many graphs each rank gets, whatever they look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from cavs.distributed.balance.balancer import Balancer, Use
+from cavs.distributed.balance.lbbsp import PairRule, SpeedRule
+from cavs.distributed.balance.narx import NARX
+from cavs.distributed.balance.predictors import ARIMA, EMA, Memoryless, Predictor
+from cavs.distributed.balance.shares import whole_shares
+from cavs.distributed.balance.usage import Usage, host_usage
+
+PREDICTORS: dict[str, Callable[[], Predictor]] = {
+    "memoryless": Memoryless,
+    "ema": EMA,
+    "arima": ARIMA,
+    "narx": NARX,
+}
+
+
+def _in_order(counts: Sequence[int]) -> list[range]:
+    ends = list(accumulate(counts))
+    return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+
+class SpeedBalancer(Balancer[list[float], list[int]]):
+    """Algorithm 1 of LB-BSP, for CPUs: counts in proportion to the speeds predicted of the ranks.
+
+    predictor: makes the `Predictor` of a rank; the paper's unless given, which is `EMA` for 500
+    steps. usage: gives the shares of CPU and memory that are in use where this rank runs. The rest:
+    see `Balancer`; the paper has no lag.
+    """
+
+    def __init__(
+        self,
+        ranks: int | None = None,
+        predictor: Callable[[], Predictor] = NARX,
+        lag: int = 3,
+        *,
+        usage: Usage = host_usage,
+        timeout: float = 600.0,
+    ) -> None:
+        self.predictor, self.use = predictor, usage
+        self.speeds: list[float] = []  # predicted, in graphs a second; equal until one is known
+        super().__init__(ranks, lag, timeout)
+
+    def _begin(self, ranks: int) -> None:
+        self._rule = SpeedRule([1] * ranks, self.predictor)
+        self.speeds = [1.0] * ranks
+
+    def _now(self) -> list[float]:
+        return self.speeds
+
+    def _deal(self, graphs: Sequence[Any], known: list[float]) -> tuple[list[range], list[int]]:
+        counts = whole_shares(len(graphs), known)
+        return _in_order(counts), counts
+
+    def _learn(self, dealt: list[int], seconds: Sequence[float], use: Use) -> None:
+        cpu, memory = zip(*use, strict=True) if use else (None, None)
+        self.speeds = self._rule.learn(dealt, seconds, cpu, memory)
+
+
+class PairBalancer(Balancer[list[int], list[int]]):
+    """Algorithm 2 of LB-BSP, for GPUs: the fastest rank takes graphs from the slowest.
+
+    It supposes no more than that time grows with the count, so it learns from whole batches alone,
+    and only from those dealt by its last counts: with a `lag` it moves as much more seldom. Where a
+    rank has fewer than 30 graphs, the steps of the fast phase are a sixth of that, not 5. usage: as
+    of `SpeedBalancer`; of memory, 95 % in use are too much to get more graphs.
+    """
+
+    def __init__(
+        self,
+        ranks: int | None = None,
+        lag: int = 0,
+        *,
+        usage: Usage = host_usage,
+        timeout: float = 600.0,
+    ) -> None:
+        self.use = usage
+        self.rule: PairRule | None = None  # from the first times on
+        self._first: list[int] = []
+        super().__init__(ranks, lag, timeout)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Which ranks are too slow to be worth keeping."""
+        return [] if self.rule is None else self.rule.warnings
+
+    def _begin(self, ranks: int) -> None:
+        self._first, self.rule = [1] * ranks, None
+
+    def _now(self) -> list[int]:
+        return self._first if self.rule is None else list(self.rule.counts)
+
+    def _deal(self, graphs: Sequence[Any], known: list[int]) -> tuple[list[range], list[int]]:
+        counts = whole_shares(len(graphs), known)
+        return _in_order(counts), counts
+
+    def _learn(self, dealt: list[int], seconds: Sequence[float], use: Use) -> None:
+        if self.rule is None or sum(dealt) > sum(self.rule.counts):
+            # The first, or all before were the short ends of epochs.
+            self.rule = PairRule(dealt, step=max(1, min(5, min(dealt) // 6)))
+        if dealt == self.rule.counts:
+            self.rule.update(seconds, [memory for _, memory in use] if use else None)

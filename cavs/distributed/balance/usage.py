@@ -1,0 +1,74 @@
+"""How much of CPU and memory is in use where a rank runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+# Shares of CPU and memory, each from 0 to 1.
+Usage = Callable[[], tuple[float, float]]
+_PROC = Path("/proc")
+
+
+class HostUsage:
+    """Of a Linux host, all its programs together; zeros elsewhere.
+
+    CPU: the share of the time of all cores since this thread's last call that was not idle.
+    """
+
+    def __init__(self, proc: Path = _PROC) -> None:
+        self.proc = proc
+        self._before = threading.local()  # ranks may be threads
+
+    def __call__(self) -> tuple[float, float]:
+        """The shares in use now."""
+        try:
+            with (self.proc / "stat").open() as stat:
+                line = stat.readline()
+            memory = (self.proc / "meminfo").read_text()
+        except OSError:
+            return 0.0, 0.0
+        return self._cpu(line), _memory(memory)
+
+    def _cpu(self, line: str) -> float:
+        # user nice system idle iowait irq softirq steal; guests are counted in user.
+        ticks = [int(word) for word in line.split()[1:9]]
+        total, idle = sum(ticks), sum(ticks[3:5])
+        before = getattr(self._before, "ticks", (0, 0))
+        self._before.ticks = total, idle
+        passed = total - before[0]
+        if passed <= 0:  # two calls within a tick
+            return float(getattr(self._before, "share", 0.0))
+        self._before.share = min(max(1 - (idle - before[1]) / passed, 0.0), 1.0)
+        return float(self._before.share)
+
+
+def _memory(text: str) -> float:
+    rows = (line.partition(":") for line in text.splitlines())
+    sizes = {name: int(rest.split()[0]) for name, _, rest in rows}
+    total = sizes.get("MemTotal", 0)
+    available = sizes.get("MemAvailable", total)  # kernels before 3.14 do not say
+    return min(max(1 - available / total, 0.0), 1.0) if total else 0.0
+
+
+host_usage = HostUsage()
+
+
+class GpuMemory(Protocol):
+    """What knows the memory of a GPU: `cavs.cuda.memory.CupyMemory`."""
+
+    def free_and_total(self) -> tuple[int, int]:
+        """Bytes that are free, and in all."""
+        ...
+
+
+def gpu_usage(memory: GpuMemory) -> Usage:
+    """Of the host's CPU, and of the memory of a GPU."""
+
+    def usage() -> tuple[float, float]:
+        free, total = memory.free_and_total()
+        return host_usage()[0], 1 - free / total
+
+    return usage

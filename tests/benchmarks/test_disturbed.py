@@ -1,0 +1,106 @@
+"""What the benchmark of killed ranks takes for a fault, and what not."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from benchmarks.disturbed import Ended, judge
+
+RANKS, STEPS = 3, 4
+DEV, LOSSES = [0.9, 0.6], [1.2, 1.0, 0.8, 0.7]
+
+
+def ended(stale, ranks=range(RANKS), dev=DEV, shift=0.0, **changes):
+    """A run that came to its end well; shift: of all parameters."""
+    result = {"dev": list(dev), "losses": LOSSES, "seen": [0, 1] * STEPS}
+    result |= {"steps": STEPS, "ranks": len(ranks), "stale": stale}
+    values = {"w": np.linspace(1, 2, 50) + shift, "b": np.ones(3) + shift}
+    return Ended(
+        **{
+            "status": 0,
+            "errors": "",
+            "results": {r: dict(result) for r in ranks},
+            "values": {r: {n: v.copy() for n, v in values.items()} for r in ranks},
+            "checkpoint": STEPS,
+        }
+        | changes
+    )
+
+
+def calm(stale):
+    """One run, or four whose losses are 0.01 apart and whose parameters 0.02."""
+    if not stale:
+        return [ended(False)]
+    noise = np.random.default_rng(0).normal(0, 0.01, (4, 2))
+    return [
+        ended(True, dev=DEV + n, shift=s)
+        for n, s in zip(noise, [-2e-2, -1e-2, 1e-2, 2e-2], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_the_survivors_of_a_run_like_the_others(stale):
+    found = judge(ended(stale, ranks=[0, 2]), calm(stale), RANKS)
+    assert found["faults"] == []
+    assert found["losses"] < (0.05 if stale else 1e-15)
+
+
+def one_rank(run, **changes):
+    results = {r: dict(result) for r, result in run.results.items()}
+    results[2] |= changes
+    return dataclasses.replace(run, results=results)
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda run: one_rank(run, steps=3), "rank 2 made 3 of 4 steps"),
+        (lambda run: one_rank(run, seen=[0, 1] * 3), "rank 2 saw other graphs"),
+        (lambda run: dataclasses.replace(run, status=1), "status 1"),
+        (lambda run: dataclasses.replace(run, checkpoint=3), "the last checkpoint is of step 3"),
+        (lambda run: dataclasses.replace(run, results={0: run.results[0]}), "1 of 3 ranks came"),
+    ],
+)
+def test_a_run_that_is_not_whole(stale, change, said):
+    faults = judge(change(ended(stale, ranks=[0, 2])), calm(stale), RANKS)["faults"]
+    assert len(faults) == 1 and said in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dev": [0.9, 0.6 + 1e-6]}, "losses 1.7e-06"),
+        ({"shift": 1e-6}, "parameters 1.0e-06"),
+        ({"dev": [0.9, float("nan")]}, "losses nan"),
+    ],
+)
+def test_without_stale_parameters_rounding_alone_may_differ(changes, said):
+    (fault,) = judge(ended(False, ranks=[0, 1], **changes), calm(False), RANKS)["faults"]
+    assert said in fault
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dev": [0.9, 0.8]}, "standard deviations away"),
+        ({"dev": [0.9, float("nan")]}, "standard deviations away"),
+        ({"shift": 0.2}, "is 1.3e-01 away"),
+        ({"shift": float("nan")}, "is nan away"),
+    ],
+)
+def test_with_stale_parameters_more_than_noise(changes, said):
+    faults = judge(ended(True, ranks=[0, 1], **changes), calm(True), RANKS)["faults"]
+    assert any(said in fault for fault in faults)
+
+
+def test_survivors_of_stale_runs_are_equal():
+    run = ended(True, ranks=[0, 2])
+    run.values[2]["w"] = run.values[2]["w"] + 1e-15
+    (fault,) = judge(run, calm(True), RANKS)["faults"]
+    assert fault == "rank 2 ended with another w than rank 0"
+    (fault,) = judge(one_rank(ended(True, ranks=[0, 2]), dev=[0.9, 0.61]), calm(True), RANKS)[
+        "faults"
+    ]
+    assert fault == "rank 2 found other losses in evaluations than rank 0"

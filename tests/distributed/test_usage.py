@@ -1,0 +1,46 @@
+"""The use of CPU and memory that LB-BSP goes by."""
+
+from pathlib import Path
+
+import pytest
+
+from cavs.distributed.balance import HostUsage, gpu_usage, host_usage
+
+MEMORY = "MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  250 kB\nHugePages_Total:  0\n"
+
+
+def write(folder, ticks, memory=MEMORY):
+    (folder / "stat").write_text(f"cpu  {' '.join(map(str, ticks))}\ncpu0 1 2 3\n")
+    (folder / "meminfo").write_text(memory)
+
+
+def test_shares_since_the_last_call(tmp_path):
+    usage = HostUsage(tmp_path)
+    # user nice system idle iowait irq softirq steal guest guest_nice
+    write(tmp_path, [10, 0, 10, 70, 10, 0, 0, 0, 5, 0])
+    assert usage() == (pytest.approx(0.2), pytest.approx(0.75))
+    write(tmp_path, [70, 0, 10, 100, 20, 0, 0, 0, 65, 0])
+    assert usage() == (pytest.approx(0.6), pytest.approx(0.75))
+    assert usage()[0] == pytest.approx(0.6)  # nothing has passed
+    write(tmp_path, [70, 0, 10, 90, 10, 0, 0, 0, 65, 0])  # some kernels count idle time back
+    assert 0 <= usage()[0] <= 1
+
+
+def test_hosts_that_say_less(tmp_path):
+    assert HostUsage(tmp_path)() == (0.0, 0.0)  # no Linux
+    write(tmp_path, [1] * 8, memory="MemTotal:  1000 kB\n")
+    assert HostUsage(tmp_path)() == (pytest.approx(0.75), 0.0)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="no Linux")
+def test_this_host():
+    cpu, memory = host_usage()
+    assert 0 <= cpu <= 1 and 0 < memory < 1
+
+
+def test_the_memory_of_a_gpu():
+    class Memory:
+        def free_and_total(self):
+            return 20, 80
+
+    assert gpu_usage(Memory())()[1] == 0.75
