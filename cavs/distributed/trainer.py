@@ -370,7 +370,7 @@ class Trainer(LocalTrainer):
             servers = session.servers
 
             def work() -> None:
-                session.settle()
+                session.stale.settle()
                 servers.go_on()
                 session.agreement.meet("settle")  # before one asks to stop again
 
