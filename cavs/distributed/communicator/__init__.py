@@ -1,4 +1,4 @@
-"""How ranks exchange arrays: one interface, on one process, threads, MPI or NCCL."""
+"""How ranks exchange arrays: one interface, on one process, threads or MPI; GPUs sum by NCCL."""
 
 from cavs.distributed.communicator.mailbox import Letter, Mailbox
 from cavs.distributed.communicator.mpi import MPICommunicator
