@@ -24,8 +24,6 @@ class HeldBack:
 
     def gather(self, exchanges: Sequence[Exchange], replicas: Communicator) -> dict[str, Array]:
         """What the exchanges of all `replicas` hold back now; all of them call it."""
-        if not exchanges:
-            return self.kept
         found = dict[str, Array]()
         for exchange in exchanges:
             for name, array in exchange.memory_of().items():

@@ -306,6 +306,8 @@ class DistributedSession:
 
     def memory(self) -> dict[str, Array]:
         """What the exchanges of all ranks remember, [ranks, ...] each; for a checkpoint."""
+        if not self._exchanges:  # nothing has run, and nobody may know the roles yet
+            return self._held.kept
         return self._held.gather(self._exchanges, self.roles.replicas)
 
     @property
