@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from cavs.cuda.device import open_device
+from cavs.cuda.device import Device
 from cavs.cuda.memory import CupyMemory
 from cavs.distributed import Trainer, contiguous
 from cavs.distributed.agreement import is_agreed
@@ -24,6 +24,7 @@ from cavs.distributed.balance import (
     host_usage,
 )
 from cavs.distributed.communicator import Communicator
+from cavs.distributed.devices import device_of_rank
 from cavs.distributed.resources import load_resources
 from cavs.distributed.shards import Split
 from cavs.errors import CavsError
@@ -37,6 +38,7 @@ def trainer(
     common: Mapping[str, Any],
 ) -> Trainer:
     """The trainer that ``--strategy`` and ``--resources`` ask for."""
+    device = device_of_rank(args.device, communicator, args.collectives)
     return Trainer(
         model,
         optimizer,
@@ -44,29 +46,27 @@ def trainer(
         communicator=communicator,
         elastic=args.elastic,
         collectives=args.collectives,
-        split=split(args),
+        split=split(args, device),
         resources=None if args.resources is None else load_resources(args.resources),
-        **common,
+        **{**common, "device": device},
     )
 
 
-def split(args: argparse.Namespace) -> Split:
-    """What ``--balance`` and ``--predictor`` ask for."""
+def split(args: argparse.Namespace, device: str | Device) -> Split:
+    """What ``--balance`` and ``--predictor`` ask for, on a rank that computes on `device`."""
     match args.balance:
         case "structure":
             return StructureBalancer()
         case "lb-bsp":
             return SpeedBalancer(predictor=PREDICTORS.get(args.predictor, NARX))
         case "lb-bsp-gpu":
-            return PairBalancer(usage=_usage(args.device))
+            return PairBalancer(usage=_usage(device))
     return contiguous
 
 
-def _usage(device: str) -> Usage:
+def _usage(device: str | Device) -> Usage:
     """Of the memory that holds the batches of this rank."""
-    if device == "cpu":
-        return host_usage
-    return gpu_usage(CupyMemory(open_device(device).ordinal))
+    return gpu_usage(CupyMemory(device.ordinal)) if isinstance(device, Device) else host_usage
 
 
 @contextmanager

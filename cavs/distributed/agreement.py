@@ -11,7 +11,15 @@ from cavs.distributed.communicator.protocol import Communicator
 from cavs.errors import CommunicationError, ConfigError
 
 PLACES = (
-    *("start", "step", "end of step", "evaluation", "fit", "save", "end", "settle", "snapshot"),
+    "start",
+    "step",
+    "end of step",
+    "evaluation",
+    "fit",
+    "save",
+    "end",
+    "settle",
+    "snapshot",
 )
 
 
