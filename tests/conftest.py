@@ -24,3 +24,8 @@ settings.register_profile(
     "quick", deadline=None, max_examples=40, phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_modifyitems(items):
+    """Slow tests first: at the end other workers would have nothing left to do beside them."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
