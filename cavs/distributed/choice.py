@@ -7,7 +7,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from cavs.config import num_threads
@@ -17,6 +17,7 @@ from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.cost import Compute, calibrate, make_strategy
 from cavs.distributed.resources import Node, ResourceSpec
 from cavs.distributed.strategy import Strategy, to_text
+from cavs.distributed.strategy.lose import without
 from cavs.distributed.strategy.measure import measured_variables
 from cavs.distributed.strategy.text import from_text
 from cavs.errors import ConfigError
@@ -32,9 +33,11 @@ def agreed_strategy(
     resources: ResourceSpec | None,
     agreement: Agreement,
     run: Callable[[], object] | None = None,
+    gone: Collection[int] = (),
 ) -> Strategy:
     """What ``name`` makes of the model and rank 0's part of a batch; `ConfigError` on all ranks.
 
+    gone: ranks of `resources` that have died since; the others have the numbers that are left.
     Where no `resources` are given, ``auto`` measures the speed of messages first, and how long
     `run` takes, forward and backward of this rank: as long as that, messages cost nothing.
     """
@@ -54,7 +57,8 @@ def agreed_strategy(
             dtype = str(next(iter(model.parameters().values())).value.dtype)
             variables = measured_variables(model, batch, dtype=dtype)
             made = make_strategy(name, variables, cluster, compute)
-            fits(made, c.size)
+            fits(made, c.size + len(gone))
+            made = without(made, gone, variables) if gone else made
             text = to_text(made)
         except Exception as error:  # the other ranks must learn of it, whatever it is
             failed = error

@@ -16,25 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.cuda.device import Device
-from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement, is_agreed
-from cavs.distributed.choice import agreed_strategy, fits
+from cavs.distributed.choice import fits
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.devices import device_of_rank
-from cavs.distributed.digest import facts
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
 from cavs.distributed.shards import (
     Collate,
     Division,
-    ShardedBatch,
     Split,
     contiguous,
-    make_of,
-    shard,
 )
+from cavs.distributed.start import same_loader, start
 from cavs.distributed.strategy import Strategy, variables_of
 from cavs.distributed.strategy.verify import verify
 from cavs.distributed.survivors import Survivors
@@ -139,7 +135,9 @@ class Trainer(LocalTrainer):
         )
         super().__init__(model, optimizer, session=session, **more)
         self.elastic, self.resources = elastic, resources
-        self._asked = strategy
+        self.precision, self.first_place = precision, (c.rank, c.size)
+        self.loader: dict[str, Any] = {}  # what `fit` goes through, as its state says
+        self.asked = strategy
         self.begun = False
         self._said = 0
         self._collate: Collate | None = None  # of the loader that `fit` goes through
@@ -159,50 +157,9 @@ class Trainer(LocalTrainer):
         """
         if self.begun:
             return
-        plan = str(self._asked) if self.strategy is None else self.strategy.digest
-        options = {k: v for k, v in self.config.items() if k != "data"}
-        known = facts(
-            self.model,
-            self.parameters,
-            self.optimizer,
-            self.seed,
-            plan,
-            steps=self.steps,
-            max_norm=self.max_norm,
-            options=options,
-            device="cpu" if self.session.session.device is None else "cuda",
-            collectives=self.session.collectives,
-            split=getattr(self.session.split, "__qualname__", type(self.session.split).__name__),
-        )
-        self.agreement.same(known)
-        for parameter in self.parameters.values():
-            self.communicator.broadcast(parameter.value, 0)
-        self.session.invalidate()
-        if isinstance(self._asked, str):
-            example = self._example(batch)
-            self.session.strategy = agreed_strategy(
-                self._asked,
-                self.model,
-                example,
-                self.resources,
-                self.agreement,
-                None if example is None else lambda: self.session.session.gradients(example),
-            )
-            self._survivors.made()
-        if self.session.free and getattr(self.session.split, "needs_times", False):
-            raise self._without_times()
+        start(self, batch)
         self.place()
         self.begun = True
-
-    def _without_times(self) -> ConfigError:
-        asked = self._asked if isinstance(self._asked, str) else "given"
-        error = ConfigError(
-            f"{type(self.session.split).__name__} with the strategy {asked}: all parameters are "
-            "stale, so ranks meet in no step and do not know each other's times",
-            hint="balance by structure or not at all, or keep a parameter synchronous",
-        )
-        error.agreed = True  # type: ignore[attr-defined]  # all ranks have this strategy
-        return error
 
     def place(self) -> None:
         """The loader makes this rank's part among those that compute; not all may, or still do."""
@@ -215,16 +172,13 @@ class Trainer(LocalTrainer):
     def restart(self) -> None:
         """`begin` is to be done again: not all ranks had come to its end."""
         self.begun = False
-        if isinstance(self._asked, str):
+        if isinstance(self.asked, str):
             self.session.strategy = None
-            self._survivors.made()
+            self.strategy_made()
 
-    def _example(self, batch: Any) -> GraphBatch | None:
-        """About what a rank computes of `batch`."""
-        if batch is None or isinstance(batch, ShardedBatch):
-            return None if batch is None else batch.local
-        c = self.communicator
-        return shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch)).local
+    def strategy_made(self) -> None:
+        """The strategy, or its absence, is one of the present ranks."""
+        self._survivors.made()
 
     def advance(self, batch: Any) -> StepReport:
         """One update on the global `batch`; see `cavs.Trainer.advance`."""
@@ -306,9 +260,11 @@ class Trainer(LocalTrainer):
         return self._survivors.go(work)
 
     def _divide(self, train: DataLoader) -> None:
-        if isinstance(self._asked, str) and not self.begun:
+        self.loader = train.state_dict()
+        if isinstance(self.asked, str) and not self.begun:
             # Who computes is known before the loader cuts the first batch.
             self._survivors.go(lambda: self.begin(train.peek()))
+        self._survivors.go(lambda: same_loader(self, train.state_dict()))
         split, ranks = self.session.split, self.session.place[1]
         smallest = min(train.batch_size, len(train.graphs))
         if hasattr(split, "update") and smallest < ranks:

@@ -1,0 +1,117 @@
+"""What all ranks do before the first step: see that they train the same, and agree on how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cavs.data import GraphBatch
+from cavs.distributed.choice import agreed_strategy
+from cavs.distributed.digest import facts, guesses, same_trace
+from cavs.distributed.shards import ShardedBatch, contiguous, make_of, shard
+from cavs.distributed.strategy.measure import trace_of
+from cavs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cavs.distributed.trainer import Trainer
+
+
+def start(trainer: Trainer, batch: Any) -> None:
+    """All ranks of `trainer` call it; ConfigError on all if they do not go together.
+
+    They hold the parameters of rank 0 afterwards, and one strategy. batch: the first global one;
+    None if that is not known yet.
+    """
+    session, agreement = trainer.session, trainer.agreement
+    agreement.same(_facts(trainer))
+    for parameter in trainer.parameters.values():
+        trainer.communicator.broadcast(parameter.value, 0)
+    session.invalidate()
+    if isinstance(trainer.asked, str):
+        example = _example(trainer, batch)
+        session.strategy = agreed_strategy(
+            trainer.asked,
+            trainer.model,
+            example,
+            trainer.resources,
+            agreement,
+            None if example is None else lambda: session.session.gradients(example),
+            _gone(trainer) if trainer.resources is not None else (),
+        )
+        trainer.strategy_made()
+    if session.free and getattr(session.split, "needs_times", False):
+        raise _without_times(trainer)
+    if session.free:  # ranks meet in no step, where they would compare programs
+        _same_trace(trainer, batch)
+
+
+def same_loader(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """ConfigError on all ranks unless all loaders of a `fit` cut the same batches.
+
+    state: of this rank's loader. Before the first step `start` compares it.
+    """
+    if trainer.begun:
+        trainer.session.stale.settle()
+        trainer.agreement.meet("fit")
+        trainer.agreement.same({"loader": str(state)})
+
+
+def _gone(trainer: Trainer) -> set[int]:
+    """The ranks that died before there was a strategy, by the numbers that all had then."""
+    rank, count = trainer.first_place
+    if trainer.communicator.size == count:
+        return set()
+    return set(range(count)) - {int(r) for r in trainer.communicator.share(rank)}
+
+
+def _facts(trainer: Trainer) -> dict[str, str]:
+    session = trainer.session
+    split = session.split
+    return facts(
+        trainer.model,
+        trainer.parameters,
+        trainer.optimizer,
+        trainer.seed,
+        str(trainer.asked) if session.strategy is None else session.strategy.digest,
+        steps=trainer.steps,
+        max_norm=trainer.max_norm,
+        options={k: v for k, v in trainer.config.items() if k != "data"},
+        device="cpu" if session.session.device is None else "cuda",
+        precision=trainer.precision,
+        passes=session.session.passes,
+        collectives=session.collectives,
+        split=getattr(split, "__qualname__", type(split).__name__),
+        elastic=trainer.elastic,
+        loader=trainer.loader,
+    )
+
+
+def _example(trainer: Trainer, batch: Any) -> GraphBatch | None:
+    """About what a rank computes of `batch`."""
+    if batch is None or isinstance(batch, ShardedBatch):
+        return None if batch is None else batch.local
+    c = trainer.communicator
+    return shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch)).local
+
+
+def _same_trace(trainer: Trainer, batch: Any) -> None:
+    model: Any = trainer.model
+    traced, failed = None, None
+    try:
+        example = _example(trainer, batch)
+        if example is not None and not guesses(example):
+            traced = trace_of(model, example)
+    except Exception as error:  # the other ranks must learn of it, whatever it is
+        failed = error
+    same_trace(trainer.agreement, traced, failed)
+
+
+def _without_times(trainer: Trainer) -> ConfigError:
+    asked = trainer.asked if isinstance(trainer.asked, str) else "given"
+    error = ConfigError(
+        f"{type(trainer.session.split).__name__} with the strategy {asked}: all parameters are "
+        "stale, so ranks meet in no step and do not know each other's times",
+        hint="balance by structure or not at all, or keep a parameter synchronous",
+    )
+    error.agreed = True  # type: ignore[attr-defined]  # all ranks have this strategy
+    return error
