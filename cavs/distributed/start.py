@@ -10,6 +10,7 @@ from cavs.distributed.choice import agreed_strategy
 from cavs.distributed.digest import facts, guesses, same_trace
 from cavs.distributed.shards import ShardedBatch, contiguous, make_of, shard
 from cavs.distributed.strategy.measure import trace_of
+from cavs.distributed.strategy.verify import verify_optimizer
 from cavs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ def start(trainer: Trainer, batch: Any) -> None:
             _gone(trainer) if trainer.resources is not None else (),
         )
         trainer.strategy_made()
+    try:
+        if session.strategy is not None:
+            verify_optimizer(session.strategy, trainer.optimizer)
+    except ConfigError as error:
+        raise _agreed(error) from None
     if session.free and getattr(session.split, "needs_times", False):
         raise _without_times(trainer)
     if session.free:  # ranks meet in no step, where they would compare programs
@@ -108,10 +114,16 @@ def _same_trace(trainer: Trainer, batch: Any) -> None:
 
 def _without_times(trainer: Trainer) -> ConfigError:
     asked = trainer.asked if isinstance(trainer.asked, str) else "given"
-    error = ConfigError(
-        f"{type(trainer.session.split).__name__} with the strategy {asked}: all parameters are "
-        "stale, so ranks meet in no step and do not know each other's times",
-        hint="balance by structure or not at all, or keep a parameter synchronous",
+    return _agreed(
+        ConfigError(
+            f"{type(trainer.session.split).__name__} with the strategy {asked}: all parameters are "
+            "stale, so ranks meet in no step and do not know each other's times",
+            hint="balance by structure or not at all, or keep a parameter synchronous",
+        )
     )
-    error.agreed = True  # type: ignore[attr-defined]  # all ranks have this strategy
+
+
+def _agreed(error: ConfigError) -> ConfigError:
+    """All ranks have the same strategy, and find the same."""
+    error.agreed = True  # type: ignore[attr-defined]
     return error

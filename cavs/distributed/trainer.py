@@ -32,7 +32,7 @@ from cavs.distributed.shards import (
 )
 from cavs.distributed.start import same_loader, start
 from cavs.distributed.strategy import Strategy, variables_of
-from cavs.distributed.strategy.verify import verify
+from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.distributed.survivors import Survivors
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.frontend.model import Model
@@ -129,6 +129,7 @@ class Trainer(LocalTrainer):
             maybe = {name: 0.0 for name, p in model.parameters().items() if len(p.shape) == 2}
             known = variables_of(model, dtype=str(local.dtype), factors=maybe)
             verify(chosen, known, resources)
+            verify_optimizer(chosen, optimizer)
             fits(chosen, c.size)
         session = DistributedSession(
             local, c, chosen, split=split, wait_free=wait_free, collectives=collectives
