@@ -82,10 +82,14 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceSpec:
-    """The nodes, in order, and the network between them."""
+    """The nodes, in order, and the network between them.
+
+    ranks: the devices that run replicas, in the order of ranks; () takes them node by node.
+    """
 
     nodes: tuple[Node, ...]
     network: Network = Network()
+    ranks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -104,6 +108,11 @@ class ResourceSpec:
             raise ConfigError(
                 f"{len(chiefs)} of {len(self.nodes)} nodes are chief: {', '.join(chiefs) or '-'}",
                 hint="set chief: true at exactly one node",
+            )
+        if self.ranks and sorted(self.ranks) != sorted(self._by_node):
+            raise ConfigError(
+                f"ranks on {', '.join(self.ranks)}, but replicas run on {', '.join(self._by_node)}",
+                hint="name each of these once, in the order of ranks",
             )
 
     @staticmethod
@@ -127,6 +136,10 @@ class ResourceSpec:
     @property
     def replicas(self) -> tuple[str, ...]:
         """Where a replica can run: every GPU, and the CPUs of nodes without GPUs."""
+        return self.ranks or self._by_node
+
+    @property
+    def _by_node(self) -> tuple[str, ...]:
         return tuple(d for node in self.nodes for d in (node.gpu_devices or node.cpu_devices))
 
     @property

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cavs.data import GraphBatch
-from cavs.distributed.choice import agreed_strategy
+from cavs.distributed.choice import agreed_strategy, possible_variables
 from cavs.distributed.digest import facts, guesses, same_trace
+from cavs.distributed.hosts import check_places, devices_of, hosts_of
 from cavs.distributed.shards import ShardedBatch, contiguous, make_of, shard
 from cavs.distributed.strategy.measure import trace_of
-from cavs.distributed.strategy.verify import verify_optimizer
+from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,11 +25,24 @@ def start(trainer: Trainer, batch: Any) -> None:
     They hold the parameters of rank 0 afterwards, and one strategy. batch: the first global one;
     None if that is not known yet.
     """
-    session, agreement = trainer.session, trainer.agreement
-    agreement.same(_facts(trainer))
+    session = trainer.session
+    trainer.agreement.same(_facts(trainer))
     for parameter in trainer.parameters.values():
         trainer.communicator.broadcast(parameter.value, 0)
     session.invalidate()
+    with _alike():
+        if trainer.asked is not None:
+            _choose(trainer, batch)
+        if session.free and getattr(session.split, "needs_times", False):
+            raise _without_times(trainer)
+    if session.free:  # ranks meet in no step, where they would compare programs
+        _same_trace(trainer, batch)
+
+
+def _choose(trainer: Trainer, batch: Any) -> None:
+    """The strategy is one that these ranks can run, where they are, with this optimiser."""
+    session, c = trainer.session, trainer.communicator
+    gpus = bool(c.share(session.session.device is not None)[0])  # rank 0 computes, others may not
     if isinstance(trainer.asked, str):
         example = _example(trainer, batch)
         session.strategy = agreed_strategy(
@@ -35,20 +50,20 @@ def start(trainer: Trainer, batch: Any) -> None:
             trainer.model,
             example,
             trainer.resources,
-            agreement,
+            trainer.agreement,
             None if example is None else lambda: session.session.gradients(example),
             _gone(trainer) if trainer.resources is not None else (),
+            gpus=gpus,
         )
         trainer.strategy_made()
-    try:
-        if session.strategy is not None:
-            verify_optimizer(session.strategy, trainer.optimizer)
-    except ConfigError as error:
-        raise _agreed(error) from None
-    if session.free and getattr(session.split, "needs_times", False):
-        raise _without_times(trainer)
-    if session.free:  # ranks meet in no step, where they would compare programs
-        _same_trace(trainer, batch)
+    elif session.strategy is not None and c.size == trainer.first_place[1]:
+        hosts = hosts_of(c)
+        check_places(session.strategy, hosts, gpus=gpus)
+        if trainer.resources is None:
+            variables = possible_variables(trainer.model, str(session.session.dtype))
+            verify(session.strategy, variables, devices_of(hosts, gpus=gpus))
+    if session.strategy is not None:
+        verify_optimizer(session.strategy, trainer.optimizer)
 
 
 def same_loader(trainer: Trainer, state: Mapping[str, Any]) -> None:
@@ -82,7 +97,6 @@ def _facts(trainer: Trainer) -> dict[str, str]:
         steps=trainer.steps,
         max_norm=trainer.max_norm,
         options={k: v for k, v in trainer.config.items() if k != "data"},
-        device="cpu" if session.session.device is None else "cuda",
         precision=trainer.precision,
         passes=session.session.passes,
         collectives=session.collectives,
@@ -114,16 +128,18 @@ def _same_trace(trainer: Trainer, batch: Any) -> None:
 
 def _without_times(trainer: Trainer) -> ConfigError:
     asked = trainer.asked if isinstance(trainer.asked, str) else "given"
-    return _agreed(
-        ConfigError(
-            f"{type(trainer.session.split).__name__} with the strategy {asked}: all parameters are "
-            "stale, so ranks meet in no step and do not know each other's times",
-            hint="balance by structure or not at all, or keep a parameter synchronous",
-        )
+    return ConfigError(
+        f"{type(trainer.session.split).__name__} with the strategy {asked}: all parameters are "
+        "stale, so ranks meet in no step and do not know each other's times",
+        hint="balance by structure or not at all, or keep a parameter synchronous",
     )
 
 
-def _agreed(error: ConfigError) -> ConfigError:
-    """All ranks have the same strategy, and find the same."""
-    error.agreed = True  # type: ignore[attr-defined]
-    return error
+@contextmanager
+def _alike() -> Iterator[None]:
+    """What is refused inside is refused on all ranks: all look at the same."""
+    try:
+        yield
+    except ConfigError as error:
+        error.agreed = True  # type: ignore[attr-defined]
+        raise

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from cavs.cuda.device import Device
 from cavs.distributed.agreement import Agreement, is_agreed
-from cavs.distributed.choice import fits
+from cavs.distributed.choice import number_of_replicas, possible_variables
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.devices import device_of_rank
+from cavs.distributed.hosts import fits
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
@@ -31,7 +32,7 @@ from cavs.distributed.shards import (
     contiguous,
 )
 from cavs.distributed.start import same_loader, start
-from cavs.distributed.strategy import Strategy, variables_of
+from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.distributed.survivors import Survivors
 from cavs.errors import CommunicationError, ConfigError, NumericsError
@@ -114,20 +115,22 @@ class Trainer(LocalTrainer):
         **more: Any,
     ) -> None:
         c = communicator if communicator is not None else world(timeout)
+        own = device_of_rank(
+            device, c, collectives, lambda: number_of_replicas(strategy, model, c, resources)
+        )
+        only_owns = own == "cpu" and device != "cpu"
         local = Session(
             model,
             threads=threads,
             dtype=dtype,
             passes=passes,
             replicated=True,
-            device=device_of_rank(device, c, collectives),
-            precision=precision,
+            device=own,
+            precision="float32" if only_owns else precision,
         )
         chosen = None if isinstance(strategy, str) else strategy
         if chosen is not None:
-            # Which gradients are products shows when a batch is compiled; others are reduced.
-            maybe = {name: 0.0 for name, p in model.parameters().items() if len(p.shape) == 2}
-            known = variables_of(model, dtype=str(local.dtype), factors=maybe)
+            known = possible_variables(model, str(local.dtype))
             verify(chosen, known, resources)
             verify_optimizer(chosen, optimizer)
             fits(chosen, c.size)
