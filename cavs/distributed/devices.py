@@ -22,6 +22,7 @@ def device_of_rank(
     c: Communicator,
     collectives: str = "auto",
     replicas: Callable[[], int] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> str | Device:
     """What `device` means on this rank; all ranks call it.
 
@@ -29,7 +30,8 @@ def device_of_rank(
     one on every rank. DeviceError, on all ranks, if one of them cannot have it; ConfigError if some
     are to compute on the CPU and others on GPUs, and for `collectives` that do not go with it, see
     `join_devices`. replicas: asked on all ranks where one has a GPU, how many of them compute, the
-    first ones; None: all. Those that do not compute need no GPU and get "cpu".
+    first ones; None: all. Those that do not compute need no GPU and get "cpu". check: raises a
+    ConfigError for what else is wrong on this rank, of which all learn.
     """
     kind = "cpu" if device == "cpu" else "cuda"
     try:
@@ -44,6 +46,7 @@ def device_of_rank(
         require(collectives in COLLECTIVES, "collectives", collectives, " or ".join(COLLECTIVES))
         on_host = kind == "cpu" and computes and collectives == "nccl"
         require(not on_host, "collectives", collectives, "'auto' or 'mpi' on the CPU")
+        check()
     except ConfigError as error:
         wrong = error
     known = {"device": kind, "collectives": collectives}

@@ -20,6 +20,7 @@ from cavs.distributed.agreement import Agreement, is_agreed
 from cavs.distributed.choice import number_of_replicas, possible_variables
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.communicator.ulfm import check_survivable
 from cavs.distributed.devices import device_of_rank
 from cavs.distributed.hosts import fits
 from cavs.distributed.resources import ResourceSpec
@@ -116,7 +117,11 @@ class Trainer(LocalTrainer):
     ) -> None:
         c = communicator if communicator is not None else world(timeout)
         own = device_of_rank(
-            device, c, collectives, lambda: number_of_replicas(strategy, model, c, resources)
+            device,
+            c,
+            collectives,
+            lambda: number_of_replicas(strategy, model, c, resources),
+            lambda: check_survivable(c) if elastic else None,
         )
         only_owns = own == "cpu" and device != "cpu"
         local = Session(
