@@ -4,7 +4,7 @@ Read from YAML (the extra ``cluster`` brings PyYAML), or made by `ResourceSpec.l
 
     nodes:
       - address: 10.0.0.1
-        chief: true            # exactly one; with a single node, that one
+        chief: true            # exactly one; with a single node, that one. For the reader alone
         gpus: [0, 1, 2, 3]     # device numbers, or how many
         bandwidth: 25          # of its network card, Gbit/s in each direction
       - address: 10.0.0.2
@@ -43,7 +43,10 @@ def node_of(device: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One machine. bandwidth: of its network card in bytes a second, each way."""
+    """One machine. bandwidth: of its network card in bytes a second, each way.
+
+    chief: for the reader, as in AutoDist: rank 0 makes the strategy, wherever it runs.
+    """
 
     address: str
     cpus: tuple[int, ...] = (0,)
@@ -125,7 +128,7 @@ class ResourceSpec:
 
     @property
     def chief(self) -> Node:
-        """The node that builds the strategy."""
+        """The node that is called so; what is done by one rank, rank 0 does."""
         return next(node for node in self.nodes if node.chief)
 
     @cached_property

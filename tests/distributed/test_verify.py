@@ -15,8 +15,10 @@ from cavs.distributed.strategy import (
     Strategy,
     SufficientFactors,
     Variable,
+    to_text,
     variables_of,
 )
+from cavs.distributed.strategy.text import from_text
 from cavs.distributed.strategy.verify import problems, verify, verify_optimizer
 from cavs.errors import ConfigError
 from cavs.train.optim import SGD, Adagrad, Adam, AdamW
@@ -94,6 +96,8 @@ def test_admitted(given, variable):
         (node(SufficientFactors(), compressor="onebit"), DENSE, "onebit with sufficient_factors"),
         (node(AllReduce(), compressor="onebit"), SPARSE, "onebit of a sparse gradient"),
         (node(AllReduce(), compressor="zip"), DENSE, "unknown compressor 'zip'"),
+        (node(AllReduce(spec="nccl")), SPARSE, "spec 'nccl' of a sparse gradient"),
+        (node(AllReduce(spec="nccl"), compressor="onebit"), DENSE, "'nccl' of compressor onebit"),
         (node(server(staleness=2, local_replication=True)), DENSE, "local_replication with stal"),
         (node(server(sync=False, local_replication=True)), DENSE, "local_replication with sync"),
         (node(server(local_replication=True)), SPARSE, "local_replication of a sparse"),
@@ -176,6 +180,26 @@ def test_momentum_is_not_counted_twice(optimizer):
     verify_optimizer(given, SGD(lr=0.1))
     verify_optimizer(strategy(node(AllReduce(), compressor="topk(ratio=0.1)")), optimizer)
     verify_optimizer(strategy(node()), optimizer)
+
+
+@pytest.mark.parametrize("strategy", ["AllReduce(spec='nccl')", "PartitionedAR(spec='nccl')"])
+@pytest.mark.parametrize("collectives", ["auto", "mpi"])
+def test_ranks_on_cpus_do_not_sum_by_nccl(strategy, collectives):
+    def work(c):
+        trainer(c, strategy=strategy, collectives=collectives).advance(cavs.batch(BATCHES[0]))
+
+    for error in outcomes(2, work):
+        assert "spec 'nccl', but NCCL sums nothing here" in str(error) and "spec 'auto'" in str(
+            error
+        )
+
+
+def test_factors_have_no_fields():
+    """They travel alone, by all-gather around a ring."""
+    text = to_text(strategy(node(SufficientFactors())))
+    assert from_text(text).leaves[0].sync == SufficientFactors()
+    with pytest.raises(ConfigError, match="has an unknown field 'group'"):
+        from_text(text.replace('"sufficient_factors"', '"sufficient_factors", "group": 1'))
 
 
 @pytest.mark.parametrize("made", [False, True])

@@ -125,8 +125,9 @@ def _node(
         match leaf.sync:
             case ParameterServer() as server:
                 yield from _server(strategy, leaf, server, variable, resources)
-            case AllReduce():
+            case AllReduce() as reduced:
                 yield from _everywhere(strategy, leaf)
+                yield from _spec(leaf, reduced, variable)
             case SufficientFactors():
                 yield from _everywhere(strategy, leaf)
                 yield from _factors(leaf, node, variable)
@@ -156,6 +157,15 @@ def _everywhere(strategy: Strategy, leaf: NodeConfig) -> Iterator[Problem]:
         yield Problem(
             f"{leaf.name}: {leaf.sync.type} needs the value on every replica, but {what}",
             "leave placement empty, or name all replicas",
+        )
+
+
+def _spec(leaf: NodeConfig, reduced: AllReduce, variable: Variable) -> Iterator[Problem]:
+    if reduced.spec == "nccl" and (variable.sparse or leaf.compressor != "none"):
+        what = "a sparse gradient" if variable.sparse else f"compressor {leaf.compressor}"
+        yield Problem(
+            f"{leaf.name}: spec 'nccl' of {what}, which travels between the hosts",
+            "give it spec 'auto', or leave the compressor out",
         )
 
 
@@ -231,17 +241,16 @@ def _compressor(leaf: NodeConfig, variable: Variable) -> Iterator[Problem]:
 
 def _groups(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Problem]:
     """Dense nodes of one all-reduce group share a buffer, so they must be of one kind."""
-    first: dict[tuple[str, int], tuple[str, tuple[str, str, str]]] = {}
+    first: dict[int, tuple[str, tuple[str, str, str]]] = {}
     for node in strategy.nodes:
         variable = known.get(node.name)
         if variable is None or variable.sparse:
             continue
         for leaf in node.leaves:
-            if isinstance(leaf.sync, ParameterServer):
+            if not isinstance(leaf.sync, AllReduce):
                 continue
             kind = (variable.dtype, leaf.sync.spec, leaf.compressor)
-            key = (leaf.sync.type, leaf.sync.group)
-            name, there = first.setdefault(key, (leaf.name, kind))
+            name, there = first.setdefault(leaf.sync.group, (leaf.name, kind))
             if there != kind:
                 yield Problem(
                     f"group {leaf.sync.group} of {leaf.sync.type} mixes {name} "
