@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 from dataclasses import replace
 from unittest import mock
@@ -14,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 
 import cavs
 from cavs import nn
-from cavs.cuda.device import Device, open_device
+from cavs.cuda.device import Device
 from cavs.errors import DeviceError, FeatureError, NumericsError
 from cavs.runtime import session as session_module
 from tests.compiler.test_equality import ALL_ON, FLOAT32, FLOAT64, check
+from tests.cuda.hardware import gpu
 from tests.oracle import assert_close, reference
 from tests.random_cells import batches, models, traced_parameters
 from tests.runtime.test_standing_cases import STRUCTURES
@@ -41,14 +41,6 @@ def device(request):
     twin = request.getfixturevalue("twin")
     yield Device(twin.library, 0, "sm_90", twin.compiler, None)
     assert twin.fault() == ""
-
-
-@functools.cache
-def gpu():
-    try:
-        return open_device("cuda")
-    except DeviceError as error:
-        pytest.skip(f"no GPU: {error.what}")
 
 
 @pytest.fixture
