@@ -324,6 +324,27 @@ def test_the_report_counts_tasks_and_times(device):
     assert all(stage["seconds"] >= 0 for stage in report["stages"])
 
 
+def test_the_report_names_all_memory(twin, twin_device):
+    gc.collect()
+    before = twin.used()
+    batch, model = treebank(30), Classifier(nn.ChildSumTreeLSTM(40, 33), input_size=40)
+    device = replace(twin_device, cublas_lt=twin.cublaslt)
+    session = cavs.Session(model, device=device)
+    trainer = cavs.Trainer(model, cavs.optim.Adam(lr=0.01), session=session)
+    trainer.step(batch)
+    session.evaluate(batch)
+    for training in (True, False):
+        report = session.report(training)
+        parts = report["memory"]
+        assert sum(parts.values()) == twin.used() - before
+        assert report["page_locked_bytes"] > 0
+        wanted = {"parameters", "states", "workspaces", "weights", "arena", "staging", "programs"}
+        assert all(parts[name] > 0 for name in wanted | ({"gradients"} if training else set()))
+    values = sum(p.value.nbytes for p in model.parameters().values())
+    assert values <= parts["parameters"] < 2 * values + 4096
+    assert 2 * values <= parts["states"]
+
+
 def test_the_report_counts_what_instructions_move(device):
     batch, model = treebank(3), classifier()
     reports = []
