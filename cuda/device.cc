@@ -17,8 +17,8 @@ size_t grown(size_t bytes, size_t old) {
 
 }  // namespace
 
-Device::Device(const std::string& library, int ordinal, Allocator allocator)
-    : driver_(library), allocator_(std::move(allocator)) {
+Device::Device(const std::string& library, int ordinal, Allocator allocator, Switches switches)
+    : driver_(library), allocator_(std::move(allocator)), switches_(switches) {
   const Driver& d = driver_;
   d.check(d.init(0), "cuInit");
   d.check(d.device_get(&device_, ordinal), "cuDeviceGet");
@@ -96,11 +96,13 @@ void Device::zero(Address at, size_t bytes) {
 }
 
 void Device::fork() {
+  if (!switches_.beside) return;
   driver_.check(driver_.event_record(forked_, streams_[0]), "cuEventRecord");
   driver_.check(driver_.stream_wait(streams_[1], forked_, 0), "cuStreamWaitEvent");
 }
 
 void Device::join() {
+  if (!switches_.beside) return;
   driver_.check(driver_.event_record(joined_, streams_[1]), "cuEventRecord");
   driver_.check(driver_.stream_wait(streams_[0], joined_, 0), "cuStreamWaitEvent");
 }

@@ -20,6 +20,12 @@ struct Allocator {
   std::function<void(Address)> release;
 };
 
+// What may be switched off, to see what it is worth.
+struct Switches {
+  bool beside = true;    // a second lane
+  bool few_rows = true;  // kernels of their own for products of few rows
+};
+
 struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
@@ -31,7 +37,7 @@ inline size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; 
 
 class Device {
  public:
-  Device(const std::string& library, int ordinal, Allocator allocator);
+  Device(const std::string& library, int ordinal, Allocator allocator, Switches switches = {});
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -41,6 +47,7 @@ class Device {
   // The same where nothing can be thrown: false if the driver is gone.
   bool try_enter() const noexcept { return driver_.context_set(context_) == 0; }
   int multiprocessors() const { return multiprocessors_; }
+  const Switches& switches() const { return switches_; }
   // Blocks of a grid in y or z, as many as it may have: kernels stride over what is left.
   unsigned high(int64_t blocks) const {
     return static_cast<unsigned>(std::min<int64_t>(blocks, most_high_));
@@ -59,7 +66,8 @@ class Device {
   // asks.
   Handle collectives() const { return collectives_; }
   int lane() const { return lane_; }
-  void use_lane(int lane) { lane_ = lane; }
+  // Without a second lane its work goes to the first.
+  void use_lane(int lane) { lane_ = lane == 1 && !switches_.beside ? 0 : lane; }
   void fork();
   void join();
   void upload(Address to, const void* from, size_t bytes);
@@ -79,6 +87,7 @@ class Device {
 
   const Driver& driver() const { return driver_; }
   Handle stream() const { return streams_[lane_]; }
+  Handle stream(int lane) const { return streams_[lane]; }
 
  private:
   friend class Turn;
@@ -91,6 +100,7 @@ class Device {
   Handle forked_ = nullptr, joined_ = nullptr;  // events
   int lane_ = 0;
   Allocator allocator_;
+  const Switches switches_;
   std::unordered_map<Handle, std::string> names_;  // of functions, for messages
 };
 

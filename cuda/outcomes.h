@@ -34,6 +34,7 @@ class Outcomes {
 
   // What `step` has come to; waits for it, but not for steps after it.
   Outcome wait(Step& step);
+  size_t device_bytes() const { return device_memory_.bytes(); }
   // Whether steps have moved the parameters since forget(); waits for those on their way.
   bool moved();
   void forget();

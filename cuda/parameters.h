@@ -19,6 +19,8 @@ class Parameters {
 
   const std::vector<int64_t>& sizes() const { return sizes_; }
   const std::vector<T*>& on_device() const { return addresses_; }
+  size_t value_bytes() const { return values_.bytes(); }
+  size_t state_bytes() const { return state_values_.bytes(); }
   // Where the states of each parameter stand on the device, null where the host has none. `owner`
   // keeps the host's arrays, which are written by download() as long as they count.
   using States = std::vector<std::pair<T*, T*>>;

@@ -20,6 +20,7 @@ from cavs.frontend.parameter import Parameter
 Array = NDArray[Any]
 TENSOR_CORES, PLAIN_PRODUCTS = "matmul_mma.cu", "matmul.cu"
 PRECISIONS = ("float32", "tf32", "bfloat16")
+SHARED = ("parameters", "states", "outcomes", "workspaces")  # memory of all programs of a session
 
 
 def headers() -> dict[str, str]:
