@@ -116,6 +116,10 @@ void Device::drain() const noexcept {
   for (Handle stream : streams_) driver_.stream_synchronize(stream);
 }
 
+bool Device::answers() const noexcept {
+  return try_enter() && driver_.stream_synchronize(streams_[0]) == 0;
+}
+
 void Device::settle() noexcept {
   lane_ = 0;
   drain();  // its errors are that of the failure, or come again

@@ -68,6 +68,10 @@ class Device {
   void synchronize();
   // The same where nothing can be thrown: of what fails here nothing runs any more.
   void drain() const noexcept;
+  // Whether it still works; after a fault of a kernel no call does any more.
+  bool answers() const noexcept;
+  // A turn that does not need it to work.
+  std::unique_lock<std::mutex> in_order() { return std::unique_lock(mutex_); }
   // After a failure: waits for what was launched before it, which would go on writing.
   void settle() noexcept;
   void launch(Handle function, Grid grid, void** arguments, unsigned threads = kBlock);
