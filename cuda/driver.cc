@@ -45,6 +45,7 @@ Driver::Driver(const std::string& library) {
   find(device_get, "cuDeviceGet");
   find(device_attribute, "cuDeviceGetAttribute");
   find(primary_retain, "cuDevicePrimaryCtxRetain");
+  find(context_get, "cuCtxGetCurrent");
   find(context_set, "cuCtxSetCurrent");
   find(module_load, "cuModuleLoadData");
   find(module_unload, "cuModuleUnload");

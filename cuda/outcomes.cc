@@ -63,7 +63,10 @@ Outcome Outcomes::wait(Step& step) {
     done = &places_[place_of()].done;
   }
   // Others may launch meanwhile. If the event is then one of a later step, that is waited for.
-  done->synchronize();
+  {
+    const Current here(*device_);
+    done->synchronize();
+  }
   const Turn turn(*device_);
   if (!step.outcome) end(place_of());
   return *step.outcome;

@@ -12,7 +12,6 @@ Parameters<T>::Parameters(std::shared_ptr<Device> device, std::vector<Parameter<
       values_(device_),
       state_values_(device_),
       outcomes_(device_) {
-  device_->enter();
   size_t bytes = 0;
   for (const Parameter<T>& p : host_) bytes += lines(p.size * sizeof(T));
   values_.reserve(bytes);
