@@ -33,13 +33,23 @@ def device_of_rank(
     first ones; None: all. Those that do not compute need no GPU and get "cpu". check: raises a
     ConfigError for what else is wrong on this rank, of which all learn.
     """
-    kind = "cpu" if device == "cpu" else "cuda"
     try:
-        kinds = c.share(kind)
+        return _device_of_rank(device, c, collectives, replicas, check)
     except LostPeerError:
-        if kind == "cuda":
+        if device != "cpu":
             raise
         return device  # the first step finds that out again, and who can goes on without the dead
+
+
+def _device_of_rank(
+    device: str | Device,
+    c: Communicator,
+    collectives: str,
+    replicas: Callable[[], int] | None,
+    check: Callable[[], None],
+) -> str | Device:
+    kind = "cpu" if device == "cpu" else "cuda"
+    kinds = c.share(kind)
     computes = c.rank < (replicas() if replicas is not None and "cuda" in kinds else c.size)
     wrong: ConfigError | None = None
     try:

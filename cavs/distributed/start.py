@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -66,15 +66,11 @@ def _choose(trainer: Trainer, batch: Any) -> None:
         verify_optimizer(session.strategy, trainer.optimizer)
 
 
-def same_loader(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """ConfigError on all ranks unless all loaders of a `fit` cut the same batches.
-
-    state: of this rank's loader. Before the first step `start` compares it.
-    """
-    if trainer.begun:
-        trainer.session.stale.settle()
-        trainer.agreement.meet("fit")
-        trainer.agreement.same({"loader": str(state)})
+def same_loader(trainer: Trainer) -> None:
+    """ConfigError on all ranks unless all loaders of a further `fit` cut the same batches."""
+    trainer.session.stale.settle()
+    trainer.agreement.meet("fit")
+    trainer.agreement.same({"loader": str(trainer.loader)})
 
 
 def _gone(trainer: Trainer) -> set[int]:

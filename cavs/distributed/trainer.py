@@ -67,18 +67,20 @@ class Trainer(LocalTrainer):
         optimizer: As for `cavs.Trainer`.
         strategy: What is done with each gradient: a `Strategy`; the name of a builder such as
             ``"PartitionedPS"``, a file, or ``"auto"``, from which rank 0 makes one at the first
-            step; or None: all-reduce, in buckets as they become ready.
+            step; or None: all-reduce, in buckets as they become ready. It names devices that the
+            ranks have, the i-th on the host of rank i.
         communicator: The ranks; those that mpirun started unless given.
         resources: For builders: the cluster; the hosts of the ranks unless given.
         split: Which rank takes which graphs of a batch; equal numbers, in order, unless given. If
             it has a method ``update``, that is told the seconds every rank computed, after each
             step: a `cavs.distributed.balance.Balancer`.
         timeout: Seconds that a rank waits for another before it gives up, naming it.
-        elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``.
+        elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``,
+            and is refused where the MPI would end all ranks.
         wait_free: Send gradients while backward still runs.
         dtype: np.float32, or np.float64 for checks.
-        device: "cpu"; "cuda", one of the GPUs of each host for each of its ranks; "cuda:1", or a
-            cavs.cuda Device.
+        device: "cpu"; "cuda", one of the GPUs of each host for each of its ranks that compute;
+            "cuda:1", or a cavs.cuda Device. The same kind on all ranks that compute.
         precision: As for `cavs.Session`.
         collectives: How dense gradients of devices are summed: "nccl" in their memory, "mpi" on the
             hosts, "auto" by NCCL where CuPy has it and no two ranks share a device.
@@ -264,10 +266,11 @@ class Trainer(LocalTrainer):
 
     def _divide(self, train: DataLoader) -> None:
         self.loader = train.state_dict()
-        if isinstance(self.asked, str) and not self.begun:
+        if self.begun:
+            self._survivors.go(lambda: same_loader(self))
+        elif isinstance(self.asked, str):
             # Who computes is known before the loader cuts the first batch.
             self._survivors.go(lambda: self.begin(train.peek()))
-        self._survivors.go(lambda: same_loader(self, train.state_dict()))
         split, ranks = self.session.split, self.session.place[1]
         smallest = min(train.batch_size, len(train.graphs))
         if hasattr(split, "update") and smallest < ranks:

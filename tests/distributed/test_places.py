@@ -24,6 +24,7 @@ from cavs.errors import CommunicationError, ConfigError, DeviceError
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.test_faults import outcomes, trainer
 from tests.distributed.test_stale import assert_same_bits, values_of
+from tests.distributed.test_survivors import Killed, mortal
 from tests.distributed.test_trainer import BATCHES, Tree, train_alone
 
 CYCLIC = ("A", "B", "A", "B")
@@ -82,16 +83,21 @@ def test_wrong_collectives_of_one_rank_are_an_error_on_all():
         assert "collectives: rank 0 has auto, rank 1 has mpi" in str(error)
 
 
-def test_a_rank_that_is_gone_before_devices_are_compared_is_found_by_the_first_step():
-    def work(c):
-        if c.rank == 2:
-            c.die()
-            return None
-        t = Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, elastic=True)
-        t.advance(cavs.batch(BATCHES[0]))
-        return t.communicator.size
+@pytest.mark.parametrize("messages", range(0, 30, 3))
+def test_a_rank_that_dies_before_the_first_step_is_survived(messages):
+    """While devices are compared, or what all train, or a strategy is made."""
 
-    assert run_threads(3, work) == [2, 2, None]
+    def work(c):
+        mortal(c, 2, messages)
+        try:
+            optimizer, options = cavs.optim.SGD(lr=0.1), {"strategy": "PSLoadBalancing"}
+            t = Trainer(Tree(), optimizer, communicator=c, elastic=True, **options)
+            t.advance(cavs.batch(BATCHES[0]))
+        except Killed:
+            return None
+        return t.communicator.size, len(t.strategy.graph.replicas)
+
+    assert run_threads(3, work) == [(2, 2), (2, 2), None]
 
 
 # ---- given strategies --------------------------------------------------------------------------
