@@ -20,7 +20,7 @@ from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement, is_agreed
 from cavs.distributed.choice import agreed_strategy, fits
 from cavs.distributed.communicator import world
-from cavs.distributed.communicator.protocol import Communicator, LostPeerError
+from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.devices import device_of_rank
 from cavs.distributed.digest import facts
 from cavs.distributed.keeper import tell

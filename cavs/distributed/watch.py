@@ -38,7 +38,7 @@ def is_watched() -> bool:
 
 @dataclass
 class Wait:
-    """Of a rank in a call of MPI's that it cannot leave; since: on the clock of `time.monotonic`."""
+    """Of a rank in a call of MPI's that it cannot leave; since: on the clock of its `Watch`."""
 
     call: str
     timeout: float

@@ -148,7 +148,9 @@ def test_without_elastic_the_others_save_the_step_at_hand(messages, alone, tmp_p
     found = f"ranks [{victim}] of 3 are gone; stopped after step {stored.progress['step']}; "
     assert others[0].startswith(f"{found}saved {path}\n")
     assert capsys.readouterr().err == ""
-    t = cavs.Trainer(model := Tree(), cavs.optim.Adam(lr=0.02), session=cavs.Session(model, dtype=np.float64))
+    t = cavs.Trainer(
+        model := Tree(), cavs.optim.Adam(lr=0.02), session=cavs.Session(model, dtype=np.float64)
+    )
     t.resume(path)
     t.fit(loader(), epochs=2, dev=loader(), progress=False)
     assert t.steps == alone[2]
