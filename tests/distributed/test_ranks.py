@@ -337,6 +337,26 @@ def test_a_rank_that_never_joins_is_named(tmp_path, how, monkeypatch):
     assert said[-1] == last
 
 
+def test_a_process_started_beside_a_training_may_not_write_where_that_does(tmp_path):
+    """Not after the rank that did has died, either."""
+    run = Running(tmp_path, "slow", "--epochs", 1000, elastic=True)
+    log = run.out / "log.jsonl"
+    wait_for(lambda: (run.out / "checkpoint.safetensors").exists() and len(run.pids()) == 3)
+    for how in ("--overwrite", "--resume"):
+        late = cavs_command("train", TOY, "--out", run.out, how, "--quiet")
+        _, errors = late.communicate(timeout=patience(60))
+        assert late.returncode == 1
+        found = f"cavs: ConfigError: another training that is still running writes to {run.out}\n"
+        assert errors.startswith(found)
+        if how == "--overwrite":
+            os.kill(run.pids()[0], signal.SIGKILL)
+            assert any("going on with 2" in line for line in run.process.stderr)
+    assert log.read_text().count('"event": "options"') == 1
+    run.process.send_signal(signal.SIGINT)
+    status, errors = run.end()
+    assert status == 130, errors
+
+
 def test_ctrl_c_saves_and_says_so_once(tmp_path):
     run = Running(tmp_path, "slow", "--epochs", 1000)
     wait_for(lambda: len(run.pids()) == 3 and Path(run.out, "checkpoint.safetensors").exists())
