@@ -13,6 +13,7 @@
 #include "mirror.h"
 #include "parameters.h"
 #include "staging.h"
+#include "timeline.h"
 
 namespace cavs::cuda {
 
@@ -75,6 +76,12 @@ class Executor {
   std::pair<int64_t, int64_t> output_shape(int32_t buffer) const;
   void output(int32_t buffer, T* out);
   Report report() const;
+  // Bytes of the device by what they hold; of all programs of a session: parameters, states,
+  // workspaces. Page-locked memory of the host is told apart.
+  std::vector<std::pair<std::string, size_t>> memory() const;
+  size_t page_locked_bytes() const;
+  void set_tracing(bool on);
+  std::vector<Span> trace() const;
   void set_profiling(bool on);
   void invalidate_parameters();  // others have changed them on the device
 
@@ -112,6 +119,7 @@ class Executor {
   void plan_early();
   void walk();
   void run_stage(int32_t stage);
+  void run_bodies(int32_t stage);
   void run_beside(int32_t stage);
   void walk_loop(const Stage& stage, const std::vector<int32_t>& bodies);
   void run_body(const Body& body, RowRange rows);
@@ -196,6 +204,7 @@ class Executor {
   std::vector<uint64_t> words_;  // arguments of a generated kernel
   std::vector<void*> pointers_;
 
+  Timeline timeline_;
   bool profiling_ = false;
   int64_t runs_ = 0;
   std::vector<std::unique_ptr<Event>> events_;
