@@ -125,8 +125,7 @@ def load_of(trainer: Trainer, part: Any, c: Communicator) -> Load:
     }
     every = c.share([rows, pairs])
     return Load(
-        rows={name: [len(r[name]) for r, _ in every] for name in rows},
-        union={name: len(set().union(*(r[name] for r, _ in every))) for name in rows},
+        rows={name: [np.array(r[name], np.int64) for r, _ in every] for name in rows},
         factors={name: [p[name] for _, p in every] for name in pairs},
     )
 

@@ -170,7 +170,16 @@ void bind_parameters(py::module_& m) {
             return std::visit([](auto& of) { return of.second->download(); }, p.of);
           },
           "Brings the host's arrays up to date: parameters, and states of the last optimiser. "
-          "Whether they were behind.");
+          "Whether they were behind. DeviceError, changing nothing, if the device fails.")
+      .def(
+          "lost",
+          [](PyParameters& p) {
+            return without_gil([&] {
+              const auto order = p.device->in_order();
+              return std::visit([](auto& of) { return of.second->lost(); }, p.of);
+            });
+          },
+          "Steps that the host's arrays lack, if the device has failed for good; else None.");
 }
 
 void bind_step(py::module_& m) {

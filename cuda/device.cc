@@ -27,7 +27,7 @@ Device::Device(const std::string& library, int ordinal, Allocator allocator, Swi
     d.check(d.device_attribute(value, attribute, device_), "cuDeviceGetAttribute");
   }
   d.check(d.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
-  enter();
+  const Current here(*this);
   for (Handle& stream : streams_) {
     d.check(d.stream_create(&stream, kNonBlocking), "cuStreamCreate");
   }
@@ -39,7 +39,8 @@ Device::Device(const std::string& library, int ordinal, Allocator allocator, Swi
 
 Device::~Device() {
   // The process may be ending and the driver with it: what fails here is gone anyway.
-  if (!try_enter()) return;
+  const Current here(*this, std::nothrow);
+  if (!here) return;
   for (Handle stream : streams_) {
     if (stream != nullptr) driver_.stream_destroy(stream);
   }
@@ -49,13 +50,12 @@ Device::~Device() {
   }
 }
 
-void Device::enter() const { driver_.check(driver_.context_set(context_), "cuCtxSetCurrent"); }
-
 Address Device::allocate(size_t bytes) {
   Address address = 0;
   if (allocator_.allocate) {
     address = allocator_.allocate(bytes);
-    enter();  // a pool of many GPUs may leave another one current
+    // A pool of many GPUs may leave another one current.
+    driver_.check(driver_.context_set(context_), "cuCtxSetCurrent");
     return address;
   }
   driver_.check(driver_.allocate(&address, bytes),
@@ -64,10 +64,11 @@ Address Device::allocate(size_t bytes) {
 }
 
 void Device::release(Address address) noexcept {
+  const Current here(*this, std::nothrow);
   if (allocator_.release) {
     drain();  // a pool hands the block out at once
     allocator_.release(address);
-  } else if (try_enter()) {
+  } else if (here) {
     driver_.release(address);
   }
 }
@@ -114,8 +115,14 @@ void Device::synchronize() {
 }
 
 void Device::drain() const noexcept {
-  if (!try_enter()) return;
+  const Current here(*this, std::nothrow);
+  if (!here) return;
   for (Handle stream : streams_) driver_.stream_synchronize(stream);
+}
+
+bool Device::answers() const noexcept {
+  const Current here(*this, std::nothrow);
+  return here && driver_.stream_synchronize(streams_[0]) == 0;
 }
 
 void Device::settle() noexcept {
@@ -130,6 +137,22 @@ void Device::launch(Handle function, Grid grid, void** arguments, unsigned threa
   const auto size = [](unsigned n) { return std::to_string(n); };
   const std::string blocks = size(grid.x) + " x " + size(grid.y) + " x " + size(grid.z);
   driver_.check(result, ("cuLaunchKernel of " + names_[function] + ", " + blocks).c_str());
+}
+
+Current::Current(const Device& device) : device_(device) {
+  const Driver& d = device.driver_;
+  d.check(d.context_get(&before_), "cuCtxGetCurrent");
+  d.check(d.context_set(device.context_), "cuCtxSetCurrent");
+  entered_ = true;
+}
+
+Current::Current(const Device& device, std::nothrow_t) noexcept : device_(device) {
+  const Driver& d = device.driver_;
+  entered_ = d.context_get(&before_) == 0 && d.context_set(device.context_) == 0;
+}
+
+Current::~Current() {
+  if (entered_) device_.driver_.context_set(before_);
 }
 
 DeviceMemory::~DeviceMemory() {
@@ -150,7 +173,9 @@ void DeviceMemory::reserve(size_t bytes) {
 }
 
 PinnedMemory::~PinnedMemory() {
-  if (data_ == nullptr || !device_->try_enter()) return;
+  if (data_ == nullptr) return;
+  const Current here(*device_, std::nothrow);
+  if (!here) return;
   device_->drain();
   device_->driver().pinned_release(data_);
 }
@@ -176,19 +201,23 @@ Module::Module(std::shared_ptr<Device> device, const std::string& image)
 }
 
 Module::~Module() {
-  if (module_ == nullptr || !device_->try_enter()) return;
+  if (module_ == nullptr) return;
+  const Current here(*device_, std::nothrow);
+  if (!here) return;
   device_->drain();
   device_->driver().module_unload(module_);
 }
 
 Event::Event(std::shared_ptr<Device> device, bool timing) : device_(std::move(device)) {
-  device_->enter();
+  const Current here(*device_);
   const Driver& d = device_->driver();
   d.check(d.event_create(&event_, timing ? 0 : kNoTiming), "cuEventCreate");
 }
 
 Event::~Event() {
-  if (event_ != nullptr && device_->try_enter()) device_->driver().event_destroy(event_);
+  if (event_ == nullptr) return;
+  const Current here(*device_, std::nothrow);
+  if (here) device_->driver().event_destroy(event_);
 }
 
 void Event::record() { record(device_->stream()); }

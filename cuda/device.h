@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -42,10 +43,6 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  // Makes the device current on the calling thread; before anything else there.
-  void enter() const;
-  // The same where nothing can be thrown: false if the driver is gone.
-  bool try_enter() const noexcept { return driver_.context_set(context_) == 0; }
   int multiprocessors() const { return multiprocessors_; }
   const Switches& switches() const { return switches_; }
   // Blocks of a grid in y or z, as many as it may have: kernels stride over what is left.
@@ -76,6 +73,10 @@ class Device {
   void synchronize();
   // The same where nothing can be thrown: of what fails here nothing runs any more.
   void drain() const noexcept;
+  // Whether it still works; after a fault of a kernel no call does any more.
+  bool answers() const noexcept;
+  // A turn that does not need it to work.
+  std::unique_lock<std::mutex> in_order() { return std::unique_lock(mutex_); }
   // After a failure: waits for what was launched before it, which would go on writing.
   void settle() noexcept;
   void launch(Handle function, Grid grid, void** arguments, unsigned threads = kBlock);
@@ -90,6 +91,7 @@ class Device {
   Handle stream(int lane) const { return streams_[lane]; }
 
  private:
+  friend class Current;
   friend class Turn;
   Driver driver_;
   std::mutex mutex_;
@@ -104,12 +106,30 @@ class Device {
   std::unordered_map<Handle, std::string> names_;  // of functions, for messages
 };
 
+// Makes a device current on the calling thread, for as long as this lives; the context that was
+// current before, which may be another library's, is so again afterwards.
+class Current {
+ public:
+  explicit Current(const Device& device);
+  // Where nothing can be thrown: false if the driver is gone.
+  Current(const Device& device, std::nothrow_t) noexcept;
+  ~Current();
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  explicit operator bool() const { return entered_; }
+
+ private:
+  const Device& device_;
+  Handle before_ = nullptr;
+  bool entered_ = false;
+};
+
 // A thread's turn on a device, whose streams, lanes and workspaces all its users share. If it ends
 // by an exception, what it launched is over before the next one's. Whoever waits for a turn must
 // not hold Python's lock: the thread whose turn it is may need that to allocate.
 class Turn {
  public:
-  explicit Turn(Device& device) : device_(device), lock_(device.mutex_) { device.enter(); }
+  explicit Turn(Device& device) : device_(device), lock_(device.mutex_), current_(device) {}
   ~Turn() {
     if (std::uncaught_exceptions() > exceptions_) device_.settle();
   }
@@ -119,6 +139,7 @@ class Turn {
  private:
   Device& device_;
   const std::lock_guard<std::mutex> lock_;
+  const Current current_;
   const int exceptions_ = std::uncaught_exceptions();
 };
 

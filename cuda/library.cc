@@ -31,7 +31,6 @@ Library<T>::Library(std::shared_ptr<Device> device,
                     const std::unordered_map<std::string, std::string>& images, Precision precision,
                     const std::string& blas)
     : device_(std::move(device)), half_(precision == Precision::kBfloat16) {
-  device_->enter();
   for (int lane = 0; lane < Device::kLanes; ++lane) {
     rooms_.push_back(std::make_unique<Room>(device_));
   }

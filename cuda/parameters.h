@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -49,8 +50,10 @@ class Parameters {
   void gather_rows();
   const std::vector<RowsWritten>& rows_written() const { return rows_written_; }
   void forget_rows() { rows_written_.clear(); }
-  // Brings the host's arrays up to date; whether they were behind.
+  // Brings the host's arrays up to date, all or none; whether they were behind.
   bool download();
+  // Steps that the host's arrays lack, if the device has failed and they will never come.
+  std::optional<int64_t> lost() const;
 
  private:
   std::shared_ptr<Device> device_;

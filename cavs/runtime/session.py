@@ -439,9 +439,20 @@ class Session:
                 variant.executor.invalidate_parameters()
 
     def download(self) -> None:
-        """Brings arrays of the host up to date: of parameters, and of states on the device."""
+        """Brings arrays of the host up to date: of parameters, and of states on the device.
+
+        DeviceWarning if the device has failed and steps are lost with it.
+        """
         if self._cuda is not None:
             self._cuda.download()
+
+    def lost_steps(self) -> int:
+        """`download` without a warning; how many steps are lost with a device that has failed.
+
+        Counted since the last call: parameters, and the states given to ``step``, are those of so
+        many steps before the last one that was waited for.
+        """
+        return 0 if self._cuda is None else self._cuda.lost_steps()
 
     def set_profiling(self, on: bool) -> None:
         """Times every stage and instruction of later runs; see report()."""

@@ -215,7 +215,7 @@ def test_a_fault_of_a_kernel_is_raised_by_what_waits(twin):
     trainer.launch(single(2))
     with pytest.raises(DeviceError, match="ILLEGAL_ADDRESS"):
         trainer.land()
-    assert trainer.steps == 1
+    assert trainer.steps == 0  # the first is lost with the device, see test_after_fault.py
     assert trainer.land() == []
 
 
