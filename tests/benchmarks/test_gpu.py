@@ -26,6 +26,7 @@ from benchmarks.gpu_cases import (  # noqa: E402
     precisions,
 )
 from benchmarks.gpu_cases import groups as groups_of  # noqa: E402
+from benchmarks.gpu_parts import first_step  # noqa: E402
 from benchmarks.gpu_table import missed, summary_table  # noqa: E402
 from benchmarks.rivals import base, floor, graphs  # noqa: E402
 from benchmarks.rivals.device import set_up  # noqa: E402
@@ -105,6 +106,24 @@ def test_a_bound_that_does_not_hold_is_a_failure(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "gpu.json").read_text())
     assert record["failed"] == record["skipped"] == []
     assert any("trees a second" in measure for measure in missed(record))
+
+
+def test_the_first_process_finds_nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = []
+
+    def run(command: Any, *, env: Any, **_: Any) -> Any:
+        folder = Path(env["CAVS_CACHE"])
+        folders.append((folder, sorted(folder.iterdir())))
+        (folder / "kernel").touch()
+        return SimpleNamespace(returncode=0, stdout='{"total": 1.0}')
+
+    monkeypatch.setattr(subprocess, "run", run)
+    given = SimpleNamespace(device="cuda", data="random", tiny=True, patience=1)
+    found, failed = first_step(given)  # type: ignore[arg-type]
+    assert found == {"first_process": {"total": 1.0}, "second_process": {"total": 1.0}}
+    (cold, nothing), (warm, kernels) = folders
+    assert cold == warm and nothing == [] and kernels == [cold / "kernel"]
+    assert failed == [] and not cold.exists()
 
 
 def hang(_: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,10 @@ import pytest
 from benchmarks import runners_cavs
 from benchmarks.accuracy import curve, errors
 from benchmarks.fresh import fresh
-from benchmarks.gpu_table import ALLOWED
+from benchmarks.gpu_parts import curve as curve_part
+from benchmarks.gpu_parts import fresh as fresh_part
+from benchmarks.gpu_parts import timeline
+from benchmarks.gpu_table import ALLOWED, summary_table
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import SWITCHES
 from benchmarks.sessions import LocalSession
@@ -90,6 +95,24 @@ def test_steps_that_overlap_have_a_timeline():
     assert sum(e["ph"] == "X" for e in events) == len(spans)
     assert min(e["ts"] for e in events if e["ph"] == "X") == 0
     assert 0 < busy(spans) <= 1
+
+
+@pytest.mark.parametrize("part", [curve_part, fresh_part, timeline])
+def test_parts_of_the_program_on_a_device(tmp_path, part):
+    given = SimpleNamespace(
+        device="cuda", data="random", tiny=True, full=False, steps=20, rounds=1, patience=60,
+        out=tmp_path / "gpu.json",
+    )  # fmt: skip
+    found, failed = part(given)
+    assert failed == []
+    record = {"machine": {"cpu": ""}, "data": "", "seconds": 0, "command": "", "cases": []}
+    record |= {"failed": [], "skipped": [], part.__name__: found}
+    assert summary_table(record).count("\n") >= 4
+    if part is timeline:
+        assert 0 < found["busy"] <= 1
+        assert found["memory"]["parameters"] > 0
+        events = json.loads((tmp_path / found["trace"]).read_text())["traceEvents"]
+        assert {e["args"]["name"] for e in events if e["ph"] == "M"} == set(TRACKS.values())
 
 
 def test_time_in_which_a_lane_is_busy():
