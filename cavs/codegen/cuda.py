@@ -88,8 +88,13 @@ def literal(value: float, real: str = "float") -> str:
     x = float(np.float32(value)) if single else float(value)
     if np.isfinite(x):
         return f"{x!r}{'f' * single}"
-    made = '__builtin_nan{0}("")' if np.isnan(x) else "__builtin_huge_val{0}()"
-    return ("-" if x < 0 else "") + made.format("f" * single)
+    # By its bits: NVRTC has no header, and no builtin, that names it.
+    if single:
+        made = f"__int_as_float({0x7FC00000 if np.isnan(x) else 0x7F800000:#x})"
+    else:
+        bits = 0x7FF8000000000000 if np.isnan(x) else 0x7FF0000000000000
+        made = f"__longlong_as_double({bits:#x}LL)"
+    return ("-" if x < 0 else "") + made
 
 
 def _power_of_two(most: int, *counts: int) -> int:
