@@ -24,6 +24,7 @@ class Device:
         release: Callable[[int], None] | None = None,
         beside: bool = True,
         few_rows: bool = True,
+        install: str = "",
     ) -> None: ...
     @property
     def multiprocessors(self) -> int: ...

@@ -27,16 +27,17 @@ uint32_t alignment(Address at) {
 }  // namespace
 
 struct Blas::Entries {
-  explicit Entries(const std::string& library) {
+  Entries(const std::string& library, const std::string& install) {
     void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
       throw DeviceFault(std::string("cuBLASLt cannot be loaded: ") + dlerror(),
-                        "pip install \"cavs[cuda12]\"");
+                        install + ", or a cavs.cuda.Device with cublas_lt=None");
     }
     const auto find = [&](auto& entry, const char* name) {
       void* symbol = dlsym(handle, name);
       if (symbol == nullptr) {
-        throw DeviceFault(library + " has no " + name, "pip install \"cavs[cuda12]\"");
+        throw DeviceFault(library + " has no " + name + ", which cavs needs",
+                          install + " --upgrade");
       }
       entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(symbol);
     };
@@ -79,7 +80,7 @@ struct Blas::Entries {
 Blas::Blas(std::shared_ptr<Device> device, const std::string& library, Precision precision,
            bool wide)
     : device_(std::move(device)),
-      entries_(std::make_unique<Entries>(library)),
+      entries_(std::make_unique<Entries>(library, device_->driver().install)),
       precision_(precision),
       wide_(wide),
       workspace_(device_) {
