@@ -45,19 +45,21 @@ Images to_images(const std::map<std::string, py::bytes>& in) {
 std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
                                               const std::map<std::string, py::bytes>& images,
                                               const std::vector<py::array>& arrays,
-                                              const std::string& precision,
-                                              const std::string& blas) {
+                                              const std::string& precision, const std::string& blas,
+                                              bool deterministic) {
   const auto rounding = parse<Precision>(precision, {"float32", "tf32", "bfloat16"}, "precision");
   auto out = std::make_shared<PyParameters>();
   out->device = device;
   out->arrays = arrays;
+  out->deterministic = deterministic;
   const Images kernels = to_images(images);
   const auto make = [&]<class T>(T) {
     const std::vector<Parameter<T>> host = views<T>(arrays);
     const py::gil_scoped_release release;
     const Turn turn(*device);
-    out->of = std::pair{std::make_shared<Library<T>>(device, kernels, rounding, blas),
-                        std::make_shared<Parameters<T>>(device, host)};
+    out->of =
+        std::pair{std::make_shared<Library<T>>(device, kernels, rounding, blas, deterministic),
+                  std::make_shared<Parameters<T>>(device, host)};
   };
   if (!arrays.empty() && py::isinstance<py::array_t<double>>(arrays[0])) {
     make(double{});
@@ -129,10 +131,12 @@ void bind_parameters(py::module_& m) {
   py::class_<PyParameters, std::shared_ptr<PyParameters>>(m, "Parameters",
                                                           "Parameters on a device.")
       .def(py::init(&make_parameters), py::arg("device"), py::arg("images"), py::arg("arrays"),
-           py::arg("precision") = "float32", py::arg("blas") = "",
+           py::arg("precision") = "float32", py::arg("blas") = "", py::arg("deterministic") = false,
            "images: the compiled kernels by file. arrays: of the host, all float32 or all float64; "
            "written by download(). precision: float32, tf32 or bfloat16, of float32 products. "
-           "blas: the path of cuBLASLt; products are our own without it.")
+           "blas: the path of cuBLASLt; products are our own without it. deterministic: what a "
+           "library computes has one order of sums too.")
+      .def_readonly("deterministic", &PyParameters::deterministic)
       .def(
           "invalidate",
           [](PyParameters& p) {
