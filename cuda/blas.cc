@@ -164,25 +164,46 @@ const Blas::Plan& Blas::plan(int64_t m, int64_t n, int64_t k, const Matrix& a, c
   const auto known = plans_.find(key);
   if (known != plans_.end()) return known->second;
   if (plans_.size() >= kMostPlans) {
+    device_->issue_recorded();
     for (auto& [old, plan] : plans_) drop(plan);
     plans_.clear();
   }
-  return plans_.emplace(key, make(m, n, k, a, b, c, half)).first->second;
+  Plan& made = plans_.emplace(key, make(m, n, k, a, b, c, half)).first->second;
+  made.number = ++made_;
+  return made;
 }
+
+// As a command: the same bytes are the same product, whatever plans were dropped between them.
+struct Blas::Product {
+  const Blas* blas;
+  const Plan* plan;
+  uint64_t number;  // of the plan
+  Address a, b, c;
+  uint64_t accumulate;
+};
 
 bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix c, bool half,
                     bool accumulate) {
   const Plan& p = plan(m, n, k, a, b, c, half);
   if (!p.found) return false;
-  const double wide[] = {1, accumulate ? 1.0 : 0.0};
-  const float narrow[] = {1, accumulate ? 1.0f : 0.0f};
-  const void* alpha = wide_ ? static_cast<const void*>(&wide[0]) : &narrow[0];
-  const void* beta = wide_ ? static_cast<const void*>(&wide[1]) : &narrow[1];
-  check(entries_->multiply(handle_, p.description, alpha, b.at, p.a, a.at, p.b, beta, c.at, p.c,
-                           c.at, p.c, &p.algorithm, workspace_.at(kWorkspace * device_->lane()),
-                           kWorkspace, device_->stream()),
-        "cublasLtMatmul");
+  const Product product{this, &p, p.number, a.at, b.at, c.at, accumulate};
+  static_assert(kPlainBytes<Product>);
+  device_->call(&Blas::issue, &product, sizeof(product));
   return true;
+}
+
+void Blas::issue(const void* product, int lane, Handle stream) {
+  const Product& p = *static_cast<const Product*>(product);
+  const Blas& of = *p.blas;
+  const Plan& plan = *p.plan;
+  const double wide[] = {1, static_cast<double>(p.accumulate)};
+  const float narrow[] = {1, static_cast<float>(p.accumulate)};
+  const void* alpha = of.wide_ ? static_cast<const void*>(&wide[0]) : &narrow[0];
+  const void* beta = of.wide_ ? static_cast<const void*>(&wide[1]) : &narrow[1];
+  of.check(of.entries_->multiply(of.handle_, plan.description, alpha, p.b, plan.a, p.a, plan.b,
+                                 beta, p.c, plan.c, p.c, plan.c, &plan.algorithm,
+                                 of.workspace_.at(kWorkspace * lane), kWorkspace, stream),
+           "cublasLtMatmul");
 }
 
 }  // namespace cavs::cuda

@@ -44,7 +44,9 @@ class Blas {
     Handle a = nullptr, b = nullptr, c = nullptr;
     Algorithm algorithm{};
     bool found = false;
+    uint64_t number = 0;  // no two have the same
   };
+  struct Product;
   // Sizes, strides, what is transposed or stored in bfloat16, and how far addresses are aligned.
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int>;
 
@@ -53,6 +55,7 @@ class Blas {
   Plan make(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, const Matrix& c,
             bool half) const;
   void drop(Plan& plan) const;
+  static void issue(const void* product, int lane, Handle stream);
   void check(int status, const char* call) const;
 
   std::shared_ptr<Device> device_;
@@ -62,6 +65,7 @@ class Blas {
   Handle handle_ = nullptr;
   DeviceMemory workspace_;  // a part for each lane
   std::map<Key, Plan> plans_;
+  uint64_t made_ = 0;  // plans
 };
 
 }  // namespace cavs::cuda

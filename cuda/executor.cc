@@ -44,7 +44,8 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       table_values_(device_),
       pieces_(device_),
       partial_(device_),
-      staging_(device_) {
+      staging_(device_),
+      replays_(device_, compiled.replay) {
   const Turn turn(*device_);
   const Program& p = *program_;
   bind_shapes(p, bound_, patches_);
@@ -183,6 +184,10 @@ void Executor<T>::begin() {
   parameters_->upload();
   if (stale_) library_->pack(pieces_.as<Piece<T>>(), weight_pieces_);
   stale_ = false;
+}
+
+template <class T>
+void Executor<T>::clear_gradients() {
   for (size_t i = 0; i < grads_.size(); ++i) {
     if (!analysis_.zero_gradient[i]) continue;
     device_->zero(reinterpret_cast<Address>(grads_[i]), parameters_->sizes()[i] * sizeof(T));
@@ -202,9 +207,19 @@ void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
   bind(inputs);
   staging_.upload();
   begin();
-  if (mirror_.armed()) mirror_.begin(tables_);
-  walk();
-  if (mirror_.armed()) mirror_.finish();
+  const auto all = [this] {
+    clear_gradients();
+    walk();
+  };
+  if (mirror_.armed()) {
+    mirror_.begin(tables_);
+    all();
+    mirror_.finish();
+  } else if (profiling_) {
+    all();
+  } else {
+    replays_.run(shape(), all);
+  }
   ran_ = true;
 }
 

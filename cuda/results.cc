@@ -227,6 +227,12 @@ Report Executor<T>::report() const {
   return report;
 }
 
+template <class T>
+Replays::Report Executor<T>::replays() const {
+  const Turn turn(*device_);
+  return replays_.report();
+}
+
 #define CAVS_INSTANTIATE(T)                                                      \
   template void Executor<T>::check_param(int32_t) const;                         \
   template void Executor<T>::check_ran() const;                                  \
@@ -247,7 +253,8 @@ Report Executor<T>::report() const {
   template void Executor<T>::output(int32_t, T*);                                \
   template void Executor<T>::set_profiling(bool);                                \
   template void Executor<T>::timed(int32_t);                                     \
-  template Report Executor<T>::report() const;
+  template Report Executor<T>::report() const;                                   \
+  template Replays::Report Executor<T>::replays() const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)
 #undef CAVS_INSTANTIATE

@@ -42,6 +42,7 @@ class Staging {
                : reinterpret_cast<T*>(place().memory.at(pieces_[piece].offset));
   }
   size_t bytes() const { return bytes_; }
+  int present() const { return present_; }  // the place, 0 or 1
 
  private:
   struct Copied {

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Protocol
 
 from cavs import _cuda
+from cavs.config import require as require_option
 from cavs.cuda.cache import CachedCompiler, CubinCache
 from cavs.cuda.driver import Driver
 from cavs.cuda.libraries import DRIVER, extras, find, find_driver, install_line, require
@@ -17,6 +18,7 @@ from cavs.cuda.memory import CupyMemory, Memory
 from cavs.cuda.nvrtc import Nvrtc
 from cavs.errors import DeviceError
 
+REPLAYS = ("auto", "always", "never")
 OLDEST = 80  # compute capability times ten: asynchronous copies, bfloat16 and tf32 start there
 
 
@@ -33,7 +35,9 @@ class Device:
     """A GPU, and with what it is used. `open_device` looks all this up; a test may pass its own.
 
     driver_library: for dlopen. architecture: as compilers name it, "sm_90". memory: None takes
-    that of the driver. cublas_lt: the path of cuBLASLt; None if there is none.
+    that of the driver. cublas_lt: the path of cuBLASLt; None if there is none. replay: which
+    commands that come again with the same batch run as a CUDA graph, one of REPLAYS: those that
+    measure faster so, or all, or none.
     """
 
     driver_library: str
@@ -42,6 +46,11 @@ class Device:
     compiler: Compiler
     memory: Memory | None
     cublas_lt: str | None = None
+    replay: str = "auto"
+
+    def __post_init__(self) -> None:
+        known = ", ".join(REPLAYS)
+        require_option(self.replay in REPLAYS, "replay", self.replay, f"one of {known}")
 
     @cached_property
     def native(self) -> _cuda.Device:

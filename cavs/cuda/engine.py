@@ -85,7 +85,8 @@ class CudaEngine:
         if named:
             included = headers() if half else {}
             image = self.device.compile("maps.cu", maps.text, included, self._real)
-        return _cuda.Executor(encoded, self._parameters, image, named, sorted(half))
+        replay = self.device.replay
+        return _cuda.Executor(encoded, self._parameters, image, named, sorted(half), replay)
 
     def invalidate(self) -> None:
         """The host's arrays were written: they go up before the next run."""
