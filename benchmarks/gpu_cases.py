@@ -74,6 +74,11 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
     if tiny:
         off = off[:2]
     made.append(Group("ablation", there(replace(SST, batch_size=64)), ("cavs", *off)))
+    if device != "cpu":
+        again = (*there(FIXED), *there(TREE_FC, precision=low[0]))
+        again += there(replace(SST, batch_size=64))
+        replays = ("cavs", "cavs-replay-always", "cavs-replay-never")
+        made.append(Group("ablation", again, replays))
     grid = [(h, n) for h in HIDDEN for n in BATCH_SIZES if full or h == 256 or n == 64]
     grid = [(h, n) for h, n in grid if full or (h in (64, 256, 1024) and n != 4)]
     grid = [point for point in grid if point != (256, 256)]  # measured above

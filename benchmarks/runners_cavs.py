@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from benchmarks.samples import Sample, Tree
 from benchmarks.workloads import Case, Parameters, Sizes, Workload
 from cavs import data, nn, ops
 from cavs.compiler.pipeline import Passes
+from cavs.cuda.device import open_device
+from cavs.cuda.engine import DECIDED
 from cavs.frontend import Model, Parameter, State, VertexFunction
 from cavs.runtime import Session
 from cavs.train.optim import SGD, Adagrad
@@ -114,13 +117,16 @@ _NAMES = {
 class CavsRunner(Runner):
     """Trains by ``Trainer.step``, infers by ``Session.predict``.
 
-    ``without``: a compiler pass that is switched off.
+    ``without``: a compiler pass that is switched off. ``replay``: as of a cavs.cuda Device.
     """
 
     cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
 
-    def __init__(self, workload: Workload, parameters: Parameters, without: str = "") -> None:
+    def __init__(
+        self, workload: Workload, parameters: Parameters, without: str = "", replay: str = ""
+    ) -> None:
         self.passes = Passes(**{without: False}) if without else Passes()
+        self.replay = replay
         # Samples become graphs once, as they would when a data set is read.
         self.graphs = {
             id(sample): self._graph(sample) for batch in workload.batches for sample in batch
@@ -144,9 +150,12 @@ class CavsRunner(Runner):
         for name, value in parameters.items():
             named[_NAMES[name]].value = value
         self.model = model
-        self.session = Session(
-            model, threads=self.case.threads, passes=self.passes, **device_options(self.case)
-        )
+        options = device_options(self.case)
+        if self.replay:
+            given = options["device"]
+            device = open_device(given) if isinstance(given, str) else given
+            options["device"] = replace(device, replay=self.replay)
+        self.session = Session(model, threads=self.case.threads, passes=self.passes, **options)
         rule = {"sgd": SGD, "adagrad": Adagrad}[self.case.optimizer]
         self.trainer = Trainer(model, rule(self.case.lr), session=self.session)
 
@@ -154,6 +163,19 @@ class CavsRunner(Runner):
         plan = data.batch([self.graphs[id(sample)] for sample in samples])
         self.session.prepare(plan)
         return plan
+
+    def settle(self, plans: SequenceOf[data.GraphBatch]) -> None:
+        """On a device: until it is known which of them are replayed.
+
+        An odd number a pass: two places of what goes up take turns.
+        """
+        odd = [*plans, *plans[:1]] if len(plans) % 2 == 0 else plans
+        for _ in range(DECIDED + 1 if self.session.overlaps else 0):
+            if self.case.training:
+                self.train_all(odd)
+            else:
+                for plan in odd:
+                    self.infer(plan)
 
     def train(self, plan: data.GraphBatch) -> float:
         return self.trainer.step(plan)

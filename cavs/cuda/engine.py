@@ -19,6 +19,7 @@ from cavs.frontend.parameter import Parameter
 
 Array = NDArray[Any]
 TENSOR_CORES, PLAIN_PRODUCTS = "matmul_mma.cu", "matmul.cu"
+DECIDED = 20  # runs of one batch after which it is known whether its commands are replayed
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
 

@@ -471,6 +471,13 @@ class Session:
         return schedule
 
     def report(self, training: bool = True) -> dict[str, Any]:
-        """What the engine counted: memory, tasks, times, bytes; empty before a run."""
+        """What the engine counted: memory, tasks, times, bytes; empty before a run.
+
+        On a device "replay" says what became of CUDA graphs: "runs" that might be replayed, while
+        nothing is profiled; "replays" among them; "graphs", a dict for each batch that came again
+        (how many "commands", seconds they took one by one and as a graph, 0 where that was not
+        measured, whether it is "decided" and whether they are "replayed"); "trouble": why there
+        are none although there should be.
+        """
         variant = self._latest.get(training)
         return {} if variant is None or variant.executor is None else variant.executor.report()
