@@ -11,8 +11,8 @@ namespace cavs::cuda {
 // How values between kernels, and packed weights, may be stored instead of as float.
 constexpr size_t kHalfBytes = 2;  // of a bfloat16
 
-// A cavs::Source; data is of bfloat16 where `half`, and strides count values. What the device leaves
-// between members has a name here: commands are compared byte by byte.
+// A cavs::Source; data is of bfloat16 where `half`, and strides count values. What the device
+// leaves between members has a name here: commands are compared byte by byte.
 template <class T>
 struct Rows {
   const void* data = nullptr;

@@ -112,7 +112,7 @@ class Device {
   Handle captured_[kLanes] = {};
   bool capturing_ = false;
   Commands* recording_ = nullptr;
-  std::vector<void*> pointers_;  // arguments of a launch
+  std::vector<void*> pointers_;                 // arguments of a launch
   Handle forked_ = nullptr, joined_ = nullptr;  // events
   int lane_ = 0;
   Allocator allocator_;

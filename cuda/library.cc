@@ -152,8 +152,7 @@ Rows<T> Library<T>::side_by_side(const Rows<T>* sources, int count, int begin, i
     copy_rows(sources[i], begin, end, {place, stride, begin, true});
     column += sources[i].width;
   }
-  return {
-      .data = to.as<void>(), .stride = stride, .base = begin, .half = true, .width = width};
+  return {.data = to.as<void>(), .stride = stride, .base = begin, .half = true, .width = width};
 }
 
 // Rows of a packed weight behind its first k.

@@ -31,7 +31,7 @@ Replays::Replays(std::shared_ptr<Device> device, Replay when)
     : device_(std::move(device)), when_(when) {
   if (when_ != Replay::kNever && !device_->driver().has_graphs()) {
     trouble_ = "the driver has no graphs";
-    if (when_ == Replay::kAlways) untold_ = trouble_;
+    untold_ = when_ == Replay::kAlways;
     when_ = Replay::kNever;
   }
 }
@@ -57,11 +57,13 @@ void Replays::run(uint64_t number, const std::function<void()>& walk) {
   Shape* shape = when_ == Replay::kNever ? nullptr : find(number);
   if (shape == nullptr) return walk();
   Trial* trial = shape->trial.get();
-  const bool timed = trial != nullptr && trial->ready();
-  if (timed && trial->over()) settle(*shape);
+  bool timed = trial != nullptr && trial->ready();
+  if (timed && trial->over()) {
+    settle(*shape);
+    timed = false;
+  }
   if (shape->way == Way::kDirect) return walk();
-  trial = shape->trial.get();
-  if (!timed || trial == nullptr) {
+  if (!timed) {
     record(*shape, walk);
     return;
   }
@@ -109,6 +111,7 @@ bool Replays::replay(Shape& shape) {
     if (shape.graph == nullptr) {
       shape.graph = std::make_unique<Graph>(device_, shape.commands);
       shape.size = shape.commands.size();
+      shape.changes = 0;
       if (when_ == Replay::kAuto) shape.trial = std::make_unique<Trial>(device_);
       if (when_ == Replay::kAlways) shape.way = Way::kReplay;
     }
@@ -134,7 +137,8 @@ void Replays::changed(Shape& shape) {
 // that has failed fails the commands that are then issued as well.
 void Replays::give_up(const DeviceFault& fault) {
   when_ = Replay::kNever;
-  trouble_ = untold_ = fault.what();
+  trouble_ = fault.what();
+  untold_ = true;
   shapes_.clear();
   by_number_.clear();
 }

@@ -1,6 +1,7 @@
 // Walks of batches whose commands come again: done by a graph of the driver where that is faster.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -24,7 +25,8 @@ enum class Replay { kNever, kAuto, kAlways };
 // host's part included where the device waits for it.
 class Trial {
  public:
-  explicit Trial(const std::shared_ptr<Device>& device) : start_(device, true), end_(device, true) {}
+  explicit Trial(const std::shared_ptr<Device>& device)
+      : start_(device, true), end_(device, true) {}
   // Whether another walk may be timed: the last one has ended.
   bool ready();
   bool replays_next() const { return turn_ % 2 == 1; }
@@ -67,8 +69,8 @@ class Replays {
     std::string trouble;  // why there are no replays although they were asked for
   };
   Report report() const;
-  // The trouble, once.
-  std::string take_trouble() { return std::exchange(untold_, {}); }
+  // The trouble, once; on any thread.
+  std::string take_trouble() { return untold_.exchange(false) ? trouble_ : std::string(); }
 
  private:
   enum class Way { kOpen, kDirect, kReplay };
@@ -96,7 +98,8 @@ class Replays {
   std::unordered_map<uint64_t, std::list<Shape>::iterator> by_number_;
   Commands commands_;  // of the present walk
   int64_t runs_ = 0, replays_ = 0;
-  std::string trouble_, untold_;
+  std::string trouble_;  // written once, before untold_
+  std::atomic<bool> untold_ = false;
 };
 
 }  // namespace cavs::cuda

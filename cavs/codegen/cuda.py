@@ -252,9 +252,9 @@ def kernel_text(
 
     ops: over registers, the first of which hold the loads, as ``MapProgram.finish`` gives them.
     Pointers are those of row 0, column 0. A kernel that draws random numbers takes where seed and
-    step stand and the ``row_ids`` that number its rows (null: their own numbers). Needs ``PRELUDE`` of
-    cavs.codegen.cuda_prelude before it, with operands in bfloat16 ``HALF_PRELUDE`` too, and blocks
-    of whole warps; ``shape_of(...).threads`` times the rows is the work there is.
+    step stand and the ``row_ids`` that number its rows (null: their own numbers). Needs
+    ``PRELUDE`` of cavs.codegen.cuda_prelude before it, with operands in bfloat16 ``HALF_PRELUDE``
+    too, and blocks of whole warps; ``shape_of(...).threads`` times the rows is the work there is.
     """
     if outer == 1:  # there is no block number o then
         loads = [replace(load, outer_stride=0) for load in loads]

@@ -205,8 +205,9 @@ def test_graphs_go_with_their_session(twin, device):
 
 
 def test_steps_allocate_nothing_once_there_are_graphs(twin, device):
-    data = [treebank(n) for n in (8, 3, 5)]
-    trainer = cavs.Trainer(classifier(), cavs.optim.SGD(lr=0.1), session=session_on(device, classifier()))
+    data, model = [treebank(n) for n in (8, 3, 5)], classifier()
+    session = session_on(device, model)
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.1), session=session)
     for batch in data * TIMES:
         trainer.step(batch)
     before = twin.live()

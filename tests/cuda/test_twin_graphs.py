@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -195,33 +196,35 @@ def test_arguments_fills_and_copies_are_those_of_the_capture(
         assert (value(x), value(y)) == (8, 8)
 
 
-def test_a_capture_forbids(driver: Driver, module: Module) -> None:
-    x, stream, other = zeros(driver), driver.stream(), driver.stream()
-    event, late = driver.event(), driver.event()
+def test_a_capture_that_was_refused_something_is_no_graph(driver: Driver, module: Module) -> None:
+    x, stream, other, event = zeros(driver), driver.stream(), driver.stream(), driver.event()
+    driver.call("cuEventRecord", event, other)
+
+    def launch() -> None:
+        module.launch("add", 1, 32, x, N, 1, stream=stream)
+
+    for name, call in (
+        ("CAPTURE_UNSUPPORTED", ("cuStreamSynchronize", stream)),
+        ("CAPTURE_UNSUPPORTED", ("cuStreamDestroy_v2", stream)),
+        ("CAPTURE_ISOLATION", ("cuStreamWaitEvent", stream, event, 0)),
+    ):
+        driver.begin(stream)
+        launch()
+        refused(name, driver.call, *call)
+        refused("CAPTURE_INVALIDATED", launch)
+        refused("CAPTURE_INVALIDATED", driver.end, stream)
+        driver.wait(stream)
+    assert value(x) == 0
+
+
+def test_what_a_capture_forbids(driver: Driver, module: Module) -> None:
+    stream, other, blocking = driver.stream(), driver.stream(), driver.stream(0)
+    event, late, x = driver.event(), driver.event(), zeros(driver)
     refused("CAPTURE_UNSUPPORTED", driver.begin, None)  # the default stream
     refused("ILLEGAL_STATE", driver.end, stream)
-
-    def after(work, *arguments: object) -> None:
-        """What is refused ends the capture."""
-        driver.begin(stream)
-        module.launch("add", 1, 32, x, N, 1, stream=stream)
-        refused(*arguments)
-        launch = (module.launch, "add", 1, 32, x, N, 1)
-        with pytest.raises(DriverError, match="CAPTURE_INVALIDATED"):
-            launch[0](*launch[1:], stream=stream)
-        refused("CAPTURE_INVALIDATED", driver.end, stream)
-        work()
-
-    def nothing() -> None:
-        driver.wait(stream)
-
-    after(nothing, "CAPTURE_UNSUPPORTED", driver.wait, stream)
-    driver.call("cuEventRecord", event, other)
-    after(nothing, "CAPTURE_ISOLATION", driver.call, "cuStreamWaitEvent", stream, event, 0)
-    for blocking in (driver.stream(0),):
-        driver.begin(blocking)
-        refused("CAPTURE_IMPLICIT", x.get)
-        refused("CAPTURE_INVALIDATED", driver.end, blocking)
+    driver.begin(blocking)
+    refused("CAPTURE_IMPLICIT", x.get)
+    refused("CAPTURE_INVALIDATED", driver.end, blocking)
     driver.begin(stream)
     refused("ILLEGAL_STATE", driver.begin, stream)
     driver.call("cuStreamWaitEvent", stream, late, 0)  # never recorded: nothing to wait for
@@ -232,8 +235,7 @@ def test_a_capture_forbids(driver: Driver, module: Module) -> None:
     refused("CAPTURE_UNMATCHED", driver.end, other)
     refused("CAPTURE_INVALIDATED", driver.end, stream)
     refused("CAPTURED_EVENT", driver.call, "cuStreamWaitEvent", other, event, 0)
-    y, z = zeros(driver), zeros(driver)
-    refused("CAPTURE_UNJOINED", diamond, driver, module, y, z, False)
+    refused("CAPTURE_UNJOINED", diamond, driver, module, x, zeros(driver), False)
     driver.begin(stream)
     driver.begin(other)
     driver.call("cuEventRecord", event, stream)
@@ -342,7 +344,7 @@ def test_the_clock_of_events_may_be_set(driver: Driver, module: Module) -> None:
     driver.call("cuEventRecord", events[2], stream)
     driver.wait(stream)
     times = []
-    for start, end in zip(events, events[1:], strict=False):
+    for start, end in pairwise(events):
         time = ctypes.c_float()
         driver.call("cuEventElapsedTime", ctypes.byref(time), start, end)
         times.append(round(time.value * 1e6))

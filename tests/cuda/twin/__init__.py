@@ -22,10 +22,10 @@ class Operation:
 
     kind: "launch", "copy", "set", "record", "wait" or "product"; "graph", a graph of as many
     operations as its argument says, which follow as if they had been asked for one by one; or
-    "synchronize", where the host waits for a stream, or for an event (stream -1). stream: 0 is the default one, the others count
-    from 1 as they were created. arguments: numbers and addresses; None for a struct. ``to`` and
-    ``from_``: addresses; of events for records and waits of either kind. ran: its place in the
-    order of execution, -1 if it has not run.
+    "synchronize", where the host waits for a stream, or for an event (stream -1). stream: 0 is the
+    default one, the others count from 1 as they were created. arguments: numbers and addresses;
+    None for a struct. ``to`` and ``from_``: addresses; of events for records and waits of either
+    kind. ran: its place in the order of execution, -1 if it has not run.
     """
 
     kind: str

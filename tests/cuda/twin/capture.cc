@@ -88,8 +88,8 @@ TWIN_API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
     if (handle == nullptr) return kCaptureUnsupported;
     if (stream->captured.capture != nullptr) return kIllegalState;
     if (const int code = d.error("cuStreamBeginCapture_v2")) return code;
-    const auto capture = std::make_shared<Capture>(
-        Capture{mode, std::this_thread::get_id(), {stream}});
+    const auto capture =
+        std::make_shared<Capture>(Capture{mode, std::this_thread::get_id(), {stream}});
     stream->captured = {capture, {}};
     d.captures.insert(capture.get());
     return kSuccess;
@@ -153,8 +153,8 @@ TWIN_API CUresult cuGraphExecDestroy(CUgraphExec handle) {
   });
 }
 
-// A chain of operations for each captured stream, whose nodes wait for each other as they did there:
-// they run in any order that this allows, between those of other streams.
+// A chain of operations for each captured stream, whose nodes wait for each other as they did
+// there: they run in any order that this allows, between those of other streams.
 TWIN_API CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     const Executable* const executable = reinterpret_cast<Executable*>(handle);
@@ -173,8 +173,8 @@ TWIN_API CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
       if (chain == nullptr) chain = d.queue.chain(stream->id);
       std::vector<OperationPointer> after = {start};
       for (const size_t other : node.after) after.push_back(made[other]);
-      made.push_back(d.enqueue(chain, node.line, node.run, std::move(after),
-                               d.settings.node_nanoseconds));
+      made.push_back(
+          d.enqueue(chain, node.line, node.run, std::move(after), d.settings.node_nanoseconds));
     }
     if (!made.empty()) d.queue.add(stream, [] {}, std::move(made));
     return kSuccess;

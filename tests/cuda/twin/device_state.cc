@@ -52,9 +52,9 @@ bool Device::set(const std::string& name, long long value) {
       {"command_nanoseconds", &Settings::command_nanoseconds},
       {"node_nanoseconds", &Settings::node_nanoseconds},
   };
-  static const std::set<std::string> failing = {
-      "capture",        "cuStreamBeginCapture_v2", "cuStreamEndCapture",
-      "cuGraphLaunch", "cuGraphInstantiateWithFlags"};
+  static const std::set<std::string> failing = {"capture", "cuStreamBeginCapture_v2",
+                                                "cuStreamEndCapture", "cuGraphLaunch",
+                                                "cuGraphInstantiateWithFlags"};
   if (name == "launch_error_at") launches = 0;
   if (name == "seed") {
     queue.set_seed(static_cast<uint64_t>(value));

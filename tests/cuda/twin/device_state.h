@@ -48,8 +48,8 @@ struct Settings {
   // the host.
   long long command_nanoseconds = 0;
   long long node_nanoseconds = 0;
-  std::map<std::string, long long> errors = {};  // what entry points return, or "capture": what does
-                                                 // an operation of a captured stream
+  std::map<std::string, long long> errors = {};  // what entry points return, or "capture": what
+                                                 // does an operation of a captured stream
 };
 
 class Device {
@@ -62,8 +62,8 @@ class Device {
   int context_count = 0;
   std::set<Event*> events;
   std::set<LoadedModule*> modules;
-  std::set<const Function*> functions;          // of all modules
-  std::set<Capture*> captures;                  // under way
+  std::set<const Function*> functions;  // of all modules
+  std::set<Capture*> captures;          // under way
   std::set<Graph*> graphs;
   std::set<const Executable*> executables;
   Fault fault;                                  // of a kernel: every later call returns its code
