@@ -106,6 +106,17 @@ def test_other_words_in_batches_of_one_shape(target):
     assert of_report(often, False)["replays"] == 4
 
 
+def test_memory_that_grew_in_between(target):
+    """Commands name other addresses then: they are launched, and become a graph again."""
+    model = classifier()
+    often, never = (session_on(target(r, 5), model) for r in ("always", "never"))
+    small, large = treebank(2, longest=5), treebank(12, longest=15)
+    for batch in [small] * TIMES + [large] * TIMES + [small] * TIMES:
+        assert found(often, batch) == found(never, batch)
+    # Of the last batches the first two are kept, as those of a shape that was known already.
+    assert of_report(often)["replays"] == 2 * (TIMES - 4) + TIMES - 2
+
+
 @pytest.mark.parametrize(("seed", "rate"), [(1, 0.01), (2, Cosine(0.01, 20))])
 def test_training_with_dropout(target, seed, rate):
     """Batches of other shapes in between; rates, bias corrections and random numbers change."""
