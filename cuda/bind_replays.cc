@@ -26,7 +26,8 @@ py::dict to_dict(const Replays::Report& r) {
 void tell(const std::string& trouble) {
   if (trouble.empty()) return;
   const std::string text = "cavs launches its kernels one by one, without CUDA graphs: " + trouble;
-  if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+  const py::object category = py::module_::import("cavs.errors").attr("DeviceWarning");
+  if (PyErr_WarnEx(category.ptr(), text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
 }
 
 }  // namespace cavs::cuda

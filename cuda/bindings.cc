@@ -101,7 +101,8 @@ void bind_device(py::module_& m) {
   py::class_<Device, std::shared_ptr<Device>>(m, "Device", "A GPU, through its driver.")
       .def(py::init([](const std::string& driver, int ordinal,
                        const std::optional<std::function<Address(size_t)>>& allocate,
-                       const std::optional<std::function<void(Address)>>& release) {
+                       const std::optional<std::function<void(Address)>>& release, bool beside,
+                       bool few_rows) {
              Allocator allocator;
              if (allocate) allocator.allocate = *allocate;
              if (release) {  // called by destructors, from which no error of Python may escape
@@ -114,12 +115,14 @@ void bind_device(py::module_& m) {
                  }
                };
              }
-             return std::make_shared<Device>(driver, ordinal, std::move(allocator));
+             return std::make_shared<Device>(driver, ordinal, std::move(allocator),
+                                             Switches{beside, few_rows});
            }),
            py::arg("driver"), py::arg("ordinal") = 0, py::arg("allocate") = py::none(),
-           py::arg("release") = py::none(),
+           py::arg("release") = py::none(), py::arg("beside") = true, py::arg("few_rows") = true,
            "driver: path of libcuda. allocate and release: where memory comes from, by address; "
-           "the driver itself without them.")
+           "the driver itself without them. beside: with a second stream. few_rows: with kernels "
+           "of their own for products of few rows.")
       .def_property_readonly("multiprocessors", &Device::multiprocessors);
 }
 
@@ -169,7 +172,16 @@ void bind_parameters(py::module_& m) {
             return std::visit([](auto& of) { return of.second->download(); }, p.of);
           },
           "Brings the host's arrays up to date: parameters, and states of the last optimiser. "
-          "Whether they were behind.");
+          "Whether they were behind. DeviceError, changing nothing, if the device fails.")
+      .def(
+          "lost",
+          [](PyParameters& p) {
+            return without_gil([&] {
+              const auto order = p.device->in_order();
+              return std::visit([](auto& of) { return of.second->lost(); }, p.of);
+            });
+          },
+          "Steps that the host's arrays lack, if the device has failed for good; else None.");
 }
 
 void bind_step(py::module_& m) {
@@ -278,14 +290,38 @@ void bind_executor(py::module_& m) {
           py::arg("buffer"), "A copy of an output in the caller's order; zero rows where absent.")
       .def("report",
            [](PyExecutor& x) {
-             return x.visit([](auto& e) {
-               auto [report, replays] =
-                   without_gil([&] { return std::pair{e.report(), e.replays()}; });
-               py::dict out = to_dict(report);
-               out["replay"] = to_dict(replays);
-               return out;
-             });
+             py::dict out =
+                 to_dict(without_gil([&] { return x.visit([](auto& e) { return e.report(); }); }));
+             py::dict parts;
+             for (const auto& [name, bytes] :
+                  without_gil([&] { return x.visit([](auto& e) { return e.memory(); }); })) {
+               parts[name.c_str()] = bytes;
+             }
+             out["memory"] = parts;
+             out["page_locked_bytes"] = without_gil(
+                 [&] { return x.visit([](auto& e) { return e.page_locked_bytes(); }); });
+             out["replay"] =
+                 to_dict(without_gil([&] { return x.visit([](auto& e) { return e.replays(); }); }));
+             return out;
            })
+      .def(
+          "set_tracing",
+          [](PyExecutor& x, bool on) {
+            without_gil([&] { x.visit([&](auto& e) { e.set_tracing(on); }); });
+          },
+          py::arg("on"), "Starts trace() from nothing, or stops it.")
+      .def(
+          "trace",
+          [](PyExecutor& x) {
+            py::list out;
+            for (const Span& s :
+                 without_gil([&] { return x.visit([](auto& e) { return e.trace(); }); })) {
+              out.append(py::make_tuple(s.name, s.lane, s.begin, s.end));
+            }
+            return out;
+          },
+          "(name, lane, begin, end) since set_tracing, in seconds of Python's time.perf_counter; "
+          "lane -1: the host.")
       .def(
           "set_profiling",
           [](PyExecutor& x, bool on) {

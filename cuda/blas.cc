@@ -83,14 +83,14 @@ Blas::Blas(std::shared_ptr<Device> device, const std::string& library, Precision
       precision_(precision),
       wide_(wide),
       workspace_(device_) {
-  device_->enter();
   check(entries_->create(&handle_), "cublasLtCreate");
   workspace_.reserve(kWorkspace * Device::kLanes);
 }
 
 Blas::~Blas() {
   for (auto& [key, plan] : plans_) drop(plan);
-  if (handle_ != nullptr && device_->try_enter()) entries_->destroy(handle_);
+  const Current here(*device_, std::nothrow);
+  if (handle_ != nullptr && here) entries_->destroy(handle_);
 }
 
 void Blas::check(int status, const char* call) const {

@@ -34,6 +34,8 @@ class Blas {
   bool multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix c, bool half,
                 bool accumulate);
 
+  size_t workspace_bytes() const { return workspace_.bytes(); }
+
  private:
   struct Entries;
   struct Algorithm {

@@ -18,7 +18,7 @@ const char* cure_of(int result) {
       return "remove the cache of compiled kernels (cavs info names it)";
     case kIllegalAddress:
     case kLaunchFailed:
-      return "this is a bug of cavs; device='cpu' goes on working in a new session";
+      return "this is a bug of cavs; device='cpu' goes on working, the GPU in a new process";
     default:
       return "run nvidia-smi; device='cpu' goes on working";
   }
@@ -45,6 +45,7 @@ Driver::Driver(const std::string& library) {
   find(device_get, "cuDeviceGet");
   find(device_attribute, "cuDeviceGetAttribute");
   find(primary_retain, "cuDevicePrimaryCtxRetain");
+  find(context_get, "cuCtxGetCurrent");
   find(context_set, "cuCtxSetCurrent");
   find(module_load, "cuModuleLoadData");
   find(module_unload, "cuModuleUnload");

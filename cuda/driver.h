@@ -29,6 +29,7 @@ struct Driver {
   int (*device_get)(int*, int);
   int (*device_attribute)(int*, int, int);
   int (*primary_retain)(Handle*, int);
+  int (*context_get)(Handle*);
   int (*context_set)(Handle);
   int (*module_load)(Handle*, const void*);
   int (*module_unload)(Handle);

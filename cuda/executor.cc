@@ -45,6 +45,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       pieces_(device_),
       partial_(device_),
       staging_(device_),
+      timeline_(device_),
       replays_(device_, compiled.replay) {
   const Turn turn(*device_);
   const Program& p = *program_;
@@ -201,12 +202,9 @@ void Executor<T>::clear_gradients() {
   }
 }
 
+// The walk, done as it goes or by a graph.
 template <class T>
-void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
-  launches_ = 0;
-  bind(inputs);
-  staging_.upload();
-  begin();
+void Executor<T>::command() {
   const auto all = [this] {
     clear_gradients();
     walk();
@@ -215,11 +213,21 @@ void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
     mirror_.begin(tables_);
     all();
     mirror_.finish();
-  } else if (profiling_) {
+  } else if (profiling_ || timeline_.on()) {  // events between launches
     all();
   } else {
     replays_.run(shape(), all);
   }
+}
+
+template <class T>
+void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
+  launches_ = 0;
+  timeline_.on_host("bind", [&] { bind(inputs); });
+  timeline_.on_host(
+      "stage", [&] { timeline_.on_lane(Device::kCopies, "upload", [&] { staging_.upload(); }); });
+  timeline_.on_lane(0, "assemble", [&] { begin(); });
+  timeline_.on_host("launch", [&] { command(); });
   ran_ = true;
 }
 

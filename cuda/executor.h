@@ -15,6 +15,7 @@
 #include "parameters.h"
 #include "replays.h"
 #include "staging.h"
+#include "timeline.h"
 
 namespace cavs::cuda {
 
@@ -80,6 +81,12 @@ class Executor {
   Report report() const;
   Replays::Report replays() const;
   std::string take_trouble() { return replays_.take_trouble(); }
+  // Bytes of the device by what they hold; of all programs of a session: parameters, states,
+  // workspaces. Page-locked memory of the host is told apart.
+  std::vector<std::pair<std::string, size_t>> memory() const;
+  size_t page_locked_bytes() const;
+  void set_tracing(bool on);
+  std::vector<Span> trace() const;
   void set_profiling(bool on);
   void invalidate_parameters();  // others have changed them on the device
 
@@ -114,11 +121,13 @@ class Executor {
 
   void forward_and_backward(const Inputs<T>& inputs);
   void begin();
+  void command();
   void clear_gradients();
   uint64_t shape() const;
   void plan_early();
   void walk();
   void run_stage(int32_t stage);
+  void run_bodies(int32_t stage);
   void run_beside(int32_t stage);
   void walk_loop(const Stage& stage, const std::vector<int32_t>& bodies);
   void run_body(const Body& body, RowRange rows);
@@ -202,12 +211,13 @@ class Executor {
   std::vector<int64_t> calls_;   // of each instruction, while profiling
   std::vector<uint64_t> words_;  // arguments of a generated kernel
   std::vector<Argument> arguments_;
-  Replays replays_;  // of what is above: gone before it
 
+  Timeline timeline_;
   bool profiling_ = false;
   int64_t runs_ = 0;
   std::vector<std::unique_ptr<Event>> events_;
   std::vector<double> stage_seconds_;
+  Replays replays_;  // of what is above: gone before it
 };
 
 }  // namespace cavs::cuda

@@ -13,9 +13,8 @@ Graph::Graph(std::shared_ptr<Device> device, const Commands& commands)
 
 // The driver keeps what is under way until it is done.
 Graph::~Graph() {
-  if (executable_ != nullptr && device_->try_enter()) {
-    device_->driver().executable_destroy(executable_);
-  }
+  const Current here(*device_, std::nothrow);
+  if (executable_ != nullptr && here) device_->driver().executable_destroy(executable_);
 }
 
 void Graph::launch() {

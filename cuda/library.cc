@@ -35,7 +35,6 @@ Library<T>::Library(std::shared_ptr<Device> device,
                     const std::unordered_map<std::string, std::string>& images, Precision precision,
                     const std::string& blas)
     : device_(std::move(device)), half_(precision == Precision::kBfloat16) {
-  device_->enter();
   for (int lane = 0; lane < Device::kLanes; ++lane) {
     rooms_.push_back(std::make_unique<Room>(device_));
   }
@@ -155,6 +154,17 @@ Rows<T> Library<T>::side_by_side(const Rows<T>* sources, int count, int begin, i
   return {.data = to.as<void>(), .stride = stride, .base = begin, .half = true, .width = width};
 }
 
+template <class T>
+size_t Library<T>::workspace_bytes() const {
+  size_t bytes = 0;
+  for (const auto& room : rooms_) {
+    for (const DeviceMemory* m : {&room->partial, &room->gathered, &room->other}) {
+      bytes += m->bytes();
+    }
+  }
+  return bytes + (blas_ ? blas_->workspace_bytes() : 0);
+}
+
 // Rows of a packed weight behind its first k.
 template <class T>
 const void* Library<T>::rows_behind(const void* weight, int64_t k, int64_t n) const {
@@ -203,7 +213,7 @@ bool Library<T>::multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin,
 template <class T>
 void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end,
                             const void* weight, int n, Target out, bool accumulate) const {
-  const bool few = end - begin <= kFewRows;
+  const bool few = device_->switches().few_rows && end - begin <= kFewRows;
   const Grid grid{tiles(n, kTile), device_->high(tiles(end - begin, few ? 16 : kTile))};
   for (int first = 0; first < std::max(count, 1); first += kMostSources) {
     Sources<T> group;

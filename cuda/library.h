@@ -33,6 +33,9 @@ class Library {
   // Bytes of a value of packed weights.
   size_t packed_bytes() const { return half_ ? kHalfBytes : sizeof(T); }
 
+  // What products need of the device beside their operands.
+  size_t workspace_bytes() const;
+
   void copy_rows(const Rows<T>& in, int begin, int end, Target out) const;
   void segment_max(const Rows<T>& in, int begin, int end, Target out) const;
   void cross_entropy(const Rows<T>& logits, const int* label, int begin, int end,

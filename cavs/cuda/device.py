@@ -35,9 +35,10 @@ class Device:
     """A GPU, and with what it is used. `open_device` looks all this up; a test may pass its own.
 
     driver_library: for dlopen. architecture: as compilers name it, "sm_90". memory: None takes
-    that of the driver. cublas_lt: the path of cuBLASLt; None if there is none. replay: which
-    commands that come again with the same batch run as a CUDA graph, one of REPLAYS: those that
-    measure faster so, or all, or none.
+    that of the driver. cublas_lt: the path of cuBLASLt; None if there is none. beside, few_rows:
+    with a second stream, and with kernels of their own for products of few rows; off to see what
+    they are worth. replay: which commands that come again with the same batch run as a CUDA graph,
+    one of REPLAYS: those that measure faster so, or all, or none.
     """
 
     driver_library: str
@@ -46,6 +47,8 @@ class Device:
     compiler: Compiler
     memory: Memory | None
     cublas_lt: str | None = None
+    beside: bool = True
+    few_rows: bool = True
     replay: str = "auto"
 
     def __post_init__(self) -> None:
@@ -57,7 +60,9 @@ class Device:
         """The engine's own device, one for all who share this object."""
         memory = self.memory
         allocate, release = (memory.allocate, memory.release) if memory else (None, None)
-        return _cuda.Device(self.driver_library, self.ordinal, allocate, release)
+        return _cuda.Device(
+            self.driver_library, self.ordinal, allocate, release, self.beside, self.few_rows
+        )
 
     def uuid(self) -> str:
         """What tells this GPU from all others; DeviceError if the driver does not say it."""
@@ -82,6 +87,8 @@ class Device:
 def compile_options(architecture: str, real: str, half: bool = False) -> list[str]:
     """The options that every kernel of the engine is compiled with."""
     options = [f"--gpu-architecture={architecture}", "--std=c++17", f"-DREAL={real}"]
+    if os.environ.get("CAVS_LINE_INFO") == "1":  # for tools that name lines of kernels
+        options.append("--generate-line-info")
     return [*options, "-DCAVS_HALF"] if half else options
 
 

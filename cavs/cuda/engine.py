@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,12 +16,14 @@ from cavs.compiler.program import Program
 from cavs.cuda.device import Device
 from cavs.cuda.program import map_kernels
 from cavs.cuda.storage import half_buffers
+from cavs.errors import DeviceError, DeviceWarning
 from cavs.frontend.parameter import Parameter
 
 Array = NDArray[Any]
 TENSOR_CORES, PLAIN_PRODUCTS = "matmul_mma.cu", "matmul.cu"
 DECIDED = 20  # runs of one batch after which it is known whether its commands are replayed
 PRECISIONS = ("float32", "tf32", "bfloat16")
+SHARED = ("parameters", "states", "outcomes", "workspaces")  # memory of all programs of a session
 
 
 def headers() -> dict[str, str]:
@@ -47,7 +50,8 @@ class CudaEngine:
     "bfloat16" packed weights and values between kernels are stored in it, see cavs.cuda.storage.
     Everything else, sums too, is float32. The host's arrays fall behind with every step:
     ``download`` brings them up to date. DeviceError where the device fails, lacks memory, or a
-    kernel does not compile; nothing of the host is changed then.
+    kernel does not compile; nothing of the host is changed then. A device that has failed for good
+    is given up: the host's arrays stay what they were when they were last up to date.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class CudaEngine:
         for p in self._of:
             p.keep_copy(self)
         self.published = 0  # versions of parameters that are downloads of this copy
+        self._lost = 0  # steps that a device given up has taken with it
         self._real = ""
         self._parameters: _cuda.Parameters | None = None
 
@@ -107,9 +112,35 @@ class CudaEngine:
     def download(self) -> bool:
         """Brings the host's arrays up to date: parameters, and states of the last optimiser.
 
-        Whether they were behind.
+        Whether they were behind. DeviceWarning where steps are lost with a device.
         """
-        behind = self._parameters is not None and self._parameters.download()
+        before = self._lost
+        behind = self._download()
+        if lost := self._lost - before:
+            found = f"the GPU has failed, and with it {steps(lost)} of training since the host's"
+            hint = "load a checkpoint, or train on from here: device='cpu', or a new process"
+            warning = DeviceWarning(f"{found} parameters were last up to date", hint=hint)
+            warnings.warn(warning, stacklevel=3)
+        return behind
+
+    def lost_steps(self) -> int:
+        """As `download`; how many steps were lost with the device since the last call."""
+        self._download()
+        lost, self._lost = self._lost, 0
+        return lost
+
+    def _download(self) -> bool:
+        try:
+            behind = self._parameters is not None and self._parameters.download()
+        except DeviceError:
+            assert self._parameters is not None
+            lost = self._parameters.lost()
+            if lost is None:  # it still works
+                raise
+            self._lost += lost
+            self._parameters, behind = None, False
+            for p in self._of:
+                p.copies = [copy for copy in p.copies if copy is not self]
         for p in self._of if behind else ():
             p.version += 1
             self.published += 1
@@ -118,3 +149,8 @@ class CudaEngine:
     def used(self) -> bool:
         """Whether the owner is still there."""
         return self._owner() is not None
+
+
+def steps(number: int) -> str:
+    """A number of steps in words."""
+    return f"{number} step{'s' * (number != 1)}"

@@ -117,3 +117,8 @@ class CupyMemory:
         except RuntimeError as error:
             raise DeviceError(f"cuda:{self.ordinal} does not answer: {error}") from error
         return int(free), int(total)
+
+    def kept(self) -> int:
+        """The bytes that CuPy's pool keeps for who asks next: nobody uses them."""
+        with self._cupy.cuda.Device(self.ordinal):
+            return int(self._cupy.get_default_memory_pool().free_bytes())

@@ -24,6 +24,7 @@ from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.inputs import features
+from cavs.runtime.looking import Span, report_of, set_tracing, trace_of
 from cavs.runtime.tracing import lacks, set_child_numbers, trace
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
 
@@ -438,9 +439,20 @@ class Session:
                 variant.executor.invalidate_parameters()
 
     def download(self) -> None:
-        """Brings arrays of the host up to date: of parameters, and of states on the device."""
+        """Brings arrays of the host up to date: of parameters, and of states on the device.
+
+        DeviceWarning if the device has failed and steps are lost with it.
+        """
         if self._cuda is not None:
             self._cuda.download()
+
+    def lost_steps(self) -> int:
+        """`download` without a warning; how many steps are lost with a device that has failed.
+
+        Counted since the last call: parameters, and the states given to ``step``, are those of so
+        many steps before the last one that was waited for.
+        """
+        return 0 if self._cuda is None else self._cuda.lost_steps()
 
     def set_profiling(self, on: bool) -> None:
         """Times every stage and instruction of later runs; see report()."""
@@ -473,11 +485,25 @@ class Session:
     def report(self, training: bool = True) -> dict[str, Any]:
         """What the engine counted: memory, tasks, times, bytes; empty before a run.
 
-        On a device "replay" says what became of CUDA graphs: "runs" that might be replayed, while
-        nothing is profiled; "replays" among them; "graphs", a dict for each batch that came again
-        (how many "commands", seconds they took one by one and as a graph, 0 where that was not
-        measured, whether it is "decided" and whether they are "replayed"); "trouble": why there
-        are none although there should be.
+        On a device ``memory`` names all that the session has there, in bytes by what it holds;
+        "programs" are those for other batches and for inference, or training. ``replay`` says what
+        became of CUDA graphs: "runs" that might be replayed, while nothing is profiled or traced;
+        "replays" among them; "graphs", a dict for each batch that came again (how many "commands",
+        seconds they took one by one and as a graph, 0 where that was not measured, whether it is
+        "decided" and whether they are "replayed"); "trouble": why there are none although there
+        should be.
         """
-        variant = self._latest.get(training)
-        return {} if variant is None or variant.executor is None else variant.executor.report()
+        return report_of(self._latest.get(training), self._variants.values())
+
+    def set_tracing(self, on: bool) -> None:
+        """Notes when the stages of later runs stand on a device, or stops; see trace()."""
+        require(self._cuda is not None, "on", on, "a session on a device")
+        set_tracing(self._variants.values(), on)
+
+    def trace(self, training: bool = True) -> list[Span]:
+        """What was on a device when, of the programs that had run when tracing began.
+
+        (name, lane, begin, end), in seconds of ``time.perf_counter``. Lanes 0 and 1 run the stages,
+        2 is for what goes up, -1 is the host. Steps are not waited for as they are in profiling.
+        """
+        return trace_of(self._latest.get(training))

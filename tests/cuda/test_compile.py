@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from cavs.cuda import libraries
+from cavs.cuda.device import compile_options
 from cavs.cuda.nvrtc import Nvrtc, resources
 from cavs.errors import DeviceError
 
@@ -73,6 +74,17 @@ def test_a_spill_and_an_error_are_seen() -> None:
     assert of.spill_stores > 0
     with pytest.raises(DeviceError, match=r'k\.cu\(1\): error: identifier "nothing"'):
         compiler.compile("k.cu", "int a = nothing;", {}, options[:1])
+
+
+@needs_nvrtc
+def test_kernels_know_their_lines_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LIBRARY is not None
+    text = 'extern "C" __global__ void k(float* p) {\n  p[threadIdx.x] = 1;\n}\n'
+    compiler = Nvrtc(LIBRARY.path)
+    plain = compiler.compile("k.cu", text, {}, compile_options("sm_90", "float"))
+    monkeypatch.setenv("CAVS_LINE_INFO", "1")
+    lined = compiler.compile("k.cu", text, {}, compile_options("sm_90", "float"))
+    assert [b".debug_line" in image for image in (plain, lined)] == [False, True]
 
 
 def test_every_source_is_known() -> None:

@@ -56,6 +56,8 @@ def test_memory_is_counted_and_given_back(cupy):
     with pytest.raises(DeviceError, match=f"no block at {blocks[1]:#x} to release"):
         memory.release(blocks[1])
     assert memory.free_and_total() == (10_000 - 2048, 10_000)
+    cupy.pooled = 1536
+    assert memory.kept() == 1536
     streams = [memory.stream(), memory.stream()]
     assert len(set(streams)) == 2
     assert [stream.device for stream in memory._streams] == [1, 1]

@@ -177,7 +177,7 @@ bool take(T& to, const void* from, size_t bytes) {
 
 bool ready() {
   Device& d = device();
-  return d.initialized && has_context() && d.fault.code == 0;
+  return d.initialized && current() != nullptr && d.fault.code == 0;
 }
 
 }  // namespace

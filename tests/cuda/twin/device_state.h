@@ -99,8 +99,8 @@ Device& device();
 enum class Needs { kNothing, kDriver, kContext, kRelease };
 template <class Body>
 CUresult entry(Needs needs, Body body);
-bool has_context();
-void set_context(bool current);
+CUcontext current();
+void set_current(CUcontext context);
 
 template <class Body>
 CUresult entry(Needs needs, Body body) {
@@ -108,7 +108,7 @@ CUresult entry(Needs needs, Body body) {
   const std::lock_guard<std::recursive_mutex> guard(d.lock);
   if (needs != Needs::kNothing && !d.initialized) return kNotInitialized;
   const bool in_context = needs == Needs::kContext || needs == Needs::kRelease;
-  if (in_context && !has_context()) return kInvalidContext;
+  if (in_context && current() == nullptr) return kInvalidContext;
   if (needs == Needs::kContext && d.fault.code != 0) return d.fault.code;
   const CUresult result = body(d);
   return result == kSuccess && in_context ? d.fault.code : result;
