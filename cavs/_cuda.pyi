@@ -24,6 +24,7 @@ class Device:
         release: Callable[[int], None] | None = None,
         beside: bool = True,
         few_rows: bool = True,
+        install: str = "",
     ) -> None: ...
     @property
     def multiprocessors(self) -> int: ...
@@ -36,7 +37,10 @@ class Parameters:
         arrays: Sequence[NDArray[Any]],
         precision: str = "float32",
         blas: str = "",
+        deterministic: bool = False,
     ) -> None: ...
+    @property
+    def deterministic(self) -> bool: ...
     def invalidate(self) -> None: ...
     def write(self, parameters: Sequence[int]) -> None: ...
     def write_rows(self, parameter: int, rows: _Indices, width: int) -> None: ...
@@ -54,6 +58,7 @@ class Executor:
         image: bytes,
         maps: Sequence[tuple[int, str, int]],
         half: Sequence[int] = (),
+        replay: str = "auto",
     ) -> None: ...
     def run(
         self,

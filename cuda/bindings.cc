@@ -45,19 +45,21 @@ Images to_images(const std::map<std::string, py::bytes>& in) {
 std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
                                               const std::map<std::string, py::bytes>& images,
                                               const std::vector<py::array>& arrays,
-                                              const std::string& precision,
-                                              const std::string& blas) {
+                                              const std::string& precision, const std::string& blas,
+                                              bool deterministic) {
   const auto rounding = parse<Precision>(precision, {"float32", "tf32", "bfloat16"}, "precision");
   auto out = std::make_shared<PyParameters>();
   out->device = device;
   out->arrays = arrays;
+  out->deterministic = deterministic;
   const Images kernels = to_images(images);
   const auto make = [&]<class T>(T) {
     const std::vector<Parameter<T>> host = views<T>(arrays);
     const py::gil_scoped_release release;
     const Turn turn(*device);
-    out->of = std::pair{std::make_shared<Library<T>>(device, kernels, rounding, blas),
-                        std::make_shared<Parameters<T>>(device, host)};
+    out->of =
+        std::pair{std::make_shared<Library<T>>(device, kernels, rounding, blas, deterministic),
+                  std::make_shared<Parameters<T>>(device, host)};
   };
   if (!arrays.empty() && py::isinstance<py::array_t<double>>(arrays[0])) {
     make(double{});
@@ -78,18 +80,20 @@ struct PyStep {
 std::unique_ptr<PyExecutor> make_executor(
     const Builder& b, const std::shared_ptr<PyParameters>& parameters, const py::bytes& image,
     const std::vector<std::tuple<int32_t, std::string, int32_t>>& maps,
-    const std::vector<int32_t>& half) {
+    const std::vector<int32_t>& half, const std::string& replay) {
   if (!b.finished) throw py::value_error("the program is not finished: call finish() first");
   auto out = std::make_unique<PyExecutor>();
   out->parameters = parameters;
   std::vector<MapName> names;
   for (const auto& [instruction, name, items] : maps) names.push_back({instruction, name, items});
   const std::string code = image;
+  const auto when = parse<Replay>(replay, {"never", "auto", "always"}, "replay");
   const py::gil_scoped_release release;
   std::visit(
       [&]<class L, class P>(const std::pair<std::shared_ptr<Library<L>>, P>& of) {
         out->of = std::make_unique<Executor<L>>(
-            b.program, Compiled<L>{parameters->device, of.first, of.second, code, names, half});
+            b.program,
+            Compiled<L>{parameters->device, of.first, of.second, code, names, half, when});
       },
       parameters->of);
   return out;
@@ -100,7 +104,7 @@ void bind_device(py::module_& m) {
       .def(py::init([](const std::string& driver, int ordinal,
                        const std::optional<std::function<Address(size_t)>>& allocate,
                        const std::optional<std::function<void(Address)>>& release, bool beside,
-                       bool few_rows) {
+                       bool few_rows, const std::string& install) {
              Allocator allocator;
              if (allocate) allocator.allocate = *allocate;
              if (release) {  // called by destructors, from which no error of Python may escape
@@ -114,13 +118,14 @@ void bind_device(py::module_& m) {
                };
              }
              return std::make_shared<Device>(driver, ordinal, std::move(allocator),
-                                             Switches{beside, few_rows});
+                                             Switches{beside, few_rows}, install);
            }),
            py::arg("driver"), py::arg("ordinal") = 0, py::arg("allocate") = py::none(),
            py::arg("release") = py::none(), py::arg("beside") = true, py::arg("few_rows") = true,
+           py::arg("install") = "",
            "driver: path of libcuda. allocate and release: where memory comes from, by address; "
            "the driver itself without them. beside: with a second stream. few_rows: with kernels "
-           "of their own for products of few rows.")
+           "of their own for products of few rows. install: the line of pip that errors name.")
       .def_property_readonly("multiprocessors", &Device::multiprocessors);
 }
 
@@ -128,10 +133,12 @@ void bind_parameters(py::module_& m) {
   py::class_<PyParameters, std::shared_ptr<PyParameters>>(m, "Parameters",
                                                           "Parameters on a device.")
       .def(py::init(&make_parameters), py::arg("device"), py::arg("images"), py::arg("arrays"),
-           py::arg("precision") = "float32", py::arg("blas") = "",
+           py::arg("precision") = "float32", py::arg("blas") = "", py::arg("deterministic") = false,
            "images: the compiled kernels by file. arrays: of the host, all float32 or all float64; "
            "written by download(). precision: float32, tf32 or bfloat16, of float32 products. "
-           "blas: the path of cuBLASLt; products are our own without it.")
+           "blas: the path of cuBLASLt; products are our own without it. deterministic: what a "
+           "library computes has one order of sums too.")
+      .def_readonly("deterministic", &PyParameters::deterministic)
       .def(
           "invalidate",
           [](PyParameters& p) {
@@ -202,9 +209,10 @@ void bind_executor(py::module_& m) {
                               "Runs a program over the schedules of batches on a device.");
   bind_parts(type);
   type.def(py::init(&make_executor), py::arg("program"), py::arg("parameters"), py::arg("image"),
-           py::arg("maps"), py::arg("half") = std::vector<int32_t>{},
+           py::arg("maps"), py::arg("half") = std::vector<int32_t>{}, py::arg("replay") = "auto",
            "image: the compiled generated kernels. maps: (instruction, name of its kernel, threads "
-           "a row keeps busy). half: buffers stored in bfloat16.")
+           "a row keeps busy). half: buffers stored in bfloat16. replay: which commands that come "
+           "again run as a graph: never, auto (where that measures faster) or always.")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
@@ -213,7 +221,9 @@ void bind_executor(py::module_& m) {
             const RunOptions run{schedule, floats, ints, seed, step, scale, totals};
             return x.visit([&]<class T>(Executor<T>& e) {
               const Inputs<T> inputs = to_inputs<T>(run);
-              return without_gil([&] { return e.run(inputs); });
+              const double loss = without_gil([&] { return e.run(inputs); });
+              tell(e.take_trouble());
+              return loss;
             });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
@@ -234,9 +244,10 @@ void bind_executor(py::module_& m) {
               const Update<T> update = to_update<T>(options, x.parameters->arrays);
               const std::shared_ptr<const void> owner = kept(states);
               const std::shared_ptr<Step> before = after == nullptr ? nullptr : after->step;
-              return std::make_shared<PyStep>(x.parameters, without_gil([&] {
-                                                return e.launch(inputs, update, owner, before);
-                                              }));
+              const std::shared_ptr<Step> launched =
+                  without_gil([&] { return e.launch(inputs, update, owner, before); });
+              tell(e.take_trouble());
+              return std::make_shared<PyStep>(x.parameters, launched);
             });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"), py::arg("seed"),
@@ -294,6 +305,8 @@ void bind_executor(py::module_& m) {
              out["memory"] = parts;
              out["page_locked_bytes"] = without_gil(
                  [&] { return x.visit([](auto& e) { return e.page_locked_bytes(); }); });
+             out["replay"] =
+                 to_dict(without_gil([&] { return x.visit([](auto& e) { return e.replays(); }); }));
              return out;
            })
       .def(

@@ -22,6 +22,7 @@ auto without_gil(F&& f) {
 struct PyParameters {
   std::shared_ptr<Device> device;
   std::vector<py::array> arrays;
+  bool deterministic = false;
   std::variant<std::pair<std::shared_ptr<Library<float>>, std::shared_ptr<Parameters<float>>>,
                std::pair<std::shared_ptr<Library<double>>, std::shared_ptr<Parameters<double>>>>
       of;
@@ -49,5 +50,9 @@ inline std::shared_ptr<const void> kept(const py::list& list) {
 
 // A step in parts.
 void bind_parts(py::class_<PyExecutor>& type);
+
+// Replays: what a report says of them, and a warning where there are none for a reason.
+py::dict to_dict(const Replays::Report& r);
+void tell(const std::string& trouble);
 
 }  // namespace cavs::cuda

@@ -20,9 +20,12 @@ struct DeviceFault : std::runtime_error {
 
 // Entry points with the driver's own signatures; results are CUresult, 0 is success.
 struct Driver {
-  explicit Driver(const std::string& library);
+  // install: the line of pip that installs what a GPU needs besides its driver, for messages.
+  Driver(const std::string& library, std::string install);
   // Throws DeviceFault naming the call, the driver's words for `result` and a cure.
   void check(int result, const char* call) const;
+
+  const std::string install;
 
   int (*init)(unsigned);
   int (*driver_version)(int*);
@@ -55,6 +58,15 @@ struct Driver {
   int (*event_elapsed)(float*, Handle, Handle);
   int (*error_name)(int, const char**);
   int (*error_string)(int, const char**);
+
+  // Of graphs; null in a driver that lacks one of them.
+  bool has_graphs() const { return graph_launch != nullptr; }
+  int (*capture_begin)(Handle, int) = nullptr;
+  int (*capture_end)(Handle, Handle*) = nullptr;
+  int (*graph_instantiate)(Handle*, Handle, unsigned long long) = nullptr;
+  int (*graph_destroy)(Handle) = nullptr;
+  int (*executable_destroy)(Handle) = nullptr;
+  int (*graph_launch)(Handle, Handle) = nullptr;
 };
 
 }  // namespace cavs::cuda

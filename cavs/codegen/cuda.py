@@ -20,6 +20,7 @@ from cavs.codegen.map import OpTuple, reads_of
 BLOCK = 256  # threads
 _WORD = 16  # bytes a thread moves at once
 _LANES = 32
+_REGISTERS = 96  # of the 128 that a thread has, for what it loads
 _ITEMS = 2**31 - 1  # work items that 32 bits count
 
 # {f} is the suffix of the C functions of the type: f for float.
@@ -87,8 +88,13 @@ def literal(value: float, real: str = "float") -> str:
     x = float(np.float32(value)) if single else float(value)
     if np.isfinite(x):
         return f"{x!r}{'f' * single}"
-    made = '__builtin_nan{0}("")' if np.isnan(x) else "__builtin_huge_val{0}()"
-    return ("-" if x < 0 else "") + made.format("f" * single)
+    # By its bits: NVRTC has no header, and no builtin, that names it.
+    if single:
+        made = f"__int_as_float({0x7FC00000 if np.isnan(x) else 0x7F800000:#x})"
+    else:
+        bits = 0x7FF8000000000000 if np.isnan(x) else 0x7FF0000000000000
+        made = f"__longlong_as_double({bits:#x}LL)"
+    return ("-" if x < 0 else "") + made
 
 
 def _power_of_two(most: int, *counts: int) -> int:
@@ -139,6 +145,8 @@ def shape_of(
     """The division of outer x inner elements a row."""
     half = any(x.half for x in loads) or any(x.half for x in stores)
     vector = _power_of_two(_WORD // _bytes(real, half), inner)
+    while vector > 1 and len(loads) * vector * _bytes(real) > 4 * _REGISTERS:
+        vector //= 2
     return Shape(outer, inner, vector, any(store.mode != "write" for store in stores))
 
 
@@ -200,7 +208,7 @@ def _parameters(loads: Sequence[Load], stores: Sequence[Store], random: bool, re
             names.append(f"const int* __restrict__ x{n}_index")
     names += [f"{'bfloat16' if y.half else real}* y{n}" for n, y in enumerate(stores)]
     if random:
-        names += ["unsigned long long seed", "unsigned long long step"]
+        names.append("const unsigned long long* __restrict__ draw")
         names.append("const int* __restrict__ row_ids")
     return ", ".join(names)
 
@@ -229,7 +237,7 @@ def _statements(
             if not row_ids:
                 once.append("const unsigned id = row_ids ? row_ids[r] : (unsigned)r;")
                 row_ids = True
-            once.append(f"const unsigned key{n} = row_key(seed, step, {int(imm)}u, id);")
+            once.append(f"const unsigned key{n} = row_key(draw[0], draw[1], {int(imm)}u, id);")
             column = "j + v" if shape.outer == 1 else f"o * {shape.inner} + j + v"
             made = f"uniform(key{n}, {column})"
         else:
@@ -251,10 +259,10 @@ def kernel_text(
     """A ``__global__`` function over rows [begin, end) of outer x inner elements.
 
     ops: over registers, the first of which hold the loads, as ``MapProgram.finish`` gives them.
-    Pointers are those of row 0, column 0. A kernel that draws random numbers takes seed, step and
-    the ``row_ids`` that number its rows (null: their own numbers). Needs ``PRELUDE`` of
-    cavs.codegen.cuda_prelude before it, with operands in bfloat16 ``HALF_PRELUDE`` too, and blocks
-    of whole warps; ``shape_of(...).threads`` times the rows is the work there is.
+    Pointers are those of row 0, column 0. A kernel that draws random numbers takes where seed and
+    step stand and the ``row_ids`` that number its rows (null: their own numbers). Needs
+    ``PRELUDE`` of cavs.codegen.cuda_prelude before it, with operands in bfloat16 ``HALF_PRELUDE``
+    too, and blocks of whole warps; ``shape_of(...).threads`` times the rows is the work there is.
     """
     if outer == 1:  # there is no block number o then
         loads = [replace(load, outer_stride=0) for load in loads]

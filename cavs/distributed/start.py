@@ -94,6 +94,7 @@ def _facts(trainer: Trainer) -> dict[str, str]:
         max_norm=trainer.max_norm,
         options={k: v for k, v in trainer.config.items() if k != "data"},
         precision=trainer.precision,
+        deterministic=trainer.deterministic,
         passes=session.session.passes,
         collectives=session.collectives,
         split=getattr(split, "__qualname__", type(split).__name__),

@@ -81,7 +81,7 @@ class Trainer(LocalTrainer):
         dtype: np.float32, or np.float64 for checks.
         device: "cpu"; "cuda", one of the GPUs of each host for each of its ranks that compute;
             "cuda:1", or a cavs.cuda Device. The same kind on all ranks that compute.
-        precision: As for `cavs.Session`.
+        precision, deterministic: As for `cavs.Session`.
         collectives: How dense gradients of devices are summed: "nccl" in their memory, "mpi" on the
             hosts, "auto" by NCCL where CuPy has it and no two ranks share a device.
         more: As for `cavs.Trainer`.
@@ -106,6 +106,7 @@ class Trainer(LocalTrainer):
         dtype: Any = np.float32,
         device: str | Device = "cpu",
         precision: str = "float32",
+        deterministic: bool = False,
         collectives: str = "auto",
         passes: Any = None,
         threads: int | None = None,
@@ -128,6 +129,7 @@ class Trainer(LocalTrainer):
             replicated=True,
             device=own,
             precision="float32" if only_owns else precision,
+            deterministic=deterministic,
         )
         chosen = None if isinstance(strategy, str) else strategy
         if chosen is not None:
@@ -140,7 +142,8 @@ class Trainer(LocalTrainer):
         )
         super().__init__(model, optimizer, session=session, **more)
         self.elastic, self.resources = elastic, resources
-        self.precision, self.first_place = precision, (c.rank, c.size)
+        self.precision, self.deterministic = precision, deterministic
+        self.first_place = c.rank, c.size
         self.loader: dict[str, Any] = {}  # what `fit` goes through, as its state says
         self.asked = strategy
         self.begun = False
