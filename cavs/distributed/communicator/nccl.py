@@ -1,8 +1,8 @@
 """Sums over GPUs of one rank each, in their own memory, through CuPy's NCCL.
 
-NCCL starts on a stream and goes on by itself; nothing here waits for another rank, but for the group
-to be made. What fails is found when the stream is waited for, or at the next call, and `abort` ends
-what others never join.
+NCCL starts on a stream and goes on by itself; nothing here waits for another rank, but to make the
+group. What fails is found when the stream is waited for, or at the next call, and `abort` ends what
+others never join.
 """
 
 from __future__ import annotations
