@@ -15,6 +15,7 @@ from benchmarks.workloads import Case, Parameters, Sizes, Workload
 from cavs import data, nn, ops
 from cavs.compiler.pipeline import Passes
 from cavs.cuda import open_device
+from cavs.cuda.engine import DECIDED
 from cavs.frontend import Model, Parameter, State, VertexFunction
 from cavs.runtime import Session
 from cavs.train.optim import SGD, Adagrad
@@ -123,15 +124,20 @@ _NAMES = {
 class CavsRunner(Runner):
     """Trains by ``Trainer.step``, infers by ``Session.predict``.
 
-    ``without``: a compiler pass, or one of SWITCHES, that is switched off.
+    ``without``: a compiler pass, or one of SWITCHES, that is switched off. ``replay``: as of a
+    cavs.cuda Device.
     """
 
     cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
 
-    def __init__(self, workload: Workload, parameters: Parameters, without: str = "") -> None:
+    def __init__(
+        self, workload: Workload, parameters: Parameters, without: str = "", replay: str = ""
+    ) -> None:
         switched = without in SWITCHES
         self.passes = Passes(**{without: False}) if without and not switched else Passes()
-        self.switched = SWITCHES[without] if switched else {}
+        self.switched = dict(SWITCHES[without]) if switched else {}
+        if replay:
+            self.switched["replay"] = replay
         self.ahead = without != "launch-ahead"
         # Samples become graphs once, as they would when a data set is read.
         self.graphs = {
@@ -169,6 +175,19 @@ class CavsRunner(Runner):
         plan = data.batch([self.graphs[id(sample)] for sample in samples])
         self.session.prepare(plan)
         return plan
+
+    def settle(self, plans: SequenceOf[data.GraphBatch]) -> None:
+        """On a device: until it is known which of them are replayed.
+
+        An odd number a pass: two places of what goes up take turns.
+        """
+        odd = [*plans, *plans[:1]] if len(plans) % 2 == 0 else plans
+        for _ in range(DECIDED + 1 if self.session.overlaps else 0):
+            if self.case.training:
+                self.train_all(odd)
+            else:
+                for plan in odd:
+                    self.infer(plan)
 
     def train(self, plan: data.GraphBatch) -> float:
         return self.trainer.step(plan)

@@ -58,6 +58,7 @@ class Executor:
         image: bytes,
         maps: Sequence[tuple[int, str, int]],
         half: Sequence[int] = (),
+        replay: str = "auto",
     ) -> None: ...
     def run(
         self,

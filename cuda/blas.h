@@ -46,6 +46,7 @@ class Blas {
   struct Algorithm {
     uint64_t words[8];
   };
+  struct Product;
   // Sizes, strides, what is transposed or stored in bfloat16, and how far addresses are aligned.
   struct Shape {
     int64_t m, n, k;
@@ -59,12 +60,14 @@ class Blas {
   struct Plan {
     std::unique_ptr<const Description> description;
     std::optional<Algorithm> algorithm;  // none: the library has none
+    uint64_t number;                     // no two have the same
   };
 
   const Plan& plan(const Shape& shape);
   std::optional<Algorithm> algorithm(const Shape& shape, const Description& description);
   std::optional<Algorithm> ask(const Shape& shape, const Description& description) const;
   bool fits(const Algorithm& algorithm, const Description& description) const;
+  static void issue(const void* product, int lane, Handle stream);
 
   std::shared_ptr<Device> device_;
   std::unique_ptr<Entries> entries_;
@@ -76,6 +79,7 @@ class Blas {
   Recent<Shape, Plan> plans_;
   // Of shapes whose rows are the most that share an algorithm.
   Recent<Shape, std::optional<Algorithm>> algorithms_;
+  uint64_t made_ = 0;  // plans
 };
 
 }  // namespace cavs::cuda

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Protocol
 
 from cavs import _cuda
+from cavs.config import require as require_option
 from cavs.cuda.cache import CachedCompiler, CubinCache
 from cavs.cuda.driver import Driver, newest_cuda
 from cavs.cuda.libraries import DRIVER, extras, find, find_driver, install_line, require
@@ -19,6 +20,7 @@ from cavs.cuda.memory import CupyMemory, Memory
 from cavs.cuda.nvrtc import Nvrtc
 from cavs.errors import DeviceError, DeviceWarning
 
+REPLAYS = ("auto", "always", "never")
 OLDEST = 80  # compute capability times ten: asynchronous copies, bfloat16 and tf32 start there
 
 
@@ -37,7 +39,8 @@ class Device:
     driver_library: for dlopen. architecture: as compilers name it, "sm_90". memory: None takes
     that of the driver. cublas_lt: the path of cuBLASLt; None if there is none. beside, few_rows:
     with a second stream, and with kernels of their own for products of few rows; off to see what
-    they are worth.
+    they are worth. replay: which commands that come again with the same batch run as a CUDA graph,
+    one of REPLAYS: those that measure faster so, or all, or none.
     """
 
     driver_library: str
@@ -48,6 +51,11 @@ class Device:
     cublas_lt: str | None = None
     beside: bool = True
     few_rows: bool = True
+    replay: str = "auto"
+
+    def __post_init__(self) -> None:
+        known = ", ".join(REPLAYS)
+        require_option(self.replay in REPLAYS, "replay", self.replay, f"one of {known}")
 
     @cached_property
     def native(self) -> _cuda.Device:

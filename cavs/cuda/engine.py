@@ -21,6 +21,7 @@ from cavs.frontend.parameter import Parameter
 
 Array = NDArray[Any]
 TENSOR_CORES, PLAIN_PRODUCTS = "matmul_mma.cu", "matmul.cu"
+DECIDED = 20  # runs of one batch after which it is known whether its commands are replayed
 PRECISIONS = ("float32", "tf32", "bfloat16")
 SHARED = ("parameters", "states", "outcomes", "workspaces")  # memory of all programs of a session
 
@@ -91,7 +92,8 @@ class CudaEngine:
         if named:
             included = headers() if half else {}
             image = self.device.compile("maps.cu", maps.text, included, self._real)
-        return _cuda.Executor(encoded, self._parameters, image, named, sorted(half))
+        replay = self.device.replay
+        return _cuda.Executor(encoded, self._parameters, image, named, sorted(half), replay)
 
     def invalidate(self) -> None:
         """The host's arrays were written: they go up before the next run."""

@@ -492,7 +492,12 @@ class Session:
         """What the engine counted: memory, tasks, times, bytes; empty before a run.
 
         On a device ``memory`` names all that the session has there, in bytes by what it holds;
-        "programs" are those for other batches and for inference, or training.
+        "programs" are those for other batches and for inference, or training. ``replay`` says what
+        became of CUDA graphs: "runs" that might be replayed, while nothing is profiled or traced;
+        "replays" among them; "graphs", a dict for each batch that came again (how many "commands",
+        seconds they took one by one and as a graph, 0 where that was not measured, whether it is
+        "decided" and whether they are "replayed"); "trouble": why there are none although there
+        should be.
         """
         return report_of(self._latest.get(training), self._variants.values())
 
