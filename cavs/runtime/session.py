@@ -447,10 +447,10 @@ class Session:
     def download(self) -> None:
         """Brings arrays of the host up to date: of parameters, and of states on the device.
 
-        DeviceWarning if the device has failed and steps are lost with it.
+        DeviceError if the device has failed and steps are lost with it: the arrays stay behind.
         """
         if self._cuda is not None:
-            self._cuda.download()
+            self._cuda.update_host()
 
     def lost_steps(self) -> int:
         """`download` without a warning; how many steps are lost with a device that has failed.
