@@ -20,6 +20,7 @@ from cavs.codegen.map import OpTuple, reads_of
 BLOCK = 256  # threads
 _WORD = 16  # bytes a thread moves at once
 _LANES = 32
+_REGISTERS = 96  # of the 128 that a thread has, for what it loads
 _ITEMS = 2**31 - 1  # work items that 32 bits count
 
 # {f} is the suffix of the C functions of the type: f for float.
@@ -144,6 +145,8 @@ def shape_of(
     """The division of outer x inner elements a row."""
     half = any(x.half for x in loads) or any(x.half for x in stores)
     vector = _power_of_two(_WORD // _bytes(real, half), inner)
+    while vector > 1 and len(loads) * vector * _bytes(real) > 4 * _REGISTERS:
+        vector //= 2
     return Shape(outer, inner, vector, any(store.mode != "write" for store in stores))
 
 

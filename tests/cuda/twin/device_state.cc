@@ -55,6 +55,8 @@ bool Device::set(const std::string& name, long long value) {
     settings.multiprocessors = value;
   } else if (name == "grid_y") {
     settings.grid_y = value;
+  } else if (name == "exact_algorithms") {
+    settings.exact_algorithms = value;
   } else if (name == "launch_error") {
     settings.launch_error = value;
   } else if (name == "launch_error_at") {
