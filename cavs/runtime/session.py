@@ -24,7 +24,7 @@ from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.inputs import features
-from cavs.runtime.looking import Span, report_of, set_tracing, trace_of
+from cavs.runtime.looking import Inspected, report_of
 from cavs.runtime.tracing import lacks, set_child_numbers, trace
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
 
@@ -36,7 +36,7 @@ MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there
 SHARED_FROM = 1.15  # readers a product from which those of leaves are done at the leaves
 
 
-class Session:
+class Session(Inspected):
     """Compiles ``model`` on first use and runs it.
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
@@ -460,21 +460,6 @@ class Session:
         """
         return 0 if self._cuda is None else self._cuda.lost_steps()
 
-    def set_profiling(self, on: bool) -> None:
-        """Times every stage and instruction of later runs; see report()."""
-        self._profiling = on
-        for variant in self._variants.values():
-            if variant.executor is not None:
-                variant.executor.set_profiling(on)
-
-    def set_serial(self, on: bool) -> None:
-        """One vertex at a time on one thread: the engine's own oracle, on the CPU alone."""
-        require(self._cuda is None, "on", on, "a session on the CPU")
-        self._serial = on
-        for variant in self._variants.values():
-            if isinstance(variant.executor, _engine.Executor):
-                variant.executor.set_serial(on)
-
     def compiled(self, batch: BatchLike, *, training: bool = True, record: bool = True) -> Compiled:
         """The compiled program for batches like ``batch``, with the text of every stage."""
         variant, *_ = self._prepare(batch, training, True)
@@ -500,16 +485,3 @@ class Session:
         should be.
         """
         return report_of(self._latest.get(training), self._variants.values())
-
-    def set_tracing(self, on: bool) -> None:
-        """Notes when the stages of later runs stand on a device, or stops; see trace()."""
-        require(self._cuda is not None, "on", on, "a session on a device")
-        set_tracing(self._variants.values(), on)
-
-    def trace(self, training: bool = True) -> list[Span]:
-        """What was on a device when, of the programs that had run when tracing began.
-
-        (name, lane, begin, end), in seconds of ``time.perf_counter``. Lanes 0 and 1 run the stages,
-        2 is for what goes up, -1 is the host. Steps are not waited for as they are in profiling.
-        """
-        return trace_of(self._latest.get(training))
