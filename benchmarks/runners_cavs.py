@@ -169,8 +169,12 @@ class CavsRunner(Runner):
 
         An odd number a pass: two places of what goes up take turns.
         """
+        device = self.session.device
+        passes = {"auto": DECIDED + 1, "always": 7, "never": 0}[
+            device.replay if device else "never"
+        ]
         odd = [*plans, *plans[:1]] if len(plans) % 2 == 0 else plans
-        for _ in range(DECIDED + 1 if self.session.overlaps else 0):
+        for _ in range(passes):
             if self.case.training:
                 self.train_all(odd)
             else:
