@@ -14,13 +14,22 @@ from benchmarks.samples import Sample, Tree
 from benchmarks.workloads import Case, Parameters, Sizes, Workload
 from cavs import data, nn, ops
 from cavs.compiler.pipeline import Passes
-from cavs.cuda.device import open_device
+from cavs.cuda import open_device
 from cavs.cuda.engine import DECIDED
 from cavs.frontend import Model, Parameter, State, VertexFunction
 from cavs.runtime import Session
 from cavs.train.optim import SGD, Adagrad
 from cavs.train.trainer import Trainer
 
+# What a device can do without, beside the passes of the compiler.
+SWITCHES: dict[str, dict[str, Any]] = {
+    "second-stream": {"beside": False},
+    "cublas": {"cublas_lt": None},
+    "few-row-kernels": {"few_rows": False},
+    "launch-ahead": {},
+    "graphs": {"replay": "never"},
+    "single-launches": {"replay": "always"},  # of batches that come again
+}
 _PRECISIONS = {"tf32": "tf32", "bf16": "bfloat16"}
 
 
@@ -117,16 +126,16 @@ _NAMES = {
 class CavsRunner(Runner):
     """Trains by ``Trainer.step``, infers by ``Session.predict``.
 
-    ``without``: a compiler pass that is switched off. ``replay``: as of a cavs.cuda Device.
+    ``without``: a compiler pass, or one of SWITCHES, that is switched off.
     """
 
     cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
 
-    def __init__(
-        self, workload: Workload, parameters: Parameters, without: str = "", replay: str = ""
-    ) -> None:
-        self.passes = Passes(**{without: False}) if without else Passes()
-        self.replay = replay
+    def __init__(self, workload: Workload, parameters: Parameters, without: str = "") -> None:
+        switched = without in SWITCHES
+        self.passes = Passes(**{without: False}) if without and not switched else Passes()
+        self.switched = SWITCHES[without] if switched else {}
+        self.ahead = without != "launch-ahead"
         # Samples become graphs once, as they would when a data set is read.
         self.graphs = {
             id(sample): self._graph(sample) for batch in workload.batches for sample in batch
@@ -151,10 +160,10 @@ class CavsRunner(Runner):
             named[_NAMES[name]].value = value
         self.model = model
         options = device_options(self.case)
-        if self.replay:
-            given = options["device"]
-            device = open_device(given) if isinstance(given, str) else given
-            options["device"] = replace(device, replay=self.replay)
+        if self.switched:
+            device = options["device"]
+            device = open_device(device) if isinstance(device, str) else device
+            options["device"] = replace(device, **self.switched)
         self.session = Session(model, threads=self.case.threads, passes=self.passes, **options)
         rule = {"sgd": SGD, "adagrad": Adagrad}[self.case.optimizer]
         self.trainer = Trainer(model, rule(self.case.lr), session=self.session)
@@ -170,9 +179,8 @@ class CavsRunner(Runner):
         An odd number a pass: two places of what goes up take turns.
         """
         device = self.session.device
-        passes = {"auto": DECIDED + 1, "always": 7, "never": 0}[
-            device.replay if device else "never"
-        ]
+        replay = device.replay if device else "never"
+        passes = {"auto": DECIDED + 1, "always": 7, "never": 0}[replay]
         odd = [*plans, *plans[:1]] if len(plans) % 2 == 0 else plans
         for _ in range(passes):
             if self.case.training:
@@ -185,8 +193,19 @@ class CavsRunner(Runner):
         return self.trainer.step(plan)
 
     def train_all(self, plans: SequenceOf[data.GraphBatch]) -> list[float]:
+        if not self.ahead:
+            return super().train_all(plans)
         ended = [step for plan in plans for step in self.trainer.launch(plan)]
         return [step.outcome.loss for step in (*ended, *self.trainer.land())]
+
+    def device_memory(self) -> int:
+        """Of the engine's blocks, as the allocator rounds them; they only grow."""
+        device = self.session.device
+        if device is None:
+            return 0
+        if device.memory is not None:
+            return device.memory.used()
+        return sum(self.report()["memory"].values())
 
     def infer(self, plan: data.GraphBatch) -> Any:
         return self.session.predict(plan)

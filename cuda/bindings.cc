@@ -45,19 +45,21 @@ Images to_images(const std::map<std::string, py::bytes>& in) {
 std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
                                               const std::map<std::string, py::bytes>& images,
                                               const std::vector<py::array>& arrays,
-                                              const std::string& precision,
-                                              const std::string& blas) {
+                                              const std::string& precision, const std::string& blas,
+                                              bool deterministic) {
   const auto rounding = parse<Precision>(precision, {"float32", "tf32", "bfloat16"}, "precision");
   auto out = std::make_shared<PyParameters>();
   out->device = device;
   out->arrays = arrays;
+  out->deterministic = deterministic;
   const Images kernels = to_images(images);
   const auto make = [&]<class T>(T) {
     const std::vector<Parameter<T>> host = views<T>(arrays);
     const py::gil_scoped_release release;
     const Turn turn(*device);
-    out->of = std::pair{std::make_shared<Library<T>>(device, kernels, rounding, blas),
-                        std::make_shared<Parameters<T>>(device, host)};
+    out->of =
+        std::pair{std::make_shared<Library<T>>(device, kernels, rounding, blas, deterministic),
+                  std::make_shared<Parameters<T>>(device, host)};
   };
   if (!arrays.empty() && py::isinstance<py::array_t<double>>(arrays[0])) {
     make(double{});
@@ -102,7 +104,7 @@ void bind_device(py::module_& m) {
       .def(py::init([](const std::string& driver, int ordinal,
                        const std::optional<std::function<Address(size_t)>>& allocate,
                        const std::optional<std::function<void(Address)>>& release, bool beside,
-                       bool few_rows) {
+                       bool few_rows, const std::string& install) {
              Allocator allocator;
              if (allocate) allocator.allocate = *allocate;
              if (release) {  // called by destructors, from which no error of Python may escape
@@ -116,13 +118,14 @@ void bind_device(py::module_& m) {
                };
              }
              return std::make_shared<Device>(driver, ordinal, std::move(allocator),
-                                             Switches{beside, few_rows});
+                                             Switches{beside, few_rows}, install);
            }),
            py::arg("driver"), py::arg("ordinal") = 0, py::arg("allocate") = py::none(),
            py::arg("release") = py::none(), py::arg("beside") = true, py::arg("few_rows") = true,
+           py::arg("install") = "",
            "driver: path of libcuda. allocate and release: where memory comes from, by address; "
            "the driver itself without them. beside: with a second stream. few_rows: with kernels "
-           "of their own for products of few rows.")
+           "of their own for products of few rows. install: the line of pip that errors name.")
       .def_property_readonly("multiprocessors", &Device::multiprocessors);
 }
 
@@ -130,10 +133,12 @@ void bind_parameters(py::module_& m) {
   py::class_<PyParameters, std::shared_ptr<PyParameters>>(m, "Parameters",
                                                           "Parameters on a device.")
       .def(py::init(&make_parameters), py::arg("device"), py::arg("images"), py::arg("arrays"),
-           py::arg("precision") = "float32", py::arg("blas") = "",
+           py::arg("precision") = "float32", py::arg("blas") = "", py::arg("deterministic") = false,
            "images: the compiled kernels by file. arrays: of the host, all float32 or all float64; "
            "written by download(). precision: float32, tf32 or bfloat16, of float32 products. "
-           "blas: the path of cuBLASLt; products are our own without it.")
+           "blas: the path of cuBLASLt; products are our own without it. deterministic: what a "
+           "library computes has one order of sums too.")
+      .def_readonly("deterministic", &PyParameters::deterministic)
       .def(
           "invalidate",
           [](PyParameters& p) {

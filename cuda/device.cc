@@ -18,8 +18,9 @@ size_t grown(size_t bytes, size_t old) {
 
 }  // namespace
 
-Device::Device(const std::string& library, int ordinal, Allocator allocator, Switches switches)
-    : driver_(library), allocator_(std::move(allocator)), switches_(switches) {
+Device::Device(const std::string& library, int ordinal, Allocator allocator, Switches switches,
+               std::string install)
+    : driver_(library, std::move(install)), allocator_(std::move(allocator)), switches_(switches) {
   const Driver& d = driver_;
   d.check(d.init(0), "cuInit");
   d.check(d.device_get(&device_, ordinal), "cuDeviceGet");

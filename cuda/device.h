@@ -37,7 +37,9 @@ inline size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; 
 
 class Device {
  public:
-  Device(const std::string& library, int ordinal, Allocator allocator, Switches switches = {});
+  // install: as of Driver.
+  Device(const std::string& library, int ordinal, Allocator allocator, Switches switches = {},
+         std::string install = {});
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;

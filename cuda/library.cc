@@ -33,7 +33,7 @@ int64_t aligned_width(int64_t width) { return (width + 7) / 8 * 8; }
 template <class T>
 Library<T>::Library(std::shared_ptr<Device> device,
                     const std::unordered_map<std::string, std::string>& images, Precision precision,
-                    const std::string& blas)
+                    const std::string& blas, bool deterministic)
     : device_(std::move(device)), half_(precision == Precision::kBfloat16) {
   for (int lane = 0; lane < Device::kLanes; ++lane) {
     rooms_.push_back(std::make_unique<Room>(device_));
@@ -57,7 +57,9 @@ Library<T>::Library(std::shared_ptr<Device> device,
   const auto& names = kNames[static_cast<int>(precision)];
   load(precision == Precision::kFloat32 ? "matmul.cu" : "matmul_mma.cu",
        {{&matmul_, names[0]}, {&matmul_16_, names[1]}, {&matmul_tn_, names[2]}});
-  if (!blas.empty()) blas_ = std::make_unique<Blas>(device_, blas, precision, sizeof(T) == 8);
+  if (!blas.empty()) {
+    blas_ = std::make_unique<Blas>(device_, blas, precision, sizeof(T) == 8, deterministic);
+  }
   load("pack.cu", {{&pack_, "pack"}});
   load("lookup.cu", {{&lookup_grad_, "lookup_grad"}});
   load("update.cu", {{&square_, "square"}, {&judge_, "judge"}, {&update_, "update"}});

@@ -104,7 +104,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--device``, ``--precision`` and ``--threads``."""
+    """``--device``, ``--precision``, ``--deterministic`` and ``--threads``."""
     group = parser.add_argument_group("engine")
     group.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     group.add_argument(
@@ -112,6 +112,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         choices=PRECISIONS,
         default="float32",
         help="of products on a GPU (default: float32)",
+    )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="libraries of a GPU, too, add in one order: the same bits in every run, slower",
     )
     group.add_argument(
         "--threads",

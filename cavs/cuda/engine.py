@@ -48,8 +48,9 @@ class CudaEngine:
 
     owner: whose engine this is. precision: of products of float32 values, one of PRECISIONS; with
     "bfloat16" packed weights and values between kernels are stored in it, see cavs.cuda.storage.
-    Everything else, sums too, is float32. The host's arrays fall behind with every step:
-    ``download`` brings them up to date. DeviceError where the device fails, lacks memory, or a
+    deterministic: libraries are asked for algorithms that add in one order alone. Everything else,
+    sums too, is float32. The host's arrays fall behind with every step: ``download`` brings them up
+    to date. DeviceError where the device fails, lacks memory, or a
     kernel does not compile; nothing of the host is changed then. A device that has failed for good
     is given up: the host's arrays stay what they were when they were last up to date.
     """
@@ -60,8 +61,9 @@ class CudaEngine:
         owner: object,
         parameters: Iterable[Parameter],
         precision: str = "float32",
+        deterministic: bool = False,
     ) -> None:
-        self.device, self._precision = device, precision
+        self.device, self._precision, self.deterministic = device, precision, deterministic
         self._owner, self._of = ref(owner), list(parameters)
         for p in self._of:
             p.keep_copy(self)
@@ -80,10 +82,8 @@ class CudaEngine:
         if self._parameters is None:
             self._real = "double" if arrays[0].dtype == np.float64 else "float"
             images = fixed_kernels(self.device, self._real, self._precision)
-            blas = self.device.cublas_lt or ""
-            self._parameters = _cuda.Parameters(
-                self.device.native, images, list(arrays), self._precision, blas
-            )
+            how = self._precision, self.device.cublas_lt or "", self.deterministic
+            self._parameters = _cuda.Parameters(self.device.native, images, list(arrays), *how)
         half = half_buffers(program) if self._precision == "bfloat16" else frozenset()
         maps = map_kernels(program, self._real, half)
         named = [(i, name, n) for i, (name, n) in enumerate(maps.kernels) if name]

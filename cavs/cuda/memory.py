@@ -106,7 +106,10 @@ class CupyMemory:
             with self._cupy.cuda.Device(self.ordinal):
                 made = self._cupy.cuda.Stream(non_blocking=True)
         except RuntimeError as error:
-            raise DeviceError(f"cuda:{self.ordinal} makes no stream: {error}") from error
+            raise DeviceError(
+                f"cuda:{self.ordinal} makes no stream: {error}",
+                hint="a GPU that has failed needs a new process",
+            ) from error
         self._streams.append(made)
         return int(made.ptr)
 
@@ -115,7 +118,10 @@ class CupyMemory:
         try:
             free, total = self._cupy.cuda.Device(self.ordinal).mem_info
         except RuntimeError as error:
-            raise DeviceError(f"cuda:{self.ordinal} does not answer: {error}") from error
+            raise DeviceError(
+                f"cuda:{self.ordinal} does not answer: {error}",
+                hint="a GPU that has failed needs a new process",
+            ) from error
         return int(free), int(total)
 
     def kept(self) -> int:

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import json
 import os
-import resource
 import signal
 import sys
 
@@ -43,7 +42,7 @@ def die_with_parent(number: int) -> None:
 
 
 def keep(command: list[str]) -> int:
-    """Runs `command`, passes signals on to it, and ends as it does: its exit status."""
+    """Runs `command`, passes signals on to it; 0, or for mpirun this process is killed."""
     own = os.getpid()
     die_with_parent(signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
@@ -65,11 +64,9 @@ def keep(command: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     tell("ended", status)
-    if status < 0:  # mpirun is to see the same end
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if -status not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(-status, signal.SIG_DFL)
-        os.kill(own, -status)
+    if status != 0:
+        # Of a mere status MPI does not tell the others, and mpirun may end them in mid-word.
+        os.kill(own, signal.SIGKILL)
     return status
 
 

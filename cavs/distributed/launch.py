@@ -179,11 +179,12 @@ class _Run:
         code, death = self.process.returncode, self.watch.death
         status = 128 - code if code < 0 else code
         if death is None or self.failed:
-            return status or int(self.failed)
-        if self.elastic and 0 in self.watch.ends.values():
-            return status
-        text = None if self.asked or self.elastic else self.watch.told(self.ended is not None)
-        if text is not None:
+            return status or int(self.failed or any(self.watch.ends.values()))
+        last = list(self.watch.ends.values())[-1]
+        if self.elastic and last >= 0:  # those that went on have said how it ended
+            return status if 0 in self.watch.ends.values() else last
+        text = self.watch.told(stopped=self.ended is not None, elastic=self.elastic)
+        if text is not None and not self.asked:
             self.say(f"cavs: {text}")
         return 128 - death[1] if death[1] < 0 else death[1]
 

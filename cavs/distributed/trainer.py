@@ -81,7 +81,7 @@ class Trainer(LocalTrainer):
         dtype: np.float32, or np.float64 for checks.
         device: "cpu"; "cuda", one of the GPUs of each host for each of its ranks; "cuda:1", or a
             cavs.cuda Device.
-        precision: As for `cavs.Session`.
+        precision, deterministic: As for `cavs.Session`.
         collectives: How dense gradients of devices are summed: "nccl" in their memory, "mpi" on the
             hosts, "auto" by NCCL where CuPy has it and no two ranks share a device.
         more: As for `cavs.Trainer`.
@@ -106,6 +106,7 @@ class Trainer(LocalTrainer):
         dtype: Any = np.float32,
         device: str | Device = "cpu",
         precision: str = "float32",
+        deterministic: bool = False,
         collectives: str = "auto",
         passes: Any = None,
         threads: int | None = None,
@@ -120,6 +121,7 @@ class Trainer(LocalTrainer):
             replicated=True,
             device=device_of_rank(device, c, collectives),
             precision=precision,
+            deterministic=deterministic,
         )
         chosen = None if isinstance(strategy, str) else strategy
         if chosen is not None:

@@ -38,7 +38,7 @@ def is_watched() -> bool:
 
 @dataclass
 class Wait:
-    """Of a rank in a call of MPI's that it cannot leave; since: on the clock of `time.monotonic`."""
+    """Of a rank in a call of MPI's that it cannot leave; since: on the clock of its `Watch`."""
 
     call: str
     timeout: float
@@ -147,10 +147,10 @@ class Watch:
         idle = {r for r, wait in self.waits.items() if wait.call in (INIT, FINALIZE)}
         return self.parted | idle | set(self.ends) >= set(range(self.ranks))
 
-    def told(self, stopped: bool) -> str | None:
+    def told(self, *, stopped: bool, elastic: bool = False) -> str | None:
         """What there is to say of the first death, once all have ended; None if ranks said it.
 
-        stopped: whether the others had to be ended.
+        stopped: whether the others had to be ended. elastic: they were to go on, and could not.
         """
         if self.death is None:
             return None
@@ -162,11 +162,11 @@ class Watch:
         else:
             path, step = self.saved
             where = f"the checkpoint is {path}, of step {step}"
+        said = f"rank {rank} of {self.ranks} {_ended(status)}, and the others stopped; {where}."
         left = self.ranks - 1
-        return (
-            f"rank {rank} of {self.ranks} {_ended(status)}, and the others stopped; {where}. "
-            f"With --elastic {left} rank{'s' * (left != 1)} would have gone on."
-        )
+        if elastic or left == 0:
+            return said
+        return f"{said} With --elastic {left} rank{'s' * (left != 1)} would have gone on."
 
 
 def _ended(status: int) -> str:

@@ -311,6 +311,7 @@ def explain(
     passes: Passes | None = None,
     device: str | Device = "cpu",
     precision: str = "float32",
+    deterministic: bool = False,
 ) -> Explanation:
     """Compiles ``model`` for batches like ``batch`` and says what became of it.
 
@@ -321,7 +322,14 @@ def explain(
     """
     parameters = list(model.parameters().values())
     dtype = parameters[0].value.dtype if parameters else "float32"
-    session = Session(model, dtype=dtype, passes=passes, device=device, precision=precision)
+    session = Session(
+        model,
+        dtype=dtype,
+        passes=passes,
+        device=device,
+        precision=precision,
+        deterministic=deterministic,
+    )
     compiled = session.compiled(batch, training=training)
     program = compiled.program
     schedule = session.schedule(batch, training=training)

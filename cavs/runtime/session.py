@@ -45,6 +45,8 @@ class Session:
     or a cavs.cuda Device; there, the parameters' arrays are brought up to date when they are read.
     precision: of products on a device, "float32", or "tf32" or "bfloat16" with float32 sums;
     with "bfloat16" packed weights and most values between kernels are stored in it.
+    deterministic: what libraries of a device compute has one order of sums too, see docs/cuda.md;
+    all else gives the same bits in every run anyway, on the CPU for one number of threads.
     Raises ConfigError for other threads than 1 to 256, DeviceError for a device out of use.
     """
 
@@ -58,6 +60,7 @@ class Session:
         replicated: bool = False,
         device: str | Device = "cpu",
         precision: str = "float32",
+        deterministic: bool = False,
     ) -> None:
         require(isinstance(model, Model), "model", model, "a cavs.Model")
         require(isinstance(passes, Passes | None), "passes", passes, "a cavs.compiler Passes")
@@ -70,6 +73,8 @@ class Session:
         if threads is not None:
             set_num_threads(threads)
         self.replicated = replicated
+        require(isinstance(deterministic, bool), "deterministic", deterministic, "True or False")
+        self.deterministic = deterministic
         self._cuda = self._on_device(device, precision)
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
@@ -86,7 +91,8 @@ class Session:
         if device == "cpu":
             return None
         target = open_device(device) if isinstance(device, str) else device
-        return CudaEngine(target, self, self.parameters.values(), precision)
+        values = self.parameters.values()
+        return CudaEngine(target, self, values, precision, self.deterministic)
 
     # ---- running -------------------------------------------------------------------------------
 

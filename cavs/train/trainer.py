@@ -54,6 +54,8 @@ class Trainer:
         precision: Of products on a GPU: ``"float32"``, or ``"tf32"`` or ``"bfloat16"``, which are
             faster; with ``"bfloat16"`` packed weights and activations are stored in it, in half
             the memory. Sums, parameters, gradients and states are float32 in any case.
+        deterministic: What libraries of a GPU compute has one order of sums too, at a price; all
+            else gives the same bits in every run anyway.
         seed: Of everything random inside a step (dropout).
         max_norm: Clip the gradient to this global norm.
         threads: Of the engine; by default what the affinity mask and the quota allow.
@@ -70,6 +72,7 @@ class Trainer:
         *,
         device: str | Device = "cpu",
         precision: str = "float32",
+        deterministic: bool = False,
         seed: int = 0,
         max_norm: float | None = None,
         threads: int | None = None,
@@ -96,7 +99,9 @@ class Trainer:
         if not any(p.trainable for p in self.parameters.values()):
             raise ConfigError("the model has no trainable parameter", hint="add a cavs.Parameter")
         self.session: Engine = (
-            session if session is not None else _new_session(model, threads, device, precision)
+            session
+            if session is not None
+            else _new_session(model, threads, device, precision, deterministic)
         )
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
@@ -449,7 +454,17 @@ def _graphs(batch: Any) -> str:
 
 
 def _new_session(
-    model: ParameterizedModel, threads: int | None, device: str | Device, precision: str
+    model: ParameterizedModel,
+    threads: int | None,
+    device: str | Device,
+    precision: str,
+    deterministic: bool,
 ) -> Engine:
     require(isinstance(model, Model), "model", model, "a cavs.Model")
-    return Session(model, threads=threads, device=device, precision=precision)  # type: ignore[arg-type]
+    return Session(
+        model,  # type: ignore[arg-type]
+        threads=threads,
+        device=device,
+        precision=precision,
+        deterministic=deterministic,
+    )

@@ -175,8 +175,8 @@ def test_a_fit_ends_with_the_step_that_is_left(broken, tmp_path):
         np.testing.assert_array_equal(value, on_host(trainer.model)[k])
 
 
-def test_a_device_that_only_lacks_memory_is_not_lost(twin, device):
-    trainer, host = after_steps(replace(device, memory=None), 2), trainer_on("cpu")
+def test_a_device_that_only_lacks_memory_is_not_lost(twin, twin_device):
+    trainer, host = after_steps(replace(twin_device, memory=None), 2), trainer_on("cpu")
     host.step(single(2))
     native = trainer.session._cuda._parameters
     assert native.lost() is None

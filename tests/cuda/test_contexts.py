@@ -66,9 +66,9 @@ class Watching(DriverMemory):
 
 
 @pytest.mark.parametrize("theirs", [None, 0])
-def test_the_context_of_the_caller_is_current_after_every_call(twin, device, contexts, theirs):
+def test_the_context_of_the_caller_is_current_after_every_call(twin, twin_device, contexts, theirs):
     memory = Watching(twin, contexts)
-    there = replace(device, ordinal=1, memory=memory, cublas_lt=twin.cublaslt)
+    there = replace(twin_device, ordinal=1, memory=memory, cublas_lt=twin.cublaslt)
     contexts.enter(theirs)
 
     def same(done):
@@ -96,9 +96,9 @@ def test_the_context_of_the_caller_is_current_after_every_call(twin, device, con
     assert memory.seen == {1}, "work of GPU 1 was done while another one was current"
 
 
-def test_a_launch_that_fails_leaves_the_context_of_the_caller(twin, device, contexts):
+def test_a_launch_that_fails_leaves_the_context_of_the_caller(twin, twin_device, contexts):
     contexts.enter(1)
-    session = cavs.Session(tagger(), dtype=np.float64, device=replace(device, memory=None))
+    session = cavs.Session(tagger(), dtype=np.float64, device=replace(twin_device, memory=None))
     session.evaluate(single(2))
     twin.highest_grid(0)
     with pytest.raises(DeviceError, match="cuLaunchKernel"):
@@ -106,8 +106,8 @@ def test_a_launch_that_fails_leaves_the_context_of_the_caller(twin, device, cont
     assert contexts.current == 1
 
 
-def test_threads_keep_a_context_each(twin, device, contexts):
-    session, found = cavs.Session(tagger(), dtype=np.float64, device=device), {}
+def test_threads_keep_a_context_each(twin, twin_device, contexts):
+    session, found = cavs.Session(tagger(), dtype=np.float64, device=twin_device), {}
     contexts.enter(0)
 
     def work(theirs):
@@ -125,8 +125,8 @@ def test_threads_keep_a_context_each(twin, device, contexts):
     assert contexts.current == 0
 
 
-def test_training_beside_another_library_gives_the_same(twin, device, contexts):
-    trainer, host = trainer_on(replace(device, ordinal=1)), trainer_on("cpu")
+def test_training_beside_another_library_gives_the_same(twin, twin_device, contexts):
+    trainer, host = trainer_on(replace(twin_device, ordinal=1)), trainer_on("cpu")
     for theirs, i in ((None, 2), (0, 4), (1, 3)):
         contexts.enter(theirs)
         expected = host.step(single(i))

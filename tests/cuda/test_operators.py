@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs.cuda import libraries
+from cavs.cuda.device import compile_options
+from cavs.cuda.nvrtc import Nvrtc, resources
+from cavs.cuda.program import map_kernels
 from cavs.ir import REGISTRY
+from tests.cuda.device import NO_NVRTC
 from tests.ops.test_registry import case_of, graphs
 from tests.oracle import assert_close, reference
 
@@ -66,3 +71,19 @@ def test_operators(device, names, kind):
     for name, g in gradients.items():
         wanted = expected.get(f"grad:{name}", np.zeros(g.shape))
         assert_close(g, wanted, BOUNDS[kind], name)
+
+
+@pytest.mark.parametrize("names", NAMES, ids=lambda names: f"{names[0]}-{names[-1]}")
+def test_their_kernels_compile_without_spills(names):
+    library = libraries.find("nvrtc")
+    if library is None:
+        pytest.skip(NO_NVRTC)
+    compiler, batch = Nvrtc(library.path), cavs.batch(graphs(0))
+    session = cavs.Session(Together(names))
+    for training in (True, False):
+        text = map_kernels(session.compiled(batch, training=training).program, "float").text
+        for architecture in ("sm_80", "sm_90"):
+            options = [*compile_options(architecture, "float"), "--ptxas-options=-v"]
+            found = resources(compiler.compile_with_log("maps.cu", text, {}, options)[1])
+            assert len([of for of in found if of.registers]) == text.count("__global__")
+            assert [of for of in found if of.spill_stores or of.spill_loads] == []

@@ -136,8 +136,9 @@ def test_cavs_train_writes_once_and_the_checkpoint_fits_one_process(tmp_path):
 
 
 FAILING = """
-import os, signal, time
+import os, resource, signal, time
 import numpy as np
+import cavs
 from cavs.cli import Task
 from tests.cli import tree_toy
 
@@ -153,7 +154,14 @@ def build(args, assets=None):
     if os.environ["HOW"] == "die in build" and rank == "1":
         os.kill(os.getpid(), signal.SIGKILL)
 
+    calls = []
+    if os.environ["HOW"] == "no room" and rank != "0":
+        hear(rank)
+
     def metric(outputs, batch):
+        calls.append(batch)
+        if os.environ["HOW"] == "no room" and rank == "0" and len(calls) == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
         if os.environ["HOW"] == "metric" and rank == "1":
             raise OSError("no space left on device")
         if os.environ["HOW"] == "die in epoch 1" and rank == "1":
@@ -162,8 +170,22 @@ def build(args, assets=None):
             time.sleep(0.02)
         return 0.0, 1.0
 
-    task.metrics = [__import__("cavs").train.metrics.Metric("m", metric, "higher")]
+    task.metrics = [cavs.train.metrics.Metric("m", metric, "higher")]
     return task
+
+
+def hear(rank):
+    # What `fit` raises on this rank, which says nothing.
+    fit = cavs.distributed.Trainer.fit
+
+    def heard(self, *arguments, **options):
+        try:
+            return fit(self, *arguments, **options)
+        except Exception as error:
+            (open(os.environ["FOLDER"] + "/../heard" + rank, "w")).write(str(error))
+            raise
+
+    cavs.distributed.Trainer.fit = heard
 """
 
 
@@ -313,6 +335,26 @@ def test_a_rank_that_never_joins_is_named(tmp_path, how, monkeypatch):
         last += "checkpoint yet; --save-every STEPS writes them within epochs. With --elastic 2 "
         last += "ranks would have gone on."
     assert said[-1] == last
+
+
+def test_a_process_started_beside_a_training_may_not_write_where_that_does(tmp_path):
+    """Not after the rank that did has died, either."""
+    run = Running(tmp_path, "slow", "--epochs", 1000, elastic=True)
+    log = run.out / "log.jsonl"
+    wait_for(lambda: (run.out / "checkpoint.safetensors").exists() and len(run.pids()) == 3)
+    for how in ("--overwrite", "--resume"):
+        late = cavs_command("train", TOY, "--out", run.out, how, "--quiet")
+        _, errors = late.communicate(timeout=patience(60))
+        assert late.returncode == 1
+        found = f"cavs: ConfigError: another training that is still running writes to {run.out}\n"
+        assert errors.startswith(found)
+        if how == "--overwrite":
+            os.kill(run.pids()[0], signal.SIGKILL)
+            assert any("going on with 2" in line for line in run.process.stderr)
+    assert log.read_text().count('"event": "options"') == 1
+    run.process.send_signal(signal.SIGINT)
+    status, errors = run.end()
+    assert status == 130, errors
 
 
 def test_ctrl_c_saves_and_says_so_once(tmp_path):

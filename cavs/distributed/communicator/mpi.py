@@ -29,6 +29,7 @@ from cavs.errors import CommunicationError, DeviceError
 
 T = TypeVar("T")
 MINIMUM = (4, 1)
+STANDARD = (3, 0)  # of MPI: matched probes
 # Bytes a message. Over TCP, Open MPI asks the receiver before it sends a larger one than its eager
 # limit, and the answer waits behind what the receiver itself is sending: both directions of a slow
 # link then take turns. Receives are posted first here, so nobody need ask.
@@ -70,6 +71,10 @@ def load_mpi(timeout: float = 300.0) -> ModuleType:
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise DeviceError(f"mpi4py finds no MPI library: {error}", hint=INSTALL) from error
+    if MPI.Get_version() < STANDARD:
+        library = MPI.Get_library_version().split(",")[0]
+        has, needs = (".".join(map(str, v)) for v in (MPI.Get_version(), STANDARD))
+        raise DeviceError(f"{library} implements MPI {has}, cavs needs {needs}", hint=INSTALL)
     if begins:
         atexit.register(tell, "in", FINALIZE, timeout)
     expected = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")

@@ -1,8 +1,8 @@
 """Sums over GPUs of one rank each, in their own memory, through CuPy's NCCL.
 
-NCCL starts on a stream and goes on by itself; nothing here waits for another rank, but for the group
-to be made. What fails is found when the stream is waited for, or at the next call, and `abort` ends
-what others never join.
+NCCL starts on a stream and goes on by itself; nothing here waits for another rank, but to make the
+group. What fails is found when the stream is waited for, or at the next call, and `abort` ends what
+others never join.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from cavs.cuda.driver import newest_cuda
+from cavs.cuda.libraries import find_driver, fitting_major, install_line
 from cavs.distributed.communicator.progress import Job, Progress
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.errors import CommunicationError, ConfigError, DeviceError
@@ -29,11 +31,13 @@ def load_nccl() -> tuple[ModuleType, ModuleType]:
         import cupy
         from cupy.cuda import nccl
     except Exception as error:  # an import may fail in any way; CuPy's are of several classes
-        raise DeviceError(f"NCCL needs CuPy: {error}", hint='pip install "cavs[cuda12]"') from error
+        line = install_line(newest_cuda(find_driver()))
+        raise DeviceError(f"NCCL needs CuPy: {error}", hint=line) from error
     if not nccl.available:
+        major = fitting_major(newest_cuda(find_driver()))
         raise DeviceError(
-            "CuPy finds no NCCL library",
-            hint="pip install nvidia-nccl-cu12, or collectives='mpi'",
+            "CuPy finds no NCCL library, but collectives='nccl' needs one",
+            hint=f"pip install nvidia-nccl-cu{major or ''}, or collectives='mpi'",
         )
     return cupy, nccl
 

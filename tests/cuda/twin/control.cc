@@ -67,3 +67,5 @@ TWIN_API const char* twin_live() {
       << ",\"graphs\":" << d.graphs.size() + d.executables.size() << "}";
   return keep(out.str());
 }
+
+TWIN_API long long twin_heuristics() { return device().heuristics; }

@@ -40,10 +40,11 @@ struct Settings {
   long long devices = 1;
   long long driver_version = 12080;
   long long capability = 90;
-  long long multiprocessors = 4;  // few, so that grids made for them stay small
-  long long grid_y = 65535;       // most blocks in y, and in z
-  long long launch_error = 0;     // the launch number launch_error_at fails with it
-  long long launch_error_at = 0;  // counted from 1 after it was set; 0: none
+  long long multiprocessors = 4;   // few, so that grids made for them stay small
+  long long grid_y = 65535;        // most blocks in y, and in z
+  long long launch_error = 0;      // the launch number launch_error_at fails with it
+  long long launch_error_at = 0;   // counted from 1 after it was set; 0: none
+  long long exact_algorithms = 0;  // whether those of cuBLASLt take no smaller sizes than their own
   // What an operation takes on the clock of events, alone and as part of a graph; both 0: that of
   // the host.
   long long command_nanoseconds = 0;
@@ -88,8 +89,9 @@ class Device {
   // The host waits for `target`; null: there is nothing to wait for.
   void wait(Record record, const OperationPointer& target);
   std::shared_ptr<Record> log(Record record);  // its line
-  long long launches = 0;                      // since launch_error_at was set
   long long clock = 0;                         // nanoseconds of what ran
+  long long launches = 0;                      // since launch_error_at was set
+  long long heuristics = 0;                    // that cuBLASLt was asked for
 };
 
 Device& device();
