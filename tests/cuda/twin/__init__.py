@@ -25,8 +25,8 @@ class Operation:
     "synchronize", where the host waits for a stream, or for an event (stream -1). stream: 0 is the
     default one, the others count from 1 as they were created. arguments: numbers and addresses;
     None for a struct; of a product its m, n, k and the schemes by which its sums may be split, as
-    in cublasLt.h. ``to`` and ``from_``: addresses; of events for records and waits of either
-    kind. ran: its place in the order of execution, -1 if it has not run.
+    in cublasLt.h. ``to`` and ``from_``: addresses; of events for records and waits of either kind.
+    ran: its place in the order of execution, -1 if it has not run.
     """
 
     kind: str

@@ -47,6 +47,7 @@ bool Device::set(const std::string& name, long long value) {
       {"capability", &Settings::capability},
       {"multiprocessors", &Settings::multiprocessors},
       {"grid_y", &Settings::grid_y},
+      {"exact_algorithms", &Settings::exact_algorithms},
       {"launch_error", &Settings::launch_error},
       {"launch_error_at", &Settings::launch_error_at},
       {"command_nanoseconds", &Settings::command_nanoseconds},

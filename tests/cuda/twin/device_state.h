@@ -89,9 +89,9 @@ class Device {
   // The host waits for `target`; null: there is nothing to wait for.
   void wait(Record record, const OperationPointer& target);
   std::shared_ptr<Record> log(Record record);  // its line
+  long long clock = 0;                         // nanoseconds of what ran
   long long launches = 0;                      // since launch_error_at was set
   long long heuristics = 0;                    // that cuBLASLt was asked for
-  long long clock = 0;                         // nanoseconds of what ran
 };
 
 Device& device();
