@@ -14,7 +14,6 @@ from cavs.ir import Node
 from cavs.passes.access import LOCAL_ARRAYS, Piece
 from cavs.passes.partition import Body, Partition, is_elementwise
 
-
 MOST_OPERANDS = 20  # of a fused kernel: 16 bytes of each are 80 of the 128 registers of a thread
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 
 import cavs
-import cavs.ir.interpret as interpret
 from cavs import _cuda, nn, ops
 from cavs.cuda import storage
 from cavs.cuda.engine import fixed_kernels
 from cavs.cuda.storage import half_buffers
+from cavs.ir import interpret
 from cavs.runtime import session as session_module
 from cavs.runtime.encode import encode
 from tests.compiler.test_equality import ALL_ON
@@ -82,7 +82,7 @@ def rounded(x, grid):
 
 
 def intrinsic(model, batch, wanted, of):
-    """How far rounding the weights and operands of products, and nothing else, moves ``of(values)``.
+    """How far ``of(values)`` moves when weights and operands of products alone are rounded.
 
     The most on several grids: on a single one few numbers may be lucky.
     """
