@@ -134,9 +134,7 @@ class CavsRunner(Runner):
     def __init__(self, workload: Workload, parameters: Parameters, without: str = "") -> None:
         switched = without in SWITCHES
         self.passes = Passes(**{without: False}) if without and not switched else Passes()
-        self.switched = dict(SWITCHES[without]) if switched else {}
-        if replay:
-            self.switched["replay"] = replay
+        self.switched = SWITCHES[without] if switched else {}
         self.ahead = without != "launch-ahead"
         # Samples become graphs once, as they would when a data set is read.
         self.graphs = {

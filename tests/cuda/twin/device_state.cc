@@ -52,7 +52,6 @@ bool Device::set(const std::string& name, long long value) {
       {"launch_error_at", &Settings::launch_error_at},
       {"command_nanoseconds", &Settings::command_nanoseconds},
       {"node_nanoseconds", &Settings::node_nanoseconds},
-      {"exact_algorithms", &Settings::exact_algorithms},
   };
   static const std::set<std::string> failing = {"capture", "cuStreamBeginCapture_v2",
                                                 "cuStreamEndCapture", "cuGraphLaunch",
