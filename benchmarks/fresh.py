@@ -25,7 +25,7 @@ def fresh(case: Case, rounds: int) -> dict[str, Any]:
     that come again run as no CUDA graph, which fresh ones do not either.
     """
     workload = load(case)
-    runner = make_runner("cavs" if case.device == "cpu" else "cavs-replay-never", workload)
+    runner = make_runner("cavs" if case.device == "cpu" else "cavs-without-graphs", workload)
     assert isinstance(runner, CavsRunner)
     graphs = [runner.graphs[id(sample)] for batch in workload.batches for sample in batch]
     plans = [runner.prepare(batch) for batch in workload.batches]
