@@ -55,7 +55,7 @@ Library<T>::Library(std::shared_ptr<Device> device,
   load(precision == Precision::kFloat32 ? "matmul.cu" : "matmul_mma.cu",
        {{&matmul_, names[0]}, {&matmul_16_, names[1]}, {&matmul_tn_, names[2]}});
   if (!blas.empty()) blas_ = std::make_unique<Blas>(device_, blas, precision, sizeof(T) == 8);
-  load("pack.cu", {{&pack_, "pack"}});
+  load("pack.cu", {{&pack_, "pack"}, {&unpack_, "unpack"}});
   load("lookup.cu", {{&lookup_grad_, "lookup_grad"}});
   load("update.cu", {{&square_, "square"}, {&judge_, "judge"}, {&update_, "update"}});
 }
@@ -287,6 +287,13 @@ void Library<T>::pack(const Piece<T>* pieces, int count) const {
   if (count == 0) return;
   const Grid grid{static_cast<unsigned>(device_->multiprocessors()), device_->high(count)};
   device_->launch(pack_, grid, pieces, count);
+}
+
+template <class T>
+void Library<T>::unpack(const Piece<T>* pieces, int count) const {
+  if (count == 0) return;
+  const Grid grid{static_cast<unsigned>(device_->multiprocessors()), device_->high(count)};
+  device_->launch(unpack_, grid, pieces, count);
 }
 
 template <class T>

@@ -207,6 +207,7 @@ Report Executor<T>::report() const {
   report.arena_bytes = arena_needed_;
   report.peak_bytes = peak_;
   report.scratch_bytes = scratch_bytes_;
+  for (const auto& lstm : lstms_) report.scratch_bytes += lstm->bytes();
   report.packed_bytes = weights_.bytes();
   report.runs = runs_;
   report.segments = static_cast<int32_t>(launches_);

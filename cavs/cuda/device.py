@@ -33,7 +33,7 @@ class Device:
     """A GPU, and with what it is used. `open_device` looks all this up; a test may pass its own.
 
     driver_library: for dlopen. architecture: as compilers name it, "sm_90". memory: None takes
-    that of the driver. cublas_lt: the path of cuBLASLt; None if there is none.
+    that of the driver. cublas_lt, cudnn: the paths of cuBLASLt and cuDNN; None if there is none.
     """
 
     driver_library: str
@@ -42,6 +42,7 @@ class Device:
     compiler: Compiler
     memory: Memory | None
     cublas_lt: str | None = None
+    cudnn: str | None = None
 
     @cached_property
     def native(self) -> _cuda.Device:
@@ -113,7 +114,7 @@ def _open(name: str, driver_library: str | None) -> tuple[Device, Driver, Nvrtc]
     compiler = Nvrtc(require("nvrtc", "device='cuda' to compile its kernels", newest).path)
     architecture = _architecture(name, capability, compiler, newest)
     memory = CupyMemory(ordinal, newest)
-    blas = find("cublasLt", newest)
+    blas, cudnn = find("cublasLt", newest), find("cudnn")  # which does not count as CUDA does
     device = Device(
         driver_library=driver.path,
         ordinal=ordinal,
@@ -121,6 +122,7 @@ def _open(name: str, driver_library: str | None) -> tuple[Device, Driver, Nvrtc]
         compiler=CachedCompiler(compiler, CubinCache()),
         memory=memory,
         cublas_lt=blas.path if blas else None,
+        cudnn=cudnn.path if cudnn else None,
     )
     return device, driver, compiler
 

@@ -63,13 +63,15 @@ class CudaEngine:
         self.published = 0  # versions of parameters that are downloads of this copy
         self._real = ""
         self._parameters: _cuda.Parameters | None = None
+        self._cudnn: _cuda.Cudnn | None = None
 
     def executor(
         self, program: Program, encoded: _engine.Program, arrays: Sequence[Array]
     ) -> _cuda.Executor:
         """An executor of ``program``, of which ``encoded`` is the engine's form.
 
-        arrays: of all parameters, of one dtype; the same for every program of the session.
+        arrays: of all parameters, of one dtype; the same for every program of the session. A
+        program with LSTMs needs cuDNN, see ``lacks_cudnn``.
         """
         if self._parameters is None:
             self._real = "double" if arrays[0].dtype == np.float64 else "float"
@@ -85,7 +87,24 @@ class CudaEngine:
         if named:
             included = headers() if half else {}
             image = self.device.compile("maps.cu", maps.text, included, self._real)
-        return _cuda.Executor(encoded, self._parameters, image, named, sorted(half))
+        lstms = any(i.kind == "lstm" for i in program.instructions)
+        cudnn = self._open_cudnn() if lstms else None
+        return _cuda.Executor(encoded, self._parameters, image, named, sorted(half), cudnn)
+
+    def lacks_cudnn(self) -> str:
+        """Why LSTMs cannot run by cuDNN here, as far as is known before it is opened; or empty."""
+        if self._precision == "bfloat16":
+            return "with precision 'bfloat16' LSTMs run on the engine's own kernels"
+        return "" if self.device.cudnn else "libcudnn.so was not found"
+
+    def _open_cudnn(self) -> _cuda.Cudnn:
+        if self._cudnn is None:
+            assert self.device.cudnn is not None
+            wide = self._real == "double"
+            self._cudnn = _cuda.Cudnn(
+                self.device.native, self.device.cudnn, self._precision, wide
+            )
+        return self._cudnn
 
     def invalidate(self) -> None:
         """The host's arrays were written: they go up before the next run."""

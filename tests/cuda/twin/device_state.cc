@@ -60,6 +60,13 @@ bool Device::set(const std::string& name, long long value) {
   } else if (name == "launch_error_at") {
     settings.launch_error_at = value;
     launches = 0;
+  } else if (name == "cudnn_version") {
+    settings.cudnn_version = value;
+  } else if (name == "cudnn_error") {
+    settings.cudnn_error = value;
+  } else if (name == "cudnn_error_at") {
+    settings.cudnn_error_at = value;
+    cudnn_calls = 0;
   } else {
     return false;
   }

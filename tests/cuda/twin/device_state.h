@@ -53,6 +53,9 @@ struct Settings {
   long long grid_y = 65535;       // most blocks in y, and in z
   long long launch_error = 0;     // the launch number launch_error_at fails with it
   long long launch_error_at = 0;  // counted from 1 after it was set; 0: none
+  long long cudnn_version = 90800;
+  long long cudnn_error = 5000;  // what the call number cudnn_error_at returns
+  long long cudnn_error_at = 0;  // counted as launch_error_at
 };
 
 class Device {
@@ -84,6 +87,7 @@ class Device {
   void wait(Record record, const OperationPointer& target);
   std::shared_ptr<Record> log(Record record);  // its line
   long long launches = 0;                      // since launch_error_at was set
+  long long cudnn_calls = 0;                   // since cudnn_error_at was set
 };
 
 Device& device();
