@@ -117,6 +117,7 @@ class CavsRunner(Runner):
     ``without``: a compiler pass that is switched off.
     """
 
+    cudnn = "never"
     cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
 
     def __init__(self, workload: Workload, parameters: Parameters, without: str = "") -> None:
@@ -144,9 +145,10 @@ class CavsRunner(Runner):
         for name, value in parameters.items():
             named[_NAMES[name]].value = value
         self.model = model
-        self.session = Session(
-            model, threads=self.case.threads, passes=self.passes, **device_options(self.case)
-        )
+        options = device_options(self.case)
+        if self.cudnn != "never":
+            options["cudnn"] = self.cudnn
+        self.session = Session(model, threads=self.case.threads, passes=self.passes, **options)
         rule = {"sgd": SGD, "adagrad": Adagrad}[self.case.optimizer]
         self.trainer = Trainer(model, rule(self.case.lr), session=self.session)
 
@@ -193,3 +195,9 @@ class TreeFC(CavsRunner):
 
 class LSTM(CavsRunner):
     cell = Cell
+
+
+class CudnnLSTM(LSTM):
+    """The same model, its LSTM run by cuDNN: on a GPU alone."""
+
+    cudnn = "always"

@@ -299,8 +299,7 @@ void bind_executor(py::module_& m) {
           },
           py::arg("on"), "Starts (from zero) or stops the clocks of report().")
       .def(
-          "clock",
-          [](PyExecutor& x) { without_gil([&] { x.visit([](auto& e) { e.clock(); }); }); },
+          "clock", [](PyExecutor& x) { without_gil([&] { x.visit([](auto& e) { e.clock(); }); }); },
           "Clocks the next run, an update left out.")
       .def(
           "clocked",

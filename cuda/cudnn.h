@@ -12,17 +12,17 @@ namespace cavs::cuda {
 
 // Numbers of cudnn.h, the same in all versions from 8 on.
 namespace cudnn {
-constexpr int kFloat = 0, kDouble = 1;                   // cudnnDataType_t
-constexpr int kDefaultMath = 0, kFmaMath = 3;            // cudnnMathType_t
-constexpr int kStandard = 0;                             // cudnnRNNAlgo_t
-constexpr int kLstm = 2;                                 // cudnnRNNMode_t
-constexpr int kInputBias = 1;                            // cudnnRNNBiasMode_t: one, with the input
-constexpr int kUnidirectional = 0;                       // cudnnDirectionMode_t
-constexpr int kLinearInput = 0;                          // cudnnRNNInputMode_t
-constexpr int kUnpacked = 0, kPacked = 1;                // cudnnRNNDataLayout_t, step by step
+constexpr int kFloat = 0, kDouble = 1;         // cudnnDataType_t
+constexpr int kDefaultMath = 0, kFmaMath = 3;  // cudnnMathType_t
+constexpr int kStandard = 0;                   // cudnnRNNAlgo_t
+constexpr int kLstm = 2;                       // cudnnRNNMode_t
+constexpr int kInputBias = 1;                  // cudnnRNNBiasMode_t: one, with the input
+constexpr int kUnidirectional = 0;             // cudnnDirectionMode_t
+constexpr int kLinearInput = 0;                // cudnnRNNInputMode_t
+constexpr int kUnpacked = 0, kPacked = 1;      // cudnnRNNDataLayout_t, step by step
 constexpr uint32_t kPaddedDisabled = 0, kPaddedEnabled = 1;
-constexpr int kInference = 0, kTraining = 1;             // cudnnForwardMode_t
-constexpr int kAdd = 0;                                  // cudnnWgradMode_t
+constexpr int kInference = 0, kTraining = 1;  // cudnnForwardMode_t
+constexpr int kAdd = 0;                       // cudnnWgradMode_t
 }  // namespace cudnn
 
 class Cudnn {

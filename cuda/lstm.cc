@@ -63,12 +63,11 @@ Lstm<T>::Lstm(std::shared_ptr<Device> device, std::shared_ptr<const Library<T>> 
 template <class T>
 void Lstm<T>::describe(uint32_t padding, Handle rnn) const {
   const int type = cudnn_->data_type();
-  cudnn_->check(
-      cudnn_->calls().set_rnn(rnn, cudnn::kStandard, cudnn::kLstm, cudnn::kInputBias,
-                              cudnn::kUnidirectional, cudnn::kLinearInput, type, type,
-                              cudnn_->math_type(), input_, hidden_, hidden_, 1,
-                              cudnn_->no_dropout(), padding),
-      "cudnnSetRNNDescriptor_v8");
+  cudnn_->check(cudnn_->calls().set_rnn(rnn, cudnn::kStandard, cudnn::kLstm, cudnn::kInputBias,
+                                        cudnn::kUnidirectional, cudnn::kLinearInput, type, type,
+                                        cudnn_->math_type(), input_, hidden_, hidden_, 1,
+                                        cudnn_->no_dropout(), padding),
+                "cudnnSetRNNDescriptor_v8");
 }
 
 // Where the library has a matrix [hidden, columns] or its bias [hidden] in the space of weights.
@@ -184,11 +183,11 @@ template <class T>
 void Lstm<T>::run(const Rows<T>& x, Target h) const {
   if (places_ == 0) return;
   gather(x, x_at_);
-  cudnn_->check(cudnn_->calls().forward(
-                    cudnn_->handle(), *rnn(), backward_ ? cudnn::kTraining : cudnn::kInference,
-                    at_.lengths, **x_, x_at_, **y_, y_at_, **state_, 0, 0, **state_, 0, 0,
-                    weight_bytes_, weights_.at(), work_bytes_, work_.at(), reserve_bytes_,
-                    reserve_.at()),
+  cudnn_->check(cudnn_->calls().forward(cudnn_->handle(), *rnn(),
+                                        backward_ ? cudnn::kTraining : cudnn::kInference,
+                                        at_.lengths, **x_, x_at_, **y_, y_at_, **state_, 0, 0,
+                                        **state_, 0, 0, weight_bytes_, weights_.at(), work_bytes_,
+                                        work_.at(), reserve_bytes_, reserve_.at()),
                 "cudnnRNNForward");
   spread(y_at_, hidden_, h);
 }

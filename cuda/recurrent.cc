@@ -49,8 +49,8 @@ template <class T>
 void Executor<T>::place_chains() {
   const auto [rows, places, lengths] = chains_at_;
   for (const auto& lstm : lstms_) {
-    lstm->place({staging_.at<int32_t>(rows), staging_.at<int32_t>(places),
-                 staging_.at<int32_t>(lengths)});
+    lstm->place(
+        {staging_.at<int32_t>(rows), staging_.at<int32_t>(places), staging_.at<int32_t>(lengths)});
   }
 }
 
@@ -71,11 +71,11 @@ void Executor<T>::run_lstm(int32_t id) {
   }
 }
 
-#define CAVS_INSTANTIATE(T)                                      \
-  template void Executor<T>::plan_lstms(const Compiled<T>&);     \
-  template void Executor<T>::bind_lstms();                       \
-  template void Executor<T>::stage_chains();                     \
-  template void Executor<T>::place_chains();                     \
+#define CAVS_INSTANTIATE(T)                                  \
+  template void Executor<T>::plan_lstms(const Compiled<T>&); \
+  template void Executor<T>::bind_lstms();                   \
+  template void Executor<T>::stage_chains();                 \
+  template void Executor<T>::place_chains();                 \
   template void Executor<T>::run_lstm(int32_t);
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

@@ -11,7 +11,7 @@ WIDTH, HIDDEN = 5, 4
 
 
 class Gates(cavs.VertexFunction):
-    """An LSTM whose gates stand in the matrices in any order; ``change`` makes it something else."""
+    """An LSTM whose gates stand in the matrices in any order."""
 
     order, joined, bias = "ifog", False, True
 

@@ -41,7 +41,12 @@ def run(args: argparse.Namespace) -> int:
     graphs = task.required("train")[: args.batches * args.batch_size]
     optimizer = options.make_optimizer(_training_defaults(entry), 1)
     trainer = Trainer(
-        task.model, optimizer, device=args.device, precision=args.precision, threads=args.threads
+        task.model,
+        optimizer,
+        device=args.device,
+        precision=args.precision,
+        cudnn=args.cudnn,
+        threads=args.threads,
     )
     started = time.perf_counter()
     loader = DataLoader(graphs, args.batch_size, prefetch=0)

@@ -104,6 +104,7 @@ def train(args: argparse.Namespace, communicator: Communicator | None = None) ->
     common: dict[str, Any] = {
         "device": args.device,
         "precision": args.precision,
+        "cudnn": args.cudnn,
         "seed": args.seed,
         "max_norm": args.max_norm,
         "threads": args.threads,

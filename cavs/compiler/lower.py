@@ -210,7 +210,7 @@ class Lowering(RowLowering):
     def _recurrence(self, n: Node, owner: str | None) -> None:
         """One instruction: a whole LSTM, or its gradient by its input or by a parameter."""
         p, number = self.program, n.attr("number")
-        inputs = [self.operand(piece) for _, pieces in self.accesses.operands(n) for piece in pieces]
+        inputs = [self.operand(x) for _, pieces in self.accesses.operands(n) for x in pieces]
         i = Instruction(n.op.name, VERTEX_SPACE, inputs=inputs, argument=number)
         if n.op.name == "lstm_weight_grad":
             if owner is None:

@@ -101,9 +101,7 @@ class CudaEngine:
         if self._cudnn is None:
             assert self.device.cudnn is not None
             wide = self._real == "double"
-            self._cudnn = _cuda.Cudnn(
-                self.device.native, self.device.cudnn, self._precision, wide
-            )
+            self._cudnn = _cuda.Cudnn(self.device.native, self.device.cudnn, self._precision, wide)
         return self._cudnn
 
     def invalidate(self) -> None:

@@ -48,9 +48,7 @@ defop("lstm", infer=_infer, vjp=_vjp, rule=BatchRule.REDUCE, cost=100)
 # (h, cotangent of h): the cotangent of x. Those of the weights are left behind for the next.
 defop(
     "lstm_grad",
-    infer=lambda types, attrs: TensorType(
-        FLOAT, (attrs["width"],), [_of_vertices(t) for t in types][0].domain
-    ),
+    infer=lambda types, attrs: TensorType(FLOAT, (attrs["width"],), _of_vertices(types[1]).domain),
     rule=BatchRule.REDUCE,
     cost=100,
 )

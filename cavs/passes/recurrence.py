@@ -149,7 +149,9 @@ def _products(
 
 def _checked(gates: list[list[_Term] | None], h: Slot) -> list[list[_Term]] | None:
     """The terms of each gate in the order x, h, bias, if they are those of an LSTM."""
-    result, inputs, seen = [], set(), []
+    result: list[list[_Term]] = []
+    inputs: set[Node | None] = set()
+    seen: list[_Term] = []
     for terms in gates:
         if terms is None:
             return None

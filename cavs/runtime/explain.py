@@ -9,6 +9,7 @@ from typing import Any
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.compiler.program import Buffer, Program, Stage
 from cavs.compiler.text import buffer_name, cuda_text, map_text, program_text, space_name
+from cavs.config import require
 from cavs.cuda.device import Device
 from cavs.frontend.model import Model
 from cavs.ir import BatchRule, Node
@@ -295,16 +296,20 @@ def explain(
     passes: Passes | None = None,
     device: str | Device = "cpu",
     precision: str = "float32",
+    cudnn: str = "never",
 ) -> Explanation:
     """Compiles ``model`` for batches like ``batch`` and says what became of it.
 
     training: with backward, else the forward program of ``Session.evaluate``. run: also run it,
-    once to warm up and once on the clock, on ``device`` with products in ``precision``. Nothing
-    is updated. Raises what Session raises.
+    once to warm up and once on the clock, on ``device`` with products in ``precision``, and with
+    LSTMs over chains by cuDNN where ``cudnn`` is "always". Nothing is updated. Raises what Session
+    raises.
     """
     parameters = list(model.parameters().values())
     dtype = parameters[0].value.dtype if parameters else "float32"
-    session = Session(model, dtype=dtype, passes=passes, device=device, precision=precision)
+    require(cudnn != "auto", "cudnn", cudnn, "'never' or 'always': one of the two is explained")
+    options: dict[str, Any] = {"device": device, "precision": precision, "cudnn": cudnn}
+    session = Session(model, dtype=dtype, passes=passes, **options)
     compiled = session.compiled(batch, training=training)
     program = compiled.program
     schedule = session.schedule(batch, training=training)

@@ -42,7 +42,7 @@ class Lstms:
         self._trial: tuple[_Class, bool] | None = None  # for the next run
         self._clocked: tuple[_Class, bool, Executor] | None = None  # the last one
 
-    def may(self, variant: Variant, batch: BatchLike) -> bool:
+    def _may(self, variant: Variant, batch: BatchLike) -> bool:
         """Whether ``batch``, which ``variant`` was traced for, can run by cuDNN."""
         if self._engine is None or self._choice == "never" or self._lacks:
             return False
@@ -55,18 +55,18 @@ class Lstms:
     def take(self, variant: Variant, batch: BatchLike) -> bool:
         """Whether it runs by cuDNN: what was decided, or the kernels whose turn it is."""
         self._read()
-        if not self.may(variant, batch):
-            return False
-        key = _class_of(variant, batch)
         found = self.settled(variant, batch)
         if found is None:
+            key = _class_of(variant, batch)
             own, library = self._seconds.setdefault(key, ([], []))
             found = len(library) <= len(own)
             self._trial = key, found
         return found
 
     def settled(self, variant: Variant, batch: BatchLike) -> bool | None:
-        """What was decided for batches like ``batch``, if anything."""
+        """What was decided for batches like ``batch``; None: nothing yet."""
+        if not self._may(variant, batch):
+            return False
         if self._choice == "always":
             return True
         return self._decided.get(_class_of(variant, batch))

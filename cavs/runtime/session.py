@@ -316,9 +316,8 @@ class Session:
         variant = self._variants.get((training, with_loss, self._merges(batch, training), False))
         if variant is not None and variant.merging and variant.distinguishing is None:
             variant = self._variants.get((training, with_loss, False, False))
-        if variant is not None and self._lstms.may(variant, batch):
-            if self._lstms.settled(variant, batch):
-                variant = self._variants.get((training, with_loss, False, True))
+        if variant is not None and self._lstms.settled(variant, batch):
+            variant = self._variants.get((training, with_loss, False, True))
         return variant
 
     def _agreed(self, training: bool) -> bool:

@@ -53,13 +53,16 @@ class Trainer:
         precision: Of products on a GPU: ``"float32"``, or ``"tf32"`` or ``"bfloat16"``, which are
             faster; with ``"bfloat16"`` packed weights and activations are stored in it, in half
             the memory. Sums, parameters, gradients and states are float32 in any case.
+        cudnn: Whether cuDNN runs LSTMs over chains on a GPU: ``"never"``, ``"always"``, or
+            ``"auto"``, where it measures faster.
         seed: Of everything random inside a step (dropout).
         max_norm: Clip the gradient to this global norm.
         threads: Of the engine; by default what the affinity mask and the quota allow.
         session: An engine to use instead of a new `cavs.runtime.Session`.
         config: A JSON object kept in every checkpoint, such as the options of the model.
 
-    Same seed and thread count: bit-identical parameters.
+    Same seed and thread count: bit-identical parameters (but for ``cudnn="auto"``, whose clocks
+    decide).
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Trainer:
         *,
         device: str | Device = "cpu",
         precision: str = "float32",
+        cudnn: str = "never",
         seed: int = 0,
         max_norm: float | None = None,
         threads: int | None = None,
@@ -81,6 +85,8 @@ class Trainer:
                 f"device is {device!r}, but the session given has one of its own",
                 hint="cavs.Session(model, device=...)",
             )
+        own = session is None or cudnn == "never"
+        require(own, "cudnn", cudnn, "'never' with a session, which has a choice of its own")
         require_seed(seed)
         require(isinstance(config, Mapping | None), "config", config, "a dict")
         if max_norm is not None:
@@ -95,7 +101,9 @@ class Trainer:
         if not any(p.trainable for p in self.parameters.values()):
             raise ConfigError("the model has no trainable parameter", hint="add a cavs.Parameter")
         self.session: Engine = (
-            session if session is not None else _new_session(model, threads, device, precision)
+            session
+            if session is not None
+            else _new_session(model, threads, device=device, precision=precision, cudnn=cudnn)
         )
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
@@ -412,8 +420,6 @@ def _graphs(batch: Any) -> str:
     return f"graphs {listed}" + (", ..." if len(batch.ids) > 64 else "")
 
 
-def _new_session(
-    model: ParameterizedModel, threads: int | None, device: str | Device, precision: str
-) -> Engine:
+def _new_session(model: ParameterizedModel, threads: int | None, **options: Any) -> Engine:
     require(isinstance(model, Model), "model", model, "a cavs.Model")
-    return Session(model, threads=threads, device=device, precision=precision)  # type: ignore[arg-type]
+    return Session(model, threads=threads, **options)  # type: ignore[arg-type]

@@ -36,8 +36,8 @@ void RecurrenceChecks::check(const Instruction& in, const std::string& label) {
 
 void RecurrenceChecks::check_rows(const Instruction& in, size_t inputs) const {
   need(in.space == kVertexSpace, "runs over " + space_name(in.space) + ", needs vertex");
-  need(in.inputs.size() == inputs, "has " + std::to_string(in.inputs.size()) + " inputs, needs " +
-                                       std::to_string(inputs));
+  need(in.inputs.size() == inputs,
+       "has " + std::to_string(in.inputs.size()) + " inputs, needs " + std::to_string(inputs));
   for (const Operand& o : in.inputs) {
     check_operand(o, in.space);
     need(o.map == RowMap::kSelf, "reads rows that are not stored as they are");
@@ -52,8 +52,8 @@ void RecurrenceChecks::check_weight(const Instruction& in) const {
   need(h > 0 && w.k == x + h + 1, differ("rows of the weight differ", w.k, x + h + 1));
   need(w.n == 4 * h, differ("columns of the weight differ", w.n, 4 * h));
   for (const WeightPiece& q : w.pieces) {
-    const bool whole = (q.k0 == 0 && q.rows == x) || (q.k0 == x && q.rows == h) ||
-                       (q.k0 == x + h && q.rows == 1);
+    const bool whole =
+        (q.k0 == 0 && q.rows == x) || (q.k0 == x && q.rows == h) || (q.k0 == x + h && q.rows == 1);
     need(whole && q.n0 % h == 0 && q.cols == h && q.col_stride == 1,
          "a piece of " + std::to_string(q.rows) + " x " + std::to_string(q.cols) + " at (" +
              std::to_string(q.k0) + ", " + std::to_string(q.n0) + ") is no matrix of one gate");

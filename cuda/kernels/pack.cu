@@ -27,8 +27,7 @@ __device__ void each_element(const Piece& piece, real (&tile)[kPackTile][kPackTi
     }
     for (int i = y; i < kPackTile; i += step) {
       if (i0 + i < piece.rows && j0 + x < piece.cols) {
-        put(i0 + i, j0 + x,
-            turned ? tile[x][i] : piece.from[(i0 + i) * piece.row_stride + j0 + x]);
+        put(i0 + i, j0 + x, turned ? tile[x][i] : piece.from[(i0 + i) * piece.row_stride + j0 + x]);
       }
     }
     if (turned) __syncthreads();
@@ -42,9 +41,8 @@ extern "C" __global__ __launch_bounds__(256, 4) void pack(const Piece* pieces, i
   for (int p = blockIdx.y; p < count; p += gridDim.y) {
     const Piece piece = pieces[p];
     Packed* to = static_cast<Packed*>(piece.to);
-    each_element(piece, tile, [&](long long i, long long j, real x) {
-      assign(to[i * piece.to_stride + j], x);
-    });
+    each_element(piece, tile,
+                 [&](long long i, long long j, real x) { assign(to[i * piece.to_stride + j], x); });
   }
 }
 
@@ -55,8 +53,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void unpack(const Piece* pieces,
   for (int p = blockIdx.y; p < count; p += gridDim.y) {
     const Piece piece = pieces[p];
     real* to = static_cast<real*>(piece.to);
-    each_element(piece, tile, [&](long long i, long long j, real x) {
-      to[i * piece.to_stride + j] += x;
-    });
+    each_element(piece, tile,
+                 [&](long long i, long long j, real x) { to[i * piece.to_stride + j] += x; });
   }
 }

@@ -190,7 +190,9 @@ def unpack(
     case: Case, grid: Grid, inputs: list[tuple[Any, tuple[int, int], np.ndarray]]
 ) -> np.ndarray:
     """As `pack`, added to 2."""
-    outputs = [case.guarded(*x.shape, fill=2, aligned=i % 2 == 0) for i, (*_, x) in enumerate(inputs)]
+    outputs = [
+        case.guarded(*x.shape, fill=2, aligned=i % 2 == 0) for i, (*_, x) in enumerate(inputs)
+    ]
     pieces = [
         Piece(memory.address, out.address, *strides, *x.shape, out.stride)
         for (memory, strides, x), out in zip(inputs, outputs, strict=True)

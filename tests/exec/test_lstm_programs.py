@@ -1,4 +1,4 @@
-"""Programs that run a whole LSTM: what is wrong with them is said, and the CPU does not take them."""
+"""Programs that run a whole LSTM: what is wrong with them is said; the CPU takes none of them."""
 
 import numpy as np
 import pytest
@@ -32,8 +32,7 @@ def lstm(wrong=lambda m: None, **changes):
     weights = {"inputs": [self_(m.dx, X)], "out": self_(m.grad, 4 * H * X), "accumulate": True}
     for kind, fields in (("lstm", forward), ("lstm_grad", backward), ("lstm_weight_grad", weights)):
         change = changes.pop(kind, None)
-        fields |= change(m) if change else {}
-        m.global_(m.op(kind, m.space, **fields))
+        m.global_(m.op(kind, m.space, **fields | (change(m) if change else {})))
     for again in changes.pop("more", ()):
         m.global_(m.op(again, VERTEX, **forward))
     return m.finish(outputs=[m.h])
@@ -48,7 +47,10 @@ def pieces(*change):
     [
         ({"weight": (X + H, 4 * H, [])}, "rows of the weight differ: 5 != 6"),
         ({"weight": (X + H + 1, 3 * H, [])}, "columns of the weight differ: 6 != 8"),
-        ({"weight": pieces(0, 0, 8, 1, X - 1, H, 0, 0)}, "2 x 2 at .0, 0. is no matrix of one gate"),
+        (
+            {"weight": pieces(0, 0, 8, 1, X - 1, H, 0, 0)},
+            "2 x 2 at .0, 0. is no matrix of one gate",
+        ),
         ({"weight": pieces(0, 0, 8, 1, X, H, 0, 1)}, "is no matrix of one gate"),
         ({"weight": pieces(0, 0, 1, 8, X, H, 0, 0)}, "is no matrix of one gate"),
         ({"lstm": lambda m: {"weight": 7}}, "weight 7 of 1"),

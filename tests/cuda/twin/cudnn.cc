@@ -1,4 +1,5 @@
-// The entry points of cuDNN that the engine uses, with the signatures of cudnn_ops.h and cudnn_adv.h.
+// The entry points of cuDNN that the engine uses, with the signatures of cudnn_ops.h and
+// cudnn_adv.h.
 
 #include "cudnn.h"
 
@@ -31,8 +32,7 @@ int call(Body body) {
   twin::Device& d = device();
   const std::lock_guard<std::recursive_mutex> guard(d.lock);
   if (!d.initialized || !has_context() || d.fault.code != 0) return kNotReadyDnn;
-  if (++d.cudnn_calls == d.settings.cudnn_error_at)
-    return static_cast<int>(d.settings.cudnn_error);
+  if (++d.cudnn_calls == d.settings.cudnn_error_at) return static_cast<int>(d.settings.cudnn_error);
   return body(d);
 }
 
@@ -77,7 +77,8 @@ int start(twin::Device& d, Call& o, void (*narrow)(const Work&), void (*wide)(co
       return kBadParam;
   }
   for (const void* state : o.states)
-    if (state != nullptr) return kRefused;  // all start from zeros here, and nobody asks for the end
+    if (state != nullptr)
+      return kRefused;  // all start from zeros here, and nobody asks for the end
   Work& w = o.work;
   w.rnn = rnn;
   w.data = x;
@@ -96,8 +97,8 @@ int start(twin::Device& d, Call& o, void (*narrow)(const Work&), void (*wide)(co
   Stream* const stream = d.queue.find(o.handle->stream);
   if (stream == nullptr) return kBadParam;
   Record record = {.kind = "product", .name = o.name};
-  record.arguments = std::to_string(x.rows()) + "," + std::to_string(batch) + "," +
-                     std::to_string(x.layout);
+  record.arguments =
+      std::to_string(x.rows()) + "," + std::to_string(batch) + "," + std::to_string(x.layout);
   record.to = reinterpret_cast<uintptr_t>(w.out);
   record.from = reinterpret_cast<uintptr_t>(w.x);
   const auto run = rnn.type == kDouble ? wide : narrow;
@@ -118,9 +119,7 @@ int create(D** result) {
 
 using namespace twin;
 
-TWIN_API size_t cudnnGetVersion() {
-  return static_cast<size_t>(device().settings.cudnn_version);
-}
+TWIN_API size_t cudnnGetVersion() { return static_cast<size_t>(device().settings.cudnn_version); }
 TWIN_API const char* cudnnGetErrorString(int status) { return cudnn::word(status); }
 
 TWIN_API int cudnnCreate(cudnn::Handle** handle) { return cudnn::create(handle); }
@@ -257,9 +256,8 @@ TWIN_API int cudnnGetRNNWeightParams(const cudnn::Handle* handle, const cudnn::R
     return cudnn::kOk;
   });
 }
-TWIN_API int cudnnGetRNNTempSpaceSizes(const cudnn::Handle* handle, const cudnn::Rnn* rnn,
-                                       int mode, const cudnn::Data* x, size_t* work,
-                                       size_t* reserve) {
+TWIN_API int cudnnGetRNNTempSpaceSizes(const cudnn::Handle* handle, const cudnn::Rnn* rnn, int mode,
+                                       const cudnn::Data* x, size_t* work, size_t* reserve) {
   return cudnn::call([&](Device&) {
     if (handle == nullptr || rnn == nullptr || x == nullptr || work == nullptr ||
         reserve == nullptr || mode < 0 || mode > 1 || x->vector != rnn->input)
@@ -281,8 +279,8 @@ TWIN_API int cudnnRNNForward(const cudnn::Handle* handle, const cudnn::Rnn* rnn,
     if (x == nullptr || y == nullptr || h == nullptr || c == nullptr || mode < 0 || mode > 1 ||
         !cudnn::readable(d, weights, weight_bytes, 4))
       return static_cast<int>(cudnn::kBadParam);
-    cudnn::Call o{"cudnnRNNForward", handle, rnn, x_data, y_data, h, c, {hx, hy, cx, cy},
-                  weight_bytes, {}, reserve_size};
+    cudnn::Call o{"cudnnRNNForward", handle,       rnn, x_data,      y_data, h, c,
+                  {hx, hy, cx, cy},  weight_bytes, {},  reserve_size};
     o.work.lengths = lengths;
     o.work.x = x;
     o.work.y = o.work.out = y;
@@ -308,8 +306,8 @@ TWIN_API int cudnnRNNBackwardData_v8(const cudnn::Handle* handle, const cudnn::R
     if (y == nullptr || dy == nullptr || dx == nullptr || h == nullptr || c == nullptr ||
         hx != nullptr || cx != nullptr || !cudnn::readable(d, weights, weight_bytes, 4))
       return static_cast<int>(cudnn::kBadParam);
-    cudnn::Call o{"cudnnRNNBackwardData_v8", handle, rnn, x_data, y_data, h, c,
-                  {dhy, dhx, dcy, dcx}, weight_bytes, {}, reserve_size};
+    cudnn::Call o{"cudnnRNNBackwardData_v8", handle,       rnn, x_data,      y_data, h, c,
+                  {dhy, dhx, dcy, dcx},      weight_bytes, {},  reserve_size};
     o.work.lengths = lengths;
     o.work.x = dx;
     o.work.y = y;
@@ -324,9 +322,8 @@ TWIN_API int cudnnRNNBackwardData_v8(const cudnn::Handle* handle, const cudnn::R
 }
 
 TWIN_API int cudnnRNNBackwardWeights_v8(const cudnn::Handle* handle, const cudnn::Rnn* rnn,
-                                        int mode, const int32_t* lengths,
-                                        const cudnn::Data* x_data, const void* x,
-                                        const cudnn::Tensor* h, const void* hx,
+                                        int mode, const int32_t* lengths, const cudnn::Data* x_data,
+                                        const void* x, const cudnn::Tensor* h, const void* hx,
                                         const cudnn::Data* y_data, const void* y,
                                         size_t weight_bytes, void* grads, size_t work_bytes,
                                         void* work, size_t reserve_size, void* reserve) {
@@ -334,8 +331,9 @@ TWIN_API int cudnnRNNBackwardWeights_v8(const cudnn::Handle* handle, const cudnn
     if (x == nullptr || y == nullptr || h == nullptr || !cudnn::readable(d, grads, weight_bytes, 4))
       return static_cast<int>(cudnn::kBadParam);
     if (mode != 0) return static_cast<int>(cudnn::kRefused);  // CUDNN_WGRAD_MODE_ADD alone
-    cudnn::Call o{"cudnnRNNBackwardWeights_v8", handle, rnn, x_data, y_data, h, nullptr,
-                  {hx, nullptr, nullptr, nullptr}, weight_bytes, {}, reserve_size};
+    cudnn::Call o{
+        "cudnnRNNBackwardWeights_v8",    handle,       rnn, x_data,      y_data, h, nullptr,
+        {hx, nullptr, nullptr, nullptr}, weight_bytes, {},  reserve_size};
     o.work.lengths = lengths;
     o.work.x = x;
     o.work.y = y;

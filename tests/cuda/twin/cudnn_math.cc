@@ -78,8 +78,7 @@ void backward_data(const Work& w) {
       const int64_t row = places[t][s];
       if (row < 0) continue;
       T* gate = kept + row * (kGates + 1) * h;
-      const T* c_before =
-          t == 0 ? nullptr : kept + (places[t - 1][s] * (kGates + 1) + kGates) * h;
+      const T* c_before = t == 0 ? nullptr : kept + (places[t - 1][s] * (kGates + 1) + kGates) * h;
       for (int64_t j = 0; j < h; ++j) {
         const T i = gate[j], f = gate[h + j], g = gate[2 * h + j], o = gate[3 * h + j];
         const T tanh_c = std::tanh(gate[kGates * h + j]);
@@ -98,8 +97,8 @@ void backward_data(const Work& w) {
           for (int g = 0; g < kGates; ++g) {
             const T* matrix = w.matrix<T>(w.weights, first + g);
             for (int64_t j = 0; j < h; ++j)
-              sum += operand(matrix[j * n + k], w.reduced()) *
-                     operand(gate[g * h + j], w.reduced());
+              sum +=
+                  operand(matrix[j * n + k], w.reduced()) * operand(gate[g * h + j], w.reduced());
           }
           out[k] = sum;
         }
