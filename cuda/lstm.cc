@@ -11,7 +11,12 @@ constexpr int kDims = 3;
 template <class T>
 Rows<T> by_index(const void* data, int64_t stride, int64_t base, const int32_t* index,
                  int32_t width) {
-  return {data, stride, base, index, nullptr, RowMap::kIndex, false, width};
+  return {.data = data,
+          .stride = stride,
+          .base = base,
+          .index = index,
+          .map = RowMap::kIndex,
+          .width = width};
 }
 
 }  // namespace

@@ -283,6 +283,33 @@ def test_the_choice_is_checked(on_twin):
         by_cudnn(model, replace(on_twin, cudnn=None), np.float32)
 
 
+def test_it_is_explained(on_twin):
+    model, batch = made(Tagger(nn.LSTM)), chains([5, 4])
+    text = str(cavs.explain(model, batch, device=on_twin, cudnn="always"))
+    assert "= lstm(" in text and "cells.0.W, cells.0.U, cells.0.b)" in text
+    assert "lstm_grad(" in text and "grad(cells.0.U)" in text
+    assert "lstm(" not in str(cavs.explain(model, batch, device=on_twin))
+    with pytest.raises(ConfigError, match="cudnn"):
+        cavs.explain(model, batch, device=on_twin, cudnn="auto")
+
+
+def test_a_trainer_with_a_session_leaves_the_choice_to_it(on_twin):
+    model = made(Tagger(nn.LSTM), np.float32)
+    with pytest.raises(ConfigError, match="a choice of its own"):
+        cavs.Trainer(model, cavs.optim.SGD(0.1), session=cavs.Session(model), cudnn="auto")
+    trainer = cavs.Trainer(model, cavs.optim.SGD(0.1), device=on_twin, cudnn="always")
+    trainer.step(chains([3, 2]))
+    assert trainer.session.report()["cudnn"]["choice"] == "always"
+
+
+def test_replicas_run_our_own_kernels(twin, on_twin):
+    session = cavs.Session(
+        made(Tagger(nn.LSTM)), dtype=np.float64, device=on_twin, cudnn="auto", replicated=True
+    )
+    session.gradients(chains([5, 4]))
+    assert calls(twin) == []
+
+
 def test_never_is_never(twin, on_twin):
     model = made(Tagger(nn.LSTM))
     cavs.Session(model, dtype=np.float64, device=on_twin).gradients(chains([3, 2]))
