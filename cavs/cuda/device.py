@@ -12,11 +12,20 @@ from typing import Protocol
 from cavs import _cuda
 from cavs.cuda.cache import CachedCompiler, CubinCache
 from cavs.cuda.driver import Driver
-from cavs.cuda.libraries import DRIVER, extras, find, find_driver, install_line, require
+from cavs.cuda.libraries import (
+    DRIVER,
+    extras,
+    find,
+    find_cudnn,
+    find_driver,
+    install_line,
+    require,
+)
 from cavs.cuda.memory import CupyMemory, Memory
 from cavs.cuda.nvrtc import Nvrtc
 from cavs.errors import DeviceError
 
+LOOK_UP = "look up"
 OLDEST = 80  # compute capability times ten: asynchronous copies, bfloat16 and tf32 start there
 
 
@@ -33,7 +42,8 @@ class Device:
     """A GPU, and with what it is used. `open_device` looks all this up; a test may pass its own.
 
     driver_library: for dlopen. architecture: as compilers name it, "sm_90". memory: None takes
-    that of the driver. cublas_lt, cudnn: the paths of cuBLASLt and cuDNN; None if there is none.
+    that of the driver. cublas_lt, cudnn: the paths of cuBLASLt and cuDNN; None if there is none;
+    cuDNN may be looked up (LOOK_UP) when it is wanted, for most programs never do.
     """
 
     driver_library: str
@@ -43,6 +53,14 @@ class Device:
     memory: Memory | None
     cublas_lt: str | None = None
     cudnn: str | None = None
+
+    @cached_property
+    def cudnn_library(self) -> str | None:
+        """The path of cuDNN."""
+        if self.cudnn != LOOK_UP:
+            return self.cudnn
+        library = find_cudnn(Driver(self.driver_library).version() // 1000)
+        return library.path if library else None
 
     @cached_property
     def native(self) -> _cuda.Device:
@@ -114,7 +132,7 @@ def _open(name: str, driver_library: str | None) -> tuple[Device, Driver, Nvrtc]
     compiler = Nvrtc(require("nvrtc", "device='cuda' to compile its kernels", newest).path)
     architecture = _architecture(name, capability, compiler, newest)
     memory = CupyMemory(ordinal, newest)
-    blas, cudnn = find("cublasLt", newest), find("cudnn")  # which does not count as CUDA does
+    blas = find("cublasLt", newest)
     device = Device(
         driver_library=driver.path,
         ordinal=ordinal,
@@ -122,7 +140,7 @@ def _open(name: str, driver_library: str | None) -> tuple[Device, Driver, Nvrtc]
         compiler=CachedCompiler(compiler, CubinCache()),
         memory=memory,
         cublas_lt=blas.path if blas else None,
-        cudnn=cudnn.path if cudnn else None,
+        cudnn=LOOK_UP,
     )
     return device, driver, compiler
 

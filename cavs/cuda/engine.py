@@ -95,13 +95,14 @@ class CudaEngine:
         """Why LSTMs cannot run by cuDNN here, as far as is known before it is opened; or empty."""
         if self._precision == "bfloat16":
             return "with precision 'bfloat16' LSTMs run on the engine's own kernels"
-        return "" if self.device.cudnn else "libcudnn.so was not found"
+        return "" if self.device.cudnn_library else "libcudnn.so was not found"
 
     def _open_cudnn(self) -> _cuda.Cudnn:
         if self._cudnn is None:
-            assert self.device.cudnn is not None
+            library = self.device.cudnn_library
+            assert library is not None
             wide = self._real == "double"
-            self._cudnn = _cuda.Cudnn(self.device.native, self.device.cudnn, self._precision, wide)
+            self._cudnn = _cuda.Cudnn(self.device.native, library, self._precision, wide)
         return self._cudnn
 
     def invalidate(self) -> None:

@@ -30,7 +30,7 @@ class Lstms:
 
     def __init__(self, engine: CudaEngine | None, choice: str) -> None:
         self._engine, self._choice = engine, choice
-        self._lacks = "" if engine is None else engine.lacks_cudnn()
+        self._lacks = "" if engine is None or choice == "never" else engine.lacks_cudnn()
         if choice == "always" and self._lacks:
             raise DeviceError(
                 f"cudnn is 'always', but {self._lacks}",

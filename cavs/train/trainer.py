@@ -103,7 +103,7 @@ class Trainer:
         self.session: Engine = (
             session
             if session is not None
-            else _new_session(model, threads, device=device, precision=precision, cudnn=cudnn)
+            else _new_session(model, threads, device, precision, cudnn)
         )
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
@@ -420,6 +420,13 @@ def _graphs(batch: Any) -> str:
     return f"graphs {listed}" + (", ..." if len(batch.ids) > 64 else "")
 
 
-def _new_session(model: ParameterizedModel, threads: int | None, **options: Any) -> Engine:
+def _new_session(
+    model: ParameterizedModel,
+    threads: int | None,
+    device: str | Device,
+    precision: str,
+    cudnn: str,
+) -> Engine:
     require(isinstance(model, Model), "model", model, "a cavs.Model")
+    options: dict[str, Any] = {"device": device, "precision": precision, "cudnn": cudnn}
     return Session(model, threads=threads, **options)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import runners_cavs
 from benchmarks.accuracy import curve, errors
 from benchmarks.gpu_table import ALLOWED
+from benchmarks.refcheck import check
 from benchmarks.sessions import LocalSession
 from benchmarks.timeline import chrome_trace, profiled
 from benchmarks.workloads import WORKLOADS, Case
@@ -67,3 +68,11 @@ def test_passes_are_timed(training):
     assert session.run().wall > 0
     assert session.prepare().wall > 0
     session.close()
+
+
+@pytest.mark.parametrize("workload", ["fixed-lstm", "var-lstm"])
+def test_lstms_by_cudnn_agree_with_our_own(workload, twin, monkeypatch):
+    device = Device(twin.library, 0, "sm_90", twin.compiler, None, cudnn=twin.cudnn)
+    monkeypatch.setattr(runners_cavs, "device_options", lambda case: {"device": device})
+    assert check(replace(CASE, workload=workload), ["cavs-cudnn"], "cavs") == []
+    assert any(o.name == "cudnnRNNForward" for o in twin.operations())

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import cavs
 from cavs import nn, ops
+from cavs.cuda import device as device_module
+from cavs.cuda import libraries
 from cavs.cuda.device import Device, open_device
 from cavs.errors import ConfigError, DeviceError
 from cavs.runtime.recurrence import TRIALS
@@ -37,7 +39,7 @@ def gpu():
         found = open_device("cuda")
     except DeviceError as error:
         pytest.skip(f"no GPU: {error.what}")
-    if found.cudnn is None:
+    if found.cudnn_library is None:
         pytest.skip("cuDNN is not installed")
     return found
 
@@ -316,6 +318,33 @@ def test_never_is_never(twin, on_twin):
     assert calls(twin) == []
 
 
+def test_cudnn_is_looked_up_when_it_is_wanted(monkeypatch, on_twin):
+    asked = []
+    monkeypatch.setattr(
+        device_module, "find_cudnn", lambda newest: asked.append(newest) or on_twin_cudnn
+    )
+    on_twin_cudnn = libraries.Library(on_twin.cudnn, "a test", 9)
+    device = replace(on_twin, cudnn=device_module.LOOK_UP)
+    model, batch = made(Tagger(nn.LSTM)), chains([3, 2])
+    cavs.Session(model, dtype=np.float64, device=device).gradients(batch)
+    assert asked == []
+    by_cudnn(model, device).gradients(batch)
+    assert asked == [12]
+
+
+def test_cublas_is_loaded_before_cudnn(monkeypatch, twin):
+    loaded = []
+    there = {n: libraries.Library(f"/lib{n}.so", "a test", 12) for n in ("cublas", "cublasLt")}
+    there["cudnn"] = libraries.Library(twin.cudnn, "a test", 9)
+    monkeypatch.setattr(libraries, "find", lambda name, newest=None: there.get(name))
+    monkeypatch.setattr(libraries.ctypes, "CDLL", loaded.append)
+    assert libraries.find_cudnn(12) is there["cudnn"]
+    assert loaded == ["/libcublasLt.so", "/libcublas.so"]
+    loaded.clear()
+    del there["cudnn"]
+    assert libraries.find_cudnn(12) is None and loaded == []
+
+
 # ---- what goes wrong -----------------------------------------------------------------------------
 
 
@@ -398,6 +427,25 @@ def test_each_call_of_setting_up_may_fail(twin, on_twin):
         assert_close(found[0], expected[0], 1e-12, "loss")
         failed.add(session.report()["cudnn"]["lacks"].split(":")[0])
     assert {"cudnnCreate", "cudnnGetRNNWeightParams"} <= failed and len(failed) > 5 and nth < 290
+
+
+def test_a_step_that_fails_moves_nothing(twin, on_twin):
+    batches = [chains([3, 2], i) for i in range(3)]
+    losses, values = train(made(Tagger(nn.LSTM)), batches, dtype=np.float64)
+    model = made(Tagger(nn.LSTM))
+    session = by_cudnn(model, on_twin)
+    trainer = cavs.Trainer(model, cavs.optim.Adam(lr=0.02), max_norm=0.05, session=session)
+    found = []
+    for i, batch in enumerate(batches * 3):
+        if i % 2:
+            twin.fail_cudnn(7)
+            with pytest.raises(DeviceError, match="cudnnRNNForward"):
+                trainer.step(batch)
+        found += [step.outcome.loss for step in trainer.launch(batch)]
+    found += [step.outcome.loss for step in trainer.land()]
+    assert_close(found, losses, 1e-9, "losses")
+    for name, value in values.items():
+        assert_close(model.parameters()[name].value, value, 1e-9, name)
 
 
 def test_out_of_memory_names_itself(twin, on_twin):
