@@ -3,7 +3,7 @@
 A binary Tree-LSTM is trained with a table of word vectors (a sparse gradient) and without one. Each
 case that verification admits runs its steps; what the ranks sent is held against the formula of the
 cost model, parameters must have the same bits on all ranks, and without a compressor they must be
-those of one process. Times are not measured.
+those of one process, on made-up trees or on those of SST. Times are not measured.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import cavs
 from benchmarks import machine
 from benchmarks.distributed import run_ranks
 from benchmarks.harness import RESULTS, markdown, write_json
-from benchmarks.sentiment import Sentiment, trees
+from benchmarks.sentiment import Sentiment, treebank, trees
 from cavs.distributed import Trainer
 from cavs.distributed.builders import REGISTRY, build
 from cavs.distributed.communicator import MPICommunicator
@@ -124,8 +125,7 @@ def load_of(trainer: Trainer, part: Any, c: Communicator) -> Load:
     }
     every = c.share([rows, pairs])
     return Load(
-        rows={name: [len(r[name]) for r, _ in every] for name in rows},
-        union={name: len(set().union(*(r[name] for r, _ in every))) for name in rows},
+        rows={name: [np.array(r[name], np.int64) for r, _ in every] for name in rows},
         factors={name: [p[name] for _, p in every] for name in pairs},
     )
 
@@ -197,7 +197,8 @@ def measure(c: Communicator, given: argparse.Namespace) -> list[dict[str, Any]]:
     """What every rank runs."""
     records = []
     for table in given.tables:
-        graphs = trees(GRAPHS * BATCHES, table == "sparse")
+        made = partial(treebank, os.path.join(given.data, "sst")) if given.data else trees
+        graphs = made(GRAPHS * BATCHES, table == "sparse")
         batches = [cavs.batch(graphs[i::BATCHES]) for i in range(BATCHES)]
         expected = alone(table, batches, given.steps, given.dtype)
         variables = measured_variables(
@@ -252,6 +253,7 @@ def show(records: Sequence[dict[str, Any]]) -> str:
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.matrix", description=__doc__)
     add = parser.add_argument
+    add("--data", default="", metavar="DIR", help="holds sst/; made-up trees unless given")
     add("--ranks", type=int, nargs="+", default=[2, 4], metavar="N")
     add("--steps", type=int, default=100, metavar="N")
     add("--builders", nargs="+", default=[*REGISTRY, *VARIANTS], metavar="NAME")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cavs
 from cavs import nn, ops
+from cavs.data import Vocabulary, read_sst
 
 WORDS, WIDTH, HIDDEN, CLASSES = 2000, 96, 96, 5
 
@@ -33,8 +35,6 @@ class Sentiment(cavs.Model):
 def trees(count: int, table: bool, seed: int = 5) -> list[cavs.Graph]:
     """Random binary trees over skewed word frequencies; a phrase's label depends on its words."""
     rng = np.random.default_rng(seed)
-    vectors = np.random.default_rng(1).normal(size=(WORDS + 1, WIDTH)).astype(np.float32)
-    vectors[-1] = 0
     graphs = []
     for _ in range(count):
         words = int(rng.integers(2, 20))
@@ -50,7 +50,29 @@ def trees(count: int, table: bool, seed: int = 5) -> list[cavs.Graph]:
         for v in range(words, len(children)):
             value[v] = sum(value[c] for c in children[v])
         token = np.concatenate([token, np.full(words - 1, -1)]).astype(np.int32)
-        features: dict[str, Any] = {"label": np.array(value, np.int32) % CLASSES}
-        features |= {"token": token} if table else {"x": vectors[token]}
-        graphs.append(cavs.Graph(children, features))
+        graphs.append(graph(children, token, np.array(value, np.int32) % CLASSES, table))
     return graphs
+
+
+def treebank(folder: str, count: int, table: bool) -> list[cavs.Graph]:
+    """The first trees of SST, whose train.txt stands in `folder`; rare words are one."""
+    found = read_sst(Path(folder, "train.txt"), CLASSES)[:count]
+    known = Vocabulary.build((w for tree in found for w in tree.tokens), max_size=WORDS)
+    return [
+        graph(
+            (np.array(t.offsets, np.int32), np.array(t.children, np.int32)),
+            known.encode(t.words),
+            np.array(t.labels, np.int32),
+            table,
+        )
+        for t in found
+    ]
+
+
+VECTORS = np.random.default_rng(1).normal(size=(WORDS + 1, WIDTH)).astype(np.float32)
+VECTORS[-1] = 0  # above the words
+
+
+def graph(children: Any, token: Any, label: Any, table: bool) -> cavs.Graph:
+    features = {"token": token} if table else {"x": VECTORS[token]}
+    return cavs.Graph(children, {"label": label} | features)

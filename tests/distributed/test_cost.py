@@ -121,16 +121,19 @@ def test_sparse_bytes():
     union = 1000 * (1 - 0.95**2)
     served = bytes_by_rank(build("PS", [E], two), [E])
     assert served.tolist() == pytest.approx([union * row, 50 * row + HEADER_BYTES])
-    load = Load(rows={"E": [40, 60]}, union={"E": 90}, factors={})
+    load = Load(rows={"E": [np.arange(40), np.arange(30, 90)]}, factors={})
     served = bytes_by_rank(build("PS", [E], two), [E], load)
     assert served.tolist() == pytest.approx([90 * row, 60 * row + HEADER_BYTES])
     gathered = bytes_by_rank(build("AllReduce", [E], two), [E], load)
     assert gathered.tolist() == [40 * row + HEADER_BYTES, 60 * row + HEADER_BYTES]
+    # All rows are in the first half: to the owner of the second go headers alone.
+    cut = bytes_by_rank(build("PartitionedPS", [E], two), [E], load)
+    assert cut.tolist() == pytest.approx([90 * row + HEADER_BYTES, 60 * row + HEADER_BYTES])
 
 
 def test_measured_factors_replace_expected_ones():
     two = ResourceSpec.local(2)
-    load = Load(rows={}, union={}, factors={"W": [2, 3]})
+    load = Load(rows={}, factors={"W": [2, 3]})
     sent = bytes_by_rank(build("Poseidon", [W], two), [W], load)
     assert sent.tolist() == [n * 2048 * 4 + HEADER_BYTES for n in (2, 3)]
 

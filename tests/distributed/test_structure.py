@@ -17,6 +17,7 @@ from cavs.distributed.balance import (
     split_batch,
     split_profiles,
 )
+from cavs.distributed.balance.model import _minimum
 from cavs.errors import ConfigError
 
 # Seconds a step, a level, a tile of 16, of 96, a vertex, an edge: of the order the engine has.
@@ -230,6 +231,22 @@ def test_splitting_is_quick():
     for _ in range(5):
         split_batch(data, model)
     assert (time.process_time() - begin) / 5 < 0.1
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12))
+def test_coefficients_are_the_minimum(seed, rows):
+    """Where one is above its bound the slope is nothing; at its bound it points below it."""
+    rng = np.random.default_rng(seed)
+    work = rng.normal(size=(rows, 6)) * 10.0 ** rng.integers(-2, 3, 6)
+    square = work.T @ work
+    scale = np.sqrt(np.diag(square))
+    square = square / np.outer(scale, scale) + 1e-4 * np.eye(6)
+    moment, least = rng.normal(size=6) + 0.5, rng.uniform(1e-6, 1e-2, 6)
+    x = np.array(_minimum(square.tolist(), moment.tolist(), least.tolist()))
+    slope, held = square @ x - moment, x == least
+    assert (x >= least).all()
+    assert np.abs(slope[~held]).max(initial=0) < 1e-9
+    assert slope[held].min(initial=0) > -1e-9
 
 
 @pytest.mark.slow

@@ -44,7 +44,8 @@ class CostModel:
 
     def predict(self, features: Floats) -> Floats:
         """Seconds of sets of graphs with `features` (..., 6) on a rank of slowness 1."""
-        seconds: Floats = features @ self.coefficients
+        # No product of NumPy: ranks on different processors must find the same bits.
+        seconds: Floats = (features * self.coefficients).sum(axis=-1)
         return seconds
 
     def update(self, features: Floats, seconds: Sequence[float]) -> None:
@@ -66,18 +67,18 @@ class CostModel:
         self._square *= forget
         self._moment *= forget
         for row, time in zip(features, times / self.slowness, strict=True):
-            work = float(row @ _PRIOR)  # a small batch counts as much as a large one
+            work = float((row * _PRIOR).sum())  # a small batch counts as much as a large one
             self._square += np.outer(row, row) / work**2
             self._moment += row * time / work**2
         self.coefficients = self._solve()
         ratio = times / self.predict(features)
         smooth = max(self.smooth, 1 / self.steps)
-        slowness = self.slowness * (ratio / self.slowness) ** smooth
+        slowness = self.slowness + smooth * (ratio - self.slowness)
         # Only proportions are known: the fastest rank is the measure of the others.
         self.slowness = slowness / slowness.min()
 
     def _solve(self) -> Floats:
-        """The minimum over positive coefficients, by coordinate descent from the last one."""
+        """The minimum over positive coefficients."""
         scale = np.sqrt(np.diag(self._square).copy())
         scale[scale == 0] = 1.0
         square = self._square / np.outer(scale, scale)
@@ -88,31 +89,64 @@ class CostModel:
         least = _LEAST * prior
         moment = self._moment / scale + ridge * prior
         square += ridge * np.eye(len(square))
-        values = np.maximum(self.coefficients * scale, least)
-        found = _descend(square.tolist(), moment.tolist(), least.tolist(), values.tolist())
+        found = _minimum(square.tolist(), moment.tolist(), least.tolist())
         solved: Floats = np.array(found) / scale
         return solved
 
     def _prior(self) -> Floats:
         """The prior's proportions in the size that fits the times seen best."""
-        predicted = float(_PRIOR @ self._square @ _PRIOR)
-        size = float(_PRIOR @ self._moment) / predicted if predicted > 0 else 1.0
+        predicted = float((np.outer(_PRIOR, _PRIOR) * self._square).sum())
+        size = float((_PRIOR * self._moment).sum()) / predicted if predicted > 0 else 1.0
         return _PRIOR * size
 
 
-def _descend(
-    square: list[list[float]], moment: list[float], least: list[float], values: list[float]
-) -> list[float]:
-    """The minimum of a quadratic over values of at least `least`, one coordinate after the other.
+def _minimum(square: list[list[float]], moment: list[float], least: list[float]) -> list[float]:
+    """The x of all x >= `least` where x S x / 2 - m x is least, for a positive definite S.
 
-    In numbers of Python: six of them are too few for NumPy to be fast.
+    An active set (Lawson and Hanson 1974, chapter 23). In numbers of Python: six of them are too
+    few for NumPy to be fast, and its products differ by the last bit from one processor to another.
     """
-    for _ in range(200):
-        before = list(values)
-        for i, row in enumerate(square):
-            rest = moment[i] - sum(map(mul, row, values)) + row[i] * values[i]
-            values[i] = max(rest / row[i], least[i])
-        moved = max(abs(a - b) for a, b in zip(values, before, strict=True))
-        if moved <= 1e-9 * (max(values) + 1e-300):
+    n = len(moment)
+    x, free = list(least), [False] * n
+    for _ in range(4 * n):  # n mostly; rounding may let one come and go for ever
+        pull = [m - sum(map(mul, row, x)) for row, m in zip(square, moment, strict=True)]
+        held = [i for i in range(n) if not free[i] and pull[i] > 1e-12 * abs(moment[i])]
+        if not held:
             break
-    return values
+        free[max(held, key=lambda i: pull[i])] = True
+        while True:
+            goal = _stationary(square, moment, x, free)
+            short = [i for i in range(n) if free[i] and goal[i] < least[i]]
+            if not short:
+                x = goal
+                break
+            # As far as the first bound on the way; there it is held.
+            ways = {i: (x[i] - least[i]) / (x[i] - goal[i]) for i in short}
+            way = min(ways.values())
+            x = [a + way * (b - a) for a, b in zip(x, goal, strict=True)]
+            for i in short:
+                if ways[i] == way:
+                    x[i], free[i] = least[i], False
+    return x
+
+
+def _stationary(
+    square: list[list[float]], moment: list[float], x: list[float], free: list[bool]
+) -> list[float]:
+    """`x` with its free numbers where the quadratic is least; by elimination without pivots."""
+    chosen = [i for i, is_free in enumerate(free) if is_free]
+    held = [i for i, is_free in enumerate(free) if not is_free]
+    rows = [
+        [square[i][j] for j in chosen] + [moment[i] - sum(square[i][j] * x[j] for j in held)]
+        for i in chosen
+    ]
+    for k, pivot in enumerate(rows):
+        for row in rows[k + 1 :]:
+            factor = row[k] / pivot[k]
+            for j in range(k, len(row)):
+                row[j] -= factor * pivot[j]
+    solved = list(x)
+    for k in range(len(chosen) - 1, -1, -1):
+        rest = sum(rows[k][j] * solved[chosen[j]] for j in range(k + 1, len(chosen)))
+        solved[chosen[k]] = (rows[k][-1] - rest) / rows[k][k]
+    return solved

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from cavs.distributed.strategy import (
     shards_of,
 )
 
+Floats = NDArray[np.float64]
 INDEX_BYTES = 4  # of a row number
 HEADER_BYTES = 8  # a count, where sizes differ between ranks
 SMALL = 1 << 14  # bytes: an all-reduce up to here goes up and down a tree, above around a ring
@@ -47,7 +49,7 @@ class Operation:
     nbytes: float | tuple[float, ...]
     root: int = -1
 
-    def bytes_of_ranks(self) -> NDArray[np.float64]:
+    def bytes_of_ranks(self) -> Floats:
         """`nbytes` for each of `ranks`."""
         return np.broadcast_to(np.asarray(self.nbytes, np.float64), len(self.ranks))
 
@@ -72,17 +74,17 @@ class Chain:
 
 @dataclass(frozen=True)
 class Load:
-    """Rows or factor pairs each rank really had in a step, by parameter; replaces expectations.
+    """What each rank really had in a step, by parameter; replaces expectations.
 
-    rows: different rows of a sparse parameter touched by each replica. union: by all of them.
+    rows: the numbers of the rows of a sparse parameter that each replica touches, none twice.
+    factors: how many pairs of vectors each has.
     """
 
-    rows: Mapping[str, Sequence[float]]
-    union: Mapping[str, float]
+    rows: Mapping[str, Sequence[NDArray[np.integer[Any]]]]
     factors: Mapping[str, Sequence[float]]
 
 
-NO_LOAD = Load({}, {}, {})
+NO_LOAD = Load({}, {})
 
 
 def plan(
@@ -157,7 +159,7 @@ class _Planner:
         return (Operation(kind, self.replicas, nbytes),) if len(self.replicas) > 1 else ()
 
     def sparse_everywhere(self, leaf: NodeConfig, variable: Variable, shard: Shard) -> Chain:
-        rows, _ = self.rows(variable, shard)
+        rows, _ = self.rows(variable, shard, self.replicas)
         nbytes = tuple((rows * self.row_bytes(variable)).tolist())
         return Chain((leaf.name,), self.everywhere("all_gather", nbytes))
 
@@ -165,26 +167,29 @@ class _Planner:
     def row_bytes(variable: Variable) -> float:
         return math.prod(variable.shape[1:]) * variable.itemsize + INDEX_BYTES
 
-    def rows(self, variable: Variable, shard: Shard) -> tuple[NDArray[np.float64], float]:
-        """Rows of a shard that each replica touches, and that any does."""
-        table = variable.shape[0]
-        share = (shard.stop - shard.start) / table
-        measured = self.load.rows.get(
-            variable.name, table if variable.rows is None else variable.rows
-        )
-        rows = np.broadcast_to(np.asarray(measured, np.float64), len(self.replicas))
-        union = self.load.union.get(variable.name)
-        return rows * share, (_union(rows, table) if union is None else union) * share
+    def rows(self, variable: Variable, shard: Shard, ranks: Sequence[int]) -> tuple[Floats, float]:
+        """Rows of a shard that each of `ranks`, which are replicas, touches, and that any does."""
+        if variable.name in self.load.rows:
+            numbers = [self.load.rows[variable.name][rank] for rank in ranks]
+            inside = [n[(n >= shard.start) & (n < shard.stop)] for n in numbers]
+            return np.array([float(len(n)) for n in inside]), float(
+                len(np.unique(np.concatenate(inside)))
+            )
+        table, size = variable.shape[0], shard.stop - shard.start
+        each = (table if variable.rows is None else variable.rows) * size / table
+        rows = np.full(len(ranks), each)
+        # If each draws its own evenly.
+        return rows, float(size * (1 - np.prod(1 - np.minimum(rows / size, 1.0))))
 
     def server(
         self, leaf: NodeConfig, server: ParameterServer, variable: Variable, shard: Shard
     ) -> Chain:
         root = self.strategy.graph.rank_of(server.destination)
         push, pull = "reduce", "broadcast"
-        sent: NDArray[np.float64]
+        sent: Floats
         if variable.sparse:
             push = "gather"
-            rows, union = self.rows(variable, shard)
+            rows, union = self.rows(variable, shard, self.replicas)
             row_bytes = self.row_bytes(variable)
             sent, received = rows * row_bytes, union * row_bytes
         else:
@@ -199,8 +204,7 @@ class _Planner:
                 operations += _rooted(push, {r: float(sent[r]) for r in ranks}, leader)
                 senders[leader] = received
                 if variable.sparse:
-                    part = np.array([float(sent[r]) for r in ranks]) / row_bytes
-                    senders[leader] = _union(part, shard.stop - shard.start) * row_bytes
+                    senders[leader] = self.rows(variable, shard, ranks)[1] * row_bytes
         operations += _rooted(push, senders, root)
         if server.local_replication:
             leaders = [root if root in ranks else ranks[0] for ranks in self.by_node.values()]
@@ -211,11 +215,6 @@ class _Planner:
             operations += _rooted(pull, dict.fromkeys(self.replicas, received), root)
         waits = server.sync and server.staleness == 0
         return Chain((leaf.name,), tuple(operations), waits, server.sync)
-
-
-def _union(rows: NDArray[np.float64], table: float) -> float:
-    """Different rows of a table that several ranks touch, if each draws its own evenly."""
-    return float(table * (1 - np.prod(1 - np.minimum(rows / table, 1.0))))
 
 
 def _rooted(kind: str, nbytes: Mapping[int, float], root: int) -> list[Operation]:
@@ -229,7 +228,7 @@ def _rooted(kind: str, nbytes: Mapping[int, float], root: int) -> list[Operation
     return [Operation(kind, ranks, sizes[0] if same else sizes, root)]
 
 
-def sent_bytes(operation: Operation, world: int) -> NDArray[np.float64]:
+def sent_bytes(operation: Operation, world: int) -> Floats:
     """Bytes that each of `world` ranks sends to others in one operation.
 
     Headers are counted where sizes differ between ranks.
@@ -254,7 +253,7 @@ def sent_bytes(operation: Operation, world: int) -> NDArray[np.float64]:
     return result
 
 
-def _tree_messages(n: int) -> NDArray[np.float64]:
+def _tree_messages(n: int) -> Floats:
     """Messages each of n ranks sends in an all-reduce up and down a binomial tree."""
     rank = np.arange(n)
     sends = (rank > 0).astype(np.float64)
@@ -267,7 +266,7 @@ def _tree_messages(n: int) -> NDArray[np.float64]:
 
 def bytes_by_rank(
     strategy: Strategy, variables: Sequence[Variable], load: Load = NO_LOAD, step: int = 0
-) -> NDArray[np.float64]:
+) -> Floats:
     """Bytes that every rank of the strategy sends in one training step."""
     world = len(strategy.graph.ranks)
     total = np.zeros(world)

@@ -1,0 +1,221 @@
+"""Balance on MPI ranks that compute at the same time: iteration times, slowest against mean.
+
+``skewed``: trees of depths 5 to 60, equal numbers for all ranks against balance by structure, the
+same batches in turns. ``slowed``: trees of one size; the last rank computes everything ``--slow``
+times, and LB-BSP finds that out. Each rank has a core of its own, else times say nothing. Batches
+are split and collated before the clock starts, as a loader does. Optimum and ideal time follow from
+the time that a graph takes on each rank in the second half of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cavs
+from benchmarks import machine
+from benchmarks.balance import Classifier, tree, trees
+from benchmarks.distributed import run_ranks
+from benchmarks.harness import RESULTS, markdown, write_json
+from cavs.distributed import Trainer
+from cavs.distributed.balance import PREDICTORS, SpeedBalancer, StructureBalancer
+from cavs.distributed.communicator import MPICommunicator
+from cavs.distributed.launch import command_of, find_mpirun
+from cavs.distributed.run import Run
+from cavs.distributed.shards import contiguous, shard
+
+CASES = ("skewed", "slowed")
+
+
+def pin(rank: int) -> None:
+    """All threads of this process on one core, another one for each rank."""
+    cores = sorted(os.sched_getaffinity(0))
+    core = cores[rank % len(cores)]
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {core})
+
+
+@contextlib.contextmanager
+def repeated(times: int) -> Iterator[None]:
+    """Forward and backward are computed so many times in this process; the last time counts."""
+    go = Run.go
+
+    def slower(self: Run, words: Any, inputs: tuple[Any, ...]) -> Any:
+        begun = time.perf_counter()
+        for _ in range(times - 1):
+            self.executor.run(*inputs)
+        spent = time.perf_counter() - begun
+        result = go(self, words, inputs)
+        self.compute_seconds += spent
+        return result
+
+    Run.go = slower  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Run.go = go  # type: ignore[method-assign]
+
+
+def trainer_of(c: Any, hidden: int, split: Any) -> Trainer:
+    optimizer = cavs.optim.SGD(lr=1e-6)
+    return Trainer(Classifier(hidden), optimizer, communicator=c, split=split, threads=1)
+
+
+def step(trainer: Trainer, graphs: Sequence[cavs.Graph]) -> dict[str, Any]:
+    """Seconds of an iteration on a batch that a loader has made before, those of the ranks."""
+    c = trainer.communicator
+    part = shard(graphs, None, c.rank, c.size, trainer.session.split)
+    mine = np.zeros(c.size)
+    mine[c.rank] = 0 if part.empty else part.local.num_graphs
+    c.all_reduce(mine)
+    c.barrier()
+    begun = time.perf_counter()
+    report = trainer.advance(part)
+    took = time.perf_counter() - begun
+    return {
+        "seconds": took,
+        "ranks": list(report.rank_seconds),
+        "counts": mine.astype(int).tolist(),
+    }
+
+
+def skewed(c: Any, given: argparse.Namespace, size: int) -> dict[str, Any]:
+    data, rng = trees(600), np.random.default_rng(0)
+    splits = {"equal": contiguous, "structure": StructureBalancer()}
+    trainers = {name: trainer_of(c, given.hidden, split) for name, split in splits.items()}
+    steps: dict[str, list[Any]] = {name: [] for name in trainers}
+    for _ in range(given.warm_up + given.steps):
+        graphs = [data[i] for i in rng.integers(0, len(data), size)]
+        for name, trainer in trainers.items():
+            steps[name].append(step(trainer, graphs))
+    kept = {name: s[given.warm_up :] for name, s in steps.items()}
+    total = {name: sum(s["seconds"] for s in of) for name, of in kept.items()}
+    found = kept["structure"]
+    return {
+        "gain": 1 - total["structure"] / total["equal"],
+        "uneven": statistics.median(max(s["ranks"]) / np.mean(s["ranks"]) for s in found),
+        "iteration": statistics.median(s["seconds"] / np.mean(s["ranks"]) for s in found),
+        "before": statistics.median(max(s["ranks"]) / np.mean(s["ranks"]) for s in kept["equal"]),
+    }
+
+
+def optimum(size: int, each: Sequence[float]) -> list[int]:
+    """The counts whose slowest rank is the fastest, by the seconds that a graph takes on each."""
+    counts = [0] * len(each)
+    for _ in range(size):
+        counts[min(range(len(each)), key=lambda r: (counts[r] + 1) * each[r])] += 1
+    return counts
+
+
+def slowed(c: Any, given: argparse.Namespace, size: int, predictor: str) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    data = [tree(rng, 20) for _ in range(200)]
+    balancer = SpeedBalancer(predictor=PREDICTORS[predictor], lag=0)
+    trainer = trainer_of(c, given.hidden, balancer)
+    last = c.rank == c.size - 1
+    steps = []
+    with repeated(given.slow if last else 1):
+        for _ in range(2 * given.steps):
+            steps.append(step(trainer, [data[i] for i in rng.integers(0, len(data), size)]))
+    late = steps[given.steps :]
+    each = [float(np.median([s["ranks"][r] / s["counts"][r] for s in late])) for r in range(c.size)]
+    best = optimum(size, each)
+    off = [max(abs(a - b) for a, b in zip(s["counts"], best, strict=True)) for s in steps]
+    ideal = max(n * t for n, t in zip(best, each, strict=True))
+    return {
+        "predictor": predictor,
+        "slower": each[-1] / min(each),
+        "optimum": best,
+        "reached": next((i for i, d in enumerate(off) if d <= 1), None),
+        "within_one": float(np.mean([d <= 1 for d in off[40:]])),
+        "compute": statistics.median(max(s["ranks"]) for s in late) / ideal,
+        "time": statistics.median(s["seconds"] for s in late) / ideal,
+        "equal": max(size / c.size * t for t in each) / ideal,
+    }
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """What every rank runs."""
+    c = MPICommunicator()
+    pin(c.rank)
+    result: dict[str, Any] = {"ranks": c.size, "skewed": {}, "slowed": {}}
+    for size in given.batch_sizes:
+        if "skewed" in given.cases:
+            result["skewed"][str(size)] = skewed(c, given, size)
+        if "slowed" in given.cases:
+            result["slowed"][str(size)] = [slowed(c, given, size, p) for p in given.predictors]
+    return result
+
+
+def show(result: dict[str, Any]) -> str:
+    text = [f"{result['ranks']} ranks"]
+    if result["skewed"]:
+        headers = ["skewed trees, global batch", "less time", "slowest / mean", "with equal counts"]
+        rows = [
+            [size, f"{r['gain']:.1%}", *(f"{r[k]:.3f}" for k in ("uneven", "before", "iteration"))]
+            for size, r in result["skewed"].items()
+        ]
+        text.append(markdown([*headers, "iteration / mean compute"], rows))
+    if result["slowed"]:
+        headers = ["a slow rank, global batch", "predictor", "times slower", "optimum"]
+        headers += ["within 1 at", "from 40 on within 1", "compute / ideal", "iteration / ideal"]
+        rows = []
+        for size, found in result["slowed"].items():
+            for r in found:
+                best = ", ".join(map(str, r["optimum"]))
+                row = [size, r["predictor"], f"{r['slower']:.2f}", best, str(r["reached"])]
+                row += [f"{r['within_one']:.0%}", f"{r['compute']:.3f}", f"{r['time']:.3f}"]
+                rows.append([*row, f"{r['equal']:.2f}"])
+        text.append(markdown([*headers, "equal counts"], rows))
+    return "\n\n".join(text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stragglers", description=__doc__)
+    add = parser.add_argument
+    add("--ranks", type=int, default=2, metavar="N")
+    add("--cases", nargs="+", choices=CASES, default=list(CASES))
+    add("--hidden", type=int, default=128, metavar="N")
+    add(
+        "--batch-sizes", type=int, nargs="+", default=[16, 32, 64], metavar="N", help="of all ranks"
+    )
+    add("--slow", type=int, default=3, metavar="N", help="times that the last rank is slower")
+    add("--predictors", nargs="+", choices=list(PREDICTORS), default=["narx", "memoryless", "ema"])
+    add("--steps", type=int, default=60, metavar="N")
+    add("--warm-up", type=int, default=20, metavar="N", help="steps that do not count")
+    add("--out", default=str(RESULTS / "stragglers.json"), metavar="FILE")
+    add("--rank", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.rank:
+        result = measure(given)
+        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+            print("RESULT " + json.dumps(result), flush=True)
+        return 0
+    own = list(sys.argv[1:] if arguments is None else arguments)
+    program = ["-m", "benchmarks.stragglers", "--rank", *own]
+    result = run_ranks(command_of(find_mpirun(), given.ranks, program))
+    print(show(result))
+    write_json(
+        Path(given.out),
+        {
+            "command": machine.command(),
+            "commit": machine.commit(),
+            "machine": machine.machine(),
+            "results": [result],
+        },
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
