@@ -438,6 +438,7 @@ def test_a_step_that_fails_moves_nothing(twin, on_twin):
     found = []
     for i, batch in enumerate(batches * 3):
         if i % 2:
+            found += [step.outcome.loss for step in trainer.land()]
             twin.fail_cudnn(7)
             with pytest.raises(DeviceError, match="cudnnRNNForward"):
                 trainer.step(batch)
