@@ -15,12 +15,22 @@ CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cc' -o -name '*.h' -o -name '*.inc
 LINT_VENV := $(VENV)-lint
 SANITIZE_VENV := $(VENV)-sanitize
 
+# Kernels are named by line, a machine without a GPU fails, and few random cases run: they run slowly.
+# Races are those of shared memory, so the tests of kernels show them all.
+CUDA ?= cuda12
+COMPUTE_SANITIZER ?= compute-sanitizer
+SANITIZED_CUDA = PATH="$(CURDIR)/$(BIN):$$PATH" CAVS_LINE_INFO=1 CAVS_TEST_GPU=1 CAVS_TEST_PATIENCE=20 \
+	HYPOTHESIS_PROFILE=quick $(COMPUTE_SANITIZER) --error-exitcode 1
+RACE_TESTS := tests/cuda/test_kernels.py tests/cuda/test_products.py tests/cuda/test_updates.py tests/codegen
+MEMORY_TESTS := $(RACE_TESTS) tests/cuda/test_operators.py tests/cuda/test_models.py tests/cuda/test_ahead.py \
+	tests/cuda/test_engine.py
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench sanitize build clean
+.PHONY: help demo test lint format bench sanitize sanitize-cuda build clean
 .PHONY: checks ruff ruff-format clang-format mypy layers rewrite sanitized-engine
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) JOBS=$(JOBS)"
 
 demo: build  ## train a Tree-LSTM on real trees, a few minutes
@@ -40,6 +50,10 @@ bench: build $(STAMP)-bench  ## measure against the rivals; writes benchmarks/re
 
 sanitize:  ## run the tests on an engine built with ASan and UBSan, then look for leaks
 	@$(MAKE) --no-print-directory VENV=$(SANITIZE_VENV) sanitized-engine
+
+sanitize-cuda: build $(STAMP)-test $(STAMP)-$(CUDA)  ## look for wrong accesses and races of the kernels on a GPU
+	$(SANITIZED_CUDA) --tool memcheck $(BIN)/python -m pytest -m cuda $(MEMORY_TESTS)
+	$(SANITIZED_CUDA) --tool racecheck $(BIN)/python -m pytest -m cuda $(RACE_TESTS)
 
 build: $(STAMP)-build  ## create the environment and build the engine
 	@$(RUN) -c "import cavs._engine"
@@ -72,6 +86,12 @@ $(STAMP)-build: csrc/CMakeLists.txt $(STAMP)-requirements
 
 $(STAMP)-test $(STAMP)-lint $(STAMP)-bench: $(STAMP)-%: pyproject.toml $(STAMP)-python
 	$(PIP) --group $*
+	@touch $@
+
+# What a GPU takes beside the build: an extra of the package.
+$(STAMP)-$(CUDA): pyproject.toml $(STAMP)-python
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(CUDA)'], sep='\n')" > $@.txt
+	$(PIP) --requirement $@.txt
 	@touch $@
 
 checks: ruff ruff-format clang-format mypy layers

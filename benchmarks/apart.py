@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import signal
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 
+def kill(process: multiprocessing.process.BaseProcess) -> None:
+    """Ends a process that called ``lead`` with all that it has started.
+
+    One that a driver holds stays; nobody waits for it.
+    """
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join(1)
+
+
+def lead() -> None:
+    """Makes this process the first of a group of its own."""
+    os.setpgid(0, 0)
+
+
 def _answer(connection: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    lead()
     try:
         connection.send((True, work(*arguments)))
     except Exception as error:
@@ -31,15 +52,12 @@ def apart(work: Callable[..., Any], *arguments: Any, patience: float) -> Any:
         if not connection.poll(patience):
             raise RuntimeError(f"no answer within {patience:g} s")
         good, answer = connection.recv()
+        process.join(2)
     except EOFError as error:
         process.join(5)
         raise RuntimeError(f"its process ended with code {process.exitcode}") from error
     finally:
-        if process.is_alive():
-            process.join(2)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        kill(process)
         connection.close()
     if not good:
         raise RuntimeError(answer)

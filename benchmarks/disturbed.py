@@ -15,6 +15,7 @@ import numpy as np
 
 EQUAL = 1e-8  # of the undisturbed run, relative, in float64: other numbers of ranks round otherwise
 LIKELY = 4.0  # standard deviations of undisturbed runs that a loss may be away from their mean
+STILL = 10.0  # seconds that the others may stand still, to notice a death, meet and make a step
 ALIKE = 2.0  # times as far from their mean as the furthest of them parameters may be
 
 
@@ -27,7 +28,7 @@ class Ended:
     results: dict[int, dict[str, Any]]
     values: dict[int, dict[str, Any]]
     checkpoint: int
-    still: float | None = None  # seconds
+    still: float | None = None  # seconds from the kill to the end of the others' next step
 
     @property
     def is_stale(self) -> bool:
@@ -53,6 +54,8 @@ def _unfinished(ended: Ended, expected: dict[str, Any], ranks: int) -> list[str]
             found.append(f"rank {r} saw other graphs")
     if ended.status != 0:
         found.append(f"it ended with status {ended.status}")
+    if ended.still is not None and not ended.still <= STILL:
+        found.append(f"the others stood still for {ended.still:.1f} s")
     if ended.checkpoint != expected["steps"]:
         found.append(f"the last checkpoint is of step {ended.checkpoint}")
     return found

@@ -5,7 +5,7 @@ step, some random milliseconds more, and kills it. The survivors must end the tr
 batch seen, with the losses and parameters of a run that nobody disturbed but for rounding. With
 stale parameters (``--strategies "PSLoadBalancing(staleness=2)"``) they must be within the noise of
 ``--calm`` such runs with all ranks and as many with one less. How long the survivors stand still is
-counted from the kill to the end of their next step.
+counted from the kill to the end of their next step, and bounded.
 """
 
 from __future__ import annotations

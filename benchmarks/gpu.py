@@ -1,41 +1,69 @@
 """The whole of one GPU in one command: correctness, ceilings, rivals, ablations, a timeline.
 
-Checks results first, then measures cases in order of importance until the time is up; the JSON file
-is complete after each, and one table of everything stands last. What fails or is left out is listed
-and makes the exit status 1.
+What has a bound comes first, then the rest in order of importance until the time is up; the JSON
+file is complete after each, and one table of everything stands last. What fails, is left out or
+misses a bound is listed and makes the exit status 1. At ``--deadline`` whatever still runs is
+killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from benchmarks import machine
 from benchmarks.apart import apart
 from benchmarks.gpu_cases import Group, groups
-from benchmarks.gpu_parts import AFTER, BEFORE, Failures
-from benchmarks.gpu_table import summary_table
+from benchmarks.gpu_parts import BOUNDED, OTHERS, Failures
+from benchmarks.gpu_table import missed, summary_table
 from benchmarks.harness import RESULTS, measure, write_json
 from benchmarks.products import products_of
 from benchmarks.samples import RANDOM, ROOT
 from benchmarks.sessions import LocalSession, RemoteSession, Session
 from benchmarks.workloads import Case, load
 
+PARTS = BOUNDED | OTHERS
+Item = tuple[str, bool, Callable[[], None]]  # what to do, whether it may be left out
+
+
+class OutOfTimeError(BaseException):
+    """The deadline has come; no handler of errors on the way may take it for one of a part."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raises OutOfTimeError in the block once this time is up, also where it waits."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
 
 class Run:
     """One run of the program: what it has found so far, and how much time is left."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
+    def __init__(self, given: argparse.Namespace, started: float) -> None:
         self.given = given
-        self.started = time.perf_counter()
+        self.started = started
         self.sessions: dict[str, Session] = {}
         self.record: dict[str, Any] = {
             "benchmark": "gpu",
@@ -49,6 +77,7 @@ class Run:
             "cases": [],
             "failed": [],
             "skipped": [],
+            "optional_skipped": [],
         }
 
     @property
@@ -62,14 +91,6 @@ class Run:
         self.record["seconds"] = round(self.seconds, 1)
         write_json(self.given.out, self.record)
 
-    def begins(self, name: str) -> bool:
-        """Whether there is time for one thing more; it is listed as left out if not."""
-        if self.seconds > self.given.limit:
-            self.record["skipped"].append(name)
-            return False
-        self.say(name)
-        return True
-
     def fail(self, name: str, error: object) -> None:
         text = str(error).strip() or type(error).__name__
         self.record["failed"].append({"part": name, "error": text})
@@ -77,8 +98,6 @@ class Run:
 
     def part(self, name: str, work: Callable[..., tuple[Any, Failures]]) -> None:
         """Puts what ``work`` finds in the record; a failure is recorded and does not stop us."""
-        if not self.begins(name):
-            return
         given = self.given
         try:
             if given.in_process:
@@ -91,7 +110,6 @@ class Run:
             self.record[name] = found
             for what, why in failed:
                 self.fail(what, why)
-        self.save()
 
     def session(self, runner: str) -> Session:
         if runner not in self.sessions:
@@ -109,8 +127,6 @@ class Run:
 
     def case(self, group: Group, case: Case) -> None:
         name = f"{group.name}: {case.title}"
-        if not self.begins(name):
-            return
         try:
             sessions = [self.session(runner) for runner in group.runners]
             entry = measure(case, sessions, self.given.rounds, group.runners[0])
@@ -127,48 +143,85 @@ class Run:
         entry["samples_per_batch"] = case.batch_size
         entry["flops"] = sum(product.flops for product in products)
         self.record["cases"].append(entry)
-        self.save()
 
-    def all(self) -> None:
+    def items(self) -> Iterator[Item]:
+        """All there is to do, what has a bound first."""
         given = self.given
 
-        def wanted(name: str) -> bool:
-            return not given.only or name in given.only
+        def parts(of: dict[str, Any]) -> Iterator[Item]:
+            for name, work in of.items():
+                yield name, False, partial(self.part, name, work)
 
-        for name, work in BEFORE.items():
-            if wanted(name):
-                self.part(name, work)
+        def cases(of: list[Group]) -> Iterator[Item]:
+            for group in of:
+                for case in group.cases:
+                    name = f"{group.name}: {case.title}"
+                    yield name, group.optional, partial(self.case, group, case)
+                # Processes that no later group has are not needed again.
+                later = {runner for g in made[made.index(group) + 1 :] for runner in g.runners}
+                gone = [runner for runner in group.runners if runner not in later]
+                yield "", False, partial(self.drop, *gone)
+
+        made = groups(given.device, given.data, given.full, given.tiny)
+        made = [group for group in made if not given.only or group.name in given.only]
+        wanted = {k: v for k, v in PARTS.items() if not given.only or k in given.only}
+        yield from parts({k: v for k, v in wanted.items() if k in BOUNDED})
+        yield from cases([group for group in made if group.bounded])
+        yield from parts({k: v for k, v in wanted.items() if k in OTHERS})
+        yield from cases([group for group in made if not group.bounded])
+
+    def leave_out(self, name: str, optional: bool) -> None:
+        if name:
+            self.record["optional_skipped" if optional else "skipped"].append(name)
+
+    def all(self) -> None:
+        """Does it all; nothing is begun after the limit, and at the deadline nothing goes on."""
+        items = list(self.items())
+        done = 0
         try:
-            for group in groups(given.device, given.data, given.full, given.tiny):
-                if wanted(group.name):
-                    for case in group.cases:
-                        self.case(group, case)
-                    if group.name == "ablation":  # their processes are not needed again
-                        self.drop(*group.runners[1:])
+            with deadline(self.given.deadline - self.seconds):
+                for name, optional, work in items:
+                    if name and self.seconds > self.given.limit:
+                        self.leave_out(name, optional)
+                    else:
+                        if name:
+                            self.say(name)
+                        work()
+                        self.save()
+                    done += 1
+                self.drop(*list(self.sessions))
+        except OutOfTimeError:
+            if done < len(items):
+                name, optional, _ = items[done]
+                self.fail(name or "the end of a group", "killed: time was up")
+                for name, optional, _ in items[done + 1 :]:
+                    self.leave_out(name, optional)
         finally:
-            self.drop(*list(self.sessions))
-        for name, work in AFTER.items():
-            if wanted(name):
-                self.part(name, work)
+            for session in self.sessions.values():
+                session.kill()
         self.save()
 
 
-def build() -> None:
+def build(patience: float) -> None:
     """Builds the engine into this environment if it is not there.
 
-    Raises RuntimeError with what pip wrote if that fails.
+    Raises RuntimeError with what pip wrote if that fails, or takes longer than `patience` seconds.
     """
     present = [sys.executable, "-c", "import cavs"]
     if subprocess.run(present, cwd=ROOT, check=False, capture_output=True).returncode == 0:
         return
     print("building cavs", file=sys.stderr, flush=True)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "install", *options],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=patience,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"cavs is not built after {patience:g} s") from error
     if done.returncode != 0:
         raise RuntimeError(f"cavs cannot be built here:\n{done.stdout}{done.stderr}")
 
@@ -182,12 +235,13 @@ def refused(given: argparse.Namespace) -> str:
 
         if not torch.cuda.is_available():
             return f"PyTorch {torch.__version__} sees no GPU; --device cpu tries the program out"
-    known = {*BEFORE, *AFTER, *(g.name for g in groups(given.device, given.data, True, False))}
+    known = {*PARTS, *(g.name for g in groups(given.device, given.data, True, False))}
     unknown = [name for name in given.only if name not in known]
     return f"no part {unknown[0]!r}; there are {', '.join(sorted(known))}" if unknown else ""
 
 
 def main(arguments: list[str] | None = None) -> int:
+    started = time.perf_counter()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description=__doc__,
@@ -205,23 +259,29 @@ def main(arguments: list[str] | None = None) -> int:
     add("--tiny", action="store_true", help="sizes that say nothing, to see that all parts run")
     add("--only", nargs="+", default=[], metavar="PART", help="parts or groups of cases by name")
     add("--rounds", type=int, default=7, help="interleaved repetitions")
-    add("--steps", type=int, default=0, help="of the loss curve; 0: 200, or 1000 with --full")
-    add("--limit", type=float, default=0, help="seconds after which nothing is begun; 0: 480")
+    add("--steps", type=int, default=0, help="of the loss curve; 0: 1000")
+    add("--limit", type=float, default=0, help="seconds after which nothing is begun; 0: 500")
+    add("--deadline", type=float, default=0, help="seconds after which all is killed; 0: 580")
     add("--patience", type=float, default=120, help="seconds that a process may take to answer")
+    add("--no-bounds", action="store_true", help="what misses a bound is no failure")
     add("--in-process", action="store_true", help="everything in this process")
     add("--out", type=Path, default=RESULTS / "gpu.json", help="result file; the trace is beside")
     given = parser.parse_args(arguments)
-    given.limit = given.limit or (float("inf") if given.full else 480.0)
-    build()
+    given.limit = given.limit or (float("inf") if given.full else 500.0)
+    given.deadline = given.deadline or (1e9 if given.full else 580.0)
+    build(given.deadline)
     trouble = refused(given)
     if trouble:
         print(trouble, file=sys.stderr)
         return 2
-    run = Run(given)
+    run = Run(given, started)
     run.all()
     print(summary_table(run.record))
-    return 1 if run.record["failed"] or run.record["skipped"] else 0
+    failed = run.record["failed"] or run.record["skipped"]
+    return 1 if failed or (missed(run.record) and not given.no_bounds) else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # the interpreter's end would wait for processes that a driver holds

@@ -88,6 +88,10 @@ class Timed(ABC):
     def train(self, plan: Any) -> float:
         """One whole training step, the update included; the loss before it."""
 
+    def device_memory(self) -> int:
+        """Most bytes of a device that were held so far; 0 without a device."""
+        return 0
+
     def train_all(self, plans: SequenceOf[Any]) -> list[float]:
         """A step on each; on a GPU losses are read when all are on their way."""
         return [self.train(plan) for plan in plans]

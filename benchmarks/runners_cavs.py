@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,19 @@ from benchmarks.samples import Sample, Tree
 from benchmarks.workloads import Case, Parameters, Sizes, Workload
 from cavs import data, nn, ops
 from cavs.compiler.pipeline import Passes
+from cavs.cuda import open_device
 from cavs.frontend import Model, Parameter, State, VertexFunction
 from cavs.runtime import Session
 from cavs.train.optim import SGD, Adagrad
 from cavs.train.trainer import Trainer
 
+# What a device can do without, beside the passes of the compiler.
+SWITCHES: dict[str, dict[str, Any]] = {
+    "second-stream": {"beside": False},
+    "cublas": {"cublas_lt": None},
+    "few-row-kernels": {"few_rows": False},
+    "launch-ahead": {},
+}
 _PRECISIONS = {"tf32": "tf32", "bf16": "bfloat16"}
 
 
@@ -114,14 +123,17 @@ _NAMES = {
 class CavsRunner(Runner):
     """Trains by ``Trainer.step``, infers by ``Session.predict``.
 
-    ``without``: a compiler pass that is switched off.
+    ``without``: a compiler pass, or one of SWITCHES, that is switched off.
     """
 
     cudnn = "never"
     cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
 
     def __init__(self, workload: Workload, parameters: Parameters, without: str = "") -> None:
-        self.passes = Passes(**{without: False}) if without else Passes()
+        switched = without in SWITCHES
+        self.passes = Passes(**{without: False}) if without and not switched else Passes()
+        self.switched = SWITCHES[without] if switched else {}
+        self.ahead = without != "launch-ahead"
         # Samples become graphs once, as they would when a data set is read.
         self.graphs = {
             id(sample): self._graph(sample) for batch in workload.batches for sample in batch
@@ -148,6 +160,10 @@ class CavsRunner(Runner):
         options = device_options(self.case)
         if self.cudnn != "never":
             options["cudnn"] = self.cudnn
+        if self.switched:
+            device = options["device"]
+            device = open_device(device) if isinstance(device, str) else device
+            options["device"] = replace(device, **self.switched)
         self.session = Session(model, threads=self.case.threads, passes=self.passes, **options)
         rule = {"sgd": SGD, "adagrad": Adagrad}[self.case.optimizer]
         self.trainer = Trainer(model, rule(self.case.lr), session=self.session)
@@ -161,8 +177,19 @@ class CavsRunner(Runner):
         return self.trainer.step(plan)
 
     def train_all(self, plans: SequenceOf[data.GraphBatch]) -> list[float]:
+        if not self.ahead:
+            return super().train_all(plans)
         ended = [step for plan in plans for step in self.trainer.launch(plan)]
         return [step.outcome.loss for step in (*ended, *self.trainer.land())]
+
+    def device_memory(self) -> int:
+        """Of the engine's blocks, as the allocator rounds them; they only grow."""
+        device = self.session.device
+        if device is None:
+            return 0
+        if device.memory is not None:
+            return device.memory.used()
+        return sum(self.report()["memory"].values())
 
     def infer(self, plan: data.GraphBatch) -> Any:
         return self.session.predict(plan)

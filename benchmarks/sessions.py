@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.apart import kill, lead
 from benchmarks.runner import Timed, make_runner
 from benchmarks.workloads import Case, load
 
@@ -53,11 +54,15 @@ class Session(ABC):
 
     @abstractmethod
     def peak_memory(self) -> int:
-        """Most bytes the process has held so far."""
+        """Most bytes held so far: of the device that the case runs on, or of the process."""
 
     @abstractmethod
     def close(self) -> None:
         """Ends the session."""
+
+    def kill(self) -> None:
+        """Ends it at once, whatever it does."""
+        self.close()
 
 
 class LocalSession(Session):
@@ -112,7 +117,8 @@ class LocalSession(Session):
         return Pass(time.perf_counter() - wall, time.process_time() - cpu)
 
     def peak_memory(self) -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        on_device = self.runner.device_memory()
+        return on_device or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def close(self) -> None:
         self.plans = []
@@ -120,6 +126,7 @@ class LocalSession(Session):
 
 def _serve(name: str, connection: Connection) -> None:
     """The life of a process: one request, one answer."""
+    lead()
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     session = LocalSession(name)
     while True:
@@ -161,8 +168,7 @@ class RemoteSession(Session):
         try:
             self.connection.send((method, arguments))
             if not self.connection.poll(self.patience):
-                self.process.kill()
-                self.process.join()
+                self.kill()
                 raise SessionError(f"{self.name} gave no answer within {self.patience:g} s")
             good, answer = self.connection.recv()
         except (EOFError, OSError) as error:
@@ -189,6 +195,10 @@ class RemoteSession(Session):
     def peak_memory(self) -> int:
         result: int = self._ask("peak_memory")
         return result
+
+    def kill(self) -> None:
+        """Ends the process at once, with all that it has started."""
+        kill(self.process)
 
     def close(self) -> None:
         if self.process.is_alive():

@@ -1,22 +1,44 @@
-"""A step's stages in the trace format of Chrome: chrome://tracing and Perfetto show it."""
+"""Steps of a training in the trace format of Chrome: chrome://tracing and Perfetto show it.
+
+On a device as they really ran, one launched while the one before runs, each on a batch made for it;
+on the CPU the stages of one step end to end.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import CavsRunner
 from benchmarks.workloads import Case, load
 
+Span = tuple[str, int, float, float]  # name, lane, begin, end: seconds of one clock
+PYTHON, HOST, UPLOADS = -2, -1, 2
+TRACKS = {
+    PYTHON: "host: collation and schedule",
+    HOST: "host: engine",
+    UPLOADS: "device: uploads",
+    0: "device: lane 0",
+    1: "device: lane 1",
+}
+STEPS = 4
 
-def profiled(case: Case) -> dict[str, Any]:
-    """The engine's report of one step, after three to warm up."""
+
+def _warm(case: Case) -> tuple[CavsRunner, Any]:
     workload = load(case)
     runner = make_runner("cavs", workload)
     assert isinstance(runner, CavsRunner)
     plan = runner.prepare(workload.batches[0])
     for _ in range(3):
         runner.train(plan) if case.training else runner.infer(plan)
+    return runner, plan
+
+
+def profiled(case: Case) -> dict[str, Any]:
+    """The engine's report of one step, after three to warm up."""
+    runner, plan = _warm(case)
     runner.session.set_profiling(True)
     try:
         runner.train(plan) if case.training else runner.infer(plan)
@@ -25,36 +47,79 @@ def profiled(case: Case) -> dict[str, Any]:
         runner.session.set_profiling(False)
 
 
+def traced(case: Case) -> list[Span]:
+    """What host and device did when in a few steps of training, one ahead of the other."""
+    runner, _ = _warm(case)
+    batches = runner.workload.batches
+    made: list[Span] = []
+
+    def step(i: int) -> None:
+        begin = time.perf_counter()
+        plan = runner.prepare(batches[i % len(batches)])
+        made.append(("prepare", PYTHON, begin, time.perf_counter()))
+        runner.trainer.launch(plan)
+
+    for i in range(STEPS):  # memory of every batch has grown
+        step(i)
+    runner.trainer.land()
+    made.clear()
+    runner.session.set_tracing(True)
+    try:
+        for i in range(STEPS):
+            step(i)
+        runner.trainer.land()
+        return sorted(runner.session.trace() + made, key=lambda span: span[2])
+    finally:
+        runner.session.set_tracing(False)
+
+
+def busy(spans: Iterable[Span], lanes: Iterable[int] = (0, 1)) -> float:
+    """The share of the time, from first to last, in which something was on one of some lanes."""
+    chosen = set(lanes)
+    found = sorted((begin, end) for _, lane, begin, end in spans if lane in chosen)
+    covered, until = 0.0, float("-inf")
+    for begin, end in found:
+        covered += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return covered / (until - found[0][0]) if found and until > found[0][0] else 0.0
+
+
+def _event(name: str, kind: str, track: int, begin: float, length: float, of: Any) -> Any:
+    """Microseconds, as the format wants."""
+    return {
+        "name": name, "cat": kind, "ph": "X", "pid": 0, "tid": track,
+        "ts": begin * 1e6, "dur": length * 1e6, "args": of,
+    }  # fmt: skip
+
+
+def _named(track: int, name: str) -> dict[str, Any]:
+    return {"name": "thread_name", "ph": "M", "pid": 0, "tid": track, "args": {"name": name}}
+
+
+def trace_of_spans(spans: list[Span]) -> dict[str, Any]:
+    """A track for the host's work in Python and in the engine, for uploads, for each lane."""
+    zero = min((begin for _, _, begin, _ in spans), default=0.0)
+    tracks = {lane: number for number, lane in enumerate(TRACKS)}
+    events = [_named(tracks[lane], name) for lane, name in TRACKS.items()]
+    events += [
+        _event(name, TRACKS[lane], tracks[lane], begin - zero, end - begin, {})
+        for name, lane, begin, end in spans
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
 def chrome_trace(report: dict[str, Any]) -> dict[str, Any]:
     """Stages one after the other, as they ran; the largest instructions where they are timed.
 
-    Microseconds, as the format wants; each event carries what the report counted.
+    Each event carries what the report counted.
     """
-    events: list[dict[str, Any]] = []
-
-    def span(track: int, line: dict[str, Any], at: float) -> float:
-        length = line["seconds"] * 1e6
-        counted = {k: v for k, v in line.items() if k not in ("label", "kind", "seconds")}
-        events.append(
-            {
-                "name": line["label"] or line["kind"],
-                "cat": line["kind"],
-                "ph": "X",
-                "pid": 0,
-                "tid": track,
-                "ts": at,
-                "dur": length,
-                "args": counted,
-            }
-        )
-        return at + length
-
-    for track, name in enumerate(("stages", "instructions, summed over tasks")):
-        label = {"name": name}
-        events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": track, "args": label})
+    events = [_named(0, "stages"), _named(1, "instructions, summed over tasks")]
     for track, lines in enumerate((report["stages"], report["instructions"])):
         at = 0.0
         for line in lines:
             if line["seconds"] > 0:
-                at = span(track, line, at)
+                of = {k: v for k, v in line.items() if k not in ("label", "kind", "seconds")}
+                name = line["label"] or line["kind"]
+                events.append(_event(name, line["kind"], track, at, line["seconds"], of))
+                at += line["seconds"]
     return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -100,11 +100,15 @@ class DeviceError(CavsError):
     """A device that is missing, too old, or failed; says which install line mends it."""
 
 
-class CacheWarning(DeviceError, RuntimeWarning):
-    """A cache of compiled kernels that is damaged or cannot be written: a warning, work goes on.
+class DeviceWarning(DeviceError, RuntimeWarning):
+    """What a device lacks, or has lost, without ending the work: a warning, work goes on.
 
     Where warnings are made errors, it is raised, as the `DeviceError` that it is.
     """
+
+
+class CacheWarning(DeviceWarning):
+    """A cache of compiled kernels that is damaged or cannot be written."""
 
 
 class CommunicationError(CavsError):

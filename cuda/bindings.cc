@@ -45,19 +45,21 @@ Images to_images(const std::map<std::string, py::bytes>& in) {
 std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
                                               const std::map<std::string, py::bytes>& images,
                                               const std::vector<py::array>& arrays,
-                                              const std::string& precision,
-                                              const std::string& blas) {
+                                              const std::string& precision, const std::string& blas,
+                                              bool deterministic) {
   const auto rounding = parse<Precision>(precision, {"float32", "tf32", "bfloat16"}, "precision");
   auto out = std::make_shared<PyParameters>();
   out->device = device;
   out->arrays = arrays;
+  out->deterministic = deterministic;
   const Images kernels = to_images(images);
   const auto make = [&]<class T>(T) {
     const std::vector<Parameter<T>> host = views<T>(arrays);
     const py::gil_scoped_release release;
     const Turn turn(*device);
-    out->of = std::pair{std::make_shared<Library<T>>(device, kernels, rounding, blas),
-                        std::make_shared<Parameters<T>>(device, host)};
+    out->of =
+        std::pair{std::make_shared<Library<T>>(device, kernels, rounding, blas, deterministic),
+                  std::make_shared<Parameters<T>>(device, host)};
   };
   if (!arrays.empty() && py::isinstance<py::array_t<double>>(arrays[0])) {
     make(double{});
@@ -100,7 +102,8 @@ void bind_device(py::module_& m) {
   py::class_<Device, std::shared_ptr<Device>>(m, "Device", "A GPU, through its driver.")
       .def(py::init([](const std::string& driver, int ordinal,
                        const std::optional<std::function<Address(size_t)>>& allocate,
-                       const std::optional<std::function<void(Address)>>& release) {
+                       const std::optional<std::function<void(Address)>>& release, bool beside,
+                       bool few_rows, const std::string& install) {
              Allocator allocator;
              if (allocate) allocator.allocate = *allocate;
              if (release) {  // called by destructors, from which no error of Python may escape
@@ -113,12 +116,15 @@ void bind_device(py::module_& m) {
                  }
                };
              }
-             return std::make_shared<Device>(driver, ordinal, std::move(allocator));
+             return std::make_shared<Device>(driver, ordinal, std::move(allocator),
+                                             Switches{beside, few_rows}, install);
            }),
            py::arg("driver"), py::arg("ordinal") = 0, py::arg("allocate") = py::none(),
-           py::arg("release") = py::none(),
+           py::arg("release") = py::none(), py::arg("beside") = true, py::arg("few_rows") = true,
+           py::arg("install") = "",
            "driver: path of libcuda. allocate and release: where memory comes from, by address; "
-           "the driver itself without them.")
+           "the driver itself without them. beside: with a second stream. few_rows: with kernels "
+           "of their own for products of few rows. install: the line of pip that errors name.")
       .def_property_readonly("multiprocessors", &Device::multiprocessors);
 }
 
@@ -126,10 +132,12 @@ void bind_parameters(py::module_& m) {
   py::class_<PyParameters, std::shared_ptr<PyParameters>>(m, "Parameters",
                                                           "Parameters on a device.")
       .def(py::init(&make_parameters), py::arg("device"), py::arg("images"), py::arg("arrays"),
-           py::arg("precision") = "float32", py::arg("blas") = "",
+           py::arg("precision") = "float32", py::arg("blas") = "", py::arg("deterministic") = false,
            "images: the compiled kernels by file. arrays: of the host, all float32 or all float64; "
            "written by download(). precision: float32, tf32 or bfloat16, of float32 products. "
-           "blas: the path of cuBLASLt; products are our own without it.")
+           "blas: the path of cuBLASLt; products are our own without it. deterministic: what a "
+           "library computes has one order of sums too.")
+      .def_readonly("deterministic", &PyParameters::deterministic)
       .def(
           "invalidate",
           [](PyParameters& p) {
@@ -168,7 +176,16 @@ void bind_parameters(py::module_& m) {
             return std::visit([](auto& of) { return of.second->download(); }, p.of);
           },
           "Brings the host's arrays up to date: parameters, and states of the last optimiser. "
-          "Whether they were behind.");
+          "Whether they were behind. DeviceError, changing nothing, if the device fails.")
+      .def(
+          "lost",
+          [](PyParameters& p) {
+            return without_gil([&] {
+              const auto order = p.device->in_order();
+              return std::visit([](auto& of) { return of.second->lost(); }, p.of);
+            });
+          },
+          "Steps that the host's arrays lack, if the device has failed for good; else None.");
 }
 
 void bind_cudnn(py::module_& m) {
@@ -289,9 +306,36 @@ void bind_executor(py::module_& m) {
           py::arg("buffer"), "A copy of an output in the caller's order; zero rows where absent.")
       .def("report",
            [](PyExecutor& x) {
-             return to_dict(
-                 without_gil([&] { return x.visit([](auto& e) { return e.report(); }); }));
+             py::dict out =
+                 to_dict(without_gil([&] { return x.visit([](auto& e) { return e.report(); }); }));
+             py::dict parts;
+             for (const auto& [name, bytes] :
+                  without_gil([&] { return x.visit([](auto& e) { return e.memory(); }); })) {
+               parts[name.c_str()] = bytes;
+             }
+             out["memory"] = parts;
+             out["page_locked_bytes"] = without_gil(
+                 [&] { return x.visit([](auto& e) { return e.page_locked_bytes(); }); });
+             return out;
            })
+      .def(
+          "set_tracing",
+          [](PyExecutor& x, bool on) {
+            without_gil([&] { x.visit([&](auto& e) { e.set_tracing(on); }); });
+          },
+          py::arg("on"), "Starts trace() from nothing, or stops it.")
+      .def(
+          "trace",
+          [](PyExecutor& x) {
+            py::list out;
+            for (const Span& s :
+                 without_gil([&] { return x.visit([](auto& e) { return e.trace(); }); })) {
+              out.append(py::make_tuple(s.name, s.lane, s.begin, s.end));
+            }
+            return out;
+          },
+          "(name, lane, begin, end) since set_tracing, in seconds of Python's time.perf_counter; "
+          "lane -1: the host.")
       .def(
           "set_profiling",
           [](PyExecutor& x, bool on) {

@@ -22,6 +22,7 @@ auto without_gil(F&& f) {
 struct PyParameters {
   std::shared_ptr<Device> device;
   std::vector<py::array> arrays;
+  bool deterministic = false;
   std::variant<std::pair<std::shared_ptr<Library<float>>, std::shared_ptr<Parameters<float>>>,
                std::pair<std::shared_ptr<Library<double>>, std::shared_ptr<Parameters<double>>>>
       of;

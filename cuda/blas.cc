@@ -10,13 +10,16 @@ namespace {
 // Numbers of cublasLt.h, the same in all its versions.
 constexpr int kCompute32F = 68, kCompute64F = 70, kComputeTf32 = 77;
 constexpr int kReal32 = 0, kReal64 = 1, kRealBf16 = 14;
-constexpr int kTransposeA = 3, kTransposeB = 4;    // of a description
-constexpr int kMaxWorkspace = 1, kAlignmentA = 5;  // of a preference; B, C and D follow A
-constexpr int32_t kTransposed = 1;                 // CUBLAS_OP_T
+constexpr int kTransposeA = 3, kTransposeB = 4;                  // of a description
+constexpr int kMaxWorkspace = 1, kSchemes = 3, kAlignmentA = 5;  // of a preference; then B, C, D
+constexpr int32_t kTransposed = 1;                               // CUBLAS_OP_T
 constexpr int kNotSupported = 15;
 constexpr size_t kWorkspace = size_t{32} << 20;  // what the library asks for on Hopper
-constexpr size_t kMostPlans = 4096;              // then they are made anew
-constexpr uint32_t kMostAligned = 256;
+constexpr size_t kMostPlans = 4096, kMostAlgorithms = 4096;
+constexpr uint32_t kMostAligned = 16;  // nothing loads more at once
+// How a sum that is split may be put together: where the result is, step by step, or in the
+// workspace, in float32 or in the result's own type. None of them: sums are not split.
+constexpr uint32_t kNoScheme = 0, kInFloat32 = 2, kAnyScheme = 7;
 
 uint32_t alignment(Address at) {
   uint32_t bytes = kMostAligned;
@@ -24,19 +27,36 @@ uint32_t alignment(Address at) {
   return bytes;
 }
 
+// The most rows that share an algorithm with so many: there are eight such numbers an octave.
+int64_t shared_rows(int64_t rows) {
+  int64_t step = 1;
+  while (rows > 16 * step) step *= 2;
+  return (rows + step - 1) / step * step;
+}
+
 }  // namespace
 
+// As cublasLt.h has it.
+struct Blas::Heuristic {
+  Algorithm algorithm;
+  size_t workspace;
+  int state;
+  float waves;
+  int reserved[4];
+};
+
 struct Blas::Entries {
-  explicit Entries(const std::string& library) {
+  Entries(const std::string& library, const std::string& install) {
     void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
       throw DeviceFault(std::string("cuBLASLt cannot be loaded: ") + dlerror(),
-                        "pip install \"cavs[cuda12]\"");
+                        install + ", or a cavs.cuda.Device with cublas_lt=None");
     }
     const auto find = [&](auto& entry, const char* name) {
       void* symbol = dlsym(handle, name);
       if (symbol == nullptr) {
-        throw DeviceFault(library + " has no " + name, "pip install \"cavs[cuda12]\"");
+        throw DeviceFault(library + " has no " + name + ", which cavs needs",
+                          install + " --upgrade");
       }
       entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(symbol);
     };
@@ -51,16 +71,10 @@ struct Blas::Entries {
     find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
     find(drop_preference, "cublasLtMatmulPreferenceDestroy");
     find(heuristic, "cublasLtMatmulAlgoGetHeuristic");
+    find(check, "cublasLtMatmulAlgoCheck");
     find(multiply, "cublasLtMatmul");
   }
 
-  struct Heuristic {
-    Algorithm algorithm;
-    size_t workspace;
-    int state;
-    float waves;
-    int reserved[4];
-  };
   int (*create)(Handle*);
   int (*destroy)(Handle);
   int (*describe)(Handle*, int, int);
@@ -72,116 +86,161 @@ struct Blas::Entries {
   int (*set_preference)(Handle, int, const void*, size_t);
   int (*drop_preference)(Handle);
   int (*heuristic)(Handle, Handle, Handle, Handle, Handle, Handle, Handle, int, Heuristic*, int*);
+  int (*check)(Handle, Handle, Handle, Handle, Handle, Handle, const Algorithm*, Heuristic*);
   int (*multiply)(Handle, Handle, const void*, Address, Handle, Address, Handle, const void*,
                   Address, Handle, Address, Handle, const Algorithm*, Address, size_t, Handle);
 };
 
-Blas::Blas(std::shared_ptr<Device> device, const std::string& library, Precision precision,
-           bool wide)
-    : device_(std::move(device)),
-      entries_(std::make_unique<Entries>(library)),
-      precision_(precision),
-      wide_(wide),
-      workspace_(device_) {
-  device_->enter();
-  check(entries_->create(&handle_), "cublasLtCreate");
-  workspace_.reserve(kWorkspace * Device::kLanes);
-}
+namespace {
 
-Blas::~Blas() {
-  for (auto& [key, plan] : plans_) drop(plan);
-  if (handle_ != nullptr && device_->try_enter()) entries_->destroy(handle_);
-}
-
-void Blas::check(int status, const char* call) const {
+void check_status(int status, const char* call) {
   if (status == 0) return;
   throw DeviceFault(std::string(call) + ": status " + std::to_string(status) + " of cuBLASLt",
                     "run nvidia-smi; device='cpu' goes on working");
 }
 
-void Blas::drop(Plan& plan) const {
-  for (Handle layout : {plan.a, plan.b, plan.c}) {
-    if (layout != nullptr) entries_->drop_layout(layout);
-  }
-  if (plan.description != nullptr) entries_->drop_description(plan.description);
-}
+}  // namespace
 
 // The library thinks in columns: a row-major product is that of the transposes, in reverse.
-Blas::Plan Blas::make(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b,
-                      const Matrix& c, bool half) const {
-  const Entries& e = *entries_;
-  const int sums = wide_ ? kReal64 : kReal32;
-  const int operands = precision_ == Precision::kBfloat16 ? kRealBf16 : sums;
-  const int compute = wide_                            ? kCompute64F
-                      : precision_ == Precision::kTf32 ? kComputeTf32
-                                                       : kCompute32F;
-  Plan plan;
-  Handle preference = nullptr;
-  const auto lay_out = [&](Handle& layout, int type, int64_t rows, int64_t columns, int64_t ld) {
-    check(e.lay_out(&layout, type, columns, rows, ld), "cublasLtMatrixLayoutCreate");
-  };
-  try {
-    check(e.describe(&plan.description, compute, sums), "cublasLtMatmulDescCreate");
-    const auto transpose = [&](int attribute) {
-      check(e.set_description(plan.description, attribute, &kTransposed, sizeof(kTransposed)),
+class Blas::Description {
+ public:
+  Description(const Blas& of, const Shape& s) : entries_(*of.entries_) {
+    const int sums = of.wide_ ? kReal64 : kReal32;
+    const int operands = of.precision_ == Precision::kBfloat16 ? kRealBf16 : sums;
+    const int compute = of.wide_                            ? kCompute64F
+                        : of.precision_ == Precision::kTf32 ? kComputeTf32
+                                                            : kCompute32F;
+    const auto lay_out = [&](Handle& layout, int type, int64_t rows, int64_t columns, int64_t ld) {
+      check_status(entries_.lay_out(&layout, type, columns, rows, ld),
+                   "cublasLtMatrixLayoutCreate");
+    };
+    try {
+      check_status(entries_.describe(&product, compute, sums), "cublasLtMatmulDescCreate");
+      const auto transpose = [&](int attribute) {
+        check_status(
+            entries_.set_description(product, attribute, &kTransposed, sizeof(kTransposed)),
             "cublasLtMatmulDescSetAttribute");
-    };
-    if (b.transposed) transpose(kTransposeA);
-    if (a.transposed) transpose(kTransposeB);
-    lay_out(plan.a, operands, b.transposed ? n : k, b.transposed ? k : n, b.ld);
-    lay_out(plan.b, operands, a.transposed ? k : m, a.transposed ? m : k, a.ld);
-    lay_out(plan.c, half ? kRealBf16 : sums, m, n, c.ld);
-    check(e.prefer(&preference), "cublasLtMatmulPreferenceCreate");
-    const auto prefer = [&](int attribute, auto value) {
-      check(e.set_preference(preference, attribute, &value, sizeof(value)),
-            "cublasLtMatmulPreferenceSetAttribute");
-    };
-    prefer(kMaxWorkspace, uint64_t{kWorkspace});
-    const Address at[] = {b.at, a.at, c.at, c.at};
-    for (int i = 0; i < 4; ++i) prefer(kAlignmentA + i, alignment(at[i]));
-    Entries::Heuristic best{};
-    int count = 0;
-    const int status = e.heuristic(handle_, plan.description, plan.a, plan.b, plan.c, plan.c,
-                                   preference, 1, &best, &count);
-    if (status != kNotSupported) check(status, "cublasLtMatmulAlgoGetHeuristic");
-    plan.found = status == 0 && count > 0 && best.state == 0;
-    plan.algorithm = best.algorithm;
-    e.drop_preference(preference);
-    return plan;
-  } catch (...) {
-    if (preference != nullptr) e.drop_preference(preference);
-    drop(plan);
-    throw;
+      };
+      if (s.transposed_b) transpose(kTransposeA);
+      if (s.transposed_a) transpose(kTransposeB);
+      lay_out(a, operands, s.transposed_b ? s.n : s.k, s.transposed_b ? s.k : s.n, s.ld[1]);
+      lay_out(b, operands, s.transposed_a ? s.k : s.m, s.transposed_a ? s.m : s.k, s.ld[0]);
+      lay_out(c, s.half ? kRealBf16 : sums, s.m, s.n, s.ld[2]);
+    } catch (...) {
+      drop();
+      throw;
+    }
   }
+  ~Description() { drop(); }
+  Description(const Description&) = delete;
+  Description& operator=(const Description&) = delete;
+
+  Handle product = nullptr;
+  Handle a = nullptr, b = nullptr, c = nullptr;  // the library's: b, a and c of ours
+
+ private:
+  void drop() const {
+    for (Handle layout : {a, b, c}) {
+      if (layout != nullptr) entries_.drop_layout(layout);
+    }
+    if (product != nullptr) entries_.drop_description(product);
+  }
+  const Entries& entries_;
+};
+
+Blas::Blas(std::shared_ptr<Device> device, const std::string& library, Precision precision,
+           bool wide, bool deterministic)
+    : device_(std::move(device)),
+      entries_(std::make_unique<Entries>(library, device_->driver().install)),
+      precision_(precision),
+      wide_(wide),
+      deterministic_(deterministic),
+      workspace_(device_),
+      plans_(kMostPlans),
+      algorithms_(kMostAlgorithms) {
+  check_status(entries_->create(&handle_), "cublasLtCreate");
+  workspace_.reserve(kWorkspace * Device::kLanes);
 }
 
-const Blas::Plan& Blas::plan(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b,
-                             const Matrix& c, bool half) {
-  const int kinds = (a.transposed ? 1 : 0) + (b.transposed ? 2 : 0) + (half ? 4 : 0);
-  const auto aligned =
-      static_cast<int>((alignment(a.at) << 20) + (alignment(b.at) << 10) + alignment(c.at));
-  const Key key{m, n, k, a.ld, b.ld, c.ld, kinds, aligned};
-  const auto known = plans_.find(key);
-  if (known != plans_.end()) return known->second;
-  if (plans_.size() >= kMostPlans) {
-    for (auto& [old, plan] : plans_) drop(plan);
-    plans_.clear();
+Blas::~Blas() {
+  const Current here(*device_, std::nothrow);
+  if (handle_ != nullptr && here) entries_->destroy(handle_);
+}
+
+std::optional<Blas::Algorithm> Blas::ask(const Shape& s, const Description& d) const {
+  const Entries& e = *entries_;
+  Handle preference = nullptr;
+  check_status(e.prefer(&preference), "cublasLtMatmulPreferenceCreate");
+  const std::unique_ptr<void, int (*)(Handle)> dropped(preference, e.drop_preference);
+  const auto prefer = [&](int attribute, auto value) {
+    check_status(e.set_preference(preference, attribute, &value, sizeof(value)),
+                 "cublasLtMatmulPreferenceSetAttribute");
+  };
+  prefer(kMaxWorkspace, uint64_t{kWorkspace});
+  // Parts of a sum in bfloat16 would each be rounded to it.
+  prefer(kSchemes, deterministic_ ? kNoScheme : s.half ? kInFloat32 : kAnyScheme);
+  const uint32_t aligned[] = {s.aligned[1], s.aligned[0], s.aligned[2], s.aligned[2]};
+  for (int i = 0; i < 4; ++i) prefer(kAlignmentA + i, aligned[i]);
+  Heuristic best{};
+  int count = 0;
+  const int status =
+      e.heuristic(handle_, d.product, d.a, d.b, d.c, d.c, preference, 1, &best, &count);
+  if (status == kNotSupported) return std::nullopt;
+  check_status(status, "cublasLtMatmulAlgoGetHeuristic");
+  if (count == 0 || best.state != 0) return std::nullopt;
+  return best.algorithm;
+}
+
+bool Blas::fits(const Algorithm& algorithm, const Description& d) const {
+  Heuristic found{};
+  const int status = entries_->check(handle_, d.product, d.a, d.b, d.c, d.c, &algorithm, &found);
+  return status == 0 && found.state == 0 && found.workspace <= kWorkspace;
+}
+
+// To ask takes long, and batches bring new numbers of rows all the time. One is asked for the most
+// rows that share it, whichever came first, so that results do not depend on what ran before.
+std::optional<Blas::Algorithm> Blas::algorithm(const Shape& shape, const Description& exact) {
+  Shape most = shape;
+  int64_t& rows = shape.transposed_a ? most.k : most.m;
+  rows = shared_rows(rows);
+  const std::optional<Algorithm>* shared = algorithms_.find(most);
+  if (shared == nullptr) {
+    if (algorithms_.full()) algorithms_.drop_oldest();
+    shared = &algorithms_.insert(most, ask(most, Description(*this, most)));
   }
-  return plans_.emplace(key, make(m, n, k, a, b, c, half)).first->second;
+  if (most == shape || (*shared && fits(**shared, exact))) return *shared;
+  return ask(shape, exact);
+}
+
+const Blas::Plan& Blas::plan(const Shape& shape) {
+  if (const Plan* known = plans_.find(shape)) return *known;
+  if (plans_.full()) plans_.drop_oldest();
+  auto description = std::make_unique<const Description>(*this, shape);
+  const std::optional<Algorithm> chosen = algorithm(shape, *description);
+  return plans_.insert(shape, {std::move(description), chosen});
 }
 
 bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix c, bool half,
                     bool accumulate) {
-  const Plan& p = plan(m, n, k, a, b, c, half);
-  if (!p.found) return false;
+  const Plan& p = plan({m,
+                        n,
+                        k,
+                        {a.ld, b.ld, c.ld},
+                        a.transposed,
+                        b.transposed,
+                        half,
+                        {alignment(a.at), alignment(b.at), alignment(c.at)}});
+  if (!p.algorithm) return false;
+  const Description& d = *p.description;
   const double wide[] = {1, accumulate ? 1.0 : 0.0};
   const float narrow[] = {1, accumulate ? 1.0f : 0.0f};
   const void* alpha = wide_ ? static_cast<const void*>(&wide[0]) : &narrow[0];
   const void* beta = wide_ ? static_cast<const void*>(&wide[1]) : &narrow[1];
-  check(entries_->multiply(handle_, p.description, alpha, b.at, p.a, a.at, p.b, beta, c.at, p.c,
-                           c.at, p.c, &p.algorithm, workspace_.at(kWorkspace * device_->lane()),
-                           kWorkspace, device_->stream()),
-        "cublasLtMatmul");
+  check_status(
+      entries_->multiply(handle_, d.product, alpha, b.at, d.a, a.at, d.b, beta, c.at, d.c, c.at,
+                         d.c, &*p.algorithm, workspace_.at(kWorkspace * device_->lane()),
+                         kWorkspace, device_->stream()),
+      "cublasLtMatmul");
   return true;
 }
 

@@ -1,13 +1,14 @@
 // Products by cuBLASLt, resolved at run time.
 #pragma once
 
+#include <compare>
 #include <cstdint>
-#include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <tuple>
 
 #include "device.h"
+#include "recent.h"
 
 namespace cavs::cuda {
 
@@ -24,44 +25,57 @@ struct Matrix {
 
 class Blas {
  public:
-  Blas(std::shared_ptr<Device> device, const std::string& library, Precision precision, bool wide);
+  // deterministic: every sum is made in one sequence, see docs/cuda.md.
+  Blas(std::shared_ptr<Device> device, const std::string& library, Precision precision, bool wide,
+       bool deterministic);
   ~Blas();
   Blas(const Blas&) = delete;
   Blas& operator=(const Blas&) = delete;
 
   // c [m, n] (+)= a [m, k] b [k, n] on the device's stream; false, doing nothing, where the library
-  // has no algorithm for it. half: c is stored in bfloat16.
+  // has no algorithm for it. half: c is stored in bfloat16. Rows, which differ from batch to batch,
+  // are m; of a transposed `a` they are k.
   bool multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix c, bool half,
                 bool accumulate);
 
+  size_t workspace_bytes() const { return workspace_.bytes(); }
+
  private:
   struct Entries;
+  struct Heuristic;
   struct Algorithm {
     uint64_t words[8];
   };
-  struct Plan {
-    Handle description = nullptr;
-    Handle a = nullptr, b = nullptr, c = nullptr;
-    Algorithm algorithm{};
-    bool found = false;
-  };
   // Sizes, strides, what is transposed or stored in bfloat16, and how far addresses are aligned.
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int>;
+  struct Shape {
+    int64_t m, n, k;
+    int64_t ld[3];
+    bool transposed_a, transposed_b, half;
+    uint32_t aligned[3];
+    auto operator<=>(const Shape&) const = default;
+  };
+  // What the library is told of a shape; handles are dropped with it.
+  class Description;
+  struct Plan {
+    std::unique_ptr<const Description> description;
+    std::optional<Algorithm> algorithm;  // none: the library has none
+  };
 
-  const Plan& plan(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b,
-                   const Matrix& c, bool half);
-  Plan make(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, const Matrix& c,
-            bool half) const;
-  void drop(Plan& plan) const;
-  void check(int status, const char* call) const;
+  const Plan& plan(const Shape& shape);
+  std::optional<Algorithm> algorithm(const Shape& shape, const Description& description);
+  std::optional<Algorithm> ask(const Shape& shape, const Description& description) const;
+  bool fits(const Algorithm& algorithm, const Description& description) const;
 
   std::shared_ptr<Device> device_;
   std::unique_ptr<Entries> entries_;
   Precision precision_;
   bool wide_;  // float64
+  bool deterministic_;
   Handle handle_ = nullptr;
   DeviceMemory workspace_;  // a part for each lane
-  std::map<Key, Plan> plans_;
+  Recent<Shape, Plan> plans_;
+  // Of shapes whose rows are the most that share an algorithm.
+  Recent<Shape, std::optional<Algorithm>> algorithms_;
 };
 
 }  // namespace cavs::cuda

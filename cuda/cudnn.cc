@@ -6,19 +6,21 @@ namespace cavs::cuda {
 namespace {
 
 constexpr size_t kOldest = 90000;  // 9.0.0, as cudnnGetVersion counts
-constexpr const char* kCure =
-    "cudnn=\"never\" does without it; pip install --upgrade \"cavs[cuda12]\" brings it";
+
+std::string cure(const std::string& install) {
+  return "cudnn='never' does without it; " + install + " --upgrade brings it";
+}
 
 }  // namespace
 
-Cudnn::Entries::Entries(const std::string& library) {
+Cudnn::Entries::Entries(const std::string& library, const std::string& cure) {
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    throw DeviceFault(std::string("cuDNN cannot be loaded: ") + dlerror(), kCure);
+    throw DeviceFault(std::string("cuDNN cannot be loaded: ") + dlerror(), cure);
   }
   const auto find = [&](auto& entry, const char* name) {
     void* symbol = dlsym(handle, name);
-    if (symbol == nullptr) throw DeviceFault(library + " has no " + name, kCure);
+    if (symbol == nullptr) throw DeviceFault(library + " has no " + name, cure);
     entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(symbol);
   };
   find(version, "cudnnGetVersion");
@@ -50,7 +52,8 @@ Cudnn::Entries::Entries(const std::string& library) {
 Cudnn::Cudnn(std::shared_ptr<Device> device, const std::string& library, Precision precision,
              bool wide)
     : device_(std::move(device)),
-      entries_(library),
+      cure_(cure(device_->driver().install)),
+      entries_(library, cure_),
       data_type_(wide ? cudnn::kDouble : cudnn::kFloat),
       // The default lets float32 products be rounded to tf32.
       math_type_(!wide && precision == Precision::kFloat32 ? cudnn::kFmaMath
@@ -59,9 +62,8 @@ Cudnn::Cudnn(std::shared_ptr<Device> device, const std::string& library, Precisi
   if (found < kOldest) {
     throw DeviceFault("cuDNN " + library + " is of version " + std::to_string(found) +
                           ", but LSTMs need " + std::to_string(kOldest) + " or newer",
-                      kCure);
+                      cure_);
   }
-  device_->enter();
   try {
     for (Handle& handle : handles_) check(entries_.create(&handle), "cudnnCreate");
     check(entries_.create_dropout(&dropout_), "cudnnCreateDropoutDescriptor");
@@ -76,7 +78,8 @@ Cudnn::~Cudnn() { release(); }
 
 void Cudnn::release() noexcept {
   if (dropout_ != nullptr) entries_.destroy_dropout(dropout_);
-  if (!device_->try_enter()) return;
+  const Current here(*device_, std::nothrow);
+  if (!here) return;
   device_->drain();
   for (Handle handle : handles_) {
     if (handle != nullptr) entries_.destroy(handle);
@@ -87,7 +90,7 @@ void Cudnn::check(int status, const char* call) const {
   if (status == 0) return;
   throw DeviceFault(std::string(call) + ": " + entries_.error(status) + " (status " +
                         std::to_string(status) + " of cuDNN)",
-                    kCure);
+                    cure_);
 }
 
 Handle Cudnn::handle() const {

@@ -27,7 +27,8 @@ constexpr int kAdd = 0;                       // cudnnWgradMode_t
 
 class Cudnn {
  public:
-  // Throws DeviceFault where it cannot be loaded, is older than 9.0, or refuses the device.
+  // In a turn. Throws DeviceFault where it cannot be loaded, is older than 9.0, or refuses the
+  // device.
   // precision: of float32 products, not kBfloat16. wide: float64.
   Cudnn(std::shared_ptr<Device> device, const std::string& library, Precision precision, bool wide);
   ~Cudnn();
@@ -36,7 +37,8 @@ class Cudnn {
 
   // Entry points with the library's own signatures; results are cudnnStatus_t, 0 is success.
   struct Entries {
-    explicit Entries(const std::string& library);
+    // cure: what errors end with.
+    Entries(const std::string& library, const std::string& cure);
     size_t (*version)();
     const char* (*error)(int);
     int (*create)(Handle*);
@@ -82,6 +84,7 @@ class Cudnn {
   void release() noexcept;
 
   std::shared_ptr<Device> device_;
+  std::string cure_;
   Entries entries_;
   int data_type_, math_type_;
   Handle handles_[Device::kLanes] = {}, dropout_ = nullptr;

@@ -17,8 +17,9 @@ size_t grown(size_t bytes, size_t old) {
 
 }  // namespace
 
-Device::Device(const std::string& library, int ordinal, Allocator allocator)
-    : driver_(library), allocator_(std::move(allocator)) {
+Device::Device(const std::string& library, int ordinal, Allocator allocator, Switches switches,
+               std::string install)
+    : driver_(library, std::move(install)), allocator_(std::move(allocator)), switches_(switches) {
   const Driver& d = driver_;
   d.check(d.init(0), "cuInit");
   d.check(d.device_get(&device_, ordinal), "cuDeviceGet");
@@ -27,7 +28,7 @@ Device::Device(const std::string& library, int ordinal, Allocator allocator)
     d.check(d.device_attribute(value, attribute, device_), "cuDeviceGetAttribute");
   }
   d.check(d.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
-  enter();
+  const Current here(*this);
   for (Handle& stream : streams_) {
     d.check(d.stream_create(&stream, kNonBlocking), "cuStreamCreate");
   }
@@ -39,7 +40,8 @@ Device::Device(const std::string& library, int ordinal, Allocator allocator)
 
 Device::~Device() {
   // The process may be ending and the driver with it: what fails here is gone anyway.
-  if (!try_enter()) return;
+  const Current here(*this, std::nothrow);
+  if (!here) return;
   for (Handle stream : streams_) {
     if (stream != nullptr) driver_.stream_destroy(stream);
   }
@@ -49,13 +51,12 @@ Device::~Device() {
   }
 }
 
-void Device::enter() const { driver_.check(driver_.context_set(context_), "cuCtxSetCurrent"); }
-
 Address Device::allocate(size_t bytes) {
   Address address = 0;
   if (allocator_.allocate) {
     address = allocator_.allocate(bytes);
-    enter();  // a pool of many GPUs may leave another one current
+    // A pool of many GPUs may leave another one current.
+    driver_.check(driver_.context_set(context_), "cuCtxSetCurrent");
     return address;
   }
   driver_.check(driver_.allocate(&address, bytes),
@@ -64,10 +65,11 @@ Address Device::allocate(size_t bytes) {
 }
 
 void Device::release(Address address) noexcept {
+  const Current here(*this, std::nothrow);
   if (allocator_.release) {
     drain();  // a pool hands the block out at once
     allocator_.release(address);
-  } else if (try_enter()) {
+  } else if (here) {
     driver_.release(address);
   }
 }
@@ -96,11 +98,13 @@ void Device::zero(Address at, size_t bytes) {
 }
 
 void Device::fork() {
+  if (!switches_.beside) return;
   driver_.check(driver_.event_record(forked_, streams_[0]), "cuEventRecord");
   driver_.check(driver_.stream_wait(streams_[1], forked_, 0), "cuStreamWaitEvent");
 }
 
 void Device::join() {
+  if (!switches_.beside) return;
   driver_.check(driver_.event_record(joined_, streams_[1]), "cuEventRecord");
   driver_.check(driver_.stream_wait(streams_[0], joined_, 0), "cuStreamWaitEvent");
 }
@@ -112,8 +116,14 @@ void Device::synchronize() {
 }
 
 void Device::drain() const noexcept {
-  if (!try_enter()) return;
+  const Current here(*this, std::nothrow);
+  if (!here) return;
   for (Handle stream : streams_) driver_.stream_synchronize(stream);
+}
+
+bool Device::answers() const noexcept {
+  const Current here(*this, std::nothrow);
+  return here && driver_.stream_synchronize(streams_[0]) == 0;
 }
 
 void Device::settle() noexcept {
@@ -128,6 +138,22 @@ void Device::launch(Handle function, Grid grid, void** arguments, unsigned threa
   const auto size = [](unsigned n) { return std::to_string(n); };
   const std::string blocks = size(grid.x) + " x " + size(grid.y) + " x " + size(grid.z);
   driver_.check(result, ("cuLaunchKernel of " + names_[function] + ", " + blocks).c_str());
+}
+
+Current::Current(const Device& device) : device_(device) {
+  const Driver& d = device.driver_;
+  d.check(d.context_get(&before_), "cuCtxGetCurrent");
+  d.check(d.context_set(device.context_), "cuCtxSetCurrent");
+  entered_ = true;
+}
+
+Current::Current(const Device& device, std::nothrow_t) noexcept : device_(device) {
+  const Driver& d = device.driver_;
+  entered_ = d.context_get(&before_) == 0 && d.context_set(device.context_) == 0;
+}
+
+Current::~Current() {
+  if (entered_) device_.driver_.context_set(before_);
 }
 
 DeviceMemory::~DeviceMemory() {
@@ -148,7 +174,9 @@ void DeviceMemory::reserve(size_t bytes) {
 }
 
 PinnedMemory::~PinnedMemory() {
-  if (data_ == nullptr || !device_->try_enter()) return;
+  if (data_ == nullptr) return;
+  const Current here(*device_, std::nothrow);
+  if (!here) return;
   device_->drain();
   device_->driver().pinned_release(data_);
 }
@@ -174,19 +202,23 @@ Module::Module(std::shared_ptr<Device> device, const std::string& image)
 }
 
 Module::~Module() {
-  if (module_ == nullptr || !device_->try_enter()) return;
+  if (module_ == nullptr) return;
+  const Current here(*device_, std::nothrow);
+  if (!here) return;
   device_->drain();
   device_->driver().module_unload(module_);
 }
 
 Event::Event(std::shared_ptr<Device> device, bool timing) : device_(std::move(device)) {
-  device_->enter();
+  const Current here(*device_);
   const Driver& d = device_->driver();
   d.check(d.event_create(&event_, timing ? 0 : kNoTiming), "cuEventCreate");
 }
 
 Event::~Event() {
-  if (event_ != nullptr && device_->try_enter()) device_->driver().event_destroy(event_);
+  if (event_ == nullptr) return;
+  const Current here(*device_, std::nothrow);
+  if (here) device_->driver().event_destroy(event_);
 }
 
 void Event::record() { record(device_->stream()); }

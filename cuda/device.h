@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -20,6 +21,12 @@ struct Allocator {
   std::function<void(Address)> release;
 };
 
+// What may be switched off, to see what it is worth.
+struct Switches {
+  bool beside = true;    // a second lane
+  bool few_rows = true;  // kernels of their own for products of few rows
+};
+
 struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
@@ -31,16 +38,15 @@ inline size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; 
 
 class Device {
  public:
-  Device(const std::string& library, int ordinal, Allocator allocator);
+  // install: as of Driver.
+  Device(const std::string& library, int ordinal, Allocator allocator, Switches switches = {},
+         std::string install = {});
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  // Makes the device current on the calling thread; before anything else there.
-  void enter() const;
-  // The same where nothing can be thrown: false if the driver is gone.
-  bool try_enter() const noexcept { return driver_.context_set(context_) == 0; }
   int multiprocessors() const { return multiprocessors_; }
+  const Switches& switches() const { return switches_; }
   // Blocks of a grid in y or z, as many as it may have: kernels stride over what is left.
   unsigned high(int64_t blocks) const {
     return static_cast<unsigned>(std::min<int64_t>(blocks, most_high_));
@@ -59,7 +65,8 @@ class Device {
   // asks.
   Handle collectives() const { return collectives_; }
   int lane() const { return lane_; }
-  void use_lane(int lane) { lane_ = lane; }
+  // Without a second lane its work goes to the first.
+  void use_lane(int lane) { lane_ = lane == 1 && !switches_.beside ? 0 : lane; }
   void fork();
   void join();
   void upload(Address to, const void* from, size_t bytes);
@@ -68,6 +75,10 @@ class Device {
   void synchronize();
   // The same where nothing can be thrown: of what fails here nothing runs any more.
   void drain() const noexcept;
+  // Whether it still works; after a fault of a kernel no call does any more.
+  bool answers() const noexcept;
+  // A turn that does not need it to work.
+  std::unique_lock<std::mutex> in_order() { return std::unique_lock(mutex_); }
   // After a failure: waits for what was launched before it, which would go on writing.
   void settle() noexcept;
   void launch(Handle function, Grid grid, void** arguments, unsigned threads = kBlock);
@@ -79,8 +90,10 @@ class Device {
 
   const Driver& driver() const { return driver_; }
   Handle stream() const { return streams_[lane_]; }
+  Handle stream(int lane) const { return streams_[lane]; }
 
  private:
+  friend class Current;
   friend class Turn;
   Driver driver_;
   std::mutex mutex_;
@@ -91,7 +104,26 @@ class Device {
   Handle forked_ = nullptr, joined_ = nullptr;  // events
   int lane_ = 0;
   Allocator allocator_;
+  const Switches switches_;
   std::unordered_map<Handle, std::string> names_;  // of functions, for messages
+};
+
+// Makes a device current on the calling thread, for as long as this lives; the context that was
+// current before, which may be another library's, is so again afterwards.
+class Current {
+ public:
+  explicit Current(const Device& device);
+  // Where nothing can be thrown: false if the driver is gone.
+  Current(const Device& device, std::nothrow_t) noexcept;
+  ~Current();
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  explicit operator bool() const { return entered_; }
+
+ private:
+  const Device& device_;
+  Handle before_ = nullptr;
+  bool entered_ = false;
 };
 
 // A thread's turn on a device, whose streams, lanes and workspaces all its users share. If it ends
@@ -99,7 +131,7 @@ class Device {
 // not hold Python's lock: the thread whose turn it is may need that to allocate.
 class Turn {
  public:
-  explicit Turn(Device& device) : device_(device), lock_(device.mutex_) { device.enter(); }
+  explicit Turn(Device& device) : device_(device), lock_(device.mutex_), current_(device) {}
   ~Turn() {
     if (std::uncaught_exceptions() > exceptions_) device_.settle();
   }
@@ -109,6 +141,7 @@ class Turn {
  private:
   Device& device_;
   const std::lock_guard<std::mutex> lock_;
+  const Current current_;
   const int exceptions_ = std::uncaught_exceptions();
 };
 

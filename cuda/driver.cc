@@ -5,20 +5,24 @@
 namespace cavs::cuda {
 namespace {
 
-constexpr int kOutOfMemory = 2, kNotInitialized = 3, kNoBinary = 209, kIllegalAddress = 700,
-              kLaunchFailed = 719;
+// Of CUresult.
+constexpr int kOutOfMemory = 2, kNotInitialized = 3, kInvalidImage = 200, kNoBinary = 209;
+constexpr int kFirstFault = 700, kLastFault = 720;  // of a kernel; every later call returns it too
 
-const char* cure_of(int result) {
+std::string cure_of(int result, const std::string& install) {
+  if (result >= kFirstFault && result < kLastFault) {
+    return "this is a bug of cavs; device='cpu' goes on working, the GPU in a new process";
+  }
   switch (result) {
     case kOutOfMemory:
       return "use smaller batches, or free what else is on the device";
     case kNotInitialized:
       return "a fork of a process that used the GPU cannot use it: start processes by spawn";
+    case kInvalidImage:
     case kNoBinary:
-      return "remove the cache of compiled kernels (cavs info names it)";
-    case kIllegalAddress:
-    case kLaunchFailed:
-      return "this is a bug of cavs; device='cpu' goes on working in a new session";
+      return "remove the cache of compiled kernels, which cavs info names; if that does not "
+             "help, " +
+             install + " --upgrade";
     default:
       return "run nvidia-smi; device='cpu' goes on working";
   }
@@ -26,7 +30,7 @@ const char* cure_of(int result) {
 
 }  // namespace
 
-Driver::Driver(const std::string& library) {
+Driver::Driver(const std::string& library, std::string line) : install(std::move(line)) {
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     throw DeviceFault(std::string("the CUDA driver cannot be loaded: ") + dlerror(),
@@ -36,7 +40,7 @@ Driver::Driver(const std::string& library) {
     void* symbol = dlsym(handle, name);
     if (symbol == nullptr) {
       throw DeviceFault("the CUDA driver " + library + " has no " + name,
-                        "install a driver of CUDA 12 or later (525 or later)");
+                        "update NVIDIA's driver, then " + install + "; without it: device='cpu'");
     }
     entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(symbol);
   };
@@ -45,6 +49,7 @@ Driver::Driver(const std::string& library) {
   find(device_get, "cuDeviceGet");
   find(device_attribute, "cuDeviceGetAttribute");
   find(primary_retain, "cuDevicePrimaryCtxRetain");
+  find(context_get, "cuCtxGetCurrent");
   find(context_set, "cuCtxSetCurrent");
   find(module_load, "cuModuleLoadData");
   find(module_unload, "cuModuleUnload");
@@ -78,7 +83,7 @@ void Driver::check(int result, const char* call) const {
   error_string(result, &text);
   throw DeviceFault(std::string(call) + ": " + (name ? name : "error " + std::to_string(result)) +
                         (text ? std::string(" (") + text + ")" : ""),
-                    cure_of(result));
+                    cure_of(result, install));
 }
 
 }  // namespace cavs::cuda

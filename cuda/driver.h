@@ -20,15 +20,19 @@ struct DeviceFault : std::runtime_error {
 
 // Entry points with the driver's own signatures; results are CUresult, 0 is success.
 struct Driver {
-  explicit Driver(const std::string& library);
+  // install: the line of pip that installs what a GPU needs besides its driver, for messages.
+  Driver(const std::string& library, std::string install);
   // Throws DeviceFault naming the call, the driver's words for `result` and a cure.
   void check(int result, const char* call) const;
+
+  const std::string install;
 
   int (*init)(unsigned);
   int (*driver_version)(int*);
   int (*device_get)(int*, int);
   int (*device_attribute)(int*, int, int);
   int (*primary_retain)(Handle*, int);
+  int (*context_get)(Handle*);
   int (*context_set)(Handle);
   int (*module_load)(Handle*, const void*);
   int (*module_unload)(Handle);

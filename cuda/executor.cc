@@ -45,7 +45,8 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       table_values_(device_),
       pieces_(device_),
       partial_(device_),
-      staging_(device_) {
+      staging_(device_),
+      timeline_(device_) {
   const Turn turn(*device_);
   const Program& p = *program_;
   bind_shapes(p, bound_, patches_);
@@ -210,12 +211,13 @@ void Executor<T>::begin() {
 template <class T>
 void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
   launches_ = 0;
-  bind(inputs);
-  staging_.upload();
+  timeline_.on_host("bind", [&] { bind(inputs); });
+  timeline_.on_host(
+      "stage", [&] { timeline_.on_lane(Device::kCopies, "upload", [&] { staging_.upload(); }); });
   if (clocked_) begun_->record();
-  begin();
+  timeline_.on_lane(0, "assemble", [&] { begin(); });
   if (mirror_.armed()) mirror_.begin(tables_);
-  walk();
+  timeline_.on_host("launch", [&] { walk(); });
   if (mirror_.armed()) mirror_.finish();
   if (std::exchange(clocked_, false)) ended_->record();
   ran_ = true;

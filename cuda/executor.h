@@ -14,6 +14,7 @@
 #include "mirror.h"
 #include "parameters.h"
 #include "staging.h"
+#include "timeline.h"
 
 namespace cavs::cuda {
 
@@ -77,6 +78,12 @@ class Executor {
   std::pair<int64_t, int64_t> output_shape(int32_t buffer) const;
   void output(int32_t buffer, T* out);
   Report report() const;
+  // Bytes of the device by what they hold; of all programs of a session: parameters, states,
+  // workspaces. Page-locked memory of the host is told apart.
+  std::vector<std::pair<std::string, size_t>> memory() const;
+  size_t page_locked_bytes() const;
+  void set_tracing(bool on);
+  std::vector<Span> trace() const;
   void set_profiling(bool on);
   // Clocks the next run, from its first launch to its last without an update, then says how long it
   // took on the device, which it waits for: seconds; nothing if it failed, or there was none.
@@ -122,6 +129,7 @@ class Executor {
   void plan_early();
   void walk();
   void run_stage(int32_t stage);
+  void run_bodies(int32_t stage);
   void run_beside(int32_t stage);
   void walk_loop(const Stage& stage, const std::vector<int32_t>& bodies);
   void run_body(const Body& body, RowRange rows);
@@ -213,6 +221,7 @@ class Executor {
   std::vector<uint64_t> words_;  // arguments of a generated kernel
   std::vector<void*> pointers_;
 
+  Timeline timeline_;
   bool profiling_ = false, clocked_ = false;
   int64_t runs_ = 0;
   std::vector<std::unique_ptr<Event>> events_;

@@ -29,9 +29,8 @@ int64_t aligned_width(int64_t width) { return (width + 7) / 8 * 8; }
 template <class T>
 Library<T>::Library(std::shared_ptr<Device> device,
                     const std::unordered_map<std::string, std::string>& images, Precision precision,
-                    const std::string& blas)
+                    const std::string& blas, bool deterministic)
     : device_(std::move(device)), half_(precision == Precision::kBfloat16) {
-  device_->enter();
   for (int lane = 0; lane < Device::kLanes; ++lane) {
     rooms_.push_back(std::make_unique<Room>(device_));
   }
@@ -54,7 +53,9 @@ Library<T>::Library(std::shared_ptr<Device> device,
   const auto& names = kNames[static_cast<int>(precision)];
   load(precision == Precision::kFloat32 ? "matmul.cu" : "matmul_mma.cu",
        {{&matmul_, names[0]}, {&matmul_16_, names[1]}, {&matmul_tn_, names[2]}});
-  if (!blas.empty()) blas_ = std::make_unique<Blas>(device_, blas, precision, sizeof(T) == 8);
+  if (!blas.empty()) {
+    blas_ = std::make_unique<Blas>(device_, blas, precision, sizeof(T) == 8, deterministic);
+  }
   load("pack.cu", {{&pack_, "pack"}, {&unpack_, "unpack"}});
   load("lookup.cu", {{&lookup_grad_, "lookup_grad"}});
   load("update.cu", {{&square_, "square"}, {&judge_, "judge"}, {&update_, "update"}});
@@ -151,6 +152,17 @@ Rows<T> Library<T>::side_by_side(const Rows<T>* sources, int count, int begin, i
   return {to.as<void>(), stride, begin, nullptr, nullptr, RowMap::kSelf, true, width};
 }
 
+template <class T>
+size_t Library<T>::workspace_bytes() const {
+  size_t bytes = 0;
+  for (const auto& room : rooms_) {
+    for (const DeviceMemory* m : {&room->partial, &room->gathered, &room->other}) {
+      bytes += m->bytes();
+    }
+  }
+  return bytes + (blas_ ? blas_->workspace_bytes() : 0);
+}
+
 // Rows of a packed weight behind its first k.
 template <class T>
 const void* Library<T>::rows_behind(const void* weight, int64_t k, int64_t n) const {
@@ -199,7 +211,7 @@ bool Library<T>::multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin,
 template <class T>
 void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end,
                             const void* weight, int n, Target out, bool accumulate) const {
-  const bool few = end - begin <= kFewRows;
+  const bool few = device_->switches().few_rows && end - begin <= kFewRows;
   const Grid grid{tiles(n, kTile), device_->high(tiles(end - begin, few ? 16 : kTile))};
   for (int first = 0; first < std::max(count, 1); first += kMostSources) {
     Sources<T> group;

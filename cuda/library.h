@@ -25,13 +25,16 @@ class Library {
  public:
   // images: a cubin for each file of kernels, by its name. blas: the path of cuBLASLt; without it,
   // and for few rows, products are done by our own kernels. precision: of float32 products; images
-  // for kBfloat16 are compiled with CAVS_HALF.
+  // for kBfloat16 are compiled with CAVS_HALF. deterministic: as of Blas.
   Library(std::shared_ptr<Device> device,
           const std::unordered_map<std::string, std::string>& images, Precision precision,
-          const std::string& blas);
+          const std::string& blas, bool deterministic);
 
   // Bytes of a value of packed weights.
   size_t packed_bytes() const { return half_ ? kHalfBytes : sizeof(T); }
+
+  // What products need of the device beside their operands.
+  size_t workspace_bytes() const;
 
   void copy_rows(const Rows<T>& in, int begin, int end, Target out) const;
   void segment_max(const Rows<T>& in, int begin, int end, Target out) const;

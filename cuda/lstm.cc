@@ -228,7 +228,7 @@ void Lstm<T>::weight_grad(int32_t param) const {
 template <class T>
 size_t Lstm<T>::bytes() const {
   return weights_.bytes() + weight_grads_.bytes() + rows_.bytes() + work_.bytes() +
-         reserve_.bytes();
+         reserve_.bytes() + pieces_.bytes();
 }
 
 template class Lstm<float>;

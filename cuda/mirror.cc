@@ -131,7 +131,7 @@ template <class T>
 bool Mirror<T>::wait(int32_t param, int64_t begin, int64_t end) const {
   if (!progress_.wait(param, begin, end)) return false;
   try {
-    device_->enter();
+    const Current here(*device_);
     const int64_t slab = analysis_.slab[param];
     for (int64_t at = begin / slab; at * slab < end; ++at) here_[param][at]->synchronize();
   } catch (const DeviceFault&) {  // which the run itself raises, where it was launched

@@ -24,6 +24,7 @@ class Mirror {
   // Room for dense gradients, which stays where it is. In a Turn.
   void reserve();
   bool reserved() const { return values_.bytes() > 0; }
+  size_t host_bytes() const { return values_.bytes() + tables_.bytes(); }
   // From now on a dense gradient is not copied: it is waited for and read on the device.
   void keep(int32_t param) { kept_[param] = true; }
   bool keeps(int32_t param) const { return kept_[param]; }

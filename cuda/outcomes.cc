@@ -47,7 +47,7 @@ void Outcomes::end(int at) {
   const Outcome found = *host_.at<Outcome>(sizeof(Outcome) * at);
   place.step->outcome = found;
   place.step = nullptr;
-  moved_ |= found.ok != 0 && place.counts;
+  counted_ += found.ok != 0 && place.counts;
 }
 
 Outcome Outcomes::wait(Step& step) {
@@ -63,7 +63,10 @@ Outcome Outcomes::wait(Step& step) {
     done = &places_[place_of()].done;
   }
   // Others may launch meanwhile. If the event is then one of a later step, that is waited for.
-  done->synchronize();
+  {
+    const Current here(*device_);
+    done->synchronize();
+  }
   const Turn turn(*device_);
   if (!step.outcome) end(place_of());
   return *step.outcome;
@@ -71,11 +74,11 @@ Outcome Outcomes::wait(Step& step) {
 
 bool Outcomes::moved() {
   for (int at = 0; at < kPlaces; ++at) end(at);
-  return moved_;
+  return counted_ > 0;
 }
 
 void Outcomes::forget() {
-  moved_ = false;
+  counted_ = 0;
   for (Place& place : places_) place.counts = false;
 }
 

@@ -24,7 +24,7 @@ class Outcomes {
   void reserve();
   // What an update asks that others have judged: it counts. applied(): one was launched.
   const Outcome* accepted() const { return on_device(kAccepted); }
-  void applied() { moved_ = true; }
+  void applied() { ++counted_; }
   // Where the device writes the outcome of the step that is being launched.
   Outcome* next() const { return on_device(next_); }
   // What that step asks whether it counts: the outcome of `after`. Null: it does in any case.
@@ -34,8 +34,11 @@ class Outcomes {
 
   // What `step` has come to; waits for it, but not for steps after it.
   Outcome wait(Step& step);
+  size_t device_bytes() const { return device_memory_.bytes(); }
   // Whether steps have moved the parameters since forget(); waits for those on their way.
   bool moved();
+  // How many are known to have moved them since forget().
+  int64_t counted() const { return counted_; }
   void forget();
 
  private:
@@ -55,7 +58,7 @@ class Outcomes {
   PinnedMemory host_;
   std::array<Place, kPlaces> places_;
   int next_ = 0;
-  bool moved_ = false;
+  int64_t counted_ = 0;
 };
 
 }  // namespace cavs::cuda

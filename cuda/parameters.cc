@@ -12,7 +12,6 @@ Parameters<T>::Parameters(std::shared_ptr<Device> device, std::vector<Parameter<
       values_(device_),
       state_values_(device_),
       outcomes_(device_) {
-  device_->enter();
   size_t bytes = 0;
   for (const Parameter<T>& p : host_) bytes += lines(p.size * sizeof(T));
   values_.reserve(bytes);
@@ -126,26 +125,50 @@ void Parameters<T>::gather_rows() {
   }
 }
 
+// Copied aside first: if the device fails on the way, the host's arrays stay those of one step.
 template <class T>
 bool Parameters<T>::download() {
   if (!outcomes_.moved()) return false;
+  struct Copy {
+    T* to;
+    const T* from;
+    int64_t size;
+  };
+  std::vector<Copy> copies;
+  int64_t elements = 0;
+  const auto add = [&](T* to, const T* from, int64_t size) {
+    if (from == nullptr) return;
+    copies.push_back({to, from, size});
+    elements += size;
+  };
   for (size_t i = 0; i < host_.size(); ++i) {
     if (!moved_[i]) continue;
-    device_->download(host_[i].data, reinterpret_cast<Address>(addresses_[i]),
-                      sizes_[i] * sizeof(T));
+    add(host_[i].data, addresses_[i], sizes_[i]);
+    if (states_.empty()) continue;
+    add(host_states_[i].first, states_[i].first, sizes_[i]);
+    add(host_states_[i].second, states_[i].second, sizes_[i]);
   }
-  for (size_t i = 0; i < states_.size(); ++i) {
-    const auto copy = [&](T* to, const T* from) {
-      if (to && moved_[i])
-        device_->download(to, reinterpret_cast<Address>(from), sizes_[i] * sizeof(T));
-    };
-    copy(host_states_[i].first, states_[i].first);
-    copy(host_states_[i].second, states_[i].second);
+  const auto aside = std::make_unique_for_overwrite<T[]>(elements);
+  T* at = aside.get();
+  for (const Copy& c : copies) {
+    device_->download(at, reinterpret_cast<Address>(c.from), c.size * sizeof(T));
+    at += c.size;
   }
   device_->synchronize();
+  const T* from = aside.get();
+  for (const Copy& c : copies) {
+    std::copy_n(from, c.size, c.to);
+    from += c.size;
+  }
   outcomes_.forget();
   moved_.assign(host_.size(), false);
   return true;
+}
+
+template <class T>
+std::optional<int64_t> Parameters<T>::lost() const {
+  if (device_->answers()) return std::nullopt;
+  return outcomes_.counted();
 }
 
 template class Parameters<float>;

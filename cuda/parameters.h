@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,8 @@ class Parameters {
 
   const std::vector<int64_t>& sizes() const { return sizes_; }
   const std::vector<T*>& on_device() const { return addresses_; }
+  size_t value_bytes() const { return values_.bytes(); }
+  size_t state_bytes() const { return state_values_.bytes(); }
   // Where the states of each parameter stand on the device, null where the host has none. `owner`
   // keeps the host's arrays, which are written by download() as long as they count.
   using States = std::vector<std::pair<T*, T*>>;
@@ -47,8 +50,10 @@ class Parameters {
   void gather_rows();
   const std::vector<RowsWritten>& rows_written() const { return rows_written_; }
   void forget_rows() { rows_written_.clear(); }
-  // Brings the host's arrays up to date; whether they were behind.
+  // Brings the host's arrays up to date, all or none; whether they were behind.
   bool download();
+  // Steps that the host's arrays lack, if the device has failed and they will never come.
+  std::optional<int64_t> lost() const;
 
  private:
   std::shared_ptr<Device> device_;

@@ -228,27 +228,68 @@ Report Executor<T>::report() const {
   return report;
 }
 
-#define CAVS_INSTANTIATE(T)                                                      \
-  template void Executor<T>::check_param(int32_t) const;                         \
-  template void Executor<T>::check_ran() const;                                  \
-  template Address Executor<T>::address_of(int32_t) const;                       \
-  template bool Executor<T>::wait_gradient(int32_t, int64_t, int64_t) const;     \
-  template GradientView<T> Executor<T>::gradient_view(int32_t);                  \
-  template std::pair<T*, int64_t> Executor<T>::gradient_block();                 \
-  template void Executor<T>::arm_gradients();                                    \
-  template T* Executor<T>::keep_gradient(int32_t);                               \
-  template T* Executor<T>::kept_gradient(int32_t) const;                         \
-  template bool Executor<T>::follow_gradient(int32_t);                           \
-  template bool Executor<T>::set_factored(int32_t);                              \
-  template const DeviceFactors& Executor<T>::factors(int32_t) const;             \
-  template void Executor<T>::gradient(int32_t, T*);                              \
-  template std::optional<std::pair<std::vector<int32_t>, std::vector<T>>>        \
-  Executor<T>::gradient_rows(int32_t);                                           \
-  template std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t) const; \
-  template void Executor<T>::output(int32_t, T*);                                \
-  template void Executor<T>::set_profiling(bool);                                \
-  template void Executor<T>::timed(int32_t);                                     \
-  template Report Executor<T>::report() const;
+template <class T>
+std::vector<std::pair<std::string, size_t>> Executor<T>::memory() const {
+  const Turn turn(*device_);
+  size_t factors = 0, lstms = 0;
+  for (const auto& f : factors_) factors += f->left.bytes() + f->right.bytes();
+  for (const auto& lstm : lstms_) lstms += lstm->bytes();
+  return {{"parameters", parameters_->value_bytes()},
+          {"states", parameters_->state_bytes()},
+          {"workspaces", library_->workspace_bytes()},
+          {"arena", arena_.bytes()},
+          {"scratch", scratch_.bytes()},
+          {"gradients", gradients_.bytes() + table_values_.bytes() + factors},
+          {"weights", weights_.bytes()},
+          {"staging", staging_.device_bytes()},
+          {"lstms", lstms},
+          {"others", ones_.bytes() + pieces_.bytes() + partial_.bytes()},
+          {"outcomes", parameters_->outcomes().device_bytes()}};
+}
+
+template <class T>
+size_t Executor<T>::page_locked_bytes() const {
+  const Turn turn(*device_);
+  return staging_.host_bytes() + mirror_.host_bytes();
+}
+
+template <class T>
+void Executor<T>::set_tracing(bool on) {
+  const Turn turn(*device_);
+  timeline_.set(on);
+}
+
+template <class T>
+std::vector<Span> Executor<T>::trace() const {
+  const Turn turn(*device_);
+  return timeline_.spans();
+}
+
+#define CAVS_INSTANTIATE(T)                                                         \
+  template void Executor<T>::check_param(int32_t) const;                            \
+  template void Executor<T>::check_ran() const;                                     \
+  template Address Executor<T>::address_of(int32_t) const;                          \
+  template bool Executor<T>::wait_gradient(int32_t, int64_t, int64_t) const;        \
+  template GradientView<T> Executor<T>::gradient_view(int32_t);                     \
+  template std::pair<T*, int64_t> Executor<T>::gradient_block();                    \
+  template void Executor<T>::arm_gradients();                                       \
+  template T* Executor<T>::keep_gradient(int32_t);                                  \
+  template T* Executor<T>::kept_gradient(int32_t) const;                            \
+  template bool Executor<T>::follow_gradient(int32_t);                              \
+  template bool Executor<T>::set_factored(int32_t);                                 \
+  template const DeviceFactors& Executor<T>::factors(int32_t) const;                \
+  template void Executor<T>::gradient(int32_t, T*);                                 \
+  template std::optional<std::pair<std::vector<int32_t>, std::vector<T>>>           \
+  Executor<T>::gradient_rows(int32_t);                                              \
+  template std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t) const;    \
+  template void Executor<T>::output(int32_t, T*);                                   \
+  template void Executor<T>::set_profiling(bool);                                   \
+  template void Executor<T>::timed(int32_t);                                        \
+  template Report Executor<T>::report() const;                                      \
+  template std::vector<std::pair<std::string, size_t>> Executor<T>::memory() const; \
+  template size_t Executor<T>::page_locked_bytes() const;                           \
+  template void Executor<T>::set_tracing(bool);                                     \
+  template std::vector<Span> Executor<T>::trace() const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)
 #undef CAVS_INSTANTIATE

@@ -83,10 +83,12 @@ std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>& inputs, const Update<
   Outcome* outcome = outcomes.next();
   const T* loss =
       program_->loss < 0 ? nullptr : reinterpret_cast<const T*>(address_of(program_->loss));
-  library_->square(stretches, count, partial);
-  library_->judge(partial, count, loss, update.max_norm.value_or(0), outcomes.condition(after),
-                  outcome);
-  library_->update(stretches, count, on_device(update.step), outcome);
+  timeline_.on_lane(0, "update", [&] {
+    library_->square(stretches, count, partial);
+    library_->judge(partial, count, loss, update.max_norm.value_or(0), outcomes.condition(after),
+                    outcome);
+    library_->update(stretches, count, on_device(update.step), outcome);
+  });
   stale_ = true;
   staging_.read();
   std::shared_ptr<Step> step = outcomes.launched();

@@ -101,6 +101,12 @@ void Executor<T>::run_beside(int32_t stage) {
 
 template <class T>
 void Executor<T>::run_stage(int32_t s) {
+  timeline_.on_lane(device_->lane(), program_->stages[s].label, [&] { run_bodies(s); });
+  if (mirror_.armed()) leave(s);
+}
+
+template <class T>
+void Executor<T>::run_bodies(int32_t s) {
   const Stage& stage = program_->stages[s];
   const std::vector<int32_t>& bodies = analysis_.bodies_of_stage[s];
   switch (stage.kind) {
@@ -113,7 +119,6 @@ void Executor<T>::run_stage(int32_t s) {
     case StageKind::kGlobal:
       run_sum(stage.body[0], -1, spaces_.ranges[program_->instructions[stage.body[0]].space]);
   }
-  if (mirror_.armed()) leave(s);
 }
 
 // Gradients that are done after this stage. Their earlier writers come before the last one on its

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cavs import ops
-from cavs.errors import CavsError
+from cavs.errors import CavsError, DeviceWarning
 from cavs.ir import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,7 +91,8 @@ def test_errors_are_as_documented(tmp_path, monkeypatch):
         return {base}.union(*(classes(c) for c in base.__subclasses__()))
 
     missing = {c for c in classes(CavsError) if c.__module__ == "cavs.errors"} - raised
-    assert missing <= {CavsError}
+    # The second of a GPU alone: tests/cuda raises it; here stands its subclass.
+    assert missing <= {CavsError, DeviceWarning}
 
 
 def test_a_wrong_document_is_noticed():

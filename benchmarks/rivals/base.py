@@ -111,6 +111,9 @@ class TorchRunner(Runner):
     def synchronize(self) -> None:
         synchronize(self.device)
 
+    def device_memory(self) -> int:
+        return 0 if self.device.type == "cpu" else torch.cuda.max_memory_reserved(self.device)
+
     def clear_gradients(self) -> None:
         """Gradients are written, not added: autograd takes over the tensors it made."""
         for tensor in self.p.values():

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         precision=args.precision,
         cudnn=args.cudnn,
+        deterministic=args.deterministic,
         threads=args.threads,
     )
     started = time.perf_counter()

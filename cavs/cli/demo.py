@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     given.entry, given.data = entry, args.data
     given.device, given.precision = args.device, args.precision
     given.cudnn = args.cudnn
+    given.deterministic = args.deterministic
     given.threads = args.threads
     given.epochs = args.epochs or given.epochs
     print("A function as a tree, its name hidden: which word does the name begin with?")

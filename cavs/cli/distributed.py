@@ -23,10 +23,11 @@ from cavs.distributed.balance import (
     gpu_usage,
     host_usage,
 )
-from cavs.distributed.communicator import Communicator
+from cavs.distributed.communicator import Communicator, LostPeerError
 from cavs.distributed.devices import device_of_rank
 from cavs.distributed.resources import load_resources
 from cavs.distributed.shards import Split
+from cavs.distributed.watch import is_watched
 from cavs.errors import CavsError
 
 
@@ -76,8 +77,9 @@ def one_voice(communicator: Communicator) -> Iterator[None]:
         yield
     except (CavsError, KeyboardInterrupt) as error:
         stopped = isinstance(error, KeyboardInterrupt) and str(error)
-        if communicator.size > 1 and not (is_agreed(error) or stopped):
+        dead = isinstance(error, LostPeerError) and is_watched()  # the launcher says who it was
+        if communicator.size > 1 and not (is_agreed(error) or stopped or dead):
             communicator.abort(f"{type(error).__name__}: {error}")
-        if communicator.rank != 0:
+        if communicator.rank != 0 or dead:
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until exit)
         raise

@@ -50,6 +50,7 @@ def _open(args: argparse.Namespace) -> tuple[Task, Trainer]:
         device=args.device,
         precision=args.precision,
         cudnn=args.cudnn,
+        deterministic=args.deterministic,
         threads=args.threads,
     )
     trainer.load(args.checkpoint)

@@ -33,7 +33,7 @@ def _installation() -> list[tuple[str, str]]:
         ("python", f"{platform.python_version()}, numpy {np.__version__}"),
         ("machine", f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"),
         ("engine", _engine()),
-        ("gpu", _gpu()),
+        *_gpu(),
     ]
     for name in names():
         lines.append(("model", f"{name:20} {summary(name)}"))
@@ -49,12 +49,13 @@ def _engine() -> str:
     return f"instruction set {isa() if callable(isa) else isa}" if isa is not None else "built"
 
 
-def _gpu() -> str:
+def _gpu() -> list[tuple[str, str]]:
     try:
+        from cavs.cuda.cache import default_folder
         from cavs.cuda.device import describe
     except ImportError as error:
-        return f"none: the engine for GPUs is not built ({error})"
-    return describe()
+        return [("gpu", f"none: the engine for GPUs is not built ({error})")]
+    return [("gpu", describe()), ("kernels", f"compiled for a GPU: kept in {default_folder()}")]
 
 
 def _checkpoint(path: str) -> list[tuple[str, str]]:

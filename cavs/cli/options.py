@@ -105,7 +105,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--device``, ``--precision``, ``--cudnn`` and ``--threads``."""
+    """``--device``, ``--precision``, ``--cudnn``, ``--deterministic`` and ``--threads``."""
     group = parser.add_argument_group("engine")
     group.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     group.add_argument(
@@ -120,6 +120,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default="never",
         help="whether cuDNN runs LSTMs over chains on a GPU (default: never; auto: where it "
         "measures faster)",
+    )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="libraries of a GPU, too, add in one order: the same bits in every run, slower",
     )
     group.add_argument(
         "--threads",

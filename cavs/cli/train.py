@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cavs.cli import distributed, options
+from cavs.cli.claim import Claim
 from cavs.cli.distributed import one_voice
 from cavs.cli.registry import Entry, Task
 from cavs.distributed import Trainer as DistributedTrainer
@@ -77,13 +78,17 @@ def run(args: argparse.Namespace) -> int:
     """Train, keep the best, and report the test split."""
     take_stop_signal()
     communicator = world(args.timeout)
-    with one_voice(communicator):
-        train(args, communicator)
+    with one_voice(communicator), Claim() as claim:
+        train(args, communicator, claim)
     return 0
 
 
-def train(args: argparse.Namespace, communicator: Communicator | None = None) -> Trained:
-    """What `run` does; `args` has all options of ``cavs train``."""
+def train(
+    args: argparse.Namespace,
+    communicator: Communicator | None = None,
+    claim: Claim | None = None,
+) -> Trained:
+    """What `run` does; `args` has all options of ``cavs train``. claim: taken on ``--out``."""
     first = communicator is None or communicator.rank == 0
     entry: Entry = args.entry
     checkpoint = _checkpoint(args)
@@ -91,6 +96,8 @@ def train(args: argparse.Namespace, communicator: Communicator | None = None) ->
     _check_balance(args)
     if first:
         _check_folder(args, checkpoint)
+    if claim is not None:
+        _claim(claim, folder, communicator)
     task = entry.build(args)
     loader = DataLoader(
         task.required("train"),
@@ -105,6 +112,7 @@ def train(args: argparse.Namespace, communicator: Communicator | None = None) ->
         "device": args.device,
         "precision": args.precision,
         "cudnn": args.cudnn,
+        "deterministic": args.deterministic,
         "seed": args.seed,
         "max_norm": args.max_norm,
         "threads": args.threads,
@@ -165,6 +173,16 @@ def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
     if args.resume and not checkpoint.exists():
         raise ConfigError(f"nothing to resume: there is no {checkpoint}", hint="leave --resume out")
     check_writable(checkpoint)
+
+
+def _claim(claim: Claim, folder: Path, communicator: Communicator | None) -> None:
+    """All ranks hold it: the one that writes may die, and another write."""
+    if communicator is None or communicator.rank == 0:
+        claim.take(folder)
+    if communicator is not None:
+        communicator.barrier()
+        if folder.exists():  # on this host, too
+            claim.join(folder)
 
 
 def _clear(checkpoint: Path) -> None:

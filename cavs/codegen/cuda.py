@@ -20,6 +20,7 @@ from cavs.codegen.map import OpTuple, reads_of
 BLOCK = 256  # threads
 _WORD = 16  # bytes a thread moves at once
 _LANES = 32
+_REGISTERS = 96  # of the 128 that a thread has, for what it loads
 _ITEMS = 2**31 - 1  # work items that 32 bits count
 
 # {f} is the suffix of the C functions of the type: f for float.
@@ -87,8 +88,13 @@ def literal(value: float, real: str = "float") -> str:
     x = float(np.float32(value)) if single else float(value)
     if np.isfinite(x):
         return f"{x!r}{'f' * single}"
-    made = '__builtin_nan{0}("")' if np.isnan(x) else "__builtin_huge_val{0}()"
-    return ("-" if x < 0 else "") + made.format("f" * single)
+    # By its bits: NVRTC has no header, and no builtin, that names it.
+    if single:
+        made = f"__int_as_float({0x7FC00000 if np.isnan(x) else 0x7F800000:#x})"
+    else:
+        bits = 0x7FF8000000000000 if np.isnan(x) else 0x7FF0000000000000
+        made = f"__longlong_as_double({bits:#x}LL)"
+    return ("-" if x < 0 else "") + made
 
 
 def _power_of_two(most: int, *counts: int) -> int:
@@ -139,6 +145,8 @@ def shape_of(
     """The division of outer x inner elements a row."""
     half = any(x.half for x in loads) or any(x.half for x in stores)
     vector = _power_of_two(_WORD // _bytes(real, half), inner)
+    while vector > 1 and len(loads) * vector * _bytes(real) > 4 * _REGISTERS:
+        vector //= 2
     return Shape(outer, inner, vector, any(store.mode != "write" for store in stores))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cavs.codegen.map import MapProgram, Register
 from cavs.compiler.program import Instruction, Operand, Program
@@ -13,6 +13,8 @@ from cavs.errors import CompileError
 from cavs.ir import Node
 from cavs.passes.access import LOCAL_ARRAYS, Piece
 from cavs.passes.partition import Body, Partition, is_elementwise
+
+MOST_OPERANDS = 20  # of a fused kernel: 16 bytes of each are 80 of the 128 registers of a thread
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -73,7 +75,8 @@ class RowLowering(Storage):
                 kind = n.type.domain.kind
                 group = groups.setdefault(key, _Group(base, kind, shape, level))
                 group.nodes.append(n)
-                group_of[n] = group
+        for group in groups.values():
+            group_of |= {n: part for part in self._parts(group) for n in part.nodes}
         items: list[tuple[int, int, Node | _Group]] = []
         for i, n in enumerate(body.nodes):
             if n not in group_of:
@@ -86,6 +89,21 @@ class RowLowering(Storage):
                 self._map(item, stored)
             else:
                 self._single(item)
+
+    def _parts(self, group: _Group) -> list[_Group]:
+        """The group, cut where one kernel would read more than MOST_OPERANDS."""
+        parts: list[_Group] = []
+        read: set[Node] = set()
+        made: set[Node] = set()
+        for n in group.nodes:
+            inputs = {x for x, _ in self.accesses.operands(n)}
+            if not parts or len(read | (inputs - made)) > MOST_OPERANDS:
+                parts.append(replace(group, nodes=[]))
+                read, made = set(), set()
+            parts[-1].nodes.append(n)
+            read |= inputs - made
+            made.add(n)
+        return parts
 
     def _as_late_as_useful(self, body: Body, step: dict[Node, int]) -> None:
         """Elementwise nodes join the latest kernel that can hold them, next to their readers."""

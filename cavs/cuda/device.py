@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +13,7 @@ from typing import Protocol
 
 from cavs import _cuda
 from cavs.cuda.cache import CachedCompiler, CubinCache
-from cavs.cuda.driver import Driver
+from cavs.cuda.driver import Driver, newest_cuda
 from cavs.cuda.libraries import (
     DRIVER,
     extras,
@@ -23,7 +25,7 @@ from cavs.cuda.libraries import (
 )
 from cavs.cuda.memory import CupyMemory, Memory
 from cavs.cuda.nvrtc import Nvrtc
-from cavs.errors import DeviceError
+from cavs.errors import DeviceError, DeviceWarning
 
 LOOK_UP = "look up"
 OLDEST = 80  # compute capability times ten: asynchronous copies, bfloat16 and tf32 start there
@@ -43,7 +45,9 @@ class Device:
 
     driver_library: for dlopen. architecture: as compilers name it, "sm_90". memory: None takes
     that of the driver. cublas_lt, cudnn: the paths of cuBLASLt and cuDNN; None if there is none;
-    cuDNN may be looked up (LOOK_UP) when it is wanted, for most programs never do.
+    cuDNN may be looked up (LOOK_UP) when it is wanted, for most programs never do. beside,
+    few_rows: with a second stream, and with kernels of their own for products of few rows; off to
+    see what they are worth.
     """
 
     driver_library: str
@@ -53,13 +57,15 @@ class Device:
     memory: Memory | None
     cublas_lt: str | None = None
     cudnn: str | None = None
+    beside: bool = True
+    few_rows: bool = True
 
     @cached_property
     def cudnn_library(self) -> str | None:
         """The path of cuDNN."""
         if self.cudnn != LOOK_UP:
             return self.cudnn
-        library = find_cudnn(Driver(self.driver_library).version() // 1000)
+        library = find_cudnn(newest_cuda(self.driver_library))
         return library.path if library else None
 
     @cached_property
@@ -67,7 +73,9 @@ class Device:
         """The engine's own device, one for all who share this object."""
         memory = self.memory
         allocate, release = (memory.allocate, memory.release) if memory else (None, None)
-        return _cuda.Device(self.driver_library, self.ordinal, allocate, release)
+        switches = self.beside, self.few_rows
+        line = install_line(newest_cuda(self.driver_library))
+        return _cuda.Device(self.driver_library, self.ordinal, allocate, release, *switches, line)
 
     def uuid(self) -> str:
         """What tells this GPU from all others; DeviceError if the driver does not say it."""
@@ -92,6 +100,8 @@ class Device:
 def compile_options(architecture: str, real: str, half: bool = False) -> list[str]:
     """The options that every kernel of the engine is compiled with."""
     options = [f"--gpu-architecture={architecture}", "--std=c++17", f"-DREAL={real}"]
+    if os.environ.get("CAVS_LINE_INFO") == "1":  # for tools that name lines of kernels
+        options.append("--generate-line-info")
     return [*options, "-DCAVS_HALF"] if half else options
 
 
@@ -100,9 +110,21 @@ def open_device(name: str = "cuda", driver_library: str | None = None) -> Device
 
     driver_library: the driver, if it is not to be looked up. DeviceError with what was found, what
     is needed and the cure for the first that is missing: a driver, one of an age that the CUDA of
-    an extra runs on, the GPU, compute capability 8.0, NVRTC, CuPy.
+    an extra runs on, the GPU, compute capability 8.0, NVRTC, CuPy. A DeviceWarning, once a process,
+    where cuBLASLt is missing.
     """
-    return _open(name, driver_library)[0]
+    device, driver, _ = _open(name, driver_library)
+    if device.cublas_lt is None:
+        _warn_of_products(install_line(driver.version() // 1000))
+    return device
+
+
+@functools.cache
+def _warn_of_products(line: str) -> None:
+    found = (
+        "cuBLASLt was not found: all products are done by kernels of cavs, the large ones slower"
+    )
+    warnings.warn(DeviceWarning(found, hint=line), stacklevel=3)
 
 
 def count_devices(driver_library: str | None = None) -> int:
@@ -120,7 +142,11 @@ def describe(name: str = "cuda", driver_library: str | None = None) -> str:
         cure = f" ({error.hint})" if error.hint else ""
         return f"none: {error.what.splitlines()[0]}{cure}"
     size = f"{memory / 2**30:.1f} GiB"
-    return f"{gpu}, {device.architecture}, {size}, driver of {runs}, NVRTC {made_by}"
+    blas = f"cuBLASLt {device.cublas_lt}"
+    if device.cublas_lt is None:
+        line = install_line(driver.version() // 1000)
+        blas = f"no cuBLASLt: all products are done by kernels of cavs ({line})"
+    return f"{gpu}, {device.architecture}, {size}, driver of {runs}, NVRTC {made_by}, {blas}"
 
 
 def _open(name: str, driver_library: str | None) -> tuple[Device, Driver, Nvrtc]:
@@ -181,16 +207,18 @@ def _capability(name: str, ordinal: int, driver: Driver) -> int:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         shown = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
         has = f"cuda:0 to cuda:{count - 1}" if count else "no GPU"
+        needs = "" if count else f"; cavs needs one of capability {_dotted(OLDEST)} or newer"
+        none = "device='cpu'; nvidia-smi lists GPUs, CUDA_VISIBLE_DEVICES hides them"
         raise DeviceError(
-            f"device is {name!r}, but the NVIDIA driver shows {has}{shown}",
-            hint="device='cuda'" if count else "device='cpu'; nvidia-smi lists GPUs",
+            f"device is {name!r}, but the NVIDIA driver shows {has}{shown}{needs}",
+            hint="device='cuda'" if count else none,
         )
     capability = driver.capability(ordinal)
     if capability < OLDEST:
         raise DeviceError(
             f"{name} is a GPU of compute capability {_dotted(capability)}, but cavs needs "
             f"{_dotted(OLDEST)} or newer",
-            hint="an Ampere GPU or a later one, or device='cpu'",
+            hint="a GPU of NVIDIA's Ampere generation or a later one; without it: device='cpu'",
         )
     return capability
 

@@ -8,7 +8,26 @@ from typing import Any
 from cavs.errors import DeviceError
 
 _NO_DEVICE, _INVALID_DEVICE = 100, 101  # of cuda.h's CUresult
+_CPU = "the CPU needs no driver: device='cpu'"
+_CURES = {
+    2: "free memory of the GPU: nvidia-smi lists the processes that use it",
+    3: "a process forked from one that used the GPU cannot use it: start processes by spawn",
+    46: "the GPU is taken by a process that shares it with none: nvidia-smi lists that",
+    800: "whoever runs this machine must let this user use its GPU",
+    802: "start NVIDIA's Fabric Manager, which this machine needs, or wait until it is up",
+    803: "restart the machine: its driver was updated while the old one is still loaded",
+    804: "take the compatibility libcuda of a CUDA toolkit off LD_LIBRARY_PATH",
+    999: "run nvidia-modprobe -u, or restart the machine; start a container with --gpus all",
+}
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # of cuda.h's CUdevice_attribute
+
+
+def newest_cuda(path: str | None) -> int | None:
+    """The CUDA major of the driver at `path`; None if it does not say."""
+    try:
+        return None if path is None else Driver(path).version() // 1000
+    except DeviceError:
+        return None
 
 
 class Driver:
@@ -21,7 +40,7 @@ class Driver:
         except OSError as error:
             raise DeviceError(
                 f"the NVIDIA driver {path} cannot be opened: {error}",
-                hint="install the driver anew; the CPU needs none: device='cpu'",
+                hint=f"install the driver anew, not by pip; {_CPU}",
             ) from error
 
     def version(self) -> int:
@@ -86,7 +105,7 @@ class Driver:
         except AttributeError as error:
             raise DeviceError(
                 f"the NVIDIA driver {self.path} has no {function}, but cavs needs it",
-                hint="update the driver; the CPU needs none: device='cpu'",
+                hint=f"update the driver; {_CPU}",
             ) from error
 
     def _check(self, function: str, status: int) -> None:
@@ -97,5 +116,5 @@ class Driver:
         name = text.value.decode() if text.value else f"error {status}"
         raise DeviceError(
             f"{function} of the NVIDIA driver {self.path} failed: {name}",
-            hint="look at what nvidia-smi prints; the CPU needs no driver: device='cpu'",
+            hint=f"{_CURES.get(status, 'look at what nvidia-smi prints')}; {_CPU}",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,11 +16,13 @@ from cavs.compiler.program import Program
 from cavs.cuda.device import Device
 from cavs.cuda.program import map_kernels
 from cavs.cuda.storage import half_buffers
+from cavs.errors import DeviceError, DeviceWarning
 from cavs.frontend.parameter import Parameter
 
 Array = NDArray[Any]
 TENSOR_CORES, PLAIN_PRODUCTS = "matmul_mma.cu", "matmul.cu"
 PRECISIONS = ("float32", "tf32", "bfloat16")
+SHARED = ("parameters", "states", "outcomes", "workspaces")  # memory of all programs of a session
 
 
 def headers() -> dict[str, str]:
@@ -44,9 +47,11 @@ class CudaEngine:
 
     owner: whose engine this is. precision: of products of float32 values, one of PRECISIONS; with
     "bfloat16" packed weights and values between kernels are stored in it, see cavs.cuda.storage.
-    Everything else, sums too, is float32. The host's arrays fall behind with every step:
-    ``download`` brings them up to date. DeviceError where the device fails, lacks memory, or a
-    kernel does not compile; nothing of the host is changed then.
+    deterministic: libraries are asked for algorithms that add in one order alone. Everything else,
+    sums too, is float32. The host's arrays fall behind with every step: ``download`` brings them up
+    to date. DeviceError where the device fails, lacks memory, or a
+    kernel does not compile; nothing of the host is changed then. A device that has failed for good
+    is given up: the host's arrays stay what they were when they were last up to date.
     """
 
     def __init__(
@@ -55,12 +60,14 @@ class CudaEngine:
         owner: object,
         parameters: Iterable[Parameter],
         precision: str = "float32",
+        deterministic: bool = False,
     ) -> None:
-        self.device, self._precision = device, precision
+        self.device, self._precision, self.deterministic = device, precision, deterministic
         self._owner, self._of = ref(owner), list(parameters)
         for p in self._of:
             p.keep_copy(self)
         self.published = 0  # versions of parameters that are downloads of this copy
+        self._lost = 0  # steps that a device given up has taken with it
         self._real = ""
         self._parameters: _cuda.Parameters | None = None
         self._cudnn: _cuda.Cudnn | None = None
@@ -76,10 +83,8 @@ class CudaEngine:
         if self._parameters is None:
             self._real = "double" if arrays[0].dtype == np.float64 else "float"
             images = fixed_kernels(self.device, self._real, self._precision)
-            blas = self.device.cublas_lt or ""
-            self._parameters = _cuda.Parameters(
-                self.device.native, images, list(arrays), self._precision, blas
-            )
+            how = self._precision, self.device.cublas_lt or "", self.deterministic
+            self._parameters = _cuda.Parameters(self.device.native, images, list(arrays), *how)
         half = half_buffers(program) if self._precision == "bfloat16" else frozenset()
         maps = map_kernels(program, self._real, half)
         named = [(i, name, n) for i, (name, n) in enumerate(maps.kernels) if name]
@@ -95,6 +100,10 @@ class CudaEngine:
         """Why LSTMs cannot run by cuDNN here, as far as is known before it is opened; or empty."""
         if self._precision == "bfloat16":
             return "with precision 'bfloat16' LSTMs run on the engine's own kernels"
+        if self.deterministic:
+            return (
+                "deterministic=True, and NVIDIA does not say that LSTMs of cuDNN add in one order"
+            )
         return "" if self.device.cudnn_library else "libcudnn.so was not found"
 
     def _open_cudnn(self) -> _cuda.Cudnn:
@@ -123,9 +132,35 @@ class CudaEngine:
     def download(self) -> bool:
         """Brings the host's arrays up to date: parameters, and states of the last optimiser.
 
-        Whether they were behind.
+        Whether they were behind. DeviceWarning where steps are lost with a device.
         """
-        behind = self._parameters is not None and self._parameters.download()
+        before = self._lost
+        behind = self._download()
+        if lost := self._lost - before:
+            found = f"the GPU has failed, and with it {steps(lost)} of training since the host's"
+            hint = "load a checkpoint, or train on from here: device='cpu', or a new process"
+            warning = DeviceWarning(f"{found} parameters were last up to date", hint=hint)
+            warnings.warn(warning, stacklevel=3)
+        return behind
+
+    def lost_steps(self) -> int:
+        """As `download`; how many steps were lost with the device since the last call."""
+        self._download()
+        lost, self._lost = self._lost, 0
+        return lost
+
+    def _download(self) -> bool:
+        try:
+            behind = self._parameters is not None and self._parameters.download()
+        except DeviceError:
+            assert self._parameters is not None
+            lost = self._parameters.lost()
+            if lost is None:  # it still works
+                raise
+            self._lost += lost
+            self._parameters, behind = None, False
+            for p in self._of:
+                p.copies = [copy for copy in p.copies if copy is not self]
         for p in self._of if behind else ():
             p.version += 1
             self.published += 1
@@ -134,3 +169,8 @@ class CudaEngine:
     def used(self) -> bool:
         """Whether the owner is still there."""
         return self._owner() is not None
+
+
+def steps(number: int) -> str:
+    """A number of steps in words."""
+    return f"{number} step{'s' * (number != 1)}"

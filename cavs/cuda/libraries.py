@@ -18,7 +18,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cavs.errors import DeviceError
@@ -93,21 +93,31 @@ def require(name: str, what_for: str, newest: int | None = None) -> Library:
     return library
 
 
+def fitting_major(newest: int | None = None) -> int | None:
+    """The CUDA major of the extra that fits this environment; None where no extra is known.
+
+    newest: as of `install_line`.
+    """
+    majors = sorted(extras())
+    fitting = [major for major in majors if newest is None or major <= newest] or majors[:1]
+    installed = _installed(majors)
+    keep = [major for major in installed if major in fitting]
+    if not majors:
+        return None
+    # The oldest runs on the most drivers; where the driver is known, the newest it runs is best.
+    return keep[-1] if keep else fitting[0] if newest is None else fitting[-1]
+
+
 def install_line(newest: int | None = None) -> str:
     """The line that installs what a GPU needs besides its driver.
 
     newest: the CUDA major of the driver, if one is known. A CuPy that is installed decides
     before it, because two of them in one environment break each other.
     """
-    majors = sorted(extras())
-    fitting = [major for major in majors if newest is None or major <= newest] or majors[:1]
-    installed = [major for major in majors if _is_installed(f"cupy-cuda{major}x")]
-    keep = [major for major in installed if major in fitting]
-    if not majors:
+    choice = fitting_major(newest)
+    if choice is None:
         return "install cavs by pip, so that its extras are known"
-    # The oldest runs on the most drivers; where the driver is known, the newest it runs is best.
-    choice = keep[-1] if keep else fitting[0] if newest is None else fitting[-1]
-    wrong = [f"cupy-cuda{major}x" for major in installed if major != choice]
+    wrong = [f"cupy-cuda{major}x" for major in _installed(extras()) if major != choice]
     remove = f"pip uninstall {' '.join(wrong)}; " if wrong else ""
     return f'{remove}pip install "cavs[{extras()[choice]}]"'
 
@@ -121,6 +131,11 @@ def extras() -> dict[int, str]:
         return {}
     found = (re.fullmatch(r"cuda(\d+)", name) for name in names)
     return {int(match[1]): match[0] for match in found if match}
+
+
+def _installed(majors: Iterable[int]) -> list[int]:
+    """Of which CUDA there is a CuPy."""
+    return [major for major in sorted(majors) if _is_installed(f"cupy-cuda{major}x")]
 
 
 def _is_installed(distribution: str) -> bool:

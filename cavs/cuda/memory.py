@@ -106,7 +106,10 @@ class CupyMemory:
             with self._cupy.cuda.Device(self.ordinal):
                 made = self._cupy.cuda.Stream(non_blocking=True)
         except RuntimeError as error:
-            raise DeviceError(f"cuda:{self.ordinal} makes no stream: {error}") from error
+            raise DeviceError(
+                f"cuda:{self.ordinal} makes no stream: {error}",
+                hint="a GPU that has failed needs a new process",
+            ) from error
         self._streams.append(made)
         return int(made.ptr)
 
@@ -115,5 +118,13 @@ class CupyMemory:
         try:
             free, total = self._cupy.cuda.Device(self.ordinal).mem_info
         except RuntimeError as error:
-            raise DeviceError(f"cuda:{self.ordinal} does not answer: {error}") from error
+            raise DeviceError(
+                f"cuda:{self.ordinal} does not answer: {error}",
+                hint="a GPU that has failed needs a new process",
+            ) from error
         return int(free), int(total)
+
+    def kept(self) -> int:
+        """The bytes that CuPy's pool keeps for who asks next: nobody uses them."""
+        with self._cupy.cuda.Device(self.ordinal):
+            return int(self._cupy.get_default_memory_pool().free_bytes())

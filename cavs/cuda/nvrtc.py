@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cavs.cuda.driver import newest_cuda
+from cavs.cuda.libraries import find_driver, install_line
 from cavs.errors import DeviceError
 
 _COMPILATION = 6  # of nvrtc.h's nvrtcResult
@@ -44,9 +46,7 @@ class Nvrtc:
             self._library = ctypes.CDLL(path)
             self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         except (OSError, AttributeError) as error:
-            raise DeviceError(
-                f"{path} is no usable NVRTC: {error}", hint="install its wheel anew"
-            ) from error
+            raise DeviceError(f"{path} is no usable NVRTC: {error}", hint=_anew()) from error
 
     def version(self) -> tuple[int, int]:
         """Major and minor, those of its CUDA."""
@@ -96,7 +96,7 @@ class Nvrtc:
                 ours = "a kernel of cavs that does not compile is a fault of cavs; report it"
                 raise DeviceError(
                     "\n".join([found, log.strip(), *shown]).rstrip(),
-                    hint=ours if status == _COMPILATION else "install NVRTC's wheel anew",
+                    hint=ours if status == _COMPILATION else _anew(),
                 )
             cubin = self._read("nvrtcGetCUBIN", program)
         finally:
@@ -116,11 +116,11 @@ class Nvrtc:
             status = getattr(self._library, function)(*arguments)
         except AttributeError as error:
             raise DeviceError(
-                f"{self.path} has no {function}, but cavs needs it",
-                hint="install NVRTC's wheel anew",
+                f"{self.path} has no {function}, but cavs needs it", hint=_anew()
             ) from error
         if status:
-            raise DeviceError(f"{function} of {self.path} failed: {self._name(status)}")
+            found = f"{function} of {self.path} failed: {self._name(status)}"
+            raise DeviceError(found, hint=_anew())
 
     def _read(self, function: str, program: ctypes.c_void_p) -> bytes:
         size = ctypes.c_size_t()
@@ -128,6 +128,10 @@ class Nvrtc:
         buffer = ctypes.create_string_buffer(size.value)
         self._call(function, program, buffer)
         return buffer.raw
+
+
+def _anew() -> str:
+    return f"{install_line(newest_cuda(find_driver()))} --force-reinstall"
 
 
 def _texts(values: Any) -> Any:

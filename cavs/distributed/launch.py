@@ -5,33 +5,45 @@ On a cluster, mpirun or srun of the site start ``cavs train`` just as well.
 
 from __future__ import annotations
 
-import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from cavs.distributed import keeper
+from cavs.distributed.watch import Watch
 from cavs.errors import ConfigError, DeviceError
 
 STOP_SIGNAL = signal.SIGUSR1  # what mpirun passes on to the ranks; SIGINT it keeps to itself
 LAUNCHED = "CAVS_LAUNCHED"
 ELASTIC = "CAVS_ELASTIC"  # set where ranks survive one another
 _INSTALL = 'pip install "cavs[mpi]"'
-_PR_SET_PDEATHSIG = 1
+_SURVIVES = 5  # the first Open MPI that lets ranks survive one another
+_GLANCE = 0.1  # seconds between two looks at what ranks say
+# Seconds that the others have to notice a death and to save, and that those who have need to end.
+_GRACE, _FAREWELL = 30.0, 2.0
+_FORCE = 15.0  # seconds that mpirun has to end all
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """The program that starts ranks; open_mpi: whether it takes Open MPI's options."""
+    """The program that starts ranks.
+
+    open_mpi: whether it takes Open MPI's options. survives: whether ranks can outlive one another.
+    """
 
     path: str
     open_mpi: bool
+    survives: bool
 
 
 def find_mpirun() -> Launcher:
@@ -46,15 +58,23 @@ def find_mpirun() -> Launcher:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise DeviceError(f"{path} --version fails: {error}", hint=_INSTALL) from error
-    return Launcher(path, "Open MPI" in version or "OpenRTE" in version)
+    ours = "Open MPI" in version or "OpenRTE" in version
+    number = re.search(r"\) (\d+)", version)
+    return Launcher(path, ours, ours and number is not None and int(number[1]) >= _SURVIVES)
 
 
 def command_of(
-    launcher: Launcher, ranks: int, arguments: Sequence[str], *, elastic: bool = False
+    launcher: Launcher,
+    ranks: int,
+    arguments: Sequence[str],
+    *,
+    elastic: bool = False,
+    watched: bool = False,
 ) -> list[str]:
     """The command line that runs ``cavs ARGUMENTS`` on `ranks` ranks.
 
-    Arguments that begin with a ``.py`` file or ``-m`` are a Python program instead.
+    Arguments that begin with a ``.py`` file or ``-m`` are a Python program instead. watched: what
+    becomes of each rank is told to a `Watch`, and if one dies the others have time to save.
     """
     if not arguments:
         raise ConfigError("nothing to launch", hint="cavs launch -n 2 train tree-lstm --data DIR")
@@ -65,16 +85,21 @@ def command_of(
         if ranks > len(os.sched_getaffinity(0)):
             command += ["--map-by", ":OVERSUBSCRIBE"]
         command += ["--bind-to", "none"]  # the engine's threads go where there is room
+        if (elastic or watched) and launcher.survives:
+            command += ["--with-ft", "ulfm"]
         if elastic:
             # Its barrier in MPI_Finalize may wait for the dead for ever; Trainer.close meets.
-            command += ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
-    elif elastic:
+            command += ["--mca", "async_mpi_finalize", "1"]
+    if elastic and not launcher.survives:
         raise DeviceError(
-            f"{launcher.path} is not Open MPI's; only that survives a lost rank", hint=_INSTALL
+            f"{launcher.path} is not Open MPI's, or older than {_SURVIVES}; "
+            "only that survives a lost rank",
+            hint=_INSTALL,
         )
     program = arguments[0] == "-m" or arguments[0].endswith(".py")
     run = [] if program else ["-m", "cavs.cli"]
-    return [*command, sys.executable, *run, *arguments]
+    kept = [sys.executable, "-I", "-S", keeper.__file__] if watched else []
+    return [*command, *kept, sys.executable, *run, *arguments]
 
 
 def launch(
@@ -91,7 +116,7 @@ def launch(
     lets the ranks end their step and save; the second ends them. They end with this process, too.
     """
     launcher = find_mpirun()
-    command = command_of(launcher, ranks, arguments, elastic=elastic)
+    command = command_of(launcher, ranks, arguments, elastic=elastic, watched=True)
     if "--allow-run-as-root" in command:
         say("cavs: running mpirun as root: ranks may do all that root may")
     if ":OVERSUBSCRIBE" in command:
@@ -99,36 +124,99 @@ def launch(
     environment = {"CAVS_NUM_THREADS": str(threads), **os.environ, LAUNCHED: str(ranks)}
     if elastic:
         environment[ELASTIC] = "1"
-    # A session of its own: Ctrl-C in the terminal comes here first and alone.
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        start_new_session=True,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509  (the launcher has one thread)
-    )
-    asked = False
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        process.send_signal(signal.SIGTERM if asked else STOP_SIGNAL)
-        asked = True
-
-    old = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        status = process.wait()
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-    return 128 - status if status < 0 else status
+    with tempfile.TemporaryDirectory(prefix="cavs-launch-") as folder:
+        watch = Watch(ranks, Path(folder))
+        try:
+            run = _Run(command, environment | {keeper.PIPE: str(watch.path)}, watch, elastic, say)
+            return run.wait()
+        finally:
+            watch.close()
 
 
-def _die_with_parent() -> None:
-    """In the child, before mpirun starts: Linux ends it when its parent dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+class _Run:
+    """mpirun, from its start to its end."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str],
+        watch: Watch,
+        elastic: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.watch, self.elastic, self.say = watch, elastic, say
+        self.asked = False  # to stop, by a signal
+        self.failed = False  # some rank kept the others waiting
+        self.patient: float | None = None  # until then, once a rank has died
+        self.ended: float | None = None  # when mpirun was told to end the ranks
+        # A session of its own: Ctrl-C in the terminal comes here first and alone.
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: keeper.die_with_parent(signal.SIGTERM),  # noqa: PLW1509
+        )
+
+    def wait(self) -> int:
+        """Until all ranks have ended; the exit status."""
+        process, watch = self.process, self.watch
+        old = {n: signal.signal(n, self._stop) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            while process.poll() is None:
+                watch.listen(_GLANCE)
+                self._look()
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        watch.listen(0)
+        return self._status()
+
+    def _status(self) -> int:
+        """Of mpirun, which says nothing of ranks killed; says who died first."""
+        code, death = self.process.returncode, self.watch.death
+        status = 128 - code if code < 0 else code
+        if death is None or self.failed:
+            return status or int(self.failed or any(self.watch.ends.values()))
+        last = list(self.watch.ends.values())[-1]
+        if self.elastic and last >= 0:  # those that went on have said how it ended
+            return status if 0 in self.watch.ends.values() else last
+        text = self.watch.told(stopped=self.ended is not None, elastic=self.elastic)
+        if text is not None and not self.asked:
+            self.say(f"cavs: {text}")
+        return 128 - death[1] if death[1] < 0 else death[1]
+
+    def _look(self) -> None:
+        """Ends what would hang."""
+        now = time.monotonic()
+        if self.ended is not None:
+            if now > self.ended + _FORCE:
+                self.process.kill()  # its ranks end with it
+            return
+        late = self.watch.late()
+        if late is not None:
+            self.failed, self.ended = True, now
+            self.say(f"cavs: {late}; all were ended")
+            self.process.terminate()
+            return
+        waiting = self.watch.still_running()
+        if waiting is not None:
+            self.say(f"cavs: {waiting}")
+        if self.elastic or self.watch.death is None:
+            return
+        if self.patient is None:
+            self.patient = now + _GRACE
+        if self.watch.alone:
+            self.patient = min(self.patient, now + _FAREWELL)
+        if now > self.patient:
+            self.ended = now
+            self.process.terminate()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.process.send_signal(signal.SIGTERM if self.asked else STOP_SIGNAL)
+        self.asked = True
 
 
 def take_stop_signal() -> None:

@@ -6,20 +6,27 @@ parameters and optimiser states, nothing is lost: those that finished it give th
 parameters, states and result; if nobody did, all do it again with the batch divided anew. Where
 ranks own parameters, all go back to a snapshot, share what the dead owned, and do the steps since
 again: up to where one of them was or, where they run freely, each its own.
+
+Without ``elastic`` a `fit` that writes checkpoints ends so, too: what was under way is finished by
+those that are left, and then they stop and save. Where ranks own parameters there is no snapshot to
+go back to, and the last checkpoint is what remains.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
+from cavs.distributed.keeper import tell
 from cavs.distributed.run import StepReport
 from cavs.distributed.snapshot import Snapshots
 from cavs.distributed.strategy import variables_of
 from cavs.distributed.strategy.lose import without
+from cavs.errors import DeviceError
 
 if TYPE_CHECKING:
     from cavs.distributed.trainer import Trainer
@@ -40,12 +47,19 @@ class Survivors:
         self.snapshots = Snapshots(trainer)
         self.done = 0  # things finished together
         self.last: Any = None  # the result of the last of them, as JSON
+        self.saves = False  # whether a `fit` that writes checkpoints goes on
+        self.gone: list[int] = []  # of the ranks that there were
         self.made()
 
     def made(self) -> None:
         """The strategy is one of the present ranks."""
         c = self.trainer.communicator
         self.number, self.ranks, self.strategy = c.rank, c.size, self.trainer.strategy
+
+    @property
+    def ends(self) -> bool:
+        """Whether a `fit` is to end because a rank has died."""
+        return self.saves and bool(self.gone) and not self.trainer.elastic
 
     def go(self, work: Callable[[], T], *, step: bool = False) -> T:
         """`work()`, which all ranks do together; again, or its result from others, if one dies.
@@ -56,7 +70,9 @@ class Survivors:
             try:
                 result = work()
             except LostPeerError as error:
-                if not self.trainer.elastic:
+                session = self.trainer.session
+                if not (self.trainer.elastic or (self.saves and not session.owns)):
+                    self._part()
                     raise
                 if self._recover(error, step):
                     return _decode(self.last)  # type: ignore[no-any-return]
@@ -64,7 +80,26 @@ class Survivors:
                 if not (step and self.trainer.session.free):
                     self.done += 1
                     self.last = _encode(result)
+                    # Not before: some may just have learned how what came before it ended.
+                    self.trainer.session.stopping |= self.ends
                 return result
+
+    def bereft(self, stopped: KeyboardInterrupt) -> LostPeerError:
+        """What a `fit` raises that has saved what there was; `stopped` says what and where."""
+        tell("parted")
+        error = LostPeerError(
+            f"ranks {self.gone} of {self.ranks} are gone; {stopped}",
+            hint="resume from it; with --elastic the others would have gone on",
+        )
+        error.agreed = True  # type: ignore[attr-defined]  # all that are left know
+        return error
+
+    def _part(self) -> None:
+        """Ends what others wait for, so that they find out, too."""
+        tell("parted")
+        self.trainer.session.leave()
+        with suppress(DeviceError):  # this MPI ends them itself
+            self.trainer.communicator.leave()
 
     def _recover(self, error: LostPeerError, step: bool) -> bool:
         """Meets the ranks that are left; whether others had finished what this rank was at."""
@@ -79,7 +114,7 @@ class Survivors:
             except LostPeerError:  # another one, while we met
                 continue
             break
-        if c.rank == 0:
+        if c.rank == 0 and trainer.elastic:
             print(
                 f"cavs: {before - c.size} of {before} ranks lost at step {trainer.steps + 1}, "
                 f"going on with {c.size} ({error})",
@@ -97,6 +132,7 @@ class Survivors:
         own = self.snapshots.known() if trainer.begun and session.owns else []
         mine = [self.number, self.done, reached, trainer.begun, own, self.last]
         numbers, dones, steps, begun, kept, lasts = zip(*c.share(mine), strict=True)
+        self.gone = sorted(set(range(self.ranks)) - set(numbers))
         source = dones.index(max(dones))
         if not all(begun):
             trainer.restart()
@@ -104,7 +140,7 @@ class Survivors:
         if strategy is not None:
             model: Any = trainer.model
             variables = variables_of(model, dtype=str(session.session.dtype))
-            strategy = without(strategy, set(range(self.ranks)) - set(numbers), variables)
+            strategy = without(strategy, set(self.gone), variables)
         session.move_to(c, strategy)
         trainer.place()
         if all(begun) and session.owns:

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +19,11 @@ from cavs.cuda.device import Device
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement, is_agreed
 from cavs.distributed.choice import agreed_strategy, fits
-from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
+from cavs.distributed.communicator import world
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.devices import device_of_rank
 from cavs.distributed.digest import facts
+from cavs.distributed.keeper import tell
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
@@ -34,6 +35,7 @@ from cavs.distributed.shards import (
     contiguous,
     make_of,
     shard,
+    whole_batches,
 )
 from cavs.distributed.strategy import Strategy, variables_of
 from cavs.distributed.strategy.verify import verify
@@ -52,14 +54,6 @@ Array = NDArray[Any]
 T = TypeVar("T")
 _FAREWELL = 30.0  # seconds that a failing rank waits for the others to hear of it
 _BRIEF = 3.0  # the same where they may have heard of it by letter
-_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
-
-
-def world(timeout: float = 300.0) -> Communicator:
-    """All ranks that mpirun or srun started; one alone if this process was started by itself."""
-    if any(name in os.environ for name in _STARTED):
-        return MPICommunicator(timeout=timeout)
-    return SingleCommunicator()
 
 
 class Trainer(LocalTrainer):
@@ -87,7 +81,7 @@ class Trainer(LocalTrainer):
         dtype: np.float32, or np.float64 for checks.
         device: "cpu"; "cuda", one of the GPUs of each host for each of its ranks; "cuda:1", or a
             cavs.cuda Device.
-        precision: As for `cavs.Session`.
+        precision, deterministic: As for `cavs.Session`.
         collectives: How dense gradients of devices are summed: "nccl" in their memory, "mpi" on the
             hosts, "auto" by NCCL where CuPy has it and no two ranks share a device.
         more: As for `cavs.Trainer`.
@@ -112,6 +106,7 @@ class Trainer(LocalTrainer):
         dtype: Any = np.float32,
         device: str | Device = "cpu",
         precision: str = "float32",
+        deterministic: bool = False,
         collectives: str = "auto",
         passes: Any = None,
         threads: int | None = None,
@@ -126,6 +121,7 @@ class Trainer(LocalTrainer):
             replicated=True,
             device=device_of_rank(device, c, collectives),
             precision=precision,
+            deterministic=deterministic,
         )
         chosen = None if isinstance(strategy, str) else strategy
         if chosen is not None:
@@ -333,6 +329,8 @@ class Trainer(LocalTrainer):
         """As `cavs.Trainer.evaluate`; every rank takes some of the batches."""
 
         begin = loader.state_dict() if isinstance(loader, DataLoader) else {}
+        asked = more.pop("stop", lambda: False)
+        more["stop"] = lambda: asked() or self._survivors.ends
 
         def work() -> dict[str, float]:
             self.session.stale.settle()
@@ -340,7 +338,7 @@ class Trainer(LocalTrainer):
                 loader.load_state_dict(begin)
             return super(Trainer, self).evaluate(loader, metrics, **more)
 
-        with _whole_batches(loader):
+        with whole_batches(loader):
             return self._together("evaluation", lambda: self._survivors.go(work))
 
     def _mine(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -356,11 +354,24 @@ class Trainer(LocalTrainer):
     # ---- runs and checkpoints ------------------------------------------------------------------
 
     def fit(self, train: DataLoader, **options: Any) -> FitResult:
-        """As `cavs.Trainer.fit`; rank 0 writes the log and the checkpoints and shows progress."""
+        """As `cavs.Trainer.fit`; rank 0 writes the log and the checkpoints and shows progress.
+
+        If a rank dies and ranks can outlive one another, but are not ``elastic``, the others end
+        the step at hand without it, write the checkpoint, and raise `LostPeerError`.
+        """
         if self.communicator.rank != 0:
             options |= {"log": None, "progress": False}
         self._go_on()
-        return self._together("fit", lambda: super(Trainer, self).fit(train, **options))
+        survivors = self._survivors
+        survivors.saves, survivors.gone = options.get("checkpoint") is not None, []
+        try:
+            return self._together("fit", lambda: super(Trainer, self).fit(train, **options))
+        except KeyboardInterrupt as stopped:
+            if not survivors.ends:
+                raise
+            raise survivors.bereft(stopped) from None
+        finally:
+            survivors.saves = False
 
     def _go_on(self) -> None:
         """What stopped the `fit` before is over."""
@@ -386,6 +397,12 @@ class Trainer(LocalTrainer):
         """As `cavs.Trainer.save`: rank 0 writes; call it on all ranks."""
         self._survivors.go(lambda: self._save(path, progress, states))
         self.last_checkpoint = Path(path)
+        if states:
+            self._tell_saved(path)
+
+    def _tell_saved(self, path: str | os.PathLike[str]) -> None:
+        if self.communicator.rank == 0:
+            tell("saved", str(path), self.steps)
 
     def _save(
         self, path: str | os.PathLike[str], progress: Mapping[str, Any] | None, states: bool
@@ -413,6 +430,7 @@ class Trainer(LocalTrainer):
 
         def work() -> Checkpoint:
             stored = super(Trainer, self).resume(path)
+            self._tell_saved(path)
             self.session.take_memory(stored.extra)
             return stored
 
@@ -481,16 +499,3 @@ class Trainer(LocalTrainer):
             self.close()
         elif not (is_agreed(error) or isinstance(error, CommunicationError)):
             self._tell("end", error)
-
-
-@contextmanager
-def _whole_batches(loader: Iterable[Any]) -> Iterator[None]:
-    """A loader that a training divides makes whole batches inside the block."""
-    if not isinstance(loader, DataLoader) or not isinstance(loader.collate, Collate):
-        yield
-        return
-    divided, loader.collate = loader.collate, loader.collate.whole
-    try:
-        yield
-    finally:
-        loader.collate = divided

@@ -297,6 +297,7 @@ def explain(
     device: str | Device = "cpu",
     precision: str = "float32",
     cudnn: str = "never",
+    deterministic: bool = False,
 ) -> Explanation:
     """Compiles ``model`` for batches like ``batch`` and says what became of it.
 
@@ -308,8 +309,15 @@ def explain(
     parameters = list(model.parameters().values())
     dtype = parameters[0].value.dtype if parameters else "float32"
     require(cudnn != "auto", "cudnn", cudnn, "'never' or 'always': one of the two is explained")
-    options: dict[str, Any] = {"device": device, "precision": precision, "cudnn": cudnn}
-    session = Session(model, dtype=dtype, passes=passes, **options)
+    session = Session(
+        model,
+        dtype=dtype,
+        passes=passes,
+        device=device,
+        precision=precision,
+        cudnn=cudnn,
+        deterministic=deterministic,
+    )
     compiled = session.compiled(batch, training=training)
     program = compiled.program
     schedule = session.schedule(batch, training=training)

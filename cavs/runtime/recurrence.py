@@ -113,7 +113,7 @@ class Lstms:
             }
             for key, (own, library) in self._seconds.items()
         ]
-        return {"choice": self._choice, "lacks": self._lacks, "classes": classes}
+        return {"cudnn": {"choice": self._choice, "lacks": self._lacks, "classes": classes}}
 
     def to_json(self) -> list[list[Any]]:
         """What was decided, so that who continues runs the same kernels."""

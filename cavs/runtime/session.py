@@ -24,6 +24,7 @@ from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.inputs import features
+from cavs.runtime.looking import Looking
 from cavs.runtime.recurrence import CUDNN, Lstms
 from cavs.runtime.tracing import lacks, set_child_numbers, trace
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
@@ -36,7 +37,7 @@ MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there
 SHARED_FROM = 1.15  # readers a product from which those of leaves are done at the leaves
 
 
-class Session:
+class Session(Looking):
     """Compiles ``model`` on first use and runs it.
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
@@ -46,6 +47,8 @@ class Session:
     precision: of products on a device, "float32", or "tf32" or "bfloat16" with float32 sums;
     with "bfloat16" packed weights and most values between kernels are stored in it. cudnn: whether
     cuDNN runs LSTMs over chains on a device, "never", "auto" where it measures faster, or "always".
+    deterministic: what libraries of a device compute has one order of sums too, see docs/cuda.md;
+    all else gives the same bits in every run anyway, on the CPU for one number of threads.
     Raises ConfigError for other threads than 1 to 256, DeviceError for a device out of use.
     """
 
@@ -60,6 +63,7 @@ class Session:
         device: str | Device = "cpu",
         precision: str = "float32",
         cudnn: str = "never",
+        deterministic: bool = False,
     ) -> None:
         require(isinstance(model, Model), "model", model, "a cavs.Model")
         require(isinstance(passes, Passes | None), "passes", passes, "a cavs.compiler Passes")
@@ -74,10 +78,12 @@ class Session:
         self.replicated = replicated
         require(cudnn in CUDNN, "cudnn", cudnn, f"one of {', '.join(CUDNN)}")
         require(cudnn != "always" or device != "cpu", "cudnn", cudnn, "'never' on the CPU")
+        require(isinstance(deterministic, bool), "deterministic", deterministic, "True or False")
+        self.deterministic = deterministic
         self._cuda = self._on_device(device, precision)
         self._lstms = Lstms(self._cuda, "never" if replicated else cudnn)
-        self._variants: dict[tuple[bool, bool, bool, bool], Variant] = {}
-        self._latest: dict[bool, Variant] = {}
+        self._variants = {}
+        self._latest = {}
         self._edge_types = EdgeTypes()
         self._versions = 0  # of the parameters, as far as this session has followed them
         self._profiling = False
@@ -91,7 +97,8 @@ class Session:
         if device == "cpu":
             return None
         target = open_device(device) if isinstance(device, str) else device
-        return CudaEngine(target, self, self.parameters.values(), precision)
+        values = self.parameters.values()
+        return CudaEngine(target, self, values, precision, self.deterministic)
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -415,14 +422,6 @@ class Session:
 
     # ---- looking inside ------------------------------------------------------------------------
 
-    @property
-    def optional_features(self) -> tuple[str, ...]:
-        """What schedules are made for; empty before the first batch."""
-        for variant in self._variants.values():
-            if variant.traced is not None:
-                return variant.optional
-        return ()
-
     def prepare(self, batch: BatchLike) -> None:
         """Makes the schedule of a coming batch; safe in a background thread."""
         for training, with_loss in dict.fromkeys(key[:2] for key in list(self._variants)):
@@ -458,24 +457,20 @@ class Session:
                 variant.executor.invalidate_parameters()
 
     def download(self) -> None:
-        """Brings arrays of the host up to date: of parameters, and of states on the device."""
+        """Brings arrays of the host up to date: of parameters, and of states on the device.
+
+        DeviceWarning if the device has failed and steps are lost with it.
+        """
         if self._cuda is not None:
             self._cuda.download()
 
-    def set_profiling(self, on: bool) -> None:
-        """Times every stage and instruction of later runs; see report()."""
-        self._profiling = on
-        for variant in self._variants.values():
-            if variant.executor is not None:
-                variant.executor.set_profiling(on)
+    def lost_steps(self) -> int:
+        """`download` without a warning; how many steps are lost with a device that has failed.
 
-    def set_serial(self, on: bool) -> None:
-        """One vertex at a time on one thread: the engine's own oracle, on the CPU alone."""
-        require(self._cuda is None, "on", on, "a session on the CPU")
-        self._serial = on
-        for variant in self._variants.values():
-            if isinstance(variant.executor, _engine.Executor):
-                variant.executor.set_serial(on)
+        Counted since the last call: parameters, and the states given to ``step``, are those of so
+        many steps before the last one that was waited for.
+        """
+        return 0 if self._cuda is None else self._cuda.lost_steps()
 
     def compiled(self, batch: BatchLike, *, training: bool = True, record: bool = True) -> Compiled:
         """The compiled program for batches like ``batch``, with the text of every stage."""
@@ -489,11 +484,3 @@ class Session:
         """The schedule that runs for ``batch``; of distinct vertices where copies are merged."""
         _, _, _, (schedule, *_) = self._prepare(batch, training, True)
         return schedule
-
-    def report(self, training: bool = True) -> dict[str, Any]:
-        """What the engine counted: memory, tasks, times, bytes; empty before a run."""
-        variant = self._latest.get(training)
-        if variant is None or variant.executor is None:
-            return {}
-        choice = self._lstms.report()
-        return variant.executor.report() | ({"cudnn": choice} if choice else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from cavs.config import require, require_number, require_seed, require_threads
 from cavs.cuda.device import Device
-from cavs.errors import CheckpointError, ConfigError, DeviceError, NumericsError
+from cavs.errors import CheckpointError, ConfigError, DeviceError, DeviceWarning, NumericsError
 from cavs.frontend.model import Model
 from cavs.runtime import PendingStep, Session, StepResult
 from cavs.train.checkpoint import (
@@ -55,6 +56,8 @@ class Trainer:
             the memory. Sums, parameters, gradients and states are float32 in any case.
         cudnn: Whether cuDNN runs LSTMs over chains on a GPU: ``"never"``, ``"always"``, or
             ``"auto"``, where it measures faster.
+        deterministic: What libraries of a GPU compute has one order of sums too, at a price; all
+            else gives the same bits in every run anyway.
         seed: Of everything random inside a step (dropout).
         max_norm: Clip the gradient to this global norm.
         threads: Of the engine; by default what the affinity mask and the quota allow.
@@ -73,6 +76,7 @@ class Trainer:
         device: str | Device = "cpu",
         precision: str = "float32",
         cudnn: str = "never",
+        deterministic: bool = False,
         seed: int = 0,
         max_norm: float | None = None,
         threads: int | None = None,
@@ -103,7 +107,7 @@ class Trainer:
         self.session: Engine = (
             session
             if session is not None
-            else _new_session(model, threads, device, precision, cudnn)
+            else _new_session(model, threads, device, precision, cudnn, deterministic)
         )
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
@@ -140,8 +144,9 @@ class Trainer:
         after = self._flying[-1][1] if self._flying else None
         try:
             outcome = session.launch(batch, **self._terms(number), after=after)
-        except BaseException:
+        except BaseException as error:
             self.land()  # the step before counts whatever becomes of this one
+            self._go_back(error)
             raise
         self._flying.append((batch, outcome))
         return self._land(1)
@@ -157,11 +162,35 @@ class Trainer:
             try:
                 known = StepResult(outcome.loss, outcome.grad_norm)  # holds no memory of the device
                 ended.append(Step(batch, self._judged(batch, known)))
-            except Exception:
+            except Exception as error:
                 self._flying.clear()  # those behind it have changed nothing
+                self._go_back(error)
                 raise
             del self._flying[0]
         return ended
+
+    def _go_back(self, error: BaseException) -> None:
+        """To the step that the host's parameters are of, if later ones are lost with a device.
+
+        Raises `error` anew then, which says so.
+        """
+        lost = self._lost() if isinstance(error, DeviceError) else ""
+        if isinstance(error, DeviceError) and lost:
+            hint = f"{error.hint}\n  save() and resume() go on from step {self.steps}"
+            raise DeviceError(f"{error.what}\n  {lost}", hint=hint) from error
+
+    def _lost(self) -> str:
+        """What is lost with a device that has failed, in words; `steps` goes back by it."""
+        session = self._overlapping()
+        lost = 0 if session is None else session.lost_steps()
+        if not lost:
+            return ""
+        reached, self.steps = self.steps, max(0, self.steps - lost)
+        of = f"of step {self.steps}" if self.steps else "those before the first step"
+        return (
+            f"{lost} of {reached} steps are lost with it: parameters and optimiser states on the "
+            f"host are {of}"
+        )
 
     def _overlapping(self) -> Session | None:
         """The session, if a step may go on there while the next one is made ready."""
@@ -246,7 +275,11 @@ class Trainer:
             iterating(loader) as batches,
         ):
             for batch in self._mine(batches):
-                result = self.session.evaluate(batch)
+                try:
+                    result = self.session.evaluate(batch)
+                except DeviceError as error:
+                    self._go_back(error)
+                    raise
                 if not math.isfinite(result.loss):
                     raise NumericsError(
                         f"evaluation: the loss is {result.loss} on {_graphs(batch)}",
@@ -323,10 +356,16 @@ class Trainer:
     ) -> None:
         """Write a checkpoint, atomically: parameters, optimiser states, step, seed, `progress`.
 
-        Raises `CheckpointError` if it cannot be written and `NumericsError` if a parameter is
-        not finite; a file there before is untouched.
+        Raises `CheckpointError` if it cannot be written, `NumericsError` if a parameter is not
+        finite, and `DeviceError` if a device has failed and `progress` is that of steps lost with
+        it; a file there before is untouched. Without `progress`, a `DeviceWarning` says which
+        step is written.
         """
         self.land()
+        if lost := self._lost():
+            if progress is not None:
+                raise DeviceError(f"the GPU has failed\n  {lost}", hint="save() writes that step")
+            warnings.warn(DeviceWarning(f"the GPU has failed\n  {lost}"), stacklevel=2)
         for name, parameter in self.parameters.items():
             if not np.isfinite(parameter.value).all():
                 raise NumericsError(
@@ -426,7 +465,14 @@ def _new_session(
     device: str | Device,
     precision: str,
     cudnn: str,
+    deterministic: bool,
 ) -> Engine:
     require(isinstance(model, Model), "model", model, "a cavs.Model")
-    options: dict[str, Any] = {"device": device, "precision": precision, "cudnn": cudnn}
-    return Session(model, threads=threads, **options)  # type: ignore[arg-type]
+    return Session(
+        model,  # type: ignore[arg-type]
+        threads=threads,
+        device=device,
+        precision=precision,
+        cudnn=cudnn,
+        deterministic=deterministic,
+    )

@@ -41,7 +41,7 @@ def calm(stale):
 
 @pytest.mark.parametrize("stale", [False, True])
 def test_the_survivors_of_a_run_like_the_others(stale):
-    found = judge(ended(stale, ranks=[0, 2]), calm(stale), RANKS)
+    found = judge(ended(stale, ranks=[0, 2], still=2.5), calm(stale), RANKS)
     assert found["faults"] == []
     assert found["losses"] < (0.05 if stale else 1e-15)
 
@@ -59,6 +59,7 @@ def one_rank(run, **changes):
         (lambda run: one_rank(run, steps=3), "rank 2 made 3 of 4 steps"),
         (lambda run: one_rank(run, seen=[0, 1] * 3), "rank 2 saw other graphs"),
         (lambda run: dataclasses.replace(run, status=1), "status 1"),
+        (lambda run: dataclasses.replace(run, still=10.5), "the others stood still for 10.5 s"),
         (lambda run: dataclasses.replace(run, checkpoint=3), "the last checkpoint is of step 3"),
         (lambda run: dataclasses.replace(run, results={0: run.results[0]}), "1 of 3 ranks came"),
     ],

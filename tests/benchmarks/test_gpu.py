@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
+import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,17 +20,34 @@ torch = pytest.importorskip("torch")
 
 from benchmarks import gpu  # noqa: E402
 from benchmarks.apart import apart  # noqa: E402
+from benchmarks.gpu_cases import (  # noqa: E402
+    BATCH_SIZES,
+    HIDDEN,
+    precisions,
+)
 from benchmarks.gpu_cases import groups as groups_of  # noqa: E402
-from benchmarks.gpu_cases import precisions  # noqa: E402
-from benchmarks.gpu_table import summary_table  # noqa: E402
+from benchmarks.gpu_parts import first_step  # noqa: E402
+from benchmarks.gpu_table import missed, summary_table  # noqa: E402
 from benchmarks.rivals import base, floor, graphs  # noqa: E402
 from benchmarks.rivals.device import set_up  # noqa: E402
 from benchmarks.runner import RUNNERS, make_runner  # noqa: E402
+from benchmarks.runners_cavs import SWITCHES  # noqa: E402
 from benchmarks.sessions import RemoteSession, SessionError  # noqa: E402
 from benchmarks.timeline import chrome_trace  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Case, initial_parameters, load  # noqa: E402
+from tests.patience import patience  # noqa: E402
 
-TINY = ["--device", "cpu", "--tiny", "--in-process", "--rounds", "1", "--steps", "20"]
+TINY = [
+    "--device",
+    "cpu",
+    "--tiny",
+    "--in-process",
+    "--rounds",
+    "1",
+    "--steps",
+    "20",
+    "--no-bounds",
+]
 
 
 @pytest.mark.slow
@@ -37,7 +56,9 @@ def test_every_part_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert gpu.main([*TINY, "--data", "random", "--out", str(out)]) == 0
     record = json.loads(out.read_text())
     assert record["failed"] == [] and record["skipped"] == []
+    assert record["optional_skipped"] == []
     wanted = groups_of("cpu", "random", False, True)
+    wanted.sort(key=lambda g: not g.bounded)
     measured = [(e["group"], set(e["runners"])) for e in record["cases"]]
     assert measured == [(g.name, set(g.runners)) for g in wanted for _ in g.cases]
     assert record["ceilings"].keys() == {"device", "bytes", "fp32"}
@@ -45,8 +66,10 @@ def test_every_part_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert max(record["accuracy"]["fp32"]["tree-fc"].values()) < 1e-5
     assert record["curve"]["worst"] == 0.0  # the CPU against itself
     assert record["first_step"]["second_process"]["first"] > 0
+    assert record["first_step"]["second_process"]["total"] > 0
+    assert record["fresh"]["fresh"]["median"] > 0
     shown = capsys.readouterr().out
-    assert shown.splitlines()[-1].startswith("| losses of 20 steps")  # the table stands last
+    assert shown.splitlines()[-1].startswith("| 20 steps, loss from")  # the table stands last
     trace = json.loads((tmp_path / record["timeline"]["trace"]).read_text())
     spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     assert spans and all(e["dur"] > 0 for e in spans)
@@ -66,13 +89,75 @@ def test_a_part_that_fails_does_not_stop_the_others(
     def broken(*_: Any) -> None:
         raise RuntimeError("no such engine")
 
-    monkeypatch.setitem(gpu.BEFORE, "accuracy", broken)
+    monkeypatch.setitem(gpu.PARTS, "accuracy", broken)
     monkeypatch.setitem(RUNNERS["tree-lstm"], "hand", "benchmarks.nowhere:Nothing")
     options = ["--only", "accuracy", "ceilings", "sst", "--out", str(tmp_path / "gpu.json")]
     assert gpu.main([*TINY, *options]) == 1
     shown = capsys.readouterr().out
     assert "failed: no such engine" in shown and "failed: No module named" in shown
     assert "copy, read plus written" in shown
+
+
+def test_a_bound_that_does_not_hold_is_a_failure(tmp_path: Path) -> None:
+    options = ["--only", "sst", "--out", str(tmp_path / "gpu.json")]
+    assert gpu.main([*TINY, *options]) == 0
+    strict = [option for option in TINY if option != "--no-bounds"]
+    assert gpu.main([*strict, *options]) == 1
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    assert record["failed"] == record["skipped"] == []
+    assert any("trees a second" in measure for measure in missed(record))
+
+
+def test_the_first_process_finds_nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = []
+
+    def run(command: Any, *, env: Any, **_: Any) -> Any:
+        folder = Path(env["CAVS_CACHE"])
+        folders.append((folder, sorted(folder.iterdir())))
+        (folder / "kernel").touch()
+        return SimpleNamespace(returncode=0, stdout='{"total": 1.0}')
+
+    monkeypatch.setattr(subprocess, "run", run)
+    given = SimpleNamespace(device="cuda", data="random", tiny=True, patience=1)
+    found, failed = first_step(given)  # type: ignore[arg-type]
+    assert found == {"first_process": {"total": 1.0}, "second_process": {"total": 1.0}}
+    (cold, nothing), (warm, kernels) = folders
+    assert cold == warm and nothing == [] and kernels == [cold / "kernel"]
+    assert failed == [] and not cold.exists()
+
+
+def hang(_: Any) -> None:
+    """A part that never ends, with a process of its own that does not either."""
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"], check=True)
+
+
+def test_whatever_hangs_is_killed_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(gpu.PARTS, "accuracy", hang)
+    own = [option for option in TINY if option != "--in-process"]
+    options = ["--only", "accuracy", "agreement", "sst", "--deadline", "4"]
+    start = time.perf_counter()
+    assert gpu.main([*own, *options, "--out", str(tmp_path / "gpu.json")]) == 1
+    assert time.perf_counter() - start < patience(60)
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    assert record["failed"] == [{"part": "accuracy", "error": "killed: time was up"}]
+    assert [name.partition(":")[0] for name in record["skipped"]] == ["sst", "agreement"]
+    assert "killed: time was up" in capsys.readouterr().out
+
+
+def test_what_has_a_bound_comes_first() -> None:
+    given = SimpleNamespace(
+        device="cuda", data="random", full=False, tiny=False, only=[], out=Path("x")
+    )
+    run = gpu.Run(given, 0.0)  # type: ignore[arg-type]
+    names = [name for name, *_ in run.items() if name]
+    bounded = ("ceilings", "accuracy", "curve", "first_step", "fresh", "sst", "tree-fc", "fixed")
+    found = [name.startswith(bounded) for name in names]
+    assert found == sorted(found, reverse=True) and found.count(True) == 9
+    optional = [name for name, optional, _ in run.items() if optional]
+    assert optional and all(name.startswith("sweep-rest") for name in optional)
+    assert names[-len(optional) :] == optional
 
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +176,14 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_groups() -> None:
     short, full = (groups_of("cuda", "random", whole, False) for whole in (False, True))
     assert [g.name for g in short][:3] == ["sst", "tree-fc", "fixed-lstm"]
-    assert len(full[-2].cases) > 5 * len(short[-1].cases)
+    by_name = {g.name: g for g in short}
+    assert {r for r in by_name["ablation"].runners if "without" in r} >= {
+        f"cavs-without-{name}" for name in SWITCHES
+    }
+    swept = {(c.hidden, c.batch_size) for g in short for c in g.cases if c.workload == "tree-lstm"}
+    assert swept >= {(h, n) for h in HIDDEN for n in BATCH_SIZES}
+    assert len(full[-1].cases) == 6
+    assert sum(len(g.cases) for g in full) > sum(len(g.cases) for g in short) + len(swept)
     assert {c.precision for g in short for c in g.cases} == set(precisions("cuda"))
     for g in (*short, *full):
         for runner in g.runners:
@@ -112,7 +204,10 @@ def entry(group: str, times: dict[str, float]) -> dict[str, Any]:
         "case": {"precision": "fp32"},
         "flops": 10**9,
         "samples_per_batch": 256,
-        "runners": {name: {"step": step(t), "prepare": step(0.1 * t)} for name, t in times.items()},
+        "runners": {
+            name: {"step": step(t), "prepare": step(0.1 * t), "peak_memory": 2**30}
+            for name, t in times.items()
+        },
         "ratios": {n: {"wall": {"median": t / ours}} for n, t in times.items() if n != "cavs"},
     }
 
@@ -131,7 +226,15 @@ def test_bounds_are_judged() -> None:
         "skipped": ["q"],
         "ceilings": {"device": "a GPU", "bytes": 1e12, "fp32": 1e13},
         "accuracy": {"fp32": {"tree-fc": {"loss": 1e-7, "gradients": 2e-5}}},
-        "first_step": {"first_process": {"first": 9.0}, "second_process": {"first": 1.0}},
+        "first_step": {"first_process": {"total": 9.0}, "second_process": {"total": 1.0}},
+        "fresh": {
+            "title": "sst",
+            "batch_size": 256,
+            "fresh": {"median": 0.008},
+            "prepare": {"median": 0.002},
+            "exposed": {"median": 0.04},
+        },
+        "curve": {"steps": 1000, "worst": 0.05, "first": 1.6, "last": 0.9},
         "timeline": {"gather_bytes": 10**9, "write_bytes": 10**9},
     }
     cells = [
@@ -142,10 +245,21 @@ def test_bounds_are_judged() -> None:
     assert rows["sst: trees a second"] == ["64,000", "at least 60,000", "yes"]
     assert rows["sst: batched by hand over ours"] == ["2.00", "at least 3.00", "NO"]
     assert rows["sst: the best under CUDA graphs over ours"] == ["1.75", "at least 1.50", "yes"]
-    assert rows["sst: preparation over a step"] == ["10.0%", "at most 5.0%", "NO"]
+    assert rows["sst: preparation alone, over a step"] == ["10.0%", "", ""]
+    made = "sst: trees a second, on batches made meanwhile"
+    assert rows[made] == ["32,000", "at least 60,000", "NO"]
+    longer = "sst: a step is longer than on ready batches (preparation takes 25.0% of it)"
+    assert rows[longer] == ["4.0%", "at most 5.0%", "yes"]
+    curve = "1000 steps, loss from 1.600 to 0.900: difference to the CPU's"
+    assert rows[curve] == ["5.0e-02", "at most 1.0e-02", "NO"]
+    assert missed(record) == [m for m, row in rows.items() if row[2] == "NO" and m != "p"]
     assert rows["tree-fc: share of the product floor"] == ["0.75", "at least 0.50", "yes"]
     assert rows["difference to float64, fp32"] == ["2.0e-05", "at most 1.0e-05", "NO"]
-    assert rows["first step of the second process, seconds"] == ["1.00", "at most 1.50", "yes"]
+    assert rows["import and first step of the second process, seconds"] == [
+        "1.00",
+        "at most 1.50",
+        "yes",
+    ]
     assert rows["sst: products"][0] == "0.25 TFLOP/s, 2.5% of the ceiling"
     assert rows["sst: gathered and written"][0] == "500.0 GB/s, 50.0% of the ceiling"
     assert rows["p"] == ["failed: first", "", "NO"]

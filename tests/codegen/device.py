@@ -1,4 +1,4 @@
-"""Generated kernels on the host twin: launched with every order of blocks and threads."""
+"""Generated kernels, launched on the host twin, in any order of blocks and threads, or on a GPU."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import pytest
 
 from cavs.codegen.cuda import BLOCK
 from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
+from tests.cuda import hardware
+from tests.cuda.device import Device, gpu
 from tests.cuda.kernels import headers
 from tests.cuda.twin import Twin, missing
-from tests.cuda.twin.launch import Array, Context
+from tests.cuda.twin.launch import Context
 
 SENTINEL = -12345.5
 
 
 class Runner:
-    """The twin and what is launched on it."""
+    """A device and what is launched on it. twin: if it is the twin."""
 
-    def __init__(self) -> None:
-        self.twin = Twin()
-        self.context = Context(self.twin)
+    def __init__(self, context: Context | Device, twin: Twin | None) -> None:
+        self.context, self.twin = context, twin
 
     def module(self, text: str) -> Any:
         whole = text if PRELUDE in text else PRELUDE + HALF_PRELUDE + text
@@ -46,21 +47,29 @@ class Runner:
         blocks = -(-(end - begin) * threads // BLOCK)
         results = []
         for seed, grid in ((0, blocks), (1, 1), (2, blocks + 3)):
-            self.twin.adversarial(seed)
-            memory: list[Array] = [self.context.array(x) for x in outs]
+            if self.twin:
+                self.twin.adversarial(seed)
+            memory: list[Any] = [self.context.array(x) for x in outs]
             module.launch(name, max(grid, 1), BLOCK, begin, end, *inputs, *memory, *last)
             results.append([x.get() for x in memory])
-        self.twin.adversarial(0)
-        self.twin.check_guards()
+        if self.twin:
+            self.twin.adversarial(0)
+            self.twin.check_guards()
         for other in results[1:]:
             for a, b in zip(results[0], other, strict=True):
                 assert a.tobytes() == b.tobytes()
         return results[0]
 
 
-@pytest.fixture(scope="session")
-def runner() -> Runner:
+@pytest.fixture(scope="session", params=["twin", pytest.param("cuda", marks=pytest.mark.cuda)])
+def runner(request: pytest.FixtureRequest) -> Runner:
+    if request.param == "cuda":
+        found = gpu()
+        if isinstance(found, str):
+            hardware.skip(found)
+        return Runner(found, None)
     reason = missing()
     if reason:
         pytest.skip(reason)
-    return Runner()
+    twin = Twin()
+    return Runner(Context(twin), twin)

@@ -18,16 +18,10 @@ from cavs.codegen.cuda import (
     literal,
     shape_of,
 )
-from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
 from cavs.codegen.map import MapProgram, Register
-from cavs.cuda import libraries
-from cavs.cuda.nvrtc import Nvrtc, resources
 from cavs.cuda.program import map_kernels, program_text
-from cavs.cuda.storage import half_buffers
 from cavs.ir import REGISTRY, VERTEX, apply
 from tests.codegen.device import runner  # noqa: F401
-from tests.cuda.device import NO_NVRTC
-from tests.cuda.kernels import headers
 from tests.kernels.map_reference import CODE, Program
 from tests.kernels.map_reference import Load as Read
 from tests.runtime.trees import Classifier, graph
@@ -259,44 +253,6 @@ def test_equal_kernels_are_one():
     again = map_kernels(program)
     assert again.text == generated.text
     assert again.kernels == generated.kernels * 2
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("real", [*REAL, "half"])
-def test_nvrtc_compiles_without_spills(arch, real):
-    real, half = ("float", True) if real == "half" else (real, False)
-    library = libraries.find("nvrtc")
-    if library is None:
-        pytest.skip(NO_NVRTC)
-    compiler = Nvrtc(library.path)
-    options = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v"]
-    rng = np.random.default_rng(0)
-    trees = [graph([[], [], [0, 1], [], [2, 3]], rng), graph([[]], rng)]
-    for cell in (nn.BinaryTreeLSTM, nn.TreeGRU, nn.TreeAttention, nn.ChildSumTreeLSTM):
-        program = (
-            cavs.Session(Classifier(cell(8, 64), rate=0.3)).compiled(cavs.batch(trees)).program
-        )
-        text = map_kernels(program, real, half_buffers(program) if half else ()).text
-        assert half == ("bfloat16* y0" in text)
-        _, log = compiler.compile_with_log("maps.cu", text, headers(), options)
-        found = resources(log)
-        assert len([of for of in found if of.registers]) == text.count("__global__")
-        assert all(of.spill_stores == of.spill_loads == 0 for of in found)
-    every = "".join(
-        kernel_text(
-            f"k_{c}",
-            [Load(8, half=half)] * 3,
-            [(c, 3, 0, 1, 2, 0.5)],
-            [Store(3, 8, half=half)],
-            1,
-            8,
-            real,
-        )
-        for c in [*OPERATIONS, "constant", "uniform"]
-    )
-    text = PRELUDE + (HALF_PRELUDE if half else "") + every
-    cubin, _ = compiler.compile_with_log("every.cu", text, headers(), options)
-    assert len(cubin) > 1000
 
 
 def test_every_operation_has_a_text():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from cavs.cuda import libraries
 from cavs.cuda.nvrtc import Nvrtc
 
-from . import kernels
+from . import hardware, kernels
 from .twin import Twin, TwinCompiler, missing
 
 NO_NVRTC = "NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12"
@@ -60,14 +61,14 @@ class Device:
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
         self.call("cuCtxSetCurrent", context)
         self.function = functools.cache(self._function)
-        self.module = functools.cache(self._module)
+        self.fixed = functools.cache(self._fixed)
 
     def call(self, name: str, *arguments: Any) -> None:
         status = getattr(self.driver, name)(*arguments)
         fault = self.twin.fault() if self.twin else ""
         assert status == 0, f"{name}: error {status} {fault}"
 
-    def _module(self, file: str, dtype: str) -> ctypes.c_void_p:
+    def _fixed(self, file: str, dtype: str) -> ctypes.c_void_p:
         options = [*self.options, *kernels.definitions(dtype)]
         image = self.compiler(file, kernels.source(file), kernels.headers(), options)
         module = ctypes.c_void_p()
@@ -77,7 +78,7 @@ class Device:
     def _function(self, name: str, dtype: str) -> tuple[ctypes.c_void_p, tuple[type, ...]]:
         file = next(f for f, names in kernels.SIGNATURES.items() if name in names)
         function = ctypes.c_void_p()
-        module = self.module(file, dtype)
+        module = self.fixed(file, dtype)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         return function, kernels.SIGNATURES[file][name]
 
@@ -93,6 +94,13 @@ class Device:
         self.call("cuLaunchKernel", function, *sizes, None, pointers, None)
         self.call("cuStreamSynchronize", None)
 
+    def module(self, name: str, text: str, included: dict[str, str]) -> Generated:
+        """The kernels of a text, each parameter of which is of 8 bytes."""
+        image = self.compiler(name, text, included, self.options)
+        module = ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), image)
+        return Generated(self, module)
+
     def array(self, host: Any, dtype: Any = None) -> Array:
         return Array(self, np.asarray(host, dtype))
 
@@ -100,6 +108,24 @@ class Device:
         """An array of structures."""
         data = b"".join(bytes(item) for item in items)
         return Array(self, np.frombuffer(data or b"\0", np.uint8))
+
+
+class Generated:
+    """Generated kernels by name; their parameters are addresses and numbers of 8 bytes."""
+
+    def __init__(self, device: Device, module: ctypes.c_void_p):
+        self.device, self.handle = device, module
+
+    def launch(self, name: str, grid: int, block: int, *arguments: Any) -> None:
+        """Runs a kernel and waits for it; None stands for a null pointer."""
+        function = ctypes.c_void_p()
+        self.device.call("cuModuleGetFunction", ctypes.byref(function), self.handle, name.encode())
+        values = [ctypes.c_uint64(getattr(x, "address", x or 0)) for x in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        self.device.call(
+            "cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, None, pointers, None
+        )
+        self.device.call("cuStreamSynchronize", None)
 
 
 @functools.cache
@@ -113,18 +139,16 @@ def host_twin(checked: bool | None = None) -> Device | str:
 
 @functools.cache
 def gpu() -> Device | str:
-    """This machine's GPU, or why it cannot be had."""
+    """This machine's GPU, or why there is none."""
+    if reason := hardware.absent():
+        return reason
     library = libraries.find("nvrtc")
-    if library is None:
-        return NO_NVRTC
-    try:
-        driver = ctypes.CDLL(libraries.DRIVER)
-    except OSError as error:
-        return f"no NVIDIA driver: {error}"
-    if status := driver.cuInit(0):
-        return f"no NVIDIA GPU: cuInit gives error {status}"
+    assert library is not None, NO_NVRTC
+    driver = ctypes.CDLL(libraries.DRIVER)
     major, minor = ctypes.c_int(), ctypes.c_int()
     driver.cuDeviceGetAttribute(ctypes.byref(major), 75, 0)
     driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, 0)
     options = [f"--gpu-architecture=sm_{major.value}{minor.value}", *kernels.OPTIONS]
+    if os.environ.get("CAVS_LINE_INFO") == "1":
+        options.append("--generate-line-info")
     return Device(libraries.DRIVER, Nvrtc(library.path).compile, options, None)

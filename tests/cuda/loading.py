@@ -138,7 +138,12 @@ def fake_cupy(total: int = 10_000, devices: int = 2) -> Any:
         assert cupy.current[-1] == cupy.expected
         cupy.pending = 0
 
-    cupy.expected = cupy.pending = 0
+    def free_bytes() -> int:
+        assert cupy.current[-1] == cupy.expected
+        return int(cupy.pooled)
+
+    cupy.expected = cupy.pending = cupy.pooled = 0
+    cupy.get_default_memory_pool = lambda: types.SimpleNamespace(free_bytes=free_bytes)
     cupy.cuda = types.SimpleNamespace(
         Device=Device,
         Stream=Stream,

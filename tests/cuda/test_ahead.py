@@ -24,9 +24,9 @@ from tests.cuda.tagger import (
 from tests.oracle import assert_close
 
 
-def test_a_launch_waits_for_nothing(twin, device):
+def test_a_launch_waits_for_nothing(twin, twin_device):
     data = [single(4), single(2), single(3)]
-    session = cavs.Session(tagger(), dtype=np.float64, device=device)
+    session = cavs.Session(tagger(), dtype=np.float64, device=twin_device)
     for batch in data:
         session.step(batch, SGD, STATES)
     gc.collect()  # memory of sessions that are gone is freed when nothing is under way
@@ -49,8 +49,8 @@ def test_a_launch_waits_for_nothing(twin, device):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_steps_count_each_alone_or_after_another(twin, device, seed):
-    twin.adversarial(seed)
+def test_steps_count_each_alone_or_after_another(device, shuffle, seed):
+    shuffle(seed)
     good, bad, last = single(2), single(4, bad=[4]), single(3)
     host = cavs.Session(tagger(), dtype=np.float64)
     session = cavs.Session(tagger(), dtype=np.float64, device=device)
@@ -77,13 +77,13 @@ def test_steps_count_each_alone_or_after_another(twin, device, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_run_behind_two_steps(twin, device, seed):
+def test_a_run_behind_two_steps(device, shuffle, seed):
     data = [single(i) for i in (4, 2, 5, 6, 3, 4)]
     host, session = (cavs.Session(tagger(), dtype=np.float64, device=d) for d in ("cpu", device))
     for batch in data:  # whatever grows has grown
         host.step(batch, SGD, STATES)
         session.step(batch, SGD, STATES)
-    twin.adversarial(seed)
+    shuffle(seed)
     for _ in range(3):
         losses = [host.step(batch, SGD, STATES).loss for batch in data[:2]]
         steps = [session.launch(batch, SGD, STATES) for batch in data[:2]]
@@ -115,7 +115,7 @@ def test_a_program_compiled_anew_keeps_the_updates_before_it(device):
     close(watched, host)
 
 
-def test_launching_on_the_cpu(device):
+def test_launching_on_the_cpu():
     with pytest.raises(ConfigError, match="CPU"):
         cavs.Session(tagger(), dtype=np.float64).launch(single(2), SGD, STATES)
     trainer, batch = trainer_on("cpu"), single(2)
@@ -126,8 +126,8 @@ def test_launching_on_the_cpu(device):
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_whatever_reads_waits(twin, device, seed, tmp_path):
-    twin.adversarial(seed)
+def test_whatever_reads_waits(device, shuffle, seed, tmp_path):
+    shuffle(seed)
     data = [single(i) for i in (2, 4, 0)]
     path = tmp_path / "c.safetensors"
 
@@ -193,7 +193,7 @@ def test_what_the_host_writes_counts_more_than_a_step_on_its_way(device):
     assert trainer.session.evaluate(single(3)).loss == pytest.approx(expected, rel=1e-11)
 
 
-def test_a_batch_may_be_changed_once_it_is_launched(twin, device):
+def test_a_batch_may_be_changed_once_it_is_launched(device):
     trainer, host = trainer_on(device), trainer_on("cpu")
     for i in (2, 4, 3):
         host.step(single(i))
@@ -215,16 +215,16 @@ def test_a_fault_of_a_kernel_is_raised_by_what_waits(twin):
     trainer.launch(single(2))
     with pytest.raises(DeviceError, match="ILLEGAL_ADDRESS"):
         trainer.land()
-    assert trainer.steps == 1
+    assert trainer.steps == 0  # the first is lost with the device, see test_after_fault.py
     assert trainer.land() == []
 
 
-def test_a_session_may_go_with_a_step_on_its_way(twin, device):
+def test_a_session_may_go_with_a_step_on_its_way(twin, twin_device):
     twin.adversarial(2)
     batch, model = single(4), tagger()
     gc.collect()
     live = twin.live()["pinned"]
-    session = cavs.Session(model, dtype=np.float64, device=replace(device, memory=None))
+    session = cavs.Session(model, dtype=np.float64, device=replace(twin_device, memory=None))
     session.launch(batch, SGD, STATES)
     pending = session.launch(batch, SGD, STATES)
     del session
@@ -241,7 +241,7 @@ def test_a_session_may_go_with_a_step_on_its_way(twin, device):
     assert twin.live()["pinned"] <= live
 
 
-def test_one_thread_may_wait_for_a_step_while_others_launch(twin, device):
+def test_one_thread_may_wait_for_a_step_while_others_launch(device):
     host, session = (cavs.Session(tagger(), dtype=np.float64, device=d) for d in ("cpu", device))
     data, found = [single(i) for i in (2, 4, 3, 1, 0)] * 3, {}
 

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks import runners_cavs
 from benchmarks.accuracy import curve, errors
-from benchmarks.gpu_table import ALLOWED
+from benchmarks.fresh import fresh
+from benchmarks.gpu_parts import curve as curve_part
+from benchmarks.gpu_parts import fresh as fresh_part
+from benchmarks.gpu_parts import timeline
+from benchmarks.gpu_table import ALLOWED, summary_table
 from benchmarks.refcheck import check
+from benchmarks.runner import make_runner
+from benchmarks.runners_cavs import SWITCHES
 from benchmarks.sessions import LocalSession
-from benchmarks.timeline import chrome_trace, profiled
-from benchmarks.workloads import WORKLOADS, Case
+from benchmarks.timeline import (
+    HOST,
+    PYTHON,
+    STEPS,
+    TRACKS,
+    UPLOADS,
+    busy,
+    chrome_trace,
+    profiled,
+    trace_of_spans,
+    traced,
+)
+from benchmarks.workloads import WORKLOADS, Case, load
 from cavs.cuda.device import Device
 
 CASE = Case(
@@ -25,7 +44,7 @@ CASE = Case(
 @pytest.fixture(autouse=True)
 def on_the_twin(twin, monkeypatch):
     """Sessions that ask for a GPU get the twin."""
-    device = Device(twin.library, 0, "sm_90", twin.compiler, None)
+    device = Device(twin.library, 0, "sm_90", twin.compiler, None, twin.cublaslt)
     options = runners_cavs.device_options
 
     def here(case: Case) -> dict[str, Any]:
@@ -59,6 +78,84 @@ def test_a_profiled_step_has_a_timeline():
     spans = [e for e in chrome_trace(report)["traceEvents"] if e["ph"] == "X" and e["tid"] == 0]
     assert [e["name"] for e in spans] == [line["label"] for line in timed]
     assert len(spans) > 2
+
+
+def test_steps_that_overlap_have_a_timeline():
+    spans = traced(replace(CASE, batches=3))
+    stages = {line["label"] for line in profiled(CASE)["stages"] if line["seconds"] > 0}
+    on = {lane: {name for name, of, *_ in spans if of == lane} for lane in TRACKS}
+    assert on[0] | on[1] >= stages | {"assemble", "update"}
+    assert on[1]
+    assert on[UPLOADS] == {"upload"}
+    assert on[HOST] == {"bind", "stage", "launch"}
+    assert [name for name, lane, *_ in spans if lane == PYTHON] == ["prepare"] * STEPS
+    assert all(end >= begin for _, _, begin, end in spans)
+    first, last = spans[0][2], max(end for *_, end in spans)
+    assert last - first < 60  # all on one clock
+    events = trace_of_spans(spans)["traceEvents"]
+    assert sum(e["ph"] == "X" for e in events) == len(spans)
+    assert min(e["ts"] for e in events if e["ph"] == "X") == 0
+    assert 0 < busy(spans) <= 1
+
+
+@pytest.mark.parametrize("part", [curve_part, fresh_part, timeline])
+def test_parts_of_the_program_on_a_device(tmp_path, part):
+    given = SimpleNamespace(
+        device="cuda", data="random", tiny=True, full=False, steps=20, rounds=1, patience=60,
+        out=tmp_path / "gpu.json",
+    )  # fmt: skip
+    found, failed = part(given)
+    assert failed == []
+    record = {"machine": {"cpu": ""}, "data": "", "seconds": 0, "command": "", "cases": []}
+    record |= {"failed": [], "skipped": [], part.__name__: found}
+    assert summary_table(record).count("\n") >= 4
+    if part is timeline:
+        assert 0 < found["busy"] <= 1
+        assert found["memory"]["parameters"] > 0
+        events = json.loads((tmp_path / found["trace"]).read_text())["traceEvents"]
+        assert {e["args"]["name"] for e in events if e["ph"] == "M"} == set(TRACKS.values())
+
+
+def test_time_in_which_a_lane_is_busy():
+    spans = [("a", 0, 1.0, 2.0), ("b", 1, 1.5, 3.0), ("c", 2, 0.0, 9.0), ("d", 0, 4.0, 5.0)]
+    assert busy(spans) == pytest.approx(3 / 4)
+    assert busy(spans, (0,)) == pytest.approx(2 / 4)
+    assert busy([]) == 0
+
+
+def test_batches_made_meanwhile_are_compared_with_ready_ones():
+    found = fresh(CASE, 2)
+    assert found["exposed"]["rounds"] == 2
+    assert min(found[name]["least"] for name in ("ready", "fresh", "prepare")) > 0
+    assert found["exposed"]["median"] > -1
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_what_a_device_does_without(twin, switch):
+    """The losses are the same, the work is another."""
+
+    def work(name):
+        twin.reset()
+        runner = make_runner(name, load(replace(CASE, hidden=40, embedding=40, batch_size=12)))
+        plans = [runner.prepare(batch) for batch in runner.workload.batches]
+        losses = runner.train_all(plans)
+        asked = {(o.kind, o.name, o.stream) for o in twin.operations()}
+        assert runner.device_memory() > 0
+        return losses, asked
+
+    (expected, usual), (found, asked) = work("cavs"), work(f"cavs-without-{switch}")
+    assert found == pytest.approx(expected, rel=1e-5)
+    launched = [
+        {(name, stream) for kind, name, stream in of if kind == "launch"} for of in (usual, asked)
+    ]
+    if switch == "second-stream":
+        assert [len({stream for _, stream in of}) for of in launched] == [2, 1]
+    elif switch == "few-row-kernels":
+        assert ["matmul_16" in {name for name, _ in of} for of in launched] == [True, False]
+    elif switch == "cublas":
+        assert [any(kind == "product" for kind, *_ in of) for of in (usual, asked)] == [True, False]
+    else:
+        assert launched[0] == launched[1]
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -7,7 +7,10 @@ import itertools
 
 import pytest
 
+from cavs.codegen.cuda import Load, Store, kernel_text
+from cavs.codegen.cuda_prelude import PRELUDE
 from cavs.cuda import libraries
+from cavs.cuda.device import compile_options
 from cavs.cuda.nvrtc import Nvrtc, resources
 from cavs.errors import DeviceError
 
@@ -73,6 +76,30 @@ def test_a_spill_and_an_error_are_seen() -> None:
     assert of.spill_stores > 0
     with pytest.raises(DeviceError, match=r'k\.cu\(1\): error: identifier "nothing"'):
         compiler.compile("k.cu", "int a = nothing;", {}, options[:1])
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("real", ["float", "double"])
+def test_numbers_that_are_not_finite_compile(real: str) -> None:
+    """As constants, and where a maximum over columns starts."""
+    assert LIBRARY is not None
+    values = (float("inf"), -float("inf"), float("nan"))
+    constants = [("constant", i, 0, 0, 0, v) for i, v in enumerate(values)]
+    text = PRELUDE + kernel_text("k", [], constants, [Store(i, 1) for i in range(3)], 1, 1, real)
+    text += kernel_text("highest", [Load(8)], [], [Store(0, 1, mode="max")], 1, 8, real)
+    image = Nvrtc(LIBRARY.path).compile("maps.cu", text, {}, compile_options("sm_80", real))
+    assert image.startswith(b"\x7fELF")
+
+
+@needs_nvrtc
+def test_kernels_know_their_lines_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LIBRARY is not None
+    text = 'extern "C" __global__ void k(float* p) {\n  p[threadIdx.x] = 1;\n}\n'
+    compiler = Nvrtc(LIBRARY.path)
+    plain = compiler.compile("k.cu", text, {}, compile_options("sm_90", "float"))
+    monkeypatch.setenv("CAVS_LINE_INFO", "1")
+    lined = compiler.compile("k.cu", text, {}, compile_options("sm_90", "float"))
+    assert [b".debug_line" in image for image in (plain, lined)] == [False, True]
 
 
 def test_every_source_is_known() -> None:

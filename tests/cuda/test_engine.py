@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 from dataclasses import replace
 from unittest import mock
@@ -14,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 
 import cavs
 from cavs import nn
-from cavs.cuda.device import Device, open_device
+from cavs.cuda.device import Device
 from cavs.errors import DeviceError, FeatureError, NumericsError
 from cavs.runtime import session as session_module
 from tests.compiler.test_equality import ALL_ON, FLOAT32, FLOAT64, check
+from tests.cuda.hardware import gpu
 from tests.oracle import assert_close, reference
 from tests.random_cells import batches, models, traced_parameters
 from tests.runtime.test_standing_cases import STRUCTURES
@@ -41,14 +41,6 @@ def device(request):
     twin = request.getfixturevalue("twin")
     yield Device(twin.library, 0, "sm_90", twin.compiler, None)
     assert twin.fault() == ""
-
-
-@functools.cache
-def gpu():
-    try:
-        return open_device("cuda")
-    except DeviceError as error:
-        pytest.skip(f"no GPU: {error.what}")
 
 
 @pytest.fixture
@@ -330,6 +322,27 @@ def test_the_report_counts_tasks_and_times(device):
     assert report["runs"] == 1
     assert report["peak_bytes"] > 0
     assert all(stage["seconds"] >= 0 for stage in report["stages"])
+
+
+def test_the_report_names_all_memory(twin, twin_device):
+    gc.collect()
+    before = twin.used()
+    batch, model = treebank(30), Classifier(nn.ChildSumTreeLSTM(40, 33), input_size=40)
+    device = replace(twin_device, cublas_lt=twin.cublaslt)
+    session = cavs.Session(model, device=device)
+    trainer = cavs.Trainer(model, cavs.optim.Adam(lr=0.01), session=session)
+    trainer.step(batch)
+    session.evaluate(batch)
+    for training in (True, False):
+        report = session.report(training)
+        parts = report["memory"]
+        assert sum(parts.values()) == twin.used() - before
+        assert report["page_locked_bytes"] > 0
+        wanted = {"parameters", "states", "workspaces", "weights", "arena", "staging", "programs"}
+        assert all(parts[name] > 0 for name in wanted | ({"gradients"} if training else set()))
+    values = sum(p.value.nbytes for p in model.parameters().values())
+    assert values <= parts["parameters"] < 2 * values + 4096
+    assert 2 * values <= parts["states"]
 
 
 def test_the_report_counts_what_instructions_move(device):

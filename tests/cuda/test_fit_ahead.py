@@ -25,8 +25,8 @@ from tests.cuda.tagger import (
 from tests.oracle import assert_close
 
 
-def test_a_fit_copies_a_batch_up_before_it_waits_for_the_step_before(twin, device):
-    trainer, loader = trainer_on(device), cavs.DataLoader(graphs(), 1)
+def test_a_fit_copies_a_batch_up_before_it_waits_for_the_step_before(twin, twin_device):
+    trainer, loader = trainer_on(twin_device), cavs.DataLoader(graphs(), 1)
     trainer.fit(loader, epochs=1, progress=False)
     twin.reset()
     trainer.fit(loader, epochs=1, progress=False)
@@ -48,8 +48,8 @@ def test_a_fit_copies_a_batch_up_before_it_waits_for_the_step_before(twin, devic
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("profiling", [False, True])
-def test_a_fit_equals_the_cpus_whatever_the_order(twin, device, seed, profiling):
-    twin.adversarial(seed)
+def test_a_fit_equals_the_cpus_whatever_the_order(device, shuffle, seed, profiling):
+    shuffle(seed)
 
     def run(trainer):
         trainer.session.set_profiling(profiling)
@@ -65,8 +65,10 @@ def test_a_fit_equals_the_cpus_whatever_the_order(twin, device, seed, profiling)
 
 @pytest.mark.parametrize("bad", range(5))
 @pytest.mark.parametrize("options", [{}, {"checkpoint_every": 2}, {"checkpoint_every": 1}])
-def test_a_loss_that_is_not_finite_ends_a_fit_as_on_the_cpu(twin, device, tmp_path, bad, options):
-    twin.adversarial(bad)
+def test_a_loss_that_is_not_finite_ends_a_fit_as_on_the_cpu(
+    device, shuffle, tmp_path, bad, options
+):
+    shuffle(bad)
     path = tmp_path / "c.safetensors"
     kept = []
 
@@ -90,7 +92,7 @@ def test_a_loss_that_is_not_finite_ends_a_fit_as_on_the_cpu(twin, device, tmp_pa
     assert sum('"numerics"' in line and f'"step": {bad + 1},' in line for line in events) == 2
 
 
-def test_a_trainer_goes_on_after_a_step_that_failed(twin, device):
+def test_a_trainer_goes_on_after_a_step_that_failed(device):
     data = [single(i, bad=[2, 5]) for i in range(8)]
 
     def run(trainer):
@@ -189,8 +191,8 @@ def test_a_second_interrupt_leaves_a_trainer_that_goes_on(device):
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_threads_that_train_on_one_device(twin, device, seed):
-    twin.adversarial(seed)
+def test_threads_that_train_on_one_device(device, shuffle, seed):
+    shuffle(seed)
     host = trainer_on("cpu")
     host.fit(cavs.DataLoader(graphs(), 1), epochs=2, progress=False)
     trainers, failures = [trainer_on(device) for _ in range(3)], []
@@ -212,10 +214,10 @@ def test_threads_that_train_on_one_device(twin, device, seed):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_no_memory_for_the_next_step(twin, device, late):
+def test_no_memory_for_the_next_step(twin, twin_device, late):
     small, large = [single(i) for i in (2, 3, 2)], cavs.batch(graphs((60,) * 20))
     host = trainer_on("cpu")
-    trainer = trainer_on(replace(device, memory=None))
+    trainer = trainer_on(replace(twin_device, memory=None))
     for batch in small:
         host.step(batch)
         trainer.launch(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,25 @@ class TwinMemory:
         raise AssertionError("the engine makes its own")
 
 
+class Scarce:
+    """Another's memory, in which the allocation of a number finds no room."""
+
+    def __init__(self, memory, fails=0):
+        self.memory, self.fails, self.asked, self.blocks = memory, fails, 0, set()
+
+    def allocate(self, nbytes):
+        self.asked += 1
+        if self.asked == self.fails:
+            raise DeviceError(f"no room for {nbytes} bytes")
+        address = self.memory.allocate(nbytes)
+        self.blocks.add(address)
+        return address
+
+    def release(self, pointer):
+        self.blocks.remove(pointer)
+        self.memory.release(pointer)
+
+
 def loss_on(device):
     model = Classifier(nn.ChildSumTreeLSTM(8, 6))
     model.initialize(1, np.float32)
@@ -100,6 +120,20 @@ def test_no_room_is_the_allocators_error_and_leaves_nothing(twin):
         gc.collect()
         assert memory.blocks == {}
     assert loss_on("cpu") > 0
+
+
+def test_no_room_in_the_memory_of_a_device(device):
+    whole, expected = Scarce(device.memory), loss_on("cpu")
+    assert loss_on(replace(device, memory=whole)) == pytest.approx(expected, rel=1e-5)
+    for nth in range(2, whole.asked + 1, 4):
+        memory = Scarce(device.memory, fails=nth)
+        with pytest.raises(DeviceError, match="no room for"):
+            loss_on(replace(device, memory=memory))
+        gc.collect()
+        assert memory.blocks == set()
+    assert loss_on(replace(device, memory=Scarce(device.memory))) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_an_error_of_the_allocator_while_memory_goes_back_is_told_not_fatal(twin, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ import pytest
 import cavs
 from cavs import _cuda, ops
 from cavs.cuda import Device, describe, libraries, open_device
+from cavs.cuda import device as device_module
 from cavs.cuda.cache import CachedCompiler
 from cavs.cuda.driver import Driver
 from cavs.cuda.memory import CupyMemory
 from cavs.cuda.nvrtc import Nvrtc
-from cavs.errors import DeviceError
+from cavs.errors import DeviceError, DeviceWarning
 from tests.cuda.loading import MISSING, build_driver, fake_cupy, strip
 
 NVRTC = libraries.find("nvrtc")
@@ -56,6 +58,8 @@ def test_memory_is_counted_and_given_back(cupy):
     with pytest.raises(DeviceError, match=f"no block at {blocks[1]:#x} to release"):
         memory.release(blocks[1])
     assert memory.free_and_total() == (10_000 - 2048, 10_000)
+    cupy.pooled = 1536
+    assert memory.kept() == 1536
     streams = [memory.stream(), memory.stream()]
     assert len(set(streams)) == 2
     assert [stream.device for stream in memory._streams] == [1, 1]
@@ -124,6 +128,9 @@ def driver_library(tmp_path_factory):
 def facts(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("CAVS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libcublasLt.so").write_bytes(b"found, not opened")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))
 
     def change(**values):
         for name, value in values.items():
@@ -262,9 +269,33 @@ def test_cupy_is_missed_last(driver_library, facts, monkeypatch):
 def test_a_device_is_described_in_one_line(driver_library, facts, cupy):
     facts(version=99050)
     version = "{}.{}".format(*Nvrtc(NVRTC.path).version())
-    assert describe("cuda", driver_library) == (
-        f"Stand-in 9000, sm_90, 1.5 GiB, driver of CUDA 99.5, NVRTC {version}"
+    said = f"Stand-in 9000, sm_90, 1.5 GiB, driver of CUDA 99.5, NVRTC {version}, "
+    assert re.fullmatch(
+        re.escape(said) + r"cuBLASLt \S+libcublasLt.so\S*", describe("cuda", driver_library)
     )
+
+
+@needs_nvrtc
+def test_a_missing_cublas_is_said_once_and_products_are_our_own(
+    driver_library, facts, cupy, monkeypatch
+):
+    facts(version=99050)
+    found = device_module.find
+    monkeypatch.setattr(
+        device_module, "find", lambda name, newest: name != "cublasLt" and found(name, newest)
+    )
+    device_module._warn_of_products.cache_clear()
+    line = libraries.install_line(99)
+    assert describe("cuda", driver_library).endswith(
+        f", no cuBLASLt: all products are done by kernels of cavs ({line})"
+    )
+    with pytest.warns(DeviceWarning, match="cuBLASLt was not found") as told:
+        assert open_device("cuda", driver_library).cublas_lt is None
+    assert [(str(w.message.hint), w.filename) for w in told] == [(line, __file__)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_device("cuda", driver_library)
+    device_module._warn_of_products.cache_clear()
 
 
 @needs_compiler
@@ -283,7 +314,12 @@ def test_the_engine_takes_memory_from_the_device_or_from_the_driver(monkeypatch)
     device = Device("driver", 1, "sm_80", None, memory)
     assert device.native == device.native == 1
     assert Device("driver", 0, "sm_80", None, None).native == 2
-    assert calls == [("driver", 1, len, repr), ("driver", 0, None, None)]
+    line = libraries.install_line()  # such a driver does not say how new it is
+    switches = (True, True)
+    assert calls == [
+        ("driver", 1, len, repr, *switches, line),
+        ("driver", 0, None, None, *switches, line),
+    ]
 
 
 def test_the_cpu_works_on_when_a_gpu_cannot_be_opened(driver_library, facts):

@@ -281,6 +281,8 @@ def test_the_choice_is_checked(on_twin):
         cavs.Session(model, cudnn="always")
     with pytest.raises(DeviceError, match="bfloat16"):
         by_cudnn(model, on_twin, np.float32, precision="bfloat16")
+    with pytest.raises(DeviceError, match="deterministic"):
+        by_cudnn(model, on_twin, np.float32, deterministic=True)
     with pytest.raises(DeviceError, match="was not found"):
         by_cudnn(model, replace(on_twin, cudnn=None), np.float32)
 
@@ -310,6 +312,22 @@ def test_replicas_run_our_own_kernels(twin, on_twin):
     )
     session.gradients(chains([5, 4]))
     assert calls(twin) == []
+
+
+def test_the_switch_for_determinism_takes_our_own_kernels(twin, on_twin):
+    model = made(Tagger(nn.LSTM))
+    options = {"device": on_twin, "cudnn": "auto", "deterministic": True}
+    cavs.Session(model, dtype=np.float64, **options).gradients(chains([3, 2]))
+    assert calls(twin) == []
+
+
+def test_memory_is_named(twin, on_twin):
+    session = by_cudnn(made(Tagger(nn.LSTM)), on_twin)
+    before = twin.used()
+    session.gradients(chains([3, 2]))
+    memory = session.report()["memory"]
+    assert memory["lstms"] > 0
+    assert sum(memory.values()) == twin.used() - before
 
 
 def test_never_is_never(twin, on_twin):

@@ -24,7 +24,7 @@ from tests.runtime.trees import Classifier, treebank
 
 
 @pytest.fixture
-def device(twin):
+def twin_device(twin):
     yield Device(twin.library, 0, "sm_90", twin.compiler, None)
     assert twin.fault() == ""
 
@@ -80,7 +80,7 @@ def test_states_are_there_as_long_as_a_read_may_write_them(device):
         assert_close(value, wanted.parameters()[k].value, 1e-11, k)
 
 
-def test_whichever_allocation_fails_the_next_step_is_right(twin, device):
+def test_whichever_allocation_fails_the_next_step_is_right(twin, twin_device):
     batch, wanted = treebank(40), classifier(size=40)
     host = cavs.Session(wanted, dtype=np.float64)
     expected = cavs.Trainer(wanted, cavs.optim.Adam(lr=0.01), session=host).step(batch)
@@ -88,7 +88,7 @@ def test_whichever_allocation_fails_the_next_step_is_right(twin, device):
     for at in range(1, 100, 2):
         memory = DriverMemory(twin, at, DeviceError(f"no room for number {at}"))
         model = classifier(size=40)
-        where = replace(device, memory=memory, cublas_lt=twin.cublaslt)
+        where = replace(twin_device, memory=memory, cublas_lt=twin.cublaslt)
         session = cavs.Session(model, dtype=np.float64, device=where)
         trainer = cavs.Trainer(model, cavs.optim.Adam(lr=0.01), session=session)
         twin.adversarial(at)
@@ -109,7 +109,7 @@ def test_whichever_allocation_fails_the_next_step_is_right(twin, device):
     assert late > 0, "no allocation between launches was tried"
 
 
-def test_an_allocator_may_leave_another_context(twin, device):
+def test_an_allocator_may_leave_another_context(twin, twin_device):
     class Careless(DriverMemory):
         def allocate(self, nbytes):
             address = super().allocate(nbytes)
@@ -117,14 +117,14 @@ def test_an_allocator_may_leave_another_context(twin, device):
             return address
 
     session = cavs.Session(
-        classifier(), dtype=np.float64, device=replace(device, memory=Careless(twin))
+        classifier(), dtype=np.float64, device=replace(twin_device, memory=Careless(twin))
     )
     host = cavs.Session(classifier(), dtype=np.float64)
     batch = treebank(3)
     assert session.evaluate(batch).loss == pytest.approx(host.evaluate(batch).loss, rel=1e-11)
 
 
-def test_an_interrupt_while_memory_is_released_is_reported(twin, device, monkeypatch):
+def test_an_interrupt_while_memory_is_released_is_reported(twin, twin_device, monkeypatch):
     class Interrupted(DriverMemory):
         def release(self, pointer):
             super().release(pointer)
@@ -134,18 +134,20 @@ def test_an_interrupt_while_memory_is_released_is_reported(twin, device, monkeyp
     seen = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: seen.append(found.exc_type))
     memory, interrupts = Interrupted(twin), []
-    session = cavs.Session(classifier(), dtype=np.float64, device=replace(device, memory=memory))
+    session = cavs.Session(
+        classifier(), dtype=np.float64, device=replace(twin_device, memory=memory)
+    )
     session.evaluate(treebank(2))
     interrupts.append(KeyboardInterrupt)
     session.evaluate(treebank(8))
     assert seen == [KeyboardInterrupt]
 
 
-def test_a_session_goes_whatever_thread_drops_it(twin, device):
+def test_a_session_goes_whatever_thread_drops_it(twin, twin_device):
     model = classifier()
     gc.collect()  # what other tests have left
     before = twin.live()
-    sessions = [cavs.Session(model, dtype=np.float64, device=device)]
+    sessions = [cavs.Session(model, dtype=np.float64, device=twin_device)]
     sessions[0].set_profiling(True)
     sessions[0].evaluate(treebank(3))
     for p in model.parameters().values():
@@ -163,8 +165,8 @@ def test_a_session_goes_whatever_thread_drops_it(twin, device):
     assert live["events"] - before["events"] == 2  # of the device itself
 
 
-def test_threads_take_turns_on_a_device(twin, device):
-    twin.adversarial(3)
+def test_threads_take_turns_on_a_device(device, shuffle):
+    shuffle(3)
     data = [treebank(n, n) for n in (3, 9, 5)]
     host = cavs.Session(classifier(), dtype=np.float64)
     expected = [host.gradients(batch) for batch in data]
@@ -233,7 +235,7 @@ ASKING = """
         "[p.value for p in session.parameters.values()]",
     ],
 )
-def test_asking_while_another_thread_allocates(device, ask):
+def test_asking_while_another_thread_allocates(twin, ask):
     script = textwrap.dedent(ASKING).format(ask=ask)
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -245,21 +247,21 @@ def test_asking_while_another_thread_allocates(device, ask):
     assert done.stdout == "answered\n", done.stderr
 
 
-def test_grids_stay_within_what_a_device_takes(twin, device):
+def test_grids_stay_within_what_a_device_takes(twin, twin_device):
     model = Classifier(nn.ChildSumTreeLSTM(70, 70), input_size=70)
     model.initialize(1, np.float64)
     batch = treebank(60)
     loss, wanted = cavs.Session(model, dtype=np.float64).gradients(batch)
     twin.highest_grid(2)
-    found, gradients = cavs.Session(model, dtype=np.float64, device=device).gradients(batch)
+    found, gradients = cavs.Session(model, dtype=np.float64, device=twin_device).gradients(batch)
     assert {max(o.grid[1:]) for o in twin.launches()} == {1, 2}
     assert found == pytest.approx(loss, rel=1e-11)
     for k, g in gradients.items():
         assert_close(g, wanted[k], 1e-10, k)
 
 
-def test_a_grid_the_device_refuses_is_named(twin, device):
-    session = cavs.Session(classifier(), dtype=np.float64, device=device)
+def test_a_grid_the_device_refuses_is_named(twin, twin_device):
+    session = cavs.Session(classifier(), dtype=np.float64, device=twin_device)
     session.evaluate(treebank(2))
     twin.highest_grid(0)
     with pytest.raises(
@@ -268,8 +270,8 @@ def test_a_grid_the_device_refuses_is_named(twin, device):
         session.evaluate(treebank(3))
 
 
-def test_a_process_that_was_forked_is_told_so(twin, device):
+def test_a_process_that_was_forked_is_told_so(twin, twin_device):
     twin.fail_init(3)
     with pytest.raises(DeviceError, match="NOT_INITIALIZED") as error:
-        cavs.Session(classifier(), dtype=np.float64, device=device).evaluate(treebank(2))
+        cavs.Session(classifier(), dtype=np.float64, device=twin_device).evaluate(treebank(2))
     assert "spawn" in error.value.hint

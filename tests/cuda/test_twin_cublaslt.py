@@ -214,4 +214,4 @@ def test_a_product_waits_in_its_stream(products: Products) -> None:
         context.call("cuStreamSynchronize", stream)
         assert set(d.get().flat) == {24.0}
         product = [o for o in context.twin.operations() if o.kind == "product"][-1]
-        assert product.arguments == (4, 4, 4)
+        assert product.arguments == (4, 4, 4, 7)

@@ -31,7 +31,7 @@ except KeyboardInterrupt:
 def test_options_of_open_mpi_are_given_to_open_mpi_alone(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     cores = len(os.sched_getaffinity(0))
-    ours = launch.Launcher("/bin/mpirun", True)
+    ours = launch.Launcher("/bin/mpirun", True, True)
     command = launch.command_of(ours, cores + 1, ["train", "x"], elastic=True)
     assert command[:3] == ["/bin/mpirun", "-n", str(cores + 1)]
     assert command[-5:] == [sys.executable, "-m", "cavs.cli", "train", "x"]
@@ -42,7 +42,7 @@ def test_options_of_open_mpi_are_given_to_open_mpi_alone(monkeypatch):
     plain = launch.command_of(ours, 1, ["a.py", "b"])
     assert "--allow-run-as-root" not in plain and ":OVERSUBSCRIBE" not in plain
     assert plain[-3:] == [sys.executable, "a.py", "b"]
-    other = launch.Launcher("/bin/mpirun", False)
+    other = launch.Launcher("/bin/mpirun", False, False)
     assert launch.command_of(other, 9, ["a.py"]) == [
         "/bin/mpirun",
         "-n",

@@ -11,7 +11,7 @@ import pytest
 
 from cavs.distributed.communicator import mpi, nccl
 from cavs.errors import CommunicationError, DeviceError
-from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.distributed.mpirun import ROOT, needs_mpi, run_ranks
 from tests.patience import patience
 
 pytestmark = needs_mpi
@@ -90,6 +90,48 @@ def test_a_missing_or_old_mpi4py_is_a_clear_error(monkeypatch):
     monkeypatch.setattr(mpi.metadata, "version", missing)
     with pytest.raises(DeviceError, match="mpi4py is not installed"):
         mpi.load_mpi()
+
+
+OLD = """
+def Get_version():
+    return 2, 2
+
+
+def Get_library_version():
+    return "Ancient MPI 1.0, of long ago"
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "library", "found"),
+    [
+        ("3.1.6", None, "mpi4py 3.1.6 is too old, cavs needs 4.1"),
+        ("4.1.0", OLD, "Ancient MPI 1.0 implements MPI 2.2, cavs needs 3.0"),
+        ("4.1.0", "raise ImportError('libmpi.so')", "mpi4py finds no MPI library: libmpi.so"),
+    ],
+)
+def test_every_rank_says_that_its_mpi_is_too_old(version, library, found, tmp_path):
+    """Another mpi4py lies before the real one; mpirun is real."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("import types\nrc = types.SimpleNamespace()\n")
+    (tmp_path / "mpi4py" / "MPI.py").write_text(library or "")
+    described = tmp_path / f"mpi4py-{version}.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text(f"Name: mpi4py\nVersion: {version}\n")
+    train = ["launch", "-n", "2", "train", str(ROOT / "tests" / "cli" / "tree_toy.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "cavs.cli", *train, "--out", str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=patience(60),
+    )
+    assert done.returncode == 1
+    expected = f'cavs: DeviceError: {found}\n  hint: pip install "cavs[mpi]"\n'
+    assert done.stderr.count(expected) == done.stderr.count("Error") == 2, done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_foreign_mpirun_is_a_clear_error():

@@ -2,11 +2,12 @@
 
 import contextlib
 import sys
+import threading
 import types
 
 import pytest
 
-from cavs.distributed.communicator import SingleCommunicator
+from cavs.distributed.communicator import SingleCommunicator, run_threads
 from cavs.distributed.communicator.nccl import NCCLCommunicator
 from cavs.errors import ConfigError, DeviceError
 
@@ -30,6 +31,9 @@ class Control(SingleCommunicator):
     def share(self, value):
         assert value == [None, ""]  # only rank 0 makes the id
         return [self.told, value, value]
+
+    def all_reduce(self, array):
+        array *= self.size  # the others are as far as this one
 
 
 @pytest.fixture
@@ -100,3 +104,58 @@ def test_what_nccl_cannot_do_is_a_clear_error(nccl, monkeypatch):
     nccl.available = False
     with pytest.raises(DeviceError, match="CuPy finds no NCCL library"):
         NCCLCommunicator(Control(), 0)
+
+
+def test_ranks_that_do_not_join_are_named_on_all(nccl):
+    """NCCL waits for ever for a rank that hangs in it; one that comes late after all is let go."""
+    hangs, made = threading.Event(), []
+
+    class Slow(Comm):
+        def __init__(self, size, unique, rank):
+            if rank != 1:
+                assert hangs.wait(60)
+            super().__init__(size, unique, rank)
+            made.append(rank)
+
+        def abort(self):
+            CALLS.append(("abort",))
+            gone.release()
+
+    gone = threading.Semaphore(0)
+    nccl.NcclCommunicator = Slow
+
+    def work(c):
+        c.timeout = 0.5
+        with pytest.raises(DeviceError) as caught:
+            NCCLCommunicator(c, c.rank)
+        return str(caught.value)
+
+    for rank, said in enumerate(run_threads(3, work)):
+        found = f"NCCL on rank {rank}: ranks [0, 2] have not joined the group of 3 within 0.5 s"
+        assert said.startswith(found)
+    assert made == [1]
+    hangs.set()
+    assert all(gone.acquire(timeout=60) for _ in range(3))
+
+
+def test_nobody_waits_in_nccl_for_one_that_fails(nccl):
+    fails = threading.Event()
+
+    class Broken(Comm):
+        def __init__(self, size, unique, rank):
+            if rank == 1:
+                raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR: no such network")
+            assert fails.wait(60)
+
+    nccl.NcclCommunicator = Broken
+
+    def work(c):
+        try:
+            NCCLCommunicator(c, c.rank).close()
+        except DeviceError as error:
+            return str(error)
+
+    first, second = run_threads(2, work)
+    fails.set()
+    assert first is None  # it goes on to where ranks tell each other
+    assert "NCCL on rank 1, cuda:1: NCCL_ERROR_SYSTEM_ERROR: no such network" in second

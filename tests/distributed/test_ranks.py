@@ -1,6 +1,8 @@
 """``cavs train`` on MPI ranks: equal to one process, and no hang, no orphan when a rank fails."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs.distributed import launch, watch
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import ROOT, needs_mpi, run_ranks
 from tests.distributed.test_launch import alive, wait_for
@@ -133,8 +136,9 @@ def test_cavs_train_writes_once_and_the_checkpoint_fits_one_process(tmp_path):
 
 
 FAILING = """
-import os, time
+import os, resource, signal, time
 import numpy as np
+import cavs
 from cavs.cli import Task
 from tests.cli import tree_toy
 
@@ -147,16 +151,41 @@ def build(args, assets=None):
     (open(os.environ["FOLDER"] + "/" + rank, "w")).write(str(os.getpid()))
     if os.environ["HOW"] == "build" and rank == "1":
         raise ZeroDivisionError("while building")
+    if os.environ["HOW"] == "die in build" and rank == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    calls = []
+    if os.environ["HOW"] == "no room" and rank != "0":
+        hear(rank)
 
     def metric(outputs, batch):
+        calls.append(batch)
+        if os.environ["HOW"] == "no room" and rank == "0" and len(calls) == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
         if os.environ["HOW"] == "metric" and rank == "1":
             raise OSError("no space left on device")
+        if os.environ["HOW"] == "die in epoch 1" and rank == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
         if os.environ["HOW"] == "slow":
             time.sleep(0.02)
         return 0.0, 1.0
 
-    task.metrics = [__import__("cavs").train.metrics.Metric("m", metric, "higher")]
+    task.metrics = [cavs.train.metrics.Metric("m", metric, "higher")]
     return task
+
+
+def hear(rank):
+    # What `fit` raises on this rank, which says nothing.
+    fit = cavs.distributed.Trainer.fit
+
+    def heard(self, *arguments, **options):
+        try:
+            return fit(self, *arguments, **options)
+        except Exception as error:
+            (open(os.environ["FOLDER"] + "/../heard" + rank, "w")).write(str(error))
+            raise
+
+    cavs.distributed.Trainer.fit = heard
 """
 
 
@@ -208,16 +237,124 @@ def test_a_rank_that_fails_in_fit_ends_all_with_one_message(tmp_path):
     assert "OSError: no space left on device" in errors
 
 
-def test_a_killed_rank_ends_all_and_leaves_a_usable_checkpoint(tmp_path):
-    run = Running(tmp_path, "slow", "--epochs", 1000, "--save-every", 1)
+DEAD = r"cavs: rank 1 of 3 was killed by signal 9 \(SIGKILL\), and the others stopped; (.*)\.\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "steps"), [("die in build", 1), ("die in epoch 1", 5), ("slow", None)]
+)
+def test_a_killed_rank_ends_all_with_one_line_and_a_checkpoint_of_the_last_step(
+    tmp_path, how, steps
+):
+    """In `die in epoch 1` an epoch has been trained, and no checkpoint written."""
+    run = Running(tmp_path, how, "--epochs", 1000)
+    checkpoint = run.out / "checkpoint.safetensors"
+    if steps is None:
+        wait_for(lambda: checkpoint.exists() and len(run.pids()) == 3)
+        os.kill(run.pids()[1], signal.SIGKILL)
+    began = time.monotonic()
+    status, errors = run.end()
+    assert status == 128 + 9
+    assert steps is not None or time.monotonic() - began < patience(15)
+    stored = read_checkpoint(checkpoint)
+    assert steps in (None, stored.progress["step"])
+    where = f"the checkpoint is {checkpoint}, of step {stored.progress['step']}"
+    assert f"and the others stopped; {where}. With --elastic 2 ranks would have gone on." in errors
+    assert len(re.findall(DEAD, errors)) == errors.count("signal") == 1
+    assert "Traceback" not in errors and "prterun" not in errors and "Error" not in errors
+    last = [json.loads(line) for line in (run.out / "log.jsonl").read_text().splitlines()][-1]
+    assert (last["event"], last["step"]) == ("interrupt", stored.progress["step"])
+    if how == "die in epoch 1":
+        more = cavs_command("train", TOY, "--out", run.out, "--resume", "--epochs", 2, "--quiet")
+        _, errors = more.communicate(timeout=patience(60))
+        assert more.returncode == 0, errors
+        assert read_checkpoint(checkpoint).progress["step"] == 10
+
+
+def test_where_a_dead_rank_owned_parameters_the_last_checkpoint_remains(tmp_path):
+    run = Running(tmp_path, "slow", "--epochs", 1000, "--strategy", "PartitionedPS")
     checkpoint = run.out / "checkpoint.safetensors"
     wait_for(lambda: checkpoint.exists() and len(run.pids()) == 3)
     os.kill(run.pids()[1], signal.SIGKILL)
+    status, errors = run.end()
+    assert status == 128 + 9
+    step = read_checkpoint(checkpoint).progress["step"]
+    assert step % 5 == 0  # of an epoch's end
+    assert f"; the checkpoint is {checkpoint}, of step {step}. " in errors
+    assert len(re.findall(DEAD, errors)) == errors.count("signal") == 1
+    assert "Traceback" not in errors and "prterun" not in errors and "Error" not in errors
+
+
+def test_a_rank_that_stops_is_named_by_all_others_and_ended(tmp_path):
+    run = Running(tmp_path, "slow", "--epochs", 1000, "--timeout", 2)
+    wait_for(lambda: (run.out / "checkpoint.safetensors").exists() and len(run.pids()) == 3)
+    os.kill(run.pids()[1], signal.SIGSTOP)
     began = time.monotonic()
-    status, _ = run.end()
+    status, errors = run.end()
     assert status != 0
-    assert time.monotonic() - began < patience(15)
-    assert read_checkpoint(checkpoint).progress["step"] >= 1
+    assert time.monotonic() - began < patience(30)
+    for rank in (0, 2):
+        (text,) = re.findall(f"cavs: rank {rank}: CommunicationError: (.*)", errors)
+        assert re.search("rank 1 does not answer|rank 1 is still in", text)
+    assert "cavs: rank 1" not in errors
+
+
+LATE = """
+import os, sys, time
+from pathlib import Path
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+Path(os.environ["FOLDER"], rank).write_text(str(os.getpid()))
+if rank == "2":
+    if os.environ["HOW"] == "never":
+        time.sleep(600)
+    sys.exit(4)
+from cavs.distributed.communicator import MPICommunicator
+MPICommunicator(timeout=3)
+"""
+
+
+@pytest.mark.parametrize("how", ["never", "ends"])
+def test_a_rank_that_never_joins_is_named(tmp_path, how, monkeypatch):
+    """It hangs, or ends, before MPI knows of it: the others wait inside MPI_Init."""
+    program, folder, said = tmp_path / "late.py", tmp_path / "pids", []
+    program.write_text(LATE)
+    folder.mkdir()
+    for name, value in (("FOLDER", str(folder)), ("HOW", how), ("PYTHONPATH", str(ROOT))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(watch, "STARTING", patience(5))
+    began = time.monotonic()
+    assert launch.launch(3, [str(program)], say=said.append) != 0
+    assert time.monotonic() - began < patience(40)
+    pids = [int((folder / str(rank)).read_text()) for rank in range(3)]
+    wait_for(lambda: not any(map(alive, pids)))
+    if how == "never":
+        last = f"waited {patience(5):g} s in MPI_Init: rank 2 has not come "
+        last = f"cavs: ranks 0, 1 {last}(process {pids[2]} runs); all were ended"
+    else:
+        last = "cavs: rank 2 of 3 ended with status 4, and the others stopped; there is no "
+        last += "checkpoint yet; --save-every STEPS writes them within epochs. With --elastic 2 "
+        last += "ranks would have gone on."
+    assert said[-1] == last
+
+
+def test_a_process_started_beside_a_training_may_not_write_where_that_does(tmp_path):
+    """Not after the rank that did has died, either."""
+    run = Running(tmp_path, "slow", "--epochs", 1000, elastic=True)
+    log = run.out / "log.jsonl"
+    wait_for(lambda: (run.out / "checkpoint.safetensors").exists() and len(run.pids()) == 3)
+    for how in ("--overwrite", "--resume"):
+        late = cavs_command("train", TOY, "--out", run.out, how, "--quiet")
+        _, errors = late.communicate(timeout=patience(60))
+        assert late.returncode == 1
+        found = f"cavs: ConfigError: another training that is still running writes to {run.out}\n"
+        assert errors.startswith(found)
+        if how == "--overwrite":
+            os.kill(run.pids()[0], signal.SIGKILL)
+            assert any("going on with 2" in line for line in run.process.stderr)
+    assert log.read_text().count('"event": "options"') == 1
+    run.process.send_signal(signal.SIGINT)
+    status, errors = run.end()
+    assert status == 130, errors
 
 
 def test_ctrl_c_saves_and_says_so_once(tmp_path):

@@ -38,9 +38,19 @@ def test_this_host():
     assert 0 <= cpu <= 1 and 0 < memory < 1
 
 
-def test_the_memory_of_a_gpu():
+def test_what_a_pool_keeps_of_a_gpu_is_not_in_use():
     class Memory:
+        spare = 0
+
         def free_and_total(self):
             return 20, 80
 
-    assert gpu_usage(Memory())()[1] == 0.75
+        def kept(self):
+            return self.spare
+
+    memory = Memory()
+    assert gpu_usage(memory)()[1] == 0.75
+    memory.spare = 40
+    assert gpu_usage(memory)()[1] == 0.25
+    memory.spare = 70  # the two are not read at the same moment
+    assert gpu_usage(memory)()[1] == 0

@@ -63,12 +63,20 @@ class GpuMemory(Protocol):
         """Bytes that are free, and in all."""
         ...
 
+    def kept(self) -> int:
+        """Bytes that are not free, but held for who asks next."""
+        ...
+
 
 def gpu_usage(memory: GpuMemory) -> Usage:
-    """Of the host's CPU, and of the memory of a GPU."""
+    """Of the host's CPU, and of the memory of a GPU.
+
+    In use is what blocks of programs hold, as the paper has it, not what a pool keeps for later:
+    that would only grow.
+    """
 
     def usage() -> tuple[float, float]:
         free, total = memory.free_and_total()
-        return host_usage()[0], 1 - free / total
+        return host_usage()[0], 1 - min(free + memory.kept(), total) / total
 
     return usage

@@ -5,6 +5,7 @@ from cavs.distributed.communicator.mpi import MPICommunicator
 from cavs.distributed.communicator.protocol import Communicator, Handle, LostPeerError
 from cavs.distributed.communicator.single import SingleCommunicator
 from cavs.distributed.communicator.threads import ThreadCommunicator, run_threads
+from cavs.distributed.communicator.world import world
 
 __all__ = [
     "Communicator",
@@ -16,4 +17,5 @@ __all__ = [
     "SingleCommunicator",
     "ThreadCommunicator",
     "run_threads",
+    "world",
 ]

@@ -7,6 +7,7 @@ MPI_THREAD_SERIALIZED is enough; with less, nothing overlaps.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -15,16 +16,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cavs.distributed.communicator.collectives import Collectives, Message
 from cavs.distributed.communicator.mpi_mailbox import MPIMailbox
 from cavs.distributed.communicator.protocol import Array, LostPeerError
+from cavs.distributed.keeper import tell
+from cavs.distributed.watch import FINALIZE, INIT, inside
 from cavs.errors import CommunicationError, DeviceError
 
+T = TypeVar("T")
 MINIMUM = (4, 1)
+STANDARD = (3, 0)  # of MPI: matched probes
 # Bytes a message. Over TCP, Open MPI asks the receiver before it sends a larger one than its eager
 # limit, and the answer waits behind what the receiver itself is sending: both directions of a slow
 # link then take turns. Receives are posted first here, so nobody need ask.
@@ -38,12 +43,16 @@ _SPINS = 400  # polls before the first pause
 _SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
 _LISTEN = 0.1  # seconds between two looks at what peers ask
 _GRACE = 3.0  # seconds that peers have to answer
-_ASK, _ANSWER = 1, 2
+_LAST_WORDS = 1.0  # seconds that ranks have to say why they end, when one of them ends all
+_ASK, _ANSWER, _FOUND = 1, 2, 3
 _CALLS = threading.Lock()  # held for each call of MPI by whichever thread makes it
 
 
-def load_mpi() -> ModuleType:
-    """The module ``mpi4py.MPI``, initialised. DeviceError, with the cure, if it cannot be had."""
+def load_mpi(timeout: float = 300.0) -> ModuleType:
+    """The module ``mpi4py.MPI``, initialised. DeviceError, with the cure, if it cannot be had.
+
+    MPI waits for all ranks then. timeout: seconds that `cavs launch` lets it.
+    """
     try:
         version = metadata.version("mpi4py")
     except metadata.PackageNotFoundError:
@@ -51,15 +60,23 @@ def load_mpi() -> ModuleType:
     if tuple(int(x) for x in version.split(".")[:2]) < MINIMUM:
         needed = ".".join(map(str, MINIMUM))
         raise DeviceError(f"mpi4py {version} is too old, cavs needs {needed}", hint=INSTALL)
-    if "mpi4py.MPI" not in sys.modules:
+    begins = "mpi4py.MPI" not in sys.modules
+    if begins:
         import mpi4py
 
         mpi4py.rc.thread_level = "serialized"
         os.environ.setdefault(_EAGER, str(PIECE + _HEADER))
     try:
-        from mpi4py import MPI
+        with inside(INIT, timeout):
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise DeviceError(f"mpi4py finds no MPI library: {error}", hint=INSTALL) from error
+    if MPI.Get_version() < STANDARD:
+        library = MPI.Get_library_version().split(",")[0]
+        has, needs = (".".join(map(str, v)) for v in (MPI.Get_version(), STANDARD))
+        raise DeviceError(f"{library} implements MPI {has}, cavs needs {needs}", hint=INSTALL)
+    if begins:
+        atexit.register(tell, "in", FINALIZE, timeout)
     expected = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")
     if expected is not None and int(expected) != MPI.COMM_WORLD.Get_size():
         raise DeviceError(
@@ -78,15 +95,17 @@ class MPICommunicator(Collectives):
     """
 
     def __init__(self, comm: Any = None, *, timeout: float = 300.0) -> None:
-        self._mpi: Any = load_mpi()
+        self._mpi: Any = load_mpi(timeout)
         # Its own messages cannot meet those of the program that uses cavs.
-        self._comm: Any = (comm if comm is not None else self._mpi.COMM_WORLD).Dup()
-        self._control: Any = self._comm.Dup()
+        with inside("MPI_Comm_dup", timeout):
+            self._comm: Any = (comm if comm is not None else self._mpi.COMM_WORLD).Dup()
+            self._control: Any = self._comm.Dup()
         overlaps = self._mpi.Query_thread() >= self._mpi.THREAD_SERIALIZED
         super().__init__(
             self._comm.Get_rank(), self._comm.Get_size(), timeout=timeout, overlaps=overlaps
         )
         self._answers: dict[int, tuple[int, str]] = {}
+        self._found: tuple[int, str] | None = None  # who found out which rank hangs, and that
         self._orphans: list[Message] = []
         names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
         self._lost = {getattr(self._mpi, n) for n in names if hasattr(self._mpi, n)}
@@ -141,6 +160,8 @@ class MPICommunicator(Collectives):
                 listened = now
                 with _CALLS:
                     self._listen()
+                if self._found is not None:
+                    raise self._told(*self._found)
                 if now - started > self.timeout:
                     raise self._hung(peers)
 
@@ -156,6 +177,8 @@ class MPICommunicator(Collectives):
             if tag == _ASK:
                 answer = json.dumps([self.operations, self.operation]).encode()
                 self._control.Isend([answer, self._mpi.BYTE], source, _ANSWER).Free()
+            elif tag == _FOUND:
+                self._found = source, text.decode()
             else:
                 count, operation = json.loads(text)
                 self._answers[source] = (int(count), str(operation))
@@ -179,8 +202,17 @@ class MPICommunicator(Collectives):
             if count < self.operations
         ]
         found = "; ".join(behind) or f"no answer from ranks {peers}"
+        with _CALLS:  # the others need not wait as long
+            for r in self._answers:
+                self._control.Isend([found.encode(), self._mpi.BYTE], r, _FOUND).Free()
         return CommunicationError(
             f"rank {self._rank} waited {self.timeout:g} s in {self.operation}: {found}",
+            hint="look at what that rank does, or pass a longer timeout",
+        )
+
+    def _told(self, source: int, found: str) -> CommunicationError:
+        return CommunicationError(
+            f"rank {self._rank} in {self.operation}: {found}, as rank {source} found out",
             hint="look at what that rank does, or pass a longer timeout",
         )
 
@@ -188,7 +220,7 @@ class MPICommunicator(Collectives):
 
     def split(self, color: int, key: int = 0) -> MPICommunicator:
         """See `Communicator`."""
-        part = self._run("split", self._comm.Split, color, key)
+        part = self._run("split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key)
         return MPICommunicator(part, timeout=self.timeout)
 
     def mailbox(self) -> MPIMailbox:
@@ -199,7 +231,14 @@ class MPICommunicator(Collectives):
                 "this MPI does not allow (its thread level is below MPI_THREAD_SERIALIZED)",
                 hint="use staleness=0 and sync=True, or another MPI",
             )
-        return MPIMailbox(self._mpi, self._run("mailbox", self._comm.Dup), _CALLS)
+        comm = self._run("mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
+        return MPIMailbox(self._mpi, comm, _CALLS)
+
+    def _all_come(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
+        """`call`, in which MPI waits for all ranks and names none, once all are there."""
+        self._tree_all_reduce(np.zeros(1, np.uint8))
+        with inside(name, self.timeout):
+            return call(*arguments)
 
     def leave(self) -> None:
         """See `Communicator`: by ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
@@ -209,7 +248,8 @@ class MPICommunicator(Collectives):
     def shrink(self) -> MPICommunicator:
         """See `Communicator`."""
         self.leave()
-        left = self._surviving(self._comm.Shrink)
+        with inside("MPIX_Comm_shrink", self.timeout):
+            left = self._surviving(self._comm.Shrink)
         self.close()
         return MPICommunicator(left, timeout=self.timeout)
 
@@ -224,7 +264,10 @@ class MPICommunicator(Collectives):
 
     def abort(self, message: str) -> None:
         """See `Communicator`."""
+        tell("failed")
         print(f"cavs: rank {self._rank}: {message}", file=sys.stderr, flush=True)
+        if self._broken is not None:  # the others find that out now, too
+            time.sleep(_LAST_WORDS)
         self._mpi.COMM_WORLD.Abort(1)
 
 

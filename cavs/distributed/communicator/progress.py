@@ -33,6 +33,10 @@ class Job(Generic[T]):
         finally:
             self._finished.set()
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it has run, after `seconds` at most."""
+        return self._finished.wait(seconds)
+
     def wait(self) -> T:
         """See `Handle.wait`."""
         self._finished.wait()

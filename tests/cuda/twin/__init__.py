@@ -22,7 +22,8 @@ class Operation:
 
     kind: "launch", "copy", "set", "record", "wait" or "product"; or "synchronize", where the host
     waits for a stream, or for an event (stream -1). stream: 0 is the default one, the others count
-    from 1 as they were created. arguments: numbers and addresses; None for a struct. ``to`` and
+    from 1 as they were created. arguments: numbers and addresses; None for a struct; of a product
+    its m, n, k and the schemes by which its sums may be split, as in cublasLt.h. ``to`` and
     ``from_``: addresses; of events for records and waits of either kind. ran: its place in the
     order of execution, -1 if it has not run.
     """
@@ -58,6 +59,7 @@ class Twin:
             getattr(self.calls, name).restype = ctypes.c_char_p
         self.calls.twin_parameters.argtypes = [ctypes.c_void_p]
         self.calls.twin_set.argtypes = [ctypes.c_char_p, ctypes.c_longlong]
+        self.calls.twin_heuristics.restype = ctypes.c_longlong
 
     def operations(self) -> list[Operation]:
         """What was asked of the device since the last reset; of very much the latest."""
@@ -111,6 +113,14 @@ class Twin:
     def allocations(self) -> int:
         """How many allocations of the device are live."""
         return self.live()["allocations"]
+
+    def heuristics(self) -> int:
+        """How often cuBLASLt was asked for an algorithm, in all."""
+        return int(self.calls.twin_heuristics())
+
+    def exact_algorithms(self, on: bool) -> None:
+        """Whether algorithms of cuBLASLt take no sizes but those that they were asked for."""
+        self.set("exact_algorithms", int(on))
 
     def fail_init(self, code: int) -> None:
         """What cuInit returns from now on."""

@@ -66,3 +66,5 @@ TWIN_API const char* twin_live() {
       << ",\"events\":" << d.events.size() << ",\"modules\":" << d.modules.size() << "}";
   return keep(out.str());
 }
+
+TWIN_API long long twin_heuristics() { return device().heuristics; }

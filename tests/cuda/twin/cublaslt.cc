@@ -41,15 +41,17 @@ struct Layout {
 
 struct Preference {
   uint64_t workspace = 0;
+  uint32_t schemes = 7;                          // of sums that are split
   uint32_t alignment[4] = {256, 256, 256, 256};  // of A, B, C, D; the library's own default
 };
 
-// What a heuristic's algorithm was made for: nothing else may be given to it.
+// What a heuristic's algorithm was made for: it takes that and what is smaller, nothing else.
 struct Algorithm {
   uint32_t shape;
   uint32_t workspace;
   uint32_t alignment[4];
-  uint64_t unused[5];
+  uint32_t schemes, m, n, k;
+  uint64_t unused[3];
 };
 static_assert(sizeof(Algorithm) == 64);
 
@@ -93,10 +95,16 @@ struct Problem {
     for (const int value : {how.compute, how.transpose_a, how.transpose_b})
       mix(static_cast<uint64_t>(value));
     for (const Layout* l : {&a, &b, &c, &d})
-      for (const uint64_t value : {static_cast<uint64_t>(l->type), l->rows, l->cols,
-                                   static_cast<uint64_t>(l->ld), static_cast<uint64_t>(l->order)})
+      for (const uint64_t value : {static_cast<uint64_t>(l->type), static_cast<uint64_t>(l->ld),
+                                   static_cast<uint64_t>(l->order)})
         mix(value);
     return h;
+  }
+
+  bool taken_by(const Algorithm& by) const {
+    const bool same = m() == by.m && n() == by.n && k() == by.k;
+    const bool smaller = m() <= by.m && n() <= by.n && k() <= by.k;
+    return by.shape == hash() && (device().settings.exact_algorithms != 0 ? same : smaller);
   }
 };
 
@@ -177,7 +185,7 @@ bool take(T& to, const void* from, size_t bytes) {
 
 bool ready() {
   Device& d = device();
-  return d.initialized && has_context() && d.fault.code == 0;
+  return d.initialized && current() != nullptr && d.fault.code == 0;
 }
 
 }  // namespace
@@ -260,7 +268,8 @@ TWIN_API int cublasLtMatmulPreferenceSetAttribute(Preference* preference, int at
   if (attribute == 1) return take(preference->workspace, value, bytes) ? kOk : kBadValue;
   if (attribute >= 5 && attribute <= 8)
     return take(preference->alignment[attribute - 5], value, bytes) ? kOk : kBadValue;
-  return attribute == 3 ? kOk : kUnsupported;  // any reduction scheme does
+  if (attribute != 3) return kUnsupported;
+  return take(preference->schemes, value, bytes) ? kOk : kBadValue;
 }
 
 TWIN_API int cublasLtMatmulPreferenceDestroy(Preference* preference) {
@@ -280,14 +289,35 @@ TWIN_API int cublasLtMatmulAlgoGetHeuristic(void* handle, const Description* how
   const Problem problem = {*how, *a, *b, *c, *d};
   const Status status = problem.check();
   if (status != kOk) return status;
+  ++device().heuristics;
   Heuristic& result = results[0] = {};
   // Asks for some of the workspace it may have, and spoils it, as a split sum would.
   result.workspace = std::min<uint64_t>(preference->workspace, 32 << 10);
   result.algorithm.shape = problem.hash();
   result.algorithm.workspace = static_cast<uint32_t>(result.workspace);
   std::memcpy(result.algorithm.alignment, preference->alignment, sizeof preference->alignment);
+  result.algorithm.schemes = preference->schemes;
+  result.algorithm.m = static_cast<uint32_t>(problem.m());
+  result.algorithm.n = static_cast<uint32_t>(problem.n());
+  result.algorithm.k = static_cast<uint32_t>(problem.k());
   result.waves = 1.0f;
   *count = 1;
+  return kOk;
+}
+
+TWIN_API int cublasLtMatmulAlgoCheck(void* handle, const Description* how, const Layout* a,
+                                     const Layout* b, const Layout* c, const Layout* d,
+                                     const Algorithm* algorithm, Heuristic* result) {
+  for (const void* given :
+       std::initializer_list<const void*>{handle, how, a, b, c, d, algorithm, result})
+    if (given == nullptr) return kBadValue;
+  const Problem problem = {*how, *a, *b, *c, *d};
+  if (const Status status = problem.check(); status != kOk) return status;
+  if (!problem.taken_by(*algorithm)) return kUnsupported;
+  *result = {};
+  result->algorithm = *algorithm;
+  result->workspace = algorithm->workspace;
+  result->waves = 1.0f;
   return kOk;
 }
 
@@ -322,12 +352,13 @@ TWIN_API int cublasLtMatmul(void* handle, const Description* how, const void* al
   }
   const auto space = reinterpret_cast<uintptr_t>(workspace);
   const size_t spoilt = algorithm == nullptr ? 0 : algorithm->workspace;
-  if (algorithm != nullptr && (algorithm->shape != problem.hash() || spoilt > workspace_bytes))
+  if (algorithm != nullptr && (!problem.taken_by(*algorithm) || spoilt > workspace_bytes))
     return kBadValue;
   if (spoilt != 0 && (space % 16 != 0 || !dev.memory.device(space, spoilt))) return kBadValue;
   Record record = {.kind = "product", .name = "cublasLtMatmul"};
   record.arguments = std::to_string(problem.m()) + "," + std::to_string(problem.n()) + "," +
-                     std::to_string(problem.k());
+                     std::to_string(problem.k()) + "," +
+                     std::to_string(algorithm == nullptr ? 7 : algorithm->schemes);
   record.to = reinterpret_cast<uintptr_t>(d);
   record.from = reinterpret_cast<uintptr_t>(a);
   dev.add(stream, std::move(record), [=] {

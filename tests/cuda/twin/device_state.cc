@@ -7,12 +7,12 @@
 namespace twin {
 
 namespace {
-thread_local bool current_context = false;
+thread_local CUcontext current_context = nullptr;
 constexpr size_t kLongestLog = 200'000;
 }  // namespace
 
-bool has_context() { return current_context; }
-void set_context(bool current) { current_context = current; }
+CUcontext current() { return current_context; }
+void set_current(CUcontext context) { current_context = context; }
 
 Device& device() {
   static Device* const one = new Device;  // never destroyed: engines may outlive static objects
@@ -55,6 +55,8 @@ bool Device::set(const std::string& name, long long value) {
     settings.multiprocessors = value;
   } else if (name == "grid_y") {
     settings.grid_y = value;
+  } else if (name == "exact_algorithms") {
+    settings.exact_algorithms = value;
   } else if (name == "launch_error") {
     settings.launch_error = value;
   } else if (name == "launch_error_at") {

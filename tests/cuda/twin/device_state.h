@@ -49,10 +49,11 @@ struct Settings {
   long long devices = 1;
   long long driver_version = 12080;
   long long capability = 90;
-  long long multiprocessors = 4;  // few, so that grids made for them stay small
-  long long grid_y = 65535;       // most blocks in y, and in z
-  long long launch_error = 0;     // the launch number launch_error_at fails with it
-  long long launch_error_at = 0;  // counted from 1 after it was set; 0: none
+  long long multiprocessors = 4;   // few, so that grids made for them stay small
+  long long grid_y = 65535;        // most blocks in y, and in z
+  long long launch_error = 0;      // the launch number launch_error_at fails with it
+  long long launch_error_at = 0;   // counted from 1 after it was set; 0: none
+  long long exact_algorithms = 0;  // whether those of cuBLASLt take no smaller sizes than their own
   long long cudnn_version = 90800;
   long long cudnn_error = 5000;  // what the call number cudnn_error_at returns
   long long cudnn_error_at = 0;  // counted as launch_error_at
@@ -88,6 +89,7 @@ class Device {
   std::shared_ptr<Record> log(Record record);  // its line
   long long launches = 0;                      // since launch_error_at was set
   long long cudnn_calls = 0;                   // since cudnn_error_at was set
+  long long heuristics = 0;                    // that cuBLASLt was asked for
 };
 
 Device& device();
@@ -97,8 +99,8 @@ Device& device();
 enum class Needs { kNothing, kDriver, kContext, kRelease };
 template <class Body>
 CUresult entry(Needs needs, Body body);
-bool has_context();
-void set_context(bool current);
+CUcontext current();
+void set_current(CUcontext context);
 
 template <class Body>
 CUresult entry(Needs needs, Body body) {
@@ -106,7 +108,7 @@ CUresult entry(Needs needs, Body body) {
   const std::lock_guard<std::recursive_mutex> guard(d.lock);
   if (needs != Needs::kNothing && !d.initialized) return kNotInitialized;
   const bool in_context = needs == Needs::kContext || needs == Needs::kRelease;
-  if (in_context && !has_context()) return kInvalidContext;
+  if (in_context && current() == nullptr) return kInvalidContext;
   if (needs == Needs::kContext && d.fault.code != 0) return d.fault.code;
   const CUresult result = body(d);
   return result == kSuccess && in_context ? d.fault.code : result;

@@ -14,7 +14,14 @@ double now() {
   return duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
-CUcontext the_context() { return reinterpret_cast<CUcontext>(&device()); }
+// Each device has one of its own, though all work on the same memory and streams.
+constexpr int kMostDevices = 16;
+char contexts[kMostDevices];
+CUcontext context_of(int ordinal) { return reinterpret_cast<CUcontext>(&contexts[ordinal]); }
+bool is_context(CUcontext context) {
+  const char* const at = reinterpret_cast<const char*>(context);
+  return at >= contexts && at < contexts + kMostDevices;
+}
 
 Stream* stream_of(Device& d, CUstream handle) { return d.queue.find(handle); }
 
@@ -97,16 +104,25 @@ TWIN_API CUresult cuDeviceGetUuid_v2(unsigned char* uuid, CUdevice ordinal) {
 TWIN_API CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
   return entry(Needs::kDriver, [&](Device& d) -> CUresult {
     if (context == nullptr) return kInvalidValue;
-    if (ordinal < 0 || ordinal >= d.settings.devices) return kInvalidDevice;
-    *context = the_context();
+    if (ordinal < 0 || ordinal >= d.settings.devices || ordinal >= kMostDevices)
+      return kInvalidDevice;
+    *context = context_of(ordinal);
     return kSuccess;
   });
 }
 
 TWIN_API CUresult cuCtxSetCurrent(CUcontext context) {
   return entry(Needs::kDriver, [&](Device&) -> CUresult {
-    if (context != nullptr && context != the_context()) return kInvalidContext;
-    set_context(context != nullptr);
+    if (context != nullptr && !is_context(context)) return kInvalidContext;
+    set_current(context);
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuCtxGetCurrent(CUcontext* context) {
+  return entry(Needs::kDriver, [&](Device&) -> CUresult {
+    if (context == nullptr) return kInvalidValue;
+    *context = current();
     return kSuccess;
   });
 }

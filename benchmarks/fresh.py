@@ -1,0 +1,61 @@
+"""Training on batches made as they are needed against the same samples batched beforehand.
+
+Both launch a step before the loss of the one before is read. What the fresh ones take longer is
+what collation, scheduling and copies are not hidden behind the device.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks.ratios import summary
+from benchmarks.runner import make_runner
+from benchmarks.runners_cavs import CavsRunner
+from benchmarks.workloads import Case, load
+from cavs.train.loader import DataLoader
+
+EPOCHS = 2  # of a pass: the first batch of each has nothing to hide behind
+
+
+def fresh(case: Case, rounds: int) -> dict[str, Any]:
+    """Seconds a step: of ``ready`` batches, of ``fresh`` ones, to ``prepare`` one alone.
+
+    exposed: of each round, by what share of a ready step a fresh one is longer; summarised.
+    """
+    workload = load(case)
+    runner = make_runner("cavs", workload)
+    assert isinstance(runner, CavsRunner)
+    graphs = [runner.graphs[id(sample)] for batch in workload.batches for sample in batch]
+    plans = [runner.prepare(batch) for batch in workload.batches]
+    steps = len(plans) * EPOCHS
+
+    def ready() -> float:
+        start = time.perf_counter()
+        for _ in range(EPOCHS):
+            runner.train_all(plans)
+        runner.synchronize()
+        return (time.perf_counter() - start) / steps
+
+    def anew(seed: int) -> float:
+        loader = DataLoader(graphs, case.batch_size, shuffle=True, seed=seed)
+        start = time.perf_counter()
+        runner.trainer.fit(loader, epochs=EPOCHS, progress=False)
+        runner.synchronize()
+        return (time.perf_counter() - start) / steps
+
+    def alone() -> float:
+        start = time.perf_counter()
+        for batch in workload.batches:
+            runner.prepare(batch)
+        return (time.perf_counter() - start) / len(plans)
+
+    ready(), anew(0)  # memory grows, programs compile
+    rows = [(ready(), anew(1 + i), alone()) for i in range(rounds)]
+    names = ("ready", "fresh", "prepare")
+    found: dict[str, Any] = {
+        name: summary(list(times))
+        for name, times in zip(names, zip(*rows, strict=True), strict=True)
+    }
+    found["exposed"] = summary([fresh / ready - 1 for ready, fresh, _ in rows])
+    return found | {"batch_size": case.batch_size, "title": case.title}

@@ -1,0 +1,190 @@
+"""What the launcher learns of its ranks while they run: who hangs, who dies, what was saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cavs.distributed.keeper import PIPE, tell
+
+INIT, FINALIZE = "MPI_Init", "MPI_Finalize"  # to the last, ranks may come late with good reason
+STARTING = 30.0  # seconds that ranks have to come to MPI_Init in any case
+
+
+@contextmanager
+def inside(call: str, timeout: float) -> Iterator[None]:
+    """In a rank: `call` of MPI's waits for other ranks and cannot be left; the launcher watches it.
+
+    timeout: seconds after which the launcher names those who have not come, and ends all.
+    """
+    tell("in", call, timeout)
+    try:
+        yield
+    finally:
+        tell("out")
+
+
+def is_watched() -> bool:
+    """In a rank: whether a launcher says on behalf of all what becomes of them."""
+    return PIPE in os.environ
+
+
+@dataclass
+class Wait:
+    """Of a rank in a call of MPI's that it cannot leave; since: on the clock of its `Watch`."""
+
+    call: str
+    timeout: float
+    since: float
+
+
+@dataclass
+class Watch:
+    """Of `ranks` ranks, which write to a named pipe in `folder`. clock: gives seconds."""
+
+    ranks: int
+    folder: Path
+    clock: Callable[[], float] = time.monotonic
+    pids: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)  # exit status, or -signal; in their order
+    waits: dict[int, Wait] = field(default_factory=dict)
+    parted: set[int] = field(default_factory=set)  # have done what can be done without the dead
+    failed: set[int] = field(default_factory=set)  # have said themselves why they end all
+    saved: tuple[str, int] | None = None  # the last checkpoint, and its step
+
+    def __post_init__(self) -> None:
+        self.path = self.folder / "ranks"
+        os.mkfifo(self.path, 0o600)
+        # To write, too: else it would be at its end whenever no rank has it open.
+        self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
+        self._rest = b""
+        self._said: set[str] = set()
+
+    def close(self) -> None:
+        """Ranks tell nobody any more."""
+        os.close(self._pipe)
+
+    def listen(self, seconds: float) -> None:
+        """Takes in what ranks say; waits for it up to `seconds`."""
+        if select.select([self._pipe], [], [], seconds)[0]:
+            *lines, self._rest = (self._rest + os.read(self._pipe, 1 << 16)).split(b"\n")
+            for line in lines:
+                rank, word, *values = json.loads(line)
+                self._take(rank, word, values)
+
+    def _take(self, rank: int, word: str, values: Sequence[object]) -> None:
+        match word, values:
+            case "started", [int(pid)]:
+                self.pids[rank] = pid
+            case "in", [str(call), float(timeout) | int(timeout)]:
+                least = STARTING if call == INIT else 0.0
+                self.waits[rank] = Wait(call, max(timeout, least), self.clock())
+            case "out", []:
+                self.waits.pop(rank, None)
+            case "saved", [str(path), int(step)]:
+                self.saved = path, step
+            case "parted", []:
+                self.parted.add(rank)
+            case "failed", [] if self.death is None:
+                self.failed.add(rank)
+            case "ended", [int(status)]:
+                self.ends[rank] = status
+                self.waits.pop(rank, None)
+
+    # ---- who hangs -----------------------------------------------------------------------------
+
+    def late(self) -> str | None:
+        """Whom others have been waiting for inside MPI for too long; None if it can go on."""
+        now = self.clock()
+        over = [w for w in self.waits.values() if now - w.since > w.timeout]
+        calls = dict.fromkeys(w.call for w in over if w.call != FINALIZE)
+        return next((self._missing(call) for call in calls), None)
+
+    def still_running(self) -> str | None:
+        """Once: whom others have been waiting for at their end for long."""
+        now = self.clock()
+        over = [w for w in self.waits.values() if w.call == FINALIZE and now - w.since > w.timeout]
+        if not over or FINALIZE in self._said:
+            return None
+        self._said.add(FINALIZE)
+        return self._missing(FINALIZE)
+
+    def _missing(self, call: str) -> str:
+        here = {r: w for r, w in self.waits.items() if w.call == call}
+        seconds = max(w.timeout for w in here.values())
+        others = [r for r in range(self.ranks) if r not in here]
+        whom = "; ".join(f"rank {r} {self._state(r)}" for r in others) or "and nobody is missing"
+        return f"{_named(sorted(here))} waited {seconds:g} s in {call}: {whom}"
+
+    def _state(self, rank: int) -> str:
+        if rank in self.ends:
+            return f"{_ended(self.ends[rank])} before it came there"
+        if rank in self.waits:
+            return f"is in {self.waits[rank].call}"
+        if rank not in self.pids:
+            return "has not started"
+        state = "is stopped" if _is_stopped(self.pids[rank]) else "runs"
+        return f"has not come (process {self.pids[rank]} {state})"
+
+    # ---- who dies ------------------------------------------------------------------------------
+
+    @property
+    def death(self) -> tuple[int, int] | None:
+        """The first rank that did not end well, and its status, if it has not said why itself."""
+        bad = [(rank, status) for rank, status in self.ends.items() if status != 0]
+        return bad[0] if bad and not self.failed else None
+
+    @property
+    def alone(self) -> bool:
+        """Whether all ranks that are left have done what can be done without the dead."""
+        idle = {r for r, wait in self.waits.items() if wait.call in (INIT, FINALIZE)}
+        return self.parted | idle | set(self.ends) >= set(range(self.ranks))
+
+    def told(self, *, stopped: bool, elastic: bool = False) -> str | None:
+        """What there is to say of the first death, once all have ended; None if ranks said it.
+
+        stopped: whether the others had to be ended. elastic: they were to go on, and could not.
+        """
+        if self.death is None:
+            return None
+        rank, status = self.death
+        if status > 0 and not stopped and not self.parted:  # all ended so, with an error of cavs
+            return None
+        if self.saved is None:
+            where = "there is no checkpoint yet; --save-every STEPS writes them within epochs"
+        else:
+            path, step = self.saved
+            where = f"the checkpoint is {path}, of step {step}"
+        said = f"rank {rank} of {self.ranks} {_ended(status)}, and the others stopped; {where}."
+        left = self.ranks - 1
+        if elastic or left == 0:
+            return said
+        return f"{said} With --elastic {left} rank{'s' * (left != 1)} would have gone on."
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        name = f" ({signal.Signals(-status).name})"
+    except ValueError:  # a real-time one
+        name = ""
+    return f"was killed by signal {-status}{name}"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:  # it has ended meanwhile, or this is no Linux
+        return False

@@ -1,0 +1,139 @@
+"""NVRTC compiles the fused kernels of every cell and model for sm_80 and sm_90; none spills."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn
+from cavs.cli import registry
+from cavs.codegen.cuda import OPERATIONS, Load, Store, kernel_text, shape_of
+from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
+from cavs.compiler.fuse import MOST_OPERANDS
+from cavs.cuda import libraries
+from cavs.cuda.nvrtc import Nvrtc, resources
+from cavs.cuda.program import map_kernels
+from cavs.cuda.storage import half_buffers
+from tests.cuda.device import NO_NVRTC
+from tests.cuda.kernels import headers
+from tests.models.test_cells import ARITY
+from tests.models.test_models import OPTIONS, build
+from tests.runtime.trees import Classifier, graph
+
+CELLS = [name for name in nn.__all__ if isinstance(getattr(nn, name), type)]
+CELLS = [name for name in CELLS if issubclass(getattr(nn, name), cavs.VertexFunction)]
+OF_ONE_SIZE = ("RNTN", "TreeFC")
+SIZES = {"RNTN": (9, 24)}  # others: rows of whole words of a thread, and rows of odd length
+MODELS = {"ast-naming": ("size", 128), "tree-fc": ("hidden_size", 64)}  # others: hidden_size 150
+
+
+def classifier(name, size):
+    cell = getattr(nn, name)
+    cell = cell(size) if name in OF_ONE_SIZE else cell(8, size)
+    return Classifier(cell, input_size=size if name in OF_ONE_SIZE else 8, rate=0.3)
+
+
+@functools.cache
+def of_cells():
+    """Programs for training."""
+    rng = np.random.default_rng(0)
+    found = []
+    for name in CELLS:
+        children = [[], [0], [1]] if ARITY.get(name) == 1 else [[], [], [0, 1], [], [2, 3]]
+        batch = cavs.batch([graph(children, rng), graph([[]], rng)])
+        for size in SIZES.get(name, (33, 64)):
+            found.append(cavs.Session(classifier(name, size)).compiled(batch).program)
+    return found
+
+
+@functools.cache
+def of_models(folder):
+    """The same of the models of models/."""
+    found = []
+    for name in OPTIONS:
+        own, size = MODELS.get(name, ("hidden_size", 150))
+        (folder / name).mkdir()
+        task = build(registry.find(name), folder / name, **{own: size, "dropout": 0.3})
+        task.model.initialize(1)
+        batch = cavs.batch(task.required("train")[:20])
+        found.append(cavs.Session(task.model).compiled(batch).program)
+    return found
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def compiler():
+    library = libraries.find("nvrtc")
+    if library is None:
+        pytest.skip(NO_NVRTC)
+    return Nvrtc(library.path)
+
+
+def kernels(texts):
+    """One module of all of them; what differs in name alone is there once."""
+    made = {}
+    for text in texts:
+        for kernel in re.split(r'(?=extern "C" __global__)', text)[1:]:
+            body = re.sub(r"\bmap_\d+\(", "NAME(", kernel)
+            made.setdefault(body, f"map_{len(made)}(")
+    return [body.replace("NAME(", name, 1) for body, name in made.items()]
+
+
+def assert_no_spills(compiler, texts, half, arch):
+    options = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v"]
+    text = "".join([PRELUDE, HALF_PRELUDE if half else "", *texts])
+    _, log = compiler.compile_with_log("maps.cu", text, headers(), options)
+    found = [of for of in resources(log) if of.registers]
+    assert len(found) == len(texts)
+    for of in found:
+        assert of.spill_stores == of.spill_loads == of.stack == 0, of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("real", ["float", "half", "double"])
+def test_no_kernel_of_a_cell_or_model_spills(compiler, folder, arch, real):
+    real, half = ("float", True) if real == "half" else (real, False)
+    programs = of_cells() + (of_models(folder) if real == "float" else [])
+    texts = kernels(map_kernels(p, real, half_buffers(p) if half else ()).text for p in programs)
+    assert len(texts) > 100
+    assert half == any("bfloat16* y0" in text for text in texts)
+    assert_no_spills(compiler, texts, half, arch)
+
+
+def wide(name, rng, half, real):
+    """A kernel of as many operands as there may be, joined in any order, two at a time."""
+    maps = ["self", "self", "one", "index", "segment_sum"]
+    loads = [
+        Load(64, 8 * int(rng.integers(4)), str(rng.choice(maps)), half=half and n % 2 == 0)
+        for n in range(MOST_OPERANDS)
+    ]
+    live, ops = list(range(len(loads))), []
+    while len(live) > 2:
+        a, b = (live.pop(int(rng.integers(len(live)))) for _ in range(2))
+        live.append(len(loads) + len(ops))
+        ops.append((str(rng.choice(["add", "mul", "sub"])), live[-1], a, b, 0, 0.0))
+    stores = [Store(x, 64, half=half) for x in live] + [Store(live[0], 1, mode="sum")] * (not half)
+    assert shape_of(loads, stores, 1, 64, real).vector == (2 if real == "double" else 4)
+    return kernel_text(name, loads, ops, stores, 1, 64, real)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("real", ["float", "half", "double"])
+def test_no_wide_kernel_spills_and_every_operation_compiles(compiler, arch, real):
+    real, half = ("float", True) if real == "half" else (real, False)
+    rng = np.random.default_rng(0)
+    texts = [wide(f"wide_{n}", rng, half, real) for n in range(3)]
+    loads, store = [Load(8, half=half)] * 3, Store(3, 8, half=half)
+    for code in [*OPERATIONS, "constant", "uniform"]:
+        ops = [(code, 3, 0, 1, 2, 0.5)]
+        texts.append(kernel_text(f"k_{code}", loads, ops, [store], 1, 8, real))
+    assert_no_spills(compiler, texts, half, arch)

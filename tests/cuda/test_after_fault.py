@@ -1,0 +1,188 @@
+"""A kernel that faults takes its device with it; the model at hand goes on on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs.cuda.device import Device
+from cavs.errors import DeviceError, DeviceWarning
+from tests.cuda.tagger import close, graphs, single, tagger, trainer_on, values
+
+FAULT = "ILLEGAL_ADDRESS"
+
+
+@pytest.fixture
+def broken(twin):
+    """A device, and what breaks it for good at its nth launch from then on."""
+    yield Device(twin.library, 0, "sm_90", twin.compiler, None), twin.fail_launch
+    assert twin.fault() != ""
+
+
+def after_steps(device, *batches):
+    """A trainer that has evaluated once, and then made steps that the host has not seen."""
+    trainer = trainer_on(device)
+    trainer.session.evaluate(single(2))
+    for i in batches:
+        trainer.step(single(i))
+    return trainer
+
+
+def on_host(model):
+    """The host's arrays, where reading them asks no device."""
+    assert all(p.copies == [] for p in model.parameters().values())
+    return values(model)
+
+
+@pytest.mark.parametrize("nth", [1, 4, 25])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_model_goes_on_on_the_cpu_from_the_step_that_the_host_has(broken, nth, ahead, tmp_path):
+    device, fail = broken
+    trainer, host = trainer_on(device), trainer_on("cpu")
+    for i in (2, 4):
+        trainer.step(single(i))
+        host.step(single(i))
+    read = values(trainer.model)  # brings step 2 to the host
+    trainer.step(single(3))
+    fail(nth)
+    with pytest.raises(DeviceError, match=FAULT) as error:
+        for _ in range(3):
+            (trainer.launch if ahead else trainer.step)(single(5))
+        trainer.land()
+    assert "steps are lost with it: parameters and optimiser states on the host are of step 2" in (
+        error.value.what
+    )
+    assert trainer.steps == 2
+    for k, value in on_host(trainer.model).items():
+        np.testing.assert_array_equal(value, read[k])
+    close(trainer, host)
+    trainer.save(tmp_path / "a.safetensors")
+    second = trainer_on("cpu", tagger())
+    second.resume(tmp_path / "a.safetensors")
+    assert second.steps == 2
+    rest = trainer_on("cpu", trainer.model)  # the model itself, in a new session
+    assert rest.session.evaluate(single(5)).loss == host.session.evaluate(single(5)).loss
+    for i in (3, 5):
+        second.step(single(i))
+        host.step(single(i))
+    close(second, host, 1e-12)
+
+
+def test_nothing_is_lost_that_the_host_has(broken):
+    device, fail = broken
+    trainer, host = trainer_on(device), trainer_on("cpu")
+    for each in (trainer, host):
+        each.step(single(2))
+    values(trainer.model)
+    fail(2)
+    with pytest.raises(DeviceError, match=FAULT) as error:
+        trainer.step(single(4))
+    assert "lost" not in error.value.what
+    assert trainer.steps == 1
+    close(trainer, host)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda t: next(iter(t.parameters.values())).value,
+        lambda t: cavs.Session(t.model, dtype=np.float64),
+        lambda t: copy.deepcopy(t.model),
+        lambda t: t.session.download(),
+    ],
+    ids=["value", "session", "copy", "download"],
+)
+def test_what_reads_parameters_first_says_what_is_lost(broken, read, tmp_path):
+    device, fail = broken
+    trainer, initial = after_steps(device, 2, 4, 3), values(tagger())
+    fail()
+    with pytest.raises(DeviceError, match=FAULT):
+        trainer.session.evaluate(single(2))
+    with pytest.warns(DeviceWarning, match="with it 3 steps of training since") as told:
+        read(trainer)
+    assert len(told) == 1 and "device='cpu'" in told[0].message.hint
+    for k, value in on_host(trainer.model).items():
+        np.testing.assert_array_equal(value, initial[k])
+    with pytest.raises(DeviceError, match=r"(?s)3 of 3 steps are lost.*those before the first"):
+        trainer.save(tmp_path / "a.safetensors", progress={"epoch": 3})
+    assert list(tmp_path.iterdir()) == []
+    trainer.save(tmp_path / "a.safetensors")
+    assert trainer.steps == 0
+
+
+def test_a_checkpoint_says_which_step_it_is_of(broken, tmp_path):
+    device, fail = broken
+    trainer = after_steps(device, 2)
+    fail()
+    with pytest.raises(DeviceError, match=FAULT):
+        trainer.session.evaluate(single(2))
+    with pytest.warns(DeviceWarning, match="1 of 1 steps are lost"):
+        trainer.save(tmp_path / "a.safetensors")
+    second = trainer_on("cpu", tagger())
+    assert second.resume(tmp_path / "a.safetensors").progress["step"] == second.steps == 0
+
+
+def test_an_evaluation_that_fails_says_which_step_is_left(broken):
+    device, fail = broken
+    trainer = after_steps(device, 2)
+    fail()
+    with pytest.raises(DeviceError, match="1 of 1 steps are lost with it"):
+        trainer.evaluate([single(2)])
+    assert trainer.steps == 0
+
+
+def test_other_sessions_of_the_model_go_on(broken):
+    device, fail = broken
+    trainer, other = trainer_on(device), trainer_on(device)
+    on_cpu = cavs.Session(trainer.model, dtype=np.float64)
+    expected = on_cpu.evaluate(single(2)).loss
+    other.step(single(2))
+    fail()
+    with pytest.raises(DeviceError, match=FAULT):
+        trainer.step(single(2))
+    assert on_cpu.evaluate(single(2)).loss == expected
+    with pytest.warns(DeviceWarning, match="1 step of training"):
+        values(other.model)
+    with pytest.raises(DeviceError):  # the device itself stays lost
+        trainer.session.evaluate(single(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.session.invalidate()
+        on_host(trainer.model)
+
+
+def test_a_fit_ends_with_the_step_that_is_left(broken, tmp_path):
+    device, fail = broken
+    trainer = trainer_on(device)
+    loader = cavs.DataLoader(graphs(), batch_size=2)
+    checkpoint = tmp_path / "a.safetensors"
+    trainer.fit(loader, epochs=1, checkpoint=checkpoint, progress=False)
+    reached = trainer.steps
+    kept = checkpoint.read_bytes()
+    trainer.step(single(2))
+    fail(3)
+    with pytest.raises(DeviceError, match=rf"1 of {reached + 1} steps.* of step {reached}\n"):
+        trainer.fit(loader, epochs=2, checkpoint=checkpoint, progress=False)
+    assert checkpoint.read_bytes() == kept
+    second = trainer_on("cpu", tagger())
+    second.resume(checkpoint)
+    for k, value in values(second.model).items():
+        np.testing.assert_array_equal(value, on_host(trainer.model)[k])
+
+
+def test_a_device_that_only_lacks_memory_is_not_lost(twin, twin_device):
+    trainer, host = after_steps(replace(twin_device, memory=None), 2), trainer_on("cpu")
+    host.step(single(2))
+    native = trainer.session._cuda._parameters
+    assert native.lost() is None
+    twin.memory(twin.used() + 100)
+    with pytest.raises(DeviceError, match="OUT_OF_MEMORY") as error:
+        trainer.session.evaluate(cavs.batch(graphs((300, 400, 500))))
+    assert "lost" not in str(error.value)
+    assert native.lost() is None
+    close(trainer, host)

@@ -1,0 +1,136 @@
+"""What the launcher makes of what its ranks tell it, by a clock of the test."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cavs.distributed import keeper, watch
+from cavs.distributed.watch import Watch, inside
+
+
+class Told:
+    """A watch, and ranks that tell it something."""
+
+    def __init__(self, tmp_path, ranks):
+        self.now = 0.0
+        self.watch = Watch(ranks, tmp_path, clock=lambda: self.now)
+
+    def __call__(self, rank, word, *values):
+        with open(self.watch.path, "w") as pipe:
+            pipe.write(json.dumps([rank, word, *values]) + "\n")
+        self.watch.listen(0)
+
+
+@pytest.fixture
+def tell(tmp_path):
+    told = Told(tmp_path, 3)
+    yield told
+    told.watch.close()
+
+
+def test_who_keeps_others_waiting_inside_mpi_is_named(tell, monkeypatch):
+    monkeypatch.setattr(watch, "STARTING", 6.0)  # whatever a rank asks for
+    tell(0, "in", "MPI_Init", 5)
+    tell(1, "started", os.getpid())
+    tell(0, "out")
+    tell(2, "in", "MPI_Init", 7)
+    tell.now = 7.0
+    assert tell.watch.late() is None
+    tell.now = 7.1
+    assert tell.watch.late() == (
+        "rank 2 waited 7 s in MPI_Init: rank 0 has not started; "
+        f"rank 1 has not come (process {os.getpid()} runs)"
+    )
+    tell(0, "in", "MPI_Comm_dup", 5)
+    tell(1, "ended", 3)
+    assert tell.watch.late() == (
+        "rank 2 waited 7 s in MPI_Init: rank 0 is in MPI_Comm_dup; "
+        "rank 1 ended with status 3 before it came there"
+    )
+    tell(2, "out")
+    assert tell.watch.late() is None
+
+
+def test_the_end_may_be_waited_for_as_long_as_it_takes_but_is_told_once(tell):
+    tell(0, "in", "MPI_Finalize", 2)
+    tell(1, "in", "MPI_Finalize", 2)
+    tell.now = 2.5
+    assert tell.watch.late() is None
+    assert tell.watch.still_running() == (
+        "ranks 0, 1 waited 2 s in MPI_Finalize: rank 2 has not started"
+    )
+    assert tell.watch.still_running() is None
+
+
+def test_the_first_death_is_told_with_what_was_saved(tell):
+    tell(0, "saved", "a.safetensors", 12)
+    tell(1, "ended", 0)
+    assert tell.watch.death is None
+    tell(2, "ended", -9)
+    tell(0, "failed")  # it speaks of that death
+    tell(0, "ended", -15)
+    assert tell.watch.death == (2, -9)
+    assert tell.watch.told(stopped=False) == (
+        "rank 2 of 3 was killed by signal 9 (SIGKILL), and the others stopped; "
+        "the checkpoint is a.safetensors, of step 12. With --elastic 2 ranks would have gone on."
+    )
+    assert tell.watch.told(stopped=False, elastic=True).endswith("of step 12.")
+
+
+def test_ranks_that_end_with_an_error_of_their_own_are_not_told_of(tell):
+    tell(0, "ended", 1)
+    assert tell.watch.death == (0, 1) and tell.watch.told(stopped=False) is None
+    assert "rank 0 of 3 ended with status 1, and the others stopped; there is no checkpoint" in (
+        tell.watch.told(stopped=True)
+    )
+
+
+def test_one_that_ends_all_has_said_why(tell):
+    tell(1, "failed")
+    tell(1, "ended", -9)
+    assert tell.watch.death is None and tell.watch.told(stopped=True) is None
+
+
+def test_nobody_is_waited_for_who_cannot_go_on(tell):
+    tell(1, "ended", -11)
+    tell(0, "parted")
+    assert not tell.watch.alone
+    tell(2, "in", "MPI_Init", 300)
+    assert tell.watch.alone
+
+
+def test_a_rank_tells_when_it_is_inside_mpi(tell, monkeypatch):
+    monkeypatch.setenv(keeper.PIPE, str(tell.watch.path))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
+    with inside("MPI_Comm_split", 4.5):
+        tell.watch.listen(1)
+        assert tell.watch.waits[2].call == "MPI_Comm_split"
+    tell.watch.listen(1)
+    assert tell.watch.waits == {}
+    tell.watch.path.unlink()
+    keeper.tell("out")  # there is no launcher any more: nobody is told
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("pass", 0), ("import sys; sys.exit(5)", 5), ("import os; os.kill(os.getpid(), 15)", -15)],
+)
+def test_a_keeper_tells_how_its_rank_ended_and_dies_of_a_bad_end(tell, code, status):
+    """mpirun tells the other ranks of a death alone."""
+    environment = {**os.environ, keeper.PIPE: str(tell.watch.path), "OMPI_COMM_WORLD_RANK": "1"}
+    command = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, check=False, timeout=60)
+    assert done.returncode == (-9 if status else 0)
+    tell.watch.listen(1)
+    assert tell.watch.ends == {1: status}
+    assert tell.watch.pids.keys() == {1}
+
+
+def test_a_keeper_that_has_nothing_to_keep_says_so(tell):
+    command = [sys.executable, "-I", "-S", keeper.__file__, "/nowhere/to/be/found"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -9
+    assert "cavs: cannot run /nowhere/to/be/found: No such file" in done.stderr
