@@ -31,7 +31,7 @@ template <class Body>
 int call(Body body) {
   twin::Device& d = device();
   const std::lock_guard<std::recursive_mutex> guard(d.lock);
-  if (!d.initialized || !has_context() || d.fault.code != 0) return kNotReadyDnn;
+  if (!d.initialized || twin::current() == nullptr || d.fault.code != 0) return kNotReadyDnn;
   if (++d.cudnn_calls == d.settings.cudnn_error_at) return static_cast<int>(d.settings.cudnn_error);
   return body(d);
 }
