@@ -24,9 +24,9 @@ from benchmarks import machine
 from benchmarks.distributed import make_runner, run_ranks
 from benchmarks.harness import RESULTS, markdown, write_json
 from benchmarks.links import over_tcp, refusal, slow_links
-from cavs.distributed.choice import hosts
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.cost import CANDIDATES, Compute, calibrate, simulate
+from cavs.distributed.hosts import cluster_of, hosts_of
 from cavs.distributed.launch import command_of, find_mpirun
 from cavs.distributed.strategy.measure import measured_variables
 
@@ -36,9 +36,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     c = MPICommunicator()
     alone = make_runner("alone", SingleCommunicator(), given)
     trainer, part = alone.trainer, alone.batches[0].local
-    cluster = hosts(c)
-    addresses = [a for node in cluster.nodes for a in [node.address] * len(node.cpus)]
-    network = calibrate(c, addresses, cluster.network)
+    hosts = hosts_of(c)
+    cluster = cluster_of(hosts)
+    network = calibrate(c, hosts, cluster.network)
     cluster = dataclasses.replace(cluster, network=network)
     variables = measured_variables(trainer.model, part, dtype="float32")
     runners, seen = [], dict[str, str]()

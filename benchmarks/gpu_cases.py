@@ -88,6 +88,10 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
         names = [*SWITCHES, *names]
     off = [f"cavs-without-{name}" for name in (names[:2] if tiny else names)]
     made.append(Group("ablation", there(replace(SST, batch_size=64)), ("cavs", *off)))
+    if device != "cpu":
+        switched = ("cavs", "cavs-without-graphs", "cavs-without-single-launches")
+        again = there(FIXED) + there(TREE_FC, precision=low[0])
+        made.append(Group("graphs", again, switched))
     grid = [(h, n) for h in HIDDEN for n in BATCH_SIZES if (h, n) != (256, 256)]  # measured above
     few = [(h, n) for h, n in grid if h in (64, 256, 1024) and n != 4 and (h == 256 or n == 64)]
     rest = [point for point in grid if point not in few]

@@ -63,6 +63,7 @@ class Executor:
         image: bytes,
         maps: Sequence[tuple[int, str, int]],
         half: Sequence[int] = (),
+        replay: str = "auto",
         cudnn: Cudnn | None = None,
     ) -> None: ...
     def run(

@@ -11,7 +11,8 @@ namespace cavs::cuda {
 // How values between kernels, and packed weights, may be stored instead of as float.
 constexpr size_t kHalfBytes = 2;  // of a bfloat16
 
-// A cavs::Source; data is of bfloat16 where `half`, and strides count values.
+// A cavs::Source; data is of bfloat16 where `half`, and strides count values. What the device
+// leaves between members has a name here: commands are compared byte by byte.
 template <class T>
 struct Rows {
   const void* data = nullptr;
@@ -19,6 +20,7 @@ struct Rows {
   const int32_t *index = nullptr, *offsets = nullptr;
   RowMap map = RowMap::kSelf;
   bool half = false;
+  uint16_t unused = 0;
   int32_t width = 0;
 };
 static_assert(sizeof(Rows<float>) == 48 && sizeof(bool) == 1 && sizeof(RowMap) == 1);
@@ -27,7 +29,7 @@ constexpr int kMostSources = 8;
 template <class T>
 struct Sources {
   Rows<T> of[kMostSources];
-  int count = 0;
+  int count = 0, unused = 0;
 };
 
 template <class T>

@@ -89,9 +89,28 @@ Addresses<T> Executor<T>::addresses(const std::vector<FloatFeature<T>>& features
   at.schedule = schedule_.get();
   at.spaces = &spaces_;
   at.index_features = &index_features_;
-  at.seed = seed_;
-  at.step = step_;
+  at.seed = draw_[0];
+  at.step = draw_[1];
   return at;
+}
+
+// What the commands of a batch depend on, but for memory that grows: those of equal shapes may be
+// equal.
+template <class T>
+uint64_t Executor<T>::shape() const {
+  uint64_t hash = staging_.present();
+  const auto mix = [&](uint64_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15;
+    hash ^= hash >> 32;
+  };
+  for (const BatchTask& task : schedule_->tasks) {
+    mix(task.kind);
+    mix(task.rows.end);
+    mix(task.edges.end);
+  }
+  for (const RowRange& range : spaces_.ranges) mix(range.end);
+  for (const Table& table : tables_) mix(table.slots.size());
+  return hash;
 }
 
 // Addresses are those of the device; index arrays are the host's until `arrays_` replaces them, so
@@ -101,8 +120,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
   ran_ = false;
   bind_structure(inputs.schedule);
-  seed_ = inputs.seed;
-  step_ = inputs.step;
+  draw_ = {inputs.seed, inputs.step};
   std::vector<int64_t> rows;
   for (const FloatFeature<T>& f : inputs.float_features) rows.push_back(f.rows);
   for (const Buffer& b : program_->buffers) {
@@ -120,6 +138,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
     at_feature.push_back(staging_.add(f.data, f.rows * f.width * sizeof(T)));
   }
   numbers_at_ = staging_.add(std::span<const T>(numbers_));
+  draw_at_ = staging_.add(std::span<const uint64_t>(draw_));
   arrays_.stage(*schedule_, index_features_, staging_);
   stage_chains();
   stage_tables();
@@ -210,8 +229,9 @@ void Executor<T>::place_written() {
   for (size_t i = 0; i < all.size(); ++i) {
     const auto& r = all[i];
     const auto& at = written_[i];
-    Rows<T> values{staging_.at<T>(at.values),    r.width, 0, nullptr, nullptr, RowMap::kSelf, false,
-                   static_cast<int32_t>(r.width)};
+    const Rows<T> values{.data = staging_.at<T>(at.values),
+                         .stride = r.width,
+                         .width = static_cast<int32_t>(r.width)};
     const auto* numbers = staging_.at<int32_t>(at.numbers);
     library_->lookup_grad(values, numbers, numbers, staging_.at<int32_t>(at.rows),
                           static_cast<int>(r.rows.size()), parameters_->on_device()[r.param], true);
@@ -221,6 +241,7 @@ void Executor<T>::place_written() {
 
 #define CAVS_INSTANTIATE(T)                                                          \
   template void Executor<T>::bind(const Inputs<T>&);                                 \
+  template uint64_t Executor<T>::shape() const;                                      \
   template void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>&); \
   template void Executor<T>::stage_tables();                                         \
   template void Executor<T>::place_written();

@@ -80,19 +80,21 @@ struct PyStep {
 std::unique_ptr<PyExecutor> make_executor(
     const Builder& b, const std::shared_ptr<PyParameters>& parameters, const py::bytes& image,
     const std::vector<std::tuple<int32_t, std::string, int32_t>>& maps,
-    const std::vector<int32_t>& half, const std::shared_ptr<Cudnn>& cudnn) {
+    const std::vector<int32_t>& half, const std::string& replay,
+    const std::shared_ptr<Cudnn>& cudnn) {
   if (!b.finished) throw py::value_error("the program is not finished: call finish() first");
   auto out = std::make_unique<PyExecutor>();
   out->parameters = parameters;
   std::vector<MapName> names;
   for (const auto& [instruction, name, items] : maps) names.push_back({instruction, name, items});
   const std::string code = image;
+  const auto when = parse<Replay>(replay, {"never", "auto", "always"}, "replay");
   const py::gil_scoped_release release;
   std::visit(
       [&]<class L, class P>(const std::pair<std::shared_ptr<Library<L>>, P>& of) {
         out->of = std::make_unique<Executor<L>>(
             b.program,
-            Compiled<L>{parameters->device, of.first, of.second, code, names, half, cudnn});
+            Compiled<L>{parameters->device, of.first, of.second, code, names, half, when, cudnn});
       },
       parameters->of);
   return out;
@@ -223,10 +225,12 @@ void bind_executor(py::module_& m) {
                               "Runs a program over the schedules of batches on a device.");
   bind_parts(type);
   type.def(py::init(&make_executor), py::arg("program"), py::arg("parameters"), py::arg("image"),
-           py::arg("maps"), py::arg("half") = std::vector<int32_t>{},
+           py::arg("maps"), py::arg("half") = std::vector<int32_t>{}, py::arg("replay") = "auto",
            py::arg("cudnn") = std::shared_ptr<Cudnn>(),
            "image: the compiled generated kernels. maps: (instruction, name of its kernel, threads "
-           "a row keeps busy). half: buffers stored in bfloat16. cudnn: for programs with LSTMs.")
+           "a row keeps busy). half: buffers stored in bfloat16. replay: which commands that come "
+           "again run as a graph: never, auto (where that measures faster) or always. cudnn: for "
+           "programs with LSTMs.")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
@@ -235,7 +239,9 @@ void bind_executor(py::module_& m) {
             const RunOptions run{schedule, floats, ints, seed, step, scale, totals};
             return x.visit([&]<class T>(Executor<T>& e) {
               const Inputs<T> inputs = to_inputs<T>(run);
-              return without_gil([&] { return e.run(inputs); });
+              const double loss = without_gil([&] { return e.run(inputs); });
+              tell(e.take_trouble());
+              return loss;
             });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
@@ -256,9 +262,10 @@ void bind_executor(py::module_& m) {
               const Update<T> update = to_update<T>(options, x.parameters->arrays);
               const std::shared_ptr<const void> owner = kept(states);
               const std::shared_ptr<Step> before = after == nullptr ? nullptr : after->step;
-              return std::make_shared<PyStep>(x.parameters, without_gil([&] {
-                                                return e.launch(inputs, update, owner, before);
-                                              }));
+              const std::shared_ptr<Step> launched =
+                  without_gil([&] { return e.launch(inputs, update, owner, before); });
+              tell(e.take_trouble());
+              return std::make_shared<PyStep>(x.parameters, launched);
             });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"), py::arg("seed"),
@@ -316,6 +323,8 @@ void bind_executor(py::module_& m) {
              out["memory"] = parts;
              out["page_locked_bytes"] = without_gil(
                  [&] { return x.visit([](auto& e) { return e.page_locked_bytes(); }); });
+             out["replay"] =
+                 to_dict(without_gil([&] { return x.visit([](auto& e) { return e.replays(); }); }));
              return out;
            })
       .def(

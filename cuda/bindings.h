@@ -51,4 +51,8 @@ inline std::shared_ptr<const void> kept(const py::list& list) {
 // A step in parts.
 void bind_parts(py::class_<PyExecutor>& type);
 
+// Replays: what a report says of them, and a warning where there are none for a reason.
+py::dict to_dict(const Replays::Report& r);
+void tell(const std::string& trouble);
+
 }  // namespace cavs::cuda

@@ -214,11 +214,23 @@ std::optional<Blas::Algorithm> Blas::algorithm(const Shape& shape, const Descrip
 
 const Blas::Plan& Blas::plan(const Shape& shape) {
   if (const Plan* known = plans_.find(shape)) return *known;
-  if (plans_.full()) plans_.drop_oldest();
+  if (plans_.full()) {
+    device_->issue_recorded();  // the oldest may be of a product that waits to be issued
+    plans_.drop_oldest();
+  }
   auto description = std::make_unique<const Description>(*this, shape);
   const std::optional<Algorithm> chosen = algorithm(shape, *description);
-  return plans_.insert(shape, {std::move(description), chosen});
+  return plans_.insert(shape, {std::move(description), chosen, ++made_});
 }
+
+// As a command: the same bytes are the same product, whatever plans were dropped between them.
+struct Blas::Product {
+  const Blas* blas;
+  const Plan* plan;
+  uint64_t number;  // of the plan
+  Address a, b, c;
+  uint64_t accumulate;
+};
 
 bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix c, bool half,
                     bool accumulate) {
@@ -231,17 +243,24 @@ bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix 
                         half,
                         {alignment(a.at), alignment(b.at), alignment(c.at)}});
   if (!p.algorithm) return false;
-  const Description& d = *p.description;
-  const double wide[] = {1, accumulate ? 1.0 : 0.0};
-  const float narrow[] = {1, accumulate ? 1.0f : 0.0f};
-  const void* alpha = wide_ ? static_cast<const void*>(&wide[0]) : &narrow[0];
-  const void* beta = wide_ ? static_cast<const void*>(&wide[1]) : &narrow[1];
-  check_status(
-      entries_->multiply(handle_, d.product, alpha, b.at, d.a, a.at, d.b, beta, c.at, d.c, c.at,
-                         d.c, &*p.algorithm, workspace_.at(kWorkspace * device_->lane()),
-                         kWorkspace, device_->stream()),
-      "cublasLtMatmul");
+  const Product product{this, &p, p.number, a.at, b.at, c.at, accumulate};
+  static_assert(kPlainBytes<Product>);
+  device_->call(&Blas::issue, &product, sizeof(product));
   return true;
+}
+
+void Blas::issue(const void* product, int lane, Handle stream) {
+  const Product& p = *static_cast<const Product*>(product);
+  const Blas& of = *p.blas;
+  const Description& d = *p.plan->description;
+  const double wide[] = {1, static_cast<double>(p.accumulate)};
+  const float narrow[] = {1, static_cast<float>(p.accumulate)};
+  const void* alpha = of.wide_ ? static_cast<const void*>(&wide[0]) : &narrow[0];
+  const void* beta = of.wide_ ? static_cast<const void*>(&wide[1]) : &narrow[1];
+  check_status(of.entries_->multiply(of.handle_, d.product, alpha, p.b, d.a, p.a, d.b, beta, p.c,
+                                     d.c, p.c, d.c, &*p.plan->algorithm,
+                                     of.workspace_.at(kWorkspace * lane), kWorkspace, stream),
+               "cublasLtMatmul");
 }
 
 }  // namespace cavs::cuda

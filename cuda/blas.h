@@ -59,12 +59,15 @@ class Blas {
   struct Plan {
     std::unique_ptr<const Description> description;
     std::optional<Algorithm> algorithm;  // none: the library has none
+    uint64_t number;                     // no two have the same
   };
+  struct Product;
 
   const Plan& plan(const Shape& shape);
   std::optional<Algorithm> algorithm(const Shape& shape, const Description& description);
   std::optional<Algorithm> ask(const Shape& shape, const Description& description) const;
   bool fits(const Algorithm& algorithm, const Description& description) const;
+  static void issue(const void* product, int lane, Handle stream);
 
   std::shared_ptr<Device> device_;
   std::unique_ptr<Entries> entries_;
@@ -74,6 +77,7 @@ class Blas {
   Handle handle_ = nullptr;
   DeviceMemory workspace_;  // a part for each lane
   Recent<Shape, Plan> plans_;
+  uint64_t made_ = 0;  // of them
   // Of shapes whose rows are the most that share an algorithm.
   Recent<Shape, std::optional<Algorithm>> algorithms_;
 };

@@ -6,6 +6,7 @@ namespace cavs::cuda {
 namespace {
 
 constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
+constexpr int kRelaxed = 2;                                 // captures forbid no other calls
 constexpr int kNotReady = 600;                              // of CUresult
 constexpr int kMaxGridDimY = 6, kMultiprocessorCount = 16;  // that of z is no less
 
@@ -43,6 +44,9 @@ Device::~Device() {
   const Current here(*this, std::nothrow);
   if (!here) return;
   for (Handle stream : streams_) {
+    if (stream != nullptr) driver_.stream_destroy(stream);
+  }
+  for (Handle stream : captured_) {
     if (stream != nullptr) driver_.stream_destroy(stream);
   }
   if (collectives_ != nullptr) driver_.stream_destroy(collectives_);
@@ -94,25 +98,37 @@ void Device::download(void* to, Address from, size_t bytes) {
 
 void Device::zero(Address at, size_t bytes) {
   if (bytes == 0) return;
-  driver_.check(driver_.fill(at, 0, bytes, stream()), "cuMemsetD8Async");
+  if (recording_ != nullptr) return recording_->zero(lane_, at, bytes);
+  driver_.check(driver_.fill(at, 0, bytes, lane_stream(lane_)), "cuMemsetD8Async");
+}
+
+// Lane `second` goes on after what `first` has been given.
+void Device::order(Handle event, int first, int second) {
+  driver_.check(driver_.event_record(event, lane_stream(first)), "cuEventRecord");
+  driver_.check(driver_.stream_wait(lane_stream(second), event, 0), "cuStreamWaitEvent");
 }
 
 void Device::fork() {
   if (!switches_.beside) return;
-  driver_.check(driver_.event_record(forked_, streams_[0]), "cuEventRecord");
-  driver_.check(driver_.stream_wait(streams_[1], forked_, 0), "cuStreamWaitEvent");
+  if (recording_ != nullptr) return recording_->fork();
+  order(forked_, 0, 1);
 }
 
 void Device::join() {
   if (!switches_.beside) return;
-  driver_.check(driver_.event_record(joined_, streams_[1]), "cuEventRecord");
-  driver_.check(driver_.stream_wait(streams_[0], joined_, 0), "cuStreamWaitEvent");
+  if (recording_ != nullptr) return recording_->join();
+  order(joined_, 1, 0);
 }
 
 void Device::synchronize() {
+  issue_recorded();
   for (Handle stream : streams_) {
     driver_.check(driver_.stream_synchronize(stream), "cuStreamSynchronize");
   }
+}
+
+void Device::issue_recorded() {
+  if (const Commands* commands = std::exchange(recording_, nullptr)) commands->issue(*this);
 }
 
 void Device::drain() const noexcept {
@@ -128,16 +144,49 @@ bool Device::answers() const noexcept {
 
 void Device::settle() noexcept {
   lane_ = 0;
+  recording_ = nullptr;
   drain();  // its errors are that of the failure, or come again
 }
 
-void Device::launch(Handle function, Grid grid, void** arguments, unsigned threads) {
-  const int result = driver_.launch(function, grid.x, grid.y, grid.z, threads, 1, 1, 0, stream(),
-                                    arguments, nullptr);
+void Device::call(Call call, const void* data, size_t bytes) {
+  if (recording_ != nullptr) return recording_->call(lane_, call, data, bytes);
+  call(data, lane_, lane_stream(lane_));
+}
+
+void Device::launch_kernel(Handle function, Grid grid, std::span<const Argument> arguments,
+                           unsigned threads) {
+  if (recording_ != nullptr) return recording_->launch(lane_, function, grid, arguments, threads);
+  pointers_.clear();
+  for (const Argument& a : arguments) pointers_.push_back(const_cast<void*>(a.at));
+  const int result = driver_.launch(function, grid.x, grid.y, grid.z, threads, 1, 1, 0,
+                                    lane_stream(lane_), pointers_.data(), nullptr);
   if (result == 0) return;
   const auto size = [](unsigned n) { return std::to_string(n); };
   const std::string blocks = size(grid.x) + " x " + size(grid.y) + " x " + size(grid.z);
   driver_.check(result, ("cuLaunchKernel of " + names_[function] + ", " + blocks).c_str());
+}
+
+Handle Device::capture(const Commands& commands) {
+  for (Handle& stream : captured_) {
+    if (stream == nullptr)
+      driver_.check(driver_.stream_create(&stream, kNonBlocking), "cuStreamCreate");
+  }
+  driver_.check(driver_.capture_begin(captured_[0], kRelaxed), "cuStreamBeginCapture");
+  capturing_ = true;
+  std::exception_ptr failure;
+  try {
+    commands.issue(*this);
+  } catch (...) {
+    failure = std::current_exception();
+    lane_ = 0;
+  }
+  capturing_ = false;
+  Handle graph = nullptr;
+  const int result = driver_.capture_end(captured_[0], &graph);  // also of one that failed
+  if ((failure || result != 0) && graph != nullptr) driver_.graph_destroy(graph);
+  if (failure) std::rethrow_exception(failure);
+  driver_.check(result, "cuStreamEndCapture");
+  return graph;
 }
 
 Current::Current(const Device& device) : device_(device) {

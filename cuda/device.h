@@ -9,8 +9,10 @@
 #include <new>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "commands.h"
 #include "driver.h"
 
 namespace cavs::cuda {
@@ -27,9 +29,6 @@ struct Switches {
   bool few_rows = true;  // kernels of their own for products of few rows
 };
 
-struct Grid {
-  unsigned x = 1, y = 1, z = 1;
-};
 constexpr unsigned kBlock = 256;  // threads of a block, unless a kernel takes any number of warps
 
 // Places in device memory start at multiples of this.
@@ -81,26 +80,52 @@ class Device {
   std::unique_lock<std::mutex> in_order() { return std::unique_lock(mutex_); }
   // After a failure: waits for what was launched before it, which would go on writing.
   void settle() noexcept;
-  void launch(Handle function, Grid grid, void** arguments, unsigned threads = kBlock);
+  void launch_kernel(Handle function, Grid grid, std::span<const Argument> arguments,
+                     unsigned threads);
   template <class... A>
   void launch(Handle function, Grid grid, const A&... arguments) {
-    void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
-    launch(function, grid, pointers);
+    static_assert((kPlainBytes<A> && ...), "commands are compared byte by byte");
+    const Argument list[] = {{&arguments, sizeof(A)}...};
+    launch_kernel(function, grid, list, kBlock);
   }
+  // Work of a library on the present lane; see Call.
+  void call(Call call, const void* data, size_t bytes);
+
+  // From here on fork, join, zero, launch and call are kept in `commands` instead of done. Whoever
+  // waits or takes a stream for other work has them done first, and the rest done as it comes.
+  void record(Commands& commands) { recording_ = &commands; }
+  void issue_recorded();
+  // Ends that. Whether `commands` has everything, of which nothing is done.
+  bool recorded() { return std::exchange(recording_, nullptr) != nullptr; }
+  // A graph of the driver that does what `commands` do, for the caller to destroy. Nothing is done.
+  // DeviceFault where the driver cannot make it; the device goes on.
+  Handle capture(const Commands& commands);
 
   const Driver& driver() const { return driver_; }
-  Handle stream() const { return streams_[lane_]; }
-  Handle stream(int lane) const { return streams_[lane]; }
+  // Of a lane, the present one if none is given, for work that cannot be kept.
+  Handle stream(int lane) {
+    issue_recorded();
+    return lane_stream(lane);
+  }
+  Handle stream() { return stream(lane_); }
 
  private:
   friend class Current;
   friend class Turn;
+  Handle lane_stream(int lane) const { return capturing_ ? captured_[lane] : streams_[lane]; }
+  void order(Handle event, int first, int second);
+
   Driver driver_;
   std::mutex mutex_;
   int device_ = 0;
   int multiprocessors_ = 1, most_high_ = 1;
   Handle context_ = nullptr;
   Handle streams_[kMirror + 1] = {}, collectives_ = nullptr;
+  // Of lanes 0 and 1 while their work is captured: nobody else waits for these streams.
+  Handle captured_[kLanes] = {};
+  bool capturing_ = false;
+  Commands* recording_ = nullptr;
+  std::vector<void*> pointers_;                 // arguments of a launch
   Handle forked_ = nullptr, joined_ = nullptr;  // events
   int lane_ = 0;
   Allocator allocator_;

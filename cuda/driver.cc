@@ -74,6 +74,18 @@ Driver::Driver(const std::string& library, std::string line) : install(std::move
   find(event_elapsed, "cuEventElapsedTime");
   find(error_name, "cuGetErrorName");
   find(error_string, "cuGetErrorString");
+  bool graphs = true;
+  const auto look_for = [&](auto& entry, const char* name) {
+    entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(dlsym(handle, name));
+    graphs &= entry != nullptr;
+  };
+  look_for(capture_begin, "cuStreamBeginCapture_v2");
+  look_for(capture_end, "cuStreamEndCapture");
+  look_for(graph_instantiate, "cuGraphInstantiateWithFlags");
+  look_for(graph_destroy, "cuGraphDestroy");
+  look_for(executable_destroy, "cuGraphExecDestroy");
+  look_for(graph_launch, "cuGraphLaunch");
+  if (!graphs) graph_launch = nullptr;
 }
 
 void Driver::check(int result, const char* call) const {

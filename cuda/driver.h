@@ -58,6 +58,15 @@ struct Driver {
   int (*event_elapsed)(float*, Handle, Handle);
   int (*error_name)(int, const char**);
   int (*error_string)(int, const char**);
+
+  // Of graphs; null in a driver that lacks one of them.
+  bool has_graphs() const { return graph_launch != nullptr; }
+  int (*capture_begin)(Handle, int) = nullptr;
+  int (*capture_end)(Handle, Handle*) = nullptr;
+  int (*graph_instantiate)(Handle*, Handle, unsigned long long) = nullptr;
+  int (*graph_destroy)(Handle) = nullptr;
+  int (*executable_destroy)(Handle) = nullptr;
+  int (*graph_launch)(Handle, Handle) = nullptr;
 };
 
 }  // namespace cavs::cuda

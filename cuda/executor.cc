@@ -46,7 +46,8 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       pieces_(device_),
       partial_(device_),
       staging_(device_),
-      timeline_(device_) {
+      timeline_(device_),
+      replays_(device_, compiled.replay) {
   const Turn turn(*device_);
   const Program& p = *program_;
   bind_shapes(p, bound_, patches_);
@@ -195,6 +196,10 @@ void Executor<T>::begin() {
     for (const auto& lstm : lstms_) lstm->pack();
   }
   stale_ = false;
+}
+
+template <class T>
+void Executor<T>::clear_gradients() {
   for (size_t i = 0; i < grads_.size(); ++i) {
     if (!analysis_.zero_gradient[i]) continue;
     device_->zero(reinterpret_cast<Address>(grads_[i]), parameters_->sizes()[i] * sizeof(T));
@@ -208,6 +213,24 @@ void Executor<T>::begin() {
   }
 }
 
+// The walk, done as it goes or by a graph.
+template <class T>
+void Executor<T>::command() {
+  const auto all = [this] {
+    clear_gradients();
+    walk();
+  };
+  if (mirror_.armed()) {
+    mirror_.begin(tables_);
+    all();
+    mirror_.finish();
+  } else if (profiling_ || timeline_.on()) {  // events between launches
+    all();
+  } else {
+    replays_.run(shape(), all);
+  }
+}
+
 template <class T>
 void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
   launches_ = 0;
@@ -216,9 +239,7 @@ void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
       "stage", [&] { timeline_.on_lane(Device::kCopies, "upload", [&] { staging_.upload(); }); });
   if (clocked_) begun_->record();
   timeline_.on_lane(0, "assemble", [&] { begin(); });
-  if (mirror_.armed()) mirror_.begin(tables_);
-  timeline_.on_host("launch", [&] { walk(); });
-  if (mirror_.armed()) mirror_.finish();
+  timeline_.on_host("launch", [&] { command(); });
   if (std::exchange(clocked_, false)) ended_->record();
   ran_ = true;
 }

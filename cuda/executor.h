@@ -2,6 +2,7 @@
 // each instruction and task, in the order of the CPU executor's plan, without Python in between.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "lstm.h"
 #include "mirror.h"
 #include "parameters.h"
+#include "replays.h"
 #include "staging.h"
 #include "timeline.h"
 
@@ -34,6 +36,7 @@ struct Compiled {
   std::string image;  // of the generated kernels; empty without any
   std::vector<MapName> maps;
   std::vector<int32_t> half;  // buffers stored in bfloat16: of the arena or scratch
+  Replay replay;              // of commands that come again
   std::shared_ptr<const Cudnn> cudnn = nullptr;  // for programs with a kLstm
 };
 
@@ -78,6 +81,8 @@ class Executor {
   std::pair<int64_t, int64_t> output_shape(int32_t buffer) const;
   void output(int32_t buffer, T* out);
   Report report() const;
+  Replays::Report replays() const;
+  std::string take_trouble() { return replays_.take_trouble(); }
   // Bytes of the device by what they hold; of all programs of a session: parameters, states,
   // workspaces. Page-locked memory of the host is told apart.
   std::vector<std::pair<std::string, size_t>> memory() const;
@@ -126,6 +131,9 @@ class Executor {
 
   void forward_and_backward(const Inputs<T>& inputs);
   void begin();
+  void command();
+  void clear_gradients();
+  uint64_t shape() const;
   void plan_early();
   void walk();
   void run_stage(int32_t stage);
@@ -203,7 +211,7 @@ class Executor {
   const States* states_ = nullptr;                         // of the step under way
   std::vector<bool> trainable_;
   std::vector<int32_t> table_slots_;  // pieces
-  int32_t stretches_at_ = -1, numbers_at_ = -1;
+  int32_t stretches_at_ = -1, numbers_at_ = -1, draw_at_ = -1;
   struct Written {  // rows of a parameter that the host has written: pieces of the staging
     int32_t values, rows, numbers;
   };
@@ -214,12 +222,12 @@ class Executor {
     int32_t row_of = -1, place_of = -1, lengths = -1;
   } chains_at_;
   size_t arena_needed_ = 0, peak_ = 0, scratch_bytes_ = 0;
-  uint64_t seed_ = 0, step_ = 0;
+  std::array<uint64_t, 2> draw_{};  // seed and step
   bool ran_ = false;
   int64_t launches_ = 0;         // instructions launched in the last run
   std::vector<int64_t> calls_;   // of each instruction, while profiling
   std::vector<uint64_t> words_;  // arguments of a generated kernel
-  std::vector<void*> pointers_;
+  std::vector<Argument> arguments_;
 
   Timeline timeline_;
   bool profiling_ = false, clocked_ = false;
@@ -227,6 +235,7 @@ class Executor {
   std::vector<std::unique_ptr<Event>> events_;
   std::unique_ptr<Event> begun_, ended_;  // of the last run that was clocked
   std::vector<double> stage_seconds_;
+  Replays replays_;  // of what is above: gone before it
 };
 
 }  // namespace cavs::cuda

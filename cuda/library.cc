@@ -3,6 +3,10 @@
 #include <algorithm>
 
 namespace cavs::cuda {
+
+template <>
+constexpr bool kPlainBytes<Optimizer> = true;  // numbers, and nothing between them
+
 namespace {
 
 constexpr int kTile = 64;      // rows and columns of a product's block
@@ -149,7 +153,7 @@ Rows<T> Library<T>::side_by_side(const Rows<T>* sources, int count, int begin, i
     copy_rows(sources[i], begin, end, {place, stride, begin, true});
     column += sources[i].width;
   }
-  return {to.as<void>(), stride, begin, nullptr, nullptr, RowMap::kSelf, true, width};
+  return {.data = to.as<void>(), .stride = stride, .base = begin, .half = true, .width = width};
 }
 
 template <class T>

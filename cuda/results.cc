@@ -229,6 +229,12 @@ Report Executor<T>::report() const {
 }
 
 template <class T>
+Replays::Report Executor<T>::replays() const {
+  const Turn turn(*device_);
+  return replays_.report();
+}
+
+template <class T>
 std::vector<std::pair<std::string, size_t>> Executor<T>::memory() const {
   const Turn turn(*device_);
   size_t factors = 0, lstms = 0;
@@ -289,7 +295,8 @@ std::vector<Span> Executor<T>::trace() const {
   template std::vector<std::pair<std::string, size_t>> Executor<T>::memory() const; \
   template size_t Executor<T>::page_locked_bytes() const;                           \
   template void Executor<T>::set_tracing(bool);                                     \
-  template std::vector<Span> Executor<T>::trace() const;
+  template std::vector<Span> Executor<T>::trace() const;                            \
+  template Replays::Report Executor<T>::replays() const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)
 #undef CAVS_INSTANTIATE

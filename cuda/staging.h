@@ -42,6 +42,7 @@ class Staging {
                : reinterpret_cast<T*>(place().memory.at(pieces_[piece].offset));
   }
   size_t bytes() const { return bytes_; }
+  int present() const { return present_; }  // the place, 0 or 1
   size_t device_bytes() const { return places_[0].memory.bytes() + places_[1].memory.bytes(); }
   size_t host_bytes() const { return places_[0].host.bytes() + places_[1].host.bytes(); }
 

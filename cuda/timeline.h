@@ -26,6 +26,7 @@ class Timeline {
 
   // Starts from nothing, once the device is idle, or stops.
   void set(bool on);
+  bool on() const { return zero_ != nullptr; }
   // What `work` gives a lane, or takes the host.
   template <class F>
   void on_lane(int lane, const std::string& name, F work) {

@@ -182,7 +182,7 @@ template <class T>
 Rows<T> Executor<T>::source(size_t i, int64_t first_row) const {
   const Source<T>& s = bound_.sources[i];
   const auto [index, offsets] = arrays_.of_source(i);
-  Rows<T> rows{s.data, s.stride, s.base, index, offsets, s.map, half_source_[i] >= 0, s.width};
+  Rows<T> rows{s.data, s.stride, s.base, index, offsets, s.map, half_source_[i] >= 0, 0, s.width};
   if (const Place& place = source_place_[i]; place.buffer >= 0) {
     rows.data = scratch(place);
     rows.base = scratch_base(place, first_row);
@@ -282,18 +282,17 @@ void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
     word(row_zero(data - in.stores[i].column, base * s.stride, in.stores[i].buffer));
   }
   if (map.random) {
-    words_.push_back(seed_);
-    words_.push_back(step_);
+    word(staging_.at<uint64_t>(draw_at_));
     word(arrays_.of_instruction(id));
   }
-  pointers_.clear();
-  for (uint64_t& w : words_) pointers_.push_back(&w);
+  arguments_.clear();
+  for (const uint64_t& w : words_) arguments_.push_back({&w, sizeof(w)});
   // These kernels run in blocks of any number of warps: small ones reach more multiprocessors.
   const int64_t items = int64_t{rows.size()} * map.items;
   const int64_t processors = device_->multiprocessors();
   const unsigned threads = items < processors * kBlock ? kSmallBlock : kBlock;
   const auto blocks = std::clamp<int64_t>((items + threads - 1) / threads, 1, processors * 16);
-  device_->launch(map.function, Grid{static_cast<unsigned>(blocks)}, pointers_.data(), threads);
+  device_->launch_kernel(map.function, Grid{static_cast<unsigned>(blocks)}, arguments_, threads);
 }
 
 // A sum over all rows (task -1) or over those of a task.

@@ -24,7 +24,6 @@ from cavs.distributed.balance import (
     host_usage,
 )
 from cavs.distributed.communicator import Communicator, LostPeerError
-from cavs.distributed.devices import device_of_rank
 from cavs.distributed.resources import load_resources
 from cavs.distributed.shards import Split
 from cavs.distributed.watch import is_watched
@@ -39,21 +38,21 @@ def trainer(
     common: Mapping[str, Any],
 ) -> Trainer:
     """The trainer that ``--strategy`` and ``--resources`` ask for."""
-    device = device_of_rank(args.device, communicator, args.collectives)
-    return Trainer(
+    made = Trainer(
         model,
         optimizer,
         strategy=args.strategy,
         communicator=communicator,
         elastic=args.elastic,
         collectives=args.collectives,
-        split=split(args, device),
         resources=None if args.resources is None else load_resources(args.resources),
-        **{**common, "device": device},
+        **common,
     )
+    made.session.split = split(args, made.session.session.device)
+    return made
 
 
-def split(args: argparse.Namespace, device: str | Device) -> Split:
+def split(args: argparse.Namespace, device: Device | None) -> Split:
     """What ``--balance`` and ``--predictor`` ask for, on a rank that computes on `device`."""
     match args.balance:
         case "structure":
@@ -65,9 +64,9 @@ def split(args: argparse.Namespace, device: str | Device) -> Split:
     return contiguous
 
 
-def _usage(device: str | Device) -> Usage:
-    """Of the memory that holds the batches of this rank."""
-    return gpu_usage(CupyMemory(device.ordinal)) if isinstance(device, Device) else host_usage
+def _usage(device: Device | None) -> Usage:
+    """Of the memory that holds the batches of this rank; None: of its host."""
+    return host_usage if device is None else gpu_usage(CupyMemory(device.ordinal))
 
 
 @contextmanager

@@ -185,9 +185,10 @@ def _leaf(leaf: NodeConfig) -> str:
         words += ["asynchronous"] * (not sync.sync)
         words += [f"staleness {sync.staleness}"] * (sync.staleness > 0)
         return ", ".join(words)
-    name = "all-reduce" if isinstance(sync, AllReduce) else "sufficient factors"
-    compressed = "" if leaf.compressor == "none" else f", {leaf.compressor}"
-    return f"{name}, group {sync.group}{compressed}"
+    if not isinstance(sync, AllReduce):
+        return "sufficient factors"
+    alone = leaf.compressor != "none"  # whatever its group
+    return "all-reduce, " + (leaf.compressor if alone else f"group {sync.group}")
 
 
 def _some(items: tuple[str, ...] | list[str], separator: str = ", ") -> str:

@@ -208,7 +208,7 @@ def _parameters(loads: Sequence[Load], stores: Sequence[Store], random: bool, re
             names.append(f"const int* __restrict__ x{n}_index")
     names += [f"{'bfloat16' if y.half else real}* y{n}" for n, y in enumerate(stores)]
     if random:
-        names += ["unsigned long long seed", "unsigned long long step"]
+        names.append("const unsigned long long* __restrict__ draw")
         names.append("const int* __restrict__ row_ids")
     return ", ".join(names)
 
@@ -237,7 +237,7 @@ def _statements(
             if not row_ids:
                 once.append("const unsigned id = row_ids ? row_ids[r] : (unsigned)r;")
                 row_ids = True
-            once.append(f"const unsigned key{n} = row_key(seed, step, {int(imm)}u, id);")
+            once.append(f"const unsigned key{n} = row_key(draw[0], draw[1], {int(imm)}u, id);")
             column = "j + v" if shape.outer == 1 else f"o * {shape.inner} + j + v"
             made = f"uniform(key{n}, {column})"
         else:
@@ -259,10 +259,10 @@ def kernel_text(
     """A ``__global__`` function over rows [begin, end) of outer x inner elements.
 
     ops: over registers, the first of which hold the loads, as ``MapProgram.finish`` gives them.
-    Pointers are those of row 0, column 0. A kernel that draws random numbers takes seed, step and
-    the ``row_ids`` that number its rows (null: their own numbers). Needs ``PRELUDE`` of
-    cavs.codegen.cuda_prelude before it, with operands in bfloat16 ``HALF_PRELUDE`` too, and blocks
-    of whole warps; ``shape_of(...).threads`` times the rows is the work there is.
+    Pointers are those of row 0, column 0. A kernel that draws random numbers takes where seed and
+    step stand and the ``row_ids`` that number its rows (null: their own numbers). Needs
+    ``PRELUDE`` of cavs.codegen.cuda_prelude before it, with operands in bfloat16 ``HALF_PRELUDE``
+    too, and blocks of whole warps; ``shape_of(...).threads`` times the rows is the work there is.
     """
     if outer == 1:  # there is no block number o then
         loads = [replace(load, outer_stride=0) for load in loads]

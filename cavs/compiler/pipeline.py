@@ -46,6 +46,7 @@ class Compiled:
     """A program and the stages it came from, for explain()."""
 
     program: Program
+    traced: Graph
     graph: Graph
     partition: Partition
     stages: list[tuple[str, str]] = field(default_factory=list)
@@ -127,4 +128,4 @@ def compile_graph(
     else:
         for b in program.buffers:
             b.first, b.last = 0, max(len(program.stages) - 1, 0)
-    return Compiled(program, graph, parts, stages)
+    return Compiled(program, traced, graph, parts, stages)

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Protocol
 
 from cavs import _cuda
+from cavs.config import require as require_option
 from cavs.cuda.cache import CachedCompiler, CubinCache
 from cavs.cuda.driver import Driver, newest_cuda
 from cavs.cuda.libraries import (
@@ -28,6 +29,7 @@ from cavs.cuda.nvrtc import Nvrtc
 from cavs.errors import DeviceError, DeviceWarning
 
 LOOK_UP = "look up"
+REPLAYS = ("auto", "always", "never")
 OLDEST = 80  # compute capability times ten: asynchronous copies, bfloat16 and tf32 start there
 
 
@@ -47,7 +49,8 @@ class Device:
     that of the driver. cublas_lt, cudnn: the paths of cuBLASLt and cuDNN; None if there is none;
     cuDNN may be looked up (LOOK_UP) when it is wanted, for most programs never do. beside,
     few_rows: with a second stream, and with kernels of their own for products of few rows; off to
-    see what they are worth.
+    see what they are worth. replay: which commands that come again with the same batch run as a
+    CUDA graph, one of REPLAYS: those that measure faster so, or all, or none.
     """
 
     driver_library: str
@@ -59,6 +62,11 @@ class Device:
     cudnn: str | None = None
     beside: bool = True
     few_rows: bool = True
+    replay: str = "auto"
+
+    def __post_init__(self) -> None:
+        known = ", ".join(REPLAYS)
+        require_option(self.replay in REPLAYS, "replay", self.replay, f"one of {known}")
 
     @cached_property
     def cudnn_library(self) -> str | None:

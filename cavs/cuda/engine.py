@@ -21,6 +21,7 @@ from cavs.frontend.parameter import Parameter
 
 Array = NDArray[Any]
 TENSOR_CORES, PLAIN_PRODUCTS = "matmul_mma.cu", "matmul.cu"
+DECIDED = 20  # runs of one batch after which it is known whether its commands are replayed
 PRECISIONS = ("float32", "tf32", "bfloat16")
 SHARED = ("parameters", "states", "outcomes", "workspaces")  # memory of all programs of a session
 
@@ -67,7 +68,8 @@ class CudaEngine:
         for p in self._of:
             p.keep_copy(self)
         self.published = 0  # versions of parameters that are downloads of this copy
-        self._lost = 0  # steps that a device given up has taken with it
+        self.lost = 0  # steps that a device given up has taken with it
+        self._told = 0  # of these
         self._real = ""
         self._parameters: _cuda.Parameters | None = None
         self._cudnn: _cuda.Cudnn | None = None
@@ -94,7 +96,9 @@ class CudaEngine:
             image = self.device.compile("maps.cu", maps.text, included, self._real)
         lstms = any(i.kind == "lstm" for i in program.instructions)
         cudnn = self._open_cudnn() if lstms else None
-        return _cuda.Executor(encoded, self._parameters, image, named, sorted(half), cudnn)
+        return _cuda.Executor(
+            encoded, self._parameters, image, named, sorted(half), self.device.replay, cudnn
+        )
 
     def lacks_cudnn(self) -> str:
         """Why LSTMs cannot run by cuDNN here, as far as is known before it is opened; or empty."""
@@ -134,22 +138,32 @@ class CudaEngine:
 
         Whether they were behind. DeviceWarning where steps are lost with a device.
         """
-        before = self._lost
-        behind = self._download()
-        if lost := self._lost - before:
+        before = self.lost
+        behind = self.settle()
+        if lost := self.lost - before:
             found = f"the GPU has failed, and with it {steps(lost)} of training since the host's"
             hint = "load a checkpoint, or train on from here: device='cpu', or a new process"
             warning = DeviceWarning(f"{found} parameters were last up to date", hint=hint)
             warnings.warn(warning, stacklevel=3)
         return behind
 
+    def update_host(self) -> None:
+        """As `download`; DeviceError where steps are lost with a device."""
+        self.settle()
+        if self.lost:
+            raise DeviceError(
+                f"the GPU has failed, and with it {steps(self.lost)} of training",
+                hint="load a checkpoint, in a new process or on the CPU",
+            )
+
     def lost_steps(self) -> int:
         """As `download`; how many steps were lost with the device since the last call."""
-        self._download()
-        lost, self._lost = self._lost, 0
+        self.settle()
+        lost, self._told = self.lost - self._told, self.lost
         return lost
 
-    def _download(self) -> bool:
+    def settle(self) -> bool:
+        """`download` without a warning: `lost` says how many steps a failed device has taken."""
         try:
             behind = self._parameters is not None and self._parameters.download()
         except DeviceError:
@@ -157,7 +171,7 @@ class CudaEngine:
             lost = self._parameters.lost()
             if lost is None:  # it still works
                 raise
-            self._lost += lost
+            self.lost += lost
             self._parameters, behind = None, False
             for p in self._of:
                 p.copies = [copy for copy in p.copies if copy is not self]

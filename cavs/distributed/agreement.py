@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ PLACES = (
     "settle",
     "snapshot",
 )
+_SHOWN = 8  # differences, or ranks that differ in one, in an error
 
 
 @dataclass(frozen=True)
@@ -86,32 +87,45 @@ class Agreement:
             raised.agreed = True  # type: ignore[attr-defined]
             raise raised
 
-    def same(self, facts: dict[str, str], error: BaseException | None = None) -> None:
+    def same(self, facts: Mapping[str, str] | None, error: BaseException | None = None) -> None:
         """Raises `ConfigError` on every rank unless all have the same facts, by name.
 
-        error: what this rank brings instead, raised as by `meet`.
+        facts: None of a rank that has nothing to compare. error: what this rank brings instead,
+        raised as by `meet`.
         """
-        said = self.communicator.share([facts, None if error is None else describe(error)])
+        told = None if facts is None else dict(facts)
+        said = self.communicator.share([told, None if error is None else describe(error)])
         if error is not None:
             error.agreed = True  # type: ignore[attr-defined]
             raise error
-        every = [other for other, _ in said]
         self._quote([text for _, text in said])
+        every = {r: other for r, (other, _) in zip(self.names, said, strict=True) if other}
         differing = []
-        for name in facts:
-            values = [str(other.get(name)) for other in every]
-            if len(set(values)) > 1:
-                first = next(r for r, v in enumerate(values) if v != values[0])
-                differing.append(
-                    f"{name}: rank 0 has {values[0]}, rank {first} has {values[first]}"
-                )
+        for name in dict.fromkeys(name for other in every.values() for name in other):
+            ranks: dict[str, list[int]] = {}
+            for rank, other in every.items():
+                ranks.setdefault(str(other.get(name)), []).append(rank)
+            if len(ranks) > 1:
+                has = [f"{_ranks(who)} {value}" for value, who in ranks.items()]
+                differing.append(f"{name}: {_few(has, ', ')}")
         if differing:
             raised = ConfigError(
-                "the ranks do not train the same\n  " + "\n  ".join(differing),
+                "the ranks do not train the same\n  " + _few(differing, "\n  "),
                 hint="start all ranks with the same program, options, data and version of cavs",
             )
             raised.agreed = True  # type: ignore[attr-defined]
             raise raised
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"rank {numbers[0]} has"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} have"
+
+
+def _few(texts: Sequence[str], between: str) -> str:
+    more = len(texts) - _SHOWN
+    return between.join(texts[:_SHOWN]) + (f"{between}and {more} more" if more > 0 else "")
 
 
 def describe(error: BaseException) -> str:

@@ -7,19 +7,27 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from cavs.config import num_threads
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.cost import Compute, calibrate, make_strategy
-from cavs.distributed.resources import Node, ResourceSpec
-from cavs.distributed.strategy import Strategy, to_text
+from cavs.distributed.cost import Compute, calibrate, is_file, make_strategy
+from cavs.distributed.hosts import (
+    check_places,
+    cluster_of,
+    devices_of,
+    fits,
+    hosts_of,
+    in_rank_order,
+)
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.strategy import Strategy, Variable, to_text, variables_of
+from cavs.distributed.strategy.lose import without
 from cavs.distributed.strategy.measure import measured_variables
 from cavs.distributed.strategy.text import from_text
-from cavs.errors import ConfigError
 
 _RUNS = 3  # the first compiles
 _FORWARD = 1 / 3  # of a step's computation
@@ -32,34 +40,77 @@ def agreed_strategy(
     resources: ResourceSpec | None,
     agreement: Agreement,
     run: Callable[[], object] | None = None,
+    gone: Collection[int] = (),
+    *,
+    gpus: bool = False,
 ) -> Strategy:
     """What ``name`` makes of the model and rank 0's part of a batch; `ConfigError` on all ranks.
 
+    gone: ranks of `resources` that have died since; the others have the numbers that are left.
+    gpus: whether ranks compute on GPUs.
     Where no `resources` are given, ``auto`` measures the speed of messages first, and how long
     `run` takes, forward and backward of this rank: as long as that, messages cost nothing.
     """
     c = agreement.communicator
-    cluster, compute = resources, Compute()
+    compute, places = Compute(), hosts_of(c)
     if name == "auto" and run is not None:
         compute = _measured(run, agreement)
-    if cluster is None:
-        cluster = hosts(c)
+    if resources is None:
+        named = devices_of if is_file(name) else cluster_of
+        cluster = named(places, gpus=gpus)
         if name == "auto":
-            addresses = [a for node in cluster.nodes for a in [node.address] * len(node.cpus)]
-            network = calibrate(c, addresses, cluster.network)
+            network = calibrate(c, places, cluster.network)
             cluster = dataclasses.replace(cluster, network=network)
+    else:
+        cluster = in_rank_order(resources, places)
     text, failed = "", None
     if c.rank == 0:
         try:
             dtype = str(next(iter(model.parameters().values())).value.dtype)
             variables = measured_variables(model, batch, dtype=dtype)
             made = make_strategy(name, variables, cluster, compute)
-            fits(made, c.size)
+            fits(made, c.size + len(gone))
+            made = without(made, gone, variables) if gone else made
             text = to_text(made)
         except Exception as error:  # the other ranks must learn of it, whatever it is
             failed = error
     agreement.meet("step", failed)
-    return from_text(str(c.share(text)[0]))
+    strategy = from_text(str(c.share(text)[0]))
+    if not gone:
+        check_places(strategy, places, gpus=gpus)
+    return strategy
+
+
+def number_of_replicas(
+    strategy: Strategy | str | None, model: Any, c: Communicator, resources: ResourceSpec | None
+) -> int:
+    """How many ranks compute, the first ones, where devices are GPUs; all ranks call it.
+
+    Of a strategy that is made at the first step this is what rank 0 finds without a batch, on
+    which builders do not let it depend. With ``auto`` all ranks compute.
+    """
+    if strategy in (None, "auto"):
+        return c.size
+    if isinstance(strategy, Strategy):
+        return len(strategy.graph.replicas)
+    assert strategy is not None
+    places, count, failed = hosts_of(c), 0, None
+    if c.rank == 0:
+        try:
+            named = devices_of if is_file(strategy) else cluster_of
+            cluster = resources or named(places, gpus=True)
+            made = make_strategy(strategy, possible_variables(model), cluster)
+            count = len(made.graph.replicas)
+        except Exception as error:  # the other ranks must learn of it, whatever it is
+            failed = error
+    Agreement(c).meet("start", failed)
+    return int(c.share(count)[0])
+
+
+def possible_variables(model: Any, dtype: str = "float32") -> tuple[Variable, ...]:
+    """The trained parameters; which gradients are products shows when a batch is compiled."""
+    maybe = {name: 0.0 for name, p in model.parameters().items() if len(p.shape) == 2}
+    return variables_of(model, dtype=dtype, factors=maybe)
 
 
 def _measured(run: Callable[[], object], agreement: Agreement) -> Compute:
@@ -88,27 +139,3 @@ def _has_free_core(c: Communicator) -> bool:
     names = c.share(socket.gethostname())
     ranks = names.count(names[c.rank])
     return ranks == 1 or ranks * num_threads() < len(os.sched_getaffinity(0))
-
-
-def hosts(c: Communicator) -> ResourceSpec:
-    """A node for each host, in the order of ranks, with a CPU for each rank that runs on it."""
-    names = [str(name) for name in c.share(socket.gethostname())]
-    if len(set(names)) == 1:
-        return ResourceSpec.local(c.size)
-    return ResourceSpec(
-        nodes=tuple(
-            Node(address=name, cpus=tuple(range(names.count(name))), chief=name == names[0])
-            for name in dict.fromkeys(names)
-        )
-    )
-
-
-def fits(strategy: Strategy, size: int) -> None:
-    """Raises `ConfigError` if the strategy is not one that `size` ranks can run."""
-    replicas, servers = len(strategy.graph.replicas), len(strategy.graph.servers)
-    if replicas + servers != size:
-        raise ConfigError(
-            f"the strategy has {replicas} replicas and {servers} servers, but there are "
-            f"{size} ranks",
-            hint="start one rank for each replica and each server",
-        )

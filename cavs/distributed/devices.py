@@ -4,53 +4,92 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Callable
 
 from cavs.config import require
 from cavs.cuda.device import Device, count_devices, open_device
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.nccl import NCCLCommunicator, load_nccl
-from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.synchronisers import DeviceGroup
-from cavs.errors import CommunicationError, DeviceError
+from cavs.errors import CommunicationError, ConfigError, DeviceError
 
 COLLECTIVES = ("auto", "nccl", "mpi")
 
 
 def device_of_rank(
-    device: str | Device, c: Communicator, collectives: str = "auto"
+    device: str | Device,
+    c: Communicator,
+    collectives: str = "auto",
+    replicas: Callable[[], int] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> str | Device:
     """What `device` means on this rank; all ranks call it.
 
     "cuda" is one of the GPUs of the host: they are dealt out to its ranks in turn. "cuda:1" is that
-    one on every rank. DeviceError, on all ranks, if one of them cannot have it; ConfigError for
-    `collectives` that do not go with it, see `join_devices`.
+    one on every rank. DeviceError, on all ranks, if one of them cannot have it; ConfigError if some
+    are to compute on the CPU and others on GPUs, and for `collectives` that do not go with it, see
+    `join_devices`. replicas: asked on all ranks where one has a GPU, how many of them compute, the
+    first ones; None: all. Those that do not compute need no GPU and get "cpu". check: raises a
+    ConfigError for what else is wrong on this rank, of which all learn.
     """
-    require(collectives in COLLECTIVES, "collectives", collectives, " or ".join(COLLECTIVES))
-    on_host = device == "cpu" and collectives == "nccl"
-    require(not on_host, "collectives", collectives, "'auto' or 'mpi' on the CPU")
-    if device == "cpu" or isinstance(device, Device):
+    try:
+        return _device_of_rank(device, c, collectives, replicas, check)
+    except LostPeerError:
+        if device != "cpu":
+            raise
+        return device  # the first step finds that out again, and who can goes on without the dead
+
+
+def _device_of_rank(
+    device: str | Device,
+    c: Communicator,
+    collectives: str,
+    replicas: Callable[[], int] | None,
+    check: Callable[[], None],
+) -> str | Device:
+    kind = "cpu" if device == "cpu" else "cuda"
+    kinds = c.share(kind)
+    computes = c.rank < (replicas() if replicas is not None and "cuda" in kinds else c.size)
+    wrong: ConfigError | None = None
+    try:
+        require(collectives in COLLECTIVES, "collectives", collectives, " or ".join(COLLECTIVES))
+        on_host = kind == "cpu" and computes and collectives == "nccl"
+        require(not on_host, "collectives", collectives, "'auto' or 'mpi' on the CPU")
+        check()
+    except ConfigError as error:
+        wrong = error
+    known = {"device": kind, "collectives": collectives}
+    Agreement(c).same(known if computes else None, wrong)
+    if "cuda" not in kinds:
         return device
-    told = c.share({"host": socket.gethostname(), "device": "cuda"})
-    ranks = [r for r, other in enumerate(told) if other.get("host") == told[c.rank]["host"]]
-    opened: Device | None = None
+    told = c.share([socket.gethostname(), computes and not isinstance(device, Device)])
+    ranks = [r for r, other in enumerate(told) if other == told[c.rank]]
+    if not computes:
+        Agreement(c).meet("start")
+        return "cpu"
+    opened: Device | None = device if isinstance(device, Device) else None
     failed: Exception | None = None
     try:
-        place = ranks.index(c.rank)
-        if device == "cuda":
-            devices = max(count_devices(), 1)  # without any, opening the first says what is wrong
-            device = f"cuda:{place % devices}" if devices > 1 else device
-            if place == 0 and len(ranks) > devices:
-                print(
-                    f"cavs: {len(ranks)} ranks share {devices} GPUs of {told[c.rank]['host']}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        opened = open_device(device)
+        if opened is None:
+            opened = _opened(str(device), ranks.index(c.rank), len(ranks), told[c.rank][0])
     except Exception as error:  # the other ranks must learn of it, whatever it is
         failed = error
     Agreement(c).meet("start", failed)
     assert opened is not None
     return opened
+
+
+def _opened(device: str, place: int, ranks: int, host: str) -> Device:
+    """The GPU of the rank that has this place among the `ranks` of `host` that open one."""
+    if device == "cuda":
+        devices = max(count_devices(), 1)  # without any, opening the first says what is wrong
+        device = f"cuda:{place % devices}" if devices > 1 else device
+        if place == 0 and ranks > devices:
+            print(
+                f"cavs: {ranks} ranks share {devices} GPUs of {host}", file=sys.stderr, flush=True
+            )
+    return open_device(device)
 
 
 def join_devices(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.compressors import share_of
+from cavs.distributed.compressors import is_alike, share_of
 from cavs.distributed.synchronisers import Exchange
 
 Array = NDArray[Any]
@@ -37,7 +37,9 @@ class HeldBack:
             prefix = f"{self.names[parameter]}."
             exchange.remember(
                 {
-                    name.removeprefix(prefix): share_of(every, rank, ranks, average=average)
+                    name.removeprefix(prefix): share_of(
+                        every, rank, ranks, average=average, alike=is_alike(name)
+                    )
                     for name, every in self.kept.items()
                     if name.startswith(prefix)
                 }

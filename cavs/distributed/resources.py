@@ -4,7 +4,7 @@ Read from YAML (the extra ``cluster`` brings PyYAML), or made by `ResourceSpec.l
 
     nodes:
       - address: 10.0.0.1
-        chief: true            # exactly one; with a single node, that one
+        chief: true            # exactly one; with a single node, that one. For the reader alone
         gpus: [0, 1, 2, 3]     # device numbers, or how many
         bandwidth: 25          # of its network card, Gbit/s in each direction
       - address: 10.0.0.2
@@ -43,7 +43,10 @@ def node_of(device: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One machine. bandwidth: of its network card in bytes a second, each way."""
+    """One machine. bandwidth: of its network card in bytes a second, each way.
+
+    chief: for the reader, as in AutoDist: rank 0 makes the strategy, wherever it runs.
+    """
 
     address: str
     cpus: tuple[int, ...] = (0,)
@@ -82,10 +85,14 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceSpec:
-    """The nodes, in order, and the network between them."""
+    """The nodes, in order, and the network between them.
+
+    ranks: the devices that run replicas, in the order of ranks; () takes them node by node.
+    """
 
     nodes: tuple[Node, ...]
     network: Network = Network()
+    ranks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -105,6 +112,11 @@ class ResourceSpec:
                 f"{len(chiefs)} of {len(self.nodes)} nodes are chief: {', '.join(chiefs) or '-'}",
                 hint="set chief: true at exactly one node",
             )
+        if self.ranks and sorted(self.ranks) != sorted(self._by_node):
+            raise ConfigError(
+                f"ranks on {', '.join(self.ranks)}, but replicas run on {', '.join(self._by_node)}",
+                hint="name each of these once, in the order of ranks",
+            )
 
     @staticmethod
     def local(workers: int, network: Network | None = None) -> ResourceSpec:
@@ -116,7 +128,7 @@ class ResourceSpec:
 
     @property
     def chief(self) -> Node:
-        """The node that builds the strategy."""
+        """The node that is called so; what is done by one rank, rank 0 does."""
         return next(node for node in self.nodes if node.chief)
 
     @cached_property
@@ -127,6 +139,10 @@ class ResourceSpec:
     @property
     def replicas(self) -> tuple[str, ...]:
         """Where a replica can run: every GPU, and the CPUs of nodes without GPUs."""
+        return self.ranks or self._by_node
+
+    @property
+    def _by_node(self) -> tuple[str, ...]:
         return tuple(d for node in self.nodes for d in (node.gpu_devices or node.cpu_devices))
 
     @property

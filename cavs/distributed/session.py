@@ -14,6 +14,7 @@ from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.devices import join_devices
+from cavs.distributed.digest import guesses, same_program
 from cavs.distributed.free_step import free_step
 from cavs.distributed.held import HeldBack
 from cavs.distributed.idle import idle_executor
@@ -169,6 +170,8 @@ class DistributedSession:
         except Exception as error:  # as above
             failed = error
         self.team_agreement.meet("step", failed)
+        known = None if guesses(part.local) else compiled
+        same_program(self.team_agreement, known, executor.gradient_order())
         if self.free:
             return executor, inputs
         if self.roles.replicas is not self.communicator:  # for those who compile nothing
@@ -181,6 +184,7 @@ class DistributedSession:
         self.stopping |= meeting.stop
         if meeting.new:
             self.agreement.meet("step")
+            same_program(self.agreement, None, ())
             order, kinds, self.int_features = self.communicator.share(None)[0]
             self.exchanges_for(idle_executor(self.session.parameters, order), kinds)
         if self.average:

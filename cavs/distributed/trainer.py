@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.cuda.device import Device
-from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement, is_agreed
-from cavs.distributed.choice import agreed_strategy, fits
+from cavs.distributed.choice import number_of_replicas, possible_variables
 from cavs.distributed.communicator import world
 from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.communicator.ulfm import check_survivable
 from cavs.distributed.devices import device_of_rank
-from cavs.distributed.digest import facts
+from cavs.distributed.hosts import fits
 from cavs.distributed.keeper import tell
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
@@ -30,15 +30,13 @@ from cavs.distributed.session import DistributedSession
 from cavs.distributed.shards import (
     Collate,
     Division,
-    ShardedBatch,
     Split,
     contiguous,
-    make_of,
-    shard,
     whole_batches,
 )
-from cavs.distributed.strategy import Strategy, variables_of
-from cavs.distributed.strategy.verify import verify
+from cavs.distributed.start import same_loader, start
+from cavs.distributed.strategy import Strategy
+from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.distributed.survivors import Survivors
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.frontend.model import Model
@@ -69,18 +67,20 @@ class Trainer(LocalTrainer):
         optimizer: As for `cavs.Trainer`.
         strategy: What is done with each gradient: a `Strategy`; the name of a builder such as
             ``"PartitionedPS"``, a file, or ``"auto"``, from which rank 0 makes one at the first
-            step; or None: all-reduce, in buckets as they become ready.
+            step; or None: all-reduce, in buckets as they become ready. It names devices that the
+            ranks have, the i-th on the host of rank i.
         communicator: The ranks; those that mpirun started unless given.
         resources: For builders: the cluster; the hosts of the ranks unless given.
         split: Which rank takes which graphs of a batch; equal numbers, in order, unless given. If
             it has a method ``update``, that is told the seconds every rank computed, after each
             step: a `cavs.distributed.balance.Balancer`.
         timeout: Seconds that a rank waits for another before it gives up, naming it.
-        elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``.
+        elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``,
+            and is refused where the MPI would end all ranks.
         wait_free: Send gradients while backward still runs.
         dtype: np.float32, or np.float64 for checks.
-        device: "cpu"; "cuda", one of the GPUs of each host for each of its ranks; "cuda:1", or a
-            cavs.cuda Device.
+        device: "cpu"; "cuda", one of the GPUs of each host for each of its ranks that compute;
+            "cuda:1", or a cavs.cuda Device. The same kind on all ranks that compute.
         precision, deterministic: As for `cavs.Session`.
         collectives: How dense gradients of devices are summed: "nccl" in their memory, "mpi" on the
             hosts, "auto" by NCCL where CuPy has it and no two ranks share a device.
@@ -113,29 +113,39 @@ class Trainer(LocalTrainer):
         **more: Any,
     ) -> None:
         c = communicator if communicator is not None else world(timeout)
+        own = device_of_rank(
+            device,
+            c,
+            collectives,
+            lambda: number_of_replicas(strategy, model, c, resources),
+            lambda: check_survivable(c) if elastic else None,
+        )
+        only_owns = own == "cpu" and device != "cpu"
         local = Session(
             model,
             threads=threads,
             dtype=dtype,
             passes=passes,
             replicated=True,
-            device=device_of_rank(device, c, collectives),
-            precision=precision,
+            device=own,
+            precision="float32" if only_owns else precision,
             deterministic=deterministic,
         )
         chosen = None if isinstance(strategy, str) else strategy
         if chosen is not None:
-            # Which gradients are products shows when a batch is compiled; others are reduced.
-            maybe = {name: 0.0 for name, p in model.parameters().items() if len(p.shape) == 2}
-            known = variables_of(model, dtype=str(local.dtype), factors=maybe)
+            known = possible_variables(model, str(local.dtype))
             verify(chosen, known, resources)
+            verify_optimizer(chosen, optimizer)
             fits(chosen, c.size)
         session = DistributedSession(
             local, c, chosen, split=split, wait_free=wait_free, collectives=collectives
         )
         super().__init__(model, optimizer, session=session, **more)
         self.elastic, self.resources = elastic, resources
-        self._asked = strategy
+        self.precision, self.deterministic = precision, deterministic
+        self.first_place = c.rank, c.size
+        self.loader: dict[str, Any] = {}  # what `fit` goes through, as its state says
+        self.asked = strategy
         self.begun = False
         self._said = 0
         self._collate: Collate | None = None  # of the loader that `fit` goes through
@@ -155,50 +165,9 @@ class Trainer(LocalTrainer):
         """
         if self.begun:
             return
-        plan = str(self._asked) if self.strategy is None else self.strategy.digest
-        options = {k: v for k, v in self.config.items() if k != "data"}
-        known = facts(
-            self.model,
-            self.parameters,
-            self.optimizer,
-            self.seed,
-            plan,
-            steps=self.steps,
-            max_norm=self.max_norm,
-            options=options,
-            device="cpu" if self.session.session.device is None else "cuda",
-            collectives=self.session.collectives,
-            split=getattr(self.session.split, "__qualname__", type(self.session.split).__name__),
-        )
-        self.agreement.same(known)
-        for parameter in self.parameters.values():
-            self.communicator.broadcast(parameter.value, 0)
-        self.session.invalidate()
-        if isinstance(self._asked, str):
-            example = self._example(batch)
-            self.session.strategy = agreed_strategy(
-                self._asked,
-                self.model,
-                example,
-                self.resources,
-                self.agreement,
-                None if example is None else lambda: self.session.session.gradients(example),
-            )
-            self._survivors.made()
-        if self.session.free and getattr(self.session.split, "needs_times", False):
-            raise self._without_times()
+        start(self, batch)
         self.place()
         self.begun = True
-
-    def _without_times(self) -> ConfigError:
-        asked = self._asked if isinstance(self._asked, str) else "given"
-        error = ConfigError(
-            f"{type(self.session.split).__name__} with the strategy {asked}: all parameters are "
-            "stale, so ranks meet in no step and do not know each other's times",
-            hint="balance by structure or not at all, or keep a parameter synchronous",
-        )
-        error.agreed = True  # type: ignore[attr-defined]  # all ranks have this strategy
-        return error
 
     def place(self) -> None:
         """The loader makes this rank's part among those that compute; not all may, or still do."""
@@ -211,16 +180,13 @@ class Trainer(LocalTrainer):
     def restart(self) -> None:
         """`begin` is to be done again: not all ranks had come to its end."""
         self.begun = False
-        if isinstance(self._asked, str):
+        if isinstance(self.asked, str):
             self.session.strategy = None
-            self._survivors.made()
+            self.strategy_made()
 
-    def _example(self, batch: Any) -> GraphBatch | None:
-        """About what a rank computes of `batch`."""
-        if batch is None or isinstance(batch, ShardedBatch):
-            return None if batch is None else batch.local
-        c = self.communicator
-        return shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch)).local
+    def strategy_made(self) -> None:
+        """The strategy, or its absence, is one of the present ranks."""
+        self._survivors.made()
 
     def advance(self, batch: Any) -> StepReport:
         """One update on the global `batch`; see `cavs.Trainer.advance`."""
@@ -302,7 +268,10 @@ class Trainer(LocalTrainer):
         return self._survivors.go(work)
 
     def _divide(self, train: DataLoader) -> None:
-        if isinstance(self._asked, str) and not self.begun:
+        self.loader = train.state_dict()
+        if self.begun:
+            self._survivors.go(lambda: same_loader(self))
+        elif isinstance(self.asked, str):
             # Who computes is known before the loader cuts the first batch.
             self._survivors.go(lambda: self.begin(train.peek()))
         split, ranks = self.session.split, self.session.place[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from cavs.compiler.program import Buffer, Program, Stage
 from cavs.compiler.text import buffer_name, cuda_text, map_text, program_text, space_name
 from cavs.config import require
 from cavs.cuda.device import Device
+from cavs.cuda.engine import DECIDED
 from cavs.frontend.model import Model
 from cavs.ir import BatchRule, Node
 from cavs.passes.partition import Body
@@ -56,6 +58,7 @@ class RunReport:
     vertices that ran, one for all copies. kept_bytes: values made before the first backward loop
     or gradient that it or what follows reads. instructions: label, kind, bytes read through
     indices, bytes written. A device times stages, not instructions: the seconds by kind are 0.
+    replay: what became of CUDA graphs of the batch, see `cavs.Session.report`; empty on the CPU.
     """
 
     graphs: int
@@ -77,6 +80,7 @@ class RunReport:
     kept_bytes: int
     stages: tuple[tuple[str, str, float], ...]
     instructions: tuple[tuple[str, str, int, int], ...]
+    replay: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ def _run_lines(r: RunReport) -> list[str]:
         f"memory: backward reads {r.kept_bytes:,} bytes of values; the peak is "
         f"{r.peak_bytes:,}{ratio}; arena {r.arena_bytes:,}, packed weights {r.packed_bytes:,}"
     )
+    lines += _replay_lines(r.replay)
     lines += [f"  {1e3 * s:9.3f} ms  {kind} {label}".rstrip() for label, kind, s in r.stages]
     lines.append("bytes gathered and written")
     lines += [
@@ -161,6 +166,17 @@ def _run_lines(r: RunReport) -> list[str]:
         if read or written
     ]
     return lines
+
+
+def _replay_lines(replay: Mapping[str, Any]) -> list[str]:
+    if not replay:
+        return []
+    lines = [f"CUDA graphs: {replay['replays']} of {replay['runs']} runs before this one"]
+    for g in replay["graphs"]:
+        direct, graph = 1e3 * g["direct_seconds"], 1e3 * g["replay_seconds"]
+        times = f": {direct:.3f} ms one by one, {graph:.3f} ms as a graph" if direct else ""
+        lines.append(f"  {g['commands']} commands{times}")
+    return lines + ([f"  none: {replay['trouble']}"] if replay["trouble"] else [])
 
 
 def _after_gather(compiled: Compiled) -> set[Node]:
@@ -302,9 +318,9 @@ def explain(
     """Compiles ``model`` for batches like ``batch`` and says what became of it.
 
     training: with backward, else the forward program of ``Session.evaluate``. run: also run it,
-    once to warm up and once on the clock, on ``device`` with products in ``precision``, and with
-    LSTMs over chains by cuDNN where ``cudnn`` is "always". Nothing is updated. Raises what Session
-    raises.
+    once on the clock, on ``device`` with products in ``precision``, after a run to warm up or, on
+    a device, as many as decide whether its commands are replayed; with LSTMs over chains by cuDNN
+    where ``cudnn`` is "always". Nothing is updated. Raises what Session raises.
     """
     parameters = list(model.parameters().values())
     dtype = parameters[0].value.dtype if parameters else "float32"
@@ -326,7 +342,8 @@ def explain(
     report: RunReport | None = None
     if run:
         step = session.gradients if training else session.evaluate
-        step(batch)
+        for _ in range(DECIDED if session.overlaps else 1):
+            step(batch)
         session.set_profiling(True)
         step(batch)
         report = _ran(session.report(training), compiled, batch, schedule, buffers)
@@ -380,4 +397,5 @@ def _ran(
         instructions=tuple(
             (i["label"], i["kind"], i["gather_bytes"], i["write_bytes"]) for i in r["instructions"]
         ),
+        replay=r.get("replay", {}),
     )

@@ -8,35 +8,17 @@ from typing import Any
 from cavs import _cuda, _engine
 from cavs.config import require
 from cavs.cuda.engine import SHARED, CudaEngine
-from cavs.runtime.recurrence import Lstms
 from cavs.runtime.variant import Variant
 
 Span = tuple[str, int, float, float]  # name, lane, begin, end
 
 
-def report_of(variant: Variant | None, variants: Iterable[Variant]) -> dict[str, Any]:
-    """The report of one of a session's ``variants``; empty before it has run.
+class Inspected:
+    """The part of a session that switches clocks, and other ways to run, on and off."""
 
-    On a device with what the others hold there.
-    """
-    if variant is None or variant.executor is None:
-        return {}
-    found = variant.executor.report()
-    if "memory" in found:
-        others = [v.executor.report() for v in variants if v.executor and v is not variant]
-        found["memory"]["programs"] = sum(
-            size for of in others for part, size in of["memory"].items() if part not in SHARED
-        )
-    return found
-
-
-class Looking:
-    """What a session can be asked of its programs, by training or not; it fills in the rest."""
-
+    _variants: dict[Any, Variant]
+    _latest: dict[bool, Variant]
     _cuda: CudaEngine | None
-    _lstms: Lstms
-    _variants: dict[tuple[bool, bool, bool, bool], Variant]
-    _latest: dict[bool, Variant]  # that ran last
     _profiling: bool
     _serial: bool
 
@@ -63,16 +45,6 @@ class Looking:
             if isinstance(variant.executor, _engine.Executor):
                 variant.executor.set_serial(on)
 
-    def report(self, training: bool = True) -> dict[str, Any]:
-        """What the engine counted: memory, tasks, times, bytes; empty before a run.
-
-        On a device ``memory`` names all that the session has there, in bytes by what it holds;
-        "programs" are those for other batches and for inference, or training. ``cudnn``: what was
-        decided of LSTMs.
-        """
-        found = report_of(self._latest.get(training), self._variants.values())
-        return found | self._lstms.report() if found else found
-
     def set_tracing(self, on: bool) -> None:
         """Notes when the stages of later runs stand on a device, or stops; see trace()."""
         require(self._cuda is not None, "on", on, "a session on a device")
@@ -89,3 +61,19 @@ class Looking:
         variant = self._latest.get(training)
         executor = None if variant is None else variant.executor
         return executor.trace() if isinstance(executor, _cuda.Executor) else []
+
+
+def report_of(variant: Variant | None, variants: Iterable[Variant]) -> dict[str, Any]:
+    """The report of one of a session's ``variants``; empty before it has run.
+
+    On a device with what the others hold there.
+    """
+    if variant is None or variant.executor is None:
+        return {}
+    found = variant.executor.report()
+    if "memory" in found:
+        others = [v.executor.report() for v in variants if v.executor and v is not variant]
+        found["memory"]["programs"] = sum(
+            size for of in others for part, size in of["memory"].items() if part not in SHARED
+        )
+    return found

@@ -24,7 +24,7 @@ from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.inputs import features
-from cavs.runtime.looking import Looking
+from cavs.runtime.looking import Inspected, report_of
 from cavs.runtime.recurrence import CUDNN, Lstms
 from cavs.runtime.tracing import lacks, set_child_numbers, trace
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
@@ -37,7 +37,7 @@ MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there
 SHARED_FROM = 1.15  # readers a product from which those of leaves are done at the leaves
 
 
-class Session(Looking):
+class Session(Inspected):
     """Compiles ``model`` on first use and runs it.
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
@@ -82,8 +82,8 @@ class Session(Looking):
         self.deterministic = deterministic
         self._cuda = self._on_device(device, precision)
         self._lstms = Lstms(self._cuda, "never" if replicated else cudnn)
-        self._variants = {}
-        self._latest = {}
+        self._variants: dict[tuple[bool, bool, bool, bool], Variant] = {}
+        self._latest: dict[bool, Variant] = {}
         self._edge_types = EdgeTypes()
         self._versions = 0  # of the parameters, as far as this session has followed them
         self._profiling = False
@@ -459,10 +459,10 @@ class Session(Looking):
     def download(self) -> None:
         """Brings arrays of the host up to date: of parameters, and of states on the device.
 
-        DeviceWarning if the device has failed and steps are lost with it.
+        DeviceError if the device has failed and steps are lost with it: the arrays stay behind.
         """
         if self._cuda is not None:
-            self._cuda.download()
+            self._cuda.update_host()
 
     def lost_steps(self) -> int:
         """`download` without a warning; how many steps are lost with a device that has failed.
@@ -484,3 +484,17 @@ class Session(Looking):
         """The schedule that runs for ``batch``; of distinct vertices where copies are merged."""
         _, _, _, (schedule, *_) = self._prepare(batch, training, True)
         return schedule
+
+    def report(self, training: bool = True) -> dict[str, Any]:
+        """What the engine counted: memory, tasks, times, bytes; empty before a run.
+
+        On a device ``memory`` names all that the session has there, in bytes by what it holds;
+        "programs" are those for other batches and for inference, or training. ``replay`` says what
+        became of CUDA graphs: "runs" that might be replayed, while nothing is profiled or traced;
+        "replays" among them; "graphs", a dict for each batch that came again (how many "commands",
+        seconds they took one by one and as a graph, 0 where that was not measured, whether it is
+        "decided" and whether they are "replayed"); "trouble": why there are none although there
+        should be. ``cudnn``: what was decided of LSTMs.
+        """
+        found = report_of(self._latest.get(training), self._variants.values())
+        return found | self._lstms.report() if found else found

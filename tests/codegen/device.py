@@ -28,6 +28,11 @@ class Runner:
         whole = text if PRELUDE in text else PRELUDE + HALF_PRELUDE + text
         return self.context.module("maps.cu", whole, headers())
 
+    def drawing(self, seed: int, step: int, ids: np.ndarray | None) -> tuple[Any, ...]:
+        """The last arguments of a kernel that draws random numbers."""
+        draw = np.array([seed, step], np.uint64)
+        return self.context.array(draw), None if ids is None else self.context.array(ids)
+
     def run(
         self,
         module: Any,

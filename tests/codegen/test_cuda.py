@@ -179,7 +179,7 @@ def test_the_fused_kernels_of_cells(runner, real):  # noqa: F811
             outs = [np.full((ROWS, width), np.nan, REAL[real]) for width in widths]
             ids = rng.permutation(100)[:ROWS].astype("i4")
             if any(op[0] == "uniform" for op in i.ops):
-                last = (5, 2**33 + 1, runner.context.array(ids))
+                last = runner.drawing(5, 2**33 + 1, ids)
                 seen.add("uniform")
             outs = runner.run(module, name, threads, 1, ROWS, arguments, outs, last)
             codes = [(getattr(CODE, op[0].upper()), *op[1:]) for op in i.ops]
@@ -207,7 +207,7 @@ def test_uniform_numbers_are_those_of_the_engine(runner):  # noqa: F811
     module = runner.module(kernel_text("draw", [], drawn, [Store(0, 12, 0, 4)], 3, 4))
     ids = np.array([4, 2**31 - 1, 0], "i4")
     for given in (None, ids):
-        last = (2**40 + 3, 2**35 + 9, None if given is None else runner.context.array(given))
+        last = runner.drawing(2**40 + 3, 2**35 + 9, given)
         out = np.empty((3, 12), "f4")
         (out,) = runner.run(module, "draw", 3, 0, 3, [], [out], last)
         made_by = Program(

@@ -116,7 +116,7 @@ def check(runner, module, name, m: Map, real: str):  # noqa: F811
     ]
     ids = rng.permutation(1000)[: m.end].astype("i4")
     random = any(op[0] == "uniform" for op in m.ops)
-    last = (7, m.seed, runner.context.array(ids)) if random else ()
+    last = runner.drawing(7, m.seed, ids) if random else ()
     outs = [np.full((m.end, store.stride), SENTINEL, dtype) for store in m.stores]
     outs = [narrowed(out) if store.half else out for out, store in zip(outs, m.stores, strict=True)]
     threads = shape_of(m.loads, m.stores, m.outer, m.inner, real).threads

@@ -158,12 +158,28 @@ def test_what_a_device_does_without(twin, switch):
         assert launched[0] == launched[1]
 
 
+def replayed(session):
+    return session.runner.report()["replay"]
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_passes_are_timed(training):
     session = LocalSession("cavs-without-fuse")
-    assert session.configure(replace(CASE, training=training)) > 0
+    assert session.configure(replace(CASE, training=training, batches=1)) > 0
     assert session.run().wall > 0
     assert session.prepare().wall > 0
+    graphs = replayed(session)["graphs"]
+    assert len(graphs) == 2  # of one batch, in two places
+    assert all(line["decided"] for line in graphs)
+    session.close()
+
+
+def test_graphs_may_be_asked_for():
+    session = LocalSession("cavs-without-single-launches")
+    session.configure(CASE)
+    replays = replayed(session)["replays"]
+    session.run()
+    assert replayed(session)["replays"] == replays + 1 + CASE.batches
     session.close()
 
 

@@ -82,6 +82,26 @@ def test_the_same_training_as_on_cpus(twin, nccl, size, strategy, by_nccl):
         assert len(found[0][2]) == by_nccl
 
 
+def test_who_asks_for_nccl_gets_it_or_is_refused(twin, nccl):
+    expected = train(2, twin, strategy="AllReduce(chunk=2)")
+    found = train(2, twin, strategy="AllReduce(chunk=2, spec='nccl')")
+    for (values, _, there), (wanted, _, others) in zip(found, expected, strict=True):
+        assert len(there) == len(others) == 5
+        assert all(values[name].tobytes() == value.tobytes() for name, value in wanted.items())
+
+    def work(c, **options):
+        t = on_devices(c, twin, strategy="RandomAxisPartitionAR(spec='nccl')", **options)
+        try:
+            t.advance(cavs.batch(BATCHES[0]))
+        finally:
+            t.session.close()
+
+    for error in outcomes(2, work):
+        assert "spec 'nccl', but parts of its group are not consecutive in memory" in str(error)
+    for error in outcomes(2, lambda c: work(c, collectives="mpi")):
+        assert "spec 'nccl', but NCCL sums nothing here" in str(error)
+
+
 def test_bytes_are_those_of_a_ring(twin, nccl):
     size = 3
     _, reports, (exchange,) = train(size, twin, strategy="Parallax")[1]

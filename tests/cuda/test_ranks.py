@@ -8,8 +8,9 @@ import pytest
 import cavs
 from cavs.cuda.device import Device
 from cavs.distributed import Trainer, devices
+from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.resources import Node, ResourceSpec
 from cavs.distributed.strategy import (
     AllReduce,
     GraphConfig,
@@ -17,7 +18,10 @@ from cavs.distributed.strategy import (
     ParameterServer,
     Strategy,
     SufficientFactors,
+    to_text,
+    variables_of,
 )
+from cavs.distributed.strategy.text import from_text
 from cavs.errors import CommunicationError, DeviceError, FeatureError, NumericsError
 from tests.cuda.memory import DriverMemory, Pool
 from tests.cuda.tagger import graphs, tagger
@@ -40,8 +44,17 @@ def device_on(twin, memory=None):
 def trainer(c, twin, model=None, optimizer=ADAM, **options):
     """On the CPU without a twin. model: what makes one."""
     on = options.pop("device", "cpu" if twin is None else device_on(twin))
+    if on != "cpu" and isinstance(options.get("strategy"), Strategy):
+        options["strategy"] = on_gpus(options["strategy"])
     options = {"dtype": np.float64, "communicator": c, "device": on} | options
     return Trainer(model() if model else Tree(seed=c.rank), optimizer, **options)
+
+
+def on_gpus(strategy):
+    """The same for ranks on devices, if it is one for ranks on CPUs: owners are there, too."""
+    if ":GPU:" in strategy.graph.replicas[0]:
+        return strategy
+    return from_text(to_text(strategy).replace(":CPU:", ":GPU:"))
 
 
 def values_of(t):
@@ -366,6 +379,45 @@ def test_a_kernel_that_fails_is_an_error_on_all_ranks(twin):
 
     for error in outcomes(2, work):
         assert isinstance(error, DeviceError)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settles"),
+    [("BytePS", False), ("given", False), ("BytePS(staleness=1)", True)],
+)
+def test_ranks_that_only_own_parameters_have_no_device(twin, strategy, settles, tmp_path):
+    """Two replicas on devices, and a server on a host without any; as all of them on CPUs."""
+    nodes = (Node(address="a", gpus=(0, 1), chief=True), Node(address="b"))
+    mixed, path = ResourceSpec(nodes=nodes), tmp_path / "c.safetensors"
+    if strategy == "given":
+        strategy = build("BytePS", variables_of(Tree()), mixed)
+
+    def work(c, twin):
+        where = {"strategy": "PSLoadBalancing(servers=1)"}
+        if settles:
+            where["strategy"] = "PSLoadBalancing(servers=1, staleness=1)"
+        if twin is not None:
+            where = {"strategy": strategy, "resources": mixed}
+            if c.rank == 2:
+                where["device"] = "cuda" if settles else "cpu"  # there is none to open
+        with trainer(c, twin, optimizer=cavs.optim.SGD(lr=0.1), **where) as t:
+            for part in BATCHES:
+                t.advance(cavs.batch(part))
+                t.settle()
+            t.save(path)
+            loss = t.evaluate([cavs.batch(part) for part in BATCHES])["loss"]
+        assert (t.session.session.device is None) == (twin is None or c.rank == 2)
+        return values_of(t), loss
+
+    expected, found = (
+        run_threads(3, lambda c: work(c, None)),
+        run_threads(3, lambda c: work(c, twin)),
+    )
+    for (values, loss), (wanted, other) in zip(found[:2], expected[:2], strict=True):
+        assert loss == pytest.approx(other, rel=1e-12)
+        for name, value in wanted.items():
+            assert_close(values[name], value, name)
+            assert values[name].tobytes() == found[0][0][name].tobytes()
 
 
 # ---- devices -----------------------------------------------------------------------------------

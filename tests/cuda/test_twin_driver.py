@@ -241,6 +241,7 @@ def test_what_is_live(context: Context, module: Module) -> None:
         live = context.twin.live()
         assert {name: live[name] - before[name] for name in live} == {
             **dict.fromkeys(("allocations", "pinned", "streams", "events", "modules"), 1),
+            "graphs": 0,
             "bytes": 4 * N,
         }
         if faulty:

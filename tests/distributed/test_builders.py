@@ -125,6 +125,8 @@ def test_all_reduce():
     assert groups(strategy) == [0, 0, 0, 0, 1, 1]
     assert [leaf.compressor for leaf in strategy.leaves] == ["none"] + ["float16"] * 5
     assert all(leaf.sync.spec == "ring" for leaf in strategy.leaves)
+    by_nccl = build("AllReduce(spec='nccl')", MODEL, TWO)
+    assert [leaf.sync.spec for leaf in by_nccl.leaves] == ["auto"] + ["nccl"] * 5  # of tables, no
 
 
 def test_partitioned_all_reduce():

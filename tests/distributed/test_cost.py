@@ -131,6 +131,24 @@ def test_sparse_bytes():
     assert cut.tolist() == pytest.approx([90 * row + HEADER_BYTES, 60 * row + HEADER_BYTES])
 
 
+def test_a_table_is_gathered_at_once_however_it_is_cut():
+    """As it travels: so are its messages counted."""
+    two, model = ResourceSpec.local(2), [E, Variable(name="v", shape=(8,))]
+    whole, cut = (build(name, model, two) for name in ("AllReduce", "PartitionedAR"))
+    assert cut.nodes[0].parts == 2
+    (_, one), (_, several) = plan(whole, model), plan(cut, model)
+    assert one.leaves == ("E",) and several.leaves == ("E/part_0", "E/part_1")
+    assert one.operations == several.operations
+
+
+def test_factors_travel_one_parameter_at_a_time():
+    model = [W, Variable(name="V", shape=(512, 1024), factors=2)]
+    strategy = build("Poseidon", model, ResourceSpec.local(2))
+    first, second = plan(strategy, model)
+    assert (first.leaves, second.leaves) == (("V",), ("W",))
+    assert first.operations[0].nbytes == (2 * 1536 * 4,) * 2
+
+
 def test_measured_factors_replace_expected_ones():
     two = ResourceSpec.local(2)
     load = Load(rows={}, factors={"W": [2, 3]})

@@ -1,16 +1,22 @@
 """What compressors hold back is in checkpoints: a resumed run is the one that never stopped."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import cavs
+from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.compressors import flatten, parse, share_of, unflatten
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.strategy import variables_of
 from cavs.distributed.synchronisers import CompressedAllReduce
 from cavs.errors import CheckpointError
 from cavs.train.checkpoint import read_checkpoint, save_checkpoint
 from tests.distributed.test_faults import loader
 from tests.distributed.test_stale import assert_same_bits, trainer, values_of
+from tests.distributed.test_trainer import Tree
 
 COMPRESSORS = ["error_feedback(float16)", "onebit", "powersgd(rank=1)"]
 COMPRESSORS += ["topk(ratio=0.1, momentum=0.9, warm_up=9)"]
@@ -75,6 +81,40 @@ def test_on_other_numbers_of_ranks_nothing_held_back_is_lost(compressor, size, t
             np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize("gradients", ["mean", "sum"])
+def test_numbers_of_ranks_may_change_again_without_a_step_between(compressor, gradients, tmp_path):
+    """What two ranks hold alike, as their shares of what four held, is still no more than that."""
+    path = tmp_path / "c.safetensors"
+
+    def work(c, fits):
+        name = f"AllReduce(compressor={compressor!r})"
+        made = build(name, variables_of(Tree()), ResourceSpec.local(c.size))
+        graph = dataclasses.replace(made.graph, gradients=gradients)
+        strategy = dataclasses.replace(made, graph=graph)
+        t = trainer(c, strategy=strategy, optimizer=cavs.optim.SGD(lr=0.02))
+        if fits:
+            t.fit(loader(), epochs=1, checkpoint=path, progress=False)
+        else:
+            t.resume(path)
+            t.begin(cavs.batch(loader().graphs))
+            t.session._compile(t.session.shard(cavs.batch(loader().graphs)))
+            t.save(path)
+        return t.session.memory()
+
+    weigh = {"mean": lambda held: held.mean(axis=0), "sum": lambda held: held.sum(axis=0)}
+    before = run_threads(4, lambda c: work(c, fits=True))[0]
+    assert any(array.any() for array in before.values())
+    for size in (2, 3, 1):
+        after = run_threads(size, lambda c: work(c, fits=False))[0]
+        for name, held in before.items():
+            if name.endswith(("step", "right")):
+                np.testing.assert_array_equal(after[name], np.stack([held[0]] * size))
+            else:
+                found, expected = weigh[gradients](after[name]), weigh[gradients](held)
+                np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+
+
 def test_another_compressor_begins_anew(tmp_path):
     path = tmp_path / "c.safetensors"
     run_threads(2, lambda c: fitted(c, path, "onebit", 1))
@@ -99,6 +139,9 @@ def test_a_state_is_read_as_it_was_written(compressor):
     np.testing.assert_array_equal(share_of(every, 2, 4, average=True), [2, 2, 2])
     np.testing.assert_array_equal(share_of(every, 1, 2, average=True), [1.5] * 3)
     np.testing.assert_array_equal(share_of(every, 1, 2, average=False), [3] * 3)
+    same = np.ones((4, 3))
+    np.testing.assert_array_equal(share_of(same, 1, 2, average=False), [2] * 3)
+    np.testing.assert_array_equal(share_of(same, 1, 2, average=False, alike=True), [1] * 3)
 
 
 def test_a_parameter_called_as_a_state_is_refused(tmp_path):

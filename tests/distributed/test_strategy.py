@@ -32,7 +32,7 @@ DEVICES = ("a:CPU:0", "a:CPU:1", "b:GPU:0")
 
 synchronisers = st.one_of(
     st.builds(AllReduce, spec=st.sampled_from(["auto", "ring"]), group=st.integers(0, 9)),
-    st.builds(SufficientFactors, group=st.integers(0, 9)),
+    st.builds(SufficientFactors),
     st.builds(
         ParameterServer,
         destination=st.sampled_from(DEVICES),

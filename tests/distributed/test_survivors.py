@@ -12,7 +12,7 @@ from cavs.distributed import Trainer, snapshot
 from cavs.distributed.communicator import LostPeerError, run_threads
 from cavs.errors import CommunicationError, ConfigError
 from cavs.train.checkpoint import read_checkpoint
-from tests.distributed.mpirun import needs_mpi
+from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.test_faults import loader
 from tests.distributed.test_launch import wait_for
 from tests.distributed.test_ranks import Running
@@ -251,8 +251,22 @@ def survive_a_kill(folder, *options):
     assert read_checkpoint(checkpoint).progress["step"] == 40 * 5
 
 
+def unprotected(c):
+    """What each rank says where the death of one would end all; without `elastic` they train."""
+    with pytest.raises(ConfigError) as caught:
+        Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, elastic=True)
+    with Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c) as t:
+        t.advance(next(iter(loader())))
+    return str(caught.value), caught.value.agreed
+
+
 class TestProcesses:
     pytestmark = needs_mpi
+
+    def test_elastic_under_a_plain_mpirun_is_refused_at_the_start(self):
+        text, agreed = run_ranks(2, __name__, "unprotected")
+        assert agreed and "elastic=True, but this MPI was started without fault tolerance" in text
+        assert "start with: cavs launch --elastic" in text
 
     def test_a_killed_rank_is_survived(self, tmp_path):
         survive_a_kill(tmp_path)

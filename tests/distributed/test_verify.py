@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 
+import cavs
+from cavs.distributed.builders import build
 from cavs.distributed.resources import Node, ResourceSpec
 from cavs.distributed.strategy import (
     AllReduce,
@@ -13,9 +15,15 @@ from cavs.distributed.strategy import (
     Strategy,
     SufficientFactors,
     Variable,
+    to_text,
+    variables_of,
 )
-from cavs.distributed.strategy.verify import problems, verify
+from cavs.distributed.strategy.text import from_text
+from cavs.distributed.strategy.verify import problems, verify, verify_optimizer
 from cavs.errors import ConfigError
+from cavs.train.optim import SGD, Adagrad, Adam, AdamW
+from tests.distributed.test_faults import outcomes, trainer
+from tests.distributed.test_trainer import BATCHES, Tree
 
 CLUSTER = ResourceSpec(
     nodes=(Node(address="a", cpus=(0, 1), chief=True), Node(address="b", gpus=(0, 1)))
@@ -88,6 +96,8 @@ def test_admitted(given, variable):
         (node(SufficientFactors(), compressor="onebit"), DENSE, "onebit with sufficient_factors"),
         (node(AllReduce(), compressor="onebit"), SPARSE, "onebit of a sparse gradient"),
         (node(AllReduce(), compressor="zip"), DENSE, "unknown compressor 'zip'"),
+        (node(AllReduce(spec="nccl")), SPARSE, "spec 'nccl' of a sparse gradient"),
+        (node(AllReduce(spec="nccl"), compressor="onebit"), DENSE, "'nccl' of compressor onebit"),
         (node(server(staleness=2, local_replication=True)), DENSE, "local_replication with stal"),
         (node(server(sync=False, local_replication=True)), DENSE, "local_replication with sync"),
         (node(server(local_replication=True)), SPARSE, "local_replication of a sparse"),
@@ -140,6 +150,69 @@ def test_shards_of_a_table_are_all_stale_or_none():
     (found,) = problems(strategy(mixed), [SPARSE], CLUSTER)
     assert "some shards are synchronous" in found.what and "staleness 0" in found.hint
     assert problems(strategy(mixed), [DENSE], CLUSTER) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "words"),
+    [
+        (SERVER, AllReduce(), "go by parameter_server and by all_reduce"),
+        (AllReduce(), SERVER, "go by all_reduce and by parameter_server"),
+        (server(two_level=True), SERVER, "some shards have two_level=True"),
+    ],
+)
+def test_shards_of_a_table_go_the_same_way(one, two, words):
+    shards = [NodeConfig(name=f"W/part_{i}", synchroniser=x) for i, x in enumerate((one, two))]
+    mixed = NodeConfig(name="W", partition=(2, 1), shards=shards)
+    (found,) = problems(strategy(mixed), [SPARSE], CLUSTER)
+    assert words in found.what and "all its shards" in found.hint
+    assert problems(strategy(mixed), [DENSE], CLUSTER) == []
+
+
+TWICE = [SGD(lr=0.1, momentum=0.9), Adam(lr=0.1), AdamW(lr=0.1), Adagrad(lr=0.1)]
+
+
+@pytest.mark.parametrize("optimizer", TWICE, ids=str)
+def test_momentum_is_not_counted_twice(optimizer):
+    """Deep Gradient Compression corrects the momentum that the optimiser has not."""
+    given = strategy(cut((2, 1), AllReduce(), compressor="topk(momentum=0.9)"))
+    with pytest.raises(ConfigError, match=r"W/part_0: topk\(.* momentum=0.9.*\n.*topk\(momentum=0"):
+        verify_optimizer(given, optimizer)
+    verify_optimizer(given, SGD(lr=0.1))
+    verify_optimizer(strategy(node(AllReduce(), compressor="topk(ratio=0.1)")), optimizer)
+    verify_optimizer(strategy(node()), optimizer)
+
+
+@pytest.mark.parametrize("strategy", ["AllReduce(spec='nccl')", "PartitionedAR(spec='nccl')"])
+@pytest.mark.parametrize("collectives", ["auto", "mpi"])
+def test_ranks_on_cpus_do_not_sum_by_nccl(strategy, collectives):
+    def work(c):
+        trainer(c, strategy=strategy, collectives=collectives).advance(cavs.batch(BATCHES[0]))
+
+    for error in outcomes(2, work):
+        assert "spec 'nccl', but NCCL sums nothing here" in str(error) and "spec 'auto'" in str(
+            error
+        )
+
+
+def test_factors_have_no_fields():
+    """They travel alone, by all-gather around a ring."""
+    text = to_text(strategy(node(SufficientFactors())))
+    assert from_text(text).leaves[0].sync == SufficientFactors()
+    with pytest.raises(ConfigError, match="has an unknown field 'group'"):
+        from_text(text.replace('"sufficient_factors"', '"sufficient_factors", "group": 1'))
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_ranks_refuse_a_second_momentum_before_they_train(made):
+    name = "AllReduce(compressor='topk(momentum=0.9)')"
+    given = build(name, variables_of(Tree()), ResourceSpec.local(2)) if made else name
+
+    def work(c):
+        t = trainer(c, strategy=given, optimizer=Adam(lr=0.1))
+        t.advance(cavs.batch(BATCHES[0]))
+
+    for error in outcomes(2, work):
+        assert isinstance(error, ConfigError) and "with Adam(" in str(error)
 
 
 @pytest.mark.parametrize(

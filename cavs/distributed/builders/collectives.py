@@ -23,7 +23,10 @@ from cavs.distributed.strategy import Strategy, Variable
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveBuilder(Builder):
-    """chunk: how many parameters, or shards, travel in one group. compressor: of dense ones."""
+    """chunk: how many parameters, or shards, travel in one group. compressor: of dense ones.
+
+    spec: of all, but "nccl" of dense ones alone.
+    """
 
     chunk: int = 128
     spec: str = "auto"
@@ -33,9 +36,10 @@ class CollectiveBuilder(Builder):
         at_least(self, "chunk", 1)
         parse(self.compressor)
 
-    def synchroniser(self, index: int) -> AllReduceSynchroniser:
-        """That of the `index`-th parameter or shard of the strategy."""
-        return AllReduceSynchroniser(spec=self.spec, group=index // self.chunk)
+    def synchroniser(self, index: int, variable: Variable) -> AllReduceSynchroniser:
+        """That of the `index`-th parameter or shard of the strategy, which is of `variable`."""
+        spec = "auto" if variable.sparse and self.spec == "nccl" else self.spec
+        return AllReduceSynchroniser(spec=spec, group=index // self.chunk)
 
 
 @register
@@ -46,7 +50,7 @@ class AllReduce(CollectiveBuilder):
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
         nodes = tuple(
-            whole(v, self.synchroniser(i), self.compressor) for i, v in enumerate(variables)
+            whole(v, self.synchroniser(i, v), self.compressor) for i, v in enumerate(variables)
         )
         return Strategy(graph=all_replicas(resources), nodes=nodes)
 
@@ -72,7 +76,7 @@ class _Partitioned(CollectiveBuilder):
             axis = self.axis(variable, rng)
             size = variable.shape[axis] if variable.shape else 1
             parts = few_shards(smallest_divisor(size), self.max_shards)
-            synchronisers = [self.synchroniser(begun + i) for i in range(parts)]
+            synchronisers = [self.synchroniser(begun + i, variable) for i in range(parts)]
             nodes.append(cut(variable, axis, synchronisers, self.compressor))
             begun += parts
         return Strategy(graph=all_replicas(resources), nodes=tuple(nodes))

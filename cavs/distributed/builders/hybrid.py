@@ -82,7 +82,7 @@ class Poseidon(ServerBuilder):
                 and not variable.sparse
                 and factors_pay(variable.shape, pairs, len(graph.replicas), len(servers))
             ):
-                nodes.append(whole(variable, SufficientFactors(group=len(nodes))))
+                nodes.append(whole(variable, SufficientFactors()))
             else:
                 destination = loads.place(variable.nbytes)
                 nodes.append(whole(variable, self.server(destination, variable, graph)))

@@ -161,8 +161,8 @@ class BytePS(ServerBuilder):
             raise ConfigError(
                 f"BytePS: servers={self.servers}", hint="nodes without GPUs are its servers"
             )
-        gpus = tuple(d for node in resources.nodes for d in node.gpu_devices)
-        idle = tuple(d for node in resources.nodes if not node.gpus for d in node.cpu_devices)
+        gpus = tuple(d for d in resources.replicas if ":GPU:" in d)
+        idle = tuple(d for d in resources.replicas if d not in gpus)
         if not gpus or not idle:
             graph = all_replicas(resources)
             servers = resources.cpu_devices or graph.replicas

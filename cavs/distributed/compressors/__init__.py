@@ -11,7 +11,7 @@ from cavs.distributed.compressors.exchange import (
     lockstep,
     run,
 )
-from cavs.distributed.compressors.memory import flatten, share_of, unflatten, weighed
+from cavs.distributed.compressors.memory import flatten, is_alike, share_of, unflatten, weighed
 from cavs.distributed.compressors.parse import NAMES, parse
 from cavs.distributed.compressors.powersgd import PowerSGD
 from cavs.distributed.compressors.residual import ErrorFeedback, OneBit
@@ -33,6 +33,7 @@ __all__ = [
     "State",
     "TopK",
     "flatten",
+    "is_alike",
     "lockstep",
     "parse",
     "run",

@@ -9,6 +9,8 @@ import numpy as np
 
 from cavs.distributed.compressors.exchange import Array, State
 
+_ALIKE = ("step", "right")  # a counter, and the factor of PowerSGD that begins the next step
+
 
 def flatten(state: State) -> dict[str, Array]:
     """Every array and whole number in a state, by its path."""
@@ -47,15 +49,21 @@ def weighed(state: State, by: float) -> State:
     return result
 
 
-def share_of(every: Array, rank: int, ranks: int, *, average: bool) -> Any:
+def share_of(every: Array, rank: int, ranks: int, *, average: bool, alike: bool = False) -> Any:
     """What `rank` of `ranks` takes of an array that other ranks kept, `every` by rank.
 
-    As many ranks as before: its own. Otherwise what all have alike, or else an equal share of what
-    they held back: gradients weigh 1 / ranks if they are averaged, so that is the mean.
+    As many ranks as before: its own. Otherwise, where all have it alike (see `is_alike`), the same,
+    or else an equal share of what they held back: gradients weigh 1 / ranks if they are averaged,
+    so that is the mean, and their sum over the new ranks if they are added.
     """
     if len(every) == ranks:
         return every[rank].copy()
-    if (every == every[0]).all():
+    if alike:
         return every[0].copy()
     share = every.mean(axis=0)
     return share if average else share * (len(every) / ranks)
+
+
+def is_alike(name: str) -> bool:
+    """Whether `name`, a path that `flatten` gave, is of what all ranks have, not of gradients."""
+    return name.rpartition(".")[2] in _ALIKE

@@ -1,7 +1,7 @@
 """What a strategy costs: bytes on the wire, predicted time, simulation, and the choice by them."""
 
 from cavs.distributed.cost.calibrate import calibrate
-from cavs.distributed.cost.choose import CANDIDATES, Candidate, compare, make_strategy
+from cavs.distributed.cost.choose import CANDIDATES, Candidate, compare, is_file, make_strategy
 from cavs.distributed.cost.plan import (
     Chain,
     Load,
@@ -27,6 +27,7 @@ __all__ = [
     "calibrate",
     "compare",
     "features",
+    "is_file",
     "make_strategy",
     "plan",
     "predict",

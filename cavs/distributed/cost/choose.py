@@ -93,8 +93,13 @@ def make_strategy(
                 "the model has no trainable parameter", hint="there is nothing to share"
             )
         return compare(CANDIDATES, variables, resources, compute, load_of_step)[0].strategy
-    if text.endswith(".json"):
+    if is_file(text):
         strategy = load(text)
         verify(strategy, variables, resources)
         return strategy
     return build(text, variables, resources)
+
+
+def is_file(text: str) -> bool:
+    """Whether `text` names a strategy that was saved, not who makes one."""
+    return text.endswith(".json")

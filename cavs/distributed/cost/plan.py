@@ -107,43 +107,43 @@ class _Planner:
             self.by_node.setdefault(address, []).append(rank)
 
     def chains(self) -> Iterator[Chain]:
-        groups: dict[tuple[str, int], list[tuple[NodeConfig, Variable, Shard]]] = {}
+        groups: dict[int, list[tuple[NodeConfig, Variable, Shard]]] = {}
         found: list[tuple[NodeConfig, Variable, Shard]] = []
         for node in self.strategy.nodes:
             variable = self.variables[node.name]
             shards = shards_of(node, variable.shape)
             for leaf, shard in zip(node.leaves, shards, strict=True):
                 found.append((leaf, variable, shard))
-                alone = variable.sparse or leaf.compressor != "none"
-                if not alone and not isinstance(leaf.sync, ParameterServer):
-                    key = (leaf.sync.type, leaf.sync.group)
-                    groups.setdefault(key, []).append(found[-1])
-        begun: set[tuple[str, int]] = set()
+                if _is_fused(leaf, variable):
+                    assert isinstance(leaf.sync, AllReduce)
+                    groups.setdefault(leaf.sync.group, []).append(found[-1])
+        begun: set[int] = set()
+        tables: set[str] = set()
         chains: list[tuple[int, Chain]] = []
         for position, (leaf, variable, shard) in enumerate(found):
             if isinstance(leaf.sync, ParameterServer):
                 chains.append((position, self.server(leaf, leaf.sync, variable, shard)))
             elif variable.sparse:
-                chains.append((position, self.sparse_everywhere(leaf, variable, shard)))
-            elif leaf.compressor != "none":  # each remembers for itself and travels alone
+                if variable.name not in tables:  # all its rows together, however it is cut
+                    tables.add(variable.name)
+                    chains.append((position, self.sparse_everywhere(variable)))
+            elif isinstance(leaf.sync, SufficientFactors):
+                chains.append((position, self.factors(leaf, variable)))
+            elif not _is_fused(leaf, variable):  # each remembers for itself and travels alone
                 chains.append((position, self.fused([found[position]])))
-            elif (key := (leaf.sync.type, leaf.sync.group)) not in begun:
-                begun.add(key)
+            elif leaf.sync.group not in begun:
+                begun.add(leaf.sync.group)
                 # A group leaves when its first parameter, whose gradient comes last, is there.
-                chains.append((position, self.fused(groups[key])))
+                chains.append((position, self.fused(groups[leaf.sync.group])))
         return (chain for _, chain in sorted(chains, key=lambda item: -item[0]))
+
+    def factors(self, leaf: NodeConfig, variable: Variable) -> Chain:
+        pairs = np.asarray(self.load.factors.get(leaf.name, variable.factors or 0.0), np.float64)
+        each = np.broadcast_to(pairs * sum(variable.shape) * variable.itemsize, len(self.replicas))
+        return Chain((leaf.name,), self.everywhere("all_gather", tuple(each.tolist())))
 
     def fused(self, members: Sequence[tuple[NodeConfig, Variable, Shard]]) -> Chain:
         names = tuple(leaf.name for leaf, _, _ in members)
-        if isinstance(members[0][0].sync, SufficientFactors):
-            per_rank = np.zeros(len(self.replicas))
-            for leaf, variable, _ in members:
-                pairs = np.asarray(
-                    self.load.factors.get(leaf.name, variable.factors or 0.0), np.float64
-                )
-                per_rank += pairs * sum(variable.shape) * variable.itemsize
-            return Chain(names, self.everywhere("all_gather", tuple(per_rank.tolist())))
-        assert isinstance(members[0][0].sync, AllReduce)
         sizes: dict[tuple[int, str], float] = {}
         for leaf, variable, shard in members:
             compressor = parse(leaf.compressor)
@@ -158,10 +158,12 @@ class _Planner:
     def everywhere(self, kind: str, nbytes: float | tuple[float, ...]) -> tuple[Operation, ...]:
         return (Operation(kind, self.replicas, nbytes),) if len(self.replicas) > 1 else ()
 
-    def sparse_everywhere(self, leaf: NodeConfig, variable: Variable, shard: Shard) -> Chain:
-        rows, _ = self.rows(variable, shard, self.replicas)
+    def sparse_everywhere(self, variable: Variable) -> Chain:
+        leaves = tuple(leaf.name for leaf in self.strategy.node(variable.name).leaves)
+        whole = Shard(0, 0, variable.shape[0], variable.shape)
+        rows, _ = self.rows(variable, whole, self.replicas)
         nbytes = tuple((rows * self.row_bytes(variable)).tolist())
-        return Chain((leaf.name,), self.everywhere("all_gather", nbytes))
+        return Chain(leaves, self.everywhere("all_gather", nbytes))
 
     @staticmethod
     def row_bytes(variable: Variable) -> float:
@@ -215,6 +217,12 @@ class _Planner:
             operations += _rooted(pull, dict.fromkeys(self.replicas, received), root)
         waits = server.sync and server.staleness == 0
         return Chain((leaf.name,), tuple(operations), waits, server.sync)
+
+
+def _is_fused(leaf: NodeConfig, variable: Variable) -> bool:
+    """Whether it travels with what else is in its group."""
+    dense = isinstance(leaf.sync, AllReduce) and not variable.sparse
+    return dense and leaf.compressor == "none"
 
 
 def _rooted(kind: str, nbytes: Mapping[int, float], root: int) -> list[Operation]:

@@ -33,17 +33,15 @@ def _names(owner: str, field: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _spec(owner: str, value: Any) -> None:
-    if value not in SPECS:
-        raise ConfigError(f"{owner}: spec is {value!r}", hint=f"use {', '.join(SPECS)}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class AllReduce:
     """Every replica keeps the parameter; gradients are reduced to all of them.
 
-    Dense gradients by all-reduce, sparse ones by all-gather of indices and rows. spec: who reduces
-    ("auto", "ring", "nccl"). group: nodes of one group travel in one fused buffer.
+    Dense gradients by all-reduce, sparse ones by all-gather of indices and rows, all of a table
+    together however it is cut. spec: who reduces: "nccl" asks for NCCL, and is refused where the
+    gradient is not summed by it; "ring" and "auto" leave it to ``collectives`` of the trainer, and
+    a large sum goes around a ring in any case. group: dense nodes of one group travel in one
+    buffer; those with a compressor travel alone in any group.
     """
 
     type: ClassVar[str] = "all_reduce"
@@ -51,7 +49,8 @@ class AllReduce:
     group: int = 0
 
     def __post_init__(self) -> None:
-        _spec("AllReduce", self.spec)
+        if self.spec not in SPECS:
+            raise ConfigError(f"AllReduce: spec is {self.spec!r}", hint=f"use {', '.join(SPECS)}")
         _whole("AllReduce", "group", self.group)
 
 
@@ -92,15 +91,12 @@ class ParameterServer:
 
 @dataclass(frozen=True, kw_only=True)
 class SufficientFactors:
-    """Every replica keeps the parameter and broadcasts the factors U, V of its gradient UᵀV."""
+    """Every replica keeps the parameter and broadcasts the factors U, V of its gradient UᵀV.
+
+    Each parameter alone, as soon as its factors are there.
+    """
 
     type: ClassVar[str] = "sufficient_factors"
-    spec: str = "auto"
-    group: int = 0
-
-    def __post_init__(self) -> None:
-        _spec("SufficientFactors", self.spec)
-        _whole("SufficientFactors", "group", self.group)
 
 
 Synchroniser = AllReduce | ParameterServer | SufficientFactors
@@ -119,7 +115,8 @@ class NodeConfig:
     """What is done with one parameter, or with one shard of it.
 
     name: of the parameter, ``NAME/part_I`` of a shard. partition: the number of parts of every
-    axis; () leaves it whole. placement: the devices that hold the value; () means all replicas.
+    axis; () leaves it whole. placement: the devices that hold the value; it says for the reader
+    what follows from the synchroniser, and anything else is refused; () means just that.
     compressor: as `cavs.distributed.compressors.parse` reads it. A partitioned node has one shard
     a part, in order, and no synchroniser of its own; a shard is never partitioned again.
     """

@@ -24,11 +24,7 @@ def measured_variables(
     """
     if batch is None:
         return variables_of(model, dtype=dtype)
-    schema = {
-        name: Feature(spec.kind, spec.dtype, tuple(spec.shape), spec.has_absent)
-        for name, spec in batch.feature_schema().items()
-    }
-    graph = trace_model(model, schema, training=True)
+    graph = trace_of(model, batch)
     rows: dict[str, float] = {}
     factors: dict[str, float] = {}
     for name, uses in _uses(graph).items():
@@ -40,6 +36,15 @@ def measured_variables(
         elif all(_is_product(node, name) for node in uses):
             factors[name] = float(sum(_rows(node, batch) for node in uses))
     return variables_of(model, dtype=dtype, rows=rows, factors=factors)
+
+
+def trace_of(model: Model, batch: GraphBatch) -> Graph:
+    """What `model` computes of batches like `batch` when it is trained."""
+    schema = {
+        name: Feature(spec.kind, spec.dtype, tuple(spec.shape), spec.has_absent)
+        for name, spec in batch.feature_schema().items()
+    }
+    return trace_model(model, schema, training=True)
 
 
 def _uses(graph: Graph) -> dict[str, list[Node]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cavs.distributed.compressors import Compressor, parse
+from cavs.distributed.compressors import Compressor, TopK, parse
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.strategy.expression import (
     AllReduce,
@@ -23,6 +23,7 @@ from cavs.distributed.strategy.expression import (
 from cavs.distributed.strategy.partition import shards_of
 from cavs.distributed.strategy.variable import Variable
 from cavs.errors import ConfigError
+from cavs.train.optim import SGD, Optimizer
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,18 @@ def problems(
     resources: the cluster; None leaves out what only it can say (which devices exist).
     """
     return list(_problems(strategy, variables, resources))
+
+
+def verify_optimizer(strategy: Strategy, optimizer: Optimizer) -> None:
+    """Raises `ConfigError` if gradients would get momentum from a compressor and once more."""
+    plain = isinstance(optimizer, SGD) and not optimizer.momentum
+    for leaf in () if plain else strategy.leaves:
+        compressor = parse(leaf.compressor)
+        if isinstance(compressor, TopK) and compressor.momentum:
+            raise ConfigError(
+                f"{leaf.name}: {compressor} with {optimizer}: what it sends has momentum already",
+                hint="use cavs.optim.SGD without momentum, or topk(momentum=0)",
+            )
 
 
 def _problems(
@@ -100,6 +113,8 @@ def _node(
             f"{node.name}: partition {list(node.partition)} of a sparse parameter",
             "cut its axis 0: its gradient is rows",
         )
+    if variable.sparse:
+        yield from _table(node)
     if variable.sparse and len({is_stale(leaf.sync) for leaf in node.leaves}) > 1:
         yield Problem(
             f"{node.name}: of a sparse parameter some shards are synchronous, others are not",
@@ -110,11 +125,28 @@ def _node(
         match leaf.sync:
             case ParameterServer() as server:
                 yield from _server(strategy, leaf, server, variable, resources)
-            case AllReduce():
+            case AllReduce() as reduced:
                 yield from _everywhere(strategy, leaf)
+                yield from _spec(leaf, reduced, variable)
             case SufficientFactors():
                 yield from _everywhere(strategy, leaf)
                 yield from _factors(leaf, node, variable)
+
+
+def _table(node: NodeConfig) -> Iterator[Problem]:
+    """The rows of a table that a batch touches are sent off together, whichever shard has them."""
+    kinds = list(dict.fromkeys(leaf.sync.type for leaf in node.leaves))
+    if len(kinds) > 1:
+        yield Problem(
+            f"{node.name}: shards of a sparse parameter go by {' and by '.join(kinds)}",
+            "give all its shards parameter servers, or all of them all-reduce",
+        )
+    levels = {x.sync.two_level for x in node.leaves if isinstance(x.sync, ParameterServer)}
+    if len(levels) > 1:
+        yield Problem(
+            f"{node.name}: of a sparse parameter some shards have two_level=True, others not",
+            "give all its shards the same two_level",
+        )
 
 
 def _everywhere(strategy: Strategy, leaf: NodeConfig) -> Iterator[Problem]:
@@ -125,6 +157,15 @@ def _everywhere(strategy: Strategy, leaf: NodeConfig) -> Iterator[Problem]:
         yield Problem(
             f"{leaf.name}: {leaf.sync.type} needs the value on every replica, but {what}",
             "leave placement empty, or name all replicas",
+        )
+
+
+def _spec(leaf: NodeConfig, reduced: AllReduce, variable: Variable) -> Iterator[Problem]:
+    if reduced.spec == "nccl" and (variable.sparse or leaf.compressor != "none"):
+        what = "a sparse gradient" if variable.sparse else f"compressor {leaf.compressor}"
+        yield Problem(
+            f"{leaf.name}: spec 'nccl' of {what}, which travels between the hosts",
+            "give it spec 'auto', or leave the compressor out",
         )
 
 
@@ -200,17 +241,16 @@ def _compressor(leaf: NodeConfig, variable: Variable) -> Iterator[Problem]:
 
 def _groups(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Problem]:
     """Dense nodes of one all-reduce group share a buffer, so they must be of one kind."""
-    first: dict[tuple[str, int], tuple[str, tuple[str, str, str]]] = {}
+    first: dict[int, tuple[str, tuple[str, str, str]]] = {}
     for node in strategy.nodes:
         variable = known.get(node.name)
         if variable is None or variable.sparse:
             continue
         for leaf in node.leaves:
-            if isinstance(leaf.sync, ParameterServer):
+            if not isinstance(leaf.sync, AllReduce):
                 continue
             kind = (variable.dtype, leaf.sync.spec, leaf.compressor)
-            key = (leaf.sync.type, leaf.sync.group)
-            name, there = first.setdefault(key, (leaf.name, kind))
+            name, there = first.setdefault(leaf.sync.group, (leaf.name, kind))
             if there != kind:
                 yield Problem(
                     f"group {leaf.sync.group} of {leaf.sync.type} mixes {name} "

@@ -81,6 +81,15 @@ def _served_in(strategy: Strategy | None, name: str) -> bool:
     return strategy is not None and is_served(strategy.node(name))
 
 
+def _without_nccl(name: str, group: DeviceGroup | None) -> ConfigError:
+    reason = "parts of its group are not consecutive in memory, or are needed on the host"
+    if group is None:
+        reason = "NCCL sums nothing here: see collectives of the trainer"
+    return ConfigError(
+        f"{name}: its all-reduce has spec 'nccl', but {reason}", hint="give it spec 'auto'"
+    )
+
+
 class _Plan:
     def __init__(
         self,
@@ -96,6 +105,7 @@ class _Plan:
         self.exchanges: list[Exchange] = []
         self.open: list[Part] = []  # of the bucket being filled
         self.groups: dict[int, list[Part]] = {}
+        self.by_nccl: dict[int, str] = {}  # groups that ask for it, with a name of them
         self.sums: list[list[Part]] = []  # dense, of all ranks, together
         self.servers: dict[tuple[bool, bool], list[tuple[Part, int]]] = {}  # by level, replication
 
@@ -140,6 +150,8 @@ class _Plan:
                 self._factor(part, leaf, node)
             elif leaf.compressor == "none":
                 self.groups.setdefault(sync.group, []).append(part)
+                if sync.spec == "nccl":
+                    self.by_nccl.setdefault(sync.group, leaf.name)
             else:
                 self.exchanges.append(
                     CompressedAllReduce(
@@ -209,10 +221,16 @@ class _Plan:
             self.sums.append(self.open)
         for kind in [kind for kind, parts in self.servers.items() if parts]:
             self._close(kind)
-        for parts in self.groups.values():
+        asking: list[tuple[str, list[Part]]] = []
+        for number, parts in self.groups.items():
             alone = parts[0].slabs(self.executor.gradient_slab(parts[0].parameter))
-            self.sums += [parts] if len(parts) > 1 else [[part] for part in alone]
+            own = [parts] if len(parts) > 1 else [[part] for part in alone]
+            self.sums += own
+            asking += [(self.by_nccl[number], sum) for sum in own if number in self.by_nccl]
         there = [] if group is None else self._on_device(served)
+        for name, parts in asking:
+            if parts not in there:
+                raise _without_nccl(name, group)
         for parts in self.sums:
             if group is not None and parts in there:
                 exchange = DeviceAllReduce(parts, self.values, self.executor, group)

@@ -20,12 +20,13 @@ __all__ = ["CompileError", "Operation", "Twin", "TwinCompiler", "missing"]
 class Operation:
     """A line of the log, in the order in which they were asked for.
 
-    kind: "launch", "copy", "set", "record", "wait" or "product"; or "synchronize", where the host
-    waits for a stream, or for an event (stream -1). stream: 0 is the default one, the others count
-    from 1 as they were created. arguments: numbers and addresses; None for a struct; of a product
-    its m, n, k and the schemes by which its sums may be split, as in cublasLt.h. ``to`` and
-    ``from_``: addresses; of events for records and waits of either kind. ran: its place in the
-    order of execution, -1 if it has not run.
+    kind: "launch", "copy", "set", "record", "wait" or "product"; "graph", a graph of as many
+    operations as its argument says, which follow as if they had been asked for one by one; or
+    "synchronize", where the host waits for a stream, or for an event (stream -1). stream: 0 is the
+    default one, the others count from 1 as they were created. arguments: numbers and addresses;
+    None for a struct; of a product its m, n, k and the schemes by which its sums may be split, as
+    in cublasLt.h. ``to`` and ``from_``: addresses; of events for records and waits of either kind.
+    ran: its place in the order of execution, -1 if it has not run.
     """
 
     kind: str
@@ -103,7 +104,7 @@ class Twin:
 
     def live(self) -> dict[str, int]:
         """What exists: "bytes" and "allocations" of the device, allocations of "pinned" memory,
-        "streams", "events" and "modules"."""
+        "streams", "events", "modules" and "graphs", executable ones too."""
         return dict(json.loads(self.calls.twin_live()))
 
     def used(self) -> int:
@@ -153,6 +154,16 @@ class Twin:
         """The nth call of cuDNN from now on returns a status; its descriptors' ends count not."""
         self.set("cudnn_error", status)
         self.set("cudnn_error_at", nth)
+
+    def fail_call(self, name: str, code: int) -> None:
+        """What an entry point of captures and graphs returns until the next reset; "capture": what
+        the operations of a captured stream do."""
+        self.set(name, code)
+
+    def clock(self, command: int, node: int) -> None:
+        """Nanoseconds of an operation on the clock of events, alone and as part of a graph."""
+        self.set("command_nanoseconds", command)
+        self.set("node_nanoseconds", node)
 
     def fail_launch(self, nth: int = 1, code: int = 700) -> None:
         """The nth launch from now on ends in a fault, which shows when the host waits."""

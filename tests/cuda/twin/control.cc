@@ -63,7 +63,8 @@ TWIN_API const char* twin_live() {
   std::ostringstream out;
   out << "{\"bytes\":" << d.memory.used() << ",\"allocations\":" << d.memory.device_count()
       << ",\"pinned\":" << d.memory.pinned_count() << ",\"streams\":" << d.queue.live()
-      << ",\"events\":" << d.events.size() << ",\"modules\":" << d.modules.size() << "}";
+      << ",\"events\":" << d.events.size() << ",\"modules\":" << d.modules.size()
+      << ",\"graphs\":" << d.graphs.size() + d.executables.size() << "}";
   return keep(out.str());
 }
 

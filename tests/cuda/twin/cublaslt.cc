@@ -334,6 +334,7 @@ TWIN_API int cublasLtMatmul(void* handle, const Description* how, const void* al
     if (given == nullptr) return kBadValue;
   Stream* const stream = dev.queue.find(stream_handle);
   if (stream == nullptr) return kBadValue;
+  if (usable(dev, stream) != kSuccess) return kFailed;
   const Problem problem = {*how, *a_layout, *b_layout, *c_layout, *d_layout};
   if (const Status status = problem.check(); status != kOk) return status;
   const auto scalar = [&](const void* from) {

@@ -1,5 +1,6 @@
 #include "device_state.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
@@ -39,40 +40,51 @@ void Device::set_defaults() {
 }
 
 bool Device::set(const std::string& name, long long value) {
+  static const std::map<std::string, long long Settings::*> fields = {
+      {"init_error", &Settings::init_error},
+      {"devices", &Settings::devices},
+      {"driver_version", &Settings::driver_version},
+      {"capability", &Settings::capability},
+      {"multiprocessors", &Settings::multiprocessors},
+      {"grid_y", &Settings::grid_y},
+      {"exact_algorithms", &Settings::exact_algorithms},
+      {"launch_error", &Settings::launch_error},
+      {"launch_error_at", &Settings::launch_error_at},
+      {"command_nanoseconds", &Settings::command_nanoseconds},
+      {"node_nanoseconds", &Settings::node_nanoseconds},
+      {"cudnn_version", &Settings::cudnn_version},
+      {"cudnn_error", &Settings::cudnn_error},
+      {"cudnn_error_at", &Settings::cudnn_error_at},
+  };
+  static const std::set<std::string> failing = {"capture", "cuStreamBeginCapture_v2",
+                                                "cuStreamEndCapture", "cuGraphLaunch",
+                                                "cuGraphInstantiateWithFlags"};
+  if (name == "launch_error_at") launches = 0;
+  if (name == "cudnn_error_at") cudnn_calls = 0;
   if (name == "seed") {
     queue.set_seed(static_cast<uint64_t>(value));
   } else if (name == "memory") {
     memory.capacity = static_cast<size_t>(value);
-  } else if (name == "init_error") {
-    settings.init_error = value;
-  } else if (name == "devices") {
-    settings.devices = value;
-  } else if (name == "driver_version") {
-    settings.driver_version = value;
-  } else if (name == "capability") {
-    settings.capability = value;
-  } else if (name == "multiprocessors") {
-    settings.multiprocessors = value;
-  } else if (name == "grid_y") {
-    settings.grid_y = value;
-  } else if (name == "exact_algorithms") {
-    settings.exact_algorithms = value;
-  } else if (name == "launch_error") {
-    settings.launch_error = value;
-  } else if (name == "launch_error_at") {
-    settings.launch_error_at = value;
-    launches = 0;
-  } else if (name == "cudnn_version") {
-    settings.cudnn_version = value;
-  } else if (name == "cudnn_error") {
-    settings.cudnn_error = value;
-  } else if (name == "cudnn_error_at") {
-    settings.cudnn_error_at = value;
-    cudnn_calls = 0;
+  } else if (const auto field = fields.find(name); field != fields.end()) {
+    settings.*field->second = value;
+  } else if (failing.count(name) != 0) {
+    settings.errors[name] = value;
   } else {
     return false;
   }
   return true;
+}
+
+int Device::error(const std::string& name) const {
+  const auto found = settings.errors.find(name);
+  return found == settings.errors.end() ? 0 : static_cast<int>(found->second);
+}
+
+double Device::seconds() const {
+  using namespace std::chrono;
+  if (settings.command_nanoseconds != 0 || settings.node_nanoseconds != 0)
+    return static_cast<double>(clock) * 1e-9;
+  return duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
 void Device::reset() {
@@ -92,12 +104,23 @@ void Device::fail(const Fault& what) {
 
 OperationPointer Device::add(Stream* stream, Record record, std::function<void()> run,
                              OperationPointer after) {
+  if (Capture* const capture = stream->captured.capture.get()) {
+    capture->add(stream, std::move(record), std::move(run));
+    return nullptr;
+  }
+  return enqueue(stream, std::move(record), std::move(run), {std::move(after)},
+                 settings.command_nanoseconds);
+}
+
+OperationPointer Device::enqueue(Stream* stream, Record record, std::function<void()> run,
+                                 std::vector<OperationPointer> after, long long nanoseconds) {
   record.stream = stream->id;
   return queue.add(
       stream,
-      [this, line = log(std::move(record)), run = std::move(run)] {
+      [this, line = log(std::move(record)), run = std::move(run), nanoseconds] {
         line->ran = ran++;
         run();
+        clock += nanoseconds;
       },
       std::move(after));
 }

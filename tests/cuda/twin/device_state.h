@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "block.h"
+#include "capture.h"
 #include "cuda_api.h"
 #include "memory.h"
 #include "queue.h"
@@ -31,17 +32,7 @@ struct Event {
   bool timing;
   OperationPointer recorded;
   std::shared_ptr<double> seconds;  // when the record ran
-};
-
-// One line of the log: what was asked for and, once it ran, when.
-struct Record {
-  std::string kind, name = {};  // launch, copy, set, record, wait, product, synchronize
-  int stream = 0;
-  Index grid = {}, block = {};
-  unsigned shared = 0;
-  std::string arguments = {};  // JSON values
-  unsigned long long to = 0, from = 0, bytes = 0;
-  long long issued = 0, ran = -1;  // order among all operations
+  Captured captured = {};
 };
 
 struct Settings {
@@ -57,6 +48,12 @@ struct Settings {
   long long cudnn_version = 90800;
   long long cudnn_error = 5000;  // what the call number cudnn_error_at returns
   long long cudnn_error_at = 0;  // counted as launch_error_at
+  // What an operation takes on the clock of events, alone and as part of a graph; both 0: that of
+  // the host.
+  long long command_nanoseconds = 0;
+  long long node_nanoseconds = 0;
+  std::map<std::string, long long> errors = {};  // what entry points return, or "capture": what
+                                                 // does an operation of a captured stream
 };
 
 class Device {
@@ -69,7 +66,10 @@ class Device {
   int context_count = 0;
   std::set<Event*> events;
   std::set<LoadedModule*> modules;
-  std::set<const Function*> functions;          // of all modules
+  std::set<const Function*> functions;  // of all modules
+  std::set<Capture*> captures;          // under way
+  std::set<Graph*> graphs;
+  std::set<const Executable*> executables;
   Fault fault;                                  // of a kernel: every later call returns its code
   std::deque<std::shared_ptr<Record>> records;  // the latest of the log
   long long issued = 0, ran = 0;
@@ -82,11 +82,17 @@ class Device {
   void fail(const Fault& what);
 
   // Queues `run` on the stream, with its line in the log.
+  // In a captured stream it becomes a node, and there is no operation: null.
   OperationPointer add(Stream* stream, Record record, std::function<void()> run,
                        OperationPointer after = nullptr);
+  OperationPointer enqueue(Stream* stream, Record record, std::function<void()> run,
+                           std::vector<OperationPointer> after, long long nanoseconds);
+  int error(const std::string& name) const;  // that a test has asked for, or 0
+  double seconds() const;                    // of the clock of events
   // The host waits for `target`; null: there is nothing to wait for.
   void wait(Record record, const OperationPointer& target);
   std::shared_ptr<Record> log(Record record);  // its line
+  long long clock = 0;                         // nanoseconds of what ran
   long long launches = 0;                      // since launch_error_at was set
   long long cudnn_calls = 0;                   // since cudnn_error_at was set
   long long heuristics = 0;                    // that cuBLASLt was asked for

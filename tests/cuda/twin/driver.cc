@@ -1,6 +1,5 @@
 // The entry points of libcuda that the engine uses, with the signatures of cuda.h.
 
-#include <chrono>
 #include <cstring>
 
 #include "device_state.h"
@@ -8,11 +7,6 @@
 using namespace twin;
 
 namespace {
-
-double now() {
-  using namespace std::chrono;
-  return duration<double>(steady_clock::now().time_since_epoch()).count();
-}
 
 // Each device has one of its own, though all work on the same memory and streams.
 constexpr int kMostDevices = 16;
@@ -130,6 +124,7 @@ TWIN_API CUresult cuCtxGetCurrent(CUcontext* context) {
 TWIN_API CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (address == nullptr || bytes == 0) return kInvalidValue;
+    if (const int code = unsafe(d)) return code;
     const uintptr_t start = d.memory.allocate(bytes);
     if (start == 0) return kOutOfMemory;
     *address = start;
@@ -139,6 +134,7 @@ TWIN_API CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
 
 TWIN_API CUresult cuMemFree_v2(CUdeviceptr address) {
   return entry(Needs::kRelease, [&](Device& d) -> CUresult {
+    if (const int code = unsafe(d)) return code;
     d.queue.finish_all();  // as a driver does
     return address == 0 || d.memory.free(address) ? kSuccess : kInvalidValue;
   });
@@ -147,6 +143,7 @@ TWIN_API CUresult cuMemFree_v2(CUdeviceptr address) {
 TWIN_API CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (address == nullptr || bytes == 0 || flags > 7) return kInvalidValue;
+    if (const int code = unsafe(d)) return code;
     *address = reinterpret_cast<void*>(d.memory.allocate_pinned(bytes));
     return *address == nullptr ? kOutOfMemory : kSuccess;
   });
@@ -154,6 +151,7 @@ TWIN_API CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
 
 TWIN_API CUresult cuMemFreeHost(void* address) {
   return entry(Needs::kRelease, [&](Device& d) -> CUresult {
+    if (const int code = unsafe(d)) return code;
     d.queue.finish_all();
     return d.memory.free_pinned(reinterpret_cast<uintptr_t>(address)) ? kSuccess : kInvalidValue;
   });
@@ -163,7 +161,7 @@ TWIN_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t 
                                        CUstream handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
-    if (stream == nullptr) return kInvalidHandle;
+    if (const int code = usable(d, stream)) return code;
     if (bytes == 0) return kSuccess;
     const auto source = reinterpret_cast<uintptr_t>(from);
     if (!d.memory.device(to, bytes)) return kInvalidValue;
@@ -172,6 +170,8 @@ TWIN_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t 
     void* const target = reinterpret_cast<void*>(to);
     if (d.memory.pinned(source, bytes)) {
       d.add(stream, record, [=] { std::memcpy(target, from, bytes); });
+    } else if (stream->captured.capture != nullptr) {
+      return stream->captured.capture->fail(kCaptureUnsupported);
     } else {  // pageable memory is staged before the call returns
       const char* const start = static_cast<const char*>(from);
       d.add(stream, record, [target, copy = std::vector<char>(start, start + bytes)] {
@@ -185,15 +185,18 @@ TWIN_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t 
 TWIN_API CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
-    if (stream == nullptr) return kInvalidHandle;
+    if (const int code = usable(d, stream)) return code;
     if (bytes == 0) return kSuccess;
     const auto target = reinterpret_cast<uintptr_t>(to);
     if (!d.memory.device(from, bytes)) return kInvalidValue;
+    const bool pageable = !d.memory.pinned(target, bytes);
+    if (pageable && stream->captured.capture != nullptr)
+      return stream->captured.capture->fail(kCaptureUnsupported);
     const Record record = {
         .kind = "copy", .name = "to host", .to = target, .from = from, .bytes = bytes};
     const auto copy =
         d.add(stream, record, [=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
-    if (!d.memory.pinned(target, bytes)) d.queue.finish(copy);  // pageable: returns when it is done
+    if (pageable) d.queue.finish(copy);  // pageable: returns when it is done
     return kSuccess;
   });
 }
@@ -202,7 +205,7 @@ TWIN_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t 
                                        CUstream handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
-    if (stream == nullptr) return kInvalidHandle;
+    if (const int code = usable(d, stream)) return code;
     if (bytes == 0) return kSuccess;
     if (!d.memory.device(to, bytes) || !d.memory.device(from, bytes)) return kInvalidValue;
     const Record record = {
@@ -218,7 +221,7 @@ TWIN_API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t by
                                   CUstream handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
-    if (stream == nullptr) return kInvalidHandle;
+    if (const int code = usable(d, stream)) return code;
     if (bytes == 0) return kSuccess;
     if (!d.memory.device(to, bytes)) return kInvalidValue;
     const Record record = {.kind = "set", .to = to, .bytes = bytes};
@@ -239,6 +242,8 @@ TWIN_API CUresult cuStreamDestroy_v2(CUstream handle) {
   return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     Stream* const stream = handle == nullptr ? nullptr : stream_of(d, handle);
     if (stream == nullptr) return kInvalidHandle;
+    if (stream->captured.capture != nullptr)
+      return stream->captured.capture->fail(kCaptureUnsupported);
     d.queue.destroy(stream);
     return kSuccess;
   });
@@ -248,6 +253,8 @@ TWIN_API CUresult cuStreamSynchronize(CUstream handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Stream* const stream = stream_of(d, handle);
     if (stream == nullptr) return kInvalidHandle;
+    if (stream->captured.capture != nullptr)
+      return stream->captured.capture->fail(kCaptureUnsupported);
     d.wait({.kind = "synchronize", .stream = stream->id}, stream->last);
     return kSuccess;
   });
@@ -259,6 +266,9 @@ TWIN_API CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsig
     const Event* const event = event_of(d, event_handle);
     if (stream == nullptr || event == nullptr) return kInvalidHandle;
     if (flags > 1) return kInvalidValue;
+    if (const int code = usable(d, stream)) return code;
+    if (stream->captured.capture != nullptr || event->captured.capture != nullptr)
+      return wait_captured(d, stream, *event);
     d.add(
         stream, {.kind = "wait", .from = reinterpret_cast<uintptr_t>(event)}, [] {},
         event->recorded);
@@ -269,7 +279,7 @@ TWIN_API CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsig
 TWIN_API CUresult cuEventCreate(CUevent* result, unsigned flags) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (result == nullptr || flags > 7) return kInvalidValue;
-    Event* const event = new Event{(flags & 2u) == 0, nullptr, nullptr};
+    Event* const event = new Event{(flags & 2u) == 0, nullptr, nullptr, {}};
     d.events.insert(event);
     *result = reinterpret_cast<CUevent>(event);
     return kSuccess;
@@ -291,9 +301,13 @@ TWIN_API CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
     Stream* const stream = stream_of(d, stream_handle);
     Event* const event = event_of(d, handle);
     if (stream == nullptr || event == nullptr) return kInvalidHandle;
+    if (const int code = usable(d, stream)) return code;
+    event->captured = stream->captured;
+    event->recorded = nullptr;
+    if (stream->captured.capture != nullptr) return kSuccess;
     const auto seconds = event->seconds = std::make_shared<double>(0.0);
     event->recorded = d.add(stream, {.kind = "record", .to = reinterpret_cast<uintptr_t>(event)},
-                            [seconds] { *seconds = now(); });
+                            [&d, seconds] { *seconds = d.seconds(); });
     return kSuccess;
   });
 }
@@ -302,6 +316,7 @@ TWIN_API CUresult cuEventSynchronize(CUevent handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     const Event* const event = event_of(d, handle);
     if (event == nullptr) return kInvalidHandle;
+    if (event->captured.capture != nullptr) return kCapturedEvent;
     const auto address = reinterpret_cast<uintptr_t>(event);
     d.wait({.kind = "synchronize", .stream = -1, .from = address}, event->recorded);
     return kSuccess;
@@ -312,6 +327,7 @@ TWIN_API CUresult cuEventQuery(CUevent handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     const Event* const event = event_of(d, handle);
     if (event == nullptr) return kInvalidHandle;
+    if (event->captured.capture != nullptr) return kCapturedEvent;
     if (event->recorded == nullptr || event->recorded->done) return kSuccess;
     d.queue.finish(event->recorded);  // who asks again finds that time has passed
     return kNotReady;

@@ -73,6 +73,8 @@ struct Values {
 
 void execute(Device& d, const Function& function, Index grid, Index block, unsigned shared,
              Values& values) {
+  if (d.functions.count(&function) == 0)
+    return d.fail({kLaunchFailed, "a graph runs a kernel of a module that was unloaded"});
   const Kernel& kernel = *function.kernel;
   if (d.settings.launch_error_at != 0 && ++d.launches == d.settings.launch_error_at)
     return d.fail({static_cast<int>(d.settings.launch_error),
@@ -112,6 +114,7 @@ bool poison_is_safe(const Module& module) {
 TWIN_API CUresult cuModuleLoadData(CUmodule* result, const void* image) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     if (result == nullptr || image == nullptr) return kInvalidValue;
+    if (const int code = unsafe(d)) return code;
     const std::string path = path_of(image);
     void* const library = path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return kInvalidImage;
@@ -131,6 +134,7 @@ TWIN_API CUresult cuModuleUnload(CUmodule handle) {
   return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     LoadedModule* const module = reinterpret_cast<LoadedModule*>(handle);
     if (d.modules.count(module) == 0) return kInvalidHandle;
+    if (const int code = unsafe(d)) return code;
     d.queue.finish_all();
     d.modules.erase(module);
     for (const auto& [name, function] : module->functions) d.functions.erase(&function);
@@ -174,6 +178,7 @@ TWIN_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned gr
     const Function* const function = function_of(d, handle);
     Stream* const stream = d.queue.find(stream_handle);
     if (function == nullptr || stream == nullptr) return kInvalidHandle;
+    if (const int code = usable(d, stream)) return code;
     const Kernel& kernel = *function->kernel;
     const Index grid = {grid_x, grid_y, grid_z}, block = {block_x, block_y, block_z};
     const unsigned long long threads = 1ull * block_x * block_y * block_z;

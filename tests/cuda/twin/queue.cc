@@ -9,6 +9,11 @@ Stream* Queue::create(bool blocking) {
   return streams_.back().get();
 }
 
+Stream* Queue::chain(int id) {
+  streams_.push_back(std::make_unique<Stream>(Stream{id, false, true}));
+  return streams_.back().get();
+}
+
 Stream* Queue::find(const void* handle) {
   if (handle == nullptr) return streams_.front().get();
   for (const auto& stream : streams_)
@@ -21,14 +26,15 @@ size_t Queue::live() const {
   return static_cast<size_t>(std::count_if(streams_.begin(), streams_.end(), lives)) - 1;
 }
 
-OperationPointer Queue::add(Stream* stream, std::function<void()> run, OperationPointer after) {
+OperationPointer Queue::add(Stream* stream, std::function<void()> run,
+                            std::vector<OperationPointer> after) {
   auto operation = std::make_shared<Operation>();
   operation->run = std::move(run);
   operation->number = issued_++;
   const auto wait_for = [&](const OperationPointer& other) {
     if (other != nullptr && !other->done) operation->after.push_back(other);
   };
-  wait_for(after);
+  for (const OperationPointer& other : after) wait_for(other);
   Stream* const standard = streams_.front().get();
   if (stream == standard) {
     for (const auto& other : streams_)
@@ -99,6 +105,7 @@ void Queue::drop_all() {
     }
     stream->pending.clear();
   }
+  std::erase_if(streams_, [](const auto& s) { return s->destroyed; });
 }
 
 }  // namespace twin

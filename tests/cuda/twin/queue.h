@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "capture.h"
+
 namespace twin {
 
 struct Operation {
@@ -25,6 +27,7 @@ struct Stream {
   bool destroyed = false;
   std::deque<OperationPointer> pending = {};
   OperationPointer last = nullptr;
+  Captured captured = {};
 };
 
 class Queue {
@@ -35,8 +38,10 @@ class Queue {
   void destroy(Stream* stream) { stream->destroyed = true; }  // what waits in it still runs
   size_t live() const;               // streams that were created and not destroyed
   Stream* find(const void* handle);  // null: the default one; nullptr: no such stream
+  Stream* chain(int id);             // nobody's: goes when what waits in it has run
 
-  OperationPointer add(Stream* stream, std::function<void()> run, OperationPointer after = nullptr);
+  OperationPointer add(Stream* stream, std::function<void()> run,
+                       std::vector<OperationPointer> after = {});
   void finish(const OperationPointer& target);  // null: nothing to wait for
   void finish_all();
   void drop_all();  // after a fault nothing runs any more

@@ -1,0 +1,142 @@
+"""What all ranks do before the first step: see that they train the same, and agree on how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cavs.data import GraphBatch
+from cavs.distributed.choice import agreed_strategy, possible_variables
+from cavs.distributed.digest import facts, guesses, same_trace
+from cavs.distributed.hosts import check_places, devices_of, hosts_of
+from cavs.distributed.shards import ShardedBatch, contiguous, make_of, shard
+from cavs.distributed.strategy.measure import trace_of
+from cavs.distributed.strategy.verify import verify, verify_optimizer
+from cavs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cavs.distributed.trainer import Trainer
+
+
+def start(trainer: Trainer, batch: Any) -> None:
+    """All ranks of `trainer` call it; ConfigError on all if they do not go together.
+
+    They hold the parameters of rank 0 afterwards, and one strategy. batch: the first global one;
+    None if that is not known yet.
+    """
+    session = trainer.session
+    trainer.agreement.same(_facts(trainer))
+    for parameter in trainer.parameters.values():
+        trainer.communicator.broadcast(parameter.value, 0)
+    session.invalidate()
+    with _alike():
+        if trainer.asked is not None:
+            _choose(trainer, batch)
+        if session.free and getattr(session.split, "needs_times", False):
+            raise _without_times(trainer)
+    if session.free:  # ranks meet in no step, where they would compare programs
+        _same_trace(trainer, batch)
+
+
+def _choose(trainer: Trainer, batch: Any) -> None:
+    """The strategy is one that these ranks can run, where they are, with this optimiser."""
+    session, c = trainer.session, trainer.communicator
+    gpus = bool(c.share(session.session.device is not None)[0])  # rank 0 computes, others may not
+    if isinstance(trainer.asked, str):
+        example = _example(trainer, batch)
+        session.strategy = agreed_strategy(
+            trainer.asked,
+            trainer.model,
+            example,
+            trainer.resources,
+            trainer.agreement,
+            None if example is None else lambda: session.session.gradients(example),
+            _gone(trainer) if trainer.resources is not None else (),
+            gpus=gpus,
+        )
+        trainer.strategy_made()
+    elif session.strategy is not None and c.size == trainer.first_place[1]:
+        hosts = hosts_of(c)
+        check_places(session.strategy, hosts, gpus=gpus)
+        if trainer.resources is None:
+            variables = possible_variables(trainer.model, str(session.session.dtype))
+            verify(session.strategy, variables, devices_of(hosts, gpus=gpus))
+    if session.strategy is not None:
+        verify_optimizer(session.strategy, trainer.optimizer)
+
+
+def same_loader(trainer: Trainer) -> None:
+    """ConfigError on all ranks unless all loaders of a further `fit` cut the same batches."""
+    trainer.session.stale.settle()
+    trainer.agreement.meet("fit")
+    trainer.agreement.same({"loader": str(trainer.loader)})
+
+
+def _gone(trainer: Trainer) -> set[int]:
+    """The ranks that died before there was a strategy, by the numbers that all had then."""
+    rank, count = trainer.first_place
+    if trainer.communicator.size == count:
+        return set()
+    return set(range(count)) - {int(r) for r in trainer.communicator.share(rank)}
+
+
+def _facts(trainer: Trainer) -> dict[str, str]:
+    session = trainer.session
+    split = session.split
+    return facts(
+        trainer.model,
+        trainer.parameters,
+        trainer.optimizer,
+        trainer.seed,
+        str(trainer.asked) if session.strategy is None else session.strategy.digest,
+        steps=trainer.steps,
+        max_norm=trainer.max_norm,
+        options={k: v for k, v in trainer.config.items() if k != "data"},
+        precision=trainer.precision,
+        deterministic=trainer.deterministic,
+        passes=session.session.passes,
+        collectives=session.collectives,
+        split=getattr(split, "__qualname__", type(split).__name__),
+        elastic=trainer.elastic,
+        loader=trainer.loader,
+    )
+
+
+def _example(trainer: Trainer, batch: Any) -> GraphBatch | None:
+    """About what a rank computes of `batch`."""
+    if batch is None or isinstance(batch, ShardedBatch):
+        return None if batch is None else batch.local
+    c = trainer.communicator
+    return shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch)).local
+
+
+def _same_trace(trainer: Trainer, batch: Any) -> None:
+    model: Any = trainer.model
+    traced, failed = None, None
+    try:
+        example = _example(trainer, batch)
+        if example is not None and not guesses(example):
+            traced = trace_of(model, example)
+    except Exception as error:  # the other ranks must learn of it, whatever it is
+        failed = error
+    same_trace(trainer.agreement, traced, failed)
+
+
+def _without_times(trainer: Trainer) -> ConfigError:
+    asked = trainer.asked if isinstance(trainer.asked, str) else "given"
+    return ConfigError(
+        f"{type(trainer.session.split).__name__} with the strategy {asked}: all parameters are "
+        "stale, so ranks meet in no step and do not know each other's times",
+        hint="balance by structure or not at all, or keep a parameter synchronous",
+    )
+
+
+@contextmanager
+def _alike() -> Iterator[None]:
+    """What is refused inside is refused on all ranks: all look at the same."""
+    try:
+        yield
+    except ConfigError as error:
+        error.agreed = True  # type: ignore[attr-defined]
+        raise
