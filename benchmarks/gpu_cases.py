@@ -60,13 +60,14 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
 
     low = precisions(device)[1:]
     batched = ("cavs", "hand", "hand-graph", "manual-graph", "floor-torch")
+    by_cudnn = () if device == "cpu" else ("cavs-cudnn",)
     made = [
         Group("sst", there(SST), batched, bounded=True),
         Group("tree-fc", there(TREE_FC, precision=(low or ["fp32"])[0]), batched, bounded=True),
         Group(
             "fixed-lstm",
             there(FIXED) + tuple(c for p in low[:1] for c in there(FIXED, precision=p)),
-            ("cavs", "padded", "hand-graph", "manual-graph", "floor-torch"),
+            ("cavs", *by_cudnn, "padded", "hand-graph", "manual-graph", "floor-torch"),
             bounded=True,
         ),
         Group("naive", there(replace(SST, batch_size=64)), ("cavs", "naive")),
@@ -76,7 +77,11 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
             ("cavs", "hand", "hand-graph", "floor-torch"),
         ),
         Group("inference", there(replace(SST, training=False)), batched),
-        Group("var-lstm", there(VAR), ("cavs", "padded", "packed", "manual-graph", "floor-torch")),
+        Group(
+            "var-lstm",
+            there(VAR),
+            ("cavs", *by_cudnn, "padded", "packed", "manual-graph", "floor-torch"),
+        ),
     ]
     names = [field.name for field in fields(Passes) if field.default]
     if device != "cpu":

@@ -39,6 +39,7 @@ _TREE_FC = _FLOORS | {
 }
 _LSTM = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:LSTM",
+    "cavs-cudnn": "benchmarks.runners_cavs:CudnnLSTM",
     "naive": "benchmarks.rivals.naive:NaiveLSTM",
     "padded": "benchmarks.rivals.lstm:PaddedLSTM",
     "packed": "benchmarks.rivals.lstm:PackedLSTM",

@@ -129,6 +129,7 @@ class CavsRunner(Runner):
     ``without``: a compiler pass, or one of SWITCHES, that is switched off.
     """
 
+    cudnn = "never"
     cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
 
     def __init__(self, workload: Workload, parameters: Parameters, without: str = "") -> None:
@@ -160,6 +161,8 @@ class CavsRunner(Runner):
             named[_NAMES[name]].value = value
         self.model = model
         options = device_options(self.case)
+        if self.cudnn != "never":
+            options["cudnn"] = self.cudnn
         if self.switched:
             device = options["device"]
             device = open_device(device) if isinstance(device, str) else device
@@ -238,3 +241,9 @@ class TreeFC(CavsRunner):
 
 class LSTM(CavsRunner):
     cell = Cell
+
+
+class CudnnLSTM(LSTM):
+    """The same model, its LSTM run by cuDNN: on a GPU alone."""
+
+    cudnn = "always"

@@ -72,13 +72,15 @@ class CudaEngine:
         self._told = 0  # of these
         self._real = ""
         self._parameters: _cuda.Parameters | None = None
+        self._cudnn: _cuda.Cudnn | None = None
 
     def executor(
         self, program: Program, encoded: _engine.Program, arrays: Sequence[Array]
     ) -> _cuda.Executor:
         """An executor of ``program``, of which ``encoded`` is the engine's form.
 
-        arrays: of all parameters, of one dtype; the same for every program of the session.
+        arrays: of all parameters, of one dtype; the same for every program of the session. A
+        program with LSTMs needs cuDNN, see ``lacks_cudnn``.
         """
         if self._parameters is None:
             self._real = "double" if arrays[0].dtype == np.float64 else "float"
@@ -92,8 +94,29 @@ class CudaEngine:
         if named:
             included = headers() if half else {}
             image = self.device.compile("maps.cu", maps.text, included, self._real)
-        replay = self.device.replay
-        return _cuda.Executor(encoded, self._parameters, image, named, sorted(half), replay)
+        lstms = any(i.kind == "lstm" for i in program.instructions)
+        cudnn = self._open_cudnn() if lstms else None
+        return _cuda.Executor(
+            encoded, self._parameters, image, named, sorted(half), self.device.replay, cudnn
+        )
+
+    def lacks_cudnn(self) -> str:
+        """Why LSTMs cannot run by cuDNN here, as far as is known before it is opened; or empty."""
+        if self._precision == "bfloat16":
+            return "with precision 'bfloat16' LSTMs run on the engine's own kernels"
+        if self.deterministic:
+            return (
+                "deterministic=True, and NVIDIA does not say that LSTMs of cuDNN add in one order"
+            )
+        return "" if self.device.cudnn_library else "libcudnn.so was not found"
+
+    def _open_cudnn(self) -> _cuda.Cudnn:
+        if self._cudnn is None:
+            library = self.device.cudnn_library
+            assert library is not None
+            wide = self._real == "double"
+            self._cudnn = _cuda.Cudnn(self.device.native, library, self._precision, wide)
+        return self._cudnn
 
     def invalidate(self) -> None:
         """The host's arrays were written: they go up before the next run."""

@@ -22,6 +22,14 @@ class Inspected:
     _profiling: bool
     _serial: bool
 
+    @property
+    def optional_features(self) -> tuple[str, ...]:
+        """What schedules are made for; empty before the first batch."""
+        for variant in self._variants.values():
+            if variant.traced is not None:
+                return variant.optional
+        return ()
+
     def set_profiling(self, on: bool) -> None:
         """Times every stage and instruction of later runs; see report()."""
         self._profiling = on
