@@ -60,13 +60,14 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
 
     low = precisions(device)[1:]
     batched = ("cavs", "hand", "hand-graph", "manual-graph", "floor-torch")
+    by_cudnn = () if device == "cpu" else ("cavs-cudnn",)
     made = [
         Group("sst", there(SST), batched, bounded=True),
         Group("tree-fc", there(TREE_FC, precision=(low or ["fp32"])[0]), batched, bounded=True),
         Group(
             "fixed-lstm",
             there(FIXED) + tuple(c for p in low[:1] for c in there(FIXED, precision=p)),
-            ("cavs", "padded", "hand-graph", "manual-graph", "floor-torch"),
+            ("cavs", *by_cudnn, "padded", "hand-graph", "manual-graph", "floor-torch"),
             bounded=True,
         ),
         Group("naive", there(replace(SST, batch_size=64)), ("cavs", "naive")),
@@ -76,7 +77,11 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
             ("cavs", "hand", "hand-graph", "floor-torch"),
         ),
         Group("inference", there(replace(SST, training=False)), batched),
-        Group("var-lstm", there(VAR), ("cavs", "padded", "packed", "manual-graph", "floor-torch")),
+        Group(
+            "var-lstm",
+            there(VAR),
+            ("cavs", *by_cudnn, "padded", "packed", "manual-graph", "floor-torch"),
+        ),
     ]
     names = [field.name for field in fields(Passes) if field.default]
     if device != "cpu":
@@ -84,10 +89,9 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
     off = [f"cavs-without-{name}" for name in (names[:2] if tiny else names)]
     made.append(Group("ablation", there(replace(SST, batch_size=64)), ("cavs", *off)))
     if device != "cpu":
-        again = (*there(FIXED), *there(TREE_FC, precision=low[0]))
-        again += there(replace(SST, batch_size=64))
-        replays = ("cavs", "cavs-replay-always", "cavs-replay-never")
-        made.append(Group("ablation", again, replays))
+        switched = ("cavs", "cavs-without-graphs", "cavs-without-single-launches")
+        again = there(FIXED) + there(TREE_FC, precision=low[0])
+        made.append(Group("graphs", again, switched))
     grid = [(h, n) for h in HIDDEN for n in BATCH_SIZES if (h, n) != (256, 256)]  # measured above
     few = [(h, n) for h, n in grid if h in (64, 256, 1024) and n != 4 and (h == 256 or n == 64)]
     rest = [point for point in grid if point not in few]

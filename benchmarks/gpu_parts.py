@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.gpu_cases import groups, precisions
 from benchmarks.harness import write_json
 from benchmarks.refcheck import check
+from benchmarks.runner import RUNNERS
 from benchmarks.workloads import WORKLOADS, Case
 
 Failures = list[tuple[str, str]]  # what failed, and why
@@ -57,6 +58,15 @@ def agreement(given: argparse.Namespace) -> tuple[Any, Failures]:
         for line in check(replace(_small(given, workload), optimizer=optimizer), CHECKED)
     ]
     return wrong, [("agreement", line) for line in wrong]
+
+
+def cudnn(given: argparse.Namespace) -> tuple[Any, Failures]:
+    """Disagreements between LSTMs by cuDNN and by our own kernels; none on the CPU."""
+    if given.device == "cpu":
+        return [], []
+    lstms = [w for w in WORKLOADS if RUNNERS[w].get("cavs-cudnn")]
+    wrong = [line for w in lstms for line in check(_small(given, w), ["cavs-cudnn"], "cavs")]
+    return wrong, [("cudnn", line) for line in wrong]
 
 
 def accuracy(given: argparse.Namespace) -> tuple[Any, Failures]:
@@ -128,4 +138,4 @@ BOUNDED = {
     "first_step": first_step,
     "fresh": fresh,
 }
-OTHERS = {"agreement": agreement, "timeline": timeline}
+OTHERS = {"agreement": agreement, "cudnn": cudnn, "timeline": timeline}

@@ -72,7 +72,9 @@ def main() -> int:
     wrong: list[str] = []
     for workload in given.workload:
         names = given.runners or [
-            name for name in RUNNERS[workload] if name != "cavs" and "floor" not in name
+            name
+            for name in RUNNERS[workload]
+            if not name.startswith("cavs") and "floor" not in name
         ]
         for optimizer in ("sgd", "adagrad"):
             case = Case(

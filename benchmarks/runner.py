@@ -39,6 +39,7 @@ _TREE_FC = _FLOORS | {
 }
 _LSTM = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:LSTM",
+    "cavs-cudnn": "benchmarks.runners_cavs:CudnnLSTM",
     "naive": "benchmarks.rivals.naive:NaiveLSTM",
     "padded": "benchmarks.rivals.lstm:PaddedLSTM",
     "packed": "benchmarks.rivals.lstm:PackedLSTM",
@@ -116,27 +117,18 @@ class Runner(Timed):
         """Logits of every labelled vertex [n, classes], in the order of the samples' vertices."""
 
 
-def parts_of(name: str) -> tuple[str, dict[str, str]]:
-    """A runner's name without its variant, and the options that the variant stands for."""
-    for option in ("without", "replay"):
-        base, _, value = name.partition(f"-{option}-")
-        if value:
-            return base, {option: value}
-    return name, {}
-
-
 def make_runner(name: str, workload: Workload) -> Timed:
     """The runner of that name for a workload.
 
-    ``cavs-without-PASS`` is cavs with that compiler pass switched off; ``cavs-replay-always`` and
-    ``cavs-replay-never`` run all batches on a GPU, or none, as CUDA graphs.
+    ``cavs-without-PASS`` is cavs with that compiler pass switched off.
     """
     known = RUNNERS[workload.case.workload]
-    base, options = parts_of(name)
+    base, _, without = name.partition("-without-")
     if base not in known:
         raise ValueError(f"no runner {base!r} for {workload.case.workload}; {', '.join(known)}")
     module, _, attribute = known[base].partition(":")
     runner = getattr(importlib.import_module(module), attribute)
     parameters = initial_parameters(workload)
+    options = {"without": without} if without else {}
     made: Timed = runner(workload, parameters, **options)
     return made

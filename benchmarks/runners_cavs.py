@@ -27,6 +27,8 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "cublas": {"cublas_lt": None},
     "few-row-kernels": {"few_rows": False},
     "launch-ahead": {},
+    "graphs": {"replay": "never"},
+    "single-launches": {"replay": "always"},  # of batches that come again
 }
 _PRECISIONS = {"tf32": "tf32", "bf16": "bfloat16"}
 
@@ -124,20 +126,16 @@ _NAMES = {
 class CavsRunner(Runner):
     """Trains by ``Trainer.step``, infers by ``Session.predict``.
 
-    ``without``: a compiler pass, or one of SWITCHES, that is switched off. ``replay``: as of a
-    cavs.cuda Device.
+    ``without``: a compiler pass, or one of SWITCHES, that is switched off.
     """
 
+    cudnn = "never"
     cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
 
-    def __init__(
-        self, workload: Workload, parameters: Parameters, without: str = "", replay: str = ""
-    ) -> None:
+    def __init__(self, workload: Workload, parameters: Parameters, without: str = "") -> None:
         switched = without in SWITCHES
         self.passes = Passes(**{without: False}) if without and not switched else Passes()
-        self.switched = dict(SWITCHES[without]) if switched else {}
-        if replay:
-            self.switched["replay"] = replay
+        self.switched = SWITCHES[without] if switched else {}
         self.ahead = without != "launch-ahead"
         # Samples become graphs once, as they would when a data set is read.
         self.graphs = {
@@ -163,6 +161,8 @@ class CavsRunner(Runner):
             named[_NAMES[name]].value = value
         self.model = model
         options = device_options(self.case)
+        if self.cudnn != "never":
+            options["cudnn"] = self.cudnn
         if self.switched:
             device = options["device"]
             device = open_device(device) if isinstance(device, str) else device
@@ -181,8 +181,11 @@ class CavsRunner(Runner):
 
         An odd number a pass: two places of what goes up take turns.
         """
+        device = self.session.device
+        replay = device.replay if device else "never"
+        passes = {"auto": DECIDED + 1, "always": 7, "never": 0}[replay]
         odd = [*plans, *plans[:1]] if len(plans) % 2 == 0 else plans
-        for _ in range(DECIDED + 1 if self.session.overlaps else 0):
+        for _ in range(passes):
             if self.case.training:
                 self.train_all(odd)
             else:
@@ -238,3 +241,9 @@ class TreeFC(CavsRunner):
 
 class LSTM(CavsRunner):
     cell = Cell
+
+
+class CudnnLSTM(LSTM):
+    """The same model, its LSTM run by cuDNN: on a GPU alone."""
+
+    cudnn = "always"

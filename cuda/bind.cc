@@ -35,6 +35,7 @@ void Executor<T>::lay_out() {
   arena_.reserve(arena_needed_);
   scratch_bytes_ = lay_out_scratch();
   scratch_.reserve(scratch_bytes_);
+  bind_lstms();
 }
 
 // Room for the largest task of each body; bodies share it.
@@ -139,6 +140,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   numbers_at_ = staging_.add(std::span<const T>(numbers_));
   draw_at_ = staging_.add(std::span<const uint64_t>(draw_));
   arrays_.stage(*schedule_, index_features_, staging_);
+  stage_chains();
   stage_tables();
   for (const auto& f : factors_) f->template bind<T>(bound_, spaces_);
   stage_written();
@@ -147,6 +149,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   staging_.reserve();
   resolve_stretches();
 
+  place_chains();
   arrays_.resolve(staging_);
   for (size_t i = 0; i < features_.size(); ++i) features_[i].data = staging_.at<T>(at_feature[i]);
   Addresses<T> at = addresses(features_);

@@ -80,7 +80,8 @@ struct PyStep {
 std::unique_ptr<PyExecutor> make_executor(
     const Builder& b, const std::shared_ptr<PyParameters>& parameters, const py::bytes& image,
     const std::vector<std::tuple<int32_t, std::string, int32_t>>& maps,
-    const std::vector<int32_t>& half, const std::string& replay) {
+    const std::vector<int32_t>& half, const std::string& replay,
+    const std::shared_ptr<Cudnn>& cudnn) {
   if (!b.finished) throw py::value_error("the program is not finished: call finish() first");
   auto out = std::make_unique<PyExecutor>();
   out->parameters = parameters;
@@ -93,7 +94,7 @@ std::unique_ptr<PyExecutor> make_executor(
       [&]<class L, class P>(const std::pair<std::shared_ptr<Library<L>>, P>& of) {
         out->of = std::make_unique<Executor<L>>(
             b.program,
-            Compiled<L>{parameters->device, of.first, of.second, code, names, half, when});
+            Compiled<L>{parameters->device, of.first, of.second, code, names, half, when, cudnn});
       },
       parameters->of);
   return out;
@@ -189,6 +190,21 @@ void bind_parameters(py::module_& m) {
           "Steps that the host's arrays lack, if the device has failed for good; else None.");
 }
 
+void bind_cudnn(py::module_& m) {
+  py::class_<Cudnn, std::shared_ptr<Cudnn>>(m, "Cudnn", "cuDNN, which runs LSTMs over chains.")
+      .def(py::init([](std::shared_ptr<Device> device, const std::string& library,
+                       const std::string& precision, bool wide) {
+             const auto rounding = parse<Precision>(precision, {"float32", "tf32"}, "precision");
+             const py::gil_scoped_release release;
+             const Turn turn(*device);
+             return std::make_shared<Cudnn>(device, library, rounding, wide);
+           }),
+           py::arg("device"), py::arg("library"), py::arg("precision") = "float32",
+           py::arg("wide") = false,
+           "library: its path. precision: float32 or tf32, of float32 products; wide: float64. "
+           "DeviceError where it cannot be used.");
+}
+
 void bind_step(py::module_& m) {
   py::class_<PyStep, std::shared_ptr<PyStep>>(m, "Step", "A training step on its way.")
       .def(
@@ -210,9 +226,11 @@ void bind_executor(py::module_& m) {
   bind_parts(type);
   type.def(py::init(&make_executor), py::arg("program"), py::arg("parameters"), py::arg("image"),
            py::arg("maps"), py::arg("half") = std::vector<int32_t>{}, py::arg("replay") = "auto",
+           py::arg("cudnn") = std::shared_ptr<Cudnn>(),
            "image: the compiled generated kernels. maps: (instruction, name of its kernel, threads "
            "a row keeps busy). half: buffers stored in bfloat16. replay: which commands that come "
-           "again run as a graph: never, auto (where that measures faster) or always.")
+           "again run as a graph: never, auto (where that measures faster) or always. cudnn: for "
+           "programs with LSTMs.")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
@@ -334,6 +352,15 @@ void bind_executor(py::module_& m) {
           },
           py::arg("on"), "Starts (from zero) or stops the clocks of report().")
       .def(
+          "clock", [](PyExecutor& x) { without_gil([&] { x.visit([](auto& e) { e.clock(); }); }); },
+          "Clocks the next run, an update left out.")
+      .def(
+          "clocked",
+          [](PyExecutor& x) {
+            return without_gil([&] { return x.visit([](auto& e) { return e.clocked(); }); });
+          },
+          "Seconds that it took on the device, which this waits for; None if there was none.")
+      .def(
           "invalidate_parameters",
           [](PyExecutor& x) {
             without_gil([&] { x.visit([](auto& e) { e.invalidate_parameters(); }); });
@@ -351,6 +378,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("sources", &cavs::cuda::sources, "The texts of the kernels, by file name.");
   cavs::cuda::bind_device(m);
   cavs::cuda::bind_parameters(m);
+  cavs::cuda::bind_cudnn(m);
   cavs::cuda::bind_step(m);
   cavs::cuda::bind_executor(m);
 }

@@ -215,7 +215,7 @@ std::optional<Blas::Algorithm> Blas::algorithm(const Shape& shape, const Descrip
 const Blas::Plan& Blas::plan(const Shape& shape) {
   if (const Plan* known = plans_.find(shape)) return *known;
   if (plans_.full()) {
-    device_->issue_recorded();  // which may need the one that goes
+    device_->issue_recorded();  // the oldest may be of a product that waits to be issued
     plans_.drop_oldest();
   }
   auto description = std::make_unique<const Description>(*this, shape);
@@ -252,14 +252,13 @@ bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix 
 void Blas::issue(const void* product, int lane, Handle stream) {
   const Product& p = *static_cast<const Product*>(product);
   const Blas& of = *p.blas;
-  const Plan& plan = *p.plan;
+  const Description& d = *p.plan->description;
   const double wide[] = {1, static_cast<double>(p.accumulate)};
   const float narrow[] = {1, static_cast<float>(p.accumulate)};
   const void* alpha = of.wide_ ? static_cast<const void*>(&wide[0]) : &narrow[0];
   const void* beta = of.wide_ ? static_cast<const void*>(&wide[1]) : &narrow[1];
-  const Description& d = *plan.description;
   check_status(of.entries_->multiply(of.handle_, d.product, alpha, p.b, d.a, p.a, d.b, beta, p.c,
-                                     d.c, p.c, d.c, &*plan.algorithm,
+                                     d.c, p.c, d.c, &*p.plan->algorithm,
                                      of.workspace_.at(kWorkspace * lane), kWorkspace, stream),
                "cublasLtMatmul");
 }

@@ -46,7 +46,6 @@ class Blas {
   struct Algorithm {
     uint64_t words[8];
   };
-  struct Product;
   // Sizes, strides, what is transposed or stored in bfloat16, and how far addresses are aligned.
   struct Shape {
     int64_t m, n, k;
@@ -62,6 +61,7 @@ class Blas {
     std::optional<Algorithm> algorithm;  // none: the library has none
     uint64_t number;                     // no two have the same
   };
+  struct Product;
 
   const Plan& plan(const Shape& shape);
   std::optional<Algorithm> algorithm(const Shape& shape, const Description& description);
@@ -77,9 +77,9 @@ class Blas {
   Handle handle_ = nullptr;
   DeviceMemory workspace_;  // a part for each lane
   Recent<Shape, Plan> plans_;
+  uint64_t made_ = 0;  // of them
   // Of shapes whose rows are the most that share an algorithm.
   Recent<Shape, std::optional<Algorithm>> algorithms_;
-  uint64_t made_ = 0;  // plans
 };
 
 }  // namespace cavs::cuda

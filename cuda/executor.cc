@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "exec/spaces.h"
 #include "exec/validate.h"
@@ -83,6 +84,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
   place_halves(compiled.half);
   lay_out_gradients();
   plan_weights();
+  plan_lstms(compiled);
   plan_early();
   int32_t widest = 1;
   for (const Buffer& b : p.buffers) {
@@ -156,9 +158,14 @@ template <class T>
 void Executor<T>::plan_weights() {
   size_t bytes = 0;
   std::vector<size_t> at;
-  for (const Weight& w : program_->weights) {
+  std::vector<bool> multiplied(program_->weights.size(), false);  // those of LSTMs are not
+  for (const Instruction& in : program_->instructions) {
+    if (in.kind == InstructionKind::kMatmul) multiplied[in.weight] = true;
+  }
+  for (size_t i = 0; i < multiplied.size(); ++i) {
+    const Weight& w = program_->weights[i];
     at.push_back(bytes);
-    bytes += lines(w.k * w.n * library_->packed_bytes());
+    if (multiplied[i]) bytes += lines(w.k * w.n * library_->packed_bytes());
   }
   weights_.reserve(bytes);
   device_->zero(weights_.at(), weights_.bytes());
@@ -166,6 +173,7 @@ void Executor<T>::plan_weights() {
   for (size_t i = 0; i < at.size(); ++i) {
     const Weight& w = program_->weights[i];
     packed_.push_back(reinterpret_cast<T*>(weights_.at(at[i])));
+    if (!multiplied[i]) continue;
     for (const WeightPiece& q : w.pieces) {
       const size_t before = (q.k0 * w.n + q.n0) * library_->packed_bytes();
       pieces.push_back({parameters_->on_device()[q.param] + q.offset,
@@ -183,7 +191,10 @@ template <class T>
 void Executor<T>::begin() {
   place_written();
   parameters_->upload();
-  if (stale_) library_->pack(pieces_.as<Piece<T>>(), weight_pieces_);
+  if (stale_) {
+    library_->pack(pieces_.as<Piece<T>>(), weight_pieces_);
+    for (const auto& lstm : lstms_) lstm->pack();
+  }
   stale_ = false;
 }
 
@@ -226,8 +237,10 @@ void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
   timeline_.on_host("bind", [&] { bind(inputs); });
   timeline_.on_host(
       "stage", [&] { timeline_.on_lane(Device::kCopies, "upload", [&] { staging_.upload(); }); });
+  if (clocked_) begun_->record();
   timeline_.on_lane(0, "assemble", [&] { begin(); });
   timeline_.on_host("launch", [&] { command(); });
+  if (std::exchange(clocked_, false)) ended_->record();
   ran_ = true;
 }
 
@@ -252,6 +265,23 @@ double Executor<T>::run(const Inputs<T>& inputs) {
     mirror_.fail();
     throw;
   }
+}
+
+template <class T>
+void Executor<T>::clock() {
+  const Turn turn(*device_);
+  for (std::unique_ptr<Event>* event : {&begun_, &ended_}) {
+    if (*event == nullptr) *event = std::make_unique<Event>(device_, true);
+  }
+  clocked_ = true;
+}
+
+template <class T>
+std::optional<double> Executor<T>::clocked() {
+  const Turn turn(*device_);
+  if (ended_ == nullptr || std::exchange(clocked_, false)) return std::nullopt;
+  ended_->synchronize();
+  return ended_->seconds_since(*begun_);
 }
 
 template <class T>

@@ -11,6 +11,7 @@
 #include "collectives.h"
 #include "exec/analysis.h"
 #include "library.h"
+#include "lstm.h"
 #include "mirror.h"
 #include "parameters.h"
 #include "replays.h"
@@ -36,6 +37,7 @@ struct Compiled {
   std::vector<MapName> maps;
   std::vector<int32_t> half;  // buffers stored in bfloat16: of the arena or scratch
   Replay replay;              // of commands that come again
+  std::shared_ptr<const Cudnn> cudnn = nullptr;  // for programs with a kLstm
 };
 
 template <class T>
@@ -88,6 +90,10 @@ class Executor {
   void set_tracing(bool on);
   std::vector<Span> trace() const;
   void set_profiling(bool on);
+  // Clocks the next run, from its first launch to its last without an update, then says how long it
+  // took on the device, which it waits for: seconds; nothing if it failed, or there was none.
+  void clock();
+  std::optional<double> clocked();
   void invalidate_parameters();  // others have changed them on the device
 
  private:
@@ -108,6 +114,7 @@ class Executor {
   void place_halves(const std::vector<int32_t>& buffers);
   void lay_out_gradients();
   void plan_weights();
+  void plan_lstms(const Compiled<T>& compiled);
   void bind_structure(const std::shared_ptr<const Schedule>& schedule);
   void lay_out();
   size_t lay_out_scratch();
@@ -117,6 +124,9 @@ class Executor {
   void stage_tables();
   void stage_written();
   void place_written();
+  void bind_lstms();
+  void stage_chains();
+  void place_chains();
   void stage_task_lookups(const Table& table, const Lookup& lookup);
 
   void forward_and_backward(const Inputs<T>& inputs);
@@ -133,6 +143,7 @@ class Executor {
   void run_body(const Body& body, RowRange rows);
   void run_sum(int32_t id, int32_t task, RowRange rows);
   void run_lookup(int32_t id, int32_t task);
+  void run_lstm(int32_t id);
   void copy_factors(DeviceFactors& factors, int32_t id, RowRange rows);
   void leave(int32_t stage);
   void emit(int32_t id, RowRange rows, int64_t first_row);
@@ -176,6 +187,8 @@ class Executor {
   std::vector<std::vector<int32_t>> done_after_;  // of each stage: gradients that it is the last of
   std::vector<std::unique_ptr<DeviceFactors>> factors_;
   std::vector<int32_t> factors_of_instruction_;  // or -1
+  std::vector<std::unique_ptr<Lstm<T>>> lstms_;
+  std::vector<int32_t> lstm_of_instruction_;  // or -1
 
   DeviceMemory arena_, scratch_, gradients_, weights_, ones_, table_values_;
   DeviceMemory pieces_, partial_;
@@ -204,6 +217,10 @@ class Executor {
   };
   std::vector<Written> written_;
   std::vector<int32_t> count_;  // 0, 1, 2, ...
+  Chains chains_;               // with lstms_
+  struct ChainPieces {
+    int32_t row_of = -1, place_of = -1, lengths = -1;
+  } chains_at_;
   size_t arena_needed_ = 0, peak_ = 0, scratch_bytes_ = 0;
   std::array<uint64_t, 2> draw_{};  // seed and step
   bool ran_ = false;
@@ -213,9 +230,10 @@ class Executor {
   std::vector<Argument> arguments_;
 
   Timeline timeline_;
-  bool profiling_ = false;
+  bool profiling_ = false, clocked_ = false;
   int64_t runs_ = 0;
   std::vector<std::unique_ptr<Event>> events_;
+  std::unique_ptr<Event> begun_, ended_;  // of the last run that was clocked
   std::vector<double> stage_seconds_;
   Replays replays_;  // of what is above: gone before it
 };

@@ -60,7 +60,7 @@ Library<T>::Library(std::shared_ptr<Device> device,
   if (!blas.empty()) {
     blas_ = std::make_unique<Blas>(device_, blas, precision, sizeof(T) == 8, deterministic);
   }
-  load("pack.cu", {{&pack_, "pack"}});
+  load("pack.cu", {{&pack_, "pack"}, {&unpack_, "unpack"}});
   load("lookup.cu", {{&lookup_grad_, "lookup_grad"}});
   load("update.cu", {{&square_, "square"}, {&judge_, "judge"}, {&update_, "update"}});
 }
@@ -303,6 +303,13 @@ void Library<T>::pack(const Piece<T>* pieces, int count) const {
   if (count == 0) return;
   const Grid grid{static_cast<unsigned>(device_->multiprocessors()), device_->high(count)};
   device_->launch(pack_, grid, pieces, count);
+}
+
+template <class T>
+void Library<T>::unpack(const Piece<T>* pieces, int count) const {
+  if (count == 0) return;
+  const Grid grid{static_cast<unsigned>(device_->multiprocessors()), device_->high(count)};
+  device_->launch(unpack_, grid, pieces, count);
 }
 
 template <class T>

@@ -48,6 +48,8 @@ class Library {
   void matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin, int end,
                  T* out, int64_t out_stride, bool accumulate) const;
   void pack(const Piece<T>* pieces, int count) const;
+  // Adds pieces as they stand after pack() into where they come from; both are of T.
+  void unpack(const Piece<T>* pieces, int count) const;
   void lookup_grad(const Rows<T>& values, const int* offsets, const int* rows, const int* slots,
                    int count, T* out, bool first) const;
   void square(const Stretch<T>* stretches, int count, double* partial) const;
@@ -84,7 +86,7 @@ class Library {
   std::vector<std::unique_ptr<Room>> rooms_;
   std::unique_ptr<Blas> blas_;
   Handle copy_rows_, segment_max_, cross_entropy_, cross_entropy_grad_, sum_rows_, sum_parts_,
-      matmul_, matmul_16_, matmul_tn_, pack_, lookup_grad_, square_, judge_, update_;
+      matmul_, matmul_16_, matmul_tn_, pack_, unpack_, lookup_grad_, square_, judge_, update_;
 };
 
 }  // namespace cavs::cuda

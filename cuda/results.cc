@@ -207,6 +207,7 @@ Report Executor<T>::report() const {
   report.arena_bytes = arena_needed_;
   report.peak_bytes = peak_;
   report.scratch_bytes = scratch_bytes_;
+  for (const auto& lstm : lstms_) report.scratch_bytes += lstm->bytes();
   report.packed_bytes = weights_.bytes();
   report.runs = runs_;
   report.segments = static_cast<int32_t>(launches_);
@@ -236,8 +237,9 @@ Replays::Report Executor<T>::replays() const {
 template <class T>
 std::vector<std::pair<std::string, size_t>> Executor<T>::memory() const {
   const Turn turn(*device_);
-  size_t factors = 0;
+  size_t factors = 0, lstms = 0;
   for (const auto& f : factors_) factors += f->left.bytes() + f->right.bytes();
+  for (const auto& lstm : lstms_) lstms += lstm->bytes();
   return {{"parameters", parameters_->value_bytes()},
           {"states", parameters_->state_bytes()},
           {"workspaces", library_->workspace_bytes()},
@@ -246,6 +248,7 @@ std::vector<std::pair<std::string, size_t>> Executor<T>::memory() const {
           {"gradients", gradients_.bytes() + table_values_.bytes() + factors},
           {"weights", weights_.bytes()},
           {"staging", staging_.device_bytes()},
+          {"lstms", lstms},
           {"others", ones_.bytes() + pieces_.bytes() + partial_.bytes()},
           {"outcomes", parameters_->outcomes().device_bytes()}};
 }

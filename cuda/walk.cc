@@ -305,6 +305,10 @@ void Executor<T>::run_sum(int32_t id, int32_t task, RowRange rows) {
     run_lookup(id, task);
     return;
   }
+  if (lstm_of_instruction_[id] >= 0) {
+    run_lstm(id);
+    return;
+  }
   if (const int32_t f = factors_of_instruction_[id]; f >= 0) {
     copy_factors(*factors_[f], id, rows);
     return;

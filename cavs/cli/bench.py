@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         optimizer,
         device=args.device,
         precision=args.precision,
+        cudnn=args.cudnn,
         deterministic=args.deterministic,
         threads=args.threads,
     )

@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     given = parser.parse_args(["--overwrite", "--out", args.out])
     given.entry, given.data = entry, args.data
     given.device, given.precision = args.device, args.precision
+    given.cudnn = args.cudnn
     given.deterministic = args.deterministic
     given.threads = args.threads
     given.epochs = args.epochs or given.epochs

@@ -49,6 +49,7 @@ def _open(args: argparse.Namespace) -> tuple[Task, Trainer]:
         optim.SGD(1.0),
         device=args.device,
         precision=args.precision,
+        cudnn=args.cudnn,
         deterministic=args.deterministic,
         threads=args.threads,
     )

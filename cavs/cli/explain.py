@@ -34,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
     batch = next(iter(DataLoader(graphs, args.batch_size, prefetch=0)))
     if args.threads is not None:
         set_num_threads(args.threads)
-    where = {"device": args.device, "precision": args.precision}
+    where = {"device": args.device, "precision": args.precision, "cudnn": args.cudnn}
     print(explain(task.model, batch, **where, deterministic=args.deterministic))
     return 0

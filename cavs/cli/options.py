@@ -14,6 +14,7 @@ from cavs.cuda.engine import PRECISIONS
 from cavs.distributed.balance import PREDICTORS
 from cavs.distributed.devices import COLLECTIVES
 from cavs.errors import CheckpointError, ConfigError
+from cavs.runtime.recurrence import CUDNN
 from cavs.train import optim, schedules
 from cavs.train.checkpoint import Checkpoint, read_checkpoint
 
@@ -104,7 +105,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--device``, ``--precision``, ``--deterministic`` and ``--threads``."""
+    """``--device``, ``--precision``, ``--cudnn``, ``--deterministic`` and ``--threads``."""
     group = parser.add_argument_group("engine")
     group.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     group.add_argument(
@@ -112,6 +113,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         choices=PRECISIONS,
         default="float32",
         help="of products on a GPU (default: float32)",
+    )
+    group.add_argument(
+        "--cudnn",
+        choices=CUDNN,
+        default="never",
+        help="whether cuDNN runs LSTMs over chains on a GPU (default: never; auto: where it "
+        "measures faster)",
     )
     group.add_argument(
         "--deterministic",

@@ -111,6 +111,7 @@ def train(
     common: dict[str, Any] = {
         "device": args.device,
         "precision": args.precision,
+        "cudnn": args.cudnn,
         "deterministic": args.deterministic,
         "seed": args.seed,
         "max_norm": args.max_norm,

@@ -8,7 +8,15 @@ from dataclasses import replace
 
 from cavs.codegen.map import MapProgram, Register
 from cavs.compiler.fuse import RowLowering
-from cavs.compiler.program import ONE_SPACE, Instruction, Operand, Stage, space_of
+from cavs.compiler.program import (
+    ONE_SPACE,
+    VERTEX_SPACE,
+    Instruction,
+    Operand,
+    Stage,
+    Weight,
+    space_of,
+)
 from cavs.compiler.storage import name_of
 from cavs.errors import CompileError
 from cavs.ir import BatchRule, Node
@@ -139,6 +147,9 @@ class Lowering(RowLowering):
         """A sum over rows, an instruction a piece: into a gradient, or into a buffer of one row."""
         owner = gradients.get(n)
         name = n.op.name
+        if name.startswith("lstm"):
+            self._recurrence(n, owner)
+            return
         operands = self.accesses.operands(n)
         domain = max((x.type.domain for x, _ in operands), key=lambda d: d.rank)
         kinds = {x.type.domain.kind for x, _ in operands} - {None}
@@ -195,6 +206,31 @@ class Lowering(RowLowering):
                 )
             )
             column += o[2]
+
+    def _recurrence(self, n: Node, owner: str | None) -> None:
+        """One instruction: a whole LSTM, or its gradient by its input or by a parameter."""
+        p, number = self.program, n.attr("number")
+        inputs = [self.operand(x) for _, pieces in self.accesses.operands(n) for x in pieces]
+        i = Instruction(n.op.name, VERTEX_SPACE, inputs=inputs, argument=number)
+        if n.op.name == "lstm_weight_grad":
+            if owner is None:
+                raise CompileError("the gradient of a weight has no parameter", where=n.where)
+            i.out = (self.grad_buffers[owner], 0, n.type.width, "self", "none", 0)
+            i.accumulate, i.argument2 = True, p.parameters.index(owner)
+            i.label = f"gradient {owner}"
+        else:
+            i.out = (self._arena(n), 0, n.type.width, "self", "none", 0)
+            i.label = name_of(n)
+        if n.op.name == "lstm":
+            names = [x.attr("parameter").name for x in n.inputs[1:]]
+            pieces = [
+                (p.parameters.index(names[of - 1]), offset, stride, 1, rows, cols, k0, n0)
+                for of, offset, stride, rows, cols, k0, n0 in n.attr("pieces")
+            ]
+            (width,), (hidden,) = n.inputs[0].shape, n.shape
+            p.weights.append(Weight(width + hidden + 1, 4 * hidden, pieces))
+            i.weight = len(p.weights) - 1
+        p.instructions.append(i)
 
     def _finish_gradients(self, gradients: dict[Node, str]) -> None:
         """Terms that are no reductions of their own are added at the end."""

@@ -18,6 +18,7 @@ from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.merge_vertices import merge_vertices
 from cavs.passes.partition import Partition, partition
+from cavs.passes.recurrence import recurrences
 from cavs.passes.replicate import replicate
 from cavs.passes.simplify import CANONICAL, RULES, simplify
 from cavs.passes.specialise import Kind, optional_features, specialise
@@ -63,6 +64,7 @@ def compile_graph(
     passes: Passes = Passes(),
     record: bool = False,
     replicated: bool = False,
+    recurrent: bool = False,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
@@ -70,7 +72,8 @@ def compile_graph(
     with the features of `cavs.passes.merge_vertices`. shared: vertices share children, so that
     edges outnumber vertices; nth_shared: so much that products of single children are done at the
     child. record keeps the text of every stage. replicated: batches of a training are parts of
-    global ones, see `cavs.passes.replicate`.
+    global ones, see `cavs.passes.replicate`. recurrent: LSTMs are run as a whole, on batches of
+    chains and on devices alone, see `cavs.passes.recurrence`.
     """
     stages: list[tuple[str, str]] = []
 
@@ -85,6 +88,8 @@ def compile_graph(
     replicated &= training
     if replicated:
         graph = done("replicate", replicate(graph))
+    if recurrent:
+        graph = done("recurrences", recurrences(graph))
     if merging:
         graph = done("merge_vertices", merge_vertices(graph, counts=not replicated))
     if nth_shared and passes.specialise:

@@ -170,6 +170,9 @@ def instruction_text(program: Program, i: Instruction) -> list[str]:
         return [f"{out} {sign} sum of {inputs[0]}, over all rows of {space_name(i.space)}"]
     if i.kind.startswith("cross_entropy"):
         inputs.append(program.int_features[i.argument])
+    if i.kind == "lstm":
+        pieces = program.weights[i.weight].pieces
+        inputs += dict.fromkeys(program.parameters[p[0]] for p in pieces)
     return [f"{out} {sign} {i.kind}({', '.join(inputs)})"]
 
 

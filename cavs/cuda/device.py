@@ -15,11 +15,20 @@ from cavs import _cuda
 from cavs.config import require as require_option
 from cavs.cuda.cache import CachedCompiler, CubinCache
 from cavs.cuda.driver import Driver, newest_cuda
-from cavs.cuda.libraries import DRIVER, extras, find, find_driver, install_line, require
+from cavs.cuda.libraries import (
+    DRIVER,
+    extras,
+    find,
+    find_cudnn,
+    find_driver,
+    install_line,
+    require,
+)
 from cavs.cuda.memory import CupyMemory, Memory
 from cavs.cuda.nvrtc import Nvrtc
 from cavs.errors import DeviceError, DeviceWarning
 
+LOOK_UP = "look up"
 REPLAYS = ("auto", "always", "never")
 OLDEST = 80  # compute capability times ten: asynchronous copies, bfloat16 and tf32 start there
 
@@ -37,10 +46,11 @@ class Device:
     """A GPU, and with what it is used. `open_device` looks all this up; a test may pass its own.
 
     driver_library: for dlopen. architecture: as compilers name it, "sm_90". memory: None takes
-    that of the driver. cublas_lt: the path of cuBLASLt; None if there is none. beside, few_rows:
-    with a second stream, and with kernels of their own for products of few rows; off to see what
-    they are worth. replay: which commands that come again with the same batch run as a CUDA graph,
-    one of REPLAYS: those that measure faster so, or all, or none.
+    that of the driver. cublas_lt, cudnn: the paths of cuBLASLt and cuDNN; None if there is none;
+    cuDNN may be looked up (LOOK_UP) when it is wanted, for most programs never do. beside,
+    few_rows: with a second stream, and with kernels of their own for products of few rows; off to
+    see what they are worth. replay: which commands that come again with the same batch run as a
+    CUDA graph, one of REPLAYS: those that measure faster so, or all, or none.
     """
 
     driver_library: str
@@ -49,6 +59,7 @@ class Device:
     compiler: Compiler
     memory: Memory | None
     cublas_lt: str | None = None
+    cudnn: str | None = None
     beside: bool = True
     few_rows: bool = True
     replay: str = "auto"
@@ -56,6 +67,14 @@ class Device:
     def __post_init__(self) -> None:
         known = ", ".join(REPLAYS)
         require_option(self.replay in REPLAYS, "replay", self.replay, f"one of {known}")
+
+    @cached_property
+    def cudnn_library(self) -> str | None:
+        """The path of cuDNN."""
+        if self.cudnn != LOOK_UP:
+            return self.cudnn
+        library = find_cudnn(newest_cuda(self.driver_library))
+        return library.path if library else None
 
     @cached_property
     def native(self) -> _cuda.Device:
@@ -155,6 +174,7 @@ def _open(name: str, driver_library: str | None) -> tuple[Device, Driver, Nvrtc]
         compiler=CachedCompiler(compiler, CubinCache()),
         memory=memory,
         cublas_lt=blas.path if blas else None,
+        cudnn=LOOK_UP,
     )
     return device, driver, compiler
 

@@ -68,16 +68,19 @@ class CudaEngine:
         for p in self._of:
             p.keep_copy(self)
         self.published = 0  # versions of parameters that are downloads of this copy
-        self._lost = 0  # steps that a device given up has taken with it
+        self.lost = 0  # steps that a device given up has taken with it
+        self._told = 0  # of these
         self._real = ""
         self._parameters: _cuda.Parameters | None = None
+        self._cudnn: _cuda.Cudnn | None = None
 
     def executor(
         self, program: Program, encoded: _engine.Program, arrays: Sequence[Array]
     ) -> _cuda.Executor:
         """An executor of ``program``, of which ``encoded`` is the engine's form.
 
-        arrays: of all parameters, of one dtype; the same for every program of the session.
+        arrays: of all parameters, of one dtype; the same for every program of the session. A
+        program with LSTMs needs cuDNN, see ``lacks_cudnn``.
         """
         if self._parameters is None:
             self._real = "double" if arrays[0].dtype == np.float64 else "float"
@@ -91,8 +94,29 @@ class CudaEngine:
         if named:
             included = headers() if half else {}
             image = self.device.compile("maps.cu", maps.text, included, self._real)
-        replay = self.device.replay
-        return _cuda.Executor(encoded, self._parameters, image, named, sorted(half), replay)
+        lstms = any(i.kind == "lstm" for i in program.instructions)
+        cudnn = self._open_cudnn() if lstms else None
+        return _cuda.Executor(
+            encoded, self._parameters, image, named, sorted(half), self.device.replay, cudnn
+        )
+
+    def lacks_cudnn(self) -> str:
+        """Why LSTMs cannot run by cuDNN here, as far as is known before it is opened; or empty."""
+        if self._precision == "bfloat16":
+            return "with precision 'bfloat16' LSTMs run on the engine's own kernels"
+        if self.deterministic:
+            return (
+                "deterministic=True, and NVIDIA does not say that LSTMs of cuDNN add in one order"
+            )
+        return "" if self.device.cudnn_library else "libcudnn.so was not found"
+
+    def _open_cudnn(self) -> _cuda.Cudnn:
+        if self._cudnn is None:
+            library = self.device.cudnn_library
+            assert library is not None
+            wide = self._real == "double"
+            self._cudnn = _cuda.Cudnn(self.device.native, library, self._precision, wide)
+        return self._cudnn
 
     def invalidate(self) -> None:
         """The host's arrays were written: they go up before the next run."""
@@ -114,22 +138,32 @@ class CudaEngine:
 
         Whether they were behind. DeviceWarning where steps are lost with a device.
         """
-        before = self._lost
-        behind = self._download()
-        if lost := self._lost - before:
+        before = self.lost
+        behind = self.settle()
+        if lost := self.lost - before:
             found = f"the GPU has failed, and with it {steps(lost)} of training since the host's"
             hint = "load a checkpoint, or train on from here: device='cpu', or a new process"
             warning = DeviceWarning(f"{found} parameters were last up to date", hint=hint)
             warnings.warn(warning, stacklevel=3)
         return behind
 
+    def update_host(self) -> None:
+        """As `download`; DeviceError where steps are lost with a device."""
+        self.settle()
+        if self.lost:
+            raise DeviceError(
+                f"the GPU has failed, and with it {steps(self.lost)} of training",
+                hint="load a checkpoint, in a new process or on the CPU",
+            )
+
     def lost_steps(self) -> int:
         """As `download`; how many steps were lost with the device since the last call."""
-        self._download()
-        lost, self._lost = self._lost, 0
+        self.settle()
+        lost, self._told = self.lost - self._told, self.lost
         return lost
 
-    def _download(self) -> bool:
+    def settle(self) -> bool:
+        """`download` without a warning: `lost` says how many steps a failed device has taken."""
         try:
             behind = self._parameters is not None and self._parameters.download()
         except DeviceError:
@@ -137,7 +171,7 @@ class CudaEngine:
             lost = self._parameters.lost()
             if lost is None:  # it still works
                 raise
-            self._lost += lost
+            self.lost += lost
             self._parameters, behind = None, False
             for p in self._of:
                 p.copies = [copy for copy in p.copies if copy is not self]

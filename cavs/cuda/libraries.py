@@ -7,6 +7,7 @@ from the extras of the package, so no code names one.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import functools
@@ -48,7 +49,7 @@ def find_driver() -> str | None:
 
 
 def find(name: str, newest: int | None = None) -> Library | None:
-    """The first library of this name: "nvrtc", "cublasLt", "cudnn" or "nccl".
+    """The first library of this name: "nvrtc", "cublas", "cublasLt", "cudnn" or "nccl".
 
     newest: libraries of a higher major are passed over, because the driver does not run them.
     None if there is none. Pathfinder leaves what it finds loaded.
@@ -57,6 +58,21 @@ def find(name: str, newest: int | None = None) -> Library | None:
         if newest is None or library.major is None or library.major <= newest:
             return library
     return None
+
+
+def find_cudnn(newest: int | None = None) -> Library | None:
+    """cuDNN, with cuBLAS loaded, which it finds only if the loader knows it already.
+
+    newest: the CUDA major of the driver; that of cuDNN is its own, and it tells itself whether it
+    can use the driver. None if there is none.
+    """
+    library = find("cudnn")
+    for name in ("cublasLt", "cublas") if library is not None else ():
+        needed = find(name, newest)
+        if needed is not None:
+            with contextlib.suppress(OSError):  # cuDNN says it when it is opened
+                ctypes.CDLL(needed.path)
+    return library
 
 
 def require(name: str, what_for: str, newest: int | None = None) -> Library:

@@ -172,6 +172,9 @@ class _Run:
                 process.terminate()
                 process.wait()
         watch.listen(0)
+        if process.returncode < 0 and not (self.asked or self.failed or self.ended):
+            self.say(f"cavs: mpirun was killed by signal {-process.returncode}, and all with it")
+            return 128 - process.returncode
         return self._status()
 
     def _status(self) -> int:
@@ -191,6 +194,7 @@ class _Run:
     def _look(self) -> None:
         """Ends what would hang."""
         now = time.monotonic()
+        self.watch.miss()
         if self.ended is not None:
             if now > self.ended + _FORCE:
                 self.process.kill()  # its ranks end with it

@@ -66,6 +66,7 @@ class Watch:
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
         self._rest = b""
         self._said: set[str] = set()
+        self._unheard: set[int] = set()
 
     def close(self) -> None:
         """Ranks tell nobody any more."""
@@ -97,6 +98,16 @@ class Watch:
             case "ended", [int(status)]:
                 self.ends[rank] = status
                 self.waits.pop(rank, None)
+
+    def miss(self) -> None:
+        """Ranks whose processes are gone, and whose keepers with them: call it now and then.
+
+        Twice: a keeper that lives has told it by the second time.
+        """
+        gone = {r for r, pid in self.pids.items() if r not in self.ends and not _exists(pid)}
+        for rank in sorted(gone & self._unheard):
+            self._take(rank, "ended", [-signal.SIGKILL])
+        self._unheard = gone
 
     # ---- who hangs -----------------------------------------------------------------------------
 
@@ -181,6 +192,14 @@ def _ended(status: int) -> str:
 
 def _named(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _is_stopped(pid: int) -> bool:

@@ -24,7 +24,7 @@ class BatchRule(enum.Enum):
     """How an operator acts on the rows of a batch."""
 
     ROWWISE = "rowwise"  # row r of the result needs row r of the inputs only
-    REDUCE = "reduce"  # sums over rows: parameter gradients, losses
+    REDUCE = "reduce"  # needs all rows at once: parameter gradients, losses, whole recurrences
     GRAPH = "graph"  # reads rows through the structure
 
 

@@ -177,7 +177,7 @@ class Accesses:
     def operands(self, node: Node) -> list[tuple[Node, list[Piece]]]:
         """The float values that a kernel for the computed ``node`` reads, with their pieces."""
         inputs = [x for x in node.inputs if x.type.dtype != INT and x.op.name != "constant"]
-        if node.op.name == "matmul":
+        if node.op.name in ("matmul", "lstm"):
             inputs = inputs[:1]
         if node.op.name == "max_children":  # the engine reads the segments as a maximum
             return [(node.inputs[0], self._compose(node))]
@@ -193,6 +193,8 @@ class Accesses:
         many = ("matmul", "matmul_tn", "sum_rows", "broadcast")
         for x, pieces in self.operands(node):
             if len(pieces) > 1 and node.op.name not in many:
+                raise NoAccessError(x)
+            if node.op.name in ("lstm", "lstm_grad") and pieces[0].map != "self":
                 raise NoAccessError(x)
 
     def storage(self, node: Node) -> Iterator[Node]:

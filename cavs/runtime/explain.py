@@ -10,6 +10,7 @@ from typing import Any
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.compiler.program import Buffer, Program, Stage
 from cavs.compiler.text import buffer_name, cuda_text, map_text, program_text, space_name
+from cavs.config import require
 from cavs.cuda.device import Device
 from cavs.cuda.engine import DECIDED
 from cavs.frontend.model import Model
@@ -311,23 +312,26 @@ def explain(
     passes: Passes | None = None,
     device: str | Device = "cpu",
     precision: str = "float32",
+    cudnn: str = "never",
     deterministic: bool = False,
 ) -> Explanation:
     """Compiles ``model`` for batches like ``batch`` and says what became of it.
 
     training: with backward, else the forward program of ``Session.evaluate``. run: also run it,
     once on the clock, on ``device`` with products in ``precision``, after a run to warm up or, on
-    a device, as many as decide whether its commands are replayed. Nothing is updated. Raises what
-    Session raises.
+    a device, as many as decide whether its commands are replayed; with LSTMs over chains by cuDNN
+    where ``cudnn`` is "always". Nothing is updated. Raises what Session raises.
     """
     parameters = list(model.parameters().values())
     dtype = parameters[0].value.dtype if parameters else "float32"
+    require(cudnn != "auto", "cudnn", cudnn, "'never' or 'always': one of the two is explained")
     session = Session(
         model,
         dtype=dtype,
         passes=passes,
         device=device,
         precision=precision,
+        cudnn=cudnn,
         deterministic=deterministic,
     )
     compiled = session.compiled(batch, training=training)

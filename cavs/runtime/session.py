@@ -15,7 +15,7 @@ from cavs.compiler.pipeline import Compiled, Passes, compile_graph
 from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import PRECISIONS, CudaEngine
-from cavs.errors import CheckpointError, ConfigError
+from cavs.errors import CheckpointError, ConfigError, DeviceError
 from cavs.frontend.model import Model
 from cavs.ir import origin
 from cavs.passes.at_nth_child import multiplied_children
@@ -24,7 +24,8 @@ from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.inputs import features
-from cavs.runtime.looking import Span, report_of, set_tracing, trace_of
+from cavs.runtime.looking import Inspected, report_of
+from cavs.runtime.recurrence import CUDNN, Lstms
 from cavs.runtime.tracing import lacks, set_child_numbers, trace
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
 
@@ -36,7 +37,7 @@ MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there
 SHARED_FROM = 1.15  # readers a product from which those of leaves are done at the leaves
 
 
-class Session:
+class Session(Inspected):
     """Compiles ``model`` on first use and runs it.
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
@@ -44,7 +45,8 @@ class Session:
     batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1",
     or a cavs.cuda Device; there, the parameters' arrays are brought up to date when they are read.
     precision: of products on a device, "float32", or "tf32" or "bfloat16" with float32 sums;
-    with "bfloat16" packed weights and most values between kernels are stored in it.
+    with "bfloat16" packed weights and most values between kernels are stored in it. cudnn: whether
+    cuDNN runs LSTMs over chains on a device, "never", "auto" where it measures faster, or "always".
     deterministic: what libraries of a device compute has one order of sums too, see docs/cuda.md;
     all else gives the same bits in every run anyway, on the CPU for one number of threads.
     Raises ConfigError for other threads than 1 to 256, DeviceError for a device out of use.
@@ -60,6 +62,7 @@ class Session:
         replicated: bool = False,
         device: str | Device = "cpu",
         precision: str = "float32",
+        cudnn: str = "never",
         deterministic: bool = False,
     ) -> None:
         require(isinstance(model, Model), "model", model, "a cavs.Model")
@@ -73,10 +76,13 @@ class Session:
         if threads is not None:
             set_num_threads(threads)
         self.replicated = replicated
+        require(cudnn in CUDNN, "cudnn", cudnn, f"one of {', '.join(CUDNN)}")
+        require(cudnn != "always" or device != "cpu", "cudnn", cudnn, "'never' on the CPU")
         require(isinstance(deterministic, bool), "deterministic", deterministic, "True or False")
         self.deterministic = deterministic
         self._cuda = self._on_device(device, precision)
-        self._variants: dict[tuple[bool, bool, bool], Variant] = {}
+        self._lstms = Lstms(self._cuda, "never" if replicated else cudnn)
+        self._variants: dict[tuple[bool, bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
         self._edge_types = EdgeTypes()
         self._versions = 0  # of the parameters, as far as this session has followed them
@@ -276,6 +282,8 @@ class Session:
         variant = self._variant(batch, training, with_loss, self._merges(batch, training))
         if variant.merging and variant.distinguishing is None:
             variant = self._variant(batch, training, with_loss, False)
+        if self._lstms.take(variant, batch):
+            variant = self._variant(batch, training, with_loss, False, recurrent=True)
         assert variant.traced is not None
         source = self._source(variant, batch)
         schedule = source.schedule(variant.optional)
@@ -285,8 +293,14 @@ class Session:
             many = schedule.batch.num_edges > schedule.batch.num_vertices
             variant.shared = many and not self._agreed(training)
         if variant.executor is None or not found <= set(variant.kinds):
-            self._compile(variant, found)
+            try:
+                self._compile(variant, found)
+            except DeviceError as error:
+                if not (variant.recurrent and self._lstms.give_up(error)):
+                    raise
+                return self._prepare(batch, training, with_loss)
         assert variant.compiled is not None and variant.executor is not None
+        self._lstms.clock(variant.executor)
         self._latest[training] = variant
         program, rows_of = variant.compiled.program, self._edge_types.rows
         floats, ints = features(program, source, source is not batch, self.dtype, rows_of)
@@ -306,9 +320,11 @@ class Session:
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
         """The variant that runs batches like ``batch``, if it has been traced."""
-        variant = self._variants.get((training, with_loss, self._merges(batch, training)))
+        variant = self._variants.get((training, with_loss, self._merges(batch, training), False))
         if variant is not None and variant.merging and variant.distinguishing is None:
-            variant = self._variants.get((training, with_loss, False))
+            variant = self._variants.get((training, with_loss, False, False))
+        if variant is not None and self._lstms.settled(variant, batch):
+            variant = self._variants.get((training, with_loss, False, True))
         return variant
 
     def _agreed(self, training: bool) -> bool:
@@ -326,9 +342,10 @@ class Session:
         with_loss: bool,
         merging: bool,
         absent: frozenset[str] = frozenset(),
+        recurrent: bool = False,
     ) -> Variant:
         """The variant, traced for what ``batch`` has and for features ``absent`` elsewhere."""
-        key = training, with_loss, merging
+        key = training, with_loss, merging, recurrent
         variant = self._variants.setdefault(key, Variant(*key))
         if not absent <= variant.absent:
             variant.absent |= absent
@@ -372,6 +389,7 @@ class Session:
                 passes=self.passes,
                 record=record,
                 replicated=self.replicated,
+                recurrent=variant.recurrent,
             )
         program = variant.compiled.program
         # The engine takes its precision from the parameters; a model may have none.
@@ -390,25 +408,19 @@ class Session:
 
         A session that continues from it runs the same programs, hence the same bits.
         """
-        return {"variants": [v.to_json() for v in self._variants.values() if v.traced is not None]}
+        variants = [v.to_json() for v in self._variants.values() if v.traced is not None]
+        return {"variants": variants, "cudnn": self._lstms.to_json()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; CheckpointError, changing nothing, on anything else."""
         try:
             found = [Variant.from_json(entry) for entry in state["variants"]]
+            self._lstms.restore(state.get("cudnn", ()))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the state of the session is {state!r}") from error
-        self._variants = {(v.training, v.with_loss, v.merging): v for v in found}
+        self._variants = {(v.training, v.with_loss, v.merging, v.recurrent): v for v in found}
 
     # ---- looking inside ------------------------------------------------------------------------
-
-    @property
-    def optional_features(self) -> tuple[str, ...]:
-        """What schedules are made for; empty before the first batch."""
-        for variant in self._variants.values():
-            if variant.traced is not None:
-                return variant.optional
-        return ()
 
     def prepare(self, batch: BatchLike) -> None:
         """Makes the schedule of a coming batch; safe in a background thread."""
@@ -447,10 +459,10 @@ class Session:
     def download(self) -> None:
         """Brings arrays of the host up to date: of parameters, and of states on the device.
 
-        DeviceWarning if the device has failed and steps are lost with it.
+        DeviceError if the device has failed and steps are lost with it: the arrays stay behind.
         """
         if self._cuda is not None:
-            self._cuda.download()
+            self._cuda.update_host()
 
     def lost_steps(self) -> int:
         """`download` without a warning; how many steps are lost with a device that has failed.
@@ -459,21 +471,6 @@ class Session:
         many steps before the last one that was waited for.
         """
         return 0 if self._cuda is None else self._cuda.lost_steps()
-
-    def set_profiling(self, on: bool) -> None:
-        """Times every stage and instruction of later runs; see report()."""
-        self._profiling = on
-        for variant in self._variants.values():
-            if variant.executor is not None:
-                variant.executor.set_profiling(on)
-
-    def set_serial(self, on: bool) -> None:
-        """One vertex at a time on one thread: the engine's own oracle, on the CPU alone."""
-        require(self._cuda is None, "on", on, "a session on the CPU")
-        self._serial = on
-        for variant in self._variants.values():
-            if isinstance(variant.executor, _engine.Executor):
-                variant.executor.set_serial(on)
 
     def compiled(self, batch: BatchLike, *, training: bool = True, record: bool = True) -> Compiled:
         """The compiled program for batches like ``batch``, with the text of every stage."""
@@ -497,19 +494,7 @@ class Session:
         "replays" among them; "graphs", a dict for each batch that came again (how many "commands",
         seconds they took one by one and as a graph, 0 where that was not measured, whether it is
         "decided" and whether they are "replayed"); "trouble": why there are none although there
-        should be.
+        should be. ``cudnn``: what was decided of LSTMs.
         """
-        return report_of(self._latest.get(training), self._variants.values())
-
-    def set_tracing(self, on: bool) -> None:
-        """Notes when the stages of later runs stand on a device, or stops; see trace()."""
-        require(self._cuda is not None, "on", on, "a session on a device")
-        set_tracing(self._variants.values(), on)
-
-    def trace(self, training: bool = True) -> list[Span]:
-        """What was on a device when, of the programs that had run when tracing began.
-
-        (name, lane, begin, end), in seconds of ``time.perf_counter``. Lanes 0 and 1 run the stages,
-        2 is for what goes up, -1 is the host. Steps are not waited for as they are in profiling.
-        """
-        return trace_of(self._latest.get(training))
+        found = report_of(self._latest.get(training), self._variants.values())
+        return found | self._lstms.report() if found else found

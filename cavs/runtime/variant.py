@@ -104,11 +104,13 @@ class EvalResult:
 @dataclass
 class Variant:
     """One way the model is compiled: for training or for inference, with or without its loss, for
-    batches as they are or for their distinct vertices (``merging``)."""
+    batches as they are or for their distinct vertices (``merging``), with LSTMs over chains as a
+    whole (``recurrent``)."""
 
     training: bool
     with_loss: bool
     merging: bool
+    recurrent: bool = False
     schema: dict[str, Feature] = field(default_factory=dict)
     passed: Mapping[str, Any] = field(default_factory=dict)  # of the last batch that fitted
     without_edges: bool = False  # traced for a batch that had none: types of theirs are a guess
@@ -129,6 +131,7 @@ class Variant:
             "training": self.training,
             "with_loss": self.with_loss,
             "merging": self.merging,
+            "recurrent": self.recurrent,
             "child_numbers": self.child_numbers,
             "absent": sorted(n for n, f in self.schema.items() if f.optional),
             "kinds": [int(k) for k in self.kinds],
@@ -143,6 +146,7 @@ class Variant:
             bool(entry["training"]),
             bool(entry["with_loss"]),
             bool(entry["merging"]),
+            bool(entry.get("recurrent", False)),
             child_numbers=None if numbers is None else int(numbers),
             absent=frozenset(str(n) for n in entry["absent"]),
             restored=tuple(sorted(int(k) for k in entry["kinds"])),

@@ -54,6 +54,8 @@ class Trainer:
         precision: Of products on a GPU: ``"float32"``, or ``"tf32"`` or ``"bfloat16"``, which are
             faster; with ``"bfloat16"`` packed weights and activations are stored in it, in half
             the memory. Sums, parameters, gradients and states are float32 in any case.
+        cudnn: Whether cuDNN runs LSTMs over chains on a GPU: ``"never"``, ``"always"``, or
+            ``"auto"``, where it measures faster.
         deterministic: What libraries of a GPU compute has one order of sums too, at a price; all
             else gives the same bits in every run anyway.
         seed: Of everything random inside a step (dropout).
@@ -62,7 +64,8 @@ class Trainer:
         session: An engine to use instead of a new `cavs.runtime.Session`.
         config: A JSON object kept in every checkpoint, such as the options of the model.
 
-    Same seed and thread count: bit-identical parameters.
+    Same seed and thread count: bit-identical parameters (but for ``cudnn="auto"``, whose clocks
+    decide).
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Trainer:
         *,
         device: str | Device = "cpu",
         precision: str = "float32",
+        cudnn: str = "never",
         deterministic: bool = False,
         seed: int = 0,
         max_norm: float | None = None,
@@ -85,6 +89,8 @@ class Trainer:
                 f"device is {device!r}, but the session given has one of its own",
                 hint="cavs.Session(model, device=...)",
             )
+        own = session is None or cudnn == "never"
+        require(own, "cudnn", cudnn, "'never' with a session, which has a choice of its own")
         require_seed(seed)
         require(isinstance(config, Mapping | None), "config", config, "a dict")
         if max_norm is not None:
@@ -101,7 +107,7 @@ class Trainer:
         self.session: Engine = (
             session
             if session is not None
-            else _new_session(model, threads, device, precision, deterministic)
+            else _new_session(model, threads, device, precision, cudnn, deterministic)
         )
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
@@ -458,6 +464,7 @@ def _new_session(
     threads: int | None,
     device: str | Device,
     precision: str,
+    cudnn: str,
     deterministic: bool,
 ) -> Engine:
     require(isinstance(model, Model), "model", model, "a cavs.Model")
@@ -466,5 +473,6 @@ def _new_session(
         threads=threads,
         device=device,
         precision=precision,
+        cudnn=cudnn,
         deterministic=deterministic,
     )

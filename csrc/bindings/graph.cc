@@ -104,6 +104,7 @@ void bind_structures(py::module_& m) {
       .def_property_readonly("num_graphs", &GraphBatch::num_graphs)
       .def_property_readonly("num_vertices", &GraphBatch::num_vertices)
       .def_property_readonly("num_edges", &GraphBatch::num_edges)
+      .def_property_readonly("chains", &GraphBatch::chains)
       .def_property_readonly("graphs", [](const GraphBatch& batch) { return batch.graphs; })
       .def_property_readonly("vertex_offsets", view_of(&GraphBatch::vertex_offsets))
       .def_property_readonly("edge_offsets", view_of(&GraphBatch::edge_offsets));

@@ -32,7 +32,7 @@ InstructionKind parse_kind(const std::string& s) {
   return parse<InstructionKind>(
       s,
       {"matmul", "map", "segment_max", "cross_entropy", "cross_entropy_grad", "copy", "matmul_tn",
-       "sum_rows", "lookup_grad"},
+       "sum_rows", "lookup_grad", "lstm", "lstm_grad", "lstm_weight_grad"},
       "instruction kind");
 }
 MapOpcode parse_opcode(const std::string& s) {

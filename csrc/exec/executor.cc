@@ -40,6 +40,11 @@ std::vector<int64_t> sizes_of(const Program& program, const std::vector<Paramete
   for (const Parameter<T>& p : parameters) sizes.push_back(p.size);
   validate(program);
   validate_parameters(program, sizes);
+  for (const Instruction& in : program.instructions) {
+    if (is_recurrent(in.kind)) {
+      throw std::invalid_argument("[" + in.label + "] runs on devices alone");
+    }
+  }
   return sizes;
 }
 

@@ -84,6 +84,12 @@ enum class InstructionKind : uint8_t {
   kSumRows,     // out[0] (+)= sum_r inputs[0](r)
   kLookupGrad,  // sparse gradient of parameter `argument2`: rows by int feature `argument`, values
                 // inputs[0]; rows with a negative index are dropped
+  // The LSTM number `argument` over all vertices, of batches of chains, on devices alone. `weight`:
+  // of [x, h before, 1] to gates i, f, g, o; each piece is all rows of x, of h or the 1, and one
+  // gate.
+  kLstm,            // out = h of inputs[0] = x
+  kLstmGrad,        // out = cotangent of x; inputs: h, its cotangent
+  kLstmWeightGrad,  // gradient of parameter `argument2` += its pieces; inputs: cotangent of x
 };
 
 struct MapLoadSpec {

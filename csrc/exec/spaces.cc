@@ -17,9 +17,18 @@ const char* array_name(Array a) {
   return kNames[static_cast<int>(a)];
 }
 const char* instruction_name(InstructionKind k) {
-  static const char* const kNames[] = {
-      "matmul", "map",       "segment_max", "cross_entropy", "cross_entropy_grad",
-      "copy",   "matmul_tn", "sum_rows",    "lookup_grad"};
+  static const char* const kNames[] = {"matmul",
+                                       "map",
+                                       "segment_max",
+                                       "cross_entropy",
+                                       "cross_entropy_grad",
+                                       "copy",
+                                       "matmul_tn",
+                                       "sum_rows",
+                                       "lookup_grad",
+                                       "lstm",
+                                       "lstm_grad",
+                                       "lstm_weight_grad"};
   return kNames[static_cast<int>(k)];
 }
 const char* held_name(Held h) {

@@ -37,9 +37,13 @@ inline bool is_local(const Operand& o) {
   return o.array == Array::kParent || o.array == Array::kParentIfNth ||
          o.array == Array::kNthEdge || o.array == Array::kEdges;
 }
+inline bool is_recurrent(InstructionKind k) {
+  return k == InstructionKind::kLstm || k == InstructionKind::kLstmGrad ||
+         k == InstructionKind::kLstmWeightGrad;
+}
 inline bool is_global(InstructionKind k) {
   return k == InstructionKind::kMatmulTN || k == InstructionKind::kSumRows ||
-         k == InstructionKind::kLookupGrad;
+         k == InstructionKind::kLookupGrad || is_recurrent(k);
 }
 
 std::string space_name(Space s);

@@ -39,9 +39,13 @@ Report::Line traffic(const Program& program, int32_t instruction, const BoundPro
   if (in.kind == InstructionKind::kMatmul || in.kind == InstructionKind::kMatmulTN) {
     line.flops = 2.0 * static_cast<double>(rows) * static_cast<double>(b.k * b.n);
   }
+  if (in.kind == InstructionKind::kLstm) {
+    const Weight& w = program.weights[in.weight];
+    line.flops = 2.0 * static_cast<double>(rows) * static_cast<double>(w.k * w.n);
+  }
   if (in.kind == InstructionKind::kMatmulTN) {
     written = b.k * b.n;
-  } else if (in.kind == InstructionKind::kSumRows) {
+  } else if (in.kind == InstructionKind::kSumRows || in.kind == InstructionKind::kLstmWeightGrad) {
     written = in.out.width;
   } else if (in.kind == InstructionKind::kLookupGrad) {
     for (const Table& table : tables) {

@@ -2,6 +2,7 @@
 
 #include "exec/spaces.h"
 #include "exec/validate_access.h"
+#include "exec/validate_recurrence.h"
 
 namespace cavs {
 namespace {
@@ -155,6 +156,11 @@ class Validator : AccessChecks {
           need(other.inputs[0].width == width(0),
                differ("two row widths of one table", width(0), other.inputs[0].width));
         }
+        return;
+      case InstructionKind::kLstm:
+      case InstructionKind::kLstmGrad:
+      case InstructionKind::kLstmWeightGrad:
+        RecurrenceChecks(p_).check(in, label_);
         return;
     }
     if (in.kind == InstructionKind::kCrossEntropy ||

@@ -99,6 +99,9 @@ void Worker<T>::run_rows(int32_t id, int64_t r0, int64_t r1) {
     case InstructionKind::kMatmulTN:
     case InstructionKind::kSumRows:
     case InstructionKind::kLookupGrad:
+    case InstructionKind::kLstm:
+    case InstructionKind::kLstmGrad:
+    case InstructionKind::kLstmWeightGrad:
       return;  // never in a body of rows
   }
 }

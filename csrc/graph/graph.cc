@@ -96,6 +96,18 @@ std::pair<std::vector<int32_t>, std::vector<int32_t>> parents_of(const Graph& gr
   throw GraphError("a cycle through vertex " + std::to_string(v) + ": " + path, v);
 }
 
+bool is_chains(const Graph& graph) {
+  std::vector<bool> has_parent(graph.num_vertices(), false);
+  for (int32_t v = 0; v < graph.num_vertices(); ++v) {
+    if (graph.offsets[v + 1] - graph.offsets[v] > 1) return false;
+  }
+  for (const int32_t child : graph.children) {
+    if (has_parent[child]) return false;
+    has_parent[child] = true;
+  }
+  return true;
+}
+
 void levels_by_kahn(Graph* graph) {
   const int32_t n = graph->num_vertices();
   const auto [offsets, parents] = parents_of(*graph);
@@ -139,6 +151,7 @@ std::shared_ptr<const Graph> make_graph(std::vector<int32_t> offsets,
       levels_by_kahn(graph.get());
       break;
   }
+  graph->chains = is_chains(*graph);
   graph->num_levels = *std::max_element(graph->level.begin(), graph->level.end()) + 1;
   return graph;
 }
@@ -146,6 +159,10 @@ std::shared_ptr<const Graph> make_graph(std::vector<int32_t> offsets,
 std::shared_ptr<const Graph> reverse_graph(const Graph& graph) {
   auto [offsets, parents] = parents_of(graph);
   return make_graph(std::move(offsets), std::move(parents));
+}
+
+bool GraphBatch::chains() const {
+  return std::all_of(graphs.begin(), graphs.end(), [](const auto& g) { return g->chains; });
 }
 
 std::shared_ptr<const GraphBatch> collate(std::vector<std::shared_ptr<const Graph>> graphs) {

@@ -16,6 +16,7 @@ struct Graph {
   std::vector<int32_t> children;  // num_edges
   std::vector<int32_t> level;     // 1 + max level of the children, 0 without children
   int32_t num_levels = 0;
+  bool chains = false;  // no vertex has more than one child, or more than one parent
 
   int32_t num_vertices() const { return static_cast<int32_t>(offsets.size()) - 1; }
   int32_t num_edges() const { return static_cast<int32_t>(children.size()); }
@@ -43,6 +44,7 @@ struct GraphBatch {
   int32_t num_graphs() const { return static_cast<int32_t>(graphs.size()); }
   int32_t num_vertices() const { return vertex_offsets.back(); }
   int32_t num_edges() const { return edge_offsets.back(); }
+  bool chains() const;  // all graphs are
 };
 
 std::shared_ptr<const GraphBatch> collate(std::vector<std::shared_ptr<const Graph>> graphs);

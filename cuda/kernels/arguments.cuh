@@ -26,8 +26,8 @@ struct Sources {
   int count;
 };
 
-// to[i * to_stride + j] = from[i * row_stride + j * col_stride] for i < rows, j < cols. to: of
-// real, or with CAVS_HALF of bfloat16.
+// to[i * to_stride + j] = from[i * row_stride + j * col_stride] for i < rows, j < cols; of unpack,
+// += instead. to: of real, or of pack with CAVS_HALF of bfloat16.
 struct Piece {
   const real* from;
   void* to;

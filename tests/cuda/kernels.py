@@ -97,7 +97,7 @@ SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
         "matmul_bf16_16": MATMUL,
         "matmul_tn_bf16": MATMUL_TN,
     },
-    "pack.cu": {"pack": (Address, Int)},
+    "pack.cu": {"pack": (Address, Int), "unpack": (Address, Int)},
     "lookup.cu": {"lookup_grad": (Rows, Address, Address, Address, Int, Address, Int)},
     "update.cu": {
         "square": (Address, Int, Address),

@@ -93,9 +93,8 @@ def test_nothing_is_lost_that_the_host_has(broken):
         lambda t: next(iter(t.parameters.values())).value,
         lambda t: cavs.Session(t.model, dtype=np.float64),
         lambda t: copy.deepcopy(t.model),
-        lambda t: t.session.download(),
     ],
-    ids=["value", "session", "copy", "download"],
+    ids=["value", "session", "copy"],
 )
 def test_what_reads_parameters_first_says_what_is_lost(broken, read, tmp_path):
     device, fail = broken
@@ -125,6 +124,20 @@ def test_a_checkpoint_says_which_step_it_is_of(broken, tmp_path):
         trainer.save(tmp_path / "a.safetensors")
     second = trainer_on("cpu", tagger())
     assert second.resume(tmp_path / "a.safetensors").progress["step"] == second.steps == 0
+
+
+def test_a_session_is_not_up_to_date_without_the_steps_that_are_lost(broken):
+    """What ranks save together is of one step on all of them, or is not written."""
+    device, fail = broken
+    trainer = after_steps(device, 2, 4)
+    fail()
+    with pytest.raises(DeviceError, match=FAULT):
+        trainer.session.evaluate(single(2))
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="the GPU has failed, and with it 2 steps of"):
+            trainer.session.download()
+    assert trainer.session.lost_steps() == 2
+    assert trainer.session.lost_steps() == 0
 
 
 def test_an_evaluation_that_fails_says_which_step_is_left(broken):

@@ -16,6 +16,7 @@ from benchmarks.gpu_parts import curve as curve_part
 from benchmarks.gpu_parts import fresh as fresh_part
 from benchmarks.gpu_parts import timeline
 from benchmarks.gpu_table import ALLOWED, summary_table
+from benchmarks.refcheck import check
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import SWITCHES
 from benchmarks.sessions import LocalSession
@@ -153,14 +154,39 @@ def test_what_a_device_does_without(twin, switch):
         assert ["matmul_16" in {name for name, _ in of} for of in launched] == [True, False]
     elif switch == "cublas":
         assert [any(kind == "product" for kind, *_ in of) for of in (usual, asked)] == [True, False]
-    else:
-        assert launched[0] == launched[1]
+    else:  # another device has other streams
+        names = [{name for name, _ in of} for of in launched]
+        assert names[0] == names[1]
+
+
+def replayed(session):
+    return session.runner.report()["replay"]
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_passes_are_timed(training):
     session = LocalSession("cavs-without-fuse")
-    assert session.configure(replace(CASE, training=training)) > 0
+    assert session.configure(replace(CASE, training=training, batches=1)) > 0
     assert session.run().wall > 0
     assert session.prepare().wall > 0
+    graphs = replayed(session)["graphs"]
+    assert len(graphs) == 2  # of one batch, in two places
+    assert all(line["decided"] for line in graphs)
     session.close()
+
+
+def test_graphs_may_be_asked_for():
+    session = LocalSession("cavs-without-single-launches")
+    session.configure(CASE)
+    replays = replayed(session)["replays"]
+    session.run()
+    assert replayed(session)["replays"] == replays + 1 + CASE.batches
+    session.close()
+
+
+@pytest.mark.parametrize("workload", ["fixed-lstm", "var-lstm"])
+def test_lstms_by_cudnn_agree_with_our_own(workload, twin, monkeypatch):
+    device = Device(twin.library, 0, "sm_90", twin.compiler, None, cudnn=twin.cudnn)
+    monkeypatch.setattr(runners_cavs, "device_options", lambda case: {"device": device})
+    assert check(replace(CASE, workload=workload), ["cavs-cudnn"], "cavs") == []
+    assert any(o.name == "cudnnRNNForward" for o in twin.operations())

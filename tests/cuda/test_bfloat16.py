@@ -82,7 +82,7 @@ def rounded(x, grid):
 
 
 def intrinsic(model, batch, wanted, of):
-    """How far rounding weights and operands of products, and nothing else, moves ``of(values)``.
+    """How far ``of(values)`` moves when weights and operands of products alone are rounded.
 
     The most on several grids: on a single one few numbers may be lucky.
     """

@@ -186,6 +186,34 @@ def test_pack(case: Case) -> None:
     assert agree(case, ((1, 1),), pack, []).size == 0
 
 
+def unpack(
+    case: Case, grid: Grid, inputs: list[tuple[Any, tuple[int, int], np.ndarray]]
+) -> np.ndarray:
+    """As `pack`, added to 2."""
+    outputs = [
+        case.guarded(*x.shape, fill=2, aligned=i % 2 == 0) for i, (*_, x) in enumerate(inputs)
+    ]
+    pieces = [
+        Piece(memory.address, out.address, *strides, *x.shape, out.stride)
+        for (memory, strides, x), out in zip(inputs, outputs, strict=True)
+    ]
+    case.launch("unpack", grid, case.device.structures(pieces), len(pieces))
+    return np.concatenate([out.get().reshape(-1) for out in outputs])
+
+
+@every_case
+def test_unpack(case: Case) -> None:
+    rng = np.random.default_rng(4)
+    inputs: list[tuple[Any, tuple[int, int], np.ndarray]] = []
+    for rows, cols in ((1, 1), (0, 3), (33, 31), (70, 65)):
+        data = case.normal(rng, rows, cols)
+        inputs.append((case.array(data), (cols, 1), data))
+        inputs.append((case.array(data.T), (1, rows), data))
+    got = agree(case, ((1, 1), (3, 4)), unpack, inputs)
+    wanted = np.concatenate([x.reshape(-1) for *_, x in inputs]) + np.asarray(2, case.dtype)
+    np.testing.assert_array_equal(got, wanted)
+
+
 def lookup_grad(
     case: Case, grid: Grid, values: Rows, lists: tuple[Any, ...], count: int, *start: np.ndarray
 ) -> np.ndarray:

@@ -79,11 +79,9 @@ def test_their_kernels_compile_without_spills(names):
     if library is None:
         pytest.skip(NO_NVRTC)
     compiler, batch = Nvrtc(library.path), cavs.batch(graphs(0))
-    session = cavs.Session(Together(names))
-    for training in (True, False):
-        text = map_kernels(session.compiled(batch, training=training).program, "float").text
-        for architecture in ("sm_80", "sm_90"):
-            options = [*compile_options(architecture, "float"), "--ptxas-options=-v"]
-            found = resources(compiler.compile_with_log("maps.cu", text, {}, options)[1])
-            assert len([of for of in found if of.registers]) == text.count("__global__")
-            assert [of for of in found if of.spill_stores or of.spill_loads] == []
+    text = map_kernels(cavs.Session(Together(names)).compiled(batch).program, "float").text
+    for architecture in ("sm_80", "sm_90"):
+        options = [*compile_options(architecture, "float"), "--ptxas-options=-v"]
+        found = resources(compiler.compile_with_log("maps.cu", text, {}, options)[1])
+        assert len([of for of in found if of.registers]) == text.count("__global__")
+        assert [of for of in found if of.spill_stores or of.spill_loads] == []

@@ -7,7 +7,7 @@ import pytest
 
 import cavs
 from cavs.cuda.device import Device
-from cavs.distributed import Trainer, devices
+from cavs.distributed import Trainer
 from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.resources import Node, ResourceSpec
@@ -418,43 +418,6 @@ def test_ranks_that_only_own_parameters_have_no_device(twin, strategy, settles, 
         for name, value in wanted.items():
             assert_close(values[name], value, name)
             assert values[name].tobytes() == found[0][0][name].tobytes()
-
-
-# ---- devices -----------------------------------------------------------------------------------
-
-
-def opened(monkeypatch, wanted, count, size=3, fails=None):
-    """Names of the devices that ranks open, or errors, where there are `count`."""
-
-    def open_device(name):
-        if name == fails:
-            raise DeviceError(f"{name} is broken")
-        return name
-
-    monkeypatch.setattr(devices, "count_devices", lambda: count)
-    monkeypatch.setattr(devices, "open_device", open_device)
-    return outcomes(size, lambda c: devices.device_of_rank(wanted, c))
-
-
-def test_the_ranks_of_a_host_are_dealt_its_devices(monkeypatch, capfd):
-    assert opened(monkeypatch, "cuda", 4) == ["cuda:0", "cuda:1", "cuda:2"]
-    assert opened(monkeypatch, "cuda:1", 4) == ["cuda:1"] * 3
-    assert opened(monkeypatch, "cpu", 0) == ["cpu"] * 3
-    assert capfd.readouterr().err == ""
-    assert opened(monkeypatch, "cuda", 2) == ["cuda:0", "cuda:1", "cuda:0"]
-    assert capfd.readouterr().err.startswith("cavs: 3 ranks share 2 GPUs of ")
-    assert opened(monkeypatch, "cuda", 1) == ["cuda"] * 3
-    names = iter(["here", "there", "here"])
-    monkeypatch.setattr(devices.socket, "gethostname", lambda: next(names))
-    assert sorted(opened(monkeypatch, "cuda", 2)) == ["cuda:0", "cuda:0", "cuda:1"]
-
-
-def test_a_device_that_one_rank_cannot_have_is_an_error_on_all(monkeypatch):
-    first, second, third = opened(monkeypatch, "cuda", 3, fails="cuda:1")
-    assert isinstance(second, DeviceError) and "cuda:1 is broken" in str(second)
-    for other in (first, third):
-        assert isinstance(other, CommunicationError)
-        assert "rank 1: DeviceError: cuda:1 is broken" in str(other)
 
 
 @pytest.mark.cuda

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import numpy as np
@@ -11,40 +10,27 @@ from hypothesis import HealthCheck, given, settings
 
 import cavs
 from cavs import nn
-from cavs.cuda.device import open_device
-from cavs.errors import DeviceError
 from cavs.train.schedules import Cosine
-from tests.cuda.replaying import TIMES, classifier, device_of, found, of_report, session_on
+from tests.cuda.replaying import TIMES, classifier, found, of_report, session_on
 from tests.cuda.tagger import close, graphs, single, tagger, trainer_on
+from tests.cuda.twin import TwinCompiler
 from tests.oracle import assert_close
 from tests.random_cells import batches, models, traced_parameters
 from tests.runtime.test_standing_cases import STRUCTURES
 from tests.runtime.trees import graph, treebank
 
 
-@functools.cache
-def gpu():
-    try:
-        return open_device("cuda")
-    except DeviceError as error:
-        pytest.skip(f"no GPU: {error.what}")
+@pytest.fixture
+def target(device, shuffle, request):
+    """The device by what it replays; streams of the twin run in the order of a seed."""
+    if isinstance(device.compiler, TwinCompiler):
+        device = replace(device, cublas_lt=request.getfixturevalue("twin").cublaslt)
 
+    def made(replay, seed=0):
+        shuffle(seed)
+        return replace(device, replay=replay)
 
-@pytest.fixture(params=["twin", pytest.param("cuda", marks=pytest.mark.cuda)])
-def target(request):
-    """A device by what it replays: of the host twin, whose streams run in the order of a seed, or
-    the machine's own GPU."""
-    if request.param == "cuda":
-        yield lambda replay, seed=0: replace(gpu(), replay=replay)
-        return
-    twin = request.getfixturevalue("twin")
-
-    def on_twin(replay, seed=0):
-        twin.adversarial(seed)
-        return device_of(twin, replay, cublas_lt=twin.cublaslt)
-
-    yield on_twin
-    assert twin.fault() == ""
+    return made
 
 
 def check_replays(target, model, batch, seed=0):

@@ -125,3 +125,17 @@ def test_a_batch_survives_pickling():
     assert again.ids == (4, 7) and again.names == ("g1", "g2")
     for name in ("token", "x", "w", "y"):
         assert np.array_equal(again[name], batch(graphs)[name])
+
+
+def test_which_batches_are_chains():
+    chain, forest = Graph.chain(3), Graph([[], [2], [], [0]])
+    tree, fork = Graph([[], [], [0, 1]]), Graph([[], [0], [0]])
+    turned = Graph([[1], [2], []])
+    for graphs, chains in (
+        ([chain], True),
+        ([chain, forest, turned, Graph([[]])], True),
+        ([chain, tree], False),
+        ([fork, chain], False),
+        ([tree.reversed()], False),
+    ):
+        assert batch(graphs).topology.chains is chains

@@ -131,3 +131,26 @@ class TestRanks:
         started.process.kill()
         started.process.communicate(timeout=patience(30))
         wait_for(lambda: not any(map(alive, started.pids)))
+
+    @pytest.mark.parametrize("which", ["mpirun", "keeper"])
+    def test_what_stands_between_may_be_killed(self, which, tmp_path):
+        """Ranks end with it, and it is said."""
+        started = Started(tmp_path)
+        keepers = [parent_of(pid) for pid in started.pids]
+        os.kill(keepers[1] if which == "keeper" else parent_of(keepers[1]), signal.SIGKILL)
+        wait_for(lambda: not alive(started.pids[1]))
+        if which == "keeper":
+            time.sleep(2)  # it is missed
+            os.kill(started.pids[0], signal.SIGUSR1)  # the other one ends by itself
+        _, errors = started.process.communicate(timeout=patience(60))
+        assert started.process.returncode == 128 + 9
+        wait_for(lambda: not any(map(alive, started.pids)))
+        if which == "keeper":
+            assert errors.count("cavs: rank 1 of 2 was killed by signal 9 (SIGKILL), and") == 1
+        else:
+            assert "cavs: mpirun was killed by signal 9, and all with it\n" in errors
+
+
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        return int(f.read().rpartition(")")[2].split()[1])

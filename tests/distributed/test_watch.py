@@ -80,6 +80,19 @@ def test_the_first_death_is_told_with_what_was_saved(tell):
     assert tell.watch.told(stopped=False, elastic=True).endswith("of step 12.")
 
 
+def test_one_that_is_gone_with_its_keeper_is_missed(tell):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    tell(0, "started", os.getpid())
+    tell(1, "started", gone.pid)
+    tell(2, "started", gone.pid)
+    tell.watch.miss()
+    assert tell.watch.ends == {}  # the keeper may just be about to tell
+    tell(2, "ended", 0)
+    tell.watch.miss()
+    assert tell.watch.ends == {2: 0, 1: -9}
+
+
 def test_ranks_that_end_with_an_error_of_their_own_are_not_told_of(tell):
     tell(0, "ended", 1)
     assert tell.watch.death == (0, 1) and tell.watch.told(stopped=False) is None

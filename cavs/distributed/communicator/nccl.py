@@ -36,7 +36,7 @@ def load_nccl() -> tuple[ModuleType, ModuleType]:
     if not nccl.available:
         major = fitting_major(newest_cuda(find_driver()))
         raise DeviceError(
-            "CuPy finds no NCCL library, but collectives='nccl' needs one",
+            "CuPy finds no NCCL library",
             hint=f"pip install nvidia-nccl-cu{major or ''}, or collectives='mpi'",
         )
     return cupy, nccl

@@ -25,8 +25,8 @@ class Operation:
     "synchronize", where the host waits for a stream, or for an event (stream -1). stream: 0 is the
     default one, the others count from 1 as they were created. arguments: numbers and addresses;
     None for a struct; of a product its m, n, k and the schemes by which its sums may be split, as
-    in cublasLt.h. ``to`` and ``from_``: addresses; of events for records and waits of either
-    kind. ran: its place in the order of execution, -1 if it has not run.
+    in cublasLt.h. ``to`` and ``from_``: addresses; of events for records and waits of either kind.
+    ran: its place in the order of execution, -1 if it has not run.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Twin:
     def __init__(self, without: tuple[str, ...] = (), checked: bool | None = None):
         self.path = build.driver(tuple(without))
         self.library = str(self.path)
-        self.cublaslt = self.library
+        self.cublaslt = self.cudnn = self.library
         self.compiler = TwinCompiler(checked)
         self.calls = ctypes.CDLL(self.library)
         for name in ("twin_records", "twin_fault", "twin_guards", "twin_parameters", "twin_live"):
@@ -145,6 +145,15 @@ class Twin:
     def highest_grid(self, blocks: int) -> None:
         """Most blocks of a grid in y and in z: a real one's 65535 are too many for a test."""
         self.set("grid_y", blocks)
+
+    def cudnn_version(self, version: int) -> None:
+        """As cudnnGetVersion gives it: 90800 is 9.8.0."""
+        self.set("cudnn_version", version)
+
+    def fail_cudnn(self, nth: int = 1, status: int = 5000) -> None:
+        """The nth call of cuDNN from now on returns a status; its descriptors' ends count not."""
+        self.set("cudnn_error", status)
+        self.set("cudnn_error_at", nth)
 
     def fail_call(self, name: str, code: int) -> None:
         """What an entry point of captures and graphs returns until the next reset; "capture": what

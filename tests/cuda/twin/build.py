@@ -89,7 +89,7 @@ def forget_old(days: float = 7) -> None:
 
 
 def driver(without: tuple[str, ...] = ()) -> Path:
-    """The library that stands for libcuda and cuBLASLt, less the entry points named."""
+    """The library that stands for libcuda, cuBLASLt and cuDNN, less the entry points named."""
     forget_old()
     sources = sorted(HERE.glob("*.cc"))
 

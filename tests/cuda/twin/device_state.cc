@@ -47,16 +47,20 @@ bool Device::set(const std::string& name, long long value) {
       {"capability", &Settings::capability},
       {"multiprocessors", &Settings::multiprocessors},
       {"grid_y", &Settings::grid_y},
+      {"exact_algorithms", &Settings::exact_algorithms},
       {"launch_error", &Settings::launch_error},
       {"launch_error_at", &Settings::launch_error_at},
       {"command_nanoseconds", &Settings::command_nanoseconds},
       {"node_nanoseconds", &Settings::node_nanoseconds},
-      {"exact_algorithms", &Settings::exact_algorithms},
+      {"cudnn_version", &Settings::cudnn_version},
+      {"cudnn_error", &Settings::cudnn_error},
+      {"cudnn_error_at", &Settings::cudnn_error_at},
   };
   static const std::set<std::string> failing = {"capture", "cuStreamBeginCapture_v2",
                                                 "cuStreamEndCapture", "cuGraphLaunch",
                                                 "cuGraphInstantiateWithFlags"};
   if (name == "launch_error_at") launches = 0;
+  if (name == "cudnn_error_at") cudnn_calls = 0;
   if (name == "seed") {
     queue.set_seed(static_cast<uint64_t>(value));
   } else if (name == "memory") {

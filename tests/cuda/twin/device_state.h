@@ -45,6 +45,9 @@ struct Settings {
   long long launch_error = 0;      // the launch number launch_error_at fails with it
   long long launch_error_at = 0;   // counted from 1 after it was set; 0: none
   long long exact_algorithms = 0;  // whether those of cuBLASLt take no smaller sizes than their own
+  long long cudnn_version = 90800;
+  long long cudnn_error = 5000;  // what the call number cudnn_error_at returns
+  long long cudnn_error_at = 0;  // counted as launch_error_at
   // What an operation takes on the clock of events, alone and as part of a graph; both 0: that of
   // the host.
   long long command_nanoseconds = 0;
@@ -89,9 +92,10 @@ class Device {
   // The host waits for `target`; null: there is nothing to wait for.
   void wait(Record record, const OperationPointer& target);
   std::shared_ptr<Record> log(Record record);  // its line
-  long long launches = 0;                      // since launch_error_at was set
-  long long heuristics = 0;                    // that cuBLASLt was asked for
   long long clock = 0;                         // nanoseconds of what ran
+  long long launches = 0;                      // since launch_error_at was set
+  long long cudnn_calls = 0;                   // since cudnn_error_at was set
+  long long heuristics = 0;                    // that cuBLASLt was asked for
 };
 
 Device& device();

@@ -1,0 +1,41 @@
+"""Which device each rank opens."""
+
+from __future__ import annotations
+
+from cavs.distributed import devices
+from cavs.errors import CommunicationError, DeviceError
+from tests.distributed.test_faults import outcomes
+
+
+def opened(monkeypatch, wanted, count, size=3, fails=None):
+    """Names of the devices that ranks open, or errors, where there are `count`."""
+
+    def open_device(name):
+        if name == fails:
+            raise DeviceError(f"{name} is broken")
+        return name
+
+    monkeypatch.setattr(devices, "count_devices", lambda: count)
+    monkeypatch.setattr(devices, "open_device", open_device)
+    return outcomes(size, lambda c: devices.device_of_rank(wanted, c))
+
+
+def test_the_ranks_of_a_host_are_dealt_its_devices(monkeypatch, capfd):
+    assert opened(monkeypatch, "cuda", 4) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert opened(monkeypatch, "cuda:1", 4) == ["cuda:1"] * 3
+    assert opened(monkeypatch, "cpu", 0) == ["cpu"] * 3
+    assert capfd.readouterr().err == ""
+    assert opened(monkeypatch, "cuda", 2) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert capfd.readouterr().err.startswith("cavs: 3 ranks share 2 GPUs of ")
+    assert opened(monkeypatch, "cuda", 1) == ["cuda"] * 3
+    names = iter(["here", "there", "here"])
+    monkeypatch.setattr(devices.socket, "gethostname", lambda: next(names))
+    assert sorted(opened(monkeypatch, "cuda", 2)) == ["cuda:0", "cuda:0", "cuda:1"]
+
+
+def test_a_device_that_one_rank_cannot_have_is_an_error_on_all(monkeypatch):
+    first, second, third = opened(monkeypatch, "cuda", 3, fails="cuda:1")
+    assert isinstance(second, DeviceError) and "cuda:1 is broken" in str(second)
+    for other in (first, third):
+        assert isinstance(other, CommunicationError)
+        assert "rank 1: DeviceError: cuda:1 is broken" in str(other)

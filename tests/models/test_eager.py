@@ -1,0 +1,93 @@
+"""Whether eager work of forward could run beside a loop on a GPU: docs/cuda.md speaks of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.cli import registry
+from cavs.compiler.program import Program
+from tests.models.test_models import OPTIONS, build
+from tests.runtime.trees import CLASSES, WORDS, treebank
+
+
+def beside_loops(program: Program) -> list[tuple[int, int]]:
+    """(forward stage with products over all rows, loop) that neither wait for each other.
+
+    The loop comes after all that the stage reads is made, and before anything reads what it makes.
+    """
+    stages, reads, writes = program.stages, [], []
+    for stage in stages:
+        ids = [*stage.body, *(i for body in stage.bodies for i in body)]
+        used = [program.instructions[i] for i in ids]
+        reads.append({o[0] for i in used for o in [*i.inputs, *(load[0] for load in i.loads)]})
+        writes.append({store[0] for i in used for store in i.stores})
+        writes[-1] |= {i.out[0] for i in used if i.out is not None}
+    loops = [s for s, stage in enumerate(stages) if stage.kind == "loop"]
+    forward = min((s for s in loops if "backward" in stages[s].label), default=len(stages))
+    found = []
+    for s in range(forward):
+        if "matmul" not in products(program, s):
+            continue
+        made = [t for t in range(s) if writes[t] & reads[s]]
+        read = [t for t in range(s + 1, len(stages)) if reads[t] & writes[s]]
+        first, last = (made or [-1])[-1], (read or [len(stages)])[0]
+        found += [(s, t) for t in loops if first < t < last]
+    return found
+
+
+def products(program: Program, stage: int) -> set[str]:
+    """Kinds of instructions of a stage over all rows; none of another."""
+    of = program.stages[stage]
+    return {program.instructions[i].kind for i in of.body} if of.kind == "rows" else set()
+
+
+class Layers(cavs.Model):
+    """Two cells, the second on what the first made or beside it."""
+
+    def __init__(self, stacked: bool) -> None:
+        self.stacked = stacked
+        self.embedding = nn.Embedding(WORDS, 8, init="xavier")
+        self.first, self.second = nn.ChildSumTreeLSTM(8, 8), nn.ChildSumTreeLSTM(8, 8)
+        self.output = nn.Linear(8, CLASSES)
+
+    def loss(self, batch: Any) -> Any:
+        x = self.embedding(batch["token"])
+        h = self.first(batch.graph, x=x)
+        top = self.second(batch.graph, x=h if self.stacked else x)
+        return ops.cross_entropy(self.output(top if self.stacked else top + h), batch["label"])
+
+
+def program(model: cavs.Model, batch: Any, training: bool) -> Program:
+    model.initialize(1)
+    return cavs.Session(model).compiled(batch, training=training, record=False).program
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_all_of_it_comes_before_the_only_loop(name: str, training: bool, tmp_path: Path) -> None:
+    task: Any = build(registry.find(name), tmp_path)
+    of = program(task.model, cavs.batch(task.required("train")[:20]), training)
+    assert beside_loops(of) == []
+    assert sum(stage.kind == "loop" for stage in of.stages) == 1 + training
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("stacked", [True, False])
+def test_cells_on_each_other_and_side_by_side(stacked: bool, training: bool) -> None:
+    of = program(Layers(stacked), treebank(20), training)
+    assert beside_loops(of) == []
+    assert sum(stage.kind == "loop" for stage in of.stages) == 2 + 2 * training
+
+
+def test_what_could_run_beside_a_loop_is_found() -> None:
+    of = program(Layers(True), treebank(20), False)
+    first, second = (s for s, stage in enumerate(of.stages) if stage.kind == "loop")
+    between = next(s for s in range(first, second) if "matmul" in products(of, s))
+    for i in of.stages[between].body:  # as if it read features alone
+        of.instructions[i].inputs, of.instructions[i].loads = [], []
+    assert beside_loops(of) == [(between, first)]
