@@ -129,8 +129,7 @@ def bytes_of(made, graphs):
     tokens = [np.concatenate([graphs[i].features["token"] for i in part]) for part in parts]
     seen = [set(t[t >= 0].tolist()) for t in tokens]
     load = Load(
-        rows={"embedding.weight": [len(s) for s in seen]},
-        union={"embedding.weight": len(set().union(*seen))},
+        rows={"embedding.weight": [np.array(sorted(s)) for s in seen]},
         factors={},
     )
     return bytes_by_rank(made, variables_of(Wide()), load)
