@@ -18,6 +18,7 @@ QUICK = [
     "-Ccmake.build-type=Debug",
     "-Ccmake.define.CMAKE_CXX_FLAGS_DEBUG=-O0",
     "-Ccmake.define.CMAKE_UNITY_BUILD=ON",
+    "-Ccmake.define.CAVS_ISAS=",
     "-Ccmake.define.CMAKE_CXX_FLAGS=-Wno-subobject-linkage",
 ]
 # Compiling the engine anew under a preloaded sanitizer says nothing about the engine.
