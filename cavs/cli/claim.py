@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 from pathlib import Path
-from types import TracebackType
 
 from cavs.errors import ConfigError
 
@@ -50,16 +49,7 @@ class Claim:
             return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
         return True
 
-    def __enter__(self) -> Claim:
-        """Nothing is held yet."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Lets go."""
         if self._descriptor is not None:
             os.close(self._descriptor)

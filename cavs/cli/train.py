@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, keep the best, and report the test split."""
     take_stop_signal()
     communicator = world(args.timeout)
-    with one_voice(communicator), Claim() as claim:
+    with one_voice(communicator), closing(Claim()) as claim:
         train(args, communicator, claim)
     return 0
 
