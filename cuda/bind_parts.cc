@@ -168,8 +168,7 @@ void bind_parts(py::class_<PyExecutor>& type) {
       py::arg("scale") = 1.0,
       "One update with gradients of the host times scale, which goes on when the call returns; "
       "pieces as in cavs._engine, a number of values for those of keep_gradient. What pieces hold "
-      "may be changed at once, but for "
-      "gradient_block.");
+      "may be changed at once, but for gradient_block.");
 }
 
 }  // namespace cavs::cuda
