@@ -9,7 +9,8 @@ from collections.abc import Callable
 from cavs.config import require
 from cavs.cuda.device import Device, count_devices, open_device
 from cavs.distributed.agreement import Agreement
-from cavs.distributed.communicator.nccl import NCCLCommunicator, load_nccl
+from cavs.distributed.communicator.nccl import NCCLCommunicator
+from cavs.distributed.communicator.nccl_group import load_nccl
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.synchronisers import DeviceGroup
 from cavs.errors import CommunicationError, ConfigError, DeviceError

@@ -31,6 +31,7 @@ _SURVIVES = 5  # the first Open MPI that lets ranks survive one another
 _GLANCE = 0.1  # seconds between two looks at what ranks say
 # Seconds that the others have to notice a death and to save, and that those who have need to end.
 _GRACE, _FAREWELL = 30.0, 2.0
+_ABORTING = 5.0  # seconds that mpirun has to end all ranks by itself, where one aborts
 _FORCE = 15.0  # seconds that mpirun has to end all
 
 
@@ -147,7 +148,7 @@ class _Run:
         self.watch, self.elastic, self.say = watch, elastic, say
         self.asked = False  # to stop, by a signal
         self.failed = False  # some rank kept the others waiting
-        self.patient: float | None = None  # until then, once a rank has died
+        self.patient: float | None = None  # until then, once a rank has died or aborted
         self.ended: float | None = None  # when mpirun was told to end the ranks
         # A session of its own: Ctrl-C in the terminal comes here first and alone.
         self.process = subprocess.Popen(
@@ -208,7 +209,9 @@ class _Run:
         waiting = self.watch.still_running()
         if waiting is not None:
             self.say(f"cavs: {waiting}")
-        if self.elastic or self.watch.death is None:
+        if self.watch.aborted:  # mpirun may miss those that were just coming to MPI_Init
+            self.patient = self.patient or now + _ABORTING
+        elif self.elastic or self.watch.death is None:
             return
         if self.patient is None:
             self.patient = now + _GRACE

@@ -153,6 +153,11 @@ class Watch:
         return bad[0] if bad and not self.failed else None
 
     @property
+    def aborted(self) -> bool:
+        """Whether a rank that has said why it ends all has ended itself."""
+        return any(self.ends.get(rank, 0) != 0 for rank in self.failed)
+
+    @property
     def alone(self) -> bool:
         """Whether all ranks that are left have done what can be done without the dead."""
         idle = {r for r, wait in self.waits.items() if wait.call in (INIT, FINALIZE)}

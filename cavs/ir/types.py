@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 
 FLOAT = "f32"  # the floating type of the session: float32, or float64 for checks
 INT = "i32"
@@ -32,10 +33,15 @@ class Domain:
 
     def of_kind(self, kind: int | None) -> Domain:
         """The same base restricted to ``kind``."""
-        return replace(self, kind=kind) if self.by_structure else self
+        return _of_kind(self.base, kind) if self.by_structure else self
 
     def __str__(self) -> str:
         return self.base if self.kind is None else f"{self.base}.{self.kind}"
+
+
+@cache
+def _of_kind(base: str, kind: int | None) -> Domain:
+    return Domain(base, kind)
 
 
 ONE, GRAPH, VERTEX, EDGE = Domain("one"), Domain("graph"), Domain("vertex"), Domain("edge")

@@ -376,6 +376,7 @@ def simplify(graph: Graph, rules: Sequence[Rule] = RULES) -> Graph:
     """Simplifies until nothing changes, and drops what no output needs."""
     while True:
         new = prune(rewrite(graph, lambda n, inputs: simplify_node(rebuild(n, inputs), rules)))
-        if new.roots() == graph.roots():
+        # No rule fits a settled node, so that another round would change nothing.
+        if all(n.settled is rules for n in new.nodes()) or new.roots() == graph.roots():
             return new
         graph = new

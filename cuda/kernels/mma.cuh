@@ -30,15 +30,23 @@ template <int Values, class F>
 inline void multiply_fragments(float (&c)[4], const Words<4>& a, const Words<2>& b, F value) {
   Fragments all[32];
   twin::warp_gather(Fragments{a, b}, all);
-  const int lane = threadIdx.x % 32;
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 8; ++k) {
-      const unsigned x = all[row % 8 * 4 + k % 4].a.v[row / 8 + k / 4 * 2];
-      const unsigned y = all[column * 4 + k % 4].b.v[k / 4];
-      for (int v = 0; v < Values; ++v) c[i] = fmaf(value(x, v), value(y, v), c[i]);
+  const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+  float sum[4] = {c[0], c[1], c[2], c[3]};
+  for (int k = 0; k < 8; ++k) {
+    const Words<4>& rows = all[row * 4 + k % 4].a;
+    const unsigned upper = rows.v[k / 4 * 2], lower = rows.v[k / 4 * 2 + 1];
+    const unsigned first = all[column * 4 + k % 4].b.v[k / 4];
+    const unsigned second = all[column * 4 + 4 + k % 4].b.v[k / 4];
+    for (int v = 0; v < Values; ++v) {
+      const float low = value(lower, v), high = value(upper, v);
+      const float left = value(first, v), right = value(second, v);
+      sum[0] = fmaf(high, left, sum[0]);
+      sum[1] = fmaf(high, right, sum[1]);
+      sum[2] = fmaf(low, left, sum[2]);
+      sum[3] = fmaf(low, right, sum[3]);
     }
   }
+  for (int i = 0; i < 4; ++i) c[i] = sum[i];
 }
 #endif
 

@@ -9,6 +9,8 @@ import pytest
 from cavs.cuda.device import Device
 from tests.cuda.hardware import gpu
 from tests.cuda.memory import Pool
+from tests.cuda.nccl import StandIn
+from tests.cuda.nccl_ranks import stand_in
 from tests.cuda.twin import Twin, TwinCompiler, missing
 from tests.cuda.twin.launch import Context
 
@@ -23,6 +25,13 @@ def twin() -> Iterator[Twin]:
     yield device
     device.check_guards()
     device.reset()
+
+
+@pytest.fixture
+def nccl(twin: Twin) -> Iterator[StandIn]:
+    """A stand-in for NCCL on the twin's devices, which all groups have left when the test ends."""
+    with stand_in(twin) as found:
+        yield found
 
 
 @pytest.fixture

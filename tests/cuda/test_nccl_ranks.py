@@ -14,21 +14,11 @@ from cavs.distributed.devices import join_devices
 from cavs.distributed.synchronisers import DeviceAllReduce
 from cavs.errors import CommunicationError, ConfigError, DeviceError, FeatureError
 from tests.cuda.memory import Pool
-from tests.cuda.nccl import StandIn
 from tests.cuda.test_ranks import ADAM, Wide, assert_close, trained, trainer, values_of
 from tests.distributed.test_faults import outcomes
 from tests.distributed.test_survivors import Killed, mortal
 from tests.distributed.test_trainer import BATCHES, trees
 from tests.patience import patience
-
-
-@pytest.fixture
-def nccl(twin, monkeypatch):
-    stand_in = StandIn(twin)
-    stand_in.install(monkeypatch)
-    twin.set("devices", 4)
-    yield stand_in
-    assert stand_in.live == 0, "not all groups were freed"
 
 
 def device_of(twin, rank):

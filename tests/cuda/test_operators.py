@@ -11,6 +11,7 @@ from cavs.cuda.device import compile_options
 from cavs.cuda.nvrtc import Nvrtc, resources
 from cavs.cuda.program import map_kernels
 from cavs.ir import REGISTRY
+from tests.cuda.compiled import log_of
 from tests.cuda.device import NO_NVRTC
 from tests.ops.test_registry import ON_DEVICES, case_of, graphs
 from tests.oracle import assert_close, reference
@@ -83,6 +84,6 @@ def test_their_kernels_compile_without_spills(names):
     text = map_kernels(cavs.Session(Together(names)).compiled(batch).program, "float").text
     for architecture in ("sm_80", "sm_90"):
         options = [*compile_options(architecture, "float"), "--ptxas-options=-v"]
-        found = resources(compiler.compile_with_log("maps.cu", text, {}, options)[1])
+        found = resources(log_of(compiler, "maps.cu", text, {}, options))
         assert len([of for of in found if of.registers]) == text.count("__global__")
         assert [of for of in found if of.spill_stores or of.spill_loads] == []

@@ -1,4 +1,4 @@
-"""Every operation against NumPy, on ranks that are threads."""
+"""Every operation against NumPy, on ranks that are threads; the data in RAM or on devices."""
 
 import threading
 import time
@@ -9,10 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavs.distributed.communicator import SingleCommunicator, ThreadCommunicator, run_threads
-from cavs.distributed.communicator.collectives import SMALL, bounds, even_counts
+from cavs.distributed.communicator.collectives import SMALL
+from cavs.distributed.communicator.parts import bounds, even_counts
 from cavs.errors import CommunicationError, ConfigError
+from tests.cuda.nccl_ranks import device_ranks
 
 SIZES = st.integers(1, 5)
+
+
+@pytest.fixture(scope="module", params=["threads", "nccl"])
+def run(request):
+    """Runs ranks with NumPy's arrays, or with their copies on devices by a stand-in for NCCL."""
+    if request.param == "threads":
+        yield run_threads
+        return
+    with device_ranks() as run:
+        yield run
 
 
 def values(rank, n, dtype=np.float64):
@@ -21,13 +33,13 @@ def values(rank, n, dtype=np.float64):
 
 @settings(max_examples=25, deadline=None)
 @given(SIZES, st.sampled_from([0, 1, 3, 17, SMALL // 8, SMALL // 8 + 5, 5000]))
-def test_all_reduce_sums_and_all_ranks_have_the_same_bits(size, n):
+def test_all_reduce_sums_and_all_ranks_have_the_same_bits(run, size, n):
     def work(c):
         a = values(c.rank, n)
         c.all_reduce(a)
         return a, c.sent_bytes
 
-    results = run_threads(size, work)
+    results = run(size, work)
     expected = sum(values(r, n) for r in range(size))
     for a, sent in results:
         np.testing.assert_allclose(a, expected, rtol=1e-12, atol=1e-12)
@@ -38,7 +50,7 @@ def test_all_reduce_sums_and_all_ranks_have_the_same_bits(size, n):
 
 @settings(max_examples=25, deadline=None)
 @given(SIZES, st.data())
-def test_reduce_scatter_and_all_gather_into_take_any_parts(size, data):
+def test_reduce_scatter_and_all_gather_into_take_any_parts(run, size, data):
     counts = data.draw(st.lists(st.integers(0, 40), min_size=size, max_size=size))
     n = sum(counts)
 
@@ -52,7 +64,7 @@ def test_reduce_scatter_and_all_gather_into_take_any_parts(size, data):
         return part, whole
 
     expected = sum(values(r, n) for r in range(size))
-    for rank, (part, whole) in enumerate(run_threads(size, work)):
+    for rank, (part, whole) in enumerate(run(size, work)):
         begin, end = bounds(counts)[rank]
         np.testing.assert_allclose(part, expected[begin:end], rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(whole, expected, rtol=1e-12, atol=1e-12)
@@ -60,7 +72,7 @@ def test_reduce_scatter_and_all_gather_into_take_any_parts(size, data):
 
 @settings(max_examples=25, deadline=None)
 @given(SIZES, st.data())
-def test_gathers_of_rows_of_any_number(size, data):
+def test_gathers_of_rows_of_any_number(run, size, data):
     rows = data.draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
 
     def work(c):
@@ -71,14 +83,14 @@ def test_gathers_of_rows_of_any_number(size, data):
     def matrix(rank):
         return values(rank, 3 * rows[rank], np.float32).reshape(-1, 3)
 
-    for rank, (every, mine) in enumerate(run_threads(size, work)):
+    for rank, (every, mine) in enumerate(run(size, work)):
         for r in range(size):
             np.testing.assert_array_equal(every[r], matrix(r))
             np.testing.assert_array_equal(mine[r], matrix(r)[: (rank + r) % 3])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_reduce_adds_in_the_order_of_ranks_and_broadcast_sends_from_the_root(size):
+def test_reduce_adds_in_the_order_of_ranks_and_broadcast_sends_from_the_root(run, size):
     def work(c):
         a = values(c.rank, 11, np.float32)
         c.reduce(a, size - 1)
@@ -87,7 +99,7 @@ def test_reduce_adds_in_the_order_of_ranks_and_broadcast_sends_from_the_root(siz
         c.broadcast(b, size - 1)
         return a, b, sent, c.sent_bytes - sent
 
-    results = run_threads(size, work)
+    results = run(size, work)
     expected = values(0, 11, np.float32)
     for r in range(1, size):
         expected = expected + values(r, 11, np.float32)
@@ -99,7 +111,7 @@ def test_reduce_adds_in_the_order_of_ranks_and_broadcast_sends_from_the_root(siz
         assert down == (88 * root if r == root else 0)
 
 
-def test_send_receive_share_split_and_barrier():
+def test_send_receive_share_split_and_barrier(run):
     def work(c):
         a = np.full(4, c.rank, np.int32)
         b = np.empty(4, np.int32)
@@ -110,21 +122,26 @@ def test_send_receive_share_split_and_barrier():
             assert (b == c.rank + 1).all()
         half = c.split(c.rank % 2, -c.rank)
         c.barrier()
-        return c.share({"rank": c.rank}), half.rank, half.size, half.share(c.rank)
+        members = half.share(c.rank)
+        half.close()
+        return c.share({"rank": c.rank}), half.rank, half.size, members
 
-    for rank, (shared, half, size, members) in enumerate(run_threads(4, work)):
+    for rank, (shared, half, size, members) in enumerate(run(4, work)):
         assert shared == [{"rank": r} for r in range(4)]
         assert (half, size) == (1 - rank // 2, 2)
         assert members == [rank % 2 + 2, rank % 2]
 
 
+@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_started_operations_keep_their_order(overlaps):
+def test_started_operations_keep_their_order(overlaps, first):
     def work(c):
         c._overlaps = overlaps
         arrays = [values(c.rank, n) for n in (5, 4000, 7)]
         handles = [c.start(c.all_reduce, a) for a in arrays]
         last = values(c.rank, 9)
+        if first:
+            handles[0].wait()
         c.all_reduce(last)  # waits for its turn
         assert all(h.done for h in handles)
         handles[0].wait()

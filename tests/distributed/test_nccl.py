@@ -26,11 +26,11 @@ class Control(SingleCommunicator):
     """Rank 1 of 3, as far as the stand-in needs it."""
 
     rank, size = 1, 3
-    told = ([7, 8], "")
+    told = ([7, 8], "tuple", "")
 
     def share(self, value):
-        assert value == [None, ""]  # only rank 0 makes the id
-        return [self.told, value, value]
+        assert value == [None, "NoneType", ""]  # only rank 0 makes the id
+        return [list(self.told), value, value]
 
     def all_reduce(self, array):
         array *= self.size  # the others are as far as this one
@@ -62,8 +62,8 @@ def nccl(monkeypatch):
 
 def test_sums_pass_pointers_counts_types_and_stream_on_the_ranks_own_device(nccl):
     c = NCCLCommunicator(Control(), 5)
-    c.all_reduce([(1000, 12), (4096, 300)], "float32", 99)
-    c.all_reduce([(8, 6)], "float64", 98)
+    c.sum_ranges([(1000, 12), (4096, 300)], "float32", 99)
+    c.sum_ranges([(8, 6)], "float64", 98)
     c.check()
     assert c.sent_bytes == 2 * 2 * (312 * 4 + 6 * 8) // 3  # of a ring of three
     c.close()
@@ -89,16 +89,16 @@ def test_a_group_is_given_up_once(nccl):
 
 def test_what_nccl_cannot_do_is_a_clear_error(nccl, monkeypatch):
     c = NCCLCommunicator(Control(), 2)
-    with pytest.raises(ConfigError, match="NCCL sums float32, float64, not int32"):
-        c.all_reduce([(0, 1)], "int32", 0)
+    with pytest.raises(ConfigError, match="NCCL of this CuPy sums float32, float64, not int32"):
+        c.sum_ranges([(0, 1)], "int32", 0)
 
     def fails():
         raise RuntimeError("NCCL_ERROR_INVALID_USAGE: invalid usage")
 
     nccl.groupEnd = fails
     with pytest.raises(DeviceError, match="NCCL on rank 1, cuda:2: NCCL_ERROR_INVALID_USAGE"):
-        c.all_reduce([(0, 1)], "float32", 0)
-    monkeypatch.setattr(Control, "told", (None, "no network"))
+        c.sum_ranges([(0, 1)], "float32", 0)
+    monkeypatch.setattr(Control, "told", (None, "NoneType", "no network"))
     with pytest.raises(DeviceError, match="NCCL on rank 0 makes no id: no network"):
         NCCLCommunicator(Control(), 0)
     nccl.available = False

@@ -15,26 +15,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from cavs.distributed.communicator.parts import (
+    bounds,
+    check_counts,
+    check_parts,
+    check_rank,
+    even_counts,
+    not_contiguous,
+)
 from cavs.distributed.communicator.progress import DeferredJob, Job, Progress
 from cavs.distributed.communicator.protocol import Array, Handle
-from cavs.errors import CommunicationError, ConfigError
+from cavs.errors import CommunicationError
 
 T = TypeVar("T")
 
 SMALL = 1 << 14  # bytes; below, the number of messages counts more than their size
 Message = tuple[Array, int]  # an array and the rank it goes to or comes from
-
-
-def bounds(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each part begins and ends."""
-    ends = np.cumsum(counts).tolist()
-    return list(zip([0, *ends[:-1]], ends, strict=True))
-
-
-def even_counts(total: int, parts: int) -> list[int]:
-    """`total` in `parts` that differ by at most one, larger ones first."""
-    whole, rest = divmod(total, parts)
-    return [whole + (i < rest) for i in range(parts)]
 
 
 class Collectives(ABC):
@@ -46,6 +42,7 @@ class Collectives(ABC):
         self._sent = 0
         self._progress = Progress()
         self._last: DeferredJob[Any] | None = None
+        self._deferring = False  # whether the caller is such a job
         self._turn = threading.RLock()
         self._scratch = np.empty(0, np.uint8)
         self._broken: CommunicationError | None = None
@@ -86,16 +83,23 @@ class Collectives(ABC):
         """See `Communicator`."""
         if self._overlaps:
             return self._progress.start(operation, arguments)
-        job: DeferredJob[T] = DeferredJob(self._last, operation, arguments)
+        job: DeferredJob[T] = DeferredJob(self._last, self._defer, (operation, *arguments))
         self._last = job
         return job
+
+    def _defer(self, operation: Callable[..., T], *arguments: Any) -> T:
+        self._deferring = True
+        try:
+            return operation(*arguments)
+        finally:
+            self._deferring = False
 
     def _run(self, name: str, operation: Callable[..., T], *arguments: Any) -> T:
         """The operation now, or after those in the background."""
         if self._overlaps and not self._progress.is_here() and not self._progress.idle:
             job: Job[T] = self._progress.start(self._run, (name, operation, *arguments))
             return job.wait()
-        if self._last is not None and not self._last.begun:
+        if self._last is not None and not self._last.begun and not self._deferring:
             self._last.wait()
         with self._turn:
             self.operations += 1
@@ -163,7 +167,7 @@ class Collectives(ABC):
     def reduce_scatter(self, array: Array, counts: Sequence[int]) -> Array:
         """See `Communicator`."""
         flat = _flat(array)
-        self._check_counts(flat, counts)
+        check_counts(counts, flat.size, self._size)
         self._run(f"reduce-scatter of {array.nbytes} bytes", self._reduce_scatter, flat, counts)
         begin, end = bounds(counts)[self._rank]
         return flat[begin:end]
@@ -181,11 +185,15 @@ class Collectives(ABC):
     def all_gather_into(self, array: Array, counts: Sequence[int]) -> None:
         """See `Communicator`."""
         flat = _flat(array)
-        self._check_counts(flat, counts)
+        check_counts(counts, flat.size, self._size)
         self._run(f"all-gather of {array.nbytes} bytes", self._all_gather_into, flat, counts)
 
     def _all_gather_into(self, flat: Array, counts: Sequence[int]) -> None:
-        n, parts = self._size, [flat[a:b] for a, b in bounds(counts)]
+        self._around([flat[a:b] for a, b in bounds(counts)])
+
+    def _around(self, parts: Sequence[Array]) -> None:
+        """A ring: every rank's part to all, in place."""
+        n = self._size
         to, source = (self._rank + 1) % n, (self._rank - 1) % n
         for step in range(n - 1):
             mine, coming = parts[(self._rank - step) % n], parts[(self._rank - step - 1) % n]
@@ -199,18 +207,15 @@ class Collectives(ABC):
     def _all_gather(self, array: Array) -> list[Array]:
         rows = np.zeros(self._size, np.int64)
         rows[self._rank] = len(array)
-        self._all_gather_into(rows, [1] * self._size)
-        whole = np.empty((int(rows.sum()), *array.shape[1:]), array.dtype)
-        width = int(np.prod(array.shape[1:], dtype=np.int64))
-        begin = int(rows[: self._rank].sum())
-        whole[begin : begin + len(array)] = array
-        self._all_gather_into(whole.reshape(-1), (rows * width).tolist())
-        return [whole[a:b] for a, b in bounds(rows.tolist())]
+        self._around(np.split(rows, self._size))
+        got = [np.empty((n, *array.shape[1:]), array.dtype) for n in rows.tolist()]
+        got[self._rank] = array  # no copy of it, which can take longer than the ring
+        self._around([part.reshape(-1) for part in got])
+        return got
 
     def all_to_all(self, parts: Sequence[Array]) -> list[Array]:
         """See `Communicator`."""
-        if len(parts) != self._size:
-            raise ConfigError(f"{len(parts)} parts for {self._size} ranks", hint="one for each")
+        check_parts(parts, self._size)
         return self._run("all-to-all", self._all_to_all, parts)
 
     def _all_to_all(self, parts: Sequence[Array]) -> list[Array]:
@@ -230,7 +235,7 @@ class Collectives(ABC):
 
     def reduce(self, array: Array, root: int) -> None:
         """See `Communicator`."""
-        self._check_rank(root)
+        check_rank(root, self._size)
         self._run(
             f"reduce of {array.nbytes} bytes to rank {root}", self._reduce, _flat(array), root
         )
@@ -253,7 +258,7 @@ class Collectives(ABC):
 
     def broadcast(self, array: Array, root: int) -> None:
         """See `Communicator`."""
-        self._check_rank(root)
+        check_rank(root, self._size)
         flat = _flat(array)
         self._run(f"broadcast of {array.nbytes} bytes by rank {root}", self._broadcast, flat, root)
 
@@ -265,12 +270,12 @@ class Collectives(ABC):
 
     def send(self, array: Array, to: int) -> None:
         """See `Communicator`."""
-        self._check_rank(to)
+        check_rank(to, self._size)
         self._run(f"send to rank {to}", self._send, [(_flat(array), to)], [])
 
     def receive(self, array: Array, source: int) -> None:
         """See `Communicator`."""
-        self._check_rank(source)
+        check_rank(source, self._size)
         self._run(f"receive from rank {source}", self._send, [], [(_flat(array), source)])
 
     def barrier(self) -> None:
@@ -282,24 +287,9 @@ class Collectives(ABC):
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         return [json.loads(part.tobytes()) for part in self._run("share", self._all_gather, text)]
 
-    # ---- checks --------------------------------------------------------------------------------
-
-    def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self._size:
-            raise ConfigError(f"there is no rank {rank}", hint=f"ranks are 0 to {self._size - 1}")
-
-    def _check_counts(self, flat: Array, counts: Sequence[int]) -> None:
-        if len(counts) != self._size or sum(counts) != flat.size or min(counts) < 0:
-            raise ConfigError(
-                f"counts {list(counts)} do not cut {flat.size} elements for {self._size} ranks"
-            )
-
 
 def _flat(array: Array) -> Array:
     """The elements as one row, the same memory."""
     if not array.flags.c_contiguous:
-        raise ConfigError(
-            f"an array of shape {array.shape} and strides {array.strides} is not C-contiguous",
-            hint="pass np.ascontiguousarray(array)",
-        )
+        raise not_contiguous(array.shape, array.strides)
     return array.reshape(-1)

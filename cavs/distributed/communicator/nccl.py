@@ -1,159 +1,290 @@
-"""Sums over GPUs of one rank each, in their own memory, through CuPy's NCCL.
+"""The operations of a communicator on GPUs of one rank each, in their own memory, by NCCL.
 
-NCCL starts on a stream and goes on by itself; nothing here waits for another rank, but to make the
-group. What fails is found when the stream is waited for, or at the next call, and `abort` ends what
-others never join.
+A training sums its gradients by `NCCLGroup.sum_ranges` alone, on a stream of the engine: the other
+operations are for programs that keep arrays of their own on the ranks' GPUs.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from cavs.cuda.driver import newest_cuda
-from cavs.cuda.libraries import find_driver, fitting_major, install_line
-from cavs.distributed.communicator.progress import Job, Progress
+from cavs.cuda.memory import CupyMemory
+from cavs.distributed.communicator.device_array import DeviceArray, OnDevice
+from cavs.distributed.communicator.nccl_group import NCCLGroup
+from cavs.distributed.communicator.nccl_stream import NCCLStream, Started
+from cavs.distributed.communicator.parts import bounds, check_counts, check_parts, check_rank
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.errors import CommunicationError, ConfigError, DeviceError
+from cavs.errors import ConfigError, DeviceError
 
-_GLANCE = 0.05  # seconds between two looks at how far the ranks are in making a group
-_TYPES = {"float32": ("NCCL_FLOAT32", 4), "float64": ("NCCL_FLOAT64", 8)}
+if TYPE_CHECKING:
+    from cavs.distributed.communicator.protocol import Operations
 
-
-def load_nccl() -> tuple[ModuleType, ModuleType]:
-    """CuPy and its NCCL module. DeviceError, with the cure, if one is missing."""
-    try:
-        import cupy
-        from cupy.cuda import nccl
-    except Exception as error:  # an import may fail in any way; CuPy's are of several classes
-        line = install_line(newest_cuda(find_driver()))
-        raise DeviceError(f"NCCL needs CuPy: {error}", hint=line) from error
-    if not nccl.available:
-        major = fitting_major(newest_cuda(find_driver()))
-        raise DeviceError(
-            "CuPy finds no NCCL library",
-            hint=f"pip install nvidia-nccl-cu{major or ''}, or collectives='mpi'",
-        )
-    return cupy, nccl
+T = TypeVar("T")
 
 
-class NCCLCommunicator:
-    """The ranks of `control`, each with GPU number `ordinal` of its process.
+class NCCLCommunicator(NCCLGroup):
+    """`Operations` of the ranks of `control`, each with GPU number `ordinal` of its process.
 
-    control: a communicator on the host, which carries NCCL's unique id. All ranks make one
-    together, and all of them fail if one has not joined within the timeout of `control`. Methods
-    raise `DeviceError`; after one, `abort` is all that is left to do.
+    Arrays are what `DeviceArray.of` takes, on that GPU; results are `DeviceArray`s. They are passed
+    as addresses, without a copy, after what their streams have been given; shapes that ranks have
+    to tell each other go over `control`. Sums have an order of NCCL's own. Ranks that both send
+    before they receive wait for each other: `all_to_all` does both at once.
+
+    ConfigError for an array that is not contiguous, not on this GPU or of a type that NCCL does not
+    add. After a CommunicationError or DeviceError the group is given up. `sum_ranges` is not called
+    while other operations are under way.
     """
 
+    overlaps = True
+
     def __init__(self, control: Communicator, ordinal: int) -> None:
-        self._cupy, self._nccl = load_nccl()
-        self.rank, self.size, self.ordinal = control.rank, control.size, ordinal
-        self.sent_bytes = 0  # by the formula of a ring
-        self._comm: Any = None
-        self._given_up, self._changing = False, threading.Lock()
-        own, failed = None, ""
-        try:
-            own = list(self._nccl.get_unique_id()) if control.rank == 0 else None
-        except RuntimeError as error:  # as NcclError is
-            failed = str(error)
-        unique, failed = control.share([own, failed])[0]
-        if unique is None:
-            raise DeviceError(f"NCCL on rank 0 makes no id: {failed}")
-        progress = Progress()  # NCCL waits in C for those that do not come
-        job = progress.start(self._call, (lambda: self._join(tuple(unique)),))
-        try:
-            late = self._late(job, control)
-        except CommunicationError:
-            self._give_up()
-            raise
-        if job.done:
-            progress.close()
-            job.wait()  # raises what kept this rank from it
-        if late:
-            self._give_up()
-            raise DeviceError(
-                f"NCCL on rank {self.rank}: ranks {late} have not joined the group of {self.size} "
-                f"within {control.timeout:g} s",
-                hint="NCCL_DEBUG=INFO tells more; collectives='mpi' does without",
-            )
-        if not job.done:  # because of one that failed: it tells the others
-            self._give_up()
+        self._control = control
+        self._owned: Communicator | None = None  # `control`, if it was made for this group
+        self._made: NCCLStream | None = None
+        self._memory: CupyMemory | None = None
+        self._one: DeviceArray | None = None
+        super().__init__(control, ordinal)  # which may abort
 
-    def _late(self, job: Job[None], control: Communicator) -> list[int]:
-        """Waits until all ranks have joined or one has failed; the ranks that take too long."""
-        end = time.monotonic() + control.timeout
-        while True:
-            done = job.ends_within(_GLANCE)
-            joined = done and self._comm is not None
-            told = np.array([joined, done and not joined, time.monotonic() > end], np.float64)
-            control.all_reduce(told)
-            if told[0] == self.size or told[1]:
-                return []
-            if told[2]:
-                return [r for r, here in enumerate(control.share(joined)) if not here]
-
-    def _join(self, unique: tuple[int, ...]) -> None:
-        comm = self._nccl.NcclCommunicator(self.size, unique, self.rank)
+    @property
+    def _stream(self) -> NCCLStream:
+        """Made when the first operation is asked for: sums of gradients need none."""
         with self._changing:
-            if not self._given_up:
-                self._comm = comm
-                return
-        comm.abort()
+            if self._made is None:
+                self._made = NCCLStream(self)
+            return self._made
 
-    def _give_up(self) -> None:
-        """Whatever becomes of the group, this rank is not in it."""
-        with self._changing:
-            self._given_up = True
-        self.abort()
+    def start(self, operation: Callable[..., T], *arguments: Any) -> Started[T]:
+        """See `Operations`. Before this returns `operation` has run, but for what GPUs do.
 
-    def all_reduce(self, ranges: Sequence[tuple[int, int]], dtype: str, stream: int) -> None:
-        """Sums over the ranks, in place, of `ranges`: (address on the device, elements).
-
-        They start on `stream`, a driver's handle, after all that it has been given.
+        Shapes that ranks have to tell each other are told then.
         """
-        if dtype not in _TYPES:
-            raise ConfigError(f"NCCL sums {', '.join(_TYPES)}, not {dtype}")
-        name, size = _TYPES[dtype]
-        kind, add = getattr(self._nccl, name), self._nccl.NCCL_SUM
+        return self._stream.start(operation, arguments)
 
-        def launch() -> None:
-            self._nccl.groupStart()
-            for at, count in ranges:
-                self._comm.allReduce(at, at, count, kind, add, stream)
-            self._nccl.groupEnd()
+    # ---- operations ----------------------------------------------------------------------------
 
-        self._call(launch)
-        total = sum(count for _, count in ranges) * size
-        self.sent_bytes += 2 * (self.size - 1) * total // self.size
+    def all_reduce(self, array: OnDevice) -> None:
+        """See `Operations`."""
+        own, kind, add = *self._own(array), self._nccl.NCCL_SUM
 
-    def check(self) -> None:
-        """DeviceError if NCCL has met an error since."""
-        self._call(self._comm.check_async_error)
+        def calls(comm: Any, stream: int) -> None:
+            comm.allReduce(own.address, own.address, own.size, kind, add, stream)
+
+        self._stream.run(f"all-reduce of {own.nbytes} bytes", [own], calls)
+        self.sent_bytes += 2 * (self.size - 1) * own.nbytes // self.size
+
+    def reduce(self, array: OnDevice, root: int) -> None:
+        """See `Operations`."""
+        check_rank(root, self.size)
+        own, kind, add = *self._own(array), self._nccl.NCCL_SUM
+
+        def calls(comm: Any, stream: int) -> None:
+            comm.reduce(own.address, own.address, own.size, kind, add, root, stream)
+
+        self._stream.run(f"reduce of {own.nbytes} bytes to rank {root}", [own], calls)
+        self.sent_bytes += own.nbytes if self.rank != root else 0
+
+    def reduce_scatter(self, array: OnDevice, counts: Sequence[int]) -> DeviceArray:
+        """See `Operations`."""
+        own, kind, add = *self._own(array), self._nccl.NCCL_SUM
+        parts = self._cut(own, counts)
+        mine = parts[self.rank]
+
+        def calls(comm: Any, stream: int) -> None:
+            if len(set(counts)) == 1:
+                comm.reduceScatter(own.address, mine.address, mine.size, kind, add, stream)
+                return
+            for root, part in enumerate(parts):
+                if part.size:
+                    comm.reduce(part.address, part.address, part.size, kind, add, root, stream)
+
+        self._stream.run(f"reduce-scatter of {own.nbytes} bytes", [own], calls)
+        self.sent_bytes += own.nbytes - mine.nbytes
+        return mine
+
+    def all_gather_into(self, array: OnDevice, counts: Sequence[int]) -> None:
+        """See `Operations`."""
+        own, kind = self._own(array)
+        parts = self._cut(own, counts)
+        self._gather(parts[self.rank], parts, own, kind)
+
+    def all_gather(self, array: OnDevice) -> list[DeviceArray]:
+        """See `Operations`."""
+        own, kind = self._own(array)
+        rows, inner = [told[0] for told in self._rows([own])], own.shape[1:]
+        whole = self._new((sum(rows), *inner), own.dtype)
+        width = DeviceArray(0, inner, own.dtype).size
+        parts = self._cut(whole, [n * width for n in rows])
+        self._gather(own, parts, whole, kind)
+        return [part.shaped((n, *inner)) for n, part in zip(rows, parts, strict=True)]
+
+    def _gather(
+        self, mine: DeviceArray, parts: Sequence[DeviceArray], whole: DeviceArray, kind: int
+    ) -> None:
+        """`mine` of every rank to all, into `parts` of `whole`."""
+
+        def calls(comm: Any, stream: int) -> None:
+            if len({part.size for part in parts}) == 1:
+                comm.allGather(mine.address, whole.address, mine.size, kind, stream)
+                return
+            for root, part in enumerate(parts):
+                source = mine if root == self.rank else part
+                if part.size:
+                    comm.broadcast(source.address, part.address, part.size, kind, root, stream)
+
+        self._stream.run(f"all-gather of {whole.nbytes} bytes", [mine, whole], calls)
+        # Around a ring a rank passes on all but what the next one has.
+        self.sent_bytes += whole.nbytes - parts[(self.rank + 1) % self.size].nbytes
+
+    def all_to_all(self, parts: Sequence[OnDevice]) -> list[DeviceArray]:
+        """See `Operations`."""
+        check_parts(parts, self.size)
+        mine = [self._own(part)[0] for part in parts]
+        own, kind = self._own(mine[self.rank])
+        rows = [told[self.rank] for told in self._rows(mine)]
+        got = [
+            own if r == self.rank else self._new((n, *own.shape[1:]), own.dtype)
+            for r, n in enumerate(rows)
+        ]
+
+        def calls(comm: Any, stream: int) -> None:
+            for r in range(self.size):
+                if r != self.rank and mine[r].size:
+                    comm.send(mine[r].address, mine[r].size, kind, r, stream)
+                if r != self.rank and got[r].size:
+                    comm.recv(got[r].address, got[r].size, kind, r, stream)
+
+        self._stream.run("all-to-all", [*mine, *got], calls)
+        self.sent_bytes += sum(part.nbytes for part in mine) - own.nbytes
+        return got
+
+    def broadcast(self, array: OnDevice, root: int) -> None:
+        """See `Operations`."""
+        check_rank(root, self.size)
+        own, kind = self._own(array)
+
+        def calls(comm: Any, stream: int) -> None:
+            comm.broadcast(own.address, own.address, own.size, kind, root, stream)
+
+        self._stream.run(f"broadcast of {own.nbytes} bytes by rank {root}", [own], calls)
+        self.sent_bytes += (self.size - 1) * own.nbytes if self.rank == root else 0
+
+    def send(self, array: OnDevice, to: int) -> None:
+        """See `Operations`."""
+        own, kind = self._own(array, to)
+
+        def calls(comm: Any, stream: int) -> None:
+            comm.send(own.address, own.size, kind, to, stream)
+
+        self._stream.run(f"send of {own.nbytes} bytes to rank {to}", [own], calls)
+        self.sent_bytes += own.nbytes
+
+    def receive(self, array: OnDevice, source: int) -> None:
+        """See `Operations`."""
+        own, kind = self._own(array, source)
+
+        def calls(comm: Any, stream: int) -> None:
+            comm.recv(own.address, own.size, kind, source, stream)
+
+        self._stream.run(f"receive of {own.nbytes} bytes from rank {source}", [own], calls)
+
+    def barrier(self) -> None:
+        """See `Operations`."""
+        if self._one is None:
+            self._one = self._new((1,), "uint8")
+        self.all_reduce(self._one)
+
+    # ---- groups --------------------------------------------------------------------------------
+
+    def split(self, color: int, key: int = 0) -> NCCLCommunicator:
+        """See `Operations`. All ranks call it; DeviceError on all of a group that is not made."""
+        control = self._control.split(color, key)
+        part, failed = None, None
+        try:
+            part = NCCLCommunicator(control, self.ordinal)
+        except DeviceError as error:  # the others must learn of it
+            failed = error
+        told = control.share("" if failed is None else failed.what)
+        wrong = next((what for what in told if what), None)
+        if part is None or wrong is not None:
+            if part is not None:
+                part.abort()
+            control.close()
+            raise failed or DeviceError(str(wrong))
+        part._owned, part.timeout = control, self.timeout
+        return part
 
     def abort(self) -> None:
-        """Ends what is under way, which others may never join; nothing may be called after it."""
-        comm, self._comm = self._comm, None
-        if comm is not None:
-            self._call(comm.abort)
+        """Ends what is under way, which others may never join; every later operation raises."""
+        super().abort()
+        if self._made is not None:
+            self._made.close()
 
     def close(self) -> None:
-        """Frees what NCCL holds, once all that was started has ended."""
-        comm, self._comm = self._comm, None
-        if comm is not None:
-            self._call(comm.destroy)
-
-    def _call(self, work: Any) -> None:
-        """`work()` with this rank's GPU current, its errors in our words."""
+        """See `Operations`: frees what NCCL holds, once all that was started has ended."""
         try:
-            with self._cupy.cuda.Device(self.ordinal):
-                work()
-        except RuntimeError as error:  # NcclError and CUDARuntimeError are
-            raise DeviceError(
-                f"NCCL on rank {self.rank}, cuda:{self.ordinal}: {error}",
-                hint="NCCL_DEBUG=INFO tells more; collectives='mpi' does without",
-            ) from error
+            if self._made is not None:
+                self._made.close()
+        finally:
+            super().close()
+            if self._owned is not None:
+                self._owned.close()
+
+    # ---- arrays --------------------------------------------------------------------------------
+
+    def _own(self, array: OnDevice, peer: int | None = None) -> tuple[DeviceArray, int]:
+        """An array of this rank and NCCL's number of its type; ConfigError if it cannot be sent."""
+        if peer is not None:
+            check_rank(peer, self.size)
+            if peer == self.rank:
+                raise ConfigError(f"rank {peer} is this one", hint="it has the array already")
+        own = DeviceArray.of(array)
+        if own.size:
+            runtime, at = self.cuda.runtime, own.address
+            device = self.call(lambda: runtime.pointerGetAttributes(at).device)
+            if device != self.ordinal:
+                where = "the host" if device < 0 else f"cuda:{device}"
+                raise ConfigError(
+                    f"an array is in the memory of {where}, but rank {self.rank} sends from "
+                    f"cuda:{self.ordinal}",
+                    hint=f"move it there, as with cupy.cuda.Device({self.ordinal})",
+                )
+        return own, self.kind(own.dtype)
+
+    def _cut(self, own: DeviceArray, counts: Sequence[int]) -> list[DeviceArray]:
+        check_counts(counts, own.size, self.size)
+        return [own.cut(a, b) for a, b in bounds(counts)]
+
+    def _rows(self, arrays: Sequence[DeviceArray]) -> list[list[int]]:
+        """How many rows the arrays of every rank have; ConfigError on all if more differs."""
+        told = self._control.share([[a.dtype, *a.shape] for a in arrays])
+        kinds = {(dtype, *shape[1:]) for rank in told for dtype, *shape in rank}
+        if len(kinds) > 1 or not arrays[0].shape:
+            raise ConfigError(
+                f"arrays of ranks differ in more than their first axis: {sorted(map(str, kinds))}",
+                hint="arrays of one type, and of rows of one shape",
+            )
+        return [[shape[0] for _, *shape in rank] for rank in told]
+
+    def _new(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """Fresh memory of this GPU; DeviceError if there is no room."""
+        if self._memory is None:
+            self._memory = CupyMemory(self.ordinal)
+        like = DeviceArray(0, shape, dtype)
+        block = _Block(self._memory, like.nbytes)
+        return DeviceArray(block.address, shape, dtype, owner=block)
+
+
+class _Block:
+    """Memory that goes back when nobody has it any more."""
+
+    def __init__(self, memory: CupyMemory, nbytes: int) -> None:
+        self.address, self._memory = memory.allocate(nbytes), memory
+
+    def __del__(self) -> None:
+        if "address" in vars(self):  # allocated
+            self._memory.release(self.address)
+
+
+if TYPE_CHECKING:
+    _: type[Operations[OnDevice]] = NCCLCommunicator

@@ -24,10 +24,17 @@ class Job(Generic[T]):
         """See `Handle.done`."""
         return self._finished.is_set()
 
+    @property
+    def error(self) -> BaseException | None:
+        """What it raised, once it ran."""
+        return self._error
+
     def run(self) -> None:
         """Run the operation and keep what came of it."""
+        # A handle may be kept for longer than what the operation was given.
+        arguments, self._arguments = self._arguments, ()
         try:
-            self._result = self._operation(*self._arguments)
+            self._result = self._operation(*arguments)
         except BaseException as error:  # carried to whoever waits, whatever it is
             self._error = error
         finally:

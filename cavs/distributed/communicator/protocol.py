@@ -1,4 +1,4 @@
-"""What the synchronisers ask of a communicator."""
+"""What ranks ask of a communicator: operations on arrays, and on the host what guides them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cavs.distributed.communicator.mailbox import Mailbox
 
 Array = NDArray[Any]
+A = TypeVar("A")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -34,12 +35,13 @@ class Handle(Protocol[T_co]):
         ...
 
 
-class Communicator(Protocol):
+class Operations(Protocol[A]):
     """A group of ranks, numbered from 0, that call the same operations in the same order.
 
-    Arrays are C-contiguous NumPy arrays and are passed without a copy. Operations block; `start`
-    runs any of them in the background. Every rank ends with the same bits. `sent_bytes` counts the
-    bytes of arrays this rank sends to others; n is the size of the array in bytes, N `size`.
+    Arrays are C-contiguous and are passed without a copy: NumPy's on the host, on devices whatever
+    has `__cuda_array_interface__`. Operations block; `start` runs any of them in the background.
+    Every rank ends with the same bits. `sent_bytes` counts the bytes of arrays this rank sends to
+    others; n is the size of the array in bytes, N `size`.
 
     Operations raise `CommunicationError` if a peer fails or does not come within `timeout` seconds.
     """
@@ -66,51 +68,53 @@ class Communicator(Protocol):
         """Whether `start` runs beside the caller; if not, in `Handle.wait`."""
         ...
 
-    def all_reduce(self, array: Array) -> None:
+    def all_reduce(self, array: A) -> None:
         """Sum over the ranks, in place. A rank sends 2 (N - 1) / N n (small arrays: a tree)."""
         ...
 
-    def reduce(self, array: Array, root: int) -> None:
-        """Sum, in place at `root`, in the order of ranks. Every other rank sends n."""
+    def reduce(self, array: A, root: int) -> None:
+        """Sum, in place at `root`. Every other rank sends n.
+
+        On the host in the order of ranks.
+        """
         ...
 
-    def reduce_scatter(self, array: Array, counts: Sequence[int]) -> Array:
+    def reduce_scatter(self, array: A, counts: Sequence[int]) -> A:
         """Part `rank` of the sum, `counts` elements each, in place. Sends (N - 1) / N n.
 
         Returns a view of that part; the other parts of `array` hold nothing useful afterwards.
         """
         ...
 
-    def all_gather_into(self, array: Array, counts: Sequence[int]) -> None:
+    def all_gather_into(self, array: A, counts: Sequence[int]) -> None:
         """Every rank's part of `array` to all, in place. Sends (N - 1) / N n for equal parts."""
         ...
 
-    def all_gather(self, array: Array) -> list[Array]:
-        """Every rank's array, by rank; first axes may differ. Sends (N - 1) n for equal ones."""
+    def all_gather(self, array: A) -> Sequence[A]:
+        """Every rank's array, by rank; first axes may differ. Sends (N - 1) n for equal ones.
+
+        This rank's may be `array` itself.
+        """
         ...
 
-    def all_to_all(self, parts: Sequence[Array]) -> list[Array]:
+    def all_to_all(self, parts: Sequence[A]) -> Sequence[A]:
         """What every rank has for this one; first axes may differ. Sends all parts but its own."""
         ...
 
-    def broadcast(self, array: Array, root: int) -> None:
+    def broadcast(self, array: A, root: int) -> None:
         """The array of `root` to all, in place. `root` sends (N - 1) n, others nothing."""
         ...
 
-    def send(self, array: Array, to: int) -> None:
+    def send(self, array: A, to: int) -> None:
         """To one rank, which calls `receive` with an array of that size and dtype."""
         ...
 
-    def receive(self, array: Array, source: int) -> None:
+    def receive(self, array: A, source: int) -> None:
         """From one rank, into `array`."""
         ...
 
     def barrier(self) -> None:
         """Return when all ranks have come here."""
-        ...
-
-    def share(self, value: Any) -> list[Any]:
-        """Every rank's JSON value, by rank."""
         ...
 
     def start(self, operation: Callable[..., T], *arguments: Any) -> Handle[T]:
@@ -120,8 +124,24 @@ class Communicator(Protocol):
         """
         ...
 
-    def split(self, color: int, key: int = 0) -> Communicator:
+    def split(self, color: int, key: int = 0) -> Operations[A]:
         """The group of ranks with the same `color`, ordered by `key`, then by rank."""
+        ...
+
+    def close(self) -> None:
+        """End the background thread; the communicator is not used again."""
+        ...
+
+
+class Communicator(Operations[Array], Protocol):
+    """`Operations` on the host, and what only it can do."""
+
+    def share(self, value: Any) -> list[Any]:
+        """Every rank's JSON value, by rank."""
+        ...
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """See `Operations`."""
         ...
 
     def mailbox(self) -> Mailbox:
@@ -138,10 +158,6 @@ class Communicator(Protocol):
         What they had begun ends with `LostPeerError`. Raises `DeviceError` where ranks cannot
         survive another.
         """
-        ...
-
-    def close(self) -> None:
-        """End the background thread; the communicator is not used again."""
         ...
 
     def abort(self, message: str) -> None:

@@ -196,10 +196,15 @@ def sum_rows(rows: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
 
     The rows of one rank are different from each other.
     """
-    found, place = np.unique(np.concatenate(rows), return_inverse=True)
-    total = np.zeros((len(found), *values[0].shape[1:]), values[0].dtype)
+    found, places = np.unique(np.concatenate(rows), return_inverse=True)
+    total = np.empty((len(found), *values[0].shape[1:]), values[0].dtype)
+    begun = np.zeros(len(found), np.bool_)
     at = 0
     for own, part in zip(rows, values, strict=True):
-        total[place[at : at + len(own)]] += part
+        to = places[at : at + len(own)]
+        again = begun[to]
+        total[to[~again]] = part[~again]
+        total[to[again]] += part[again]
+        begun[to] = True
         at += len(own)
     return found, total

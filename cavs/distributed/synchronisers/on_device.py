@@ -117,7 +117,7 @@ class DeviceAllReduce(Exchange):
             raise DeviceError("this step's sums were given up: one of them could not be started")
         self.executor.open_collective()
         try:
-            self.group.nccl.all_reduce(self.ranges, self.dtype, self.executor.collective_stream)
+            self.group.nccl.sum_ranges(self.ranges, self.dtype, self.executor.collective_stream)
         except DeviceError:
             self.group.lost = True
             raise

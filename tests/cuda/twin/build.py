@@ -1,4 +1,4 @@
-"""Shared libraries made by g++, kept by what they are made from."""
+"""Shared libraries made by g++, and other files, kept by what they are made from."""
 
 from __future__ import annotations
 
@@ -58,13 +58,20 @@ def run(command: list[str], directory: Path) -> None:
         raise CompileError(done.stderr)
 
 
-def kept(key: Iterable[str | bytes], suffix: str, make: Callable[[Path, Path], None]) -> Path:
+def kept(
+    key: Iterable[str | bytes],
+    suffix: str,
+    make: Callable[[Path, Path], None],
+    compiler: bytes | None = None,
+) -> Path:
     """The file for a key; ``make(directory, file)`` makes it where it is not kept yet.
+
+    compiler: what identifies the one that makes it; g++, unless given.
 
     Several processes may do so at once: each works in a directory of its own, and a file appears
     whole or not at all.
     """
-    digest = hashlib.sha256(compiler_identity())
+    digest = hashlib.sha256(compiler_identity() if compiler is None else compiler)
     for part in key:
         data = part.encode() if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little") + data)
@@ -82,7 +89,7 @@ def kept(key: Iterable[str | bytes], suffix: str, make: Callable[[Path, Path], N
 
 def forget_old(days: float = 7) -> None:
     """Removes files that nobody asked for in so many days: random tests make many."""
-    for file in CACHE.glob("*.*o"):
+    for file in CACHE.glob("*.*"):
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             if time.time() - file.stat().st_mtime > days * 86400:
                 file.unlink()

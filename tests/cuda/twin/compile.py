@@ -10,7 +10,7 @@ from tests.cuda.twin.build import COMPILER, HERE, LIBRARY, kept, run
 
 SANITIZE = "-fsanitize=alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero"
 CHECKED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"]
-FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti"]
+FLAGS = ["-std=c++17", "-march=native", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti"]
 FLAGS += ["-fno-strict-aliasing", "-fPIC", "-shared", "-fvisibility=hidden", "-DCAVS_TWIN"]
 # No start files, whose variables would lie among the shared ones, and no library of a sanitizer.
 FLAGS += ["-g1", "-nostdlib", SANITIZE]
@@ -51,7 +51,7 @@ class TwinCompiler:
         Raises CompileError with g++'s errors and warnings, by line of the source.
         """
         flags = [*FLAGS, f"-DTWIN_CHECKED={int(self.checked)}", *definitions(options)]
-        flags += ["-O0"] if name in BRIEF else []
+        flags += ["-O0" if name in BRIEF else "-O1"]
         flags += CHECKED if self.checked else []
         language = [(HERE / header).read_text() for header in LANGUAGE]
         file = Path(name).name

@@ -37,13 +37,14 @@ uint64_t Run::warp(WarpOp op, unsigned mask, int line, uint64_t bits, int lane, 
   me.all = all, me.line = line;
   me.wait = Wait::kWarp;
   bool complete = true;
+  const unsigned count = this->size();
   for (unsigned i = 0; i < kWarp; ++i) {
     if (!(mask >> i & 1u)) continue;
     const unsigned t = first + i;
-    if (t >= this->size() || threads_[t].finished)
+    if (t >= count || threads_[t].finished)
       fail(kLaunchFailed, "line " + std::to_string(line) + ": a warp operation waits for lane " +
                               std::to_string(i) + ", which " +
-                              (t >= this->size() ? "is not in the block" : "has left the kernel"));
+                              (t >= count ? "is not in the block" : "has left the kernel"));
     if (threads_[t].wait != Wait::kWarp) {
       complete = false;
     } else if (threads_[t].line != line || threads_[t].op != op || threads_[t].mask != mask) {
@@ -67,6 +68,7 @@ void Run::complete_warp(unsigned first, unsigned mask) {
     values[i] = threads_[first + i].bits;
     ballot |= static_cast<unsigned>(values[i] & 1u) << i;
   }
+  const void* gathered = nullptr;
   for (unsigned i = kWarp; i-- > 0;) {  // the last released goes on first
     if (!(mask >> i & 1u)) continue;
     Thread& thread = threads_[first + i];
@@ -91,9 +93,14 @@ void Run::complete_warp(unsigned first, unsigned mask) {
       case WarpOp::kBallot:
         break;
       case WarpOp::kGather:
+        if (gathered) {
+          std::memcpy(thread.all, gathered, kWarp * thread.size);
+          break;
+        }
         for (unsigned j = 0; j < kWarp; ++j)
           std::memcpy(static_cast<char*>(thread.all) + j * thread.size,
                       reinterpret_cast<const void*>(values[j]), thread.size);
+        gathered = thread.all;
         break;
     }
     const bool outside = thread.op == WarpOp::kXor ? from >= high : from < low || from >= high;

@@ -1,0 +1,48 @@
+"""How arrays are cut for ranks, and what an operation of any communicator may be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cavs.errors import ConfigError
+
+
+def bounds(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each part begins and ends."""
+    ends = np.cumsum(counts).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def even_counts(total: int, parts: int) -> list[int]:
+    """`total` in `parts` that differ by at most one, larger ones first."""
+    whole, rest = divmod(total, parts)
+    return [whole + (i < rest) for i in range(parts)]
+
+
+def check_rank(rank: int, size: int) -> None:
+    """ConfigError if no rank of `size` has this number."""
+    if not 0 <= rank < size:
+        raise ConfigError(f"there is no rank {rank}", hint=f"ranks are 0 to {size - 1}")
+
+
+def check_counts(counts: Sequence[int], elements: int, size: int) -> None:
+    """ConfigError if `counts` do not cut so many elements into one part for each rank."""
+    if len(counts) != size or sum(counts) != elements or min(counts) < 0:
+        raise ConfigError(f"counts {list(counts)} do not cut {elements} elements for {size} ranks")
+
+
+def check_parts(parts: Sequence[Any], size: int) -> None:
+    """ConfigError if there is not one part for each rank."""
+    if len(parts) != size:
+        raise ConfigError(f"{len(parts)} parts for {size} ranks", hint="one for each")
+
+
+def not_contiguous(shape: Sequence[int], strides: Sequence[int]) -> ConfigError:
+    """What to say of an array that is not C-contiguous."""
+    return ConfigError(
+        f"an array of shape {tuple(shape)} and strides {tuple(strides)} is not C-contiguous",
+        hint="pass np.ascontiguousarray(array), or that of the library that made it",
+    )

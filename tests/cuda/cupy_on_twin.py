@@ -1,0 +1,142 @@
+"""A stand-in for what the package takes of `cupy.cuda`, on the twin."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import types
+
+import numpy as np
+
+HOST = -2  # the device that CUDA names for memory that it does not know
+
+
+class Current:
+    """Makes a device current, as CuPy's."""
+
+    def __init__(self, devices, ordinal):
+        self.devices, self.ordinal = devices, ordinal
+
+    def __enter__(self):
+        calls, context = self.devices.twin.calls, ctypes.c_void_p()
+        assert not calls.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.ordinal)
+        assert not calls.cuCtxSetCurrent(context)
+        here = self.devices.current
+        here.stack = [*getattr(here, "stack", []), self.ordinal]
+
+    def __exit__(self, *error):
+        self.devices.current.stack.pop()
+
+
+class Event:
+    """An event of the driver."""
+
+    def __init__(self, devices, disable_timing):
+        assert disable_timing
+        self.devices, self.never, self.handle = devices, False, ctypes.c_void_p()
+        assert not devices.twin.calls.cuEventCreate(ctypes.byref(self.handle), 2)
+
+    @property
+    def ptr(self):
+        return self.handle.value
+
+    @property
+    def done(self):
+        return not self.never and self.devices.twin.calls.cuEventQuery(self.handle) == 0
+
+
+class Block:
+    """Memory of one device. It stays until `Devices.close`: the twin has enough."""
+
+    def __init__(self, devices, nbytes):
+        self.devices, address = devices, ctypes.c_uint64()
+        allocate = devices.twin.calls.cuMemAlloc_v2
+        if allocate(ctypes.byref(address), ctypes.c_size_t(nbytes)):
+            raise MemoryError(f"{nbytes} bytes")
+        self.ptr, self.mem = address.value, types.SimpleNamespace(size=nbytes)
+        devices.blocks[self.ptr] = (nbytes, devices.current.stack[-1])
+
+
+class Devices:
+    """Memory, streams and events of all devices of the twin.
+
+    never: streams whose last operation does not end. waits: (stream, event's stream) of each wait.
+    """
+
+    def __init__(self, twin):
+        self.twin, self.current = twin, threading.local()
+        self.blocks, self.streams, self.events = {}, [], {}
+        self.never, self.waits = set(), []
+        assert not twin.calls.cuInit(0)
+
+    def cuda(self):
+        """The module."""
+        module = types.ModuleType("cupy.cuda")
+        module.Device = lambda ordinal: Current(self, ordinal)
+        module.Stream = self._stream
+        module.Event = self._event
+        module.alloc = lambda nbytes: Block(self, nbytes)
+        idle = types.SimpleNamespace(synchronize=lambda: None)
+        module.get_current_stream = lambda: idle
+        module.runtime = types.SimpleNamespace(
+            eventRecord=self._record,
+            streamWaitEvent=self._wait,
+            pointerGetAttributes=self._attributes,
+            getDeviceCount=lambda: 8,
+        )
+        return module
+
+    def _stream(self, non_blocking):
+        assert non_blocking
+        handle = ctypes.c_void_p()
+        assert not self.twin.calls.cuStreamCreate(ctypes.byref(handle), 1)
+        self.streams.append(handle)
+        return types.SimpleNamespace(ptr=handle.value)
+
+    def _event(self, disable_timing):
+        event = Event(self, disable_timing)
+        self.events[event.ptr] = event
+        return event
+
+    def _record(self, event, stream):
+        self.events[event].never = stream in self.never
+        self.events[event].on = stream
+        assert not self.twin.calls.cuEventRecord(ctypes.c_void_p(event), ctypes.c_void_p(stream))
+
+    def _wait(self, stream, event):
+        self.waits.append((stream, self.events[event].on))
+        wait = self.twin.calls.cuStreamWaitEvent
+        assert not wait(ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
+
+    def _attributes(self, address):
+        for start, (nbytes, device) in self.blocks.items():
+            if start <= address < start + nbytes:
+                return types.SimpleNamespace(device=device)
+        return types.SimpleNamespace(device=HOST)
+
+    # ---- for tests -----------------------------------------------------------------------------
+
+    def put(self, ordinal, values):
+        """The address of a copy of an array on a device."""
+        values = np.ascontiguousarray(values)
+        with Current(self, ordinal):
+            block = Block(self, max(values.nbytes, 1))
+        ctypes.memmove(block.ptr, values.ctypes.data, values.nbytes)
+        return block.ptr
+
+    def get(self, address, shape, dtype):
+        """A copy of an array that lies at an address; what is under way there is not waited for."""
+        values = np.empty(shape, dtype)
+        ctypes.memmove(values.ctypes.data, address, values.nbytes)
+        return values
+
+    def close(self):
+        """Frees what was taken of the twin."""
+        calls = self.twin.calls
+        with Current(self, 0):
+            for address in self.blocks:
+                assert not calls.cuMemFree_v2(ctypes.c_uint64(address))
+            for event in self.events.values():
+                assert not calls.cuEventDestroy_v2(event.handle)
+            for stream in self.streams:
+                assert not calls.cuStreamDestroy_v2(stream)
