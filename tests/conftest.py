@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one engine thread a worker; set before cavs is imported
     os.environ.setdefault("CAVS_NUM_THREADS", "1")
+import cavs._engine  # noqa: F401  # built anew here, once, where a source has changed
+
+# Programs that tests start find the tests, and do not look for changed sources again.
+HERE = Path(__file__).resolve().parent
+search = [str(HERE / "startup"), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, search)))
 
 # Explaining a failure can take minutes. The gate only says which example fails; being derandomised,
 # it fails again under the default profile, which shrinks it.

@@ -29,8 +29,8 @@ def inputs_of(batch: data.GraphBatch, seed: int = 0, step: int = 0) -> Inputs:
     return Inputs(offsets, children, graph_of, {n: batch[n] for n in names}, seed, step)
 
 
-def reference(model, batch, *, training=True, seed=0, step=0):
-    """Outputs of the traced model by the interpreter; with gradients in training."""
+def traced(model, batch, *, training=True):
+    """The graph of the model on such batches; with gradients in training."""
     from cavs.frontend.batch import Feature
 
     schema = {
@@ -41,6 +41,12 @@ def reference(model, batch, *, training=True, seed=0, step=0):
     graph = verify(simplify(graph, CANONICAL), "trace")
     if training:
         graph = verify(simplify(differentiate(graph), CANONICAL), "differentiate")
+    return graph
+
+
+def reference(model, batch, *, training=True, seed=0, step=0):
+    """Outputs of the traced model by the interpreter; with gradients in training."""
+    graph = traced(model, batch, training=training)
     return graph, interpret(graph, inputs_of(batch, seed, step))
 
 

@@ -11,16 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import cavs._engine
+from tests import same_output
+
 ROOT = Path(__file__).resolve().parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-# What is in a wheel does not depend on how fast it is: the quickest build there is.
-QUICK = [
-    "-Ccmake.build-type=Debug",
-    "-Ccmake.define.CMAKE_CXX_FLAGS_DEBUG=-O0",
-    "-Ccmake.define.CMAKE_UNITY_BUILD=ON",
-    "-Ccmake.define.CAVS_ISAS=",
-    "-Ccmake.define.CMAKE_CXX_FLAGS=-Wno-subobject-linkage",
-]
 # Compiling the engine anew under a preloaded sanitizer says nothing about the engine.
 pytestmark = [
     pytest.mark.slow,
@@ -52,15 +47,26 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return archive
 
 
+def contents(archive: Path) -> dict[str, bytes]:
+    """The files of a source archive, by their place in the tree."""
+    with tarfile.open(archive) as tar:
+        files = {m.name.partition("/")[2]: tar.extractfile(m) for m in tar if m.isfile()}
+        return {name: file.read() for name, file in files.items() if file is not None}
+
+
+def sources() -> dict[str, bytes]:
+    """What the engines of this tree are built from."""
+    files = (p for folder in ("csrc", "cuda") for p in (ROOT / folder).rglob("*") if p.is_file())
+    return {str(path.relative_to(ROOT)): path.read_bytes() for path in files}
+
+
 def test_sdist_holds_sources_and_nothing_built(sdist: Path) -> None:
-    with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "csrc/CMakeLists.txt", "cavs/__init__.py"} <= names
-    sources = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.is_file()}
-    assert sources <= names
+    found = contents(sdist)
+    assert {"pyproject.toml", "README.md", "csrc/CMakeLists.txt", "cavs/__init__.py"} <= set(found)
+    assert sources().items() <= found.items()
     built = [
         name
-        for name in names
+        for name in found
         if name.split("/")[0] in {"build", "dist", ".git", ".ci"}
         or name.startswith(".venv")
         or name.endswith((".so", ".o", ".pyc"))
@@ -68,17 +74,51 @@ def test_sdist_holds_sources_and_nothing_built(sdist: Path) -> None:
     assert built == []
 
 
+def quick(recorded: Path, sdist: Path) -> list[str]:
+    """Options of a build that takes what this tree's own has made of the same; all, if nothing."""
+    # .../build/NAME/install/platlib/cavs/_engine.so, where the installation is an editable one.
+    own = Path(cavs._engine.__file__).parents[3]
+    folders = ("csrc/", "cuda/")
+    unpacked = {n: data for n, data in contents(sdist).items() if n.startswith(folders)}
+    tree = sources()
+    if unpacked != tree or not same_output.record(own, map(ROOT.joinpath, tree), recorded):
+        return []
+    launcher = ";".join([sys.executable, "-IS", same_output.__file__, str(recorded)])
+    kinds = ("COMPILER", "LINKER")
+    return [f"-Ccmake.define.CMAKE_CXX_{kind}_LAUNCHER={launcher}" for kind in kinds]
+
+
 def test_wheel_of_the_sdist_imports_outside_the_tree(sdist: Path, tmp_path: Path) -> None:
     wheels, site = tmp_path / "wheels", tmp_path / "site"
     wheel = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels)]
-    run([*wheel, *QUICK, str(sdist)], ROOT)
+    run([*wheel, *quick(tmp_path / "commands.json", sdist), str(sdist)], ROOT)
     (wheel,) = wheels.iterdir()
     run([*PIP, "install", "--no-deps", "--target", str(site), str(wheel)], tmp_path)
     # Without site (-S) the editable installation's hook is not there to answer for cavs.
-    program = "import cavs, cavs._engine as e; print(cavs.__file__); print(e.__file__)"
+    modules = "cavs, cavs._engine, cavs._cuda"
+    program = f"import {modules}; print(*(module.__file__ for module in ({modules})), sep='\\n')"
     search = os.pathsep.join([str(site), sysconfig.get_path("purelib")])
     files = run([sys.executable, "-S", "-c", program], tmp_path, PYTHONPATH=search).split()
-    assert len(files) == 2
+    assert len(files) == 3
     assert all(Path(file).is_relative_to(site) for file in files)
     assert not list(site.rglob("*.cc"))
     assert {"py.typed", "_engine.pyi"} <= {path.name for path in (site / "cavs").iterdir()}
+
+
+def test_only_the_same_command_on_the_same_bytes_gives_what_the_tree_has(tmp_path: Path) -> None:
+    words = {}
+    for name in ("own", "copy"):
+        build = tmp_path / name / "build"
+        build.mkdir(parents=True)
+        source = tmp_path / name / "csrc" / "a.cc"
+        source.parent.mkdir()
+        source.write_text("int a;")
+        (build / "CMakeCache.txt").write_text(f"cavs_SOURCE_DIR:STATIC={source.parent}\n")
+        words[name] = ["g++", f"-I{source.parent}", "-o", "a.o", "-c", str(source)]
+    own, copy = (tmp_path / name / "build" for name in words)
+    assert same_output.key(words["own"], own) == same_output.key(words["copy"], copy)
+    assert same_output.key([*words["own"], "-O3"], own) != same_output.key(words["copy"], copy)
+    arguments = (words["copy"], copy, own, words["own"])
+    assert same_output.made(*arguments) == own / "a.o"
+    (tmp_path / "copy" / "csrc" / "a.cc").write_text("int b;")
+    assert same_output.made(*arguments) is None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cavs.cli import main
 from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,9 +162,12 @@ def test_program_shows_help(module: str) -> None:
     assert "usage:" in shown_help("-m", module)
 
 
-def test_command_line_shows_help() -> None:
+def test_command_line_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown_help("-m", "cavs.cli")
     commands = re.findall(r"^ {4}([a-z][a-z-]*)(?: |$)", text, re.MULTILINE)
     assert {"train", "evaluate", "predict", "bench", "explain", "info"} <= set(commands), text
     for command in commands:
-        assert "usage:" in shown_help("-m", "cavs.cli", command)
+        with pytest.raises(SystemExit) as end:
+            main([command, "--help"])
+        assert end.value.code == 0
+        assert "usage:" in capsys.readouterr().out

@@ -18,6 +18,7 @@ from cavs.cuda import libraries
 from cavs.cuda.nvrtc import Nvrtc, resources
 from cavs.cuda.program import map_kernels
 from cavs.cuda.storage import half_buffers
+from tests.cuda.compiled import log_of
 from tests.cuda.device import NO_NVRTC
 from tests.cuda.kernels import headers
 from tests.models.test_cells import ARITY
@@ -90,7 +91,7 @@ def kernels(texts):
 def assert_no_spills(compiler, texts, half, arch):
     options = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v"]
     text = "".join([PRELUDE, HALF_PRELUDE if half else "", *texts])
-    _, log = compiler.compile_with_log("maps.cu", text, headers(), options)
+    log = log_of(compiler, "maps.cu", text, headers(), options)
     found = [of for of in resources(log) if of.registers]
     assert len(found) == len(texts)
     for of in found:

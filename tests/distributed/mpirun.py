@@ -31,10 +31,9 @@ def run_ranks(size, module, function, *arguments, env=None, timeout=60, check=Tr
 
     text = json.dumps(arguments)
     command = command_of(find_mpirun(), size, [str(HERE), module, function, text], elastic=elastic)
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": path, "CAVS_NUM_THREADS": "1", **(env or {})},
+        env={**os.environ, "CAVS_NUM_THREADS": "1", **(env or {})},
         check=False,
         capture_output=True,
         text=True,

@@ -46,7 +46,7 @@ class TestFullDisk:
         command = [sys.executable, "-m", "cavs.cli", "launch", "-n", "2", *train]
         done = subprocess.run(
             ["unshare", "-rm", "sh", "-c", SCRIPT, "sh", *command],
-            env={**os.environ, "DISK": str(disk), "KEPT": str(kept), "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "DISK": str(disk), "KEPT": str(kept)},
             cwd=ROOT,
             check=False,
             capture_output=True,

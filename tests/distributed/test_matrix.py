@@ -15,7 +15,7 @@ THINNED = {
 
 
 def ran(c, builders, compressors):
-    arguments = ["--steps", "40", "--dtype", "float64", "--builders", *builders]
+    arguments = ["--steps", "25", "--dtype", "float64", "--builders", *builders]
     return matrix.measure(c, matrix.parsed([*arguments, "--compressors", *compressors]))
 
 

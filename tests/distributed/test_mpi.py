@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from cavs.distributed.communicator import mpi, nccl
+from cavs.distributed.communicator import mpi, nccl_group
 from cavs.errors import CommunicationError, DeviceError
 from tests.distributed.mpirun import ROOT, needs_mpi, run_ranks
 from tests.patience import patience
@@ -121,7 +121,7 @@ def test_every_rank_says_that_its_mpi_is_too_old(version, library, found, tmp_pa
     train = ["launch", "-n", "2", "train", str(ROOT / "tests" / "cli" / "tree_toy.py")]
     done = subprocess.run(
         [sys.executable, "-m", "cavs.cli", *train, "--out", str(tmp_path / "out")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"},
         cwd=tmp_path,
         check=False,
         capture_output=True,
@@ -150,4 +150,4 @@ def test_a_foreign_mpirun_is_a_clear_error():
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is there")
 def test_missing_cupy_is_a_clear_error():
     with pytest.raises(DeviceError, match=r"NCCL needs CuPy: .*\n.*cavs\[cuda12"):
-        nccl.load_nccl()
+        nccl_group.load_nccl()

@@ -1,5 +1,6 @@
 """``cavs train`` on MPI ranks: equal to one process, and no hang, no orphan when a rank fails."""
 
+import contextlib
 import json
 import os
 import re
@@ -108,11 +109,10 @@ def test_ranks_equal_one_process_after_a_hundred_steps(size, dtype, strategy):
 
 def cavs_command(*arguments, **options):
     """``cavs ARGUMENTS`` as a running process."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return subprocess.Popen(
         [sys.executable, "-m", "cavs.cli", *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path} | options,
+        env=os.environ | options,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -212,6 +212,7 @@ class Running:
             ),
             FOLDER=str(self.folder),
             HOW=how,
+            PYTHONFAULTHANDLER="1",
         )
 
     def pids(self):
@@ -219,9 +220,34 @@ class Running:
 
     def end(self, timeout=60):
         """Exit status, errors; checks that nothing is left behind."""
-        _, errors = self.process.communicate(timeout=patience(timeout))
+        try:
+            _, errors = self.process.communicate(timeout=patience(timeout))
+        except subprocess.TimeoutExpired:
+            self._fail("it did not end")
         wait_for(lambda: not any(map(alive, self.pids())))
         return self.process.returncode, errors
+
+    def wait_for_ranks(self, *files):
+        """Until all train, and `files` exist."""
+        try:
+            wait_for(lambda: len(self.pids()) == 3 and all(map(Path.exists, files)))
+        except AssertionError:
+            self._fail("the ranks did not come so far")
+
+    def _fail(self, what):
+        """Ends all, and shows where the ranks stood."""
+        train = ["-m", "cavs.cli", "train"]
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                words = (process / "cmdline").read_text().split("\0")
+                if words[1:4] == train and str(self.out) in words:
+                    os.kill(int(process.name), signal.SIGABRT)
+        try:
+            _, errors = self.process.communicate(timeout=patience(20))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            _, errors = self.process.communicate()
+        pytest.fail(f"{what}\n{errors}")
 
 
 def test_a_rank_that_fails_while_it_builds_ends_all(tmp_path):
@@ -250,7 +276,7 @@ def test_a_killed_rank_ends_all_with_one_line_and_a_checkpoint_of_the_last_step(
     run = Running(tmp_path, how, "--epochs", 1000)
     checkpoint = run.out / "checkpoint.safetensors"
     if steps is None:
-        wait_for(lambda: checkpoint.exists() and len(run.pids()) == 3)
+        run.wait_for_ranks(checkpoint)
         os.kill(run.pids()[1], signal.SIGKILL)
     began = time.monotonic()
     status, errors = run.end()
@@ -274,7 +300,7 @@ def test_a_killed_rank_ends_all_with_one_line_and_a_checkpoint_of_the_last_step(
 def test_where_a_dead_rank_owned_parameters_the_last_checkpoint_remains(tmp_path):
     run = Running(tmp_path, "slow", "--epochs", 1000, "--strategy", "PartitionedPS")
     checkpoint = run.out / "checkpoint.safetensors"
-    wait_for(lambda: checkpoint.exists() and len(run.pids()) == 3)
+    run.wait_for_ranks(checkpoint)
     os.kill(run.pids()[1], signal.SIGKILL)
     status, errors = run.end()
     assert status == 128 + 9
@@ -287,7 +313,7 @@ def test_where_a_dead_rank_owned_parameters_the_last_checkpoint_remains(tmp_path
 
 def test_a_rank_that_stops_is_named_by_all_others_and_ended(tmp_path):
     run = Running(tmp_path, "slow", "--epochs", 1000, "--timeout", 2)
-    wait_for(lambda: (run.out / "checkpoint.safetensors").exists() and len(run.pids()) == 3)
+    run.wait_for_ranks(run.out / "checkpoint.safetensors")
     os.kill(run.pids()[1], signal.SIGSTOP)
     began = time.monotonic()
     status, errors = run.end()
@@ -297,6 +323,33 @@ def test_a_rank_that_stops_is_named_by_all_others_and_ended(tmp_path):
         (text,) = re.findall(f"cavs: rank {rank}: CommunicationError: (.*)", errors)
         assert re.search("rank 1 does not answer|rank 1 is still in", text)
     assert "cavs: rank 1" not in errors
+
+
+MISSED = """
+import os, time
+from pathlib import Path
+from cavs.distributed.keeper import tell
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+Path(os.environ["FOLDER"], rank).write_text(str(os.getpid()))
+if rank == "1":
+    tell("failed")
+    os._exit(1)
+time.sleep(600)
+"""
+
+
+def test_whom_mpirun_misses_when_one_aborts_is_ended(tmp_path, monkeypatch):
+    """As it may miss ranks that are on their way to MPI_Init."""
+    program, folder = tmp_path / "missed.py", tmp_path / "pids"
+    program.write_text(MISSED)
+    folder.mkdir()
+    monkeypatch.setenv("FOLDER", str(folder))
+    monkeypatch.setattr(launch, "_ABORTING", 0.5)
+    began = time.monotonic()
+    assert launch.launch(3, [str(program)], say=lambda text: None) != 0
+    assert time.monotonic() - began < patience(20)
+    pids = [int(file.read_text()) for file in folder.iterdir()]
+    wait_for(lambda: not any(map(alive, pids)))
 
 
 LATE = """
@@ -319,7 +372,7 @@ def test_a_rank_that_never_joins_is_named(tmp_path, how, monkeypatch):
     program, folder, said = tmp_path / "late.py", tmp_path / "pids", []
     program.write_text(LATE)
     folder.mkdir()
-    for name, value in (("FOLDER", str(folder)), ("HOW", how), ("PYTHONPATH", str(ROOT))):
+    for name, value in (("FOLDER", str(folder)), ("HOW", how)):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(watch, "STARTING", patience(5))
     began = time.monotonic()
@@ -341,7 +394,7 @@ def test_a_process_started_beside_a_training_may_not_write_where_that_does(tmp_p
     """Not after the rank that did has died, either."""
     run = Running(tmp_path, "slow", "--epochs", 1000, elastic=True)
     log = run.out / "log.jsonl"
-    wait_for(lambda: (run.out / "checkpoint.safetensors").exists() and len(run.pids()) == 3)
+    run.wait_for_ranks(run.out / "checkpoint.safetensors")
     for how in ("--overwrite", "--resume"):
         late = cavs_command("train", TOY, "--out", run.out, how, "--quiet")
         _, errors = late.communicate(timeout=patience(60))
@@ -359,7 +412,7 @@ def test_a_process_started_beside_a_training_may_not_write_where_that_does(tmp_p
 
 def test_ctrl_c_saves_and_says_so_once(tmp_path):
     run = Running(tmp_path, "slow", "--epochs", 1000)
-    wait_for(lambda: len(run.pids()) == 3 and Path(run.out, "checkpoint.safetensors").exists())
+    run.wait_for_ranks(run.out / "checkpoint.safetensors")
     run.process.send_signal(signal.SIGINT)
     status, errors = run.end()
     assert status == 130, errors

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs.cli import main
 from cavs.distributed.balance import PREDICTORS, PairBalancer, SpeedBalancer, StructureBalancer
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.resources import ResourceSpec
@@ -452,20 +453,37 @@ def test_from_the_command_line(balance, tmp_path):
     assert second < first
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+# What one process finds by itself, it finds before it asks whether there are others.
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--balance", "fast"], "invalid choice: 'fast'"),
         (["--balance", "lb-bsp", "--predictor", "oracle"], "invalid choice: 'oracle'"),
         (["--predictor", "ema"], "--predictor ema with --balance equal"),
-        (["--balance", "lb-bsp", "--batch-size", 1], "balances batches of 1 graphs over 2 ranks"),
-        (["--balance", "lb-bsp", "--strategy", "PS(sync=False)"], "each other's times"),
     ],
 )
-def test_what_the_command_line_refuses(options, said, tmp_path):
-    process = cavs_command("launch", "-n", 2, "train", TOY, "--out", tmp_path / "out", *options)
-    _, errors = process.communicate(timeout=patience(120))
-    assert process.returncode != 0
-    assert said in errors and "Traceback" not in errors
+def test_what_the_command_line_refuses(options, said, tmp_path, capsys):
+    try:
+        status = main(["train", TOY, "--out", str(tmp_path / "out"), *options])
+    except SystemExit as end:
+        status = end.code
+    assert status not in (0, None)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+def test_what_ranks_from_the_command_line_refuse(tmp_path):
+    """Two trainings, side by side: they wait more than they compute."""
+    refused = {
+        "balances batches of 1 graphs over 2 ranks": ["--batch-size", 1],
+        "each other's times": ["--strategy", "PS(sync=False)"],
+    }
+    started = []
+    for i, options in enumerate(refused.values()):
+        train = ["train", TOY, "--out", tmp_path / str(i), "--balance", "lb-bsp", *options]
+        started.append(cavs_command("launch", "-n", 2, *train))
+    for said, process in zip(refused, started, strict=True):
+        _, errors = process.communicate(timeout=patience(120))
+        assert process.returncode != 0
+        assert said in errors and "Traceback" not in errors

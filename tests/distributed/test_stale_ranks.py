@@ -11,7 +11,6 @@ import cavs
 from cavs.distributed import Trainer
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi, run_ranks
-from tests.distributed.test_launch import wait_for
 from tests.distributed.test_ranks import STEPS, Running, Sentiment, sentences
 from tests.patience import patience
 
@@ -71,7 +70,7 @@ def test_a_killed_rank_ends_all_within_seconds_and_leaves_a_usable_checkpoint(tm
         tmp_path, "slow", "--epochs", 1000, "--save-every", 5, "--strategy", "PS(staleness=2)"
     )
     checkpoint = run.out / "checkpoint.safetensors"
-    wait_for(lambda: checkpoint.exists() and len(run.pids()) == 3)
+    run.wait_for_ranks(checkpoint)
     os.kill(run.pids()[1], signal.SIGKILL)
     began = time.monotonic()
     status, _ = run.end()
@@ -83,7 +82,7 @@ def test_a_killed_rank_ends_all_within_seconds_and_leaves_a_usable_checkpoint(tm
 def test_ctrl_c_saves_once(tmp_path):
     run = Running(tmp_path, "slow", "--epochs", 1000, "--strategy", "PS(sync=False)")
     checkpoint = run.out / "checkpoint.safetensors"
-    wait_for(lambda: len(run.pids()) == 3 and checkpoint.exists())
+    run.wait_for_ranks(checkpoint)
     run.process.send_signal(signal.SIGINT)
     status, errors = run.end()
     assert status == 130, errors

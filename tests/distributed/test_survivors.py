@@ -14,7 +14,6 @@ from cavs.errors import CommunicationError, ConfigError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.test_faults import loader
-from tests.distributed.test_launch import wait_for
 from tests.distributed.test_ranks import Running
 from tests.distributed.test_trainer import Tree
 from tests.patience import patience
@@ -240,7 +239,7 @@ def survive_a_kill(folder, *options):
     """One of three processes is killed in training; the others make all steps of 40 epochs."""
     run = Running(folder, "slow", "--epochs", 40, *options, elastic=True)
     checkpoint = run.out / "checkpoint.safetensors"
-    wait_for(lambda: checkpoint.exists() and len(run.pids()) == 3)
+    run.wait_for_ranks(checkpoint)
     os.kill(run.pids()[2], signal.SIGKILL)
     began = time.monotonic()
     lost = next(line for line in run.process.stderr if "ranks lost" in line)

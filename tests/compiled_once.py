@@ -1,0 +1,70 @@
+"""Models that are alike are compiled once: tests of many ranks are not tests of the compiler."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import pytest
+
+from cavs.compiler.pipeline import compile_graph
+from cavs.frontend import Parameter
+from cavs.ir.graph import Slot
+from cavs.ir.types import Domain
+from cavs.runtime import session
+
+MOST = 50
+_known, _turn = OrderedDict(), threading.Lock()
+
+
+def signature(graph):
+    """All that the compiler can see of a traced model; equal for two that were traced alike."""
+    numbers, structures = {}, {}
+
+    def plain(value):
+        match value:
+            case Parameter():
+                return value.name, value.shape, value.trainable, value.sparse
+            case Slot():
+                of = value.structure
+                number = structures.setdefault(id(of), len(structures))
+                whose = number, of.name, of.arity, of.where, value.name
+                return *whose, value.shape, value.backward, value.child, value.leaf
+            case tuple():
+                return tuple(map(plain, value))
+            case float():
+                return repr(value)  # which tells zeros apart
+            case str() | int() | None | Domain():
+                return value
+        raise TypeError(f"what the compiler may see of {value!r} is to be said here")
+
+    def line(node):
+        numbers[node] = len(numbers)
+        inputs = tuple(numbers[x] for x in node.inputs)
+        attrs = tuple((name, plain(value)) for name, value in node.attrs)
+        return node.op.name, inputs, attrs, node.type, node.where
+
+    lines = tuple(map(line, graph.nodes()))
+    slots = tuple((plain(slot), numbers[node]) for slot, node in graph.slots.items())
+    outputs = tuple((name, numbers[node]) for name, node in graph.outputs.items())
+    return lines, slots, outputs
+
+
+def compile_once(traced, kinds, parameters, **options):
+    """As `compile_graph`; what it gave before, if it was asked for the same."""
+    if options["record"]:
+        return compile_graph(traced, kinds, parameters, **options)
+    key = signature(traced), tuple(kinds), tuple(parameters), tuple(sorted(options.items()))
+    with _turn:
+        if key not in _known:
+            _known[key] = compile_graph(traced, kinds, parameters, **options)
+        _known.move_to_end(key)
+        if len(_known) > MOST:
+            _known.popitem(last=False)
+        return _known[key]
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(monkeypatch):
+    """Sessions of a test's own process compile what none of them has compiled before."""
+    monkeypatch.setattr(session, "compile_graph", compile_once)
