@@ -1,5 +1,7 @@
 #include "base/processors.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -9,7 +11,6 @@
 #include <thread>
 
 #include "base/config_error.h"
-
 #if defined(__linux__)
 #include <sched.h>
 #endif
@@ -82,6 +83,15 @@ int default_num_threads() {
   int cores = affinity_cores().value_or(static_cast<int>(std::thread::hardware_concurrency()));
   if (const auto quota = quota_cores()) cores = std::min(cores, *quota);
   return std::clamp(cores, 1, kMaxThreads);
+}
+
+int64_t l2_bytes() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  static const int64_t told = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#else
+  constexpr int64_t told = 0;
+#endif
+  return told > 0 ? std::clamp<int64_t>(told, 256 << 10, 2 << 20) : 512 << 10;
 }
 
 }  // namespace cavs

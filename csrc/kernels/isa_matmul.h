@@ -3,18 +3,21 @@
 // at a time. An element of C is the same sum in the same order whatever rows surround it.
 #pragma once
 
+#include "base/processors.h"
 #include "kernels/isa_tile.h"
 
 namespace cavs::CAVS_ISA {
 namespace {
 
-constexpr int64_t kBlockBytes = 128 * 1024;  // of A: half of a small L2, beside the panel
-constexpr int64_t kDepth = 1024;             // rows of a panel used before C is written back
+// Rows of a panel used before C is written back. Of a large weight fewer: while tiles use them, the
+// next come from a farther cache.
+constexpr int64_t kDepth = 1024, kDepthOfLarge = 256;
 
+// Rows of A that stay in L2 while all panels pass.
 template <class T>
 CAVS_INLINE int64_t block_rows(int64_t k) {
-  const int64_t fit = kBlockBytes / (static_cast<int64_t>(sizeof(T)) * larger(k, 1));
-  return smaller(larger(fit / kTileRows, 1), 16) * kTileRows;
+  const int64_t fit = l2_bytes() / 2 / (static_cast<int64_t>(sizeof(T)) * larger(k, 1));
+  return smaller(larger(fit / kTileRows, 1), 32) * kTileRows;
 }
 
 template <class T>
@@ -76,7 +79,8 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
   T* zeros = scratch;
   T* joined = in_place ? nullptr : scratch + k;
   if (in_place && a->map == RowMap::kIndex) fill(zeros, T(0), k);
-  const int64_t block = block_rows<T>(k);
+  const bool large = packed_k * n * static_cast<int64_t>(sizeof(T)) > l2_bytes() / 2;
+  const int64_t most = large ? kDepthOfLarge : kDepth, block = block_rows<T>(k);
   for (int64_t b0 = r0; b0 < r1; b0 += block) {
     const int64_t rows = smaller(block, r1 - b0);
     if (!in_place)
@@ -86,17 +90,24 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
       const int64_t cols = smaller(width, n - p * width);
       int64_t k0 = 0;
       do {  // once for k = 0 too: C must be written
-        const int64_t depth = smaller(kDepth, k - k0);
+        const int64_t depth = smaller(most, k - k0);
+        const T* slice = packed + (p * packed_k + k0) * width;
         for (int64_t t = 0; t < tiles; ++t) {  // tiles as equal as they can be
           const int64_t t0 = rows * t / tiles, t1 = rows * (t + 1) / tiles;
           RowsOfA<T> of =
               rows_of(a, b0 + t0, t1 - t0, k, joined == nullptr ? nullptr : joined + t0 * k, zeros);
           for (const T*& row : of.row) row += k0;
-          run_tile(t1 - t0, of, depth, packed + (p * packed_k + k0) * width,
-                   c + (b0 + t0 - c_base) * c_stride + p * width, c_stride, cols,
-                   accumulate || k0 > 0);
+          T* out = c + (b0 + t0 - c_base) * c_stride + p * width;
+          if (large && tiles > 1) {  // each a part of the next slice, which lies behind this one
+            const int64_t step = ceil_div(2 * width * sizeof(T), tiles);
+            const auto* next = reinterpret_cast<const char*>(slice + depth * width);
+            run_tile(t1 - t0, of, depth, slice, out, c_stride, cols, accumulate || k0 > 0,
+                     Ahead{next + depth / 2 * t * step, step});
+          } else {
+            run_tile(t1 - t0, of, depth, slice, out, c_stride, cols, accumulate || k0 > 0);
+          }
         }
-        k0 += kDepth;
+        k0 += most;
       } while (k0 < k);
     }
   }

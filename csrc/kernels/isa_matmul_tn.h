@@ -8,23 +8,25 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-constexpr int64_t kMaxRowBlock = 256;
+// Columns of B that are cut into panels at a time.
+template <class T>
+constexpr int64_t kMostColumns = larger(512 / kPanel<T>, 1) * kPanel<T>;
 
-// Rows of a block. Both copies of it should stay in L2; but each block also reads and writes `out`
-// once, which costs more where that does not fit a cache itself. Depends on the whole shape alone,
-// so that threads which share it sum alike.
+// Rows of a block, at most. Both copies of it should stay near; but each block also reads and
+// writes `out` once, which costs more where that does not fit a cache itself. Depends on the whole
+// shape alone, so that threads which share it sum alike.
 template <class T>
 CAVS_INLINE int64_t row_block(int64_t k, int64_t n) {
   const int64_t size = sizeof(T);
-  if (k * n * size > (2 << 20)) return kMaxRowBlock;
-  return smaller(larger((512 << 10) / (size * (k + n + 1)), 64), kMaxRowBlock);
+  if (k * n * size > (2 << 20)) return 448;
+  return smaller(larger((512 << 10) / (size * (k + n + 1)), 64), 256);
 }
 
 // Scratch: the block's copies of A and B, a row of each.
 template <class T>
 size_t matmul_tn_scratch(int64_t k, int64_t n) {
-  const int64_t width = round_up(k, kTileRows) + round_up(n, kPanel<T>);
-  return static_cast<size_t>((row_block<T>(k, n) + 1) * width);
+  const int64_t width = round_up(k, kTileRows) + round_up(smaller(n, kMostColumns<T>), kPanel<T>);
+  return static_cast<size_t>(row_block<T>(k, n) * width + larger(k, n));
 }
 
 // Rows [r0, r0 + rows) of A, in tiles of kTileRows columns: element (r, i) of tile t at
@@ -89,24 +91,26 @@ void matmul_tn(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t nu
                int64_t out_stride, bool accumulate, T* scratch) {
   const int64_t block = row_block<T>(whole_k, n);
   T* panels = scratch;
-  T* tiles = panels + block * round_up(n, kPanel<T>);
+  T* tiles = panels + block * round_up(smaller(n, kMostColumns<T>), kPanel<T>);
   T* row_buffer = tiles + block * round_up(k, kTileRows);
-  int64_t b0 = r0;
-  do {  // once without rows too: out must be written
-    const int64_t rows = smaller(block, r1 - b0);
+  const int64_t blocks = larger(ceil_div(r1 - r0, block), 1);  // without rows, too: out is written
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t b0 = r0 + (r1 - r0) * i / blocks, rows = r0 + (r1 - r0) * (i + 1) / blocks - b0;
     interleave(a, num_a, b0, rows, k, tiles, row_buffer);
-    cut_into_panels(b, num_b, b0, rows, n0, n1, panels, row_buffer);
-    const T* panel = panels;
-    for (int64_t column = n0; column < n1; column += kPanel<T>, panel += rows * kPanel<T>) {
-      const int64_t cols = smaller(kPanel<T>, n1 - column);
-      for (int64_t i = 0; i < k; i += kTileRows) {
-        const ColumnsOfA<T> of{tiles + i * rows, kTileRows};
-        run_tile(smaller(kTileRows, k - i), of, rows, panel, out + i * out_stride + column,
-                 out_stride, cols, accumulate || b0 > r0);
+    for (int64_t first = n0; first < n1; first += kMostColumns<T>) {
+      const int64_t end = smaller(first + kMostColumns<T>, n1);
+      cut_into_panels(b, num_b, b0, rows, first, end, panels, row_buffer);
+      const T* panel = panels;
+      for (int64_t column = first; column < end; column += kPanel<T>, panel += rows * kPanel<T>) {
+        const int64_t cols = smaller(kPanel<T>, end - column);
+        for (int64_t j = 0; j < k; j += kTileRows) {
+          const ColumnsOfA<T> of{tiles + j * rows, kTileRows};
+          run_tile(smaller(kTileRows, k - j), of, rows, panel, out + j * out_stride + column,
+                   out_stride, cols, accumulate || i > 0);
+        }
       }
     }
-    b0 += block;
-  } while (b0 < r1);
+  }
 }
 
 }  // namespace

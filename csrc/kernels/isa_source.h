@@ -63,8 +63,8 @@ CAVS_INLINE void join_row(const Source<T>* sources, int32_t num_sources, int64_t
   }
 }
 
-CAVS_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-CAVS_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+CAVS_INLINE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+CAVS_INLINE constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 CAVS_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 CAVS_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 

@@ -2,6 +2,8 @@
 // k runs. A is read by row pointers or from an interleaved copy; B is a packed panel.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/isa_source.h"
 
 namespace cavs::CAVS_ISA {
@@ -28,6 +30,15 @@ struct ColumnsOfA {
   CAVS_INLINE T at(int i, int64_t k) const { return data[k * stride + i]; }
 };
 
+// What tiles fetch into L2 on their way, for later ones: each two steps of k, four lines at `data`,
+// and then `step` bytes on. Nobody fetches nothing, at no cost.
+struct Ahead {
+  const char* data;
+  int64_t step;
+};
+struct Nobody {};
+constexpr int64_t kLine = 64;  // bytes; processors fetch the other line of a pair as well
+
 // A tile of so few rows waits for its loads and the branch of the loop, not for its multiply-adds.
 constexpr int kFewRows = 3;
 
@@ -42,9 +53,9 @@ CAVS_INLINE void in_register([[maybe_unused]] T& x) {
 
 // c (R x cols) (+)= A (R x depth) B, B's row k at b + k * kPanel; (V - 1) * lanes < cols <= V *
 // lanes.
-template <class T, int R, int V, class A>
+template <class T, int R, int V, class A, class Fetch>
 __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c, int64_t c_stride,
-                                    int cols, bool accumulate) {
+                                    int cols, bool accumulate, [[maybe_unused]] Fetch fetch) {
   Vector<T> acc[R][V];
 #pragma GCC unroll 32
   for (int i = 0; i < R; ++i)
@@ -72,6 +83,15 @@ __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c,
   if constexpr (R <= kFewRows) {
 #pragma GCC unroll 4
     for (int64_t k = 0; k < depth; ++k) step(k);
+  } else if constexpr (std::is_same_v<Fetch, Ahead>) {
+    int64_t k = 0;
+    for (; k + 2 <= depth; k += 2, fetch.data += fetch.step) {
+      __builtin_prefetch(fetch.data, 0, 2);
+      step(k);
+      __builtin_prefetch(fetch.data + 2 * kLine, 0, 2);
+      step(k + 1);
+    }
+    if (k < depth) step(k);
   } else {
     for (int64_t k = 0; k < depth; ++k) step(k);
   }
@@ -93,34 +113,35 @@ __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c,
   }
 }
 
-template <class T, int R, class A>
+template <class T, int R, class A, class Fetch>
 CAVS_INLINE void tile_rows(const A& a, int64_t depth, const T* b, T* c, int64_t c_stride,
-                           int64_t cols, bool accumulate) {
+                           int64_t cols, bool accumulate, Fetch fetch) {
   const int n = static_cast<int>(cols);
   if constexpr (kTileVectors == 4) {
-    if (n > 3 * kLanes<T>) return tile<T, R, kTileVectors>(a, depth, b, c, c_stride, n, accumulate);
-    if (n > 2 * kLanes<T>) return tile<T, R, 3>(a, depth, b, c, c_stride, n, accumulate);
+    if (n > 3 * kLanes<T>)
+      return tile<T, R, kTileVectors>(a, depth, b, c, c_stride, n, accumulate, fetch);
+    if (n > 2 * kLanes<T>) return tile<T, R, 3>(a, depth, b, c, c_stride, n, accumulate, fetch);
   }
-  if (n > kLanes<T>) return tile<T, R, 2>(a, depth, b, c, c_stride, n, accumulate);
-  tile<T, R, 1>(a, depth, b, c, c_stride, n, accumulate);
+  if (n > kLanes<T>) return tile<T, R, 2>(a, depth, b, c, c_stride, n, accumulate, fetch);
+  tile<T, R, 1>(a, depth, b, c, c_stride, n, accumulate, fetch);
 }
 
-template <class T, class A>
+template <class T, class A, class Fetch = Nobody>
 void run_tile(int64_t rows, const A& a, int64_t depth, const T* b, T* c, int64_t c_stride,
-              int64_t cols, bool accumulate) {
+              int64_t cols, bool accumulate, Fetch fetch = {}) {
   switch (rows) {
     case 1:
-      return tile_rows<T, 1>(a, depth, b, c, c_stride, cols, accumulate);
+      return tile_rows<T, 1>(a, depth, b, c, c_stride, cols, accumulate, fetch);
     case 2:
-      return tile_rows<T, 2>(a, depth, b, c, c_stride, cols, accumulate);
+      return tile_rows<T, 2>(a, depth, b, c, c_stride, cols, accumulate, fetch);
     case 3:
-      return tile_rows<T, 3>(a, depth, b, c, c_stride, cols, accumulate);
+      return tile_rows<T, 3>(a, depth, b, c, c_stride, cols, accumulate, fetch);
     case 4:
-      return tile_rows<T, 4>(a, depth, b, c, c_stride, cols, accumulate);
+      return tile_rows<T, 4>(a, depth, b, c, c_stride, cols, accumulate, fetch);
     case 5:
-      return tile_rows<T, 5>(a, depth, b, c, c_stride, cols, accumulate);
+      return tile_rows<T, 5>(a, depth, b, c, c_stride, cols, accumulate, fetch);
     default:
-      return tile_rows<T, 6>(a, depth, b, c, c_stride, cols, accumulate);
+      return tile_rows<T, 6>(a, depth, b, c, c_stride, cols, accumulate, fetch);
   }
 }
 

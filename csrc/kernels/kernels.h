@@ -129,8 +129,8 @@ struct Kernels {
   size_t (*matmul_scratch)(int64_t k);
   // out[K, N] (+)= sum over r in [r0, r1) of A(r)^T B(r), columns [n0, n1) of B only; n0 is a
   // multiple of panel. out is row-major with out_stride. Rows are added in ascending order, in
-  // blocks that follow from the result's whole shape: A may be some columns of one with `whole_k`
-  // of them. `scratch` holds matmul_tn_scratch(whole_k, N) elements.
+  // blocks that follow from their number and the result's whole shape: A may be some columns of one
+  // with `whole_k` of them. `scratch` holds matmul_tn_scratch(whole_k, N) elements.
   void (*matmul_tn)(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t num_b,
                     int64_t r0, int64_t r1, int64_t k, int64_t whole_k, int64_t n, int64_t n0,
                     int64_t n1, T* out, int64_t out_stride, bool accumulate, T* scratch);
