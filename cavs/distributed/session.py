@@ -219,8 +219,8 @@ class DistributedSession:
         over = float(replicas if self.average else 1)  # gradients are sums over so many
         squares = 0.0
         if error is None:
-            counted = [p.as_tuple() for p in run.pieces if p.owned or c.rank == 0]
-            squares = run.executor.squared_norm(counted)
+            counted = [p if p.owned else p.share(c.rank, c.size) for p in run.pieces]
+            squares = run.executor.squared_norm([p.as_tuple() for p in counted])
             # Each is applied alone: one of them counts, as the mean of all.
             weight = over**2 / (replicas * len(self.roles.team)) if self.roles.computes else 0.0
             squares += run.executor.squared_norm(self.own_pieces()) * weight

@@ -1,6 +1,7 @@
 #include "exec/analysis.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "exec/spaces.h"
 
@@ -156,7 +157,7 @@ bool overwrites(const Program& p, const Instruction& in, int64_t size) {
 }
 
 // Which gradients an instruction writes, and in which order they are done: by the step of the last
-// writer; inside a step the costly ones run first.
+// writer; inside a step tables are first, then the costly ones.
 void order_gradients(const Program& p, Analysis& a, size_t parameters) {
   std::vector<std::pair<int32_t, double>> done(parameters, {-1, 0});
   a.gradient_stage.assign(parameters, -1);
@@ -176,7 +177,9 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
       });
       for (int32_t param : written) {
         if (i < body.instructions.size()) of_body.push_back(param);  // sums are items of their own
-        done[param] = std::max(done[param], {a.step_of_stage[body.stage], -a.costs[id].row});
+        const bool table = in.kind == InstructionKind::kLookupGrad;
+        const double turn = table ? -std::numeric_limits<double>::infinity() : -a.costs[id].row;
+        done[param] = std::max(done[param], {a.step_of_stage[body.stage], turn});
         a.gradient_stage[param] = std::max(a.gradient_stage[param], body.stage);
       }
     }

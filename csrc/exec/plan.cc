@@ -189,13 +189,18 @@ class Planner {
     for (int32_t s = first; s <= last; ++s) total += global_cost(s);
     plan_.cost += total;
     open(o_.threads == 1 || total < kSerialNs);
-    // Costly ones first, so that no long piece is left for the end.
+    // Rows of tables first: they take longest to exchange. Then costly ones, so that no long piece
+    // is left for the end.
     order_.clear();
     for (int32_t s = first; s <= last; ++s) order_.push_back(s);
-    std::stable_sort(order_.begin(), order_.end(),
-                     [&](int32_t a, int32_t b) { return global_cost(a) > global_cost(b); });
+    std::stable_sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) {
+      return std::pair(!is_lookup(a), -global_cost(a)) < std::pair(!is_lookup(b), -global_cost(b));
+    });
     for (int32_t s : order_) put_sum(p_.stages[s].body[0], pieces_of(global_cost(s)), 0);
     stage_ = last;
+  }
+  bool is_lookup(int32_t stage) const {
+    return p_.instructions[p_.stages[stage].body[0]].kind == InstructionKind::kLookupGrad;
   }
   double global_cost(int32_t stage) const {
     const int32_t id = p_.stages[stage].body[0];

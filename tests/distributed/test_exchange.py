@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavs.distributed.strategy.partition import Shard
-from cavs.distributed.synchronisers import part_of
+from cavs.distributed.synchronisers import Piece, part_of
 from cavs.distributed.synchronisers.exchange import wait_parts
+from cavs.distributed.synchronisers.on_device import KeptPiece
 
 
 @given(st.data())
@@ -43,3 +44,15 @@ def test_only_the_elements_of_the_parts_are_waited_for():
     assert wait_parts([upper], Gradients())
     assert not wait_parts([columns, upper], Gradients())
     assert asked == [(2, 30, 60), (1, 1, 14), (2, 30, 60)]
+
+
+@given(st.integers(0, 20), st.integers(1, 6))
+def test_ranks_share_a_piece_and_leave_nothing_out(count, ranks):
+    values, rows = np.arange(count * 3.0).reshape(count, 3), np.arange(count) * 7
+    tables = [Piece(2, values, rows).share(r, ranks) for r in range(ranks)]
+    np.testing.assert_array_equal(np.concatenate([p.values for p in tables]), values)
+    np.testing.assert_array_equal(np.concatenate([p.rows for p in tables]), rows)
+    whole = KeptPiece(2, np.empty(0), None, 1, 50, count=count)
+    kept = [whole.share(r, ranks).as_tuple() for r in range(ranks)]
+    places = [range(offset, offset + n) for _, n, _, _, offset in kept]
+    assert [x for place in places for x in place] == list(range(50, 50 + count))

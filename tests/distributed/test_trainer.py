@@ -128,6 +128,19 @@ def test_communication_after_backward_gives_the_same():
         assert value.tobytes() == late[0][0][name].tobytes()
 
 
+def test_tables_travel_first_and_the_last_gradient_alone():
+    def work(c):
+        model = Tree()
+        trainer = Trainer(model, cavs.optim.SGD(lr=0.1), communicator=c)
+        trainer.advance(cavs.batch(BATCHES[0]))
+        names = list(model.parameters())
+        return [[names[p] for p in e.parameters] for e in trainer.session.exchanges]
+
+    first, others, last = run_threads(2, work)[0]
+    assert first == ["embedding.weight"] and len(last) == 1
+    assert sorted([*first, *others, *last]) == sorted(Tree().parameters())
+
+
 def test_one_process_alone_needs_no_communicator():
     model = Tree()
     trainer = Trainer(model, cavs.optim.SGD(lr=0.1), dtype=np.float64)

@@ -105,15 +105,35 @@ def test_matmul_deep(case: Case) -> None:
     assert_product(case, c.check(), a, w)
 
 
+# Beyond half of any L2, where slices of the weight are fetched ahead.
+LARGE = {"float32": (601, 900), "float64": (301, 900)}
+
+
 @every_case
-def test_a_row_does_not_depend_on_its_neighbours(case: Case) -> None:
+@pytest.mark.parametrize("kind", SOURCE_KINDS)
+def test_matmul_with_a_large_weight(case: Case, kind: str) -> None:
+    rng = np.random.default_rng(5)
+    k, n = LARGE[case.dtype]
+    w = case.normal(rng, k, n)
+    packed = packed_weight(case, w)
+    for rows in (0, 1, 6, 7, 40):
+        source, a = make_source(case, rng, kind, 0, rows, k)
+        c = Guarded(rows, n, case.dtype)
+        case.table.matmul([source], 0, rows, packed, n, c.view)
+        assert_product(case, c.check(), a, w, slack=4.0)
+
+
+@every_case
+@pytest.mark.parametrize("large", [False, True])
+def test_a_row_does_not_depend_on_its_neighbours(case: Case, large: bool) -> None:
     rng = np.random.default_rng(4)
-    a, packed = case.normal(rng, 100, 150), packed_weight(case, case.normal(rng, 150, 70))
-    whole = np.zeros((100, 70), case.dtype)
-    case.table.matmul([case.source(a)], 0, 100, packed, 70, whole)
+    k, n = LARGE[case.dtype] if large else (150, 70)
+    a, packed = case.normal(rng, 100, k), packed_weight(case, case.normal(rng, k, n))
+    whole = np.zeros((100, n), case.dtype)
+    case.table.matmul([case.source(a)], 0, 100, packed, n, whole)
     for r0, r1 in ((0, 1), (13, 17), (50, 100)):
-        part = np.zeros((r1 - r0, 70), case.dtype)
-        case.table.matmul([case.source(a)], r0, r1, packed, 70, part, c_base=r0)
+        part = np.zeros((r1 - r0, n), case.dtype)
+        case.table.matmul([case.source(a)], r0, r1, packed, n, part, c_base=r0)
         assert (part == whole[r0:r1]).all()
 
 
@@ -162,11 +182,23 @@ def test_pack_pieces_and_transposes(case: Case) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 7, 255, 256, 257, 600])
 def test_matmul_tn_rows(case: Case, rows: int) -> None:
     rng = np.random.default_rng(rows)
-    for k, n in ((1, 1), (6, 64), (13, 33), (150, 65)):
+    for k, n in ((1, 1), (6, 64), (13, 33), (150, 65), (7, 1100)):
         a, b = case.normal(rng, rows, k), case.normal(rng, rows, n)
         out = Guarded(k, n, case.dtype)
         case.table.matmul_tn([case.source(a)], [case.source(b)], 0, rows, out.view)
         assert_product(case, out.check(), a.T, b)
+
+
+@every_case
+@pytest.mark.parametrize("rows", [0, 5, 448, 449, 900])
+def test_matmul_tn_with_a_large_result(case: Case, rows: int) -> None:
+    """The rows are cut into equal blocks."""
+    rng = np.random.default_rng(rows)
+    k, n = 300, 1800
+    a, b = case.normal(rng, rows, k), case.normal(rng, rows, n)
+    out = Guarded(k, n, case.dtype, fill=1.0)
+    case.table.matmul_tn([case.source(a)], [case.source(b)], 0, rows, out.view, accumulate=True)
+    assert_product(case, out.check(), a.T, b, 1.0)
 
 
 @every_case

@@ -59,6 +59,12 @@ class Piece:
         """As the engine takes it."""
         return self.parameter, self.values, self.rows, self.stride, self.offset
 
+    def share(self, rank: int, ranks: int) -> Piece:
+        """The part of it that `rank` looks at where each of `ranks` has the same piece."""
+        begin, end = (len(self.values) * r // ranks for r in (rank, rank + 1))
+        rows = None if self.rows is None else self.rows[begin:end]
+        return replace(self, values=self.values[begin:end], rows=rows)
+
 
 @dataclass(frozen=True)
 class Part:

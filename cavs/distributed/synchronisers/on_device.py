@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,11 @@ class KeptPiece(Piece):
     def as_tuple(self) -> tuple[int, Array | int, Array | None, int | None, int]:
         """As the engine takes it."""
         return self.parameter, self.count, None, 1, self.offset
+
+    def share(self, rank: int, ranks: int) -> Piece:
+        """See `Piece`."""
+        begin, end = (self.count * r // ranks for r in (rank, rank + 1))
+        return replace(self, offset=self.offset + begin, count=end - begin)
 
 
 class DeviceGroup:
