@@ -10,10 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 
 from cavs.compiler.program import Buffer, Instruction, Operand, Program, Stage, kind_of
 from cavs.passes.access import LOCAL_ARRAYS
 
+_Touched = tuple[set[object], set[object]]  # what is read and what is written
 SUMS = frozenset(["matmul_tn", "sum_rows", "lookup_grad"])  # over all rows of a space or a task
 
 
@@ -38,21 +40,45 @@ def _instructions(stage: Stage) -> list[int]:
 def _sums_first(program: Program) -> None:
     """Runs a sum over all rows as soon as its rows are known: what it alone still reads dies.
 
-    Behind the last loop products that end a gradient come last: gradients of tables and biases
-    travel to other processes while they run, and side by side they share the threads better.
+    Behind the last loop, products that end a gradient rather come last, unless that takes more
+    memory: gradients of tables and biases travel to other processes while they run, and side by
+    side they share the threads better.
     """
-    last = max((n for n, s in enumerate(program.stages) if s.kind == "loop"), default=0)
-    touched = [_touched(program, _instructions(s)) for s in program.stages]
+    stages = program.stages
+    last = max((n for n, s in enumerate(stages) if s.kind == "loop"), default=0)
+    touched = [_touched(program, _instructions(s)) for s in stages]
     ends = {key: n for n, (_, writes) in enumerate(touched) for key in writes}
 
-    def rank(at: int, stage: Stage) -> int:
+    def is_product(stage: Stage) -> bool:
+        return any(program.instructions[n].kind == "matmul_tn" for n in stage.body)
+
+    def early(at: int, stage: Stage) -> int:
+        return int(is_product(stage)) if stage.kind == "global" else 2
+
+    def late(at: int, stage: Stage) -> int:
         if stage.kind != "global":
             return 1 if at > last else 3
-        product = any(program.instructions[n].kind == "matmul_tn" for n in stage.body)
-        return 2 if product and any(ends[key] == at for key in touched[at][1]) else 0
+        return 2 if is_product(stage) and any(ends[key] == at for key in touched[at][1]) else 0
 
-    order = _ordered(touched, [rank(n, s) for n, s in enumerate(program.stages)])
-    program.stages[:] = [program.stages[s] for s in order]
+    orders = [
+        _ordered(touched, [rank(n, s) for n, s in enumerate(stages)]) for rank in (late, early)
+    ]
+    order = min(orders, key=lambda order: _width(program, [touched[n] for n in order]))
+    stages[:] = [stages[s] for s in order]
+
+
+def _width(program: Program, touched: list[_Touched]) -> int:
+    """The most elements a row that stages in this order need at a time."""
+    lives: dict[object, tuple[int, int]] = {}
+    for at, (reads, writes) in enumerate(touched):
+        for key in reads | writes:
+            lives[key] = lives.get(key, (at, at))[0], at
+    change = [0] * (len(touched) + 1)
+    for key, (first, last) in lives.items():
+        if isinstance(key, int) and program.buffers[key].role == "arena":
+            change[first] += program.buffers[key].width
+            change[last + 1] -= program.buffers[key].width
+    return max(accumulate(change))
 
 
 def _keepers_last(program: Program, body: list[int]) -> None:
@@ -68,9 +94,6 @@ def _keepers_last(program: Program, body: list[int]) -> None:
     ]
     order = _ordered(touched, [int(k) for k in keeps])
     body[:] = [*(rows[n] for n in order), *(n for n in body if n not in set(rows))]
-
-
-_Touched = tuple[set[object], set[object]]  # what is read and what is written
 
 
 def _ordered(touched: list[_Touched], rank: list[int]) -> list[int]:
