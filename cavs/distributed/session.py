@@ -219,7 +219,9 @@ class DistributedSession:
         over = float(replicas if self.average else 1)  # gradients are sums over so many
         squares = 0.0
         if error is None:
-            counted = [p if p.owned else p.share(c.rank, c.size) for p in run.pieces]
+            counted = [p for p in run.pieces if p.owned]
+            if c.rank < replicas:  # who all have the others
+                counted += [p.share(c.rank, replicas) for p in run.pieces if not p.owned]
             squares = run.executor.squared_norm([p.as_tuple() for p in counted])
             # Each is applied alone: one of them counts, as the mean of all.
             weight = over**2 / (replicas * len(self.roles.team)) if self.roles.computes else 0.0

@@ -44,8 +44,8 @@ def train(size, twin, **options):
 @pytest.mark.parametrize(
     ("size", "strategy", "by_nccl"),
     [
-        (1, None, 1),
-        (2, None, 1),
+        (1, None, 2),  # the last gradient goes alone
+        (2, None, 2),
         (3, "AllReduce(chunk=2)", 5),
         (2, "PartitionedAR", 1),
         (2, "RandomAxisPartitionAR", 0),  # its parts are not consecutive
