@@ -33,6 +33,7 @@ _GLANCE = 0.1  # seconds between two looks at what ranks say
 _GRACE, _FAREWELL = 30.0, 2.0
 _ABORTING = 5.0  # seconds that mpirun has to end all ranks by itself, where one aborts
 _FORCE = 15.0  # seconds that mpirun has to end all
+_STARTS = 3  # of one training, at most, where MPI stands still before it begins
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,7 @@ def command_of(
             "only that survives a lost rank",
             hint=_INSTALL,
         )
-    program = arguments[0] == "-m" or arguments[0].endswith(".py")
-    run = [] if program else ["-m", "cavs.cli"]
+    run = [] if _is_program(arguments) else ["-m", "cavs.cli"]
     kept = [sys.executable, "-I", "-S", keeper.__file__] if watched else []
     return [*command, *kept, sys.executable, *run, *arguments]
 
@@ -115,6 +115,7 @@ def launch(
 
     threads: of each rank's engine, unless CAVS_NUM_THREADS is set. The first Ctrl-C or SIGTERM
     lets the ranks end their step and save; the second ends them. They end with this process, too.
+    Where MPI stands still before a command of ``cavs`` begins, all ranks are started again.
     """
     launcher = find_mpirun()
     command = command_of(launcher, ranks, arguments, elastic=elastic, watched=True)
@@ -125,13 +126,24 @@ def launch(
     environment = {"CAVS_NUM_THREADS": str(threads), **os.environ, LAUNCHED: str(ranks)}
     if elastic:
         environment[ELASTIC] = "1"
-    with tempfile.TemporaryDirectory(prefix="cavs-launch-") as folder:
-        watch = Watch(ranks, Path(folder))
-        try:
-            run = _Run(command, environment | {keeper.PIPE: str(watch.path)}, watch, elastic, say)
-            return run.wait()
-        finally:
-            watch.close()
+    starts = 1 if _is_program(arguments) else _STARTS  # what others do before is not known
+    for left in reversed(range(starts)):
+        with tempfile.TemporaryDirectory(prefix="cavs-launch-") as folder:
+            watch = Watch(ranks, Path(folder))
+            told = environment | {keeper.PIPE: str(watch.path)}
+            try:
+                run = _Run(command, told, watch, elastic, say, again=left > 0)
+                status = run.wait()
+            finally:
+                watch.close()
+        if run.stuck is None or run.asked:
+            break
+    return status
+
+
+def _is_program(arguments: Sequence[str]) -> bool:
+    """Whether these are a Python program, not a command of ``cavs``."""
+    return arguments[0] == "-m" or arguments[0].endswith(".py")
 
 
 class _Run:
@@ -144,8 +156,10 @@ class _Run:
         watch: Watch,
         elastic: bool,
         say: Callable[[str], None],
+        again: bool,
     ) -> None:
-        self.watch, self.elastic, self.say = watch, elastic, say
+        self.watch, self.elastic, self.say, self.again = watch, elastic, say, again
+        self.stuck: str | None = None  # what did not begin and is to be started again
         self.asked = False  # to stop, by a signal
         self.failed = False  # some rank kept the others waiting
         self.patient: float | None = None  # until then, once a rank has died or aborted
@@ -199,6 +213,12 @@ class _Run:
         if self.ended is not None:
             if now > self.ended + _FORCE:
                 self.process.kill()  # its ranks end with it
+            return
+        self.stuck = self.watch.stuck() if self.again and not self.asked else None
+        if self.stuck is not None:
+            self.ended = now
+            self.say(f"cavs: {self.stuck}; they are started again")
+            self.process.terminate()
             return
         late = self.watch.late()
         if late is not None:

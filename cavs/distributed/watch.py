@@ -16,6 +16,10 @@ from cavs.distributed.keeper import PIPE, tell
 
 INIT, FINALIZE = "MPI_Init", "MPI_Finalize"  # to the last, ranks may come late with good reason
 STARTING = 30.0  # seconds that ranks have to come to MPI_Init in any case
+# Seconds after which ranks that all are in a call of MPI's start do not go on: more for more ranks,
+# which may share a core.
+STANDING, EACH = 10.0, 2.0
+_FIRST = 2  # calls that a rank leaves before it begins: MPI_Init, and a copy of its communicator
 
 
 @contextmanager
@@ -57,6 +61,7 @@ class Watch:
     waits: dict[int, Wait] = field(default_factory=dict)
     parted: set[int] = field(default_factory=set)  # have done what can be done without the dead
     failed: set[int] = field(default_factory=set)  # have said themselves why they end all
+    left: dict[int, int] = field(default_factory=dict)  # calls of MPI's that each rank came out of
     saved: tuple[str, int] | None = None  # the last checkpoint, and its step
 
     def __post_init__(self) -> None:
@@ -67,6 +72,7 @@ class Watch:
         self._rest = b""
         self._said: set[str] = set()
         self._unheard: set[int] = set()
+        self._begun = self.clock()
 
     def close(self) -> None:
         """Ranks tell nobody any more."""
@@ -89,6 +95,7 @@ class Watch:
                 self.waits[rank] = Wait(call, max(timeout, least), self.clock())
             case "out", []:
                 self.waits.pop(rank, None)
+                self.left[rank] = self.left.get(rank, 0) + 1
             case "saved", [str(path), int(step)]:
                 self.saved = path, step
             case "parted", []:
@@ -110,6 +117,24 @@ class Watch:
         self._unheard = gone
 
     # ---- who hangs -----------------------------------------------------------------------------
+
+    def stuck(self) -> str | None:
+        """What MPI does not get done before any rank begins, though no rank is missing.
+
+        Its start is known to stand still now and then (Open MPI's issue 10586, PMIx's 2967).
+        """
+        now = self.clock()
+        if self.ends or any(calls >= _FIRST for calls in self.left.values()):
+            return None
+        if not self.pids:
+            return "no rank has started" if now - self._begun > STARTING else None
+        calls = {wait.call for wait in self.waits.values()}
+        last = max((wait.since for wait in self.waits.values()), default=now)
+        if len(self.waits) < self.ranks or len(calls) > 1 or FINALIZE in calls:
+            return None
+        if now - last <= STANDING + EACH * self.ranks:
+            return None
+        return f"all ranks stand still in {calls.pop()}"
 
     def late(self) -> str | None:
         """Whom others have been waiting for inside MPI for too long; None if it can go on."""

@@ -9,9 +9,9 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-// Rows of a panel used before C is written back. Of a large weight fewer: while tiles use them, the
-// next come from a farther cache.
-constexpr int64_t kDepth = 1024, kDepthOfLarge = 256;
+// Rows of a panel used before C is written back, at most. Of a large weight fewer: while tiles use
+// them, the next come from a farther cache.
+constexpr int64_t kDepth = 1024, kDepthOfLarge = 384;
 
 // Rows of A that stay in L2 while all panels pass.
 template <class T>
@@ -80,7 +80,8 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
   T* joined = in_place ? nullptr : scratch + k;
   if (in_place && a->map == RowMap::kIndex) fill(zeros, T(0), k);
   const bool large = packed_k * n * static_cast<int64_t>(sizeof(T)) > l2_bytes() / 2;
-  const int64_t most = large ? kDepthOfLarge : kDepth, block = block_rows<T>(k);
+  const int64_t slices = larger(ceil_div(k, large ? kDepthOfLarge : kDepth), 1);  // C is written
+  const int64_t block = block_rows<T>(k);
   for (int64_t b0 = r0; b0 < r1; b0 += block) {
     const int64_t rows = smaller(block, r1 - b0);
     if (!in_place)
@@ -88,9 +89,8 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
     const int64_t tiles = ceil_div(rows, kTileRows);
     for (int64_t p = p0; p < p1; ++p) {
       const int64_t cols = smaller(width, n - p * width);
-      int64_t k0 = 0;
-      do {  // once for k = 0 too: C must be written
-        const int64_t depth = smaller(most, k - k0);
+      for (int64_t i = 0; i < slices; ++i) {
+        const int64_t k0 = k * i / slices, depth = k * (i + 1) / slices - k0;
         const T* slice = packed + (p * packed_k + k0) * width;
         for (int64_t t = 0; t < tiles; ++t) {  // tiles as equal as they can be
           const int64_t t0 = rows * t / tiles, t1 = rows * (t + 1) / tiles;
@@ -101,14 +101,13 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
           if (large && tiles > 1) {  // each a part of the next slice, which lies behind this one
             const int64_t step = ceil_div(2 * width * sizeof(T), tiles);
             const auto* next = reinterpret_cast<const char*>(slice + depth * width);
-            run_tile(t1 - t0, of, depth, slice, out, c_stride, cols, accumulate || k0 > 0,
+            run_tile(t1 - t0, of, depth, slice, out, c_stride, cols, accumulate || i > 0,
                      Ahead{next + depth / 2 * t * step, step});
           } else {
-            run_tile(t1 - t0, of, depth, slice, out, c_stride, cols, accumulate || k0 > 0);
+            run_tile(t1 - t0, of, depth, slice, out, c_stride, cols, accumulate || i > 0);
           }
         }
-        k0 += most;
-      } while (k0 < k);
+      }
     }
   }
 }

@@ -230,7 +230,8 @@ class Running:
     def wait_for_ranks(self, *files):
         """Until all train, and `files` exist."""
         try:
-            wait_for(lambda: len(self.pids()) == 3 and all(map(Path.exists, files)))
+            # Long enough to start them twice.
+            wait_for(lambda: len(self.pids()) == 3 and all(map(Path.exists, files)), 60)
         except AssertionError:
             self._fail("the ranks did not come so far")
 
@@ -350,6 +351,46 @@ def test_whom_mpirun_misses_when_one_aborts_is_ended(tmp_path, monkeypatch):
     assert time.monotonic() - began < patience(20)
     pids = [int(file.read_text()) for file in folder.iterdir()]
     wait_for(lambda: not any(map(alive, pids)))
+
+
+STANDING = """
+import os, runpy, sys, time
+from pathlib import Path
+runpy.run_path({startup!r})
+rank = os.environ.get("OMPI_COMM_WORLD_RANK")
+if rank is not None and "cavs.cli" in sys.orig_argv:
+    here = Path({folder!r}, rank)
+    times = len(here.read_text()) if here.exists() else 0
+    here.write_text("x" * (times + 1))
+    if times < {stuck}:
+        from cavs.distributed.keeper import tell
+        tell("in", "MPI_Init", 300)
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("stuck", [1, 2, 3])
+def test_a_start_that_stands_still_is_made_again(tmp_path, stuck, monkeypatch):
+    """At most twice; then the time-out names whom others wait for."""
+    startup = str(ROOT / "tests" / "startup" / "sitecustomize.py")
+    text = STANDING.format(startup=startup, folder=str(tmp_path), stuck=stuck)
+    (tmp_path / "sitecustomize.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    monkeypatch.setattr(watch, "STANDING", 0.3)
+    monkeypatch.setattr(watch, "EACH", 0.0)
+    monkeypatch.setattr(watch, "STARTING", 300.0)
+    said = []
+    if stuck == 3:  # as Ctrl-C would, where it is not tried again
+        wait = launch._Run.wait
+        monkeypatch.setattr(
+            launch._Run,
+            "wait",
+            lambda run: wait(run) if run.again else (run.process.kill(), wait(run))[1],
+        )
+    status = launch.launch(2, ["info"], say=said.append)
+    again = "cavs: all ranks stand still in MPI_Init; they are started again"
+    assert said.count(again) == min(stuck, 2)
+    assert (status == 0) == (stuck < 3)
 
 
 LATE = """

@@ -54,6 +54,48 @@ def test_who_keeps_others_waiting_inside_mpi_is_named(tell, monkeypatch):
     assert tell.watch.late() is None
 
 
+def test_a_start_that_nobody_is_missing_for_stands_still(tell):
+    tell.now = 30.0
+    assert tell.watch.stuck() is None
+    tell.now = 30.1
+    assert tell.watch.stuck() == "no rank has started"
+    for rank in range(3):
+        tell(rank, "started", os.getpid())
+    tell(0, "in", "MPI_Init", 5)
+    tell(1, "in", "MPI_Init", 5)
+    tell.now = 90.0
+    assert tell.watch.stuck() is None  # rank 2 may be loading its data
+    tell(2, "in", "MPI_Init", 5)
+    tell.now = 106.0
+    assert tell.watch.stuck() is None
+    tell.now = 106.1
+    assert tell.watch.stuck() == "all ranks stand still in MPI_Init"
+    for rank in range(3):
+        tell(rank, "out")
+        tell(rank, "in", "MPI_Comm_dup", 5)
+    tell.now = 123.0
+    assert tell.watch.stuck() == "all ranks stand still in MPI_Comm_dup"
+    tell(1, "out")
+    assert tell.watch.stuck() is None  # it has begun
+    tell(1, "in", "MPI_Comm_dup", 5)
+    tell.now = 200.0
+    assert tell.watch.stuck() is None
+
+
+@pytest.mark.parametrize("word", ["ended", "in"])
+def test_what_ends_does_not_stand_still(tell, word):
+    for rank in range(3):
+        tell(rank, "started", os.getpid())
+        tell(rank, "in", "MPI_Init", 5)
+    if word == "ended":
+        tell(1, "ended", 3)
+    for rank in range(3):
+        tell(rank, "out")
+        tell(rank, "in", "MPI_Finalize", 5)
+    tell.now = 100.0
+    assert tell.watch.stuck() is None
+
+
 def test_the_end_may_be_waited_for_as_long_as_it_takes_but_is_told_once(tell):
     tell(0, "in", "MPI_Finalize", 2)
     tell(1, "in", "MPI_Finalize", 2)
