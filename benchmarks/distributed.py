@@ -2,7 +2,8 @@
 
 All ranks of one run measure every strategy in turns, and rank 0 also alone while the others wait,
 so that what else the machine does meets all of them. Times are wall clock: on a machine with fewer
-free cores than ranks they say nothing, bytes do.
+free cores than ranks they say nothing, bytes do. Communication is that of the rank that computes
+longest in a step: what others wait for it is no communication.
 """
 
 from __future__ import annotations
@@ -130,15 +131,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     result = {"ranks": c.size, "seconds": seconds, "strategies": {}}
     for runner in runners:
         mine = reports[runner.name]
+        longest = [r for r in mine if r.rank_seconds[c.rank] == max(r.rank_seconds)]
         sums = np.array(
             [
-                sum(r.communication_seconds for r in mine),
-                sum(r.exposed_seconds for r in mine),
-                statistics.mean(r.sent_bytes for r in mine),
+                sum(r.communication_seconds for r in longest),
+                sum(r.exposed_seconds for r in longest),
+                statistics.mean(r.sent_bytes for r in mine) / c.size,
             ]
         )
         c.all_reduce(sums)
-        communication, exposed, sent = (sums / c.size).tolist()
+        communication, exposed, sent = sums.tolist()
         result["strategies"][runner.name] = {
             "milliseconds": 1e3 * statistics.median(seconds[runner.name]),
             "communication": 1e3 * communication / len(mine),
