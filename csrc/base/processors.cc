@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/config_error.h"
+
 #if defined(__linux__)
 #include <sched.h>
 #endif
