@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import machine
 from benchmarks.distributed import make_runner, run_ranks
-from benchmarks.harness import RESULTS, markdown, write_json
+from benchmarks.harness import RESULTS, markdown, write_report
 from benchmarks.links import over_tcp, refusal, slow_links
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.cost import CANDIDATES, Compute, calibrate, simulate
@@ -114,7 +113,7 @@ def show(result: dict[str, Any]) -> str:
     late = "latency" if result.get("megabits") else "local_latency"
     links = f", links of {result['megabits']:g} Mbit/s" if result.get("megabits") else ""
     return (
-        f"\n{result['ranks']} ranks{links}; measured {8e-6 * network[far]:.0f} Mbit/s, "
+        f"{result['ranks']} ranks{links}; measured {8e-6 * network[far]:.0f} Mbit/s, "
         f"{1e6 * network[late]:.0f} us a message; one alone: {result['alone']:.1f} ms a step\n\n"
         + markdown(["builder", "ms a step", "predicted: alone", "with compute"], rows)
         + f"\n\nauto takes {result['auto']}: {place(result):.1%} slower than the fastest"
@@ -158,14 +157,8 @@ def main(arguments: list[str] | None = None) -> int:
                 results[-1]["megabits"] = megabits
             else:
                 results.append(run_ranks(command))
-            print(show(results[-1]), flush=True)
-    record = {
-        "command": machine.command(),
-        "commit": machine.commit(),
-        "machine": machine.machine(),
-        "results": results,
-    }
-    write_json(Path(given.out), record)
+            print("\n" + show(results[-1]), flush=True)
+    write_report(Path(given.out), "\n\n".join(map(show, results)), results)
     return 0
 
 

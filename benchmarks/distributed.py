@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 import cavs
-from benchmarks import machine
-from benchmarks.harness import RESULTS, markdown, write_json
+from benchmarks.harness import RESULTS, markdown, write_report
 from benchmarks.samples import ROOT
 from cavs.cli.registry import find
 from cavs.distributed import Trainer
@@ -186,15 +185,8 @@ def main(arguments: list[str] | None = None) -> int:
     for ranks in given.ranks:
         command = command_of(find_mpirun(), ranks, ["-m", "benchmarks.distributed", "--rank", *own])
         results.append(run_ranks(command))
-        show(results[-1])
-    record = {
-        "command": machine.command(),
-        "commit": machine.commit(),
-        "machine": machine.machine(),
-        "versions": machine.versions(),
-        "results": results,
-    }
-    write_json(Path(given.out), record)
+        print("\n" + show(results[-1]))
+    write_report(Path(given.out), "\n\n".join(map(show, results)), results)
     return 0
 
 
@@ -214,8 +206,8 @@ def run_ranks(command: list[str]) -> dict[str, Any]:
     return result
 
 
-def show(result: dict[str, Any]) -> None:
-    print(f"\n{result['ranks']} ranks; one alone: {result['alone_milliseconds']:.1f} ms a step\n")
+def show(result: dict[str, Any]) -> str:
+    alone = f"{result['ranks']} ranks; one alone: {result['alone_milliseconds']:.1f} ms a step"
     headers = ["strategy", "ms a step", "speed-up", "communication", "exposed", "hidden"]
     rows = [
         [
@@ -230,7 +222,7 @@ def show(result: dict[str, Any]) -> None:
         ]
         for name, r in result["strategies"].items()
     ]
-    print(markdown([*headers, "MB sent", "formula"], rows))
+    return alone + "\n\n" + markdown([*headers, "MB sent", "formula"], rows)
 
 
 if __name__ == "__main__":

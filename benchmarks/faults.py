@@ -25,9 +25,8 @@ from typing import Any
 import numpy as np
 
 import cavs
-from benchmarks import machine
 from benchmarks.disturbed import Ended, judge
-from benchmarks.harness import RESULTS, markdown, write_json
+from benchmarks.harness import RESULTS, markdown, write_report
 from benchmarks.samples import ROOT
 from benchmarks.sentiment import Sentiment, trees
 from cavs.distributed import Trainer
@@ -233,10 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
             if record["faults"]:
                 print(ended.errors, file=sys.stderr)
     print(show(records))
-    write_json(
-        Path(given.out),
-        {"command": machine.command(), "commit": machine.commit(), "results": records},
-    )
+    write_report(Path(given.out), show(records), records)
     return 1 if any(r["faults"] for r in records) else 0
 
 

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,11 +66,7 @@ class Run:
         self.sessions: dict[str, Session] = {}
         self.record: dict[str, Any] = {
             "benchmark": "gpu",
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": machine.commit(),
-            "command": machine.command(),
-            "machine": machine.machine(),
-            "versions": machine.versions(),
+            **machine.surroundings(),
             "data": "drawn" if given.data == RANDOM else "files",
             "tiny": given.tiny,
             "cases": [],

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,11 @@ def markdown(headers: SequenceOf[str], rows: Iterable[SequenceOf[str]]) -> str:
     ]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     return "\n".join(lines)
+
+
+def write_report(path: Path, text: str, results: Any) -> None:
+    """What a program has found, and `text` as it shows it, for `benchmarks.report`."""
+    write_json(path, {**machine.surroundings(), "text": text, "results": results})
 
 
 def write_json(path: Path, record: Any) -> None:
@@ -270,11 +274,7 @@ def run(
     reference = given.reference or ("cavs" if "cavs" in given.runners else given.runners[0])
     record: dict[str, Any] = {
         "benchmark": cases[0].workload,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(),
-        "command": machine.command(),
-        "machine": machine.machine(),
-        "versions": machine.versions(),
+        **machine.surroundings(),
         "quick": given.quick,
         "isolated": not given.in_process,
         "cases": [],

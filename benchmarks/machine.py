@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,17 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def surroundings() -> dict[str, Any]:
+    """Of a measurement that begins or ends now: all of the above and what is below."""
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "command": command(),
+        "machine": machine(),
+        "versions": versions(),
+    }
 
 
 def commit() -> str:

@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 import cavs
-from benchmarks import machine
 from benchmarks.distributed import run_ranks
-from benchmarks.harness import RESULTS, markdown, write_json
+from benchmarks.harness import RESULTS, markdown, write_report
 from benchmarks.sentiment import Sentiment, treebank, trees
 from cavs.distributed import Trainer
 from cavs.distributed.builders import REGISTRY, build
@@ -280,10 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
     for record in records:
         record["steps"] = given.steps
     print(show(records))
-    write_json(
-        Path(given.out),
-        {"command": machine.command(), "commit": machine.commit(), "results": records},
-    )
+    write_report(Path(given.out), show(records), records)
     ran = [r for r in records if not r["refused"]]
     failed = sum(bool(r["faults"]) for r in ran)
     print(f"{len(ran)} combinations ran, {failed} with faults")

@@ -23,7 +23,7 @@ def read_results(folder: Path) -> dict[str, Any]:
             record = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is no JSON: {error}") from error
-        if isinstance(record, dict) and record.get("cases"):
+        if isinstance(record, dict) and (record.get("cases") or record.get("text")):
             found[path.stem] = record
     return found
 
@@ -43,7 +43,7 @@ def section(name: str, record: dict[str, Any], plots: SequenceOf[str]) -> str:
         "",
         *[f"![{plot}]({plot})" for plot in plots],
         "",
-        table(record["cases"]),
+        record["text"] if "text" in record else table(record["cases"]),
         "",
     ]
     return "\n".join(lines)
@@ -111,7 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     sections = []
     for name, record in records.items():
-        plots = [] if given.no_plots else plot(name, record, given.out)
+        plotted = "cases" in record and not given.no_plots
+        plots = plot(name, record, given.out) if plotted else []
         sections.append(section(name, record, plots))
     page = given.out / "results.md"
     page.write_text("# Measured\n\n" + "\n".join(sections), encoding="utf-8")

@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 
 import cavs
-from benchmarks import machine
 from benchmarks.balance import Classifier, tree, trees
 from benchmarks.distributed import run_ranks
-from benchmarks.harness import RESULTS, markdown, write_json
+from benchmarks.harness import RESULTS, markdown, write_report
 from cavs.distributed import Trainer
 from cavs.distributed.balance import PREDICTORS, SpeedBalancer, StructureBalancer
 from cavs.distributed.communicator import MPICommunicator
@@ -210,15 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     program = ["-m", "benchmarks.stragglers", "--rank", *own]
     result = run_ranks(command_of(find_mpirun(), given.ranks, program))
     print(show(result))
-    write_json(
-        Path(given.out),
-        {
-            "command": machine.command(),
-            "commit": machine.commit(),
-            "machine": machine.machine(),
-            "results": [result],
-        },
-    )
+    write_report(Path(given.out), show(result), [result])
     return 0
 
 

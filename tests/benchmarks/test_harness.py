@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness, machine
-from benchmarks.harness import batches_for, cases_from, markdown, measure, parser_for, write_json
+from benchmarks.harness import (
+    batches_for,
+    cases_from,
+    markdown,
+    measure,
+    parser_for,
+    write_json,
+    write_report,
+)
 from benchmarks.ratios import ratio, summary
 from benchmarks.report import read_results, section
 from benchmarks.sessions import LocalSession, Pass, RemoteSession, Session, SessionError
@@ -117,7 +125,10 @@ def test_report_reads_what_was_written(tmp_path: Path) -> None:
         "machine": machine.machine(), "versions": machine.versions(), "cases": [entry],
     }  # fmt: skip
     write_json(tmp_path / "x.json", record)
-    assert read_results(tmp_path).keys() == {"x"}
+    write_report(tmp_path / "ranks.json", "| ranks |", [{"ranks": 2}])
+    write_json(tmp_path / "other.json", {"results": []})
+    assert read_results(tmp_path).keys() == {"ranks", "x"}
+    assert "\n| ranks |\n" in section("ranks", read_results(tmp_path)["ranks"], [])
     text = section("x", read_results(tmp_path)["x"], ["x.png"])
     assert CASE.title in text and "![x.png](x.png)" in text and "commit unknown" in text
     (tmp_path / "bad.json").write_text("{")
