@@ -225,15 +225,21 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _exists(pid: int) -> bool:
+    """Whether it runs; one that has ended may wait for long to be reaped, by whoever inherits it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return True
+    return _letter(pid) not in ("Z", "X")
 
 
 def _is_stopped(pid: int) -> bool:
+    return _letter(pid) in ("T", "t")
+
+
+def _letter(pid: int) -> str:
+    """Of the state of a process; empty where it has ended meanwhile, or this is no Linux."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:  # it has ended meanwhile, or this is no Linux
-        return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

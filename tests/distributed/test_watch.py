@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -189,3 +190,17 @@ def test_a_keeper_that_has_nothing_to_keep_says_so(tell):
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == -9
     assert "cavs: cannot run /nowhere/to/be/found: No such file" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no Linux")
+def test_a_rank_that_nobody_has_reaped_yet_is_gone(tell):
+    """As where the first process of a container adopts orphans and leaves them."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and stays
+    tell(1, "started", child)
+    tell.watch.miss()
+    tell.watch.miss()
+    os.waitpid(child, 0)
+    assert tell.watch.ends == {1: -9}
