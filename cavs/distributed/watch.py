@@ -225,7 +225,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _exists(pid: int) -> bool:
-    """Whether it runs; one that has ended may wait for long to be reaped, by whoever inherits it."""
+    """Whether it runs: one that has ended may wait for long to be reaped by whoever adopts it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
