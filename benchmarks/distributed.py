@@ -3,7 +3,8 @@
 All ranks of one run measure every strategy in turns, and rank 0 also alone while the others wait,
 so that what else the machine does meets all of them. Times are wall clock: on a machine with fewer
 free cores than ranks they say nothing, bytes do. Communication is that of the rank that computes
-longest in a step: what others wait for it is no communication.
+longest in a step: what others wait for it is no communication. Where ranks do not know each other's
+times, it is the mean of all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from cavs.cli.registry import find
 from cavs.distributed import Trainer
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.launch import command_of, find_mpirun
+from cavs.distributed.run import StepReport
 from cavs.distributed.shards import shard
 
 ALONE = "alone"
@@ -106,6 +108,12 @@ def formula(runner: Runner) -> float:
     return total
 
 
+def computes_longest(report: StepReport, rank: int) -> bool:
+    """Whether this rank kept the others waiting; of any where nobody knows."""
+    times = report.rank_seconds
+    return not times or (rank < len(times) and times[rank] == max(times))
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """What every rank runs; rank 0's return value counts."""
     c = MPICommunicator()
@@ -130,20 +138,21 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     result = {"ranks": c.size, "seconds": seconds, "strategies": {}}
     for runner in runners:
         mine = reports[runner.name]
-        longest = [r for r in mine if r.rank_seconds[c.rank] == max(r.rank_seconds)]
+        told = [r for r in mine if computes_longest(r, c.rank)]
         sums = np.array(
             [
-                sum(r.communication_seconds for r in longest),
-                sum(r.exposed_seconds for r in longest),
+                sum(r.communication_seconds for r in told),
+                sum(r.exposed_seconds for r in told),
+                len(told),
                 statistics.mean(r.sent_bytes for r in mine) / c.size,
             ]
         )
         c.all_reduce(sums)
-        communication, exposed, sent = sums.tolist()
+        communication, exposed, count, sent = sums.tolist()
         result["strategies"][runner.name] = {
             "milliseconds": 1e3 * statistics.median(seconds[runner.name]),
-            "communication": 1e3 * communication / len(mine),
-            "exposed": 1e3 * exposed / len(mine),
+            "communication": 1e3 * communication / count,
+            "exposed": 1e3 * exposed / count,
             "overlap": 1 - min(1.0, exposed / communication) if communication else 1.0,
             "bytes": sent,
             "formula": formula(runner),
