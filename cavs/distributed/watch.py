@@ -121,7 +121,7 @@ class Watch:
     def stuck(self) -> str | None:
         """What MPI does not get done before any rank begins, though no rank is missing.
 
-        Its start is known to stand still now and then (Open MPI's issue 10586, PMIx's 2967).
+        Its start is known to stand still now and then, in Open MPI and in PMIx.
         """
         now = self.clock()
         if self.ends or any(calls >= _FIRST for calls in self.left.values()):

@@ -28,7 +28,7 @@ size_t packed_size(int64_t k, int64_t n) {
 template <class T>
 void pack(const T* w, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols,
           int64_t k0, int64_t n0, int64_t k, int64_t, T* packed) {
-  constexpr int64_t width = kPanel<T>, kLine = 64 / sizeof(T);
+  constexpr int64_t width = kPanel<T>, kLine = kLineBytes / sizeof(T);
   for (int64_t j = 0; j < cols;) {  // a run of columns inside one panel
     const int64_t column = n0 + j, run = smaller(cols - j, width - column % width);
     T* out = packed + (column / width) * k * width + k0 * width + column % width;
@@ -80,7 +80,8 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
   T* joined = in_place ? nullptr : scratch + k;
   if (in_place && a->map == RowMap::kIndex) fill(zeros, T(0), k);
   const bool large = packed_k * n * static_cast<int64_t>(sizeof(T)) > l2_bytes() / 2;
-  const int64_t slices = larger(ceil_div(k, large ? kDepthOfLarge : kDepth), 1);  // C is written
+  // One where k = 0, too: C must be written.
+  const int64_t slices = larger(ceil_div(k, large ? kDepthOfLarge : kDepth), 1);
   const int64_t block = block_rows<T>(k);
   for (int64_t b0 = r0; b0 < r1; b0 += block) {
     const int64_t rows = smaller(block, r1 - b0);

@@ -37,7 +37,7 @@ struct Ahead {
   int64_t step;
 };
 struct Nobody {};
-constexpr int64_t kLine = 64;  // bytes; processors fetch the other line of a pair as well
+constexpr int64_t kLineBytes = 64;  // processors fetch the other line of a pair as well
 
 // A tile of so few rows waits for its loads and the branch of the loop, not for its multiply-adds.
 constexpr int kFewRows = 3;
@@ -88,7 +88,7 @@ __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c,
     for (; k + 2 <= depth; k += 2, fetch.data += fetch.step) {
       __builtin_prefetch(fetch.data, 0, 2);
       step(k);
-      __builtin_prefetch(fetch.data + 2 * kLine, 0, 2);
+      __builtin_prefetch(fetch.data + 2 * kLineBytes, 0, 2);
       step(k + 1);
     }
     if (k < depth) step(k);
