@@ -33,7 +33,16 @@ from cavs.distributed.run import StepReport
 from cavs.distributed.shards import shard
 
 ALONE = "alone"
-STRATEGIES = ("buckets", "late", "AllReduce", "PartitionedAR", "PSLoadBalancing", "Parallax")
+BUILT_IN = ("buckets", "late", "messages")
+STRATEGIES = (
+    "buckets",
+    "messages",
+    "late",
+    "AllReduce",
+    "PartitionedAR",
+    "PSLoadBalancing",
+    "Parallax",
+)
 
 
 @dataclass
@@ -60,11 +69,14 @@ def make_runner(name: str, communicator: Any, options: argparse.Namespace) -> Ru
     task = entry.build(own)
     graphs = task.required("train")
     c = communicator
+    if name == "messages":  # sums in no memory that ranks share
+        c = c.split(0)
+        c.common_memory = lambda nbytes: None
     trainer = Trainer(
         task.model,
         cavs.optim.SGD(lr=0.01),
         communicator=c,
-        strategy=None if name in (ALONE, "buckets", "late") else name,
+        strategy=None if name in (ALONE, *BUILT_IN) else name,
         wait_free=name != "late",
         threads=1,
     )

@@ -162,11 +162,15 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> str:
     text = [f"{result['ranks']} ranks"]
     if result["skewed"]:
-        headers = ["skewed trees, global batch", "less time", "slowest / mean", "with equal counts"]
+        headers = ["skewed trees, global batch", "less time", "times as fast"]
+        headers += ["slowest / mean", "with equal counts"]
         headers += ["iteration / mean compute", "compute / with equal counts"]
         columns = ("uneven", "before", "iteration", "dearer")
         rows = [
-            [size, f"{r['gain']:.1%}", *(f"{r[k]:.3f}" for k in columns)]
+            [
+                *(size, f"{r['gain']:.1%}", f"{1 / (1 - r['gain']):.2f}"),
+                *(f"{r[k]:.3f}" for k in columns),
+            ]
             for size, r in result["skewed"].items()
         ]
         text.append(markdown(headers, rows))

@@ -60,6 +60,8 @@ def agreed_strategy(
         cluster = named(places, gpus=gpus)
         if name == "auto":
             network = calibrate(c, places, cluster.network)
+            if gpus:  # whose gradients lie elsewhere
+                network = dataclasses.replace(network, common_bandwidth=0.0)
             cluster = dataclasses.replace(cluster, network=network)
     else:
         cluster = in_rank_order(resources, places)

@@ -14,7 +14,13 @@ from cavs.distributed.resources import GIGABIT, Network, Node, ResourceSpec
 from cavs.errors import ConfigError
 
 _NODE = ("address", "chief", "cpus", "gpus", "bandwidth")
-_BANDWIDTHS = ("bandwidth", "flow_bandwidth", "local_bandwidth", "reduce_bandwidth")
+_BANDWIDTHS = (
+    "bandwidth",
+    "flow_bandwidth",
+    "local_bandwidth",
+    "reduce_bandwidth",
+    "common_bandwidth",
+)
 _LATENCIES = ("latency", "local_latency", "memcpy_latency")
 _MAX_DEVICES = 4096
 

@@ -70,8 +70,10 @@ class Network:
     """What messages cost: bandwidths in bytes a second, latencies in seconds.
 
     flow_bandwidth: the most one connection between two nodes reaches. reduce_bandwidth: at which a
-    process sums what it receives. memcpy_latency: to start a copy or kernel on a device (delta of
-    the cost model). `cavs.distributed.cost.calibrate` measures them.
+    process sums what it receives. common_bandwidth: at which the processes of one node sum dense
+    gradients in memory that all of them see; 0 where there is none. memcpy_latency: to start a copy
+    or kernel on a device (delta of the cost model). `cavs.distributed.cost.calibrate` measures
+    them.
     """
 
     bandwidth: float = 10 * GIGABIT
@@ -80,6 +82,7 @@ class Network:
     local_bandwidth: float = 40 * GIGABIT
     local_latency: float = 10 * _MICRO
     reduce_bandwidth: float = math.inf
+    common_bandwidth: float = 0.0
     memcpy_latency: float = 0.0
 
 

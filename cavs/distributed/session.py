@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs._engine import Executor
 from cavs.compiler.pipeline import Compiled
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
@@ -162,6 +163,13 @@ class DistributedSession:
         try:
             self.session.compile_for(part.local, union)
             executor, inputs, compiled = self.ready(part)
+        except CommunicationError:
+            raise
+        except Exception as error:  # as above
+            failed = error
+        self.team_agreement.meet("step", failed)
+        self._place_gradients(executor)
+        try:
             kinds = compiled.program.gradients
             self.exchanges_for(executor, kinds)
             self.int_features = compiled.program.int_features
@@ -178,12 +186,27 @@ class DistributedSession:
             self.communicator.share([executor.gradient_order(), kinds, self.int_features])
         return executor, inputs
 
+    def _place_gradients(self, executor: Any) -> None:
+        """Into memory that all replicas see, where they can; the same on all of them."""
+        replicas = self.roles.replicas
+        if self.free or replicas.size == 1 or not isinstance(executor, Executor):
+            return
+        block = executor.gradient_block()
+        every = replicas.share([block.nbytes, executor is self._exchanging])
+        if all(known for _, known in every) or len({size for size, _ in every}) > 1:
+            return
+        memory = replicas.common_memory(block.nbytes) if block.nbytes else None
+        if memory is not None:
+            executor.set_gradient_block(memory.view(block.dtype))
+        self._exchanging = None
+
     def _serve(self) -> Run:
         """The step of a rank that only owns parameters, up to where all ranks meet again."""
         meeting = self.agreement.meet("step", stop=self.wants_stop)
         self.stopping |= meeting.stop
         if meeting.new:
-            self.agreement.meet("step")
+            for _ in range(2):  # a program, and its exchanges
+                self.agreement.meet("step")
             same_program(self.agreement, None, ())
             order, kinds, self.int_features = self.communicator.share(None)[0]
             self.exchanges_for(idle_executor(self.session.parameters, order), kinds)

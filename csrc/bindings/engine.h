@@ -70,6 +70,17 @@ class Engine {
     return array_of(data, {size}, owner);
   }
 
+  void set_gradient_block(const py::array& memory) {
+    T* data = data_of<T>(memory, "the memory of gradients", true);
+    const int64_t size = executor_.gradient_block().second;
+    if (memory.size() != size) {
+      throw py::value_error("memory of " + std::to_string(memory.size()) + " elements for " +
+                            std::to_string(size) + " of gradients");
+    }
+    executor_.set_gradient_block(data);
+    gradient_memory_ = memory;
+  }
+
   py::tuple factors(int32_t param, const py::object& owner) {
     const Factors& f = executor_.factors(param);
     return py::make_tuple(array_of(f.left.template as<T>(), {f.rows, f.k}, owner),
@@ -106,6 +117,7 @@ class Engine {
 
  private:
   std::vector<py::array> arrays_;
+  py::array gradient_memory_;  // of others, if it is
   Executor<T> executor_;
 };
 

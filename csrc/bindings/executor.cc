@@ -101,6 +101,14 @@ void bind_class(py::module_& m) {
           },
           "The memory of all dense gradients, in gradient_order; between them are zeros.")
       .def(
+          "set_gradient_block",
+          [](PyExecutor& x, const py::array& memory) {
+            x.visit([&](auto& e) { e.set_gradient_block(memory); });
+          },
+          py::arg("memory"),
+          "From now on dense gradients lie in this memory, which has as many elements as "
+          "gradient_block; it is filled with zeros.")
+      .def(
           "set_factored",
           [](PyExecutor& x, int32_t i) {
             return x.visit([&](auto& e) { return e.executor().set_factored(i); });

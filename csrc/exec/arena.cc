@@ -38,6 +38,12 @@ void Memory::reserve(size_t bytes) {
   bytes_ = bytes;
 }
 
+void Memory::release() {
+  std::free(data_);
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
 size_t pack_lifetimes(std::vector<Lifetime>& values) {
   std::vector<int32_t> by_size(values.size());
   std::iota(by_size.begin(), by_size.end(), 0);

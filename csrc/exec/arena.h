@@ -20,6 +20,7 @@ class Memory {
   }
   Memory& operator=(Memory&&) = delete;
   void reserve(size_t bytes);
+  void release();
   template <class T>
   T* as() const {
     return static_cast<T*>(data_);

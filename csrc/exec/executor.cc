@@ -78,14 +78,11 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   context_.sizes = sizes_of(p, parameters);
   for (const Parameter<T>& q : parameters) context_.params.push_back(q.data);
 
-  const auto [at, elements] = place_gradients(analysis_, sizeof(T), context_.sizes);
+  const int64_t elements = place_gradients(analysis_, sizeof(T), context_.sizes).elements;
   small_gradients_ = elements <= kCachedElements ? elements : 0;
   gradient_elements_ = elements;
   gradients_.reserve(elements * sizeof(T));
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    context_.grads.push_back(analysis_.dense_gradient[i] ? gradients_.as<T>() + at[i] : nullptr);
-  }
-  std::fill_n(gradients_.as<T>(), elements, T(0));
+  set_gradient_block(gradients_.as<T>());
 
   weights_of_.resize(parameters.size());
   packed_at_ = place_weights(p.weights, kernels_.panel);
@@ -134,6 +131,18 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   context_.kernel_elements = kernel_scratch(bound_, kernels_);
   stage_seconds_.assign(p.stages.size(), 0);
   context_.factors_of_instruction.assign(p.instructions.size(), -1);
+}
+
+template <class T>
+void Executor<T>::set_gradient_block(T* memory) {
+  if (memory != gradients_.as<T>()) gradients_.release();
+  const auto [at, elements] = place_gradients(analysis_, sizeof(T), context_.sizes);
+  context_.grads.clear();
+  for (size_t i = 0; i < at.size(); ++i) {
+    context_.grads.push_back(analysis_.dense_gradient[i] ? memory + at[i] : nullptr);
+  }
+  std::fill_n(memory, elements, T(0));
+  gradient_block_ = memory;
 }
 
 // What depends on the shape of the batch only: kept while the same schedule comes again.

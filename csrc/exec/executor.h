@@ -112,8 +112,10 @@ class Executor {
   // Valid until the next run.
   GradientView<T> gradient_view(int32_t param);
   std::pair<T*, int64_t> gradient_block() {
-    return {gradients_.as<T>(), static_cast<int64_t>(gradient_elements_)};
+    return {gradient_block_, gradient_elements_};
   }
+  // From now on they lie in `memory`, of as many elements.
+  void set_gradient_block(T* memory);
   // Parameters with a gradient, in the order their gradients are done; dense ones lie in memory in
   // that order.
   const std::vector<int32_t>& gradient_order() const { return analysis_.gradient_order; }
@@ -189,6 +191,7 @@ class Executor {
   int32_t scratch_edges_ = -1;
   bool ran_ = false;
 
+  T* gradient_block_ = nullptr;
   int64_t gradient_elements_ = 0;
   Memory arena_, gradients_, ones_, counts_;
   std::vector<PackedAt> packed_at_;               // of each weight

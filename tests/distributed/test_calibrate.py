@@ -1,5 +1,6 @@
 """Calibration against a communicator whose latency and bandwidth are known."""
 
+import math
 import threading
 
 import numpy as np
@@ -13,13 +14,14 @@ from tests.patience import patience
 LOCAL = (2e-6, 5e9)
 FAR = (3e-5, 1e9)
 SUMS = 2e9
+COMMON = 8e9
 
 
 class World:
     """Ranks as threads; a message costs its time on the clock of both ends, nothing on ours."""
 
-    def __init__(self, addresses):
-        self.addresses, self.size = addresses, len(addresses)
+    def __init__(self, addresses, common=False):
+        self.addresses, self.size, self.common = addresses, len(addresses), common
         self.barrier = threading.Barrier(self.size)
         self.pairs = {}
         self.lock = threading.Lock()
@@ -33,6 +35,7 @@ class World:
 class Rank:
     def __init__(self, world, rank):
         self.world, self.rank, self.size, self.now = world, rank, world.size, 0.0
+        self.memory = None
 
     def clock(self):
         return self.now
@@ -54,6 +57,10 @@ class Rank:
         self.now = max(self.now, sent) + latency + letter.nbytes / bandwidth
         array[...] = letter
 
+    def common_memory(self, nbytes):
+        self.memory = np.zeros(nbytes, np.uint8) if self.world.common else None
+        return self.memory
+
     def all_reduce(self, array):
         n, world = self.size, self.world
         world.slots[self.rank] = (array.copy(), self.now)
@@ -62,12 +69,15 @@ class Rank:
         begin = max(now for _, now in world.slots)
         world.barrier.wait(20)
         latency, bandwidth = FAR if len(set(world.addresses)) > 1 else LOCAL
+        if self.memory is not None and np.may_share_memory(array, self.memory):
+            self.now = begin + 2 * math.ceil(math.log2(n)) * latency + array.nbytes / COMMON
+            return
         ring = 2 * (n - 1) * latency + 2 * (n - 1) / n * array.nbytes / bandwidth
         self.now = begin + ring + (n - 1) / n * array.nbytes / SUMS
 
 
-def measured(addresses, network=None):
-    world, found = World(addresses), [None] * len(addresses)
+def measured(addresses, network=None, common=False):
+    world, found = World(addresses, common), [None] * len(addresses)
 
     def work(rank):
         me = Rank(world, rank)
@@ -97,6 +107,17 @@ def test_what_is_known_is_measured(addresses):
     else:
         assert found[0].bandwidth == 7.0
     assert found[0].reduce_bandwidth == pytest.approx(SUMS, rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sums_in_memory_that_all_see_are_measured_where_there_is_some(ranks):
+    addresses = ["a"] * ranks
+    found = measured(addresses, common=True)
+    assert all(network == found[0] for network in found)
+    assert found[0].common_bandwidth == pytest.approx(COMMON, rel=0.05)
+    assert found[0].reduce_bandwidth == pytest.approx(SUMS, rel=0.05)
+    known = Network(common_bandwidth=7.0)
+    assert measured(addresses, known)[0].common_bandwidth == 0
 
 
 def test_one_rank_measures_nothing():

@@ -223,6 +223,21 @@ def test_ring_time():
     assert found.sync_seconds == pytest.approx(1.5 * W.nbytes / 1e9 + 6e-3 + 0.75 * W.nbytes / 1e8)
 
 
+def test_ranks_of_one_node_sum_in_memory_that_all_see():
+    """Two meetings of log2 N messages each, and the bytes; not what a compressor makes."""
+    resources = ResourceSpec.local(4, Network(local_latency=1e-3, common_bandwidth=1e9))
+    found = predict(build("AllReduce", [W], resources), [W], resources)
+    assert found.sync_seconds == pytest.approx(W.nbytes / 1e9 + 4e-3)
+    for other in ("AllReduce(compressor='float16')", "PS"):
+        messages = ResourceSpec.local(4, Network(local_latency=1e-3))
+        strategy = build(other, [W], resources)
+        found = [predict(strategy, [W], r).seconds for r in (resources, messages)]
+        assert found[0] == found[1] > 0
+    apart = flat_network(4, common_bandwidth=1e9)
+    found = predict(build("AllReduce", [W], apart), [W], apart)
+    assert found.sync_seconds == pytest.approx(1.5 * W.nbytes / 1e9 + 6e-3)
+
+
 def test_server_time():
     """Equation 8.2, push and pull: three workers elsewhere, the fourth beside the server."""
     four = flat_network(4)

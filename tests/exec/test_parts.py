@@ -158,6 +158,39 @@ def test_dense_gradients_lie_in_the_order_in_which_they_are_done():
     assert np.count_nonzero(block == 7) == executor.gradient_view(W)[1].size
 
 
+def test_gradients_lie_where_others_want_them():
+    """The same bits as in the engine's own memory, again after a move."""
+    _, own, inputs = case()
+    _, moved, _ = case()
+    own.run(*inputs)
+    size = moved.gradient_block().size
+    for memory in (np.full(size, 7.0), np.full(2 * size, 7.0)[size:]):
+        moved.set_gradient_block(memory)
+        assert not memory.any()
+        moved.run(*inputs)
+        assert np.shares_memory(moved.gradient_block(), memory)
+        for p in (W, U, B, V):
+            view = moved.gradient_view(p)[1]
+            assert np.shares_memory(view, memory)
+            np.testing.assert_array_equal(view, own.gradient_view(p)[1])
+        np.testing.assert_array_equal(moved.gradient(TABLE), own.gradient(TABLE))
+
+
+def test_memory_that_gradients_cannot_lie_in_is_refused():
+    _, executor, inputs = case()
+    size = executor.gradient_block().size
+    with pytest.raises(ValueError, match=f"memory of {size - 1} elements for {size} of gradients"):
+        executor.set_gradient_block(np.zeros(size - 1))
+    with pytest.raises(TypeError, match="memory of gradients is float32, needs float64"):
+        executor.set_gradient_block(np.zeros(size, np.float32))
+    closed = np.zeros(size)
+    closed.flags.writeable = False
+    with pytest.raises(ValueError, match="memory of gradients is read-only"):
+        executor.set_gradient_block(closed)
+    executor.run(*inputs)
+    assert executor.gradient_view(W)[1].any()
+
+
 def test_pieces_reach_columns_and_rows_of_a_parameter():
     cell, executor, inputs = case(d=6, h=5)
     executor.run(*inputs)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from cavs.distributed.communicator.common import Common
 from cavs.distributed.communicator.parts import (
     bounds,
     check_counts,
@@ -29,6 +30,7 @@ from cavs.errors import CommunicationError
 
 T = TypeVar("T")
 
+_NEAR = 1 << 15  # elements whose sum stays in a core's cache until all ranks have it
 SMALL = 1 << 14  # bytes; below, the number of messages counts more than their size
 Message = tuple[Array, int]  # an array and the rank it goes to or comes from
 
@@ -45,6 +47,7 @@ class Collectives(ABC):
         self._deferring = False  # whether the caller is such a job
         self._turn = threading.RLock()
         self._scratch = np.empty(0, np.uint8)
+        self._common: list[Common] = []
         self._broken: CommunicationError | None = None
         self.operations = 0  # begun so far: what ranks compare when one of them hangs
         self.operation = "nothing yet"
@@ -139,6 +142,9 @@ class Collectives(ABC):
             self._tree_all_reduce(flat)
             return
         counts = even_counts(flat.size, self._size)
+        if everyone := self._in_common(flat):
+            self._sum_in_common(everyone, counts)
+            return
         self._reduce_scatter(flat, counts)
         self._all_gather_into(flat, counts)
 
@@ -163,6 +169,52 @@ class Collectives(ABC):
                 self._send([(flat, self._rank + step)], [])
             elif self._rank % (2 * step) == step:
                 self._send([], [(flat, self._rank - step)])
+
+    # ---- common memory -------------------------------------------------------------------------
+
+    def common_memory(self, nbytes: int) -> Array | None:
+        """See `Communicator`."""
+        self._common = [common for common in self._common if common.is_alive]
+        found = self._map_common(nbytes) if self._size > 1 else None
+        if found is None:
+            return None
+        self._common.append(Common(found, self._rank))
+        return found[self._rank]
+
+    def _map_common(self, nbytes: int) -> list[Array] | None:
+        """Memory of all ranks, by rank, bytes; None where they cannot see each other's."""
+        return None
+
+    def _in_common(self, flat: Array) -> list[Array]:
+        """The same place in the memory of every rank; nothing if it lies elsewhere."""
+        return next(filter(None, (common.like(flat) for common in self._common)), [])
+
+    def _sum_in_common(self, everyone: Sequence[Array], counts: Sequence[int]) -> None:
+        """Each rank adds its part of all, in the order of ranks, and gives it to all."""
+        begin, end = bounds(counts)[self._rank]
+        self._meet()
+        for at in range(begin, end, _NEAR):
+            parts = [array[at : min(at + _NEAR, end)] for array in everyone]
+            total = self._temporary(parts[0])
+            np.add(parts[0], parts[1], out=total)
+            for part in parts[2:]:
+                total += part
+            for part in parts:
+                part[...] = total
+        self._meet()
+        # What others read here, and what this rank wrote there.
+        size, n = everyone[0].nbytes, self._size
+        self._sent += 2 * (n - 1) * size // n
+
+    def _meet(self) -> None:
+        """Until all ranks have come here, in log2 N steps (Hensgen, Finkel and Manber 1988)."""
+        said, heard, step = np.zeros(1, np.uint8), np.zeros(1, np.uint8), 1
+        while step < self._size:
+            to, source = (self._rank + step) % self._size, (self._rank - step) % self._size
+            self._send([(said, to)], [(heard, source)])
+            step *= 2
+
+    # ---- parts of arrays -----------------------------------------------------------------------
 
     def reduce_scatter(self, array: Array, counts: Sequence[int]) -> Array:
         """See `Communicator`."""

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cavs.distributed.communicator.collectives import Collectives, Message
+from cavs.distributed.communicator.common import map_common
 from cavs.distributed.communicator.mpi_mailbox import MPIMailbox
 from cavs.distributed.communicator.protocol import Array, LostPeerError
 from cavs.distributed.keeper import tell
@@ -222,6 +223,9 @@ class MPICommunicator(Collectives):
         """See `Communicator`."""
         part = self._run("split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key)
         return MPICommunicator(part, timeout=self.timeout)
+
+    def _map_common(self, nbytes: int) -> list[Array] | None:
+        return map_common(self._rank, nbytes, self.share)
 
     def mailbox(self) -> MPIMailbox:
         """See `Communicator`."""

@@ -144,6 +144,14 @@ class Communicator(Operations[Array], Protocol):
         """See `Operations`."""
         ...
 
+    def common_memory(self, nbytes: int) -> Array | None:
+        """Memory of this rank, bytes, that the other ranks see as well; all ranks call it.
+
+        `all_reduce` of what lies there sums without messages but those that say when. None where
+        ranks are not all on one host, or cannot see each other's memory there.
+        """
+        ...
+
     def mailbox(self) -> Mailbox:
         """A mailbox beside the collectives, for another thread; all ranks call it."""
         ...

@@ -8,6 +8,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from cavs.distributed.communicator.collectives import Collectives, Message
 from cavs.distributed.communicator.mailbox import Letter, Mailbox, decode
 from cavs.distributed.communicator.protocol import Array, LostPeerError
@@ -28,6 +30,7 @@ class _World:
         self.leaving: set[int] = set()  # survivors that wait for a smaller group
         self.smaller: _World | None = None
         self.groups: dict[tuple[int, int], _World] = {}
+        self.memory: dict[int, Array] = {}  # common, the last of each rank
         self.boxes: dict[tuple[int, int], ThreadMailbox] = {}  # by number and rank
 
 
@@ -83,6 +86,17 @@ class ThreadCommunicator(Collectives):
         part = ThreadCommunicator(group, rank, len(members), timeout=self.timeout)
         self._parts.append(part)
         return part
+
+    def _map_common(self, nbytes: int) -> list[Array]:
+        mine = np.zeros(nbytes, np.uint8)
+        every = self.share(nbytes)
+        with self._world.changed:
+            self._world.memory[self._rank] = mine
+        self.barrier()
+        with self._world.changed:
+            found = [self._world.memory[r] for r in range(len(every))]
+        self.barrier()
+        return found
 
     def mailbox(self) -> ThreadMailbox:
         """See `Communicator`."""

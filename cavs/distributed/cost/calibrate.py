@@ -26,6 +26,7 @@ class _Communicator(Protocol):
     @property
     def size(self) -> int: ...
     def all_reduce(self, array: NDArray[Any]) -> None: ...
+    def common_memory(self, nbytes: int) -> NDArray[Any] | None: ...
     def send(self, array: NDArray[Any], to: int) -> None: ...
     def receive(self, array: NDArray[Any], source: int) -> None: ...
 
@@ -40,7 +41,7 @@ def calibrate(
 
     addresses: the node of every rank. All ranks call it; it takes well below a second. Two ranks of
     one node, and two of different ones, exchange small and large messages; then all ranks sum a
-    large array, which shows how fast they add.
+    large array, which shows how fast they add, and another in memory that all of them see.
     """
     network = network or Network()
     if len(addresses) != communicator.size:
@@ -56,8 +57,11 @@ def calibrate(
             latency, bandwidth = _measure(communicator, pair, clock)
             measured |= {f"{prefix}latency": latency, f"{prefix}bandwidth": bandwidth}
     network = dataclasses.replace(network, **measured)
+    latency = network.local_latency
     return dataclasses.replace(
-        network, reduce_bandwidth=_sums(communicator, addresses, network, clock)
+        network,
+        reduce_bandwidth=_sums(communicator, addresses, network, clock),
+        common_bandwidth=_sums_in_common(communicator, latency, clock),
     )
 
 
@@ -109,14 +113,7 @@ def _sums(
     clock: Callable[[], float],
 ) -> float:
     """Bytes a second that a rank adds: what an all-reduce takes beyond its messages."""
-    array = np.zeros(_LARGE // 8)
-    best = math.inf
-    for _ in range(_REPEATS):
-        communicator.all_reduce(np.zeros(1))  # ranks begin together
-        begin = clock()
-        communicator.all_reduce(array)
-        best = min(best, clock() - begin)
-    (seconds,) = _agree(communicator, 0, best)
+    seconds = _all_reduce(communicator, np.zeros(_LARGE // 8), clock)
     n = communicator.size
     far = len(set(addresses)) > 1
     links = [network.local_bandwidth] if len(set(addresses)) < n else []
@@ -125,6 +122,32 @@ def _sums(
     messages = 2 * (n - 1) / n * _LARGE / min(links) + 2 * (n - 1) * latency
     rest = seconds - messages
     return _LARGE * (n - 1) / n / rest if rest > _FLOOR else math.inf
+
+
+def _sums_in_common(
+    communicator: _Communicator, latency: float, clock: Callable[[], float]
+) -> float:
+    """Bytes a second of an all-reduce in memory that all ranks see; 0 where there is none."""
+    memory = communicator.common_memory(_LARGE)
+    if memory is None:
+        return 0.0
+    seconds = _all_reduce(communicator, memory.view(np.float64), clock)
+    meetings = 2 * math.ceil(math.log2(communicator.size))
+    return _LARGE / max(seconds - meetings * latency, _FLOOR)
+
+
+def _all_reduce(
+    communicator: _Communicator, array: NDArray[Any], clock: Callable[[], float]
+) -> float:
+    """Seconds that the sum of `array` takes; the same on all ranks."""
+    best = math.inf
+    for _ in range(_REPEATS):
+        communicator.all_reduce(np.zeros(1))  # ranks begin together
+        begin = clock()
+        communicator.all_reduce(array)
+        best = min(best, clock() - begin)
+    (seconds,) = _agree(communicator, 0, best)
+    return seconds
 
 
 def _agree(communicator: _Communicator, owner: int, *values: float) -> tuple[float, ...]:

@@ -88,17 +88,38 @@ class Cluster:
             occupied = self._occupation(operation)
             return occupied, self._cost(operation, occupied)
         # Seconds are linear in bytes: operations that differ in bytes alone are measured once.
-        key = (operation.kind, operation.ranks, operation.root, operation.is_tree)
+        key = (
+            *(operation.kind, operation.ranks, operation.root, operation.is_tree),
+            self._common(operation),
+        )
         if key not in self._units:
             unit = dataclasses.replace(operation, nbytes=1.0)
-            occupied = self._occupation(unit)
-            self._units[key] = occupied, self._cost(unit, occupied, tree=operation.is_tree)
+            if self._common(operation):
+                self._units[key] = self._in_common(unit)
+            else:
+                occupied = self._occupation(unit)
+                self._units[key] = occupied, self._cost(unit, occupied, tree=operation.is_tree)
         occupied, cost = self._units[key]
         scale = operation.nbytes
         return (
             dataclasses.replace(occupied, out=occupied.out * scale, into=occupied.into * scale),
             dataclasses.replace(cost, transfer=cost.transfer * scale, reduce=cost.reduce * scale),
         )
+
+    def _common(self, operation: Operation) -> bool:
+        """Whether it is summed in memory that all its ranks see."""
+        near = len(np.unique(self.node_of_rank[list(operation.ranks)])) == 1
+        seen = operation.in_place and self.network.common_bandwidth > 0
+        return seen and near and not operation.is_tree
+
+    def _in_common(self, operation: Operation) -> tuple[Occupation, Cost]:
+        ranks = np.asarray(operation.ranks)
+        ports = len(self.nodes) + ranks
+        seconds = float(operation.bytes_of_ranks()[0]) / self.network.common_bandwidth
+        busy = np.full(len(ranks), seconds)
+        meetings = 2 * math.ceil(math.log2(len(ranks)))
+        occupied = Occupation(ranks, np.zeros(len(ranks)), ports, busy, ports, busy)
+        return occupied, Cost(seconds, 0, meetings)
 
     def _cost(self, operation: Operation, occupied: Occupation, *, tree: bool = False) -> Cost:
         ranks = np.asarray(operation.ranks)

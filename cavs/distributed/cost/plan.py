@@ -41,13 +41,15 @@ class Operation:
 
     kind: all_reduce, all_gather, all_to_all; reduce and gather to `root` (a sum, or parts);
     broadcast from it. nbytes: of the array of each rank: what it brings, or what it gets from a
-    broadcast; one number, or one for each of `ranks`.
+    broadcast; one number, or one for each of `ranks`. in_place: it is dense gradients where the
+    engine makes them, which may be memory that other ranks see.
     """
 
     kind: str
     ranks: tuple[int, ...]
     nbytes: float | tuple[float, ...]
     root: int = -1
+    in_place: bool = False
 
     def bytes_of_ranks(self) -> Floats:
         """`nbytes` for each of `ranks`."""
@@ -152,11 +154,16 @@ class _Planner:
             for i, part in enumerate(rounds):
                 key = (i, part.collective)
                 sizes[key] = sizes.get(key, 0.0) + part.nbytes
-        operations = [self.everywhere(kind, sizes[i, kind]) for i, kind in sorted(sizes)]
+        whole = all(leaf.compressor == "none" and s.axis == 0 for leaf, _, s in members)
+        operations = [self.everywhere(kind, sizes[i, kind], whole) for i, kind in sorted(sizes)]
         return Chain(names, tuple(op for ops in operations for op in ops))
 
-    def everywhere(self, kind: str, nbytes: float | tuple[float, ...]) -> tuple[Operation, ...]:
-        return (Operation(kind, self.replicas, nbytes),) if len(self.replicas) > 1 else ()
+    def everywhere(
+        self, kind: str, nbytes: float | tuple[float, ...], in_place: bool = False
+    ) -> tuple[Operation, ...]:
+        if len(self.replicas) < 2:
+            return ()
+        return (Operation(kind, self.replicas, nbytes, in_place=in_place),)
 
     def sparse_everywhere(self, variable: Variable) -> Chain:
         leaves = tuple(leaf.name for leaf in self.strategy.node(variable.name).leaves)
