@@ -111,9 +111,7 @@ class Executor {
   void give_up_gradients() { progress_.fail(); }
   // Valid until the next run.
   GradientView<T> gradient_view(int32_t param);
-  std::pair<T*, int64_t> gradient_block() {
-    return {gradient_block_, gradient_elements_};
-  }
+  std::pair<T*, int64_t> gradient_block() { return {gradient_block_, gradient_elements_}; }
   // From now on they lie in `memory`, of as many elements.
   void set_gradient_block(T* memory);
   // Parameters with a gradient, in the order their gradients are done; dense ones lie in memory in
