@@ -16,6 +16,9 @@ HERE = Path(__file__).resolve().parent
 search = [str(HERE / "startup"), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, search)))
 
+# MPI looks for fabrics for a second whenever it starts; here are none.
+os.environ.setdefault("OMPI_MCA_btl", "^ofi")
+
 # Explaining a failure can take minutes. The gate only says which example fails; being derandomised,
 # it fails again under the default profile, which shrinks it.
 find = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)

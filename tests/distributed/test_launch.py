@@ -68,6 +68,28 @@ def test_no_mpirun_is_a_clear_error(monkeypatch, tmp_path):
         launch.find_mpirun()
 
 
+def test_ranks_of_the_wheels_mpirun_start_without_a_look_at_fabrics(monkeypatch, tmp_path):
+    """Unless somebody has settings of their own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(launch.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.delenv("OMPI_MCA_btl", raising=False)
+
+    def setting(path=tmp_path / "mpirun"):
+        found = launch.environment_of(
+            launch.Launcher(str(path), True, True), 2, threads=1, elastic=False
+        )
+        return found.get("OMPI_MCA_btl")
+
+    assert setting() == "^ofi"
+    assert setting("/opt/mpi/bin/mpirun") is None
+    monkeypatch.setenv("OMPI_MCA_btl", "self,tcp")
+    assert setting() == "self,tcp"
+    monkeypatch.delenv("OMPI_MCA_btl")
+    (tmp_path / ".openmpi").mkdir()
+    (tmp_path / ".openmpi" / "mca-params.conf").write_text("btl = self,tcp")
+    assert setting() is None
+
+
 def alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as f:
