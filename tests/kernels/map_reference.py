@@ -45,7 +45,7 @@ FUNCTIONS: dict[Any, Any] = {
     CODE.EXP: np.exp,
     CODE.LOG: np.log,
     CODE.TANH: np.tanh,
-    CODE.SIGMOID: lambda a: 1 / (1 + np.exp(-a)),
+    CODE.SIGMOID: lambda a: np.exp(-np.logaddexp(0, -a)),  # no overflow
     CODE.SQRT: np.sqrt,
     CODE.GREATER: lambda a, b: (a > b) * 1.0,
     CODE.GREATER_EQUAL: lambda a, b: (a >= b) * 1.0,
