@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cavs.distributed.communicator.common import Common
+from cavs.distributed.communicator.common_memory import Common
 from cavs.distributed.communicator.parts import (
     bounds,
     check_counts,

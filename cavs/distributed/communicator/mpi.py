@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cavs.distributed.communicator.collectives import Collectives, Message
-from cavs.distributed.communicator.common import map_common
+from cavs.distributed.communicator.common_memory import map_common
 from cavs.distributed.communicator.mpi_mailbox import MPIMailbox
 from cavs.distributed.communicator.protocol import Array, LostPeerError
 from cavs.distributed.keeper import tell

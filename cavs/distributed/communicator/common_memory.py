@@ -28,7 +28,7 @@ class Common:
 
     def __init__(self, memory: Sequence[Array], rank: int) -> None:
         self._others = [array if r != rank else None for r, array in enumerate(memory)]
-        self._begin, self._size = _address(memory[rank]), memory[rank].nbytes
+        self._begin, self._size = address_of(memory[rank]), memory[rank].nbytes
         self._used = weakref.ref(_owner(memory[rank]))
 
     @property
@@ -38,7 +38,7 @@ class Common:
 
     def like(self, flat: Array) -> list[Array]:
         """The same place in the memory of every rank; nothing if `flat` lies elsewhere."""
-        begin = _address(flat) - self._begin
+        begin = address_of(flat) - self._begin
         end = begin + flat.nbytes
         if begin < 0 or end > self._size or not self.is_alive:
             return []
@@ -53,7 +53,8 @@ def _owner(array: Array) -> Any:
     return owner
 
 
-def _address(array: Array) -> int:
+def address_of(array: Array) -> int:
+    """Where its first element lies."""
     return int(array.__array_interface__["data"][0])
 
 
