@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from cavs.distributed.communicator.common_memory import address_of
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.compressors import Compressor, flatten, run, unflatten, weighed
 from cavs.distributed.synchronisers.exchange import (
@@ -33,10 +34,10 @@ class DenseAllReduce(Exchange):
         super().__init__([p.parameter for p in parts], values)
         self.memory = {p: gradients.gradient_view(p)[1] for p in self.parameters}
         block = gradients.gradient_block()
-        start = _address(block)
+        start = address_of(block)
 
         def begin(part: Part) -> int:
-            at = _address(self.memory[part.parameter]) - start
+            at = address_of(self.memory[part.parameter]) - start
             return at // block.itemsize + part.offset
 
         self.parts = sorted(parts, key=begin)
@@ -140,7 +141,3 @@ def touched(gradients: Gradients, parameter: int, usable: bool) -> tuple[Array, 
     rows, values = gradients.gradient_view(parameter)
     assert rows is not None
     return (rows, values) if usable else (rows[:0], values[:0])
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
