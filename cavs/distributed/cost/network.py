@@ -88,13 +88,11 @@ class Cluster:
             occupied = self._occupation(operation)
             return occupied, self._cost(operation, occupied)
         # Seconds are linear in bytes: operations that differ in bytes alone are measured once.
-        key = (
-            *(operation.kind, operation.ranks, operation.root, operation.is_tree),
-            self._common(operation),
-        )
+        common = self._common(operation)
+        key = (operation.kind, operation.ranks, operation.root, operation.is_tree, common)
         if key not in self._units:
             unit = dataclasses.replace(operation, nbytes=1.0)
-            if self._common(operation):
+            if common:
                 self._units[key] = self._in_common(unit)
             else:
                 occupied = self._occupation(unit)
