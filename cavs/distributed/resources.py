@@ -16,6 +16,7 @@ Read from YAML (the extra ``cluster`` brings PyYAML), or made by `ResourceSpec.l
       local_bandwidth: 80      # Gbit/s between processes of one node
       local_latency: 5         # microseconds
       reduce_bandwidth: 100    # Gbit/s at which a process sums what it receives
+      common_bandwidth: 80     # Gbit/s at which those of one node sum in memory that all see
       memcpy_latency: 10       # microseconds to start a copy or kernel on a device
 
 Devices are called ``ADDRESS:CPU:I`` and ``ADDRESS:GPU:I``.

@@ -8,7 +8,7 @@ import pytest
 
 import cavs
 from cavs.distributed.communicator import SingleCommunicator, collectives, run_threads
-from cavs.distributed.communicator.common_memory import map_common
+from cavs.distributed.communicator.common_memory import Common, map_common
 from tests.distributed.test_survivors import fit, survive
 from tests.distributed.test_trainer import assert_equal, train_alone, train_together
 
@@ -91,6 +91,19 @@ def test_memory_that_nobody_uses_is_forgotten():
         return common.is_alive
 
     assert run_threads(2, work) == [False, False]
+
+
+def test_a_file_that_nobody_uses_is_forgotten():
+    (mine, theirs), _ = seen(100, lambda told: told)
+    common = Common([mine, theirs], 0)
+    assert len(common.like(mine[10:20])) == 2
+    view = mine.view("u4")[3:]
+    del mine
+    gc.collect()
+    assert common.is_alive and len(common.like(view)) == 2
+    del view
+    gc.collect()
+    assert not common.is_alive and common.like(theirs) == []
 
 
 def test_one_rank_has_none():
