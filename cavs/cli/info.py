@@ -45,8 +45,8 @@ def _engine() -> str:
         from cavs import _engine as engine
     except ImportError as error:
         return f"not built ({error})"
-    isa = getattr(engine, "isa", None)
-    return f"instruction set {isa() if callable(isa) else isa}" if isa is not None else "built"
+    unit = ", matrix unit for bfloat16x3" if engine.has_matrix_unit() else ""
+    return f"instruction set {engine.isa()}{unit}"
 
 
 def _gpu() -> list[tuple[str, str]]:

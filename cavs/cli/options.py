@@ -10,10 +10,10 @@ from typing import Any
 
 from cavs.cli.registry import Entry, Task, find, names, summary
 from cavs.config import MAX_THREADS
-from cavs.cuda.engine import PRECISIONS
 from cavs.distributed.balance import PREDICTORS
 from cavs.distributed.devices import COLLECTIVES
 from cavs.errors import CheckpointError, ConfigError
+from cavs.runtime.precision import PRECISIONS
 from cavs.runtime.recurrence import CUDNN
 from cavs.train import optim, schedules
 from cavs.train.checkpoint import Checkpoint, read_checkpoint
@@ -112,7 +112,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=PRECISIONS,
         default="float32",
-        help="of products on a GPU (default: float32)",
+        help="of products (default: float32): bfloat16x3 on a CPU, faster where it has a matrix "
+        "unit (AMX); tf32 or bfloat16 on a GPU",
     )
     group.add_argument(
         "--cudnn",

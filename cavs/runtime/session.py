@@ -14,7 +14,7 @@ from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes, compile_graph
 from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
-from cavs.cuda.engine import PRECISIONS, CudaEngine
+from cavs.cuda.engine import CudaEngine
 from cavs.errors import CheckpointError, ConfigError, DeviceError
 from cavs.frontend.model import Model
 from cavs.ir import origin
@@ -25,6 +25,7 @@ from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.inputs import features
 from cavs.runtime.looking import Inspected, report_of
+from cavs.runtime.precision import require_precision, splits
 from cavs.runtime.recurrence import CUDNN, Lstms
 from cavs.runtime.tracing import lacks, set_child_numbers, trace
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
@@ -44,8 +45,9 @@ class Session(Inspected):
     of the compiler. threads: of the engine, process-wide; None leaves them. replicated: training
     batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1",
     or a cavs.cuda Device; there, the parameters' arrays are brought up to date when they are read.
-    precision: of products on a device, "float32", or "tf32" or "bfloat16" with float32 sums;
-    with "bfloat16" packed weights and most values between kernels are stored in it. cudnn: whether
+    precision: of products, "float32"; on the CPU also "bfloat16x3", on a device "tf32" or
+    "bfloat16", which stores packed weights and most values in it, all with float32 sums; on a CPU
+    without a matrix unit (AMX) "bfloat16x3" is "float32". cudnn: whether
     cuDNN runs LSTMs over chains on a device, "never", "auto" where it measures faster, or "always".
     deterministic: what libraries of a device compute has one order of sums too, see docs/cuda.md;
     all else gives the same bits in every run anyway, on the CPU for one number of threads.
@@ -90,10 +92,8 @@ class Session(Inspected):
         self._serial = False
 
     def _on_device(self, device: str | Device, precision: str) -> CudaEngine | None:
-        require(precision in PRECISIONS, "precision", precision, f"one of {', '.join(PRECISIONS)}")
-        if precision != "float32":
-            require(device != "cpu", "precision", precision, "'float32' on the CPU")
-            require(self.dtype == np.float32, "precision", precision, "'float32' for float64")
+        require_precision(precision, device == "cpu", self.dtype)
+        self._split = splits(precision)
         if device == "cpu":
             return None
         target = open_device(device) if isinstance(device, str) else device
@@ -395,7 +395,7 @@ class Session(Inspected):
         # The engine takes its precision from the parameters; a model may have none.
         values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
         if self._cuda is None:
-            variant.executor = _engine.Executor(encode(program), values)
+            variant.executor = _engine.Executor(encode(program), values, self._split)
             variant.executor.set_serial(self._serial)
         else:
             variant.executor = self._cuda.executor(program, encode(program), values)

@@ -9,8 +9,9 @@ namespace cavs {
 template <class T>
 class Engine {
  public:
-  Engine(std::shared_ptr<const Program> program, const std::vector<py::array>& parameters)
-      : arrays_(parameters), executor_(std::move(program), views<T>(parameters)) {}
+  Engine(std::shared_ptr<const Program> program, const std::vector<py::array>& parameters,
+         Products products)
+      : arrays_(parameters), executor_(std::move(program), views<T>(parameters), products) {}
 
   double run(const RunOptions& options) {
     const Inputs<T> inputs = to_inputs<T>(options);

@@ -19,13 +19,15 @@ struct PyExecutor {
 };
 
 std::unique_ptr<PyExecutor> make_executor(const Builder& b,
-                                          const std::vector<py::array>& parameters) {
+                                          const std::vector<py::array>& parameters,
+                                          bool split_products) {
   if (!b.finished) throw py::value_error("the program is not finished: call finish() first");
   auto out = std::make_unique<PyExecutor>();
+  const Products products = split_products ? Products::kSplit : Products::kExact;
   if (!parameters.empty() && py::isinstance<py::array_t<double>>(parameters[0])) {
-    out->engine = std::make_unique<Engine<double>>(b.program, parameters);
+    out->engine = std::make_unique<Engine<double>>(b.program, parameters, products);
   } else {
-    out->engine = std::make_unique<Engine<float>>(b.program, parameters);
+    out->engine = std::make_unique<Engine<float>>(b.program, parameters, products);
   }
   return out;
 }
@@ -33,8 +35,10 @@ std::unique_ptr<PyExecutor> make_executor(const Builder& b,
 void bind_class(py::module_& m) {
   py::classh<PyExecutor>(m, "Executor", "Runs a program over the schedules of batches.")
       .def(py::init(&make_executor), py::arg("program"), py::arg("parameters"),
+           py::arg("split_products") = false,
            "The parameters (all float32 or all float64, C-contiguous) are read and written in "
-           "place.")
+           "place. split_products: of float32 are computed from numbers split into two bfloat16, "
+           "where the machine has a matrix unit for these.")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,

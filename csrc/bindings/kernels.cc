@@ -142,6 +142,7 @@ void bind_typed(py::module_& m, const std::string& dtype) {
   py::class_<Table>(m, ("Table_" + dtype).c_str())
       .def_property_readonly("name", [](const Table& t) { return t.kernels.name; })
       .def_property_readonly("panel", [](const Table& t) { return t.kernels.panel; })
+      .def_property_readonly("depth", [](const Table& t) { return t.kernels.depth; })
       .def("peak_gflops", &peak_gflops<T>, "The multiply-add ceiling of one core, measured.")
       .def(
           "packed",
@@ -357,6 +358,9 @@ void bind_pool(py::module_& m) {
 
 void bind_kernels(py::module_& m) {
   m.def("isa", [] { return kernels<float>().name; }, "The instruction set the kernels use.");
+  m.def(
+      "has_matrix_unit", [] { return matrix_unit_table() != nullptr; },
+      "Whether products of split numbers run on a matrix unit of this machine.");
   py::module_ k = m.def_submodule("kernels", "The kernel tables on numpy arrays, for tests.");
   py::enum_<RowMap>(k, "RowMap")
       .value("SELF", RowMap::kSelf)
@@ -385,6 +389,8 @@ void bind_kernels(py::module_& m) {
   k.def("supported_isas", &supported_isas, "Names this build and machine have, best last.");
   k.def("table_float32", &isa_table<float>, py::arg("isa"), py::return_value_policy::reference);
   k.def("table_float64", &isa_table<double>, py::arg("isa"), py::return_value_policy::reference);
+  k.def("matrix_unit_table", &matrix_unit_table, py::return_value_policy::reference,
+        "The best table of float32 with products on the matrix unit, if this machine has one.");
   k.def(
       "peak_gflops", [] { return peak_gflops(isa_table<float>(kernels<float>().name)); },
       "The float32 multiply-add ceiling of one core with the chosen instruction set, measured.");

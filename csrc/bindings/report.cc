@@ -51,6 +51,7 @@ py::dict to_dict(const Report& r) {
   d["segments"] = r.segments;
   d["threads"] = r.threads;
   d["estimated_seconds"] = r.estimated_seconds;
+  d["split_products"] = r.split_products;
   d["stages"] = lines(r.stages, false);
   d["instructions"] = lines(r.instructions, true);
   return d;

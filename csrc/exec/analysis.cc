@@ -8,13 +8,13 @@
 namespace cavs {
 namespace {
 
-constexpr double kCallNs = 60;             // entering a kernel
-constexpr double kMulAddNs = 1.0 / 45;     // one multiply-add of a float product
-constexpr double kElementNs = 0.15;        // loading, storing or combining one element of a map
-constexpr double kFunctionNs = 0.5;        // exp, tanh, ... of one element
-constexpr double kNarrow = 16;             // columns of a vector
-constexpr size_t kChunkBytes = 512 << 10;  // values of a chunk, to leave room for weights in L2
-constexpr int32_t kMostRows = 96, kFewestRows = 48;
+constexpr double kCallNs = 60;          // entering a kernel
+constexpr double kMulAddNs = 1.0 / 45;  // one multiply-add of a float product
+constexpr double kElementNs = 0.15;     // loading, storing or combining one element of a map
+constexpr double kFunctionNs = 0.5;     // exp, tanh, ... of one element
+constexpr double kNarrow = 16;          // columns of a vector
+// Bytes of the values of a chunk where 48 rows are the fewest, to leave room for weights in L2.
+constexpr size_t kChunkBytes = 512 << 10;
 
 bool is_function(MapOpcode c) {
   return c == MapOpcode::kExp || c == MapOpcode::kLog || c == MapOpcode::kTanh ||
@@ -66,7 +66,7 @@ void each_buffer(const Instruction& in, F&& f) {
 }
 
 Body make_body(const Program& p, int32_t stage, Space space, const std::vector<int32_t>& all,
-               size_t element) {
+               size_t element, ChunkRows chunk) {
   Body body;
   body.stage = stage;
   body.space = space;
@@ -97,8 +97,9 @@ Body make_body(const Program& p, int32_t stage, Space space, const std::vector<i
       if (b.role == Role::kScratch) body.scratch.push_back({id, position, position});
     });
   }
-  const auto rows = static_cast<int32_t>(kChunkBytes / row_bytes / 12 * 12);
-  body.chunk_rows = std::clamp(rows, products ? kFewestRows : 12, kMostRows);
+  const auto rows = static_cast<int32_t>(kChunkBytes * chunk.fewest / 48 / row_bytes);
+  body.chunk_rows = std::clamp(rows / chunk.unit * chunk.unit, products ? chunk.fewest : chunk.unit,
+                               2 * chunk.fewest);
   body.edge_limit = 2 * body.chunk_rows;
   return body;
 }
@@ -212,7 +213,8 @@ bool is_whole_product(const Program& p, const Instruction& in, int64_t size) {
   return p.buffers[in.out.buffer].width == in.out.width && k * in.out.width == size;
 }
 
-Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& sizes) {
+Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& sizes,
+                 ChunkRows rows) {
   Analysis a;
   for (const Instruction& in : p.instructions) a.costs.push_back(cost_of(in, element));
   a.bodies_of_stage.resize(p.stages.size());
@@ -228,7 +230,7 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
     a.step_of_stage.push_back(a.steps - 1);
     const auto add = [&](Space space, const std::vector<int32_t>& ids) {
       a.bodies_of_stage[s].push_back(ids.empty() ? -1 : static_cast<int32_t>(a.bodies.size()));
-      if (!ids.empty()) a.bodies.push_back(make_body(p, s, space, ids, element));
+      if (!ids.empty()) a.bodies.push_back(make_body(p, s, space, ids, element, rows));
     };
     if (stage.kind == StageKind::kLoop) {
       for (size_t k = 0; k < stage.bodies.size(); ++k) {

@@ -66,7 +66,8 @@ GradientLayout place_gradients(const Analysis& analysis, size_t element,
 // Whether an instruction is a product whose result is a gradient of `size` elements, all of it.
 bool is_whole_product(const Program& program, const Instruction& in, int64_t size);
 
-// `element` is the size of a number in bytes; `num_parameters` and sizes are the caller's.
-Analysis analyse(const Program& program, size_t element, const std::vector<int64_t>& sizes);
+// `element` is the size of a number in bytes, `sizes` are those of the caller's parameters.
+Analysis analyse(const Program& program, size_t element, const std::vector<int64_t>& sizes,
+                 ChunkRows rows = {});
 
 }  // namespace cavs

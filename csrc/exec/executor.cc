@@ -61,10 +61,11 @@ void Executor<T>::Counters::reset(size_t n) {
 }
 
 template <class T>
-Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parameter<T>> parameters)
+Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parameter<T>> parameters,
+                      Products products)
     : program_(std::move(program)),
-      analysis_(analyse(*program_, sizeof(T), sizes_of(*program_, parameters))),
-      kernels_(kernels<T>()),
+      kernels_(kernels<T>(products)),
+      analysis_(analyse(*program_, sizeof(T), sizes_of(*program_, parameters), kernels_.rows)),
       index_features_(*program_, sizes_of(*program_, parameters)),
       progress_(analysis_, sizes_of(*program_, parameters)) {
   const Program& p = *program_;
@@ -85,7 +86,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   set_gradient_block(gradients_.as<T>());
 
   weights_of_.resize(parameters.size());
-  packed_at_ = place_weights(p.weights, kernels_.panel);
+  packed_at_ = place_weights(p.weights, kernels_.panel, kernels_.depth);
   for (size_t i = 0; i < p.weights.size(); ++i) {
     const Weight& w = p.weights[i];
     Memory& memory = context_.packed.emplace_back();
@@ -100,8 +101,10 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   stale_.assign(p.weights.size(), true);
   for (const PackedAt& at : packed_at_) {
     const T* whole = context_.packed[at.weight].template as<T>();
-    const int64_t panels_before = at.column / kernels_.panel * p.weights[at.weight].k;
-    context_.packed_data.push_back(whole + (panels_before + at.row) * kernels_.panel);
+    const int64_t depth = kernels_.depth;
+    const int64_t rows = (p.weights[at.weight].k + depth - 1) / depth * depth;
+    const int64_t before = at.column / kernels_.panel * rows + at.row;
+    context_.packed_data.push_back(whole + before * kernels_.panel);
   }
 
   int32_t widest = 1;

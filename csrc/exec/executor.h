@@ -87,6 +87,7 @@ struct Report {
   std::vector<int32_t> widths;  // rows of each task
   int32_t segments = 0, threads = 0;
   double estimated_seconds = 0;
+  bool split_products = false;
 };
 
 // One run at a time: a second caller waits.
@@ -94,7 +95,8 @@ template <class T>
 class Executor {
  public:
   // The parameters stay the caller's and are read and written in place.
-  Executor(std::shared_ptr<const Program> program, std::vector<Parameter<T>> parameters);
+  Executor(std::shared_ptr<const Program> program, std::vector<Parameter<T>> parameters,
+           Products products);
 
   // Forward, and backward if the program has it. Returns the loss, 0 without one.
   double run(const Inputs<T>& inputs);
@@ -170,8 +172,8 @@ class Executor {
   void check_ran() const;
 
   std::shared_ptr<const Program> program_;
-  Analysis analysis_;
   const Kernels<T>& kernels_;
+  Analysis analysis_;
   RunContext<T> context_;
   std::vector<Patch> patches_;
   BoundProgram<T> bound_;

@@ -13,9 +13,10 @@ bool in_one_piece(const Weight& w) {
   return q.k0 == 0 && q.n0 == 0 && q.rows == w.k && q.cols == w.n;
 }
 
-// Where `part` stands in `whole`, if it is a window of it that starts with a panel.
+// Where `part` stands in `whole`, if it is a window of it that starts with a panel and a unit of
+// `depth` rows. Rows behind its last are multiplied by zeros.
 std::optional<PackedAt> window(const Weight& part, const Weight& whole, int32_t number,
-                               int64_t panel) {
+                               int64_t panel, int64_t depth) {
   if (!in_one_piece(whole) || part.k * part.n >= whole.k * whole.n) return std::nullopt;
   const WeightPiece &p = part.pieces[0], &q = whole.pieces[0];
   const int64_t distance = p.offset - q.offset;
@@ -28,7 +29,7 @@ std::optional<PackedAt> window(const Weight& part, const Weight& whole, int32_t 
   const int64_t far = distance / stride, near = distance % stride;
   const PackedAt at{number, by_row ? far : near, by_row ? near : far};
   if ((by_row ? q.col_stride : q.row_stride) != 1 || at.column % panel != 0 ||
-      at.row + part.k > whole.k || at.column + part.n > whole.n) {
+      at.row % depth != 0 || at.row + part.k > whole.k || at.column + part.n > whole.n) {
     return std::nullopt;
   }
   return at;
@@ -36,14 +37,15 @@ std::optional<PackedAt> window(const Weight& part, const Weight& whole, int32_t 
 
 }  // namespace
 
-std::vector<PackedAt> place_weights(const std::vector<Weight>& weights, int64_t panel) {
+std::vector<PackedAt> place_weights(const std::vector<Weight>& weights, int64_t panel,
+                                    int64_t depth) {
   std::vector<PackedAt> places;
   for (size_t i = 0; i < weights.size(); ++i) {
     places.push_back({static_cast<int32_t>(i), 0, 0});
     if (!in_one_piece(weights[i])) continue;
     int64_t largest = 0;  // it holds whatever else holds the part
     for (size_t j = 0; j < weights.size(); ++j) {
-      const auto at = window(weights[i], weights[j], static_cast<int32_t>(j), panel);
+      const auto at = window(weights[i], weights[j], static_cast<int32_t>(j), panel, depth);
       if (at && weights[j].k * weights[j].n > largest) {
         largest = weights[j].k * weights[j].n;
         places[i] = *at;

@@ -14,7 +14,8 @@ struct PackedAt {
   int64_t row, column;
 };
 
-// For every weight; columns are multiples of `panel`.
-std::vector<PackedAt> place_weights(const std::vector<Weight>& weights, int64_t panel);
+// For every weight; columns are multiples of `panel`, rows of `depth`.
+std::vector<PackedAt> place_weights(const std::vector<Weight>& weights, int64_t panel,
+                                    int64_t depth);
 
 }  // namespace cavs

@@ -6,6 +6,12 @@
 
 #include "base/config_error.h"
 
+#ifdef CAVS_HAVE_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace cavs {
 namespace {
 
@@ -27,6 +33,20 @@ std::vector<Isa> built_isas() {
 #endif
   };
 }
+
+#ifdef CAVS_HAVE_AMX
+// Linux lends the unit's registers, 8 KiB a thread, to processes that ask for them.
+bool granted_matrix_unit() {
+  constexpr unsigned kUnit = 1u << 24, kBfloat16 = 1u << 22;  // of edx
+  constexpr long kRequest = 0x1023, kRegisters = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  constexpr unsigned kConversions = 1u << 5;          // of eax of the next leaf
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kUnit) == 0 || (d & kBfloat16) == 0)
+    return false;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kConversions) != 0 &&
+         syscall(SYS_arch_prctl, kRequest, kRegisters) == 0;
+}
+#endif
 
 std::string joined(const std::vector<std::string>& names) {
   std::string text;
@@ -68,9 +88,34 @@ const Kernels<T>& kernels() {
   return table;
 }
 
+const IsaTable<float>* matrix_unit_table() {
+#ifdef CAVS_HAVE_AMX
+  static const bool granted = chosen_isa() == "avx512" && granted_matrix_unit();
+  static const IsaTable<float> table = [] {
+    IsaTable<float> t = avx512::kFloat;
+    amx::take_products(t);
+    return t;
+  }();
+  return granted ? &table : nullptr;
+#else
+  return nullptr;
+#endif
+}
+
+template <class T>
+const Kernels<T>& kernels(Products products) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (products == Products::kSplit && matrix_unit_table() != nullptr)
+      return matrix_unit_table()->kernels;
+  }
+  return kernels<T>();
+}
+
 template const IsaTable<float>& isa_table<float>(const std::string&);
 template const IsaTable<double>& isa_table<double>(const std::string&);
 template const Kernels<float>& kernels<float>();
 template const Kernels<double>& kernels<double>();
+template const Kernels<float>& kernels<float>(Products);
+template const Kernels<double>& kernels<double>(Products);
 
 }  // namespace cavs

@@ -15,4 +15,8 @@ std::vector<std::string> supported_isas();
 template <class T>
 const IsaTable<T>& isa_table(const std::string& isa);
 
+// The best table with products on the matrix unit; null where the machine, the system or CAVS_ISA
+// has none.
+const IsaTable<float>* matrix_unit_table();
+
 }  // namespace cavs

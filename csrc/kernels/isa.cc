@@ -34,9 +34,24 @@ int64_t multiply_adds(int64_t iterations, T* sink) {
 
 template <class T>
 constexpr IsaTable<T> make_table() {
-  return {{CAVS_TEXT(CAVS_ISA), kPanel<T>, packed_size<T>, pack<T>, matmul<T>, matmul_scratch<T>,
-           matmul_tn<T>, matmul_tn_scratch<T>, map<T>, map_scratch<T>, sum_rows<T>, segment_max<T>,
-           cross_entropy<T>, copy_rows<T>, update<T>, sum_of_squares<T>},
+  return {{CAVS_TEXT(CAVS_ISA),
+           kPanel<T>,
+           1,
+           {2 * kTileRows, 8 * kTileRows},
+           packed_size<T>,
+           pack<T>,
+           matmul<T>,
+           matmul_scratch<T>,
+           matmul_tn<T>,
+           matmul_tn_scratch<T>,
+           map<T>,
+           map_scratch<T>,
+           sum_rows<T>,
+           segment_max<T>,
+           cross_entropy<T>,
+           copy_rows<T>,
+           update<T>,
+           sum_of_squares<T>},
           multiply_adds<T>};
 }
 

@@ -107,13 +107,22 @@ struct OptimizerStep {
   double bias1, bias2;  // 1 - beta^t
 };
 
+// Rows that are computed together: a multiple of `unit`, at least `fewest`, or a weight is read too
+// often, unless there are no more. Twice as many are enough.
+struct ChunkRows {
+  int32_t unit = 12, fewest = 48;
+};
+
 template <class T>
 struct Kernels {
   const char* name;  // "avx512", ...
-  int32_t panel;     // columns of a packed panel (a multiple of the vector length)
+  int32_t panel;     // columns of a packed panel (a multiple of 16)
+  int32_t depth;     // rows that lie together in a packed panel, see pack
+  ChunkRows rows;    // of A, that products take at their best
 
-  // A packed weight of K x N: ceil(N / panel) panels, each K rows of `panel` columns, zero padded,
-  // 64-byte aligned. packed_size in elements.
+  // A packed weight of K x N: ceil(N / panel) panels, each of K rows of `panel` columns, zero
+  // padded to a multiple of `depth` rows, 64-byte aligned; the rows of a unit of `depth` lie in an
+  // order of the table's own. packed_size in elements.
   size_t (*packed_size)(int64_t k, int64_t n);
   // Places a piece of `rows` x `cols` (element (i, j) at w[i * row_stride + j * col_stride]) at
   // (k0, n0) of the packed K x N matrix. Padding must have been zeroed before.
@@ -121,8 +130,8 @@ struct Kernels {
                int64_t k0, int64_t n0, int64_t k, int64_t n, T* packed);
   // c[r] (+)= [sources side by side](r) @ W for r in [r0, r1), panels [p0, p1) only.
   // c addresses row r at c + (r - c_base) * c_stride. `scratch` holds matmul_scratch(k) elements.
-  // W may be part of a packed matrix, whose panels have packed_k rows: `packed` points to its
-  // first.
+  // W may be part of a packed matrix, whose panels have packed_k rows, from some panel and unit of
+  // rows on: `packed` points to its first.
   void (*matmul)(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, const T* packed,
                  int64_t packed_k, int64_t k, int64_t n, int64_t p0, int64_t p1, T* c,
                  int64_t c_stride, int64_t c_base, bool accumulate, T* scratch);
@@ -163,5 +172,11 @@ struct Kernels {
 // (base | avx2 | avx512). Chosen once.
 template <class T>
 const Kernels<T>& kernels();
+
+// How products of float32 are computed: exactly, or from numbers split into two bfloat16 where the
+// machine has a matrix unit for these ("bfloat16x3"; float64 and other machines: exactly).
+enum class Products : uint8_t { kExact, kSplit };
+template <class T>
+const Kernels<T>& kernels(Products products);
 
 }  // namespace cavs

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cavs import _engine
 from cavs.cli import main, registry
 from cavs.errors import ConfigError
 from cavs.train import read_checkpoint, safetensors
@@ -260,6 +261,8 @@ def test_info_names_the_version_and_the_models(capsys, monkeypatch):
     assert cavs("info") == 0
     out = capsys.readouterr().out
     assert "numpy" in out
+    assert f"instruction set {_engine.isa()}" in out
+    assert ("matrix unit for bfloat16x3" in out) == _engine.has_matrix_unit()
     (gpu,) = [line for line in out.splitlines() if line.startswith("gpu ")]
     assert re.search(r"none: .+\(.+\)$|, sm_\d+, ", gpu)
     assert "Softmax regression on made-up chains." in out

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cavs
+from cavs import _engine
 from cavs.compiler.pipeline import Passes
 from cavs.runtime import session as session_module
 from tests.oracle import assert_close, loss_of, reference
@@ -21,12 +22,12 @@ ALL_ON = Passes(**dict.fromkeys(vars(Passes()), True))
 CASES = 250  # twice: values and gradients in each
 
 
-def compare(model, batch, tolerance, *, dtype=np.float64, passes=None, serial=False):
+def compare(model, batch, tolerance, *, dtype=np.float64, passes=None, serial=False, **options):
     """Loss, predictions and gradients of the engine against the oracle."""
     traced_parameters(model, batch)
     graph, expected = reference(model, batch, seed=5, step=2)
     _, forward = reference(model, batch, training=False)
-    session = cavs.Session(model, dtype=dtype, passes=passes or ALL_ON)
+    session = cavs.Session(model, dtype=dtype, passes=passes or ALL_ON, **options)
     session.set_serial(serial)
     # These batches are small; in half of them products of child values are done at the child.
     shared = 0.0 if batch.num_vertices % 2 else np.inf
@@ -59,6 +60,14 @@ def test_float64_equals_the_oracle(model, batch):
 @given(models(smooth=True), batches())
 def test_float32_equals_the_oracle(model, batch):
     compare(model, batch, FLOAT32, dtype=np.float32)
+
+
+@pytest.mark.skipif(not _engine.has_matrix_unit(), reason="needs a matrix unit (AMX)")
+@settings(max_examples=100)
+@given(models(smooth=True), batches())
+def test_split_products_are_close_to_the_oracle(model, batch):
+    """Their factors have 16 bits: models are within 1e-4, the worst of random cells beyond."""
+    compare(model, batch, 10 * FLOAT32, dtype=np.float32, precision="bfloat16x3")
 
 
 @settings(max_examples=60)

@@ -15,6 +15,7 @@ from cavs import _engine
 KERNELS = _engine.kernels
 RowMap = KERNELS.RowMap
 SIZES = (0, 1, 2, 5, 6, 7, 15, 16, 17, 31, 33, 63, 64, 65, 150, 300)
+UNIT = "matrix_unit"  # products of split numbers
 SENTINEL = -12345.5
 DTYPES = ("float32", "float64")
 
@@ -28,11 +29,21 @@ class Case:
 
     @property
     def table(self) -> Any:
+        if self.isa == UNIT:
+            return KERNELS.matrix_unit_table()
         return getattr(KERNELS, f"table_{self.dtype}")(self.isa)
 
     @property
     def eps(self) -> float:
         return float(np.finfo(self.dtype).eps)
+
+    def product_error(self, terms: int) -> float:
+        """Of a sum of products, in parts of the sum of their absolute values."""
+        if self.isa != UNIT:
+            return self.eps * (2 + terms / 2)
+        # Each operand is cut below 2^-16 of it, and the product of what is left of both is left
+        # out, 2^-18 at most; then a sum of three times as many terms.
+        return 2.25 * 2.0**-16 + self.eps * (2 + 1.5 * terms)
 
     def source(self, data: np.ndarray, **options: Any) -> Any:
         return getattr(KERNELS, f"Source_{self.dtype}")(data, **options)
@@ -49,6 +60,15 @@ every_case = pytest.mark.parametrize(
     [Case(isa, dtype) for isa in KERNELS.supported_isas() for dtype in DTYPES],
     ids=lambda c: f"{c.isa}-{c.dtype}",
 )
+
+_PRODUCTS = [(isa, dtype) for isa in KERNELS.supported_isas() for dtype in DTYPES]
+_NO_UNIT = pytest.mark.skipif(not _engine.has_matrix_unit(), reason="needs a matrix unit (AMX)")
+every_product = pytest.mark.parametrize(
+    "case",
+    [Case(*of) for of in _PRODUCTS] + [pytest.param(Case(UNIT, "float32"), marks=_NO_UNIT)],
+    ids=lambda c: f"{c.isa}-{c.dtype}",
+)
+PRODUCTS = _PRODUCTS + [(UNIT, "float32")] * _engine.has_matrix_unit()
 
 
 class Guarded:

@@ -44,7 +44,7 @@ def test_unknown_isa_names_wish_and_choices() -> None:
 def test_isa_objects_export_their_tables_only() -> None:
     """Anything else could be merged by the linker with code for another instruction set."""
     build = Path(_engine.__file__).parents[3]  # of an editable installation
-    objects = list(build.glob("CMakeFiles/cavs_kernels_*.dir/kernels/isa.cc.o"))
+    objects = list(build.glob("CMakeFiles/cavs_kernels_*.dir/kernels/*.cc.o"))
     if shutil.which("nm") is None or not objects:
         pytest.skip("needs nm and a build tree")
     for path in objects:
@@ -52,4 +52,7 @@ def test_isa_objects_export_their_tables_only() -> None:
         text = subprocess.run(command, text=True, capture_output=True, check=True).stdout
         names = sorted(line.split(maxsplit=2)[2] for line in text.splitlines())
         isa = path.parent.parent.name.removeprefix("cavs_kernels_").removesuffix(".dir")
-        assert names == [f"cavs::{isa}::kDouble", f"cavs::{isa}::kFloat"]
+        if path.name == "matrix_unit.cc.o":
+            assert names == ["cavs::amx::take_products(cavs::IsaTable<float>&)"]
+        else:
+            assert names == [f"cavs::{isa}::kDouble", f"cavs::{isa}::kFloat"]

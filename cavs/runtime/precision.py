@@ -1,0 +1,33 @@
+"""Which precision of products there is where."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cavs import _engine
+from cavs.config import require
+from cavs.cuda.engine import PRECISIONS as OF_DEVICES
+
+SPLIT = "bfloat16x3"  # three products of numbers split into two bfloat16
+OF_THE_CPU = ("float32", SPLIT)
+PRECISIONS = tuple(dict.fromkeys(OF_THE_CPU + OF_DEVICES))
+
+
+def require_precision(precision: object, on_cpu: bool, dtype: np.dtype[np.generic]) -> None:
+    """ConfigError unless products of `dtype` can be asked for in `precision` there."""
+    known = ", ".join(PRECISIONS)
+    require(
+        isinstance(precision, str) and precision in PRECISIONS,
+        "precision",
+        precision,
+        f"one of {known}",
+    )
+    there, where = (OF_THE_CPU, "the CPU") if on_cpu else (OF_DEVICES, "a device")
+    require(precision in there, "precision", precision, f"one of {', '.join(there)} on {where}")
+    if precision != "float32":
+        require(dtype == np.float32, "precision", precision, "'float32' for float64")
+
+
+def splits(precision: str) -> bool:
+    """Whether products run on numbers split into two bfloat16 on this machine's CPU."""
+    return precision == SPLIT and _engine.has_matrix_unit()

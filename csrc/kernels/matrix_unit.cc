@@ -1,0 +1,42 @@
+// The products of the matrix unit, as one object: compiled with the flags of AVX-512, whose other
+// kernels stay as they are.
+#include "kernels/isa_table.h"
+#include "kernels/isa_unit_products.h"
+
+namespace cavs::CAVS_ISA {
+namespace {
+
+int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
+  alignas(64) static constexpr float zeros[kTileBytes / 4] = {};
+  Unit unit;
+  unit.shape(kStrip, kStrip);
+  load_tile<0>(zeros), load_tile<1>(zeros), load_tile<2>(zeros), load_tile<3>(zeros);
+  load_tile<4>(zeros), load_tile<5>(zeros), load_tile<6>(zeros), load_tile<7>(zeros);
+  for (int64_t i = 0; i < iterations; ++i) {
+    multiply_add<0, 4, 6>();
+    multiply_add<1, 5, 6>();
+    multiply_add<2, 4, 7>();
+    multiply_add<3, 5, 7>();
+  }
+  sink[0] = 0;
+  return iterations * 4 * kLines * kLines * kDepthUnit / 3;  // three make one of float32
+}
+
+}  // namespace
+
+void take_products(IsaTable<float>& table) {
+  Kernels<float>& k = table.kernels;
+  k.name = "avx512 and the matrix unit";
+  k.panel = kStrip;
+  k.depth = kDepthUnit;
+  k.rows = {kStrip, 3 * kStrip};
+  k.packed_size = strips_size;
+  k.pack = pack_strips;
+  k.matmul = multiply;
+  k.matmul_scratch = multiply_scratch;
+  k.matmul_tn = multiply_tn;
+  k.matmul_tn_scratch = multiply_tn_scratch;
+  table.multiply_adds = multiply_adds_of_unit;
+}
+
+}  // namespace cavs::CAVS_ISA

@@ -1,0 +1,130 @@
+"""precision="bfloat16x3": products of split numbers on a CPU's matrix unit, float32 without one."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import _engine, nn, ops
+from cavs.errors import ConfigError
+from tests.runtime.trees import Classifier, treebank
+
+needs_unit = pytest.mark.skipif(not _engine.has_matrix_unit(), reason="needs a matrix unit (AMX)")
+SPLIT = "bfloat16x3"
+
+
+class Chain(cavs.Model):
+    def __init__(self, h=40):
+        self.embedding = nn.Embedding(50, h)
+        self.cell = nn.LSTM(h, h)
+        self.output = nn.Linear(h, 3)
+
+    def loss(self, batch):
+        h = self.cell(batch.graph, x=self.embedding(batch["token"]))
+        return ops.cross_entropy(self.output(h), batch["label"])
+
+
+def chains(*lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return cavs.batch(
+        [
+            cavs.Graph.chain(
+                n, features={"token": rng.integers(0, 50, n), "label": rng.integers(0, 3, n)}
+            )
+            for n in lengths
+        ]
+    )
+
+
+def gradients(batch, precision="float32", dtype=np.float32, model=Chain):
+    made = model()
+    session = cavs.Session(made, precision=precision, dtype=dtype)
+    loss, found = session.gradients(batch)
+    return {"loss": np.asarray(loss), **found}
+
+
+def difference(found, expected):
+    """The largest relative norm of the difference of one of them."""
+    return max(
+        np.linalg.norm(found[name] - expected[name]) / max(np.linalg.norm(expected[name]), 1e-30)
+        for name in expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "found", "need"),
+    [
+        ({"precision": "tf32"}, "'tf32'", "float32, bfloat16x3 on the CPU"),
+        ({"precision": "bfloat16"}, "'bfloat16'", "float32, bfloat16x3 on the CPU"),
+        ({"precision": SPLIT, "device": "cuda"}, "'bfloat16x3'", "tf32, bfloat16 on a device"),
+        ({"precision": SPLIT, "dtype": np.float64}, "'bfloat16x3'", "'float32' for float64"),
+        ({"precision": "half"}, "'half'", "one of float32, bfloat16x3, tf32, bfloat16"),
+        ({"precision": 3}, "is 3", "one of float32, bfloat16x3, tf32, bfloat16"),
+        ({"precision": ["float32"]}, "float32", "one of float32, bfloat16x3, tf32, bfloat16"),
+    ],
+)
+def test_a_precision_that_there_is_not(options, found, need):
+    with pytest.raises(ConfigError, match="precision is") as caught:
+        cavs.Session(Chain(), **options)
+    assert found in str(caught.value) and need in str(caught.value)
+
+
+def test_without_a_matrix_unit_it_is_float32():
+    batch = chains(3, 17, 40)
+    with mock.patch.object(_engine, "has_matrix_unit", lambda: False):
+        found = gradients(batch, SPLIT)
+    expected = gradients(batch)
+    assert all((found[name] == expected[name]).all() for name in expected)
+
+
+@needs_unit
+@pytest.mark.parametrize("lengths", [(1,), (1, 1, 2), (5, 33, 64), (17,) * 40, (2000,)])
+def test_close_to_float64_and_not_float32(lengths):
+    batch = chains(*lengths)
+    found, exact = gradients(batch, SPLIT), gradients(batch, dtype=np.float64)
+    assert difference(found, exact) < 1e-4
+    exact_products = gradients(batch)
+    assert any((found[name] != exact_products[name]).any() for name in exact)
+
+
+@needs_unit
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_trees_in_training(threads):
+    before = _engine.num_threads()
+    try:
+        results = {}
+        for precision in ("float32", SPLIT, "again"):
+            model = Classifier()
+            trainer = cavs.Trainer(
+                model,
+                cavs.optim.Adagrad(lr=0.05),
+                threads=threads,
+                precision=SPLIT if precision == "again" else precision,
+            )
+            batches = [treebank(40, seed=s) for s in range(3)]
+            losses = [trainer.step(b) for _ in range(10) for b in batches]
+            results[precision] = losses, {k: p.value for k, p in model.parameters().items()}
+        losses, parameters = results["float32"]
+        assert losses[-1] < losses[0] and np.allclose(results[SPLIT][0], losses, rtol=1e-4)
+        assert difference(results[SPLIT][1], parameters) < 1e-3
+        assert results["again"][0] == results[SPLIT][0]
+        assert all((results["again"][1][k] == results[SPLIT][1][k]).all() for k in parameters)
+    finally:
+        _engine.set_num_threads(before)
+
+
+@needs_unit
+def test_nothing_hides_a_nan():
+    batch, model = chains(3, 20), Chain()
+    model.cell.parameters()["U"].value[5, 7] = np.nan
+    session = cavs.Session(model, precision=SPLIT)
+    assert np.isnan(session.evaluate(batch).loss)
+
+
+@needs_unit
+def test_explain_says_so():
+    assert "on the matrix unit" in str(cavs.explain(Chain(), chains(3), precision=SPLIT))
+    assert "on the matrix unit" not in str(cavs.explain(Chain(), chains(3)))
