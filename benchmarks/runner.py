@@ -21,9 +21,11 @@ _FLOORS = {
 # workload -> runner -> "module:class"
 _TREE_LSTM = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:TreeLSTM",
+    "cavs-bf16x3": "benchmarks.runners_cavs:SplitTreeLSTM",
     "naive": "benchmarks.rivals.naive:NaiveTreeLSTM",
     "hand": "benchmarks.rivals.hand_tree:HandTreeLSTM",
     "hand-unique": "benchmarks.rivals.hand_tree:HandTreeLSTMUnique",
+    "hand-medium": "benchmarks.rivals.hand_tree:HandTreeLSTMMedium",
     "manual": "benchmarks.rivals.manual_tree:ManualTreeLSTM",
     "manual-compile": "benchmarks.rivals.manual_tree:ManualTreeLSTMCompiled",
     "hand-graph": "benchmarks.rivals.graphs:GraphedHandTreeLSTM",
@@ -31,6 +33,7 @@ _TREE_LSTM = _FLOORS | {
 }
 _TREE_FC = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:TreeFC",
+    "cavs-bf16x3": "benchmarks.runners_cavs:SplitTreeFC",
     "naive": "benchmarks.rivals.naive:NaiveTreeFC",
     "hand": "benchmarks.rivals.hand_fc:HandTreeFC",
     "manual": "benchmarks.rivals.hand_fc:ManualTreeFC",
@@ -39,6 +42,7 @@ _TREE_FC = _FLOORS | {
 }
 _LSTM = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:LSTM",
+    "cavs-bf16x3": "benchmarks.runners_cavs:SplitLSTM",
     "cavs-cudnn": "benchmarks.runners_cavs:CudnnLSTM",
     "naive": "benchmarks.rivals.naive:NaiveLSTM",
     "padded": "benchmarks.rivals.lstm:PaddedLSTM",

@@ -130,6 +130,7 @@ class CavsRunner(Runner):
     """
 
     cudnn = "never"
+    split = False  # precision="bfloat16x3", on the CPU alone
     cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
 
     def __init__(self, workload: Workload, parameters: Parameters, without: str = "") -> None:
@@ -163,6 +164,8 @@ class CavsRunner(Runner):
         options = device_options(self.case)
         if self.cudnn != "never":
             options["cudnn"] = self.cudnn
+        if self.split:
+            options["precision"] = "bfloat16x3"
         if self.switched:
             device = options["device"]
             device = open_device(device) if isinstance(device, str) else device
@@ -247,3 +250,15 @@ class CudnnLSTM(LSTM):
     """The same model, its LSTM run by cuDNN: on a GPU alone."""
 
     cudnn = "always"
+
+
+class SplitTreeLSTM(TreeLSTM):
+    split = True
+
+
+class SplitTreeFC(TreeFC):
+    split = True
+
+
+class SplitLSTM(LSTM):
+    split = True

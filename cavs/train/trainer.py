@@ -92,6 +92,8 @@ class Trainer:
             )
         own = session is None or cudnn == "never"
         require(own, "cudnn", cudnn, "'never' with a session, which has a choice of its own")
+        own = session is None or precision == "float32"
+        require(own, "precision", precision, "'float32' with a session, which has one of its own")
         require_seed(seed)
         require(isinstance(config, Mapping | None), "config", config, "a dict")
         if max_norm is not None:

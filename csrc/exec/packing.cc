@@ -14,7 +14,7 @@ bool in_one_piece(const Weight& w) {
 }
 
 // Where `part` stands in `whole`, if it is a window of it that starts with a panel and a unit of
-// `depth` rows. Rows behind its last are multiplied by zeros.
+// `depth` rows, and ends with a unit or where the whole does: no other row is read.
 std::optional<PackedAt> window(const Weight& part, const Weight& whole, int32_t number,
                                int64_t panel, int64_t depth) {
   if (!in_one_piece(whole) || part.k * part.n >= whole.k * whole.n) return std::nullopt;
@@ -29,7 +29,8 @@ std::optional<PackedAt> window(const Weight& part, const Weight& whole, int32_t 
   const int64_t far = distance / stride, near = distance % stride;
   const PackedAt at{number, by_row ? far : near, by_row ? near : far};
   if ((by_row ? q.col_stride : q.row_stride) != 1 || at.column % panel != 0 ||
-      at.row % depth != 0 || at.row + part.k > whole.k || at.column + part.n > whole.n) {
+      at.row % depth != 0 || (part.k % depth != 0 && at.row + part.k != whole.k) ||
+      at.row + part.k > whole.k || at.column + part.n > whole.n) {
     return std::nullopt;
   }
   return at;

@@ -175,8 +175,9 @@ void Executor<T>::add_product(const T* left, const T* right, int64_t rows, int64
   Source<T> a, b;
   a.data = left, a.stride = k, a.width = static_cast<int32_t>(k);
   b.data = right, b.stride = n, b.width = static_cast<int32_t>(n);
-  std::vector<T> scratch(kernels_.matmul_tn_scratch(k, n));
-  kernels_.matmul_tn(&a, 1, &b, 1, 0, rows, k, k, n, 0, n, out, n, true, scratch.data());
+  const Kernels<T>& exact = kernels<T>();  // the same bits on all ranks, whatever their processors
+  std::vector<T> scratch(exact.matmul_tn_scratch(k, n));
+  exact.matmul_tn(&a, 1, &b, 1, 0, rows, k, k, n, 0, n, out, n, true, scratch.data());
 }
 
 template <class T>

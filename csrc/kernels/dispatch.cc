@@ -91,12 +91,13 @@ const Kernels<T>& kernels() {
 const IsaTable<float>* matrix_unit_table() {
 #ifdef CAVS_HAVE_AMX
   static const bool granted = chosen_isa() == "avx512" && granted_matrix_unit();
+  if (!granted) return nullptr;  // what follows is AVX-512 code
   static const IsaTable<float> table = [] {
     IsaTable<float> t = avx512::kFloat;
     amx::take_products(t);
     return t;
   }();
-  return granted ? &table : nullptr;
+  return &table;
 #else
   return nullptr;
 #endif

@@ -1,8 +1,8 @@
 // Products of float32 on the matrix unit of processors with AMX, which multiplies bfloat16 and adds
 // in float32, 16 times as many a cycle. A number is split into two bfloat16: the nearest, and what
 // is left of it, together its first 16 bits. Three of the four products of the halves are
-// added; the fourth is below their error (Henry, Tang and Heinecke 2019, "Leveraging the bfloat16
-// Artificial Intelligence Datatype For Higher-Precision Computations").
+// added; the fourth is left out, 2^-16 at most (Henry, Tang and Heinecke 2019, "Leveraging the
+// bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations").
 #pragma once
 
 #include "kernels/isa_tile.h"

@@ -41,8 +41,8 @@ class Case:
         """Of a sum of products, in parts of the sum of their absolute values."""
         if self.isa != UNIT:
             return self.eps * (2 + terms / 2)
-        # Each operand is cut below 2^-16 of it, and the product of what is left of both is left
-        # out, 2^-18 at most; then a sum of three times as many terms.
+        # Each operand is within 2^-17, and the product of what is left of both, 2^-16 at most, is
+        # left out; then a sum of three times as many terms.
         return 2.25 * 2.0**-16 + self.eps * (2 + 1.5 * terms)
 
     def source(self, data: np.ndarray, **options: Any) -> Any:

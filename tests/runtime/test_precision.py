@@ -124,6 +124,52 @@ def test_nothing_hides_a_nan():
     assert np.isnan(session.evaluate(batch).loss)
 
 
+class Joined(cavs.VertexFunction):
+    """One product of the input and the state, of which some kinds of vertices need a part."""
+
+    def __init__(self, x, h):
+        self.state = cavs.State(h=h)
+        self.W = cavs.Parameter((x + h, h))
+
+    def vertex(self, v):
+        h = ops.tanh(ops.concat([v.pull("x"), v.gather(0).h]) @ self.W)
+        v.scatter(h=h)
+        v.push(h)
+
+
+@pytest.mark.parametrize("row", [0, 19, 20, 21, 32, 50, 59])
+def test_a_nan_spoils_what_it_is_multiplied_by_and_nothing_else(row):
+    """Rows of the weight behind those of the input lie in the same unit of rows."""
+    spoilt = {}
+    for precision in ("float32", SPLIT):
+        model = Chain()
+        model.embedding, model.cell = nn.Embedding(50, 20), Joined(20, 40)
+        model.cell.W.value[row] = np.nan
+        session = cavs.Session(model, precision=precision)
+        spoilt[precision] = np.isnan(session.evaluate(chains(1, 1)).loss)
+    assert spoilt["float32"] == spoilt[SPLIT] == (row < 20)
+
+
+def test_products_that_ranks_repeat_have_the_same_bits_everywhere():
+    """A rank multiplies the factors of all: its processor may be another one than theirs."""
+    rng = np.random.default_rng(0)
+    left, right = (rng.standard_normal((70, n)).astype("f4") for n in (33, 90))
+    outs = []
+    for precision in ("float32", SPLIT):
+        session = cavs.Session(Chain(), precision=precision)
+        session.gradients(chains(4))
+        (variant,) = session._variants.values()
+        outs.append(np.zeros((33, 90), "f4"))
+        variant.executor.add_product(left, right, outs[-1])
+    assert (outs[0] == outs[1]).all()
+
+
+def test_a_session_has_its_own():
+    model = Chain()
+    with pytest.raises(ConfigError, match="'float32' with a session, which has one of its own"):
+        cavs.Trainer(model, cavs.optim.SGD(lr=0.1), session=cavs.Session(model), precision=SPLIT)
+
+
 @needs_unit
 def test_explain_says_so():
     assert "on the matrix unit" in str(cavs.explain(Chain(), chains(3), precision=SPLIT))
