@@ -109,7 +109,7 @@ class Devices:
         assert not wait(ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
 
     def _attributes(self, address):
-        for start, (nbytes, device) in self.blocks.items():
+        for start, (nbytes, device) in list(self.blocks.items()):  # other ranks add some
             if start <= address < start + nbytes:
                 return types.SimpleNamespace(device=device)
         return types.SimpleNamespace(device=HOST)
