@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
@@ -18,6 +19,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, search)))
 
 # MPI looks for fabrics for a second whenever it starts; here are none.
 os.environ.setdefault("OMPI_MCA_btl", "^ofi")
+
+# Background jobs of a shell without job control ignore Ctrl-C, and so would what is tested here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Explaining a failure can take minutes. The gate only says which example fails; being derandomised,
 # it fails again under the default profile, which shrinks it.
