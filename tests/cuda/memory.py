@@ -2,6 +2,8 @@
 
 import ctypes
 
+from cavs.errors import DeviceError
+
 
 class DriverMemory:
     """The driver's memory as Python hands it out. at: the allocation that ends in `error`."""
@@ -14,7 +16,9 @@ class DriverMemory:
         if self.count == self.at:
             raise self.error
         address = ctypes.c_uint64()
-        assert self.twin.calls.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(nbytes)) == 0
+        found = self.twin.calls.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(nbytes))
+        if found:  # after a fault, every call returns it
+            raise DeviceError(f"cuMemAlloc_v2 of {nbytes} bytes returned {found}")
         return address.value
 
     def release(self, pointer):
