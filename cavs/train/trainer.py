@@ -52,7 +52,7 @@ class Trainer:
         optimizer: Such as `cavs.optim.Adagrad(lr=0.05)`.
         device: ``"cpu"``, or ``"cuda"``, ``"cuda:1"`` for an NVIDIA GPU: the same results.
         precision: Of products: ``"float32"``; faster are, on a CPU with a matrix unit (AMX),
-            ``"bfloat16x3"``, within 1e-4 of it, and on a GPU ``"tf32"`` or ``"bfloat16"``, which
+            ``"bfloat16x3"``, 16 bits of each factor, and on a GPU ``"tf32"`` or ``"bfloat16"``, which
             stores packed weights and activations in it, in half the memory. Sums, parameters,
             gradients and states are float32 in any case.
         cudnn: Whether cuDNN runs LSTMs over chains on a GPU: ``"never"``, ``"always"``, or
