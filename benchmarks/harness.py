@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.ratios import Summary, ratio, summary
 from benchmarks.refcheck import check
-from benchmarks.runner import RUNNERS
+from benchmarks.runner import RUNNERS, base_of
 from benchmarks.samples import ROOT
 from benchmarks.sessions import LocalSession, RemoteSession, Session, SessionError
 from benchmarks.workloads import Case
@@ -196,7 +196,8 @@ def parser_for(
         nargs="+",
         default=list(runners),
         metavar="NAME",
-        help="which to measure; cavs-without-PASS is cavs with a compiler pass off",
+        help="which to measure; cavs-without-PASS is cavs with a compiler pass off, "
+        "cavs-in-bfloat16x3 with products in that precision",
     )
     add(
         "--reference",
@@ -261,7 +262,7 @@ def run(
     """Measures all cases; the result file is complete after each. 1 if a runner failed."""
     known = RUNNERS[cases[0].workload]
     for name in given.runners:
-        if name.partition("-without-")[0] not in known:
+        if base_of(name)[0] not in known:
             print(f"no runner {name!r}; there are {', '.join(known)}", file=sys.stderr)
             return 2
     if given.refcheck:

@@ -21,7 +21,6 @@ _FLOORS = {
 # workload -> runner -> "module:class"
 _TREE_LSTM = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:TreeLSTM",
-    "cavs-bf16x3": "benchmarks.runners_cavs:SplitTreeLSTM",
     "naive": "benchmarks.rivals.naive:NaiveTreeLSTM",
     "hand": "benchmarks.rivals.hand_tree:HandTreeLSTM",
     "hand-unique": "benchmarks.rivals.hand_tree:HandTreeLSTMUnique",
@@ -33,7 +32,6 @@ _TREE_LSTM = _FLOORS | {
 }
 _TREE_FC = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:TreeFC",
-    "cavs-bf16x3": "benchmarks.runners_cavs:SplitTreeFC",
     "naive": "benchmarks.rivals.naive:NaiveTreeFC",
     "hand": "benchmarks.rivals.hand_fc:HandTreeFC",
     "manual": "benchmarks.rivals.hand_fc:ManualTreeFC",
@@ -42,7 +40,6 @@ _TREE_FC = _FLOORS | {
 }
 _LSTM = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:LSTM",
-    "cavs-bf16x3": "benchmarks.runners_cavs:SplitLSTM",
     "cavs-cudnn": "benchmarks.runners_cavs:CudnnLSTM",
     "naive": "benchmarks.rivals.naive:NaiveLSTM",
     "padded": "benchmarks.rivals.lstm:PaddedLSTM",
@@ -121,18 +118,26 @@ class Runner(Timed):
         """Logits of every labelled vertex [n, classes], in the order of the samples' vertices."""
 
 
+def base_of(name: str) -> tuple[str, dict[str, str]]:
+    """The name in RUNNERS and the options that the rest of a runner's name stands for."""
+    most, _, without = name.partition("-without-")
+    base, _, precision = most.partition("-in-")
+    given = {"without": without, "precision": precision}
+    return base, {option: value for option, value in given.items() if value}
+
+
 def make_runner(name: str, workload: Workload) -> Timed:
     """The runner of that name for a workload.
 
-    ``cavs-without-PASS`` is cavs with that compiler pass switched off.
+    ``cavs-without-PASS`` is cavs with that compiler pass switched off, ``cavs-in-PRECISION`` with
+    products in that precision of the CPU.
     """
     known = RUNNERS[workload.case.workload]
-    base, _, without = name.partition("-without-")
+    base, options = base_of(name)
     if base not in known:
         raise ValueError(f"no runner {base!r} for {workload.case.workload}; {', '.join(known)}")
     module, _, attribute = known[base].partition(":")
     runner = getattr(importlib.import_module(module), attribute)
     parameters = initial_parameters(workload)
-    options = {"without": without} if without else {}
     made: Timed = runner(workload, parameters, **options)
     return made

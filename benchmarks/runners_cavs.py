@@ -126,14 +126,17 @@ _NAMES = {
 class CavsRunner(Runner):
     """Trains by ``Trainer.step``, infers by ``Session.predict``.
 
-    ``without``: a compiler pass, or one of SWITCHES, that is switched off.
+    ``without``: a compiler pass, or one of SWITCHES, that is switched off. ``precision``: of
+    products on the CPU; a device has the case's.
     """
 
     cudnn = "never"
-    split = False  # precision="bfloat16x3", on the CPU alone
     cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
 
-    def __init__(self, workload: Workload, parameters: Parameters, without: str = "") -> None:
+    def __init__(
+        self, workload: Workload, parameters: Parameters, without: str = "", precision: str = ""
+    ) -> None:
+        self.precision = precision
         switched = without in SWITCHES
         self.passes = Passes(**{without: False}) if without and not switched else Passes()
         self.switched = SWITCHES[without] if switched else {}
@@ -164,8 +167,8 @@ class CavsRunner(Runner):
         options = device_options(self.case)
         if self.cudnn != "never":
             options["cudnn"] = self.cudnn
-        if self.split:
-            options["precision"] = "bfloat16x3"
+        if self.precision:
+            options["precision"] = self.precision
         if self.switched:
             device = options["device"]
             device = open_device(device) if isinstance(device, str) else device
@@ -250,15 +253,3 @@ class CudnnLSTM(LSTM):
     """The same model, its LSTM run by cuDNN: on a GPU alone."""
 
     cudnn = "always"
-
-
-class SplitTreeLSTM(TreeLSTM):
-    split = True
-
-
-class SplitTreeFC(TreeFC):
-    split = True
-
-
-class SplitLSTM(LSTM):
-    split = True

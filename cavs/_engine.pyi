@@ -127,7 +127,7 @@ class Program:
 
 class Executor:
     def __init__(
-        self, program: Program, parameters: Sequence[_Floats], split_products: bool = False
+        self, program: Program, parameters: Sequence[_Floats], products: str = "float32"
     ) -> None: ...
     def run(
         self,

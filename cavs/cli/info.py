@@ -45,7 +45,7 @@ def _engine() -> str:
         from cavs import _engine as engine
     except ImportError as error:
         return f"not built ({error})"
-    unit = ", matrix unit for bfloat16x3" if engine.has_matrix_unit() else ""
+    unit = ", matrix unit for bfloat16" if engine.has_matrix_unit() else ""
     return f"instruction set {engine.isa()}{unit}"
 
 

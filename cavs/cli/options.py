@@ -112,8 +112,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=PRECISIONS,
         default="float32",
-        help="of products (default: float32): bfloat16x3 on a CPU, faster where it has a matrix "
-        "unit (AMX); tf32 or bfloat16 on a GPU",
+        help="of products (default: float32): bfloat16x3 or bfloat16 on a CPU, faster where it "
+        "has a matrix unit (AMX); tf32 or bfloat16 on a GPU",
     )
     group.add_argument(
         "--cudnn",

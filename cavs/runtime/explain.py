@@ -78,7 +78,7 @@ class RunReport:
     arena_bytes: int
     packed_bytes: int
     kept_bytes: int
-    split_products: bool
+    products: str
     stages: tuple[tuple[str, str, float], ...]
     instructions: tuple[tuple[str, str, int, int], ...]
     replay: Mapping[str, Any]
@@ -158,8 +158,8 @@ def _run_lines(r: RunReport) -> list[str]:
         f"memory: backward reads {r.kept_bytes:,} bytes of values; the peak is "
         f"{r.peak_bytes:,}{ratio}; arena {r.arena_bytes:,}, packed weights {r.packed_bytes:,}"
     )
-    if r.split_products:
-        lines.append("products: of numbers split into two bfloat16, on the matrix unit")
+    if r.products != "float32":
+        lines.append(f"products: {r.products}, on the matrix unit")
     lines += _replay_lines(r.replay)
     lines += [f"  {1e3 * s:9.3f} ms  {kind} {label}".rstrip() for label, kind, s in r.stages]
     lines.append("bytes gathered and written")
@@ -396,7 +396,7 @@ def _ran(
         arena_bytes=r["arena_bytes"],
         packed_bytes=r["packed_bytes"],
         kept_bytes=_kept_bytes(compiled.program, buffers),
-        split_products=r["split_products"],
+        products=r["products"],
         stages=tuple((s["label"], s["kind"], s["seconds"]) for s in r["stages"]),
         instructions=tuple(
             (i["label"], i["kind"], i["gather_bytes"], i["write_bytes"]) for i in r["instructions"]

@@ -8,8 +8,8 @@ from cavs import _engine
 from cavs.config import require
 from cavs.cuda.engine import PRECISIONS as OF_DEVICES
 
-SPLIT = "bfloat16x3"  # three products of numbers split into two bfloat16
-OF_THE_CPU = ("float32", SPLIT)
+# Of the CPU: three products of numbers split into two bfloat16, one of numbers rounded to bfloat16.
+OF_THE_CPU = ("float32", "bfloat16x3", "bfloat16")
 PRECISIONS = tuple(dict.fromkeys(OF_THE_CPU + OF_DEVICES))
 
 
@@ -28,6 +28,6 @@ def require_precision(precision: object, on_cpu: bool, dtype: np.dtype[np.generi
         require(dtype == np.float32, "precision", precision, "'float32' for float64")
 
 
-def splits(precision: str) -> bool:
-    """Whether products run on numbers split into two bfloat16 on this machine's CPU."""
-    return precision == SPLIT and _engine.has_matrix_unit()
+def products_of(precision: str) -> str:
+    """How this machine's CPU computes products of that precision: exactly without a matrix unit."""
+    return precision if _engine.has_matrix_unit() and precision in OF_THE_CPU else "float32"

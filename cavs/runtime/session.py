@@ -25,7 +25,7 @@ from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.inputs import features
 from cavs.runtime.looking import Inspected, report_of
-from cavs.runtime.precision import require_precision, splits
+from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.recurrence import CUDNN, Lstms
 from cavs.runtime.tracing import lacks, set_child_numbers, trace
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
@@ -45,10 +45,10 @@ class Session(Inspected):
     of the compiler. threads: of the engine, process-wide; None leaves them. replicated: training
     batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1",
     or a cavs.cuda Device; there, the parameters' arrays are brought up to date when they are read.
-    precision: of products, "float32"; on the CPU also "bfloat16x3", on a device "tf32" or
-    "bfloat16", which stores packed weights and most values in it, all with float32 sums; on a CPU
-    without a matrix unit (AMX) "bfloat16x3" is "float32". cudnn: whether
-    cuDNN runs LSTMs over chains on a device, "never", "auto" where it measures faster, or "always".
+    precision: of products, "float32"; on a CPU with a matrix unit (AMX) also "bfloat16x3" and
+    "bfloat16", which are "float32" on others; on a device "tf32" or "bfloat16", which stores packed
+    weights and most values in it, too; all with float32 sums. cudnn: whether cuDNN runs LSTMs over
+    chains on a device, "never", "auto" where it measures faster, or "always".
     deterministic: what libraries of a device compute has one order of sums too, see docs/cuda.md;
     all else gives the same bits in every run anyway, on the CPU for one number of threads.
     Raises ConfigError for other threads than 1 to 256, DeviceError for a device out of use.
@@ -93,7 +93,7 @@ class Session(Inspected):
 
     def _on_device(self, device: str | Device, precision: str) -> CudaEngine | None:
         require_precision(precision, device == "cpu", self.dtype)
-        self._split = splits(precision)
+        self._products = products_of(precision)
         if device == "cpu":
             return None
         target = open_device(device) if isinstance(device, str) else device
@@ -395,7 +395,7 @@ class Session(Inspected):
         # The engine takes its precision from the parameters; a model may have none.
         values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
         if self._cuda is None:
-            variant.executor = _engine.Executor(encode(program), values, self._split)
+            variant.executor = _engine.Executor(encode(program), values, self._products)
             variant.executor.set_serial(self._serial)
         else:
             variant.executor = self._cuda.executor(program, encode(program), values)

@@ -4,6 +4,7 @@
 #include "bindings/engine.h"
 #include "bindings/module.h"
 #include "bindings/report.h"
+#include "kernels/dispatch.h"
 
 namespace cavs {
 namespace {
@@ -20,25 +21,27 @@ struct PyExecutor {
 
 std::unique_ptr<PyExecutor> make_executor(const Builder& b,
                                           const std::vector<py::array>& parameters,
-                                          bool split_products) {
+                                          const std::string& products) {
   if (!b.finished) throw py::value_error("the program is not finished: call finish() first");
   auto out = std::make_unique<PyExecutor>();
-  const Products products = split_products ? Products::kSplit : Products::kExact;
+  const Products named = products_named(products);
   if (!parameters.empty() && py::isinstance<py::array_t<double>>(parameters[0])) {
-    out->engine = std::make_unique<Engine<double>>(b.program, parameters, products);
+    out->engine = std::make_unique<Engine<double>>(b.program, parameters, named);
   } else {
-    out->engine = std::make_unique<Engine<float>>(b.program, parameters, products);
+    out->engine = std::make_unique<Engine<float>>(b.program, parameters, named);
   }
   return out;
 }
 
 void bind_class(py::module_& m) {
   py::classh<PyExecutor>(m, "Executor", "Runs a program over the schedules of batches.")
-      .def(py::init(&make_executor), py::arg("program"), py::arg("parameters"),
-           py::arg("split_products") = false,
-           "The parameters (all float32 or all float64, C-contiguous) are read and written in "
-           "place. split_products: of float32 are computed from numbers split into two bfloat16, "
-           "where the machine has a matrix unit for these.")
+      .def(
+          py::init(&make_executor), py::arg("program"), py::arg("parameters"),
+          py::arg("products") = name_of(Products::kExact),
+          "The parameters (all float32 or all float64, C-contiguous) are read and written in "
+          "place. products: of float32, \"float32\", or where the machine has a matrix unit, "
+          "\"bfloat16x3\", of numbers split into two bfloat16, or \"bfloat16\", of numbers rounded "
+          "to one.")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,

@@ -359,8 +359,8 @@ void bind_pool(py::module_& m) {
 void bind_kernels(py::module_& m) {
   m.def("isa", [] { return kernels<float>().name; }, "The instruction set the kernels use.");
   m.def(
-      "has_matrix_unit", [] { return matrix_unit_table() != nullptr; },
-      "Whether products of split numbers run on a matrix unit of this machine.");
+      "has_matrix_unit", [] { return matrix_unit_table(Products::kSplit) != nullptr; },
+      "Whether this machine has a matrix unit for products of bfloat16.");
   py::module_ k = m.def_submodule("kernels", "The kernel tables on numpy arrays, for tests.");
   py::enum_<RowMap>(k, "RowMap")
       .value("SELF", RowMap::kSelf)
@@ -389,8 +389,11 @@ void bind_kernels(py::module_& m) {
   k.def("supported_isas", &supported_isas, "Names this build and machine have, best last.");
   k.def("table_float32", &isa_table<float>, py::arg("isa"), py::return_value_policy::reference);
   k.def("table_float64", &isa_table<double>, py::arg("isa"), py::return_value_policy::reference);
-  k.def("matrix_unit_table", &matrix_unit_table, py::return_value_policy::reference,
-        "The best table of float32 with products on the matrix unit, if this machine has one.");
+  k.def(
+      "matrix_unit_table",
+      [](const std::string& products) { return matrix_unit_table(products_named(products)); },
+      py::arg("products"), py::return_value_policy::reference,
+      "The best table of float32 with such products on the matrix unit, if this machine has one.");
   k.def(
       "peak_gflops", [] { return peak_gflops(isa_table<float>(kernels<float>().name)); },
       "The float32 multiply-add ceiling of one core with the chosen instruction set, measured.");

@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include "kernels/dispatch.h"
+
 namespace py = pybind11;
 
 namespace cavs {
@@ -51,7 +53,7 @@ py::dict to_dict(const Report& r) {
   d["segments"] = r.segments;
   d["threads"] = r.threads;
   d["estimated_seconds"] = r.estimated_seconds;
-  d["split_products"] = r.split_products;
+  d["products"] = name_of(r.products);
   d["stages"] = lines(r.stages, false);
   d["instructions"] = lines(r.instructions, true);
   return d;

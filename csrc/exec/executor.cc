@@ -104,7 +104,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
     const int64_t depth = kernels_.depth;
     const int64_t rows = (p.weights[at.weight].k + depth - 1) / depth * depth;
     const int64_t before = at.column / kernels_.panel * rows + at.row;
-    context_.packed_data.push_back(whole + before * kernels_.panel);
+    context_.packed_data.push_back(whole + kernels_.packed_size(before, kernels_.panel));
   }
 
   int32_t widest = 1;

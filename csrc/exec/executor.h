@@ -87,7 +87,7 @@ struct Report {
   std::vector<int32_t> widths;  // rows of each task
   int32_t segments = 0, threads = 0;
   double estimated_seconds = 0;
-  bool split_products = false;
+  Products products = Products::kExact;
 };
 
 // One run at a time: a second caller waits.

@@ -86,7 +86,7 @@ Report Executor<T>::report() const {
   report.scratch_bytes = context_.scratch_bytes;
   for (const Memory& memory : context_.packed) report.packed_bytes += memory.bytes();
   report.runs = runs_;
-  report.split_products = kernels_.depth > 1;
+  report.products = kernels_.products;
   report.pack_seconds = pack_seconds_;
   report.segments = static_cast<int32_t>(plan_.segments.size());
   report.threads = planned_threads_;

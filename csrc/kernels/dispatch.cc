@@ -1,12 +1,14 @@
 // Picks the kernel table of the best instruction set, once.
 #include "kernels/dispatch.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <type_traits>
 
 #include "base/config_error.h"
 
-#ifdef CAVS_HAVE_AMX
+#ifdef CAVS_HAVE_AMX_SPLIT
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,6 +16,8 @@
 
 namespace cavs {
 namespace {
+
+constexpr const char* kProducts[] = {"float32", "bfloat16x3", "bfloat16"};  // of Products
 
 struct Isa {
   const char* name;
@@ -34,7 +38,7 @@ std::vector<Isa> built_isas() {
   };
 }
 
-#ifdef CAVS_HAVE_AMX
+#ifdef CAVS_HAVE_AMX_SPLIT
 // Linux lends the unit's registers, 8 KiB a thread, to processes that ask for them.
 bool granted_matrix_unit() {
   constexpr unsigned kUnit = 1u << 24, kBfloat16 = 1u << 22;  // of edx
@@ -88,16 +92,29 @@ const Kernels<T>& kernels() {
   return table;
 }
 
-const IsaTable<float>* matrix_unit_table() {
-#ifdef CAVS_HAVE_AMX
+const char* name_of(Products products) { return kProducts[static_cast<int>(products)]; }
+
+Products products_named(const std::string& name) {
+  const auto* found = std::find(std::begin(kProducts), std::end(kProducts), name);
+  if (found == std::end(kProducts))
+    throw ConfigError("products of \"" + name + "\": there are " +
+                          joined({std::begin(kProducts), std::end(kProducts)}),
+                      "name one of them");
+  return static_cast<Products>(found - std::begin(kProducts));
+}
+
+const IsaTable<float>* matrix_unit_table([[maybe_unused]] Products products) {
+#ifdef CAVS_HAVE_AMX_SPLIT
   static const bool granted = chosen_isa() == "avx512" && granted_matrix_unit();
-  if (!granted) return nullptr;  // what follows is AVX-512 code
-  static const IsaTable<float> table = [] {
+  if (!granted || products == Products::kExact) return nullptr;  // what follows is AVX-512 code
+  const auto with = [](void (*take_products)(IsaTable<float>&)) {
     IsaTable<float> t = avx512::kFloat;
-    amx::take_products(t);
+    take_products(t);
     return t;
-  }();
-  return &table;
+  };
+  static const IsaTable<float> split = with(amx_split::take_products);
+  static const IsaTable<float> rounded = with(amx_rounded::take_products);
+  return products == Products::kSplit ? &split : &rounded;
 #else
   return nullptr;
 #endif
@@ -106,8 +123,7 @@ const IsaTable<float>* matrix_unit_table() {
 template <class T>
 const Kernels<T>& kernels(Products products) {
   if constexpr (std::is_same_v<T, float>) {
-    if (products == Products::kSplit && matrix_unit_table() != nullptr)
-      return matrix_unit_table()->kernels;
+    if (const IsaTable<float>* table = matrix_unit_table(products)) return table->kernels;
   }
   return kernels<T>();
 }

@@ -15,8 +15,12 @@ std::vector<std::string> supported_isas();
 template <class T>
 const IsaTable<T>& isa_table(const std::string& isa);
 
-// The best table with products on the matrix unit; null where the machine, the system or CAVS_ISA
-// has none.
-const IsaTable<float>* matrix_unit_table();
+// "float32", "bfloat16x3" and "bfloat16"; throws ConfigError for other names.
+const char* name_of(Products products);
+Products products_named(const std::string& name);
+
+// The best table with such products on the matrix unit; null where the machine, the system or
+// CAVS_ISA has none, and for exact ones.
+const IsaTable<float>* matrix_unit_table(Products products);
 
 }  // namespace cavs

@@ -35,6 +35,7 @@ int64_t multiply_adds(int64_t iterations, T* sink) {
 template <class T>
 constexpr IsaTable<T> make_table() {
   return {{CAVS_TEXT(CAVS_ISA),
+           Products::kExact,
            kPanel<T>,
            1,
            {2 * kTileRows, 8 * kTileRows},

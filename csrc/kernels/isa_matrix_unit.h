@@ -1,8 +1,9 @@
 // Products of float32 on the matrix unit of processors with AMX, which multiplies bfloat16 and adds
-// in float32, 16 times as many a cycle. A number is split into two bfloat16: the nearest, and what
-// is left of it, together its first 16 bits. Three of the four products of the halves are
+// in float32, 16 times as many a cycle. A number is one piece, the nearest bfloat16, or two: what
+// is left of it, too, together its first 16 bits. Of two, three of the four products of pieces are
 // added; the fourth is left out, 2^-16 at most (Henry, Tang and Heinecke 2019, "Leveraging the
 // bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations").
+// CAVS_PIECES is their number: each has an object of its own.
 #pragma once
 
 #include "kernels/isa_tile.h"
@@ -12,19 +13,20 @@ namespace {
 
 // A tile: 16 lines of 16 pairs of bfloat16, of 32 steps of the sum. Line i of a left operand is its
 // row i, pair j its numbers j and j + 16; line j of a right one its rows j and j + 16, pair i its
-// column i. A strip is 32 rows of a left or columns of a right operand: for each 32 steps the tiles
-// of its first 16, the nearest bfloat16 and what is left of them, and those of the last 16.
+// column i. A strip is 32 rows of a left or columns of a right operand: for each 32 steps the tile
+// of its first 16, that of what is left of them if there is one, and those of the last 16.
+constexpr bool kTwo = CAVS_PIECES == 2;
 constexpr int64_t kLines = 16, kDepthUnit = 32, kStrip = 32;
-constexpr int64_t kTileBytes = kLines * kLineBytes, kRest = kTileBytes, kSecond = 2 * kTileBytes;
-constexpr int64_t kUnitBytes = 4 * kTileBytes;
+constexpr int64_t kTileBytes = kLines * kLineBytes, kRest = kTileBytes;
+constexpr int64_t kSecond = CAVS_PIECES * kTileBytes, kUnitBytes = 2 * kSecond;
 
 CAVS_INLINE int64_t units_of(int64_t k) { return ceil_div(k, kDepthUnit); }
 
 using Line = Vector<float>;
 using Bits = VectorTypes<float>::UnsignedVector;
 
-// Sixteen pairs as a line of each of two tiles: the nearest bfloat16, and that of what is left.
-// Infinity becomes a NaN. Masked forms as in isa_vector.h.
+// Sixteen pairs as a line of each of the tiles: the nearest bfloat16, and that of what is left, in
+// which infinity becomes a NaN. Masked forms as in isa_vector.h.
 CAVS_INLINE void split(Line x, Line y, Bits& nearest, Bits& rest) {
   constexpr __mmask32 all = 0xffffffffu;
   constexpr uint32_t kHigh = 0xffff0000u;
@@ -34,11 +36,13 @@ CAVS_INLINE void split(Line x, Line y, Bits& nearest, Bits& rest) {
     return (Bits)_mm512_maskz_permutexvar_epi16(all, (__m512i)pairs, halves);
   };
   nearest = rounded(x, y);
-  rest = rounded(x - (Line)(nearest << 16), y - (Line)(nearest & kHigh));
+  if (kTwo) rest = rounded(x - (Line)(nearest << 16), y - (Line)(nearest & kHigh));
 }
 CAVS_INLINE void put_line(Line x, Line y, char* line) {
   auto* out = reinterpret_cast<Bits*>(line);
-  split(x, y, out[0], out[kRest / kLineBytes]);
+  Bits rest;
+  split(x, y, out[0], rest);
+  if (kTwo) out[kRest / kLineBytes] = rest;
 }
 
 // Lanes [0, n) of memory, zeros above; any n.
@@ -154,30 +158,28 @@ CAVS_INLINE void end_sum(const Result& c, int64_t i, int64_t j) {
 }
 
 // The product of a left strip of 17 to 32 rows and a right one. Elements are summed in this order
-// wherever they lie.
+// wherever they lie: small products first.
 template <bool Wide>
 CAVS_INLINE void sum_strips(const char* a, const char* b, int64_t units) {
+  const auto multiply = [] {
+    multiply_add<0, 4, 6>();
+    multiply_add<1, 5, 6>();
+    if constexpr (Wide) multiply_add<2, 4, 7>();
+    if constexpr (Wide) multiply_add<3, 5, 7>();
+  };
   for (; units > 0; --units, a += kUnitBytes, b += kUnitBytes) {
-    load_tile<4>(a + kRest);
-    load_tile<5>(a + kSecond + kRest);
+    if constexpr (kTwo) load_tile<4>(a + kRest);
+    if constexpr (kTwo) load_tile<5>(a + kSecond + kRest);
     load_tile<6>(b);
     if constexpr (Wide) load_tile<7>(b + kSecond);
-    multiply_add<0, 4, 6>();
-    multiply_add<1, 5, 6>();
-    if constexpr (Wide) multiply_add<2, 4, 7>();
-    if constexpr (Wide) multiply_add<3, 5, 7>();
+    if constexpr (kTwo) multiply();
     load_tile<4>(a);
     load_tile<5>(a + kSecond);
-    multiply_add<0, 4, 6>();
-    multiply_add<1, 5, 6>();
-    if constexpr (Wide) multiply_add<2, 4, 7>();
-    if constexpr (Wide) multiply_add<3, 5, 7>();
+    multiply();
+    if constexpr (!kTwo) continue;
     load_tile<6>(b + kRest);
     if constexpr (Wide) load_tile<7>(b + kSecond + kRest);
-    multiply_add<0, 4, 6>();
-    multiply_add<1, 5, 6>();
-    if constexpr (Wide) multiply_add<2, 4, 7>();
-    if constexpr (Wide) multiply_add<3, 5, 7>();
+    multiply();
   }
 }
 template <bool Wide>
@@ -209,18 +211,20 @@ CAVS_INLINE void multiply_flat(Unit& unit, const char* a, const char* b, int64_t
   if constexpr (Tiles == 4) begin_sum<3>(c, 0, 3 * kLines);
   for (; units > 0; --units, a += kUnitBytes, b += kUnitBytes) {
     load_tile<4>(a);
-    load_tile<5>(a + kRest);
+    if constexpr (kTwo) load_tile<5>(a + kRest);
     const auto strip = [&]<int First>(const char* right) {
+      const auto multiply = [&]<int Left>() {
+        multiply_add<First, Left, 6>();
+        if constexpr (both) multiply_add<First + 1, Left, 7>();
+      };
       load_tile<6>(right);
       if constexpr (both) load_tile<7>(right + kSecond);
-      multiply_add<First, 5, 6>();
-      if constexpr (both) multiply_add<First + 1, 5, 7>();
-      multiply_add<First, 4, 6>();
-      if constexpr (both) multiply_add<First + 1, 4, 7>();
+      if constexpr (kTwo) multiply.template operator()<5>();
+      multiply.template operator()<4>();
+      if constexpr (!kTwo) return;
       load_tile<6>(right + kRest);
       if constexpr (both) load_tile<7>(right + kSecond + kRest);
-      multiply_add<First, 4, 6>();
-      if constexpr (both) multiply_add<First + 1, 4, 7>();
+      multiply.template operator()<4>();
     };
     strip.template operator()<0>(b);
     if constexpr (Tiles == 4) strip.template operator()<2>(b + apart);

@@ -22,8 +22,11 @@ CAVS_DECLARE_ISA(base)
 CAVS_DECLARE_ISA(avx2)
 CAVS_DECLARE_ISA(avx512)
 
-// Products of numbers split into two bfloat16, on the matrix unit, instead of the table's own.
-namespace amx {
+// Products on the matrix unit instead of the table's own.
+namespace amx_split {
+void take_products(IsaTable<float>& table);
+}
+namespace amx_rounded {
 void take_products(IsaTable<float>& table);
 }
 

@@ -42,8 +42,8 @@ struct Piece {
     }
     if (!by_row) transpose(out);
   }
-  // Rows [i, i + 32) of columns [j, j + 16) to a right tile and what is left of it; what is not of
-  // the piece stays.
+  // Rows [i, i + 32) of columns [j, j + 16) to a right tile, and what is left of them behind it;
+  // what is not of the piece stays.
   void place(int64_t i, int64_t j, char* tile) const {
     Line x[kLines], y[kLines];
     read(i, j, x);
@@ -60,9 +60,11 @@ struct Piece {
       const Bits mask = columns & ((first ? 0xffffu : 0u) | (second ? 0xffff0000u : 0u));
       Bits nearest, rest;
       split(x[t], y[t], nearest, rest);
-      auto *to = reinterpret_cast<Bits*>(tile), *left = reinterpret_cast<Bits*>(tile + kRest);
+      auto* to = reinterpret_cast<Bits*>(tile);
       *to = (*to & ~mask) | (nearest & mask);
-      *left = (*left & ~mask) | (rest & mask);
+      if constexpr (!kTwo) continue;
+      to += kRest / kLineBytes;
+      *to = (*to & ~mask) | (rest & mask);
     }
   }
 };
@@ -110,7 +112,7 @@ void split_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
       const int64_t j = unit * kDepthUnit, wide = smaller(kDepthUnit, k - j);
       char* out = strips + unit * kUnitBytes;
       for (int64_t t = 0; t < high; ++t, out += kLineBytes) {
-        if (t == kLines) out += kSecond - kRest;
+        if (t == kLines) out += kSecond - kTileBytes;
         alignas(64) float buffer[kDepthUnit];
         const float* from = in_place ? row[t] : nullptr;
         if (!in_place)

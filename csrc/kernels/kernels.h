@@ -113,12 +113,17 @@ struct ChunkRows {
   int32_t unit = 12, fewest = 48;
 };
 
+// How products of float32 are computed: exactly, or on a matrix unit for bfloat16, from numbers
+// split into two of these ("bfloat16x3") or rounded to one ("bfloat16").
+enum class Products : uint8_t { kExact, kSplit, kRounded };
+
 template <class T>
 struct Kernels {
   const char* name;  // "avx512", ...
-  int32_t panel;     // columns of a packed panel (a multiple of 16)
-  int32_t depth;     // rows that lie together in a packed panel, see pack
-  ChunkRows rows;    // of A, that products take at their best
+  Products products;
+  int32_t panel;   // columns of a packed panel (a multiple of 16)
+  int32_t depth;   // rows that lie together in a packed panel, see pack
+  ChunkRows rows;  // of A, that products take at their best
 
   // A packed weight of K x N: ceil(N / panel) panels, each of K rows of `panel` columns, zero
   // padded to a multiple of `depth` rows, 64-byte aligned; the rows of a unit of `depth` lie in an
@@ -173,9 +178,7 @@ struct Kernels {
 template <class T>
 const Kernels<T>& kernels();
 
-// How products of float32 are computed: exactly, or from numbers split into two bfloat16 where the
-// machine has a matrix unit for these ("bfloat16x3"; float64 and other machines: exactly).
-enum class Products : uint8_t { kExact, kSplit };
+// The same with such products; those of float64, and all where there is no matrix unit, are exact.
 template <class T>
 const Kernels<T>& kernels(Products products);
 

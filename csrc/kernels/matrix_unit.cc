@@ -1,5 +1,5 @@
-// The products of the matrix unit, as one object: compiled with the flags of AVX-512, whose other
-// kernels stay as they are.
+// The products of the matrix unit, as one object for each number of pieces: compiled with the flags
+// of AVX-512, whose other kernels stay as they are.
 #include "kernels/isa_table.h"
 #include "kernels/isa_unit_products.h"
 
@@ -19,7 +19,8 @@ int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
     multiply_add<3, 5, 7>();
   }
   sink[0] = 0;
-  return iterations * 4 * kLines * kLines * kDepthUnit / 3;  // three make one of float32
+  const int64_t each = kTwo ? 3 : 1;  // make one of float32
+  return iterations * 4 * kLines * kLines * kDepthUnit / each;
 }
 
 }  // namespace
@@ -27,6 +28,7 @@ int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
 void take_products(IsaTable<float>& table) {
   Kernels<float>& k = table.kernels;
   k.name = "avx512 and the matrix unit";
+  k.products = kTwo ? Products::kSplit : Products::kRounded;
   k.panel = kStrip;
   k.depth = kDepthUnit;
   k.rows = {kStrip, 3 * kStrip};

@@ -15,7 +15,7 @@ from cavs import _engine
 KERNELS = _engine.kernels
 RowMap = KERNELS.RowMap
 SIZES = (0, 1, 2, 5, 6, 7, 15, 16, 17, 31, 33, 63, 64, 65, 150, 300)
-UNIT = "matrix_unit"  # products of split numbers
+UNITS = ("bfloat16x3", "bfloat16")  # products on a matrix unit
 SENTINEL = -12345.5
 DTYPES = ("float32", "float64")
 
@@ -29,8 +29,8 @@ class Case:
 
     @property
     def table(self) -> Any:
-        if self.isa == UNIT:
-            return KERNELS.matrix_unit_table()
+        if self.isa in UNITS:
+            return KERNELS.matrix_unit_table(self.isa)
         return getattr(KERNELS, f"table_{self.dtype}")(self.isa)
 
     @property
@@ -39,8 +39,10 @@ class Case:
 
     def product_error(self, terms: int) -> float:
         """Of a sum of products, in parts of the sum of their absolute values."""
-        if self.isa != UNIT:
+        if self.isa not in UNITS:
             return self.eps * (2 + terms / 2)
+        if self.isa == "bfloat16":  # each operand is within 2^-8
+            return 2.0**-7 + 2.0**-16 + self.eps * (2 + terms / 2)
         # Each operand is within 2^-17, and the product of what is left of both, 2^-16 at most, is
         # left out; then a sum of three times as many terms.
         return 2.25 * 2.0**-16 + self.eps * (2 + 1.5 * terms)
@@ -65,10 +67,11 @@ _PRODUCTS = [(isa, dtype) for isa in KERNELS.supported_isas() for dtype in DTYPE
 _NO_UNIT = pytest.mark.skipif(not _engine.has_matrix_unit(), reason="needs a matrix unit (AMX)")
 every_product = pytest.mark.parametrize(
     "case",
-    [Case(*of) for of in _PRODUCTS] + [pytest.param(Case(UNIT, "float32"), marks=_NO_UNIT)],
+    [Case(*of) for of in _PRODUCTS]
+    + [pytest.param(Case(unit, "float32"), marks=_NO_UNIT) for unit in UNITS],
     ids=lambda c: f"{c.isa}-{c.dtype}",
 )
-PRODUCTS = _PRODUCTS + [(UNIT, "float32")] * _engine.has_matrix_unit()
+PRODUCTS = _PRODUCTS + [(u, "float32") for u in UNITS if _engine.has_matrix_unit()]
 
 
 class Guarded:

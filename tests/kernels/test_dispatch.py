@@ -53,6 +53,6 @@ def test_isa_objects_export_their_tables_only() -> None:
         names = sorted(line.split(maxsplit=2)[2] for line in text.splitlines())
         isa = path.parent.parent.name.removeprefix("cavs_kernels_").removesuffix(".dir")
         if path.name == "matrix_unit.cc.o":
-            assert names == ["cavs::amx::take_products(cavs::IsaTable<float>&)"]
+            assert names == [f"cavs::{isa}::take_products(cavs::IsaTable<float>&)"]
         else:
             assert names == [f"cavs::{isa}::kDouble", f"cavs::{isa}::kFloat"]

@@ -1,4 +1,4 @@
-"""precision="bfloat16x3": products of split numbers on a CPU's matrix unit, float32 without one."""
+"""precision="bfloat16x3" and "bfloat16": products on a CPU's matrix unit, float32 without one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from tests.runtime.trees import Classifier, treebank
 
 needs_unit = pytest.mark.skipif(not _engine.has_matrix_unit(), reason="needs a matrix unit (AMX)")
 SPLIT = "bfloat16x3"
+# Of all gradients together, relative norm: factors have 16 and 8 bits.
+BOUNDS = {SPLIT: 1e-4, "bfloat16": 1e-2}
+both = pytest.mark.parametrize("precision", BOUNDS)
 
 
 class Chain(cavs.Model):
@@ -47,23 +50,23 @@ def gradients(batch, precision="float32", dtype=np.float32, model=Chain):
 
 
 def difference(found, expected):
-    """The largest relative norm of the difference of one of them."""
-    return max(
-        np.linalg.norm(found[name] - expected[name]) / max(np.linalg.norm(expected[name]), 1e-30)
-        for name in expected
-    )
+    """Relative norm of the difference of all together."""
+    norms = [
+        [np.linalg.norm(x[name] - y) for name, y in expected.items()]
+        for x in (found, dict.fromkeys(expected, 0.0))
+    ]
+    return np.linalg.norm(norms[0]) / np.linalg.norm(norms[1])
 
 
 @pytest.mark.parametrize(
     ("options", "found", "need"),
     [
-        ({"precision": "tf32"}, "'tf32'", "float32, bfloat16x3 on the CPU"),
-        ({"precision": "bfloat16"}, "'bfloat16'", "float32, bfloat16x3 on the CPU"),
+        ({"precision": "tf32"}, "'tf32'", "float32, bfloat16x3, bfloat16 on the CPU"),
         ({"precision": SPLIT, "device": "cuda"}, "'bfloat16x3'", "tf32, bfloat16 on a device"),
         ({"precision": SPLIT, "dtype": np.float64}, "'bfloat16x3'", "'float32' for float64"),
-        ({"precision": "half"}, "'half'", "one of float32, bfloat16x3, tf32, bfloat16"),
-        ({"precision": 3}, "is 3", "one of float32, bfloat16x3, tf32, bfloat16"),
-        ({"precision": ["float32"]}, "float32", "one of float32, bfloat16x3, tf32, bfloat16"),
+        ({"precision": "half"}, "'half'", "one of float32, bfloat16x3, bfloat16, tf32"),
+        ({"precision": 3}, "is 3", "one of float32, bfloat16x3, bfloat16, tf32"),
+        ({"precision": ["float32"]}, "float32", "one of float32, bfloat16x3, bfloat16, tf32"),
     ],
 )
 def test_a_precision_that_there_is_not(options, found, need):
@@ -72,55 +75,59 @@ def test_a_precision_that_there_is_not(options, found, need):
     assert found in str(caught.value) and need in str(caught.value)
 
 
-def test_without_a_matrix_unit_it_is_float32():
+@both
+def test_without_a_matrix_unit_it_is_float32(precision):
     batch = chains(3, 17, 40)
     with mock.patch.object(_engine, "has_matrix_unit", lambda: False):
-        found = gradients(batch, SPLIT)
+        found = gradients(batch, precision)
     expected = gradients(batch)
     assert all((found[name] == expected[name]).all() for name in expected)
 
 
 @needs_unit
+@both
 @pytest.mark.parametrize("lengths", [(1,), (1, 1, 2), (5, 33, 64), (17,) * 40, (2000,)])
-def test_close_to_float64_and_not_float32(lengths):
+def test_close_to_float64_and_not_closer_than_its_factors(precision, lengths):
     batch = chains(*lengths)
-    found, exact = gradients(batch, SPLIT), gradients(batch, dtype=np.float64)
-    assert difference(found, exact) < 1e-4
-    exact_products = gradients(batch)
-    assert any((found[name] != exact_products[name]).any() for name in exact)
+    found, exact = gradients(batch, precision), gradients(batch, dtype=np.float64)
+    del found["loss"], exact["loss"]  # far larger than gradients of many labels
+    assert BOUNDS[precision] / 300 < difference(found, exact) < BOUNDS[precision]
 
 
 @needs_unit
+@both
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_trees_in_training(threads):
+def test_trees_in_training(precision, threads):
     before = _engine.num_threads()
     try:
         results = {}
-        for precision in ("float32", SPLIT, "again"):
+        for run in ("float32", precision, "again"):
             model = Classifier()
             trainer = cavs.Trainer(
                 model,
                 cavs.optim.Adagrad(lr=0.05),
                 threads=threads,
-                precision=SPLIT if precision == "again" else precision,
+                precision=precision if run == "again" else run,
             )
             batches = [treebank(40, seed=s) for s in range(3)]
             losses = [trainer.step(b) for _ in range(10) for b in batches]
-            results[precision] = losses, {k: p.value for k, p in model.parameters().items()}
+            results[run] = losses, {k: p.value for k, p in model.parameters().items()}
         losses, parameters = results["float32"]
-        assert losses[-1] < losses[0] and np.allclose(results[SPLIT][0], losses, rtol=1e-4)
-        assert difference(results[SPLIT][1], parameters) < 1e-3
-        assert results["again"][0] == results[SPLIT][0]
-        assert all((results["again"][1][k] == results[SPLIT][1][k]).all() for k in parameters)
+        bound = BOUNDS[precision]
+        assert losses[-1] < losses[0] and np.allclose(results[precision][0], losses, rtol=bound)
+        assert difference(results[precision][1], parameters) < 10 * bound  # Adagrad follows signs
+        assert results["again"][0] == results[precision][0]
+        assert all((results["again"][1][k] == results[precision][1][k]).all() for k in parameters)
     finally:
         _engine.set_num_threads(before)
 
 
 @needs_unit
-def test_nothing_hides_a_nan():
+@both
+def test_nothing_hides_a_nan(precision):
     batch, model = chains(3, 20), Chain()
     model.cell.parameters()["U"].value[5, 7] = np.nan
-    session = cavs.Session(model, precision=SPLIT)
+    session = cavs.Session(model, precision=precision)
     assert np.isnan(session.evaluate(batch).loss)
 
 
@@ -141,13 +148,13 @@ class Joined(cavs.VertexFunction):
 def test_a_nan_spoils_what_it_is_multiplied_by_and_nothing_else(row):
     """Rows of the weight behind those of the input lie in the same unit of rows."""
     spoilt = {}
-    for precision in ("float32", SPLIT):
+    for precision in ("float32", *BOUNDS):
         model = Chain()
         model.embedding, model.cell = nn.Embedding(50, 20), Joined(20, 40)
         model.cell.W.value[row] = np.nan
         session = cavs.Session(model, precision=precision)
         spoilt[precision] = np.isnan(session.evaluate(chains(1, 1)).loss)
-    assert spoilt["float32"] == spoilt[SPLIT] == (row < 20)
+    assert set(spoilt.values()) == {row < 20}
 
 
 def test_products_that_ranks_repeat_have_the_same_bits_everywhere():
@@ -155,13 +162,13 @@ def test_products_that_ranks_repeat_have_the_same_bits_everywhere():
     rng = np.random.default_rng(0)
     left, right = (rng.standard_normal((70, n)).astype("f4") for n in (33, 90))
     outs = []
-    for precision in ("float32", SPLIT):
+    for precision in ("float32", *BOUNDS):
         session = cavs.Session(Chain(), precision=precision)
         session.gradients(chains(4))
         (variant,) = session._variants.values()
         outs.append(np.zeros((33, 90), "f4"))
         variant.executor.add_product(left, right, outs[-1])
-    assert (outs[0] == outs[1]).all()
+    assert (outs[0] == outs[1]).all() and (outs[0] == outs[2]).all()
 
 
 def test_a_session_has_its_own():
@@ -171,6 +178,8 @@ def test_a_session_has_its_own():
 
 
 @needs_unit
-def test_explain_says_so():
-    assert "on the matrix unit" in str(cavs.explain(Chain(), chains(3), precision=SPLIT))
+@both
+def test_explain_says_so(precision):
+    said = str(cavs.explain(Chain(), chains(3), precision=precision))
+    assert f"products: {precision}, on the matrix unit" in said
     assert "on the matrix unit" not in str(cavs.explain(Chain(), chains(3)))
