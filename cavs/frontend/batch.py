@@ -34,6 +34,12 @@ class SymbolicGraph:
     """Stands for the input graphs of a batch."""
 
     batch: SymbolicBatch
+    top_down: bool = False
+
+    def reversed(self) -> SymbolicGraph:
+        """The graphs with every edge turned round: a cell that is called with them gathers from the
+        parents of a vertex, and runs from the roots down."""
+        return self.batch.graph if self.top_down else self.batch.reversed_graph
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -41,8 +47,8 @@ class SymbolicGraph:
         raise TraceError(
             f"batch.graph has no {name!r} in a model, which is traced once for all batches",
             where=user_line(),
-            hint="build the graphs as they are to run (cavs.Graph.reversed() runs top-down), and "
-            "give what the model must know of them as features",
+            hint="batch.graph.reversed() runs a cell top-down; give what else the model must know "
+            "of the graphs as features",
         )
 
 
@@ -52,6 +58,7 @@ class SymbolicBatch:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.graph = SymbolicGraph(self)
+        self.reversed_graph = SymbolicGraph(self, top_down=True)
 
     def __getitem__(self, name: str) -> Node:
         feature = self.schema.get(name)

@@ -10,6 +10,7 @@ from typing import Any
 from cavs.errors import FeatureError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import SymbolicGraph
 from cavs.frontend.parameter import Module
+from cavs.frontend.top_down import turned
 from cavs.ir import EDGE, FLOAT, VERTEX, Node, Slot, Structure, apply, as_node
 from cavs.ir.trace import current_trace
 
@@ -212,7 +213,9 @@ class VertexFunction(Module):
 
     Subclasses set ``self.state = State(...)`` and parameters in ``__init__`` and define
     ``vertex(self, v)``, which is traced once and never runs per vertex. A call
-    ``f(batch.graph, x=values)`` returns what the cell pushes, one row a vertex.
+    ``f(batch.graph, x=values)`` returns what the cell pushes, one row a vertex; on
+    ``batch.graph.reversed()`` it runs from the roots down, and what it takes for children are the
+    parents.
     """
 
     state: State
@@ -247,11 +250,11 @@ class VertexFunction(Module):
         if key not in trace.memo:
             trace.memo[key] = (
                 pulled,
-                self._trace(pulled),
+                self._trace(pulled, graph.top_down),
             )  # keeps the inputs, and so the key, alive
         return trace.memo[key][1]
 
-    def _trace(self, pulled: dict[str, Node]) -> Any:
+    def _trace(self, pulled: dict[str, Node], top_down: bool) -> Any:
         for name, x in pulled.items():
             if x.type.domain.base not in ("vertex", "edge", "one", "graph") or (
                 x.type.dtype != FLOAT and x.shape
@@ -262,11 +265,10 @@ class VertexFunction(Module):
                     hint="look integers up in an nn.Embedding first, or give floats",
                 )
         where = line_of(type(self).vertex) or user_line()
-        structure = Structure(type(self).__name__, where=where)
+        structure = Structure(type(self).__name__, where=where, top_down=top_down)
         slots = {n: Slot(n, structure, s) for n, s in self.state.shapes.items()}
         v = Vertex(self, slots, pulled)
         self.vertex(v)
-        structure.arity = v._arity
         name = type(self).__name__
         if not v._scattered:
             raise TraceError(
@@ -281,9 +283,13 @@ class VertexFunction(Module):
                 where=where,
                 hint="gather it, or drop it from State and scatter",
             )
-        trace = current_trace()
-        for n, slot in slots.items():
-            trace.slots[slot] = v._scattered[n]
-        if isinstance(v._pushed, dict):
-            return SimpleNamespace(**v._pushed)
-        return v._pushed
+        named = v._pushed if isinstance(v._pushed, dict) else {"": v._pushed}
+        filled = {slot: v._scattered[n] for n, slot in slots.items()}
+        if top_down:
+            inner = [x.inputs[0] for x in named.values()]
+            values, filled = turned(structure, filled, inner, pulled.values())
+            named = {k: apply("push", x) for k, x in zip(named, values, strict=True)}
+        else:
+            structure.arity = v._arity
+        current_trace().slots.update(filled)
+        return SimpleNamespace(**named) if isinstance(v._pushed, dict) else named[""]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,14 @@ class Structure:
     """One application of a vertex function to the input graphs.
 
     arity: how many children it looks at; None where it reads all. where: the user's line.
+    top_down: it runs from the roots down. parents: how many of these it looks at then.
     """
 
     name: str
     arity: int | None = None
     where: str = ""
+    top_down: bool = False
+    parents: int | None = None
 
 
 @dataclass(eq=False)
@@ -32,7 +35,8 @@ class Slot:
     hold one row an edge (the cotangent of a gather), read through ``gather_grad`` (one row a
     vertex, summed over the edges that leave it). With ``child`` k they hold one row a vertex, the
     cotangent of what it gathered from its k-th child, summed over the parents whose k-th child a
-    vertex is. The split breaks the cycle of the recurrence.
+    vertex is. The split breaks the cycle of the recurrence. A structure that runs top-down has
+    backward slots for its states, and forward ones for their cotangents.
     """
 
     name: str
@@ -50,7 +54,8 @@ class Slot:
     def __repr__(self) -> str:
         of = "" if self.child is None else f"[{self.child}]"
         of += {None: "", True: "[leaf]", False: "[inner]"}[self.leaf]
-        return f"{self.structure.name}.{self.name}{of}" + ("'" if self.backward else "")
+        cotangent = self.backward is not self.structure.top_down
+        return f"{self.structure.name}.{self.name}{of}" + ("'" if cotangent else "")
 
     def __lt__(self, other: Slot) -> bool:
         return repr(self) < repr(other)
@@ -72,21 +77,28 @@ class Graph:
         return toposort(self.roots())
 
 
-def toposort(roots: Iterable[Node]) -> list[Node]:
-    """Nodes reachable from ``roots``, inputs before users; without recursion."""
+def toposort(roots: Iterable[Node], stops: Collection[Node] = ()) -> list[Node]:
+    """Nodes reachable from ``roots``, but not through ``stops``, inputs before users.
+
+    Without recursion.
+    """
     order: list[Node] = []
     seen: set[Node] = set()
+
+    def inputs_of(node: Node) -> Iterator[Node]:
+        return iter(() if node in stops else node.inputs)
+
     for root in roots:
         if root in seen:
             continue
         seen.add(root)
-        stack = [(root, iter(root.inputs))]
+        stack = [(root, inputs_of(root))]
         while stack:
             node, inputs = stack[-1]
             for x in inputs:
                 if x not in seen:
                     seen.add(x)
-                    stack.append((x, iter(x.inputs)))
+                    stack.append((x, inputs_of(x)))
                     break
             else:
                 order.append(node)

@@ -107,6 +107,13 @@ def gradients(
     backward: dict[Slot, Node] = {}  # what was gathered, whose cotangent the new slot holds
     readers = users(nodes)
     for slot, source in graph.slots.items():
+        if slot.backward:  # of a structure that runs top-down
+            summed = apply("gather_grad", slot=slot, domain=VERTEX)
+            if source in forward:
+                back = replace(slot, backward=False)
+                backward[back] = summed
+                add(source, apply("gather", slot=back, domain=EDGE))
+            continue
         gather = apply("gather", slot=slot, domain=EDGE)
         for n in gathered(gather, readers.get(gather, ())) if source in forward else ():
             k = n.attr("k") if n.op.name == "nth_child" else None
@@ -143,7 +150,8 @@ def _depends_on(nodes: list[Node], wanted: set[Node], graph: Graph) -> set[Node]
             if node in found:
                 continue
             if any(x in found for x in node.inputs) or (
-                node.op.name == "gather" and graph.slots[node.attr("slot")] in found
+                node.op.name in ("gather", "gather_grad")
+                and graph.slots[node.attr("slot")] in found
             ):
                 found.add(node)
         if len(found) == before:

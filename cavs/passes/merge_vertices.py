@@ -17,8 +17,9 @@ PRESENT = "#present "  # + name: for how many vertices where that int feature is
 def distinguishing(graph: Graph) -> tuple[str, ...] | None:
     """The features by which vertices of ``graph`` differ; None where copies must stay apart.
 
-    That is where a vertex draws its own random numbers, or belongs to a graph that has values, and
-    where a feature of the user's might be taken for one of the compiler's ("#...").
+    That is where a vertex draws its own random numbers, belongs to a graph that has values or gets
+    states from its parents, and where a feature of the user's might be taken for one of the
+    compiler's ("#...").
     """
     names: set[str] = set()
     for n in graph.nodes():
@@ -28,6 +29,8 @@ def distinguishing(graph: Graph) -> tuple[str, ...] | None:
         if n.op.name == "feature":
             names.add(n.attr("name"))
     if any(n.type.domain.base == "edge" for n in graph.outputs.values()):
+        return None
+    if any(slot.backward for slot in graph.slots):
         return None
     reserved = any(name.startswith("#") for name in names)
     return tuple(sorted(names)) if graph.slots and not reserved else None

@@ -28,7 +28,12 @@ class Loop:
     backward: bool
 
     def __repr__(self) -> str:
-        return f"{self.structure.name} {'backward' if self.backward else 'forward'}"
+        return f"{self.structure.name} {'backward' if self.gradient else 'forward'}"
+
+    @property
+    def gradient(self) -> bool:
+        """Whether it computes cotangents; backward says in which order its tasks run."""
+        return self.backward is not self.structure.top_down
 
 
 @dataclass(eq=False)

@@ -56,7 +56,7 @@ class Unhoist:
             if n not in terms and not self._may_move(n):
                 continue
             for loop in dict.fromkeys(self.loop[x] for x in self.reads[n] if x in self.loop):
-                wanted = loop.backward or n.op.name == "matmul"
+                wanted = loop.gradient or n.op.name == "matmul"
                 if wanted and all(self._available(x, n, loop) for x in self.reads[n]):
                     self.loop[n] = loop
                     break

@@ -40,18 +40,24 @@ def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
     as the largest k reaches. max_arity: of the vertices of ``batch``.
     """
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):
-        if structure.arity is None or max_arity <= structure.arity:
+        few = structure.arity is None or max_arity <= structure.arity
+        if few and structure.parents is None:
             continue
         schedule = batch.schedule()
-        arity = np.diff(np.asarray(schedule.edge_offsets))
-        wrong = np.asarray(schedule.order)[arity > structure.arity]
+        offsets = schedule.edge_offsets if structure.parents is None else schedule.out_offsets
+        number = np.diff(np.asarray(offsets))
+        most = structure.arity if structure.parents is None else structure.parents
+        wrong = np.asarray(schedule.order)[number > most]
+        if not wrong.size:
+            continue
         vertex = int(wrong.min())
-        count = int(arity[int(np.asarray(schedule.row)[vertex])])
+        count = int(number[int(np.asarray(schedule.row)[vertex])])
+        what, one = ("children", "child") if structure.parents is None else ("parents", "parent")
         error = GraphError(
-            f"{_at(batch, 'vertex', vertex)} has {count} children; "
-            f"{structure.name} reads {structure.arity} by gather(k)",
+            f"{_at(batch, 'vertex', vertex)} has {count} {what}; "
+            f"{structure.name} reads {most} by gather(k)",
             where=structure.where,
-            hint="read every child with v.gather() and reduce, or give the graph fewer children",
+            hint=f"read every {one} with v.gather() and reduce, or give the graph fewer {what}",
         )
         error.vertex = vertex
         raise error

@@ -1,0 +1,133 @@
+"""Vertex functions that run from the roots down: what they gather are states of parents.
+
+The schedule stays as it is. States travel down as cotangents do in backward: tasks run in reverse,
+a value of every edge is made at the parent and summed over the edges that leave the child. So a
+slot of such a structure is a backward one, and its gradient goes up through a forward one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cavs.errors import TraceError
+from cavs.ir import EDGE, VERTEX, Node, Slot, Structure, apply, constant, origin, rebuild, toposort
+
+_INSTEAD = (
+    "reduce over the parents by .sum() or .mean(); or build graphs that are turned round, "
+    "cavs.Graph.reversed(), for a model that runs top-down only"
+)
+
+
+def turned(
+    structure: Structure,
+    scattered: Mapping[Slot, Node],
+    pushed: Iterable[Node],
+    pulled: Iterable[Node],
+) -> tuple[list[Node], dict[Slot, Node]]:
+    """What is pushed, and the slots, of a traced cell as it runs from the roots down.
+
+    scattered: by the slots that the trace gathers from. pulled: what comes from outside. TraceError
+    for what cannot be computed at the parent: a maximum over parents, and values of an edge that
+    need what its child gathers.
+    """
+    turner = _Turner(structure, scattered, pulled)
+    values = [turner.at_vertex(x) for x in pushed]
+    return values, turner.slots()
+
+
+class _Turner:
+    def __init__(
+        self, structure: Structure, scattered: Mapping[Slot, Node], pulled: Iterable[Node]
+    ) -> None:
+        self.structure, self.scattered, self.pulled = structure, scattered, set(pulled)
+        self.vertex: dict[Node, Node] = {}  # value of a vertex as traced -> as it runs
+        self.summed: dict[Node, Slot] = {}  # value of an edge as traced -> slot of its sum
+        self.read: dict[Node, Slot] = {}  # value of a vertex that its edges to parents read
+
+    def slots(self) -> dict[Slot, Node]:
+        """All slots; every value of a vertex that is asked for may add some."""
+        for value in self.scattered.values():
+            self.at_vertex(value)
+        found: dict[Slot, Node] = {}
+        while len(found) < len(self.summed):
+            for x, slot in list(self.summed.items()):
+                if slot not in found:
+                    found[slot] = self._at_edge(x)
+        return found | {slot: value for value, slot in self.read.items()}
+
+    def _inside(self, root: Node) -> Iterable[Node]:
+        """What of the cell makes ``root``, inputs first."""
+        stops = self.pulled | {n for n in toposort([root]) if n.op.name == "push"}
+        return toposort([root], stops)
+
+    def at_vertex(self, value: Node) -> Node:
+        """A value of the vertex, with sums over its parents."""
+        for n in self._inside(value):
+            if n in self.vertex or n.type.domain.base == "edge":
+                continue
+            with origin(n.where):
+                self.vertex[n] = self._one(n)
+        return self.vertex[value]
+
+    def _one(self, n: Node) -> Node:
+        name = n.op.name
+        if n in self.pulled or name == "push":
+            return n
+        if name == "sum_children":
+            return self._sum(n.inputs[0])
+        if name == "nth_child":
+            self.structure.parents = 1
+            zero = apply("broadcast", constant(0.0), shape=n.shape, domain=VERTEX)
+            return zero if n.attr("k") else self._sum(n.inputs[0])
+        if name == "num_children":
+            return self._sum(apply("broadcast", constant(1.0), shape=(), domain=EDGE))
+        if name == "max_children":
+            raise TraceError(
+                f"{self.structure.name} runs on a reversed graph and takes a maximum over parents",
+                where=n.where,
+                hint=_INSTEAD,
+            )
+        return rebuild(n, tuple(self.vertex[x] for x in n.inputs))
+
+    def _sum(self, x: Node) -> Node:
+        if x not in self.summed:
+            gathers = [n for n in self._inside(x) if n.op.name == "gather"]
+            # What needs no state is no part of the recurrence.
+            of = self.structure if gathers else Structure(self.structure.name, top_down=True)
+            name = gathers[0].attr("slot").name if x in gathers else f"sum {len(self.summed)}"
+            self.summed[x] = Slot(name, of, x.shape, backward=True)
+        return apply("gather_grad", slot=self.summed[x], domain=VERTEX)
+
+    def _at_edge(self, value: Node) -> Node:
+        """A value of an edge: its state is that of the parent, all else is of the child."""
+        made: dict[Node, Node] = {}
+        for n in self._inside(value):
+            base = n.type.domain.base
+            with origin(n.where):
+                if base == "vertex":
+                    continue
+                if base != "edge" or n in self.pulled:
+                    made[n] = n
+                elif n.op.name == "gather":
+                    state = self.at_vertex(self.scattered[n.attr("slot")])
+                    made[n] = apply("broadcast", state, shape=n.shape, domain=EDGE)
+                else:
+                    made[n] = rebuild(
+                        n, tuple(made[x] if x in made else self._of_child(x, n) for x in n.inputs)
+                    )
+        return made[value]
+
+    def _of_child(self, x: Node, reader: Node) -> Node:
+        value = self.at_vertex(x)
+        gathers = (n for n in toposort([value]) if n.op.name == "gather_grad")
+        if any(n.attr("slot").structure is self.structure for n in gathers):
+            raise TraceError(
+                f"{self.structure.name} runs on a reversed graph, and this value of an edge needs "
+                "what other parents give",
+                where=reader.where,
+                hint=_INSTEAD,
+            )
+        if value not in self.read:
+            name = f"input {len(self.read)}"
+            self.read[value] = Slot(name, Structure(self.structure.name), x.shape)
+        return apply("gather", slot=self.read[value], domain=EDGE)
