@@ -148,7 +148,8 @@ class RandomModel(cavs.Model):
         if self.choices["dense"]:
             x = x + batch["dense"] @ self.dense
         for cell in self.cells:
-            x = cell(batch.graph, x=x, relation=batch["relation"])
+            graph = batch.graph.reversed() if cell.choices["top_down"] else batch.graph
+            x = cell(graph, x=x, relation=batch["relation"])
             if self.choices["dropout"]:
                 x = ops.dropout(x, 0.3)
         return {"logits": self.output(x), "pushed": x}
@@ -168,13 +169,15 @@ OPS = ("add", "mul", "sub", "tanh", "gate", "linear", "norm", "softmax", "outer"
 @st.composite
 def cells(draw, smooth):
     state = {n: draw(st.sampled_from(WIDTHS)) for n in ("c", "h")[: draw(st.integers(1, 2))]}
-    reads = ("sum", "mean", "edge", "attend", "nth", "nths", "beside") + (
-        () if smooth else ("max",)
-    )
+    top_down = draw(st.sampled_from([False, False, True]))
+    reads = ("sum", "mean", "edge", "beside")  # of parents, too
+    if not top_down:
+        reads += ("attend", "nth", "nths", *(() if smooth else ("max",)))
     kinds = OPS if smooth else (*OPS, "relu")
     step = st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(0, 9))
     return {
         "state": state,
+        "top_down": top_down,
         "width": draw(st.sampled_from(WIDTHS)),
         "reads": {n: draw(st.sampled_from(reads)) for n in state},
         "edge_feature": draw(st.booleans()),

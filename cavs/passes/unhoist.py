@@ -17,14 +17,8 @@ from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind
 if TYPE_CHECKING:
     from cavs.passes.partition import Loop
 
-_RECURRENT = (
-    "child",
-    "children",
-    "nth_child",
-    "nth_leaf",
-    "out",
-    "nth_parents",
-)  # how a slot is read
+# How a slot is read, in a loop whose tasks run from the leaves up, and from the roots down.
+_RECURRENT = {False: ("child", "children", "nth_child", "nth_leaf"), True: ("out", "nth_parents")}
 
 
 @dataclass
@@ -49,7 +43,7 @@ class Unhoist:
             loops = {self.loop.get(r) for r in self.readers[n]}
             if self._may_move(n) and len(loops) == 1 and None not in loops:
                 (loop,) = loops
-                if loop is not None and all(self._beside(n, r) for r in self.readers[n]):
+                if loop is not None and all(self._beside(n, r, loop) for r in self.readers[n]):
                     self.loop[n] = loop
         terms = self._gradient_terms()
         for n in order:
@@ -78,11 +72,11 @@ class Unhoist:
             if n.op.rule is BatchRule.REDUCE and terms.count(n) == 1 and not self.readers.get(n)
         }
 
-    def _beside(self, x: Node, reader: Node) -> bool:
-        """In one loop ``reader`` finds ``x`` made: by its own task, or by those before it."""
+    def _beside(self, x: Node, reader: Node, loop: Loop) -> bool:
+        """In ``loop`` ``reader`` finds ``x`` made: by its own task, or by those before it."""
         for _, pieces in self.accesses.operands(reader):
             for p in pieces:
-                if x not in behind(p.source) or p.array in _RECURRENT:
+                if x not in behind(p.source) or p.array in _RECURRENT[loop.backward]:
                     continue
                 if p.source is not x or p.array not in LOCAL_ARRAYS:
                     return False
@@ -92,7 +86,7 @@ class Unhoist:
 
     def _available(self, x: Node, reader: Node, loop: Loop) -> bool:
         if self.loop.get(x) is loop:
-            return self._beside(x, reader)
+            return self._beside(x, reader, loop)
         return not self._depends(x, loop)
 
     def _depends(self, x: Node, loop: Loop) -> bool:
