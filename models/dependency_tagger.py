@@ -1,10 +1,10 @@
-"""Parts of speech from dependency trees: a child-sum Tree-LSTM on CoNLL-U.
+"""Parts of speech from dependency trees on CoNLL-U: a child-sum Tree-LSTM up, a GRU down again.
 
     cavs train dependency-tagger --data DIR
 
 DIR holds ``*train.conllu``, ``*dev.conllu`` and ``*test.conllu`` of a Universal Dependencies
 treebank; where there is no training part, nine tenths of the development part take its place. A
-word sees itself and everything that depends on it: any number of children.
+word sees itself, everything that depends on it, any number of children, and what it depends on.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ DEFAULTS = {"epochs": 12, "batch_size": 25, "lr": 0.05}
 
 
 class Tagger(cavs.Model):
-    """Forms are embedded, the cell gathers dependents, a linear layer scores the tags."""
+    """Forms are embedded, one cell gathers dependents, another the head; a linear layer scores."""
 
     def __init__(self, num_forms: int, embedding_size: int, hidden_size: int, dropout: float):
         self.embedding = nn.Embedding(num_forms, embedding_size)
-        self.tree = nn.ChildSumTreeLSTM(embedding_size, hidden_size)
-        self.output = nn.Linear(hidden_size, len(UPOS))
+        self.up = nn.ChildSumTreeLSTM(embedding_size, hidden_size)
+        self.down = nn.GRU(embedding_size + hidden_size, hidden_size)
+        self.output = nn.Linear(2 * hidden_size, len(UPOS))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch):
         """Scores of the tags at every word."""
         forms = self.dropout(self.embedding(batch["token"]))
-        return self.output(self.dropout(self.tree(batch.graph, x=forms)))
+        up = self.up(batch.graph, x=forms)
+        down = self.down(batch.graph.reversed(), x=ops.concat([forms, up]))
+        return self.output(self.dropout(ops.concat([up, down])))
 
     def loss(self, batch):
         """Mean over all words that have a tag."""

@@ -62,7 +62,14 @@ class Lowering(RowLowering):
     def _new_stage(self, body: Body) -> Stage:
         if body.loop is not None:
             bodies: list[list[int]] = [[] for _ in self.program.kinds]
-            return Stage("loop", reversed=body.loop.backward, bodies=bodies, label=str(body.loop))
+            loop = body.loop
+            return Stage(
+                "loop",
+                reversed=loop.backward,
+                gradient=loop.gradient,
+                bodies=bodies,
+                label=str(loop),
+            )
         base = "vertex" if body.base == "rows" else body.base
         kind = "global" if body.reduction else "rows"
         label = f"{'reduce' if body.reduction else 'rows'} {base}"

@@ -79,7 +79,8 @@ class Stage:
     kind: str  # rows, loop, global
     space: int = 0
     body: list[int] = field(default_factory=list)
-    reversed: bool = False
+    reversed: bool = False  # a loop whose tasks run from the roots down
+    gradient: bool = False  # a loop of cotangents
     bodies: list[list[int]] = field(default_factory=list)
     label: str = ""
 

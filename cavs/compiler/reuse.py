@@ -217,10 +217,10 @@ def _share(program: Program) -> None:
 
 def _backward(program: Program) -> int:
     """The stage from which on memory no longer grows: what is kept for backward is there."""
-    loops = [(n, s.reversed) for n, s in enumerate(program.stages) if s.kind == "loop"]
-    if not any(reversed_ for _, reversed_ in loops):
+    loops = [(n, s.gradient) for n, s in enumerate(program.stages) if s.kind == "loop"]
+    if not any(gradient for _, gradient in loops):
         return len(program.stages)
-    return max((n + 1 for n, reversed_ in loops if not reversed_), default=loops[0][0])
+    return max((n + 1 for n, gradient in loops if not gradient), default=loops[0][0])
 
 
 def _best(

@@ -22,6 +22,6 @@ def encode(program: Program) -> _engine.Program:
             del fields["out"]
         p.add_instruction(fields)
     for s in program.stages:
-        p.add_stage(dict(vars(s)))
+        p.add_stage({k: v for k, v in vars(s).items() if k != "gradient"})
     p.finish(program.loss, sorted(set(program.outputs.values())))
     return p

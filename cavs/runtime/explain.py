@@ -249,7 +249,7 @@ def _buffers(program: Program, schedule: Any, itemsize: int) -> tuple[BufferRepo
 
 def _working_kinds(program: Program, schedule: Any) -> set[int]:
     """Kinds of the schedule that have work in a forward loop."""
-    loops = [s for s in program.stages if s.kind == "loop" and not s.reversed]
+    loops = [s for s in program.stages if s.kind == "loop" and not s.gradient]
     working = {k for s in loops for k, body in enumerate(s.bodies) if body}
     keys = [key for key, _, _ in schedule.kinds]
     return {i for i, key in enumerate(keys) if program.kinds.index(key) in working}
@@ -295,7 +295,7 @@ def _not_batched(compiled: Compiled, schedule: Any, passes: Passes) -> tuple[str
 
 def _kept_bytes(program: Program, buffers: tuple[BufferReport, ...]) -> int:
     """Bytes of values made before the first backward loop or gradient that are read then."""
-    starts = (n for n, s in enumerate(program.stages) if s.reversed or _sums_gradient(program, s))
+    starts = (n for n, s in enumerate(program.stages) if s.gradient or _sums_gradient(program, s))
     backward = next(starts, 0)
     return sum(b.bytes for b in buffers if b.first < backward <= b.last)
 
