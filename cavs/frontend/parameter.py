@@ -97,7 +97,7 @@ class Parameter(Operand):
         self.name = ""
         self._value: npt.NDArray[Any] | None = None
         self.copies: list[Copy] = []  # on devices; one of them may be newer than the value
-        self.version = 0  # one more whenever a session has written the value
+        self.version = 0  # one more whenever the value was written, or given to who may write it
 
     def initialize(self, seed: int, dtype: npt.DTypeLike = np.float32) -> None:
         """Draws the value from ``seed`` and the parameter's name, whatever the order of others."""
@@ -111,7 +111,15 @@ class Parameter(Operand):
                 where=self.where,
                 hint="an initialiser is a number, or an array of the parameter's own shape",
             )
-        self._value = np.array(drawn, dtype=dtype, order="C")  # a copy: the engine writes it
+        if self._value is None or self._value.dtype != dtype:
+            self._value = np.array(drawn, dtype=dtype, order="C")  # a copy: the engine writes it
+        else:
+            self.value[...] = drawn  # the array that sessions have
+        self.written()
+
+    def written(self) -> None:
+        """Tells sessions that the value has changed: they read it anew before they next run."""
+        self.version += 1
 
     def convert(self, dtype: npt.DTypeLike) -> None:
         """Changes the dtype of the value; sessions made before keep the old array."""
@@ -121,17 +129,21 @@ class Parameter(Operand):
     def value(self) -> npt.NDArray[Any]:
         """The array itself, C-contiguous; the engine writes it in place.
 
-        A model that trains on a device brings it up to date here, when it is asked for.
+        A model that trains on a device brings it up to date here, when it is asked for. Whoever
+        asks may write into it: sessions read it anew before they next run. Who keeps the array and
+        writes into it after that calls `written`.
         """
         for copy in self.copies:
             copy.download()
         if self._value is None:
             self.initialize(0)
         assert self._value is not None
+        self.written()
         return self._value
 
     @value.setter
     def value(self, array: npt.ArrayLike) -> None:
+        """Copies into the array; ShapeError, DTypeError or NumericsError for what does not fit."""
         new = np.asarray(array)
         if new.shape != self.shape:
             raise ShapeError(

@@ -292,7 +292,8 @@ class Session(Inspected):
         if variant.shared is None:
             many = schedule.batch.num_edges > schedule.batch.num_vertices
             variant.shared = many and not self._agreed(training)
-        if variant.executor is None or not found <= set(variant.kinds):
+        thawed = training and any(self.parameters[name].trainable for name in variant.frozen)
+        if variant.executor is None or thawed or not found <= set(variant.kinds):
             try:
                 self._compile(variant, found)
             except DeviceError as error:
@@ -377,6 +378,7 @@ class Session(Inspected):
     def _compile(self, variant: Variant, found: set[int], record: bool = False) -> None:
         assert variant.traced is not None
         variant.kinds = tuple(sorted(set(variant.kinds) | found))
+        variant.frozen = frozenset(n for n, p in self.parameters.items() if not p.trainable)
         with origin(""):
             variant.compiled = compile_graph(
                 variant.traced,
@@ -430,7 +432,10 @@ class Session(Inspected):
                 self._source(variant, batch).schedule(variant.optional)
 
     def invalidate(self) -> None:
-        """Tells the engine that parameters were written from Python."""
+        """Tells the engine that arrays of parameters were written that it has seen before.
+
+        Not needed where ``Parameter.value`` was asked for or set since the last run.
+        """
         if self._cuda is not None:
             self._cuda.invalidate()
         for variant in self._variants.values():

@@ -124,6 +124,7 @@ class Variant:
     restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
     executor: Executor | None = None
+    frozen: frozenset[str] = frozenset()  # parameters that it is compiled without gradients of
 
     def to_json(self) -> dict[str, Any]:
         """For what it is compiled, as JSON values."""

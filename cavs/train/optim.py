@@ -6,7 +6,7 @@ sparse gradient (an embedding table) moves only in the rows that were looked up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -91,6 +91,14 @@ class Optimizer:
             [np.zeros_like(p.value) for _ in range(self.num_states())] if p.trainable else []
             for p in parameters
         ]
+
+    def complete_states(
+        self, parameters: Iterable[TrainableParameter], states: Iterable[list[Array]]
+    ) -> None:
+        """Fresh arrays, in place, for parameters that are trainable now and were not before."""
+        for p, arrays in zip(parameters, states, strict=True):
+            if p.trainable and not arrays:
+                arrays.extend(self.init_states([p])[0])
 
     def plateau(self) -> Plateau | None:
         """The `Plateau` inside `lr`, if there is one."""

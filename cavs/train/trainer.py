@@ -203,6 +203,7 @@ class Trainer:
 
     def _terms(self, number: int) -> dict[str, Any]:
         """What the engine is told of step `number`, counted from 0."""
+        self.optimizer.complete_states(self.parameters.values(), self.states)
         return {
             "hyper": self.optimizer.hyper(number),
             "states": self.states,
@@ -427,12 +428,16 @@ class Trainer:
                 hint="resume with the same optimiser, or use load() for the parameters alone",
             )
         self._check_states(path, stored)
+        for name, arrays in zip(own, self.states, strict=True):
+            if not arrays:  # it was trained then, and is not now
+                arrays.extend(np.empty_like(saved) for saved in stored.states[name])
         self.session.load_state_dict(stored.progress.get("session") or {})
         self.optimizer.load_state_dict(kept)
         for (name, array), arrays in zip(own.items(), self.states, strict=True):
             np.copyto(array, stored.parameters[name])
-            for state, saved in zip(arrays, stored.states[name], strict=True):
-                np.copyto(state, saved)
+            if stored.states[name]:
+                for state, saved in zip(arrays, stored.states[name], strict=True):
+                    np.copyto(state, saved)
         self.session.invalidate()
         self.steps, self.seed, self._resumed = step, seed, stored.progress
         self.last_checkpoint = Path(path)
@@ -444,7 +449,12 @@ class Trainer:
                 f"{name}.{i}": array
                 for name, arrays in zip(self.parameters, states, strict=True)
                 for i, array in enumerate(arrays)
+                if name in both
             }
+
+        # One that was frozen has none; it need not be the same ones as now.
+        own = dict(zip(self.parameters, self.states, strict=True))
+        both = {name for name, arrays in own.items() if arrays and stored.states[name]}
 
         if any(self.states) and not any(stored.states.values()):
             raise CheckpointError(

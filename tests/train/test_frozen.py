@@ -1,0 +1,99 @@
+"""Parameters that are frozen and thawed while a model is trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops, optim
+from cavs.errors import CheckpointError
+
+
+class Classifier(cavs.Model):
+    def __init__(self):
+        self.embedding = nn.Embedding(10, 4)
+        self.cell = nn.LSTM(4, 4)
+        self.output = nn.Linear(4, 3)
+
+    def loss(self, batch):
+        h = self.cell(batch.graph, x=self.embedding(batch["token"]))
+        return ops.cross_entropy(self.output(h), batch["label"])
+
+
+def chains(seed=0):
+    rng = np.random.default_rng(seed)
+    features = [{"token": rng.integers(0, 10, n), "label": rng.integers(0, 3, n)} for n in (5, 9)]
+    return cavs.batch([cavs.Graph.chain(len(f["token"]), features=f) for f in features])
+
+
+OPTIMIZERS = {
+    "sgd": lambda: optim.SGD(lr=0.1),
+    "momentum": lambda: optim.SGD(lr=0.1, momentum=0.9),
+    "adagrad": lambda: optim.Adagrad(lr=0.1, initial=0.25),
+    "adam": lambda: optim.Adam(lr=0.01),
+}
+
+
+def values(model):
+    return {name: p.value.copy() for name, p in model.parameters().items()}
+
+
+@pytest.mark.parametrize("name", ["embedding.weight", "cell.U", "output.bias"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_thawed_after_steps_it_moves_as_if_the_run_began_there(optimizer, name):
+    model, batch = Classifier(), chains()
+    parameter = model.parameters()[name]
+    parameter.trainable = False
+    trainer, before = cavs.Trainer(model, OPTIMIZERS[optimizer]()), parameter.value.copy()
+    for _ in range(3):
+        trainer.step(batch)
+    assert (parameter.value == before).all()
+    parameter.trainable = True
+    other = Classifier()
+    for key, value in values(model).items():
+        other.parameters()[key].value = value
+    trainer.step(batch)
+    moved = parameter.value - before
+    assert np.abs(moved).max() > 0
+    if optimizer != "adam":  # which counts steps from the beginning of the run
+        cavs.Trainer(other, OPTIMIZERS[optimizer]()).step(batch)
+        np.testing.assert_allclose(
+            parameter.value, other.parameters()[name].value, rtol=1e-6, atol=1e-8
+        )
+    parameter.trainable = False
+    still = parameter.value.copy()
+    trainer.step(batch)
+    assert (parameter.value == still).all()
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_resumed_with_others_frozen(now, tmp_path):
+    batch, path = chains(), tmp_path / "c.safetensors"
+    model = Classifier()
+    model.cell.U.trainable = not now
+    trainer = cavs.Trainer(model, optim.Adam(lr=0.01))
+    trainer.step(batch)
+    trainer.save(path)
+    other = Classifier()
+    other.cell.U.trainable = now
+    again = cavs.Trainer(other, optim.Adam(lr=0.01))
+    again.resume(path)
+    assert all((values(other)[k] == v).all() for k, v in values(model).items())
+    before = other.cell.U.value.copy()
+    again.step(batch)
+    assert (other.cell.U.value != before).any() == now
+    other.cell.U.trainable = model.cell.U.trainable = True
+    trainer.step(batch), trainer.step(batch), again.step(batch)
+    if not now:  # its state of then was kept meanwhile
+        saved = dict(zip(other.parameters(), again.states, strict=True))["cell.U"]
+        assert np.abs(saved[0]).max() > 0
+
+
+def test_states_of_another_shape_are_still_refused(tmp_path):
+    batch, path = chains(), tmp_path / "c.safetensors"
+    trainer = cavs.Trainer(Classifier(), optim.SGD(lr=0.1))
+    trainer.step(batch)
+    trainer.save(path)
+    with pytest.raises(CheckpointError):
+        cavs.Trainer(Classifier(), optim.Adam(lr=0.1)).resume(path)
