@@ -23,11 +23,12 @@ from cavs.passes.specialise import MAX_OPTIONAL, optional_features
 from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
+from cavs.runtime.following import Following
 from cavs.runtime.inputs import features
 from cavs.runtime.looking import Inspected, report_of
 from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.recurrence import CUDNN, Lstms
-from cavs.runtime.tracing import lacks, set_child_numbers, trace
+from cavs.runtime.tracing import lacks, lump, may_lump, set_child_numbers, trace
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
 
 Array = npt.NDArray[Any]
@@ -38,7 +39,7 @@ MOST_NUMBERS = 4  # children by number: each doubles the kinds of vertices there
 SHARED_FROM = 1.15  # readers a product from which those of leaves are done at the leaves
 
 
-class Session(Inspected):
+class Session(Inspected, Following):
     """Compiles ``model`` on first use and runs it.
 
     dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
@@ -87,7 +88,7 @@ class Session(Inspected):
         self._variants: dict[tuple[bool, bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
         self._edge_types = EdgeTypes()
-        self._versions = 0  # of the parameters, as far as this session has followed them
+        self._versions = 0
         self._profiling = False
         self._serial = False
 
@@ -172,16 +173,6 @@ class Session(Inspected):
         self.moved(executor)
         return found
 
-    def moved(self, executor: Any) -> None:
-        """Tells the other executors, and other sessions, that `executor` has updated parameters."""
-        if self._cuda is None:
-            for p in self.parameters.values():
-                p.version += 1
-            self._versions += len(self.parameters)
-        for variant in self._variants.values():
-            if variant.executor is not None and variant.executor is not executor:
-                variant.executor.invalidate_parameters()
-
     def evaluate(self, batch: BatchLike) -> EvalResult:
         """Forward only: loss and predictions; nothing is dropped out."""
         return self._forward(batch, with_loss=True)
@@ -257,7 +248,12 @@ class Session(Inspected):
             variant = self._variant(batch, True, True, False, everywhere)
         schedule = self._source(variant, batch).schedule(variant.optional)
         found = {int(k) for k, _, _ in schedule.kinds}
-        self._compile(variant, set(union(sorted(found | set(variant.kinds)))))
+        kinds = set(union(sorted(found | set(variant.kinds))))
+        if may_lump(variant, kinds):
+            lump(variant)
+            self.compile_for(batch, union)
+        else:
+            self._compile(variant, kinds)
 
     def ready(self, batch: BatchLike) -> tuple[Any, Any, Compiled]:
         """Executor, its inputs and the program of a training step on `batch`."""
@@ -289,6 +285,9 @@ class Session(Inspected):
         schedule = source.schedule(variant.optional)
         check_arity(variant.traced, schedule.max_arity, batch)
         found = {k for k, _, _ in schedule.kinds}
+        if may_lump(variant, found):
+            lump(variant)
+            return self._prepare(batch, training, with_loss)
         if variant.shared is None:
             many = schedule.batch.num_edges > schedule.batch.num_vertices
             variant.shared = many and not self._agreed(training)
@@ -306,18 +305,6 @@ class Session(Inspected):
         program, rows_of = variant.compiled.program, self._edge_types.rows
         floats, ints = features(program, source, source is not batch, self.dtype, rows_of)
         return variant, variant.executor, source, (schedule, floats, ints)
-
-    def _follow_others(self) -> None:
-        """Takes over what other sessions have made of the parameters, here or on devices."""
-        parameters = self.parameters.values()
-        for copy in {id(c): c for p in parameters for c in p.copies}.values():
-            if copy is not self._cuda:
-                copy.download()
-        own = 0 if self._cuda is None else self._cuda.published
-        versions = sum(p.version for p in parameters) - own
-        if versions != self._versions:
-            self.invalidate()
-        self._versions = versions
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
         """The variant that runs batches like ``batch``, if it has been traced."""
@@ -377,7 +364,9 @@ class Session(Inspected):
 
     def _compile(self, variant: Variant, found: set[int], record: bool = False) -> None:
         assert variant.traced is not None
-        variant.kinds = tuple(sorted(set(variant.kinds) | found))
+        kinds = set(variant.kinds) | found
+        variant.grown += variant.executor is not None and len(kinds) > len(variant.kinds)
+        variant.kinds = tuple(sorted(kinds))
         variant.frozen = frozenset(n for n, p in self.parameters.items() if not p.trainable)
         with origin(""):
             variant.compiled = compile_graph(
@@ -430,52 +419,6 @@ class Session(Inspected):
             variant = self._known(batch, training, with_loss)
             if variant is not None and variant.executor is not None:
                 self._source(variant, batch).schedule(variant.optional)
-
-    def invalidate(self) -> None:
-        """Tells the engine that arrays of parameters were written that it has seen before.
-
-        Not needed where ``Parameter.value`` was asked for or set since the last run.
-        """
-        if self._cuda is not None:
-            self._cuda.invalidate()
-        for variant in self._variants.values():
-            if variant.executor is not None:
-                variant.executor.invalidate_parameters()
-
-    def write(self, parameters: Sequence[int], rows: Mapping[int, Array] | None = None) -> None:
-        """`invalidate` for the values of some, by number, which only the caller updates.
-
-        rows: of further parameters, those that were written.
-        """
-        if self._cuda is None:
-            self.invalidate()
-            return
-        values = list(self.parameters.values())
-        for number in (*parameters, *(rows or ())):  # other sessions learn of it, this one knows
-            values[number].version += 1
-            self._versions += 1
-        self._cuda.write(parameters)
-        for number, some in (rows or {}).items():
-            self._cuda.write_rows(number, some, math.prod(values[number].shape[1:]))
-        for variant in self._variants.values():
-            if variant.executor is not None:
-                variant.executor.invalidate_parameters()
-
-    def download(self) -> None:
-        """Brings arrays of the host up to date: of parameters, and of states on the device.
-
-        DeviceError if the device has failed and steps are lost with it: the arrays stay behind.
-        """
-        if self._cuda is not None:
-            self._cuda.update_host()
-
-    def lost_steps(self) -> int:
-        """`download` without a warning; how many steps are lost with a device that has failed.
-
-        Counted since the last call: parameters, and the states given to ``step``, are those of so
-        many steps before the last one that was waited for.
-        """
-        return 0 if self._cuda is None else self._cuda.lost_steps()
 
     def compiled(self, batch: BatchLike, *, training: bool = True, record: bool = True) -> Compiled:
         """The compiled program for batches like ``batch``, with the text of every stage."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
-from cavs.passes.at_nth_child import at_nth_child
+from cavs.passes.at_nth_child import LEAF, at_nth_child
 from cavs.passes.merge_vertices import distinguishing
-from cavs.passes.specialise import optional_features
+from cavs.passes.specialise import MAX_OPTIONAL, optional_features
 from cavs.runtime.check import check_schema
 from cavs.runtime.variant import BatchLike, Variant
+
+MOST_KINDS = 32  # of vertices that a model is compiled for
+MOST_GROWN = 8  # times that new ones came after it was compiled
 
 
 def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: BatchLike) -> None:
@@ -35,7 +38,8 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
             s.kind,
             s.dtype,
             tuple(s.shape),
-            bool(s.has_absent or n in variant.absent or (n in old and old[n].optional)),
+            n not in variant.lumped
+            and bool(s.has_absent or n in variant.absent or (n in old and old[n].optional)),
         )
         for n, s in schema.items()
     }
@@ -49,6 +53,9 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
     optional, decided = variant.optional, variant.child_numbers
     set_child_numbers(variant, decided or 0)
     variant.child_numbers = decided
+    if len(variant.optional) > MAX_OPTIONAL:
+        lump(variant)
+        return trace(variant, model, schema, batch)
     if optional != variant.optional:
         variant.kinds = ()
     if variant.restored:
@@ -61,8 +68,23 @@ def lacks(variant: Variant, batch: BatchLike) -> bool:
     return any(
         (s.has_absent or n in variant.absent) and not variant.schema[n].optional
         for n, s in batch.feature_schema().items()
-        if n in variant.schema
+        if n in variant.schema and n not in variant.lumped
     )
+
+
+def may_lump(variant: Variant, kinds: Collection[int]) -> bool:
+    """Whether ``kinds`` of vertices besides the known ones are too many to compile for each."""
+    if all(name.startswith(LEAF) for name in variant.optional):
+        return False
+    new = set(kinds) - set(variant.kinds)
+    late = bool(new) and variant.executor is not None and variant.grown >= MOST_GROWN
+    return late or len(variant.kinds) + len(new) > MOST_KINDS
+
+
+def lump(variant: Variant) -> None:
+    """Vertices without features that some have are no kinds any more: they read rows of zeros."""
+    variant.lumped |= {name for name in variant.optional if not name.startswith(LEAF)}
+    variant.traced, variant.kinds, variant.passed = None, (), {}
 
 
 def set_child_numbers(variant: Variant, numbers: int) -> None:

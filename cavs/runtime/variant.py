@@ -121,6 +121,8 @@ class Variant:
     kinds: tuple[int, ...] = ()
     shared: bool | None = None  # edges outnumber vertices, in the first batch; None before it
     absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
+    lumped: frozenset[str] = frozenset()  # features whose absence makes no kind of vertex
+    grown: int = 0  # how often new kinds came after it was compiled
     restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
     executor: Executor | None = None
@@ -135,6 +137,8 @@ class Variant:
             "recurrent": self.recurrent,
             "child_numbers": self.child_numbers,
             "absent": sorted(n for n, f in self.schema.items() if f.optional),
+            "lumped": sorted(self.lumped),
+            "grown": self.grown,
             "kinds": [int(k) for k in self.kinds],
             "shared": self.shared,
         }
@@ -150,6 +154,8 @@ class Variant:
             bool(entry.get("recurrent", False)),
             child_numbers=None if numbers is None else int(numbers),
             absent=frozenset(str(n) for n in entry["absent"]),
+            lumped=frozenset(str(n) for n in entry.get("lumped", ())),
+            grown=int(entry.get("grown", 0)),
             restored=tuple(sorted(int(k) for k in entry["kinds"])),
             shared=entry.get("shared"),
         )

@@ -14,6 +14,7 @@ import cavs
 from cavs import _engine
 from cavs.compiler.pipeline import Passes
 from cavs.runtime import session as session_module
+from cavs.runtime import tracing
 from tests.oracle import assert_close, loss_of, reference
 from tests.random_cells import batches, graph_of, models, traced_parameters
 
@@ -82,6 +83,13 @@ def test_each_pass_can_be_switched_off(model, batch, name):
 def test_all_passes_off(model, batch):
     off = Passes(**dict.fromkeys(vars(Passes()), False))
     compare(model, batch, FLOAT64, passes=off)
+
+
+@settings(max_examples=60)
+@given(models(), batches())
+def test_vertices_without_features_among_others(model, batch):
+    with mock.patch.object(tracing, "MOST_KINDS", 0):
+        compare(model, batch, FLOAT64)
 
 
 @settings(max_examples=60)

@@ -1,0 +1,86 @@
+"""Features that are absent in many combinations: no kind of vertex for each of them."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.runtime import tracing
+from tests.oracle import assert_close, reference
+
+
+class Many(cavs.Model):
+    def __init__(self, features):
+        self.tables = [nn.Embedding(5, 4) for _ in range(features)]
+        self.cell = nn.ChildSumTreeLSTM(4, 4)
+        self.output = nn.Linear(4, 3)
+
+    def loss(self, batch):
+        x = sum(table(batch[f"f{k}"]) for k, table in enumerate(self.tables))
+        return ops.cross_entropy(self.output(self.cell(batch.graph, x=x)), batch["label"])
+
+
+def chains(features, count, seed=0, length=12):
+    rng = np.random.default_rng(seed)
+    graphs = []
+    for _ in range(count):
+        shown = rng.integers(-1, 5, (features, length))
+        shown[rng.random(shown.shape) < 0.5] = -1
+        given = {f"f{k}": row for k, row in enumerate(shown)}
+        graphs.append(
+            cavs.Graph.chain(length, features={**given, "label": rng.integers(-1, 3, length)})
+        )
+    return cavs.batch(graphs)
+
+
+def variant_of(session):
+    (variant,) = session._variants.values()
+    return variant
+
+
+@pytest.mark.parametrize("features", [3, 7, 40])
+def test_few_kinds_are_compiled_and_results_stay(features):
+    model = Many(features)
+    model.initialize(1, np.float64)
+    session = cavs.Session(model, dtype=np.float64)
+    for seed in range(3):
+        batch = chains(features, 20, seed)
+        _, expected = reference(model, batch)
+        loss, gradients = session.gradients(batch)
+        assert_close(loss, expected["loss"], 1e-12, "loss")
+        for key, value in gradients.items():
+            assert_close(value, expected[f"grad:{key}"], 1e-12, key)
+    variants = session._variants.values()
+    assert all(len(v.kinds) <= tracing.MOST_KINDS for v in variants)
+    assert all(bool(v.lumped) == (features > 3) for v in variants)
+
+
+def test_kinds_that_come_one_by_one():
+    session = cavs.Session(Many(5))
+    with mock.patch.object(session, "_compile", wraps=session._compile) as compiled:
+        for seed in range(80):
+            session.gradients(chains(5, 1, seed, length=1))
+    variant = variant_of(session)
+    assert variant.lumped and variant.grown == tracing.MOST_GROWN
+    assert compiled.call_count <= tracing.MOST_GROWN + 2 + 5  # each feature is absent once first
+
+
+def test_who_resumes_runs_the_same_programs(tmp_path):
+    def trainer():
+        return cavs.Trainer(Many(7), cavs.optim.Adam(lr=0.01))
+
+    first, second = trainer(), trainer()
+    batches = [chains(7, 10, seed) for seed in range(4)]
+    for batch in batches[:2]:
+        first.step(batch)
+    first.save(tmp_path / "c.safetensors")
+    second.resume(tmp_path / "c.safetensors")
+    assert variant_of(second.session).lumped == variant_of(first.session).lumped != frozenset()
+    for batch in batches[2:]:
+        assert first.step(batch) == second.step(batch)
+    for a, b in zip(first.parameters.values(), second.parameters.values(), strict=True):
+        assert (a.value == b.value).all()
