@@ -63,7 +63,7 @@ def trace_model(model: Model, schema: Schema, *, training: bool, with_loss: bool
                 raise ShapeError(
                     f"{name}.loss returned {loss.type}, not one number",
                     where=loss.where or where,
-                    hint='use ops.cross_entropy(..., reduction="mean"), or reduce over rows',
+                    hint="reduce over rows by ops.mean_rows(...) or ops.sum_rows(...)",
                 )
             outputs["loss"] = _number(loss)
             terms = None if training else mean_terms(loss)

@@ -23,7 +23,13 @@ from cavs.ops.elementwise import (
 from cavs.ops.graph import mean_graph, sum_graph
 from cavs.ops.leaves import lookup
 from cavs.ops.linalg import bilinear, dot, matmul
-from cavs.ops.loss import binary_cross_entropy, cross_entropy, mean_squared_error
+from cavs.ops.loss import (
+    binary_cross_entropy,
+    cross_entropy,
+    mean_rows,
+    mean_squared_error,
+    sum_rows,
+)
 from cavs.ops.random import dropout
 from cavs.ops.reduce import log_softmax, softmax
 from cavs.ops.shape import concat, reshape, split
@@ -48,6 +54,7 @@ __all__ = [
     "matmul",
     "maximum",
     "mean_graph",
+    "mean_rows",
     "mean_squared_error",
     "minimum",
     "relu",
@@ -60,6 +67,7 @@ __all__ = [
     "sqrt",
     "square",
     "sum_graph",
+    "sum_rows",
     "tanh",
     "where",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cavs.config import require
+from cavs.errors import ShapeError, user_line
 from cavs.ir import (
     FLOAT,
     INT,
@@ -101,10 +102,46 @@ def cross_entropy(logits: Any, label: Any, reduction: str = "mean") -> Node:
     return total / apply("maximum", apply("count_present", label), 1.0)
 
 
+def sum_rows(value: Any) -> Node:
+    """The sum over all rows of the batch, whatever they stand for: what losses of one's own end in.
+
+    value: one row a vertex, edge or graph; returns one row of the same shape.
+    """
+    return apply("sum_rows", as_node(value))
+
+
+def mean_rows(value: Any, weight: Any = None) -> Node:
+    """The mean over all rows of the batch; 0 without any.
+
+    value: one row a vertex, edge or graph; returns one row of the same shape. weight: one number a
+    row; then it is sum(weight * value) / sum(weight), and 0 where all weights are 0. Such a loss is
+    for one process: replicas know only their own weights, and refuse it.
+    """
+    x = as_node(value)
+    if weight is None:
+        base = x.type.domain.base
+        return x if base == "one" else sum_rows(x) / apply("maximum", _count(base), 1.0)
+    w = as_node(weight)
+    if w.shape or w.type.dtype != FLOAT:
+        raise ShapeError(
+            f"[mean_rows] weights are one float a row, not {w.type}",
+            where=user_line(),
+            hint="ops.reshape(weight, ()) makes a number of a row with one element",
+        )
+    scale = w
+    for _ in x.shape:
+        scale = apply("keep_axis", scale)
+    return sum_rows(x * scale) / apply("maximum", sum_rows(w), _TINY)
+
+
+def _count(base: str) -> Node:
+    return apply("count_rows", base=base)
+
+
 def _mean(x: Node) -> Node:
     """Of all elements of all rows."""
     base, width = x.type.domain.base, float(x.type.width)
-    count = width if base == "one" else apply("count_rows", base=base) * width
+    count = width if base == "one" else _count(base) * width
     total = apply("sum_rows", x)
     total = total.sum() if total.shape else total
     return total / apply("maximum", count, 1.0)
@@ -125,6 +162,7 @@ def binary_cross_entropy(logits: Any, target: Any) -> Node:
     return _mean(softplus(x) - x * t)
 
 
+_TINY = 1e-30  # less than any sum of weights
 _REDUCTIONS = ("mean", "sum", "none")
 _COUNTING = frozenset(
     [
@@ -143,7 +181,8 @@ _COUNTING = frozenset(
 def mean_terms(loss: Node) -> Node | None:
     """How many terms ``loss`` is the mean of, as one number; None where it is no single mean.
 
-    A mean is ``total / maximum(count, 1)``, as `cross_entropy` and `mean_squared_error` give it.
+    A mean is ``total / maximum(count, 1)``, as `cross_entropy` and `mean_squared_error` give it,
+    or that of `mean_rows` with weights, whose sum is the count.
     Multiples of it, and sums of means over as many terms, are means too; so is a mean plus what
     depends on parameters alone, such as a penalty.
     """
@@ -170,7 +209,11 @@ def _divisor(x: Node) -> Node | None:
     if x.op.name != "div" or x.inputs[1].op.name != "maximum":
         return None
     count, least = x.inputs[1].inputs
-    if least.op.name != "constant" or least.attr("value") != 1.0 or count.type.width != 1:
+    if least.op.name != "constant":
+        return None
+    if count.op.name == "sum_rows" and least.attr("value") == _TINY:
+        return count
+    if least.attr("value") != 1.0 or count.type.width != 1:
         return None
     stack = [count]
     while stack:

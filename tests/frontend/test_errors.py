@@ -284,7 +284,7 @@ def no_values(m, b):
 
 
 IN_LOSS = [
-    (loss_of_rows, ShapeError, r"loss returned f32\[\]@vertex, not one number.*reduction"),
+    (loss_of_rows, ShapeError, r"loss returned f32\[\]@vertex, not one number.*mean_rows"),
     (loss_is_none, TraceError, "loss returned NoneType, not a traced value.*return"),
     (graph_handle, TraceError, r"batch.graph, not SymbolicBatch.*cell\(batch.graph"),
     (no_feature, FeatureError, "no feature 'words' in the data; there are dense, kind"),
