@@ -38,7 +38,7 @@ def facts(
 ) -> dict[str, str]:
     """Name to value; what differs between ranks is quoted by these names."""
     shapes = {
-        name: [str(p.value.dtype), list(p.value.shape), bool(p.trainable)]
+        name: [str(p.current().dtype), list(p.shape), bool(p.trainable)]
         for name, p in parameters.items()
     }
     return {

@@ -22,4 +22,4 @@ class Idle:
 
 def idle_executor(parameters: Mapping[str, Any], order: Sequence[int]) -> Idle:
     """Of all parameters, by name; `order`: of their gradients, elsewhere."""
-    return Idle(optimiser([p.value.reshape(-1) for p in parameters.values()]), order)
+    return Idle(optimiser([p.current().reshape(-1) for p in parameters.values()]), order)

@@ -25,7 +25,7 @@ class DeviceReplica:
         self, executor: Any, parameters: Mapping[str, Any], served: Collection[int]
     ) -> None:
         self.executor, self._served = executor, frozenset(served)
-        self._host = optimiser([p.value.reshape(-1) for p in parameters.values()])
+        self._host = optimiser([p.current().reshape(-1) for p in parameters.values()])
         self._host.set_serial(False)
         self.add_product = self._host.add_product
         self.run, self.arm_gradients = executor.run, executor.arm_gradients

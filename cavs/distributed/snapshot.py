@@ -80,7 +80,7 @@ class Snapshots:
     def _arrays(self) -> list[NDArray[Any]]:
         trainer = self.trainer
         pairs = zip(trainer.parameters.values(), trainer.states, strict=True)
-        return [array for p, states in pairs for array in (p.value, *states)]
+        return [array for p, states in pairs for array in (p.current(), *states)]
 
     def known(self) -> list[int]:
         """The steps at which there is one, when a rank is gone.

@@ -52,7 +52,7 @@ class StaleSide:
             self.servers = StaleServers(
                 training.communicator,
                 layout_of(training.strategy, parameters),
-                [p.value.reshape(-1) for p in parameters.values()],
+                [p.current().reshape(-1) for p in parameters.values()],
                 range(training.roles.count),
                 average=training.average,
                 teams=training.roles.teams,

@@ -114,16 +114,25 @@ class Parameter(Operand):
         if self._value is None or self._value.dtype != dtype:
             self._value = np.array(drawn, dtype=dtype, order="C")  # a copy: the engine writes it
         else:
-            self.value[...] = drawn  # the array that sessions have
+            self.current()[...] = drawn  # the array that sessions have
         self.written()
 
     def written(self) -> None:
         """Tells sessions that the value has changed: they read it anew before they next run."""
         self.version += 1
 
+    def current(self) -> npt.NDArray[Any]:
+        """`value` for who does not write into it; sessions need not read it anew."""
+        for copy in self.copies:
+            copy.download()
+        if self._value is None:
+            self.initialize(0)
+        assert self._value is not None
+        return self._value
+
     def convert(self, dtype: npt.DTypeLike) -> None:
         """Changes the dtype of the value; sessions made before keep the old array."""
-        self._value = np.ascontiguousarray(self.value, dtype=dtype)
+        self._value = np.ascontiguousarray(self.current(), dtype=dtype)
 
     @property
     def value(self) -> npt.NDArray[Any]:
@@ -133,13 +142,8 @@ class Parameter(Operand):
         asks may write into it: sessions read it anew before they next run. Who keeps the array and
         writes into it after that calls `written`.
         """
-        for copy in self.copies:
-            copy.download()
-        if self._value is None:
-            self.initialize(0)
-        assert self._value is not None
         self.written()
-        return self._value
+        return self.current()
 
     @value.setter
     def value(self, array: npt.ArrayLike) -> None:
@@ -163,7 +167,7 @@ class Parameter(Operand):
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled or copied parameter is on the host alone."""
-        return {**vars(self), "_value": self.value, "copies": []}
+        return {**vars(self), "_value": self.current(), "copies": []}
 
     def as_node(self) -> Node:
         """The parameter as a value of the trace."""

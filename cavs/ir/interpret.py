@@ -117,7 +117,7 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
 def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
     name = node.op.name
     if name == "parameter":
-        return np.asarray(node.attr("parameter").value, dtype=np.float64)
+        return np.asarray(node.attr("parameter").current(), dtype=np.float64)
     if name == "feature":
         return inputs.features[node.attr("name")][row]
     if name == "uniform":

@@ -74,7 +74,7 @@ class Session(Inspected, Following):
         self.model, self.passes, self.dtype = model, passes or Passes(), np.dtype(dtype)
         self.parameters = model.parameters()
         for p in self.parameters.values():
-            if p.value.dtype != self.dtype:
+            if p.current().dtype != self.dtype:
                 p.convert(self.dtype)
         if threads is not None:
             set_num_threads(threads)
@@ -384,7 +384,7 @@ class Session(Inspected, Following):
             )
         program = variant.compiled.program
         # The engine takes its precision from the parameters; a model may have none.
-        values = [p.value for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
+        values = [p.current() for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
         if self._cuda is None:
             variant.executor = _engine.Executor(encode(program), values, self._products)
             variant.executor.set_serial(self._serial)

@@ -78,7 +78,7 @@ def save_checkpoint(
     Raises `CheckpointError` if the path cannot be written; a file there before is untouched.
     """
     parameters = model.parameters()
-    tensors: dict[str, Array] = {name: p.value for name, p in parameters.items()}
+    tensors: dict[str, Array] = {name: p.current() for name, p in parameters.items()}
     for name, arrays in zip(parameters, states, strict=bool(states)):
         for i, array in enumerate(arrays):
             _add(tensors, "optimizer", f"{name}.{i}", array)

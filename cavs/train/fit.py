@@ -232,7 +232,7 @@ class Run:
         self.result.best, self.result.best_epoch = value, epoch
         if self.options.restore_best and self.options.checkpoint is None:
             own = self.trainer.parameters
-            self.best_values = {name: p.value.copy() for name, p in own.items()}
+            self.best_values = {name: p.current().copy() for name, p in own.items()}
         return True
 
     def _stop(self) -> None:

@@ -33,6 +33,10 @@ class TrainableParameter(Protocol):
         """Float32 or float64, C-contiguous; written in place, never reallocated."""
         ...
 
+    def current(self) -> Array:
+        """`value` for who only reads it."""
+        ...
+
     @property
     def trainable(self) -> bool:
         """Whether the optimiser moves it."""
@@ -88,7 +92,7 @@ class Optimizer:
     def init_states(self, parameters: Sequence[TrainableParameter]) -> list[list[Array]]:
         """Fresh state arrays in the order of `parameters`; none for one that is not trainable."""
         return [
-            [np.zeros_like(p.value) for _ in range(self.num_states())] if p.trainable else []
+            [np.zeros_like(p.current()) for _ in range(self.num_states())] if p.trainable else []
             for p in parameters
         ]
 

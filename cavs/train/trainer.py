@@ -372,7 +372,7 @@ class Trainer:
                 raise DeviceError(f"the GPU has failed\n  {lost}", hint="save() writes that step")
             warnings.warn(DeviceWarning(f"the GPU has failed\n  {lost}"), stacklevel=2)
         for name, parameter in self.parameters.items():
-            if not np.isfinite(parameter.value).all():
+            if not np.isfinite(parameter.current()).all():
                 raise NumericsError(
                     f"step {self.steps}: parameter {name!r} is not finite, no checkpoint written\n"
                     f"  last good checkpoint: {self.last_checkpoint or 'none was written'}",

@@ -38,6 +38,9 @@ class FakeParameter:
     trainable: bool = True
     sparse: bool = False
 
+    def current(self) -> np.ndarray:
+        return self.value
+
 
 class FakeModel:
     def __init__(self, dtype: type = np.float32) -> None:

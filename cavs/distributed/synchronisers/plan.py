@@ -51,10 +51,10 @@ def exchanges_of(
     """
     names = list(parameters)
     order = [i for i in executor.gradient_order() if parameters[names[i]].trainable]
-    values = [p.value.reshape(-1) for p in parameters.values()]
+    values = [p.current().reshape(-1) for p in parameters.values()]
     builder = _Plan(executor, values, bucket, roles, servers)
     for i in order:
-        shape = parameters[names[i]].value.shape
+        shape = parameters[names[i]].shape
         node = None if strategy is None else strategy.node(names[i])
         if servers is not None and servers.layout.of(i) and roles.computes:
             builder.push(i, kinds[names[i]] == "sparse")

@@ -95,7 +95,7 @@ def _shards(
     for number, (name, parameter) in enumerate(parameters.items()):
         if not parameter.trainable:
             continue
-        node, shape = strategy.node(name), parameter.value.shape
+        node, shape = strategy.node(name), parameter.shape
         stale = [is_stale(leaf.sync) for leaf in node.leaves]
         if parameter.sparse and any(stale) and not all(stale):
             raise ConfigError(
