@@ -80,5 +80,5 @@ def test_values_of_graphs_are_there_already():
             x = self.embedding(batch["token"])
             return cell(batch.graph, x=x, whole=ops.sum_graph(x))
 
-    with pytest.raises(TraceError, match="a value of the vertex or its edges, not .*@graph"):
+    with pytest.raises(TraceError, match=r"a value of the vertex or its edges, not .*@graph"):
         cavs.Session(Wrong(False)).gradients(cavs.batch(trees()))
