@@ -388,10 +388,10 @@ class Trainer(LocalTrainer):
                 failed = error
         self.agreement.meet("save", failed)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str], *, strict: bool = True) -> list[str]:
         """As `cavs.Trainer.load`; call it on all ranks."""
         self.settle()
-        super().load(path)
+        return super().load(path, strict=strict)
 
     def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
         """As `cavs.Trainer.resume`; every rank reads the file, which any number of ranks wrote."""

@@ -31,7 +31,7 @@ def turned(
     need what its child gathers.
     """
     turner = _Turner(structure, scattered, pulled)
-    values = [turner.at_vertex(x) for x in pushed]
+    values = [turner.pushed(x) for x in pushed]
     return values, turner.slots()
 
 
@@ -54,6 +54,11 @@ class _Turner:
                 if slot not in found:
                     found[slot] = self._at_edge(x)
         return found | {slot: value for value, slot in self.read.items()}
+
+    def pushed(self, value: Node) -> Node:
+        """A value for the outside: of the vertex, or of its edges."""
+        of_edges = value.type.domain.base == "edge"
+        return self._at_edge(value) if of_edges else self.at_vertex(value)
 
     def _inside(self, root: Node) -> Iterable[Node]:
         """What of the cell makes ``root``, inputs first."""

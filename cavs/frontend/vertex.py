@@ -176,7 +176,11 @@ class Vertex:
         return value
 
     def push(self, value: Any = None, **values: Any) -> None:
-        """Gives a value (or several by name) to the world outside the structure."""
+        """Gives a value (or several by name) to the world outside the structure.
+
+        Values of the vertex have a row a vertex there, those of its edges a row an edge, in the
+        order of edge features.
+        """
         if self._pushed is not None:
             raise TraceError("push is called twice", where=user_line(), hint="push(a=..., b=...)")
         if (value is None) == (not values):
@@ -186,11 +190,11 @@ class Vertex:
                 hint="v.push(h) or v.push(h=h, c=c)",
             )
         for v in values.values() if value is None else (value,):
-            if as_node(v).type.domain.base not in ("vertex", "one"):
+            if as_node(v).type.domain.base not in ("vertex", "edge", "one"):
                 raise TraceError(
-                    f"push needs a value of the vertex, not {as_node(v).type}",
+                    f"push needs a value of the vertex or its edges, not {as_node(v).type}",
                     where=user_line(),
-                    hint="reduce over the children first: .sum(), .mean(), .max()",
+                    hint="values of graphs are there outside of the cell already",
                 )
         self._pushed = (
             _pushed(value) if value is not None else {k: _pushed(v) for k, v in values.items()}
@@ -205,7 +209,8 @@ def _at_vertex(value: Any) -> Node:
 
 
 def _pushed(value: Any) -> Node:
-    return apply("push", _at_vertex(value))
+    node = as_node(value)
+    return apply("push", node if node.type.domain.base == "edge" else _at_vertex(node))
 
 
 class VertexFunction(Module):

@@ -188,16 +188,25 @@ def check_fit(
             )
 
 
-def load_parameters(model: ParameterizedModel, path: str | os.PathLike[str]) -> None:
+def load_parameters(
+    model: ParameterizedModel, path: str | os.PathLike[str], *, strict: bool = True
+) -> list[str]:
     """Copy the parameters in `path` into those of `model`, in place; optimiser states are left.
 
-    Takes any safetensors file with the same names, shapes and dtypes. Raises `CheckpointError`,
-    with the model untouched, if the file is damaged, does not fit, or holds NaN or infinity.
+    Takes any safetensors file with the same names, shapes and dtypes. strict: of all parameters;
+    else of those that both have, such as all but a new output layer. Returns the names of the
+    others, which the file has not or the model has not. Raises `CheckpointError`, with the model
+    untouched, if the file is damaged, does not fit, has no parameter of the model, or holds NaN or
+    infinity.
     """
     tensors, metadata = safetensors.read(path)
     if "cavs_format" in metadata:
         tensors = read_checkpoint(path).parameters
     own = {name: p.value for name, p in model.parameters().items()}
+    others = sorted(own.keys() ^ tensors.keys())
+    if not strict and len(others) < len(own.keys() | tensors.keys()):
+        own, tensors = ({k: v for k, v in of.items() if k not in others} for of in (own, tensors))
     check_fit(path, "parameters", tensors, own)
     for name, array in own.items():
         np.copyto(array, tensors[name])
+    return others

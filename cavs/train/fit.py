@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from cavs.train.trainer import Step, Trainer
 
 
+OnEvent = Callable[[str, Mapping[str, Any]], object]
+
+
 @dataclass(frozen=True)
 class FitOptions:
     """The arguments of `Trainer.fit`, see there."""
@@ -36,6 +39,7 @@ class FitOptions:
     checkpoint_every: int | None = None
     restore_best: bool = False
     progress: bool = True
+    on_event: OnEvent | None = None
 
 
 @dataclass
@@ -268,10 +272,14 @@ class Run:
     def _write(self, event: str, **record: Any) -> None:
         if self.log is not None:
             self.log.write(event, **record)
+        if self.options.on_event is not None:
+            self.options.on_event(event, record)
 
 
 def _check(options: FitOptions, train: object, dev: Iterable[Any] | None) -> None:
     require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
+    told = options.on_event
+    require(told is None or callable(told), "on_event", told, "a function or None")
     require_count("epochs", options.epochs)
     if dev is not None:
         again = isinstance(dev, Iterable) and not isinstance(dev, Iterator)

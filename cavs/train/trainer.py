@@ -27,7 +27,7 @@ from cavs.train.checkpoint import (
     save_checkpoint,
 )
 from cavs.train.engine import Engine, StepOutcome
-from cavs.train.fit import FitOptions, FitResult, Run
+from cavs.train.fit import FitOptions, FitResult, OnEvent, Run
 from cavs.train.loader import DataLoader, iterating
 from cavs.train.metrics import Measure, Metric, as_metrics
 from cavs.train.optim import Optimizer
@@ -323,6 +323,7 @@ class Trainer:
         restore_best: bool = False,
         log: str | os.PathLike[str] | None = None,
         progress: bool = True,
+        on_event: OnEvent | None = None,
     ) -> FitResult:
         """Train for `epochs` epochs (counted from the start of a resumed run).
 
@@ -339,13 +340,14 @@ class Trainer:
             restore_best: End with the parameters of the best epoch.
             log: JSON-lines file, appended to.
             progress: Show a progress bar on stderr.
+            on_event: Called with what goes to the log, as ``on_event("epoch", record)``; events are
+                "start", "epoch", "end", "interrupt" and "numerics". What it raises ends the run.
 
         Ctrl-C lets the running step end, writes the checkpoint and raises `KeyboardInterrupt`.
         """
         used = as_metrics(metrics)
-        options = FitOptions(
-            epochs, used, monitor, patience, checkpoint, checkpoint_every, restore_best, progress
-        )
+        rest = (checkpoint, checkpoint_every, restore_best, progress, on_event)
+        options = FitOptions(epochs, used, monitor, patience, *rest)
         self.land()
         self._attach(train)
         self._divide(train)
@@ -394,14 +396,16 @@ class Trainer:
         )
         self.last_checkpoint = Path(path)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str], *, strict: bool = True) -> list[str]:
         """Copy the parameters in `path` into the model, in place, and nothing else.
 
-        Raises `CheckpointError`, with the model untouched, if the file does not fit.
+        See `cavs.train.load_parameters`. Raises `CheckpointError`, with the model untouched, if the
+        file does not fit.
         """
         self.land()
-        load_parameters(self.model, path)
+        others = load_parameters(self.model, path, strict=strict)
         self.session.invalidate()
+        return others
 
     def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Continue the run that wrote `path`: the next `fit` goes on where it stood.

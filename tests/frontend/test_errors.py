@@ -143,10 +143,6 @@ def scatter_of_edges(f, v):
     v.scatter(h=v.gather().h)  # here
 
 
-def push_of_edges(f, v):
-    v.push(v.gather().h)  # here
-
-
 def unknown_pull(f, v):
     v.pull("word")  # here
 
@@ -203,7 +199,6 @@ IN_CELL = [
     (wrong_state, TraceError, r"scatter\(c\) does not fit State\(h\).*every declared"),
     (state_of_other_shape, ShapeError, r"h has shape \[3\], its state \[4\].*h=3"),
     (scatter_of_edges, TraceError, r"value of the vertex, not f32\[4\]@edge.*\.sum\(\)"),
-    (push_of_edges, TraceError, r"value of the vertex, not f32\[4\]@edge.*\.sum\(\)"),
     (unknown_pull, FeatureError, r"pull\('word'\): the call passes x, relation.*word="),
     (unknown_edge, FeatureError, r"edge\('label'\): the call passes x, relation.*batch"),
     (edge_as_vertex, FeatureError, r"every edge, not of the vertex.*v.edge\('relation'\)"),

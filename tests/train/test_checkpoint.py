@@ -317,3 +317,30 @@ def test_two_processes_writing_one_checkpoint_leave_whole_files(tmp_path):
         assert set(np.unique(tensors["a"])) == {int(metadata["who"])}
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert os.listdir(tmp_path) == ["m"]
+
+
+def test_loading_some_parameters(tmp_path):
+    model, path = FakeModel(), tmp_path / "some.safetensors"
+    own = {name: p.value.copy() for name, p in model.parameters().items()}
+    tensors = {name: value + 1 for name, value in own.items() if name != "output.b"}
+    safetensors.write(path, {**tensors, "other.W": np.ones(3, np.float32)}, {})
+    with pytest.raises(CheckpointError, match=r"1 missing, such as 'output\.b'; 1 unknown"):
+        load_parameters(model, path)
+    assert all((p.value == own[n]).all() for n, p in model.parameters().items())
+    assert load_parameters(model, path, strict=False) == ["other.W", "output.b"]
+    for name, p in model.parameters().items():
+        assert (p.value == tensors.get(name, own[name])).all()
+
+
+def test_a_file_with_nothing_of_the_model_is_no_part_of_it(tmp_path):
+    path = tmp_path / "none.safetensors"
+    safetensors.write(path, {"other.W": np.ones(3, np.float32)}, {})
+    with pytest.raises(CheckpointError, match="3 missing"):
+        load_parameters(FakeModel(), path, strict=False)
+
+
+def test_loading_some_still_checks_what_it_loads(tmp_path):
+    path = tmp_path / "wrong.safetensors"
+    safetensors.write(path, {"output.b": np.ones(1, np.float32)}, {})
+    with pytest.raises(CheckpointError, match=r"'output.b' is float32\[1\]"):
+        load_parameters(FakeModel(), path, strict=False)
