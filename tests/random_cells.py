@@ -167,9 +167,9 @@ OPS = ("add", "mul", "sub", "tanh", "gate", "linear", "norm", "softmax", "outer"
 
 
 @st.composite
-def cells(draw, smooth):
+def cells(draw, smooth, directions):
     state = {n: draw(st.sampled_from(WIDTHS)) for n in ("c", "h")[: draw(st.integers(1, 2))]}
-    top_down = draw(st.sampled_from([False, False, True]))
+    top_down = draw(st.sampled_from([False, False, True])) if directions == 2 else False
     reads = ("sum", "mean", "edge", "beside")  # of parents, too
     if not top_down:
         reads += ("attend", "nth", "nths", *(() if smooth else ("max",)))
@@ -188,10 +188,10 @@ def cells(draw, smooth):
 
 
 @st.composite
-def models(draw, smooth=False):
+def models(draw, smooth=False, directions=2):
     choices = {
         "x_width": draw(st.sampled_from(WIDTHS)),
-        "cells": draw(st.lists(cells(smooth), min_size=1, max_size=2)),
+        "cells": draw(st.lists(cells(smooth, directions), min_size=1, max_size=2)),
         "dense": draw(st.booleans()),
         "dropout": draw(st.booleans()),
         "graph_loss": draw(st.booleans()),
