@@ -158,6 +158,7 @@ class Executor {
 
   void plan_stretches();
   void resolve_stretches();
+  void update_stretches(const Update<T>& update, double scale, const Outcome* outcome);
   bool kept(const GradientPiece<T>& piece) const;
   void upload_mirrored(const std::vector<GradientPiece<T>>& pieces);
   void upload_gradients(const std::vector<GradientPiece<T>>& pieces, const States& states);
@@ -207,6 +208,7 @@ class Executor {
   std::vector<FloatFeature<T>> features_;
   std::vector<std::vector<SlotRows>> slot_rows_;  // of each lookup instruction
   std::vector<Stretch<T>> stretches_;
+  std::vector<int32_t> stretch_params_;
   std::vector<std::pair<int32_t, int64_t>> stretch_rows_;  // table or -1, first of its slots
   const States* states_ = nullptr;                         // of the step under way
   std::vector<bool> trainable_;

@@ -25,6 +25,7 @@ Optimizer on_device(const OptimizerStep& s) {
 template <class T>
 void Executor<T>::plan_stretches() {
   stretches_.clear();
+  stretch_params_.clear();
   stretch_rows_.clear();
   if (states_ == nullptr) return;
   const auto cut = [&](int32_t param, const T* grad, int64_t count, int64_t width, int32_t table) {
@@ -34,6 +35,7 @@ void Executor<T>::plan_stretches() {
       const int64_t offset = table < 0 ? i * width : 0;
       stretches_.push_back({parameters_->on_device()[param], grad + i * width, first, second,
                             nullptr, std::min(each, count - i), width, width, offset});
+      stretch_params_.push_back(param);
       stretch_rows_.emplace_back(table, i);
     }
   };
@@ -47,6 +49,21 @@ void Executor<T>::plan_stretches() {
     if (!trainable_[table.param] || table.dense) continue;
     cut(table.param, table_at_[t], static_cast<int64_t>(table.slots.size()), table.width,
         static_cast<int32_t>(t));
+  }
+}
+
+// One launch for all neighbours of one rate and decay.
+template <class T>
+void Executor<T>::update_stretches(const Update<T>& update, double scale, const Outcome* outcome) {
+  const auto* stretches = staging_.at<Stretch<T>>(stretches_at_);
+  const auto factors = [&](size_t i) {
+    return update.factors.empty() ? std::pair(1.0, 1.0) : update.factors[stretch_params_[i]];
+  };
+  for (size_t begin = 0, end; begin < stretches_.size(); begin = end) {
+    for (end = begin + 1; end < stretches_.size() && factors(end) == factors(begin);) ++end;
+    OptimizerStep step = update.of(stretch_params_[begin]);
+    step.grad_scale *= scale;
+    library_->update(stretches + begin, static_cast<int>(end - begin), on_device(step), outcome);
   }
 }
 
@@ -87,7 +104,7 @@ std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>& inputs, const Update<
     library_->square(stretches, count, partial);
     library_->judge(partial, count, loss, update.max_norm.value_or(0), outcomes.condition(after),
                     outcome);
-    library_->update(stretches, count, on_device(update.step), outcome);
+    update_stretches(update, 1, outcome);
   });
   stale_ = true;
   staging_.read();
@@ -159,6 +176,7 @@ void Executor<T>::upload_gradients(const std::vector<GradientPiece<T>>& pieces,
     staged.push_back(s);
   }
   stretches_.resize(work.size());
+  stretch_params_.resize(work.size());
   stretches_at_ = staging_.add(std::span<const Stretch<T>>(stretches_));
   staging_.reserve();
   T* block = gradients_.as<T>();
@@ -171,6 +189,7 @@ void Executor<T>::upload_gradients(const std::vector<GradientPiece<T>>& pieces,
                                    : staging_.at<T>(s.values) + (w.values - p.values);
     const int32_t* rows = s.rows < 0 ? nullptr : staging_.at<int32_t>(s.rows) + (w.rows - p.rows);
     const auto [first, second] = states[w.param];
+    stretch_params_[i] = w.param;
     stretches_[i] = {parameters_->on_device()[w.param],
                      grad,
                      first,
@@ -222,10 +241,7 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
   for (const GradientPiece<T>& p : some) moved[p.param] = true;
   parameters_->move(moved);
   Outcomes& outcomes = parameters_->outcomes();
-  Optimizer optimizer = on_device(update.step);
-  optimizer.grad_scale *= scale;
-  library_->update(staging_.at<Stretch<T>>(stretches_at_), static_cast<int>(stretches_.size()),
-                   optimizer, outcomes.accepted());
+  update_stretches(update, scale, outcomes.accepted());
   outcomes.applied();
   stale_ = true;
   staging_.read();

@@ -147,7 +147,7 @@ class Survivors:
             self.snapshots.restore(set(kept[0]).intersection(*kept))
             self._equal(c, 0)  # it computes: who only owns has no values of others
             if strategy is not None and strategy.has_stale:
-                hyper = trainer.optimizer.hyper(trainer.steps)
+                hyper = trainer._terms(trainer.steps)["hyper"]
                 session.stale.serve(hyper, trainer.states, trainer.steps)
             self._again(reached if session.free else max(steps))
         else:

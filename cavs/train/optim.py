@@ -6,8 +6,9 @@ sparse gradient (an embedding table) moves only in the rows that were looked up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -49,17 +50,22 @@ class Optimizer:
 
     `lr` is a number or a schedule. `weight_decay` is added to the gradient as
     `weight_decay * value` (`AdamW`: subtracted from the value, scaled by the rate).
+
+    `groups` has factors of the two for parameters whose names match a pattern of the shell, the
+    first that does: ``{"*.b": {"weight_decay": 0.0}, "embedding.*": {"lr": 0.1}}``.
     """
 
     lr: float | Schedule
     _: KW_ONLY
     weight_decay: float = 0.0
+    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     kind: ClassVar[str] = ""
     states_per_parameter: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         as_schedule(self.lr)
         require_number("weight_decay", self.weight_decay, "a number >= 0", lambda x: x >= 0)
+        _check_groups(self.groups)
 
     def rate(self, step: int) -> float:
         """The learning rate of the update that follows `step` updates.
@@ -84,6 +90,22 @@ class Optimizer:
             "bias1": 1.0,
             "bias2": 1.0,
         }
+
+    def factors(self, names: Collection[str]) -> dict[str, list[tuple[float, float]]]:
+        """What `groups` add to `hyper`: factors of rate and decay for the parameters `names`.
+
+        ConfigError for a pattern that none of them matches.
+        """
+        if not self.groups:
+            return {}
+        for pattern in self.groups:
+            found = any(fnmatchcase(name, pattern) for name in names)
+            known = ", ".join(names)
+            require(found, "groups", pattern, f"a pattern of some of the parameters {known}")
+        first = [
+            next((g for p, g in self.groups.items() if fnmatchcase(name, p)), {}) for name in names
+        ]
+        return {"factors": [(g.get("lr", 1.0), g.get("weight_decay", 1.0)) for g in first]}
 
     def num_states(self) -> int:
         """State arrays a trainable parameter."""
@@ -127,6 +149,17 @@ class Optimizer:
         plateau, stored = self.plateau(), state.get("schedule")
         if plateau is not None and stored is not None:
             plateau.load_state_dict(stored)
+
+
+def _check_groups(groups: object) -> None:
+    need = "a dict of patterns, each with factors of lr and weight_decay"
+    require(isinstance(groups, Mapping), "groups", groups, need)
+    assert isinstance(groups, Mapping)
+    for key, group in groups.items():
+        fits = isinstance(key, str) and isinstance(group, Mapping)
+        require(fits and set(group) <= {"lr", "weight_decay"}, "groups", {key: group}, need)
+        for name, factor in group.items():
+            require_number(f"{name} of group {key!r}", factor, "a number >= 0", lambda x: x >= 0)
 
 
 def _check_beta(name: str, value: float) -> None:

@@ -113,6 +113,7 @@ class Trainer:
             if session is not None
             else _new_session(model, threads, device, precision, cudnn, deterministic)
         )
+        self._factors = optimizer.factors(self.parameters)
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
         self._flying: list[tuple[Any, PendingStep]] = []  # launched, not ended
@@ -205,7 +206,7 @@ class Trainer:
         """What the engine is told of step `number`, counted from 0."""
         self.optimizer.complete_states(self.parameters.values(), self.states)
         return {
-            "hyper": self.optimizer.hyper(number),
+            "hyper": self.optimizer.hyper(number) | self._factors,
             "states": self.states,
             "seed": self.seed,
             "step": number,

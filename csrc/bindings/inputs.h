@@ -94,7 +94,7 @@ Inputs<T> to_inputs(const RunOptions& options) {
 template <class T>
 Update<T> to_update(const StepOptions& options, const std::vector<py::array>& arrays) {
   const Fields f(options.optimizer, {"kind", "lr", "momentum", "nesterov", "beta1", "beta2", "eps",
-                                     "weight_decay", "bias1", "bias2"});
+                                     "weight_decay", "bias1", "bias2", "factors"});
   Update<T> update;
   OptimizerStep& s = update.step;
   s.kind = parse_optimizer(f.need<std::string>("kind"));
@@ -108,6 +108,7 @@ Update<T> to_update(const StepOptions& options, const std::vector<py::array>& ar
   s.bias1 = f.get("bias1", 1.0);
   s.bias2 = f.get("bias2", 1.0);
   s.grad_scale = 1;
+  update.factors = f.get("factors", std::move(update.factors));
   update.max_norm = options.max_norm;
   update.trainable = options.trainable;
   const size_t needed = s.kind == OptimizerKind::kSgd                                       ? 0

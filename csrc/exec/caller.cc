@@ -29,6 +29,10 @@ void fill_counts(const Inputs<T>& inputs, const IndexFeatures& index, T* counts)
 
 template <class T>
 void check_update(const Update<T>& update, size_t parameters) {
+  if (!update.factors.empty() && update.factors.size() != parameters) {
+    throw std::invalid_argument("factors of " + std::to_string(update.factors.size()) +
+                                " parameters, the program has " + std::to_string(parameters));
+  }
   if (update.trainable.size() == parameters && update.states.size() == parameters) return;
   throw std::invalid_argument("states of " + std::to_string(update.states.size()) +
                               " parameters, " + std::to_string(update.trainable.size()) +

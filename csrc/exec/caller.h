@@ -15,7 +15,8 @@ namespace cavs {
 template <class T>
 void fill_counts(const Inputs<T>& inputs, const IndexFeatures& features, T* counts);
 
-// Throws std::invalid_argument unless there are states and a flag for each of `parameters`.
+// Throws std::invalid_argument unless there are states, a flag and, where there are some, factors
+// for each of `parameters`.
 template <class T>
 void check_update(const Update<T>& update, size_t parameters);
 

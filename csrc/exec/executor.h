@@ -63,6 +63,15 @@ struct Update {
   std::vector<std::pair<T*, T*>> states;
   std::vector<bool> trainable;
   std::optional<double> max_norm;
+  std::vector<std::pair<double, double>> factors;  // of lr and weight decay; none: all are 1
+
+  OptimizerStep of(int32_t param) const {
+    OptimizerStep own = step;
+    if (factors.empty()) return own;
+    own.lr *= factors[param].first;
+    own.weight_decay *= factors[param].second;
+    return own;
+  }
 };
 
 struct StepResult {

@@ -82,11 +82,11 @@ double Executor<T>::square(const std::vector<GradientPiece<T>>& work) {
 template <class T>
 void Executor<T>::move(const Update<T>& update, const std::vector<GradientPiece<T>>& work,
                        double scale) {
-  OptimizerStep step = update.step;
-  step.grad_scale *= scale;
   const auto pieces = static_cast<int64_t>(work.size());
   for_each_piece(pieces, threads_of_update(), [&](int64_t i) {
     const GradientPiece<T>& p = work[i];
+    OptimizerStep step = update.of(p.param);
+    step.grad_scale *= scale;
     T* param = context_.params[p.param];
     const auto [first, second] = update.states[p.param];
     const auto apply = [&](int64_t n, const T* grad, int64_t at) {

@@ -29,6 +29,9 @@ OPTIMIZERS = {
     "adagrad": cavs.optim.Adagrad(lr=0.1),
     "adam": cavs.optim.Adam(lr=0.01),
     "adamw": cavs.optim.AdamW(lr=0.01, weight_decay=0.1),
+    "groups": cavs.optim.AdamW(
+        lr=0.01, weight_decay=0.1, groups={"*.b*": {"weight_decay": 0.0}, "emb*": {"lr": 0.3}}
+    ),
 }
 
 
