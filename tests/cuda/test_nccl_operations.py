@@ -151,12 +151,7 @@ class TestGPUs:
     pytestmark = needs_mpi
 
     def test_every_operation_between_the_gpus_of_this_machine(self):
-        hardware.gpu()
-        import cupy
-
-        devices = min(cupy.cuda.runtime.getDeviceCount(), 4)
-        if devices < 2:
-            hardware.skip("only one NVIDIA GPU")
+        devices = hardware.several_gpus(4)
         assert run_ranks(devices, __name__, "on_gpus", timeout=300) == devices
 
 
