@@ -130,7 +130,8 @@ def on_gpu(control, ordinal):
             return cupy.asnumpy(bits).view(np.uint16).reshape(array.shape)
         return cupy.asnumpy(cupy.asarray(array))
 
-    with cupy.cuda.Device(ordinal), ended(c):
+    cupy.cuda.Device(ordinal).use()
+    with ended(c):
         check_every_operation(c, put, get)
     return c.size
 
