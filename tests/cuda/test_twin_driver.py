@@ -111,7 +111,7 @@ def test_an_event_stands_for_what_was_recorded_when_it_is_waited_for(
     assert set(x.get()) == {1}
 
 
-def test_pinned_memory_is_read_when_the_copy_runs(context: Context) -> None:
+def test_memory_of_the_host_is_read_when_the_copy_runs(context: Context) -> None:
     where, host = pinned(context)
     x = context.array(np.zeros(N, np.int32))
     stream = handle(context, "Stream")
@@ -123,14 +123,14 @@ def test_pinned_memory_is_read_when_the_copy_runs(context: Context) -> None:
     pageable = np.full(N, 3, np.int32)
     source = ctypes.c_void_p(pageable.ctypes.data)
     context.call("cuMemcpyHtoDAsync_v2", address(x), source, SIZE, stream)
-    pageable[:] = 4  # staged already
+    pageable[:] = 4  # too early, too: nobody promises that it is put aside first
     context.call("cuStreamSynchronize", stream)
-    assert set(x.get()) == {3}
+    assert set(x.get()) == {4}
     host[:] = 0
     context.call("cuMemcpyDtoHAsync_v2", where, address(x), SIZE, stream)
     assert set(host) == {0}  # nobody waited
     context.call("cuStreamSynchronize", stream)
-    assert set(host) == {3}
+    assert set(host) == {4}
     context.call("cuMemFreeHost", where)
     with pytest.raises(DriverError, match="INVALID_VALUE"):
         context.call("cuMemFreeHost", where)
@@ -300,6 +300,22 @@ def test_an_image_need_not_end_with_zero(context: Context) -> None:
     x = context.array(np.zeros(N, np.int32))
     module.launch("add", 1, 32, x, N, 4)
     assert set(x.get()) == {4}
+
+
+def test_whoever_asks_for_an_event_finds_what_its_stream_has_reached(
+    context: Context, module: Module
+) -> None:
+    x = context.array(np.zeros(N, np.int32))
+    context.synchronize()
+    stream, event = handle(context, "Stream"), handle(context, "Event")
+    module.launch("add", 1, 32, x, N, 1, stream=stream)
+    module.launch("add", 1, 32, x, N, 1, stream=stream)
+    context.call("cuEventRecord", event, stream)
+    answers = []
+    for _ in range(5):
+        ran = sum(o.ran >= 0 for o in context.twin.launches())
+        answers.append((context.calls.cuEventQuery(event), ran))
+    assert answers == [(600, 0), (600, 1), (600, 2), (0, 2), (0, 2)]
 
 
 def test_a_thread_without_a_context(context: Context) -> None:
