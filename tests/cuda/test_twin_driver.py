@@ -293,6 +293,22 @@ def test_what_is_no_module(context: Context, module: Module) -> None:
         module.launch("add", 1, 32)
 
 
+@pytest.mark.parametrize(("made", "runs"), [(80, "80 86 89"), (86, "86 89"), (90, "90"), (75, "")])
+def test_code_runs_on_devices_of_its_architecture_and_newer_ones_of_its_kind(
+    context: Context, made: int, runs: str
+) -> None:
+    image = context.twin.compiler.compile("add.cu", ADD, {}, [f"--gpu-architecture=sm_{made}"])
+    found = []
+    for capability in (80, 86, 89, 90, 100):
+        context.twin.capability(capability)
+        try:
+            Module(context, image)
+            found.append(str(capability))
+        except DriverError as error:
+            assert error.code == 209
+    assert " ".join(found) == runs
+
+
 def test_an_image_need_not_end_with_zero(context: Context) -> None:
     image = context.twin.compiler.compile("add.cu", ADD, {}, [])
     assert image.endswith(b".twin.so") and Path(image.decode()).exists()
