@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace cavs::cuda {
 namespace {
@@ -13,7 +14,7 @@ constexpr int kReal32 = 0, kReal64 = 1, kRealBf16 = 14;
 constexpr int kTransposeA = 3, kTransposeB = 4;                  // of a description
 constexpr int kMaxWorkspace = 1, kSchemes = 3, kAlignmentA = 5;  // of a preference; then B, C, D
 constexpr int32_t kTransposed = 1;                               // CUBLAS_OP_T
-constexpr int kNotSupported = 15;
+constexpr int kInvalidValue = 7, kNotSupported = 15;
 constexpr size_t kWorkspace = size_t{32} << 20;  // what the library asks for on Hopper
 constexpr size_t kMostPlans = 4096, kMostAlgorithms = 4096;
 constexpr uint32_t kMostAligned = 16;  // nothing loads more at once
@@ -33,6 +34,9 @@ int64_t shared_rows(int64_t rows) {
   while (rows > 16 * step) step *= 2;
   return (rows + step - 1) / step * step;
 }
+
+// Sizes, strides and alignments that the library has nothing for: it calls them either.
+bool refused(int status) { return status == kInvalidValue || status == kNotSupported; }
 
 }  // namespace
 
@@ -185,7 +189,7 @@ std::optional<Blas::Algorithm> Blas::ask(const Shape& s, const Description& d) c
   int count = 0;
   const int status =
       e.heuristic(handle_, d.product, d.a, d.b, d.c, d.c, preference, 1, &best, &count);
-  if (status == kNotSupported) return std::nullopt;
+  if (refused(status)) return std::nullopt;
   check_status(status, "cublasLtMatmulAlgoGetHeuristic");
   if (count == 0 || best.state != 0) return std::nullopt;
   return best.algorithm;
@@ -212,21 +216,21 @@ std::optional<Blas::Algorithm> Blas::algorithm(const Shape& shape, const Descrip
   return ask(shape, exact);
 }
 
-const Blas::Plan& Blas::plan(const Shape& shape) {
-  if (const Plan* known = plans_.find(shape)) return *known;
+Blas::Plan& Blas::plan(const Shape& shape) {
+  if (Plan* known = plans_.find(shape)) return *known;
   if (plans_.full()) {
     device_->issue_recorded();  // the oldest may be of a product that waits to be issued
     plans_.drop_oldest();
   }
   auto description = std::make_unique<const Description>(*this, shape);
   const std::optional<Algorithm> chosen = algorithm(shape, *description);
-  return plans_.insert(shape, {std::move(description), chosen, ++made_});
+  return plans_.insert(shape, {shape, std::move(description), chosen, ++made_});
 }
 
 // As a command: the same bytes are the same product, whatever plans were dropped between them.
 struct Blas::Product {
   const Blas* blas;
-  const Plan* plan;
+  Plan* plan;
   uint64_t number;  // of the plan
   Address a, b, c;
   uint64_t accumulate;
@@ -234,14 +238,14 @@ struct Blas::Product {
 
 bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix c, bool half,
                     bool accumulate) {
-  const Plan& p = plan({m,
-                        n,
-                        k,
-                        {a.ld, b.ld, c.ld},
-                        a.transposed,
-                        b.transposed,
-                        half,
-                        {alignment(a.at), alignment(b.at), alignment(c.at)}});
+  Plan& p = plan({m,
+                  n,
+                  k,
+                  {a.ld, b.ld, c.ld},
+                  a.transposed,
+                  b.transposed,
+                  half,
+                  {alignment(a.at), alignment(b.at), alignment(c.at)}});
   if (!p.algorithm) return false;
   const Product product{this, &p, p.number, a.at, b.at, c.at, accumulate};
   static_assert(kPlainBytes<Product>);
@@ -252,15 +256,26 @@ bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix 
 void Blas::issue(const void* product, int lane, Handle stream) {
   const Product& p = *static_cast<const Product*>(product);
   const Blas& of = *p.blas;
-  const Description& d = *p.plan->description;
+  Plan& plan = *p.plan;
+  const Description& d = *plan.description;
   const double wide[] = {1, static_cast<double>(p.accumulate)};
   const float narrow[] = {1, static_cast<float>(p.accumulate)};
   const void* alpha = of.wide_ ? static_cast<const void*>(&wide[0]) : &narrow[0];
   const void* beta = of.wide_ ? static_cast<const void*>(&wide[1]) : &narrow[1];
-  check_status(of.entries_->multiply(of.handle_, d.product, alpha, p.b, d.a, p.a, d.b, beta, p.c,
-                                     d.c, p.c, d.c, &*p.plan->algorithm,
-                                     of.workspace_.at(kWorkspace * lane), kWorkspace, stream),
-               "cublasLtMatmul");
+  const auto multiply = [&] {
+    return of.entries_->multiply(of.handle_, d.product, alpha, p.b, d.a, p.a, d.b, beta, p.c, d.c,
+                                 p.c, d.c, &*plan.algorithm, of.workspace_.at(kWorkspace * lane),
+                                 kWorkspace, stream);
+  };
+  int status = multiply();
+  // What another number of rows was given may be refused though the library agreed to it.
+  if (refused(status) && !std::exchange(plan.asked, true)) {
+    if (const auto own = of.ask(plan.shape, d)) {
+      plan.algorithm = own;
+      status = multiply();
+    }
+  }
+  check_status(status, "cublasLtMatmul");
 }
 
 }  // namespace cavs::cuda

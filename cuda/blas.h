@@ -57,13 +57,15 @@ class Blas {
   // What the library is told of a shape; handles are dropped with it.
   class Description;
   struct Plan {
+    Shape shape;
     std::unique_ptr<const Description> description;
     std::optional<Algorithm> algorithm;  // none: the library has none
     uint64_t number;                     // no two have the same
+    bool asked = false;                  // again, when the algorithm was refused
   };
   struct Product;
 
-  const Plan& plan(const Shape& shape);
+  Plan& plan(const Shape& shape);
   std::optional<Algorithm> algorithm(const Shape& shape, const Description& description);
   std::optional<Algorithm> ask(const Shape& shape, const Description& description) const;
   bool fits(const Algorithm& algorithm, const Description& description) const;

@@ -27,20 +27,23 @@ Parameters<T>::Parameters(std::shared_ptr<Device> device, std::vector<Parameter<
 
 template <class T>
 void Parameters<T>::upload() {
+  bool any = false;
+  const auto copy = [&](T* to, const T* from, int64_t size) {
+    if (to == nullptr) return;
+    device_->upload(reinterpret_cast<Address>(to), from, size * sizeof(T));
+    any = true;
+  };
   for (size_t i = 0; i < host_.size(); ++i) {
-    if (!written_[i]) continue;
-    device_->upload(reinterpret_cast<Address>(addresses_[i]), host_[i].data, sizes_[i] * sizeof(T));
+    if (written_[i]) copy(addresses_[i], host_[i].data, sizes_[i]);
   }
   written_.assign(host_.size(), false);
-  if (!states_written_) return;
-  for (size_t i = 0; i < states_.size(); ++i) {
-    const auto copy = [&](T* to, const T* from) {
-      if (to) device_->upload(reinterpret_cast<Address>(to), from, sizes_[i] * sizeof(T));
-    };
-    copy(states_[i].first, host_states_[i].first);
-    copy(states_[i].second, host_states_[i].second);
+  for (size_t i = 0; states_written_ && i < states_.size(); ++i) {
+    copy(states_[i].first, host_states_[i].first, sizes_[i]);
+    copy(states_[i].second, host_states_[i].second, sizes_[i]);
   }
   states_written_ = false;
+  // The host may write to its arrays again, and a device that reads pageable memory may read late.
+  if (any) device_->synchronize();
 }
 
 template <class T>

@@ -32,6 +32,24 @@ class Memory(Protocol):
         ...
 
 
+def current_gpu(cupy: Any, ordinal: int) -> Any:
+    """CuPy's device, to be entered.
+
+    CuPy comes back to the GPU that was current. Where none is that would be the first one, which
+    would be set up for nothing: a thread without a GPU stays on this one.
+    """
+    if not _has_gpu(cupy):
+        cupy.cuda.runtime.setDevice(ordinal)
+    return cupy.cuda.Device(ordinal)
+
+
+def _has_gpu(cupy: Any) -> bool:
+    try:
+        return bool(cupy.cuda.driver.ctxGetCurrent())
+    except RuntimeError:  # nobody has initialised the driver yet
+        return False
+
+
 class CupyMemory:
     """`Memory` of the GPU with this ordinal.
 
@@ -68,7 +86,7 @@ class CupyMemory:
         DeviceError with the bytes asked for, free and in all if there is no room.
         """
         try:
-            with self._cupy.cuda.Device(self.ordinal):
+            with current_gpu(self._cupy, self.ordinal):
                 block = self._cupy.cuda.alloc(max(nbytes, 1))  # blocks of no bytes share address 0
                 # The pool orders a block's uses by CuPy's stream; ours do not wait for that one.
                 self._cupy.cuda.get_current_stream().synchronize()
@@ -103,7 +121,7 @@ class CupyMemory:
     def stream(self) -> int:
         """The handle of a new stream that does not wait for the default stream."""
         try:
-            with self._cupy.cuda.Device(self.ordinal):
+            with current_gpu(self._cupy, self.ordinal):
                 made = self._cupy.cuda.Stream(non_blocking=True)
         except RuntimeError as error:
             raise DeviceError(
@@ -116,7 +134,7 @@ class CupyMemory:
     def free_and_total(self) -> tuple[int, int]:
         """Bytes that the GPU has free, and in all; blocks that CuPy's pool keeps are not free."""
         try:
-            free, total = self._cupy.cuda.Device(self.ordinal).mem_info
+            free, total = current_gpu(self._cupy, self.ordinal).mem_info
         except RuntimeError as error:
             raise DeviceError(
                 f"cuda:{self.ordinal} does not answer: {error}",
@@ -126,5 +144,5 @@ class CupyMemory:
 
     def kept(self) -> int:
         """The bytes that CuPy's pool keeps for who asks next: nobody uses them."""
-        with self._cupy.cuda.Device(self.ordinal):
+        with current_gpu(self._cupy, self.ordinal):
             return int(self._cupy.get_default_memory_pool().free_bytes())

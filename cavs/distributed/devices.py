@@ -106,7 +106,7 @@ def join_devices(
     missing, uuid = "", ""
     try:
         load_nccl()
-        _ = device.native  # makes its context current here: CuPy comes back to that one
+        _ = device.native  # if the engine cannot have it, all ranks learn of that here
         uuid = device.uuid()
     except DeviceError as error:
         missing = error.what

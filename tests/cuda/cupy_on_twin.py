@@ -8,24 +8,22 @@ import types
 
 import numpy as np
 
+DEVICES = 8
 HOST = -2  # the device that CUDA names for memory that it does not know
 
 
 class Current:
-    """Makes a device current, as CuPy's."""
+    """Makes a device current, and then the one before, as CuPy's."""
 
     def __init__(self, devices, ordinal):
         self.devices, self.ordinal = devices, ordinal
 
     def __enter__(self):
-        calls, context = self.devices.twin.calls, ctypes.c_void_p()
-        assert not calls.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.ordinal)
-        assert not calls.cuCtxSetCurrent(context)
-        here = self.devices.current
-        here.stack = [*getattr(here, "stack", []), self.ordinal]
+        self.before = self.devices.ordinal()
+        self.devices.set(self.ordinal)
 
     def __exit__(self, *error):
-        self.devices.current.stack.pop()
+        self.devices.set(self.before)
 
 
 class Event:
@@ -54,17 +52,18 @@ class Block:
         if allocate(ctypes.byref(address), ctypes.c_size_t(nbytes)):
             raise MemoryError(f"{nbytes} bytes")
         self.ptr, self.mem = address.value, types.SimpleNamespace(size=nbytes)
-        devices.blocks[self.ptr] = (nbytes, devices.current.stack[-1])
+        devices.blocks[self.ptr] = (nbytes, devices.ordinal())
 
 
 class Devices:
     """Memory, streams and events of all devices of the twin.
 
     never: streams whose last operation does not end. waits: (stream, event's stream) of each wait.
+    set_up: devices that were made current.
     """
 
     def __init__(self, twin):
-        self.twin, self.current = twin, threading.local()
+        self.twin, self.chosen, self.set_up = twin, threading.local(), set()
         self.blocks, self.streams, self.events = {}, [], {}
         self.never, self.waits = set(), []
         assert not twin.calls.cuInit(0)
@@ -82,9 +81,33 @@ class Devices:
             eventRecord=self._record,
             streamWaitEvent=self._wait,
             pointerGetAttributes=self._attributes,
-            getDeviceCount=lambda: 8,
+            getDeviceCount=lambda: DEVICES,
+            setDevice=self.set,
         )
+        module.driver = types.SimpleNamespace(ctxGetCurrent=self._current)
         return module
+
+    def _context(self, ordinal):
+        context = ctypes.c_void_p()
+        assert not self.twin.calls.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal)
+        return context
+
+    def _current(self):
+        context = ctypes.c_void_p()
+        assert not self.twin.calls.cuCtxGetCurrent(ctypes.byref(context))
+        return context.value or 0
+
+    def ordinal(self):
+        """The device whose context is current; without one that which the thread chose last."""
+        current = self._current()
+        known = (n for n in range(DEVICES) if self._context(n).value == current)
+        return next(known) if current else getattr(self.chosen, "ordinal", 0)
+
+    def set(self, ordinal):
+        """As cudaSetDevice of CUDA 12, which sets the device up."""
+        self.set_up.add(ordinal)
+        self.chosen.ordinal = ordinal
+        assert not self.twin.calls.cuCtxSetCurrent(self._context(ordinal))
 
     def _stream(self, non_blocking):
         assert non_blocking

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from cavs.cuda.device import Device, open_device
+from cavs.cuda.device import Device, count_devices, open_device
 from cavs.cuda.libraries import find_driver
 
 INVALID_DEVICE = 101
@@ -44,6 +44,22 @@ def gpu(library: str | None = None) -> Device:
     if reason := absent(library):
         skip(reason)
     return _opened(library)
+
+
+def gpu_with_cudnn(library: str | None = None) -> Device:
+    """The GPU; cuDNN, which comes by pip, is to be where a GPU is to be."""
+    found = gpu(library)
+    if found.cudnn_library is None:
+        skip("no cuDNN")
+    return found
+
+
+def several_gpus(most: int, library: str | None = None) -> int:
+    """How many GPUs there are, up to `most`; a machine with one is as good as any, and skips."""
+    gpu(library)
+    if (found := min(count_devices(library), most)) < 2:
+        pytest.skip("only one NVIDIA GPU")
+    return found
 
 
 @functools.cache

@@ -78,7 +78,7 @@ def fake_cupy(total: int = 10_000, devices: int = 2) -> Any:
     """A module like CuPy over a GPU of `total` bytes; ``cupy.free`` says what is left."""
     cupy: Any = types.ModuleType("cupy")
     cupy.__version__ = "99.0"
-    cupy.free, cupy.current, cupy.fails = total, [0], ""
+    cupy.free, cupy.current, cupy.fails = total, [], ""
 
     class Block:
         made = 0
@@ -129,6 +129,14 @@ def fake_cupy(total: int = 10_000, devices: int = 2) -> Any:
             raise CUDARuntimeError(cupy.fails)
         return devices
 
+    def set_device(ordinal: int) -> None:
+        cupy.current[:] = [ordinal]
+
+    def current() -> int:
+        if not cupy.current:  # nor has anybody called cuInit
+            raise CUDARuntimeError("CUDA_ERROR_NOT_INITIALIZED: initialization error")
+        return 1
+
     def alloc(size: int) -> Block:
         assert cupy.current[-1] == cupy.expected
         cupy.pending += 1  # what its stream still does with the block
@@ -149,7 +157,8 @@ def fake_cupy(total: int = 10_000, devices: int = 2) -> Any:
         Stream=Stream,
         alloc=alloc,
         get_current_stream=lambda: types.SimpleNamespace(synchronize=wait),
-        runtime=types.SimpleNamespace(getDeviceCount=count),
+        runtime=types.SimpleNamespace(getDeviceCount=count, setDevice=set_device),
+        driver=types.SimpleNamespace(ctxGetCurrent=current),
     )
     return cupy
 

@@ -30,7 +30,12 @@ NUMPY[BFLOAT16] = np.dtype(np.uint16)  # its bits
 
 
 class NcclError(RuntimeError):
-    """As NCCL's own class."""
+    """As CuPy's, of a text; or of a number, for which CuPy 14.2 has names up to 6."""
+
+    def __init__(self, what):
+        if isinstance(what, int):
+            what = dict.fromkeys(range(7), "NCCL_ERROR_SYSTEM_ERROR")[what]
+        super().__init__(what)
 
 
 def misuse(text):

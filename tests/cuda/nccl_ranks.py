@@ -14,11 +14,10 @@ from cavs.distributed.communicator import (
     SingleCommunicator,
     run_threads,
 )
+from tests.cuda.cupy_on_twin import DEVICES
 from tests.cuda.nccl import StandIn
 from tests.cuda.twin import Twin, missing
 from tests.patience import patience
-
-DEVICES = 8
 
 
 @contextlib.contextmanager

@@ -48,6 +48,20 @@ def test_a_launch_waits_for_nothing(twin, twin_device):
     assert np.isfinite(second.loss)
 
 
+def test_the_host_may_write_to_parameters_as_soon_as_a_step_is_launched(twin, twin_device):
+    host = cavs.Session(tagger(), dtype=np.float64)
+    session = cavs.Session(tagger(), dtype=np.float64, device=twin_device)
+    arrays = [p.value for p in session.parameters.values()]
+    for i in range(3):
+        if i == 2:
+            values(session.model)
+            session.invalidate()
+        pending = session.launch(single(4), SGD, STATES)
+        for array in arrays:
+            array[...] = np.nan
+        assert pending.loss == pytest.approx(host.step(single(4), SGD, STATES).loss, rel=1e-11)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_count_each_alone_or_after_another(device, shuffle, seed):
     shuffle(seed)

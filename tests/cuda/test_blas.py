@@ -9,7 +9,7 @@ import pytest
 
 import cavs
 from cavs import nn
-from cavs.errors import ConfigError
+from cavs.errors import ConfigError, DeviceError
 from tests.oracle import assert_close
 from tests.runtime.trees import Classifier, treebank
 
@@ -33,6 +33,12 @@ def products(twin):
     return [tuple(a[:3]) for a in found], {a[3] for a in found}
 
 
+def compare(found, wanted):
+    assert found[0] == pytest.approx(wanted[0], rel=1e-11)
+    for k, g in found[1].items():
+        assert_close(g, wanted[1][k], 1e-10, k)
+
+
 @pytest.mark.parametrize("exact", [False, True], ids=["shared", "exact"])
 def test_new_numbers_of_rows_share_an_algorithm(twin, where, exact):
     """As many shapes as one likes; the heuristic is asked for each only if it cannot be shared."""
@@ -41,16 +47,14 @@ def test_new_numbers_of_rows_share_an_algorithm(twin, where, exact):
     asked, made = [], []
     for seed in range(12):
         batch = treebank(40, seed)
-        loss, wanted = host.gradients(batch)
+        wanted = host.gradients(batch)
         twin.reset()
         twin.exact_algorithms(exact)
         before = twin.heuristics()
-        found, gradients = ours.gradients(batch)
+        found = ours.gradients(batch)
         asked.append(twin.heuristics() - before)
         made.append(set(products(twin)[0]))
-        assert found == pytest.approx(loss, rel=1e-11)
-        for k, g in gradients.items():
-            assert_close(g, wanted[k], 1e-10, k)
+        compare(found, wanted)
     new = [len(made[i] - set().union(*made[:i])) for i in range(12)]
     assert sum(new[6:]) > 10, "the batches are to bring new shapes to the end"
     if exact:
@@ -60,6 +64,36 @@ def test_new_numbers_of_rows_share_an_algorithm(twin, where, exact):
     before = twin.heuristics()
     ours.gradients(batch)
     assert twin.heuristics() == before, "what has been asked for is known"
+
+
+@pytest.mark.parametrize("status", [7, 15])
+def test_our_own_kernels_do_what_the_library_refuses(twin, where, status):
+    twin.refuse_odd_strides(status)
+    ours, host, batch = session(where), session("cpu"), treebank(40)
+    compare(ours.gradients(batch), host.gradients(batch))
+    refused = set(products(twin)[0])
+    twin.refuse_odd_strides(0)
+    twin.reset()
+    session(where).gradients(batch)
+    assert refused < set(products(twin)[0]), "of these products some are of odd sizes, some not"
+
+
+@pytest.mark.parametrize("status", [7, 15])
+@pytest.mark.parametrize("replay", ["never", "always"])
+def test_an_algorithm_refused_in_spite_of_its_check_is_asked_for_anew(twin, where, status, replay):
+    ours, host = session(replace(where, replay=replay)), session("cpu")
+    twin.refuse_other_sizes(status)
+    batches = [treebank(40, seed) for seed in range(3)] * 3
+    for i, batch in enumerate(batches):
+        before = twin.heuristics()
+        compare(ours.gradients(batch), host.gradients(batch))
+        assert (twin.heuristics() > before) is (i < 3), "asked once for every shape"
+
+
+def test_a_product_that_fails_otherwise_is_an_error(twin, where):
+    twin.refuse_other_sizes(14)
+    with pytest.raises(DeviceError, match="cublasLtMatmul: status 14"):
+        session(where).gradients(treebank(40))
 
 
 def test_what_ran_before_does_not_matter(twin, where):

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs.distributed.communicator import NCCLCommunicator, run_threads
 from cavs.errors import DeviceError
 from tests.cuda.memory import DriverMemory
+from tests.cuda.nccl_ranks import ended
 from tests.cuda.tagger import SGD, STATES, single, tagger, trainer_on, values
 
 
@@ -123,6 +125,24 @@ def test_threads_keep_a_context_each(twin, twin_device, contexts):
         thread.join()
     assert found == {theirs: {theirs} for theirs in (None, 0, 1)}
     assert contexts.current == 0
+
+
+def test_no_other_gpu_is_set_up_for_groups_of_ranks(nccl, contexts):
+    nccl.twin.set("devices", 3)
+
+    def work(theirs):
+        def on_device(control):
+            contexts.enter(theirs)
+            c = NCCLCommunicator(control, control.rank + 1)
+            with ended(c):
+                c.start(c.barrier).wait()
+            return contexts.current if theirs is not None else None
+
+        found = run_threads(2, on_device)
+        return found, nccl.set_up
+
+    assert work(None) == ([None, None], {1, 2})
+    assert work(0) == ([0, 0], {0, 1, 2})
 
 
 def test_training_beside_another_library_gives_the_same(twin, twin_device, contexts):

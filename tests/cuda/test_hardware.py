@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cavs.codegen.cuda import Load, Store, kernel_text
+from cavs.cuda.device import Device
 from cavs.errors import DeviceError
 from tests.codegen.device import Runner
 from tests.cuda import hardware
@@ -30,6 +33,28 @@ def test_a_machine_without_a_gpu_skips_unless_it_must_have_one(twin, monkeypatch
         hardware.gpu(twin.library)
     monkeypatch.setattr(hardware, "find_driver", lambda: None)
     assert hardware.absent() == "no NVIDIA driver"
+
+
+def test_a_gpu_without_cudnn_skips_unless_there_must_be_one(twin, monkeypatch):
+    device = Device(twin.library, 0, "sm_90", twin.compiler, None)
+    monkeypatch.setattr(hardware, "_opened", lambda library: device)
+    monkeypatch.delenv(hardware.REQUIRED, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no cuDNN"):
+        hardware.gpu_with_cudnn(twin.library)
+    monkeypatch.setenv(hardware.REQUIRED, "1")
+    with pytest.raises(pytest.fail.Exception, match="is set, but there is no cuDNN"):
+        hardware.gpu_with_cudnn(twin.library)
+    device = replace(device, cudnn=twin.cudnn)
+    assert hardware.gpu_with_cudnn(twin.library) is device
+
+
+def test_one_gpu_is_enough_where_there_must_be_one(twin, monkeypatch):
+    monkeypatch.setattr(hardware, "_opened", lambda library: None)
+    monkeypatch.setenv(hardware.REQUIRED, "1")
+    with pytest.raises(pytest.skip.Exception, match="only one NVIDIA GPU"):
+        hardware.several_gpus(4, twin.library)
+    twin.set("devices", 3)
+    assert [hardware.several_gpus(most, twin.library) for most in (2, 4)] == [2, 3]
 
 
 def test_generated_kernels_are_launched_without_the_twins_help(twin):

@@ -133,6 +133,23 @@ def test_what_nccl_meets_meanwhile_is_the_error(nccl, monkeypatch):
     assert isinstance(first, DeviceError) and "a peer is gone" in str(first)
 
 
+@pytest.mark.parametrize("status", [7, 8])
+def test_an_error_that_cupy_has_no_name_for_is_one_like_others(nccl, monkeypatch, status):
+    def work(c):
+        nccl.open_of(0)[0].met = status
+        with pytest.raises(DeviceError, match=f"0, cuda:1: error {status}, see ncclResult_t"):
+            c.check()
+
+    alone(work)
+
+    def no_id():
+        raise NcclError(status)
+
+    monkeypatch.setattr(nccl, "get_unique_id", no_id)
+    with pytest.raises(DeviceError, match=f"makes no id: error {status}, see ncclResult_t"):
+        NCCLCommunicator(SingleCommunicator(), 1)
+
+
 def test_an_operation_that_the_device_never_ends_is_given_up(nccl):
     """NCCL has taken it, and the stream hangs."""
     c, before = NCCLCommunicator(SingleCommunicator(), 1), threads()

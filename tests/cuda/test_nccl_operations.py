@@ -130,7 +130,8 @@ def on_gpu(control, ordinal):
             return cupy.asnumpy(bits).view(np.uint16).reshape(array.shape)
         return cupy.asnumpy(cupy.asarray(array))
 
-    with cupy.cuda.Device(ordinal), ended(c):
+    cupy.cuda.Device(ordinal).use()
+    with ended(c):
         check_every_operation(c, put, get)
     return c.size
 
@@ -151,12 +152,7 @@ class TestGPUs:
     pytestmark = needs_mpi
 
     def test_every_operation_between_the_gpus_of_this_machine(self):
-        hardware.gpu()
-        import cupy
-
-        devices = min(cupy.cuda.runtime.getDeviceCount(), 4)
-        if devices < 2:
-            hardware.skip("only one NVIDIA GPU")
+        devices = hardware.several_gpus(4)
         assert run_ranks(devices, __name__, "on_gpus", timeout=300) == devices
 
 

@@ -63,6 +63,7 @@ def test_memory_is_counted_and_given_back(cupy):
     streams = [memory.stream(), memory.stream()]
     assert len(set(streams)) == 2
     assert [stream.device for stream in memory._streams] == [1, 1]
+    assert cupy.current == [1], "a thread without a GPU has another one than that which it uses"
 
 
 def test_no_room_says_bytes_asked_free_and_total(cupy):

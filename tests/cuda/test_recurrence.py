@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +13,10 @@ import cavs
 from cavs import nn, ops
 from cavs.cuda import device as device_module
 from cavs.cuda import libraries
-from cavs.cuda.device import Device, open_device
+from cavs.cuda.device import Device
 from cavs.errors import ConfigError, DeviceError
 from cavs.runtime.recurrence import TRIALS
+from tests.cuda.hardware import gpu_with_cudnn
 from tests.lstm_cells import LSTMS, OTHERS, WIDTH, BothWays, DroppedState, Tagger, chains
 from tests.oracle import assert_close, reference
 
@@ -28,20 +28,9 @@ SHAPES = {"ragged": RAGGED, "fixed": [6] * 5, "one": [1], "alone": [23], "ones":
 def device(request):
     """The host twin, and the machine's own GPU where it has one with cuDNN."""
     if request.param == "cuda":
-        yield gpu()
+        yield gpu_with_cudnn()
         return
     yield request.getfixturevalue("on_twin")
-
-
-@functools.cache
-def gpu():
-    try:
-        found = open_device("cuda")
-    except DeviceError as error:
-        pytest.skip(f"no GPU: {error.what}")
-    if found.cudnn_library is None:
-        pytest.skip("cuDNN is not installed")
-    return found
 
 
 @pytest.fixture

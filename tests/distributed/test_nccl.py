@@ -53,6 +53,7 @@ def nccl(monkeypatch):
         yield
 
     cuda.Device = device
+    cuda.driver = types.SimpleNamespace(ctxGetCurrent=lambda: 1)
     module = types.ModuleType("cupy")
     module.cuda = cuda
     for name, value in (("cupy", module), ("cupy.cuda", cuda), ("cupy.cuda.nccl", nccl)):

@@ -17,13 +17,21 @@ import numpy as np
 
 from cavs.cuda.driver import newest_cuda
 from cavs.cuda.libraries import find_driver, fitting_major, install_line
+from cavs.cuda.memory import current_gpu
 from cavs.distributed.communicator.device_array import SIZES
 from cavs.distributed.communicator.progress import Job, Progress
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.errors import CommunicationError, ConfigError, DeviceError
 
 _GLANCE = 0.05  # seconds between two looks at how far the ranks are in making a group
+# NcclError and CUDARuntimeError are the first; CuPy looks names up in a table without NCCL's newest
+# errors, in progress (7) and timeout (8).
+ERRORS = (RuntimeError, KeyError)
 T = TypeVar("T")
+
+
+def _text(error: Exception) -> str:
+    return f"error {error}, see ncclResult_t" if isinstance(error, KeyError) else str(error)
 
 
 def load_nccl() -> tuple[ModuleType, ModuleType]:
@@ -61,8 +69,8 @@ class NCCLGroup:
         own, failed = None, ""
         try:
             own = self._nccl.get_unique_id() if control.rank == 0 else None
-        except RuntimeError as error:  # as NcclError is
-            failed = str(error)
+        except ERRORS as error:
+            failed = _text(error)
         kind = type(own).__name__  # bytes, or of older CuPys a tuple
         numbers, kind, failed = control.share([own and list(own), kind, failed])[0]
         if numbers is None:
@@ -182,10 +190,10 @@ class NCCLGroup:
     def call(self, work: Callable[[], T]) -> T:
         """`work()` with this rank's GPU current, its errors in our words."""
         try:
-            with self._cupy.cuda.Device(self.ordinal):
+            with current_gpu(self._cupy, self.ordinal):
                 return work()
-        except RuntimeError as error:  # NcclError and CUDARuntimeError are
+        except ERRORS as error:
             raise DeviceError(
-                f"NCCL on rank {self.rank}, cuda:{self.ordinal}: {error}",
+                f"NCCL on rank {self.rank}, cuda:{self.ordinal}: {_text(error)}",
                 hint="NCCL_DEBUG=INFO tells more; collectives='mpi' does without",
             ) from error

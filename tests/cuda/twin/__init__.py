@@ -123,6 +123,14 @@ class Twin:
         """Whether algorithms of cuBLASLt take no sizes but those that they were asked for."""
         self.set("exact_algorithms", int(on))
 
+    def refuse_odd_strides(self, status: int) -> None:
+        """What cuBLASLt says to leading dimensions that are no multiples of 4: 7 or 15."""
+        self.set("odd_strides", status)
+
+    def refuse_other_sizes(self, status: int) -> None:
+        """What cublasLtMatmul says to algorithms for other sizes, to which their check agrees."""
+        self.set("other_sizes", status)
+
     def fail_init(self, code: int) -> None:
         """What cuInit returns from now on."""
         self.set("init_error", code)

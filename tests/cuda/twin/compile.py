@@ -22,6 +22,7 @@ WARNINGS += ["-Wno-unused-but-set-variable", "-Wno-unused-const-variable"]
 
 LANGUAGE = ("device.h", "checks.h", "module.h")
 MOST_DYNAMIC = 232448  # bytes of shared memory that a block may ask for
+ARCHITECTURE = re.compile(r"--gpu-architecture=sm_(\d+)")
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 KERNEL = re.compile(
     r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\(\s*([^(),]*)[^()]*\)\s*)?(?:void\s+)?(\w+)\s*\("
@@ -47,12 +48,14 @@ class TwinCompiler:
         """The path of a module with every ``__global__`` function of ``source``.
 
         name: of the source file in messages. headers: text of what it may include, by name.
-        options: of NVRTC; definitions and undefinitions count, the others are the device's own.
+        options: of NVRTC; the architecture, definitions and undefinitions count, the others are the
+        device's own.
         Raises CompileError with g++'s errors and warnings, by line of the source.
         """
         flags = [*FLAGS, f"-DTWIN_CHECKED={int(self.checked)}", *definitions(options)]
         flags += ["-O0" if name in BRIEF else "-O1"]
         flags += CHECKED if self.checked else []
+        flags += [f"-DTWIN_ARCHITECTURE={architecture(options)}"]
         language = [(HERE / header).read_text() for header in LANGUAGE]
         file = Path(name).name
         file = file if file.endswith((".cu", ".cuh")) else f"{file}.cu"
@@ -75,6 +78,12 @@ class TwinCompiler:
 
 
 RECIPE = Path(__file__).read_bytes()
+
+
+def architecture(options: list[str]) -> int:
+    """90 of --gpu-architecture=sm_90, whose code runs on 9.x alone; 0: nothing is said."""
+    found = [ARCHITECTURE.fullmatch(word) for word in options]
+    return next((int(match[1]) for match in found if match), 0)
 
 
 def definitions(options: list[str]) -> list[str]:
@@ -125,5 +134,5 @@ const twin::Kernel kKernels[] = {{
 extern "C" __attribute__((visibility("default"))) const twin::Module twin_module;
 const twin::Module twin_module = {{
     kKernels, {len(kernels)}, &threadIdx, &blockIdx, &blockDim, &gridDim, &twin_hooks,
-    TWIN_CHECKED, __ehdr_start, __bss_start, _end, {place}}};
+    TWIN_CHECKED, __ehdr_start, __bss_start, _end, {place}, TWIN_ARCHITECTURE}};
 """

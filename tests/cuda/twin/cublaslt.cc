@@ -101,8 +101,15 @@ struct Problem {
     return h;
   }
 
+  bool odd() const {
+    for (const Layout* layout : {&a, &b, &c, &d})
+      if (layout->ld % 4 != 0) return true;
+    return false;
+  }
+
+  bool made_for(const Algorithm& by) const { return m() == by.m && n() == by.n && k() == by.k; }
   bool taken_by(const Algorithm& by) const {
-    const bool same = m() == by.m && n() == by.n && k() == by.k;
+    const bool same = made_for(by);
     const bool smaller = m() <= by.m && n() <= by.n && k() <= by.k;
     return by.shape == hash() && (device().settings.exact_algorithms != 0 ? same : smaller);
   }
@@ -289,6 +296,8 @@ TWIN_API int cublasLtMatmulAlgoGetHeuristic(void* handle, const Description* how
   const Problem problem = {*how, *a, *b, *c, *d};
   const Status status = problem.check();
   if (status != kOk) return status;
+  if (device().settings.odd_strides != 0 && problem.odd())
+    return static_cast<int>(device().settings.odd_strides);
   ++device().heuristics;
   Heuristic& result = results[0] = {};
   // Asks for some of the workspace it may have, and spoils it, as a split sum would.
@@ -355,6 +364,8 @@ TWIN_API int cublasLtMatmul(void* handle, const Description* how, const void* al
   const size_t spoilt = algorithm == nullptr ? 0 : algorithm->workspace;
   if (algorithm != nullptr && (!problem.taken_by(*algorithm) || spoilt > workspace_bytes))
     return kBadValue;
+  if (algorithm != nullptr && dev.settings.other_sizes != 0 && !problem.made_for(*algorithm))
+    return static_cast<int>(dev.settings.other_sizes);
   if (spoilt != 0 && (space % 16 != 0 || !dev.memory.device(space, spoilt))) return kBadValue;
   Record record = {.kind = "product", .name = "cublasLtMatmul"};
   record.arguments = std::to_string(problem.m()) + "," + std::to_string(problem.n()) + "," +

@@ -48,6 +48,8 @@ bool Device::set(const std::string& name, long long value) {
       {"multiprocessors", &Settings::multiprocessors},
       {"grid_y", &Settings::grid_y},
       {"exact_algorithms", &Settings::exact_algorithms},
+      {"odd_strides", &Settings::odd_strides},
+      {"other_sizes", &Settings::other_sizes},
       {"launch_error", &Settings::launch_error},
       {"launch_error_at", &Settings::launch_error_at},
       {"command_nanoseconds", &Settings::command_nanoseconds},

@@ -45,6 +45,10 @@ struct Settings {
   long long launch_error = 0;      // the launch number launch_error_at fails with it
   long long launch_error_at = 0;   // counted from 1 after it was set; 0: none
   long long exact_algorithms = 0;  // whether those of cuBLASLt take no smaller sizes than their own
+  // What cuBLASLt says, 0: nothing amiss, to leading dimensions that are no multiples of 4, and to
+  // a product by an algorithm of other sizes, though its check agrees.
+  long long odd_strides = 0;
+  long long other_sizes = 0;
   long long cudnn_version = 90800;
   long long cudnn_error = 5000;  // what the call number cudnn_error_at returns
   long long cudnn_error_at = 0;  // counted as launch_error_at

@@ -168,16 +168,10 @@ TWIN_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t 
     const Record record = {
         .kind = "copy", .name = "to device", .to = to, .from = source, .bytes = bytes};
     void* const target = reinterpret_cast<void*>(to);
-    if (d.memory.pinned(source, bytes)) {
-      d.add(stream, record, [=] { std::memcpy(target, from, bytes); });
-    } else if (stream->captured.capture != nullptr) {
+    // A driver may put pageable memory aside before the call returns, or the device reads it later.
+    if (!d.memory.pinned(source, bytes) && stream->captured.capture != nullptr)
       return stream->captured.capture->fail(kCaptureUnsupported);
-    } else {  // pageable memory is staged before the call returns
-      const char* const start = static_cast<const char*>(from);
-      d.add(stream, record, [target, copy = std::vector<char>(start, start + bytes)] {
-        std::memcpy(target, copy.data(), copy.size());
-      });
-    }
+    d.add(stream, record, [=] { std::memcpy(target, from, bytes); });
     return kSuccess;
   });
 }
@@ -329,7 +323,7 @@ TWIN_API CUresult cuEventQuery(CUevent handle) {
     if (event == nullptr) return kInvalidHandle;
     if (event->captured.capture != nullptr) return kCapturedEvent;
     if (event->recorded == nullptr || event->recorded->done) return kSuccess;
-    d.queue.finish(event->recorded);  // who asks again finds that time has passed
+    d.queue.advance(event->recorded);  // whoever asks again finds that some time has passed
     return kNotReady;
   });
 }

@@ -27,6 +27,7 @@ class Array:
 
     def __init__(self, context: Context, host: np.ndarray):
         self.context, self.address = context, 0
+        self.sources: list[np.ndarray] = []  # copies from them may be under way
         self.shape, self.dtype = host.shape, host.dtype
         self.nbytes = host.nbytes
         address = ctypes.c_ulonglong()
@@ -36,7 +37,8 @@ class Array:
         self.put(host)
 
     def put(self, host: np.ndarray) -> None:
-        data = np.ascontiguousarray(host, self.dtype)
+        data = np.array(host, self.dtype, order="C")
+        self.sources.append(data)
         where = ctypes.c_void_p(data.ctypes.data)
         size = ctypes.c_size_t(data.nbytes)
         self.context.call(

@@ -45,6 +45,7 @@ struct Module {
   char *shared, *shared_end;  // all __shared__ variables
   char* dynamic;              // what extern __shared__ arrays stand for; nullptr: there is none
   unsigned dynamic_size;
+  int architecture;  // whose code it stands for, 90; 0: that of any device
 };
 
 }  // namespace twin

@@ -98,6 +98,13 @@ Function* function_of(Device& d, CUfunction handle) {
   return d.functions.count(function) != 0 ? function : nullptr;
 }
 
+// As code for sm_86 does on every 8.x from 8.6 on.
+bool runs_here(const Device& d, const Module& module) {
+  const auto capability = static_cast<int>(d.settings.capability);
+  return module.architecture == 0 ||
+         (module.architecture / 10 == capability / 10 && module.architecture <= capability);
+}
+
 // Whether what the driver poisons before each block holds nothing but shared variables.
 bool poison_is_safe(const Module& module) {
   for (const void* other : std::initializer_list<const void*>{
@@ -120,6 +127,7 @@ TWIN_API CUresult cuModuleLoadData(CUmodule* result, const void* image) {
     if (library == nullptr) return kInvalidImage;
     const auto* const module = static_cast<const Module*>(dlsym(library, "twin_module"));
     if (module == nullptr || !poison_is_safe(*module)) return kInvalidImage;
+    if (!runs_here(d, *module)) return kNoBinaryForGpu;
     auto* const loaded = new LoadedModule{library, module, {}};
     for (int i = 0; i < module->count; ++i)
       loaded->functions[module->kernels[i].name] = {loaded, &module->kernels[i]};

@@ -79,14 +79,25 @@ void Queue::step(const Stream* target, unsigned policy) {
     std::erase_if(streams_, [stream](const auto& s) { return s.get() == stream; });
 }
 
+const Stream* Queue::stream_of(const OperationPointer& operation) const {
+  for (const auto& stream : streams_)
+    if (std::find(stream->pending.begin(), stream->pending.end(), operation) !=
+        stream->pending.end())
+      return stream.get();
+  return nullptr;
+}
+
+unsigned Queue::policy() { return seed_ == 0 ? 0 : static_cast<unsigned>(random_() % 3); }
+
 void Queue::finish(const OperationPointer& target) {
   if (target == nullptr || target->done) return;
-  const Stream* of_target = nullptr;
-  for (const auto& stream : streams_)
-    if (std::find(stream->pending.begin(), stream->pending.end(), target) != stream->pending.end())
-      of_target = stream.get();
-  const unsigned policy = seed_ == 0 ? 0 : static_cast<unsigned>(random_() % 3);
-  while (!target->done) step(of_target, policy);
+  const Stream* const of_target = stream_of(target);
+  const unsigned chosen = policy();
+  while (!target->done) step(of_target, chosen);
+}
+
+void Queue::advance(const OperationPointer& target) {
+  if (target != nullptr && !target->done) step(stream_of(target), policy());
 }
 
 void Queue::finish_all() {

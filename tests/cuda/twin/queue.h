@@ -42,7 +42,8 @@ class Queue {
 
   OperationPointer add(Stream* stream, std::function<void()> run,
                        std::vector<OperationPointer> after = {});
-  void finish(const OperationPointer& target);  // null: nothing to wait for
+  void finish(const OperationPointer& target);   // null: nothing to wait for
+  void advance(const OperationPointer& target);  // by one operation, of any stream
   void finish_all();
   void drop_all();  // after a fault nothing runs any more
 
@@ -55,6 +56,8 @@ class Queue {
 
  private:
   void step(const Stream* target, unsigned policy);
+  const Stream* stream_of(const OperationPointer& operation) const;  // that waits
+  unsigned policy();
   std::vector<std::unique_ptr<Stream>> streams_;
   std::mt19937_64 random_;
   uint64_t seed_ = 0, issued_ = 0;
