@@ -55,13 +55,18 @@ __device__ void matmul_few(const Sources& a, const real* w, int n, const Target&
         return walk.next(a, kFewDepth);
       },
       [&] {
-        // Weights first: they wait for no index.
-        const int depth = column < n ? a.of[walk.source].width - walk.column - first : 0;
-        const real* of_w = w + static_cast<long long>(walk.before + walk.column + first) * n;
+        // Weights first: they wait for no index. A whole share of them takes no test a row.
+        const int depth = a.of[walk.source].width - walk.column - first;
+        const real* at = w + static_cast<long long>(walk.before + walk.column + first) * n + column;
+        if (wide && column + 2 <= n && depth >= kShare) {
 #pragma unroll
-        for (int i = 0; i < kShare; ++i) {
-          const real* at = i < depth ? of_w + static_cast<long long>(i) * n + column : nullptr;
-          y[i] = load<2>(at, n - column, wide);
+          for (int i = 0; i < kShare; ++i) y[i] = take<2>(at + static_cast<long long>(i) * n);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kShare; ++i) {
+            const bool there = i < depth && column < n;
+            y[i] = load<2>(there ? at + static_cast<long long>(i) * n : nullptr, n - column, wide);
+          }
         }
 #pragma unroll
         for (int i = 0; i < kFewDepth / 64; ++i) x[i] = row.read(a, walk, i * 64 + ka);
@@ -77,7 +82,7 @@ __device__ void matmul_few(const Sources& a, const real* w, int n, const Target&
         for (int m = 0; m < kFew; ++m) {
 #pragma unroll
           for (int k = 0; k < kShare; k += 4) {
-            const Lanes<4> z = load<4>(slab + m * kFewPitch + k, 4, true);
+            const Lanes<4> z = take<4>(slab + m * kFewPitch + k);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               sum[2 * m] += z.v[i] * weights[k + i].v[0];

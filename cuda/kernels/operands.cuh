@@ -52,7 +52,7 @@ struct Target {
   __device__ void write_to(V* to, int left, const Lanes<N>& x) const {
     if (left >= N && reinterpret_cast<unsigned long long>(to) % alignof(Lanes<N, V>) == 0) {
       Lanes<N> sum = x;
-      if (accumulate) add(sum, load<N>(to, N, true));
+      if (accumulate) add(sum, take<N>(to));
       store(to, sum);
       return;
     }

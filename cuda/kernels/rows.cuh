@@ -84,16 +84,20 @@ __device__ inline Row segment_row(const Rows& s, int j) {
   return i < 0 ? Row{} : row_at(s, i);
 }
 
+// N values at p, which is aligned and not null.
+template <int N, class V>
+__device__ inline Lanes<N> take(const V* p) {
+  const Lanes<N, V> y = *reinterpret_cast<const Lanes<N, V>*>(p);
+  Lanes<N> x;
+#pragma unroll
+  for (int i = 0; i < N; ++i) x.v[i] = widened(y.v[i]);
+  return x;
+}
 // The first n of N values at p, zeros behind them; zeros alone where p is null.
 template <int N, class V>
 __device__ inline Lanes<N> load(const V* p, int n, bool wide) {
+  if (wide && p != nullptr && n >= N) return take<N>(p);
   Lanes<N> x;
-  if (wide && p != nullptr && n >= N) {
-    const Lanes<N, V> y = *reinterpret_cast<const Lanes<N, V>*>(p);
-#pragma unroll
-    for (int i = 0; i < N; ++i) x.v[i] = widened(y.v[i]);
-    return x;
-  }
 #pragma unroll
   for (int i = 0; i < N; ++i) x.v[i] = p != nullptr && i < n ? widened(p[i]) : real(0);
   return x;
