@@ -109,20 +109,49 @@ __device__ inline Lanes<N> load(const Row& row, int column, int n, bool wide) {
   return load<N>(row.from<real>(column), n, wide);
 }
 
-template <int N, class V>
-__device__ inline void store(V* p, const Lanes<N>& x) {
+template <class V, int N>
+__device__ inline Lanes<N, V> stored(const Lanes<N>& x) {
   Lanes<N, V> y;
 #pragma unroll
   for (int i = 0; i < N; ++i) assign(y.v[i], x.v[i]);
-  *reinterpret_cast<Lanes<N, V>*>(p) = y;
+  return y;
+}
+template <int N, class V>
+__device__ inline void store(V* p, const Lanes<N>& x) {
+  *reinterpret_cast<Lanes<N, V>*>(p) = stored<V>(x);
+}
+// The same to memory of the device, in one access: in kernels over rows the compiler makes words of
+// a plain one.
+template <int N, class V>
+__device__ inline void store_whole(V* p, const Lanes<N>& x) {
+#ifdef CAVS_TWIN
+  store(p, x);
+#else
+  const Lanes<N, V> y = stored<V>(x);
+  if constexpr (sizeof(y) == 16) {
+    unsigned word[4];
+    memcpy(word, &y, 16);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
+                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                 : "memory");
+  } else if constexpr (sizeof(y) == 8) {
+    unsigned word[2];
+    memcpy(word, &y, 8);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)),
+                 "r"(word[0]), "r"(word[1])
+                 : "memory");
+  } else {
+    store(p, x);
+  }
+#endif
 }
 // Values [i, i + N) of what is stored at p.
 template <int N>
 __device__ inline void store(void* p, long long i, bool half, const Lanes<N>& x) {
   if (kHalf && half) {
-    store(static_cast<bfloat16*>(p) + i, x);
+    store_whole(static_cast<bfloat16*>(p) + i, x);
   } else {
-    store(static_cast<real*>(p) + i, x);
+    store_whole(static_cast<real*>(p) + i, x);
   }
 }
 
