@@ -5,6 +5,9 @@
 
 namespace {
 
+// On a multiprocessor: this bounds the registers of copy_rows, of which rows on their way need
+// most.
+constexpr int kCopyBlocks = kHalf ? 4 : 5;
 constexpr int kWideRow = 2048;  // columns from which a block shares a row's cross entropy
 
 // f(r, column, to) for all rows and every N-th column.
@@ -30,8 +33,10 @@ template <int N>
 __device__ void copy(const Rows& in, int begin, int end, void* out, long long stride,
                      long long base, bool half) {
   for_each_vector<N>(in.width, begin, end, out, stride, base, half, [&](long long r, int column) {
-    const Row row = in.map == 3 ? Row{} : plain_row(in, r);
-    return read_columns<N, 4>(in, r, row, column, N > 1);
+    if (in.map != 3) return load<N>(plain_row(in, r), column, N, N > 1);
+    Lanes<N> sum = {};
+    add_rows<N, 4>(in, in.offsets[r], in.offsets[r + 1], column, N, N > 1, sum);
+    return sum;
   });
 }
 
@@ -112,9 +117,10 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
 
 }  // namespace
 
-extern "C" __global__ __launch_bounds__(256, 4) void copy_rows(Rows in, int begin, int end,
-                                                               void* out, long long stride,
-                                                               long long base, int half) {
+extern "C" __global__ __launch_bounds__(256, kCopyBlocks) void copy_rows(Rows in, int begin,
+                                                                         int end, void* out,
+                                                                         long long stride,
+                                                                         long long base, int half) {
   if (wide_output(in, out, stride, half)) {
     copy<kWide>(in, begin, end, out, stride, base, half);
   } else {

@@ -161,20 +161,30 @@ __device__ inline void add(Lanes<N>& sum, const Lanes<N>& x) {
   for (int i = 0; i < N; ++i) sum.v[i] += x.v[i];
 }
 
+// Adds rows [j, end) of a segment, at most Count, all of them on their way at once. Zeros stand for
+// what is missing: they change no sum that began at zero, for none is -0.
+template <int N, int Count>
+__device__ inline void add_batch(const Rows& s, int j, int end, int column, int n, bool wide,
+                                 Lanes<N>& sum) {
+  Row row[Count];
+  Lanes<N> x[Count];
+#pragma unroll
+  for (int i = 0; i < Count; ++i) row[i] = j + i < end ? segment_row(s, j + i) : Row{};
+#pragma unroll
+  for (int i = 0; i < Count; ++i) x[i] = load<N>(row[i], column, n, wide);
+#pragma unroll
+  for (int i = 0; i < Count; ++i) add(sum, x[i]);
+}
 // N columns from `column` on, n of which exist, added over rows [j, end) of a segment in ascending
-// order to `sum`. `Ahead` rows are on their way at a time.
+// order to `sum`; Ahead > 1: so many rows at a time, of long segments twice as many.
 template <int N, int Ahead>
 __device__ inline void add_rows(const Rows& s, int j, int end, int column, int n, bool wide,
                                 Lanes<N>& sum) {
-  for (; Ahead > 1 && j + Ahead <= end; j += Ahead) {
-    Row row[Ahead];
-    Lanes<N> x[Ahead];
-#pragma unroll
-    for (int i = 0; i < Ahead; ++i) row[i] = segment_row(s, j + i);
-#pragma unroll
-    for (int i = 0; i < Ahead; ++i) x[i] = load<N>(row[i], column, n, wide);
-#pragma unroll
-    for (int i = 0; i < Ahead; ++i) add(sum, x[i]);
+  if (Ahead > 1) {
+    for (; j + 2 * Ahead <= end; j += 2 * Ahead) {
+      add_batch<N, 2 * Ahead>(s, j, j + 2 * Ahead, column, n, wide, sum);
+    }
+    for (; j < end; j += Ahead) add_batch<N, Ahead>(s, j, end, column, n, wide, sum);
   }
 #pragma unroll 1
   for (; j < end; ++j) {
@@ -185,13 +195,13 @@ __device__ inline void add_rows(const Rows& s, int j, int end, int column, int n
 
 // N columns from `column` on of row r; zeros past the width. `row` is plain_row(s, r), unless the
 // rows are segments.
-template <int N, int Ahead = 1>
+template <int N>
 __device__ inline Lanes<N> read_columns(const Rows& s, long long r, const Row& row, int column,
                                         bool wide) {
   const int n = s.width - column;
   if (s.map != 3) return load<N>(n > 0 ? row : Row{}, column, n, wide);
   Lanes<N> sum = {};
-  if (n > 0) add_rows<N, Ahead>(s, s.offsets[r], s.offsets[r + 1], column, n, wide, sum);
+  if (n > 0) add_rows<N, 1>(s, s.offsets[r], s.offsets[r + 1], column, n, wide, sum);
   return sum;
 }
 

@@ -52,6 +52,29 @@ def test_copy_rows(case: Case, kind: str, aligned: bool) -> None:
             np.testing.assert_allclose(got, source.values, **bound)
 
 
+@every_case
+@aligned_or_not
+@pytest.mark.parametrize("indexed", [False, True])
+def test_long_segments_are_added_in_order(case: Case, aligned: bool, indexed: bool) -> None:
+    """However many rows are on their way at a time."""
+    rng = np.random.default_rng(5)
+    counts = np.array([0, 1, 3, 4, 5, 7, 8, 9, 11, 12, 15, 16, 17, 31, 100])
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    for width in (1, 5, 8, 132):
+        data = case.normal(rng, int(offsets[-1]), width)
+        index = rng.integers(-1, len(data), len(data)) if indexed else np.arange(len(data))
+        memory, ends, where = case.stored(data), case.ints(offsets), case.ints(index)
+        maps = (where.address if indexed else 0, ends.address, SEGMENT, case.half)
+        source = Rows(memory.address, width, 0, *maps, width)
+        got = agree(case, GRIDS, rows_kernel, "copy_rows", source, 0, len(counts), aligned)
+        expected = np.zeros((len(counts), width), case.dtype)
+        for r, j in (
+            (r, j) for r in range(len(counts)) for j in index[offsets[r] : offsets[r + 1]]
+        ):
+            expected[r] += data[j] if j >= 0 else 0
+        np.testing.assert_array_equal(got, case.fitting(expected))
+
+
 def sum_rows(
     case: Case, grid: Grid, source: Source, r0: int, r1: int, start: float, parts: int
 ) -> np.ndarray:
