@@ -65,12 +65,14 @@ class Library {
                      T* out, int64_t out_stride, bool accumulate) const;
   bool multiply_rows(const Rows<T>* sources, int count, int begin, int end, const void* weight,
                      int n, Target out, bool accumulate) const;
-  bool multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin, int end, T* out,
-                        int64_t out_stride, bool accumulate) const;
   Rows<T> side_by_side(const Rows<T>* sources, int count, int begin, int end) const;
-  Matrix matrix(const Rows<T>& source, int begin, int end, DeviceMemory& room) const;
+  bool lies_as_matrix(const Rows<T>& source) const;
+  int64_t copied_stride(int64_t width) const;
+  size_t copied_bytes(const Rows<T>& source, int64_t rows) const;
+  Matrix matrix(const Rows<T>& source, int begin, int end, Address place) const;
   const void* rows_behind(const void* weight, int64_t k, int64_t n) const;
   Grid rows_grid(int64_t rows, int each) const;
+  Grid vectors_grid(int64_t rows, int64_t width) const;
   int parts_of(int64_t rows, int64_t tiles) const;
 
   std::shared_ptr<Device> device_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -68,10 +69,9 @@ def test_long_segments_are_added_in_order(case: Case, aligned: bool, indexed: bo
         source = Rows(memory.address, width, 0, *maps, width)
         got = agree(case, GRIDS, rows_kernel, "copy_rows", source, 0, len(counts), aligned)
         expected = np.zeros((len(counts), width), case.dtype)
-        for r, j in (
-            (r, j) for r in range(len(counts)) for j in index[offsets[r] : offsets[r + 1]]
-        ):
-            expected[r] += data[j] if j >= 0 else 0
+        for r, (begin, end) in enumerate(itertools.pairwise(offsets)):
+            for j in index[begin:end]:
+                expected[r] += data[j] if j >= 0 else 0
         np.testing.assert_array_equal(got, case.fitting(expected))
 
 

@@ -1,0 +1,88 @@
+"""Which kernels and grids the engine chooses for products and for what they read."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn
+from cavs.errors import ConfigError
+from tests.oracle import assert_close
+from tests.runtime.trees import Classifier, treebank
+
+OWN = ("matmul", "matmul_16")
+
+
+def session(device, size, hidden, dtype=np.float64, **options):
+    model = Classifier(nn.ChildSumTreeLSTM(size, hidden), input_size=size)
+    model.initialize(1, dtype)
+    return cavs.Session(model, dtype=dtype, device=device, **options)
+
+
+def log_of(twin, device, size=40, hidden=36, batch=None):
+    """What a step asks of the device, whose gradients are those of the CPU."""
+    batch = treebank(24) if batch is None else batch
+    ours = session(device, size, hidden)
+    twin.reset()
+    found, gradients = ours.gradients(batch)
+    log = twin.operations()
+    loss, wanted = session("cpu", size, hidden).gradients(batch)
+    assert found == pytest.approx(loss, rel=1e-11)
+    for k, g in gradients.items():
+        assert_close(g, wanted[k], 1e-10, k)
+    return log
+
+
+def rows_of(operation):
+    begin, end = operation.arguments[1:3]
+    return end - begin
+
+
+@pytest.mark.parametrize("few_rows", [0, 1, 31, 33, 127, 2**31 - 1])
+def test_products_of_few_rows(twin, twin_device, few_rows):
+    """Up to the number of the device they are done by tiles of 16 rows."""
+    log = log_of(twin, replace(twin_device, few_rows=few_rows))
+    own = [o for o in log if o.kind == "launch" and o.name in OWN]
+    assert {rows_of(o) for o in own} & set(range(2, 30)), "products of many sizes"
+    for o in own:
+        assert (o.name == "matmul_16") == (rows_of(o) <= few_rows)
+
+
+@pytest.mark.parametrize("blas_rows", [0, 16, 128])
+def test_products_by_cublas(twin, twin_device, blas_rows):
+    log = log_of(twin, replace(twin_device, cublas_lt=twin.cublaslt, blas_rows=blas_rows))
+    own = [rows_of(o) for o in log if o.kind == "launch" and o.name in OWN]
+    assert all(rows < blas_rows for rows in own)
+    assert bool(own) == (blas_rows > 0)
+    assert len([o for o in log if o.kind == "product"]) > 10
+
+
+def test_defaults_and_what_is_no_number_of_rows(twin, twin_device):
+    assert (twin_device.few_rows, twin_device.blas_rows) == (127, 128)
+    for name, value in (("few_rows", -1), ("blas_rows", 1.5), ("few_rows", True)):
+        with pytest.raises(ConfigError, match=f"{name} is {value}, but must be a whole number"):
+            replace(twin_device, **{name: value})
+    assert replace(twin_device, few_rows=np.int64(3)).native.multiprocessors == 4
+
+
+def test_an_operand_is_copied_once(twin, twin_device):
+    """For all products of a gradient that it is in."""
+    log = log_of(twin, replace(twin_device, cublas_lt=twin.cublaslt), batch=treebank(40))
+    launches = [o for o in log if o.kind == "launch"]
+    assert len([o for o in launches if o.name == "copy_rows"]) > 5
+    for o, next_ in itertools.pairwise(launches):  # between them there are products by cuBLASLt
+        assert o.name != "copy_rows" or next_.arguments != o.arguments
+
+
+def test_wide_rows_are_shared_out(twin, twin_device):
+    """Few of them do not leave most of the device idle."""
+    where = replace(twin_device, cublas_lt=twin.cublaslt, blas_rows=2)
+    log = log_of(twin, where, 300, 36, treebank(3, longest=12))
+    wide = [o for o in log if o.name == "copy_rows" and o.arguments[4] == 300]
+    assert wide
+    for o in wide:  # 64 values a block, on 4 multiprocessors of 16 blocks each
+        assert o.grid[1] == min(-(-300 // 64), 64 // o.grid[0])
