@@ -9,10 +9,12 @@ constexpr bool kPlainBytes<Optimizer> = true;  // numbers, and nothing between t
 
 namespace {
 
-constexpr int kTile = 64;      // rows and columns of a product's block
-constexpr int kColumns = 32;   // of a block that sums rows
-constexpr int kWarps = 8;      // of a block
-constexpr int kRowsEach = 64;  // fewer rows are not worth a part of their own
+constexpr int kTile = 64;        // rows and columns of a product's block
+constexpr int kFew = 16;         // rows of a block of a product of few rows
+constexpr int kDepthEach = 256;  // less depth is not worth a part of its own
+constexpr int kColumns = 32;     // of a block that sums rows
+constexpr int kWarps = 8;        // of a block
+constexpr int kRowsEach = 64;    // fewer rows are not worth a part of their own
 constexpr int kMostParts = 64;
 constexpr int kBlasColumns = 32;  // narrower operands waste its tiles
 constexpr int kBlocksEach = 16;   // of a multiprocessor, in kernels that walk rows
@@ -89,6 +91,31 @@ int Library<T>::parts_of(int64_t rows, int64_t tiles) const {
   return static_cast<int>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1)));
 }
 
+// Parts of the depth of a product of few rows: as many as keep the multiprocessors busy that tiles
+// leave idle.
+template <class T>
+int Library<T>::parts_of_depth(int64_t k, int64_t tiles) const {
+  const int64_t most = device_->multiprocessors() / std::max<int64_t>(tiles, 1);
+  return static_cast<int>(std::max<int64_t>(std::min(most, k / kDepthEach), 1));
+}
+
+// Where parts of a sum of n values stand one behind the other; of one part nowhere.
+template <class T>
+T* Library<T>::room_for_parts(int parts, int64_t n) const {
+  if (parts == 1) return nullptr;
+  room().partial.reserve(sizeof(T) * parts * n);
+  return room().partial.template as<T>();
+}
+
+// Their sum, in their order; of one part it is `out` already. `out`: rows of `width`.
+template <class T>
+void Library<T>::sum_parts(const T* partial, int parts, int64_t n, void* out, int64_t width,
+                           int64_t stride, int accumulate, int half) const {
+  if (parts == 1) return;
+  device_->launch(sum_parts_, rows_grid(n, kBlock), partial, parts, n, out, width, stride,
+                  accumulate, half);
+}
+
 template <class T>
 void Library<T>::copy_rows(const Rows<T>& in, int begin, int end, Target out) const {
   const int half = out.half;
@@ -124,14 +151,10 @@ void Library<T>::sum_rows(const Rows<T>& in, int begin, int end, T* out, bool ac
   const unsigned wide = tiles(in.width, kColumns);
   if (wide == 0) return;
   const int parts = parts_of(end - begin, wide), add = accumulate;
-  if (parts > 1) room().partial.reserve(sizeof(T) * parts * in.width);
-  T* partial = room().partial.template as<T>();
+  T* partial = room_for_parts(parts, in.width);
   device_->launch(sum_rows_, Grid{wide, device_->high(parts)}, in, begin, end, out, add, partial,
                   parts);
-  if (parts == 1) return;
-  const int64_t n = in.width;
-  const T* from = partial;
-  device_->launch(sum_parts_, rows_grid(n, kBlock), from, parts, n, out, n, n, add);
+  sum_parts(partial, parts, in.width, out, in.width, in.width, add, 0);
 }
 
 // Whether rows [begin, end) of an operand are a matrix of what cuBLASLt multiplies as they lie.
@@ -198,6 +221,11 @@ const void* Library<T>::rows_behind(const void* weight, int64_t k, int64_t n) co
   return static_cast<const char*>(weight) + k * n * packed_bytes();
 }
 
+template <class T>
+Address Library<T>::place_of_row(const Target& out, int64_t row) const {
+  return behind(out.data, (row - out.base) * out.stride * (out.half ? kHalfBytes : sizeof(T)));
+}
+
 // The product by cuBLASLt, an operand at a time; false where our own kernel does better.
 template <class T>
 bool Library<T>::multiply_rows(const Rows<T>* sources, int count, int begin, int end,
@@ -209,8 +237,7 @@ bool Library<T>::multiply_rows(const Rows<T>* sources, int count, int begin, int
     sources = &together;
     count = 1;
   }
-  const int64_t before = (begin - out.base) * out.stride;
-  const Matrix to{behind(out.data, before * (out.half ? kHalfBytes : sizeof(T))), out.stride};
+  const Matrix to{place_of_row(out, begin), out.stride};
   bool add = accumulate;
   for (int i = 0; i < count; ++i) {
     if (sources[i].width == 0) continue;
@@ -230,8 +257,9 @@ bool Library<T>::multiply_rows(const Rows<T>* sources, int count, int begin, int
 template <class T>
 void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end,
                             const void* weight, int n, Target out, bool accumulate) const {
-  const bool few = end - begin <= device_->switches().few_rows;
-  const Grid grid{tiles(n, kTile), device_->high(tiles(end - begin, few ? 16 : kTile))};
+  const int rows = end - begin, half = out.half;
+  const bool few = rows <= device_->switches().few_rows;
+  const unsigned wide = tiles(n, kTile), tall = device_->high(tiles(rows, few ? kFew : kTile));
   for (int first = 0; first < std::max(count, 1); first += kMostSources) {
     Sources<T> group;
     int k = 0;
@@ -239,9 +267,18 @@ void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int en
       group.of[group.count++] = sources[i];
       k += sources[i].width;
     }
-    const int half = out.half, add = accumulate || first > 0;
-    device_->launch(few ? matmul_16_ : matmul_, grid, group, begin, end, weight, k, n, out.data,
-                    out.stride, out.base, half, add);
+    const int add = accumulate || first > 0;
+    if (few) {
+      const int parts = parts_of_depth(k, int64_t{wide} * tall);
+      T* partial = room_for_parts(parts, int64_t{rows} * n);
+      device_->launch(matmul_16_, Grid{wide, tall, device_->high(parts)}, group, begin, end, weight,
+                      k, n, out.data, out.stride, out.base, half, add, partial, parts);
+      void* to = reinterpret_cast<void*>(place_of_row(out, begin));
+      sum_parts(partial, parts, int64_t{rows} * n, to, n, out.stride, add, half);
+    } else {
+      device_->launch(matmul_, Grid{wide, tall}, group, begin, end, weight, k, n, out.data,
+                      out.stride, out.base, half, add);
+    }
     weight = rows_behind(weight, k, n);
   }
 }
@@ -320,15 +357,11 @@ void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, in
       if (k == 0 || n == 0) continue;
       const unsigned wide = tiles(n, kTile), tall = device_->high(tiles(k, kTile));
       const int parts = parts_of(end - begin, int64_t{wide} * tall);
-      const int64_t size = static_cast<int64_t>(k) * n, width = n;
-      if (parts > 1) room().partial.reserve(sizeof(T) * parts * size);
-      T* partial = room().partial.template as<T>();
+      const int64_t size = static_cast<int64_t>(k) * n;
+      T* partial = room_for_parts(parts, size);
       device_->launch(matmul_tn_, Grid{wide, tall, device_->high(parts)}, left, right, begin, end,
                       k, n, to, out_stride, add, partial, parts);
-      if (parts == 1) continue;
-      const T* from = partial;
-      device_->launch(sum_parts_, rows_grid(size, kBlock), from, parts, size, to, width, out_stride,
-                      add);
+      sum_parts(partial, parts, size, to, n, out_stride, add, 0);
     }
     row += k;
   }

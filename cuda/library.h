@@ -74,6 +74,11 @@ class Library {
   Grid rows_grid(int64_t rows, int each) const;
   Grid vectors_grid(int64_t rows, int64_t width) const;
   int parts_of(int64_t rows, int64_t tiles) const;
+  int parts_of_depth(int64_t k, int64_t tiles) const;
+  T* room_for_parts(int parts, int64_t n) const;
+  void sum_parts(const T* partial, int parts, int64_t n, void* out, int64_t width, int64_t stride,
+                 int accumulate, int half) const;
+  Address place_of_row(const Target& out, int64_t row) const;
 
   std::shared_ptr<Device> device_;
   const bool half_;

@@ -198,19 +198,19 @@ extern "C" __global__ __launch_bounds__(256, 4) void sum_rows(Rows in, int begin
   }
 }
 
-// A thread an element.
+// A thread an element. `out` may be stored in bfloat16.
 extern "C" __global__ __launch_bounds__(256, 4) void sum_parts(const real* partial, int parts,
-                                                               long long n, real* out,
+                                                               long long n, void* out,
                                                                long long out_width,
-                                                               long long out_stride,
-                                                               int accumulate) {
+                                                               long long out_stride, int accumulate,
+                                                               int half) {
   const long long step = static_cast<long long>(gridDim.x) * kThreads;
   for (long long i = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x; i < n;
        i += step) {
-    real* to = out + i / out_width * out_stride + i % out_width;
-    real sum = accumulate ? *to : real(0);
+    const long long at = i / out_width * out_stride + i % out_width;
+    real sum = accumulate ? Row{out, half != 0}[at] : real(0);
 #pragma unroll 4
     for (int part = 0; part < parts; ++part) sum += partial[part * n + i];
-    *to = sum;
+    store(out, at, half, Lanes<1>{sum});
   }
 }

@@ -56,10 +56,10 @@ struct Row {
 
   __device__ bool none() const { return data == nullptr; }
   template <class V>
-  __device__ const V* from(int column) const {
+  __device__ const V* from(long long column) const {
     return none() ? nullptr : static_cast<const V*>(data) + column;
   }
-  __device__ real operator[](int column) const {
+  __device__ real operator[](long long column) const {
     return kHalf && half ? widened(*from<bfloat16>(column)) : *from<real>(column);
   }
 };

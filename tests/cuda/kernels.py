@@ -78,6 +78,7 @@ class Optimizer(ctypes.Structure):
 
 OUTPUT = (Address, Long, Long, Int)  # out, stride, base, half
 MATMUL = (Sources, Int, Int, Address, Int, Int, *OUTPUT, Int)
+MATMUL_16 = (*MATMUL, Address, Int)
 MATMUL_TN = (Sources, Sources, Int, Int, Int, Int, Address, Long, Int, Address, Int)
 SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
     "rows.cu": {
@@ -86,15 +87,15 @@ SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
         "cross_entropy": (Rows, Address, Int, Int, *OUTPUT),
         "cross_entropy_grad": (Rows, Address, Int, Int, *OUTPUT),
         "sum_rows": (Rows, Int, Int, Address, Int, Address, Int),
-        "sum_parts": (Address, Int, Long, Address, Long, Long, Int),
+        "sum_parts": (Address, Int, Long, Address, Long, Long, Int, Int),
     },
-    "matmul.cu": {"matmul": MATMUL, "matmul_16": MATMUL, "matmul_tn": MATMUL_TN},
+    "matmul.cu": {"matmul": MATMUL, "matmul_16": MATMUL_16, "matmul_tn": MATMUL_TN},
     "matmul_mma.cu": {
         "matmul_tf32": MATMUL,
-        "matmul_tf32_16": MATMUL,
+        "matmul_tf32_16": MATMUL_16,
         "matmul_tn_tf32": MATMUL_TN,
         "matmul_bf16": MATMUL,
-        "matmul_bf16_16": MATMUL,
+        "matmul_bf16_16": MATMUL_16,
         "matmul_tn_bf16": MATMUL_TN,
     },
     "pack.cu": {"pack": (Address, Int), "unpack": (Address, Int)},

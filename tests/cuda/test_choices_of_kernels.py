@@ -86,3 +86,52 @@ def test_wide_rows_are_shared_out(twin, twin_device):
     assert wide
     for o in wide:  # 64 values a block, on 4 multiprocessors of 16 blocks each
         assert o.grid[1] == min(-(-300 // 64), 64 // o.grid[0])
+
+
+def with_multiprocessors(twin, device, count):
+    """A device that has so many, which it finds out when it is opened."""
+    twin.set("multiprocessors", count)
+    assert device.native.multiprocessors == count
+    return device
+
+
+@pytest.mark.parametrize("count", [2, 8, 132])
+def test_depth_is_split_where_tiles_are_few(twin, twin_device, count):
+    """Into parts of 256 and more, a part for each multiprocessor that would be idle."""
+    where = with_multiprocessors(twin, replace(twin_device), count)
+    log = log_of(twin, where, 800, 36, treebank(2, longest=12))
+    launches = [o for o in log if o.kind == "launch"]
+    split = 0
+    for o, next_ in itertools.pairwise(launches):
+        if o.name != "matmul_16":
+            continue
+        depth, columns = o.arguments[4:6]
+        tiles = -(-rows_of(o) // 16) * -(-columns // 64)
+        *_, partial, parts = o.arguments
+        assert parts == max(1, min(count // tiles, depth // 256)) == o.grid[2]
+        assert (partial != 0) == (next_.name == "sum_parts") == (parts > 1)
+        assert parts == 1 or next_.arguments[:3] == (partial, parts, rows_of(o) * columns)
+        split += parts > 1
+    assert bool(split) == (count > 2)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_bits_of_split_products(twin, twin_device, precision):
+    """The same in every order of blocks and streams, whatever ran before."""
+    batches = [treebank(2, 1, longest=12), treebank(3, 2, longest=20)]
+    where = with_multiprocessors(twin, replace(twin_device), 132)
+    exact = [session("cpu", 512, 40).gradients(batch) for batch in batches]
+
+    def run(seed, order):
+        twin.adversarial(seed)
+        ours = session(where, 512, 40, np.float32, precision=precision)
+        return {i: ours.gradients(batches[i]) for i in order}
+
+    first, second = run(1, [0, 1]), run(2, [1, 0, 1])
+    sums = [o.arguments for o in twin.operations() if o.name == "sum_parts"]
+    assert {half for *_, half in sums} == {int(precision == "bfloat16")}
+    for i, (loss, gradients) in first.items():
+        assert loss == second[i][0] == pytest.approx(exact[i][0], rel=1e-2)
+        for k, g in gradients.items():
+            np.testing.assert_array_equal(g, second[i][1][k])
+            assert np.linalg.norm(g - exact[i][1][k]) <= 2e-2 * np.linalg.norm(exact[i][1][k]), k

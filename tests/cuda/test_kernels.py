@@ -83,7 +83,7 @@ def sum_rows(
     partial = case.guarded(1, parts * width)
     case.launch("sum_rows", grid, source.rows, r0, r1, out, start != 0, partial, parts)
     if parts > 1:
-        arguments = (partial, parts, width, out, max(width, 1), width, start != 0)
+        arguments = (partial, parts, width, out, max(width, 1), width, start != 0, 0)
         case.launch("sum_parts", grid[:1], *arguments)
     partial.get()
     return out.get()
