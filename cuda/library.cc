@@ -51,6 +51,7 @@ Library<T>::Library(std::shared_ptr<Device> device,
                    {&cross_entropy_, "cross_entropy"},
                    {&cross_entropy_grad_, "cross_entropy_grad"},
                    {&sum_rows_, "sum_rows"},
+                   {&sum_parts_of_rows_, "sum_parts_of_rows"},
                    {&sum_parts_, "sum_parts"}});
   static const char* const kNames[][3] = {{"matmul", "matmul_16", "matmul_tn"},
                                           {"matmul_tf32", "matmul_tf32_16", "matmul_tn_tf32"},
@@ -147,14 +148,25 @@ void Library<T>::cross_entropy_grad(const Rows<T>& logits, const int* label, int
 }
 
 template <class T>
-void Library<T>::sum_rows(const Rows<T>& in, int begin, int end, T* out, bool accumulate) const {
-  const unsigned wide = tiles(in.width, kColumns);
+void Library<T>::sum_rows(const Rows<T>* in, const Sum<T>* out, int count, int begin,
+                          int end) const {
+  Sources<T> sources;
+  Sums<T> sums;
+  int total = 0;
+  unsigned wide = 0;
+  for (int i = 0; i < count; ++i) {
+    sources.of[sources.count++] = in[i];
+    sums.of[i] = out[i];
+    total += in[i].width;
+    wide += tiles(in[i].width, kColumns);
+  }
   if (wide == 0) return;
-  const int parts = parts_of(end - begin, wide), add = accumulate;
-  T* partial = room_for_parts(parts, in.width);
-  device_->launch(sum_rows_, Grid{wide, device_->high(parts)}, in, begin, end, out, add, partial,
+  const int parts = parts_of(end - begin, wide);
+  T* partial = room_for_parts(parts, total);
+  device_->launch(sum_rows_, Grid{wide, device_->high(parts)}, sources, sums, begin, end, partial,
                   parts);
-  sum_parts(partial, parts, in.width, out, in.width, in.width, add, 0);
+  if (parts == 1) return;
+  device_->launch(sum_parts_of_rows_, rows_grid(total, kBlock), partial, parts, total, sums);
 }
 
 // Whether rows [begin, end) of an operand are a matrix of what cuBLASLt multiplies as they lie.

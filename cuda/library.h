@@ -42,7 +42,8 @@ class Library {
                      Target loss) const;
   void cross_entropy_grad(const Rows<T>& logits, const int* label, int begin, int end,
                           Target grad) const;
-  void sum_rows(const Rows<T>& in, int begin, int end, T* out, bool accumulate) const;
+  // At most kMostSources sums over the same rows.
+  void sum_rows(const Rows<T>* in, const Sum<T>* out, int count, int begin, int end) const;
   void matmul(const Rows<T>* sources, int count, int begin, int end, const void* weight, int n,
               Target out, bool accumulate) const;
   void matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin, int end,
@@ -92,8 +93,9 @@ class Library {
   Room& room() const { return *rooms_[device_->lane()]; }
   std::vector<std::unique_ptr<Room>> rooms_;
   std::unique_ptr<Blas> blas_;
-  Handle copy_rows_, segment_max_, cross_entropy_, cross_entropy_grad_, sum_rows_, sum_parts_,
-      matmul_, matmul_16_, matmul_tn_, pack_, unpack_, lookup_grad_, square_, judge_, update_;
+  Handle copy_rows_, segment_max_, cross_entropy_, cross_entropy_grad_, sum_rows_,
+      sum_parts_of_rows_, sum_parts_, matmul_, matmul_16_, matmul_tn_, pack_, unpack_, lookup_grad_,
+      square_, judge_, update_;
 };
 
 }  // namespace cavs::cuda

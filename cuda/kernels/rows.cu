@@ -115,6 +115,32 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
   }
 }
 
+// The sum of columns c0 to c0 + 31 over a part of the rows.
+__device__ void sum_tile(const Rows& in, int begin, int end, int part, int parts, int c0, real* to,
+                         bool accumulate, real (&sums)[kThreads / 32][32]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = c0 + lane;
+  const bool segments = in.map == 3 && begin < end;
+  const long long first = segments ? in.offsets[begin] : begin;
+  const long long rows = (segments ? in.offsets[end] : end) - first;
+  const long long last = first + rows * (part + 1) / parts;
+  real sum = 0;
+  if (c < in.width) {
+#pragma unroll 4
+    for (long long j = first + rows * part / parts + warp; j < last; j += kThreads / 32) {
+      const Row row = segments ? segment_row(in, j) : plain_row(in, j);
+      sum += !row.none() ? row[c] : real(0);
+    }
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp == 0 && c < in.width) {
+#pragma unroll
+    for (int i = 1; i < kThreads / 32; ++i) sum += sums[i][lane];
+    to[c] = accumulate ? to[c] + sum : sum;
+  }
+  __syncthreads();
+}
+
 }  // namespace
 
 extern "C" __global__ __launch_bounds__(256, kCopyBlocks) void copy_rows(Rows in, int begin,
@@ -161,40 +187,41 @@ extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy_grad(Rows log
   }
 }
 
-// Segments: every row of every segment is simply one more row.
-extern "C" __global__ __launch_bounds__(256, 4) void sum_rows(Rows in, int begin, int end,
-                                                              real* out, int accumulate,
-                                                              real* partial, int parts) {
+// Of sources over the same rows; `partial`: for each part one sum behind the other. Segments: every
+// row of every segment is simply one more row.
+extern "C" __global__ __launch_bounds__(256, 4) void sum_rows(Sources in,
+                                                              const __grid_constant__ Sums out,
+                                                              int begin, int end, real* partial,
+                                                              int parts) {
   __shared__ real sums[kThreads / 32][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const bool segments = in.map == 3 && begin < end;
-  const long long first = segments ? in.offsets[begin] : begin;
-  const long long rows = (segments ? in.offsets[end] : end) - first;
+  int total = 0;
+  for (int s = 0; s < in.count; ++s) total += in.of[s].width;
   for (int part = blockIdx.y; part < parts; part += gridDim.y) {
-    const long long last = first + rows * (part + 1) / parts;
-    for (int c0 = blockIdx.x * 32; c0 < in.width; c0 += gridDim.x * 32) {
-      const int c = c0 + lane;
-      real sum = 0;
-      if (c < in.width) {
-#pragma unroll 4
-        for (long long j = first + rows * part / parts + warp; j < last; j += kThreads / 32) {
-          const Row row = segments ? segment_row(in, j) : plain_row(in, j);
-          sum += !row.none() ? row[c] : real(0);
-        }
+    real* to = partial + static_cast<long long>(part) * total;
+    unsigned tile = 0;
+    for (int s = 0; s < in.count; to += in.of[s++].width) {
+      for (int c0 = 0; c0 < in.of[s].width; c0 += 32, ++tile) {
+        if (tile % gridDim.x != blockIdx.x) continue;
+        const bool whole = parts == 1;
+        sum_tile(in.of[s], begin, end, part, parts, c0, whole ? out.of[s].out : to,
+                 whole && out.of[s].accumulate, sums);
       }
-      sums[warp][lane] = sum;
-      __syncthreads();
-      if (warp == 0 && c < in.width) {
-#pragma unroll
-        for (int i = 1; i < kThreads / 32; ++i) sum += sums[i][lane];
-        if (parts > 1) {
-          partial[static_cast<long long>(part) * in.width + c] = sum;
-        } else {
-          out[c] = accumulate ? out[c] + sum : sum;
-        }
-      }
-      __syncthreads();
     }
+  }
+}
+
+// A thread an element: adds the parts of sum_rows, whose sums are `total` wide together.
+extern "C" __global__ __launch_bounds__(256, 4) void sum_parts_of_rows(
+    const real* partial, int parts, int total, const __grid_constant__ Sums out) {
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < total; i += gridDim.x * kThreads) {
+    int s = 0, column = i;
+    while (column >= out.of[s].width) column -= out.of[s++].width;
+    real* to = out.of[s].out + column;
+    real sum = out.of[s].accumulate ? *to : real(0);
+#pragma unroll 4
+    for (int part = 0; part < parts; ++part)
+      sum += partial[static_cast<long long>(part) * total + i];
+    *to = sum;
   }
 }
 

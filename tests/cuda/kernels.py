@@ -30,6 +30,14 @@ class Sources(ctypes.Structure):
     _fields_ = (("of", Rows * 8), ("count", Int))
 
 
+class Sum(ctypes.Structure):
+    _fields_ = (("out", Address), ("width", Int), ("accumulate", Int))
+
+
+class Sums(ctypes.Structure):
+    _fields_ = (("of", Sum * 8),)
+
+
 class Piece(ctypes.Structure):
     _fields_ = (
         ("source", Address),
@@ -86,7 +94,8 @@ SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
         "segment_max": (Rows, Int, Int, *OUTPUT),
         "cross_entropy": (Rows, Address, Int, Int, *OUTPUT),
         "cross_entropy_grad": (Rows, Address, Int, Int, *OUTPUT),
-        "sum_rows": (Rows, Int, Int, Address, Int, Address, Int),
+        "sum_rows": (Sources, Sums, Int, Int, Address, Int),
+        "sum_parts_of_rows": (Address, Int, Int, Sums),
         "sum_parts": (Address, Int, Long, Address, Long, Long, Int, Int),
     },
     "matmul.cu": {"matmul": MATMUL, "matmul_16": MATMUL_16, "matmul_tn": MATMUL_TN},
