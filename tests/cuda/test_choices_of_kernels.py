@@ -135,3 +135,25 @@ def test_bits_of_split_products(twin, twin_device, precision):
         for k, g in gradients.items():
             np.testing.assert_array_equal(g, second[i][1][k])
             assert np.linalg.norm(g - exact[i][1][k]) <= 2e-2 * np.linalg.norm(exact[i][1][k]), k
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_sums_over_the_same_rows_are_one_launch(twin, twin_device, beside):
+    """Each gate's part of a bias, whatever runs beside them."""
+    model = Classifier(nn.BinaryTreeLSTM(40, 36), input_size=40)
+    model.initialize(1, np.float64)
+    batch = treebank(40)
+    ours = cavs.Session(model, dtype=np.float64, device=replace(twin_device, beside=beside))
+    loss, wanted = cavs.Session(model, dtype=np.float64).gradients(batch)
+    for seed in range(4):
+        twin.reset()
+        twin.adversarial(seed)
+        found, gradients = ours.gradients(batch)
+        assert found == pytest.approx(loss, rel=1e-11)
+        for k, g in gradients.items():
+            assert_close(g, wanted[k], 1e-10, k)
+        if seed == 0:  # later ones may be one graph
+            log = [o for o in twin.operations() if o.kind == "launch"]
+    widths = [o.arguments[2] for o in log if o.name == "sum_parts_of_rows"]
+    assert max(widths) >= 3 * 36
+    assert len([o for o in log if o.name == "sum_rows"]) < 16, "of 32 sums"
