@@ -25,7 +25,7 @@ from cavs.train.trainer import Trainer
 SWITCHES: dict[str, dict[str, Any]] = {
     "second-stream": {"beside": False},
     "cublas": {"cublas_lt": None},
-    "few-row-kernels": {"few_rows": False},
+    "few-row-kernels": {"few_rows": 0},
     "launch-ahead": {},
     "graphs": {"replay": "never"},
     "single-launches": {"replay": "always"},  # of batches that come again

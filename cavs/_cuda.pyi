@@ -23,7 +23,8 @@ class Device:
         allocate: Callable[[int], int] | None = None,
         release: Callable[[int], None] | None = None,
         beside: bool = True,
-        few_rows: bool = True,
+        few_rows: int = 127,
+        blas_rows: int = 128,
         install: str = "",
     ) -> None: ...
     @property

@@ -33,6 +33,16 @@ struct Sources {
 };
 
 template <class T>
+struct Sum {
+  T* out;
+  int width, accumulate;
+};
+template <class T>
+struct Sums {
+  Sum<T> of[kMostSources] = {};
+};
+
+template <class T>
 struct Piece {
   const T* from;
   void* to;

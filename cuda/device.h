@@ -23,10 +23,11 @@ struct Allocator {
   std::function<void(Address)> release;
 };
 
-// What may be switched off, to see what it is worth.
+// What may be switched off or moved, to see what it is worth.
 struct Switches {
-  bool beside = true;    // a second lane
-  bool few_rows = true;  // kernels of their own for products of few rows
+  bool beside = true;   // a second lane
+  int few_rows = 127;   // up to these, products by tiles of 16 rows keep more blocks busy
+  int blas_rows = 128;  // fewer are done by our kernels, which read weights once a tile
 };
 
 constexpr unsigned kBlock = 256;  // threads of a block, unless a kernel takes any number of warps

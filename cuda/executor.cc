@@ -85,7 +85,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
   lay_out_gradients();
   plan_weights();
   plan_lstms(compiled);
-  plan_early();
+  plan_sums();
   int32_t widest = 1;
   for (const Buffer& b : p.buffers) {
     if (b.role == Role::kOnes) widest = std::max(widest, b.width);

@@ -134,7 +134,7 @@ class Executor {
   void command();
   void clear_gradients();
   uint64_t shape() const;
-  void plan_early();
+  void plan_sums();
   void walk();
   void run_stage(int32_t stage);
   void run_bodies(int32_t stage);
@@ -142,6 +142,7 @@ class Executor {
   void walk_loop(const Stage& stage, const std::vector<int32_t>& bodies);
   void run_body(const Body& body, RowRange rows);
   void run_sum(int32_t id, int32_t task, RowRange rows);
+  void sum_rows(const std::vector<int32_t>& ids, RowRange rows);
   void run_lookup(int32_t id, int32_t task);
   void run_lstm(int32_t id);
   void copy_factors(DeviceFactors& factors, int32_t id, RowRange rows);
@@ -182,6 +183,10 @@ class Executor {
   DeviceArrays arrays_;
   std::vector<Table> tables_;
   std::vector<int32_t> start_;  // of each stage: itself, or the loop beside which it runs
+  // Of each stage that sums rows: the sums that one kernel makes there, or the stage where its own
+  // is among them; of all others none, and themselves.
+  std::vector<std::vector<int32_t>> together_;
+  std::vector<int32_t> leader_;
 
   Mirror<T> mirror_;
   Collectives collectives_;

@@ -9,15 +9,16 @@ constexpr bool kPlainBytes<Optimizer> = true;  // numbers, and nothing between t
 
 namespace {
 
-constexpr int kTile = 64;      // rows and columns of a product's block
-constexpr int kFewRows = 32;   // up to these, tiles of 16 rows keep more blocks busy
-constexpr int kColumns = 32;   // of a block that sums rows
-constexpr int kWarps = 8;      // of a block
-constexpr int kRowsEach = 64;  // fewer rows are not worth a part of their own
+constexpr int kTile = 64;        // rows and columns of a product's block
+constexpr int kFew = 16;         // rows of a block of a product of few rows
+constexpr int kDepthEach = 256;  // less depth is not worth a part of its own
+constexpr int kColumns = 32;     // of a block that sums rows
+constexpr int kWarps = 8;        // of a block
+constexpr int kRowsEach = 64;    // fewer rows are not worth a part of their own
 constexpr int kMostParts = 64;
-constexpr int kBlasRows = 128;    // fewer are done by our kernels, which read weights once a tile
 constexpr int kBlasColumns = 32;  // narrower operands waste its tiles
 constexpr int kBlocksEach = 16;   // of a multiprocessor, in kernels that walk rows
+constexpr int kVectors = 32;      // of 16 bytes, of a row that a block has at a time
 
 unsigned tiles(int64_t n, int each) { return static_cast<unsigned>((n + each - 1) / each); }
 
@@ -50,6 +51,7 @@ Library<T>::Library(std::shared_ptr<Device> device,
                    {&cross_entropy_, "cross_entropy"},
                    {&cross_entropy_grad_, "cross_entropy_grad"},
                    {&sum_rows_, "sum_rows"},
+                   {&sum_parts_of_rows_, "sum_parts_of_rows"},
                    {&sum_parts_, "sum_parts"}});
   static const char* const kNames[][3] = {{"matmul", "matmul_16", "matmul_tn"},
                                           {"matmul_tf32", "matmul_tf32_16", "matmul_tn_tf32"},
@@ -72,6 +74,16 @@ Grid Library<T>::rows_grid(int64_t rows, int each) const {
   return {std::min(tiles(rows, each), most)};
 }
 
+// The same where blocks in y share the columns of wide rows, as far as there are blocks to spare.
+template <class T>
+Grid Library<T>::vectors_grid(int64_t rows, int64_t width) const {
+  Grid grid = rows_grid(rows, kWarps);
+  const int64_t most = int64_t{device_->multiprocessors()} * kBlocksEach / std::max(grid.x, 1u);
+  const int64_t wanted = tiles(width, kVectors * (16 / sizeof(T)));
+  grid.y = device_->high(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1)));
+  return grid;
+}
+
 // Parts of a sum over rows whose result is cut into `tiles`: enough to fill the device.
 template <class T>
 int Library<T>::parts_of(int64_t rows, int64_t tiles) const {
@@ -80,17 +92,42 @@ int Library<T>::parts_of(int64_t rows, int64_t tiles) const {
   return static_cast<int>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1)));
 }
 
+// Parts of the depth of a product of few rows: as many as keep the multiprocessors busy that tiles
+// leave idle.
+template <class T>
+int Library<T>::parts_of_depth(int64_t k, int64_t tiles) const {
+  const int64_t most = device_->multiprocessors() / std::max<int64_t>(tiles, 1);
+  return static_cast<int>(std::max<int64_t>(std::min(most, k / kDepthEach), 1));
+}
+
+// Where parts of a sum of n values stand one behind the other; of one part nowhere.
+template <class T>
+T* Library<T>::room_for_parts(int parts, int64_t n) const {
+  if (parts == 1) return nullptr;
+  room().partial.reserve(sizeof(T) * parts * n);
+  return room().partial.template as<T>();
+}
+
+// Their sum, in their order; of one part it is `out` already. `out`: rows of `width`.
+template <class T>
+void Library<T>::sum_parts(const T* partial, int parts, int64_t n, void* out, int64_t width,
+                           int64_t stride, int accumulate, int half) const {
+  if (parts == 1) return;
+  device_->launch(sum_parts_, rows_grid(n, kBlock), partial, parts, n, out, width, stride,
+                  accumulate, half);
+}
+
 template <class T>
 void Library<T>::copy_rows(const Rows<T>& in, int begin, int end, Target out) const {
   const int half = out.half;
-  device_->launch(copy_rows_, rows_grid(end - begin, kWarps), in, begin, end, out.data, out.stride,
-                  out.base, half);
+  device_->launch(copy_rows_, vectors_grid(end - begin, in.width), in, begin, end, out.data,
+                  out.stride, out.base, half);
 }
 
 template <class T>
 void Library<T>::segment_max(const Rows<T>& in, int begin, int end, Target out) const {
   const int half = out.half;
-  device_->launch(segment_max_, rows_grid(end - begin, kWarps), in, begin, end, out.data,
+  device_->launch(segment_max_, vectors_grid(end - begin, in.width), in, begin, end, out.data,
                   out.stride, out.base, half);
 }
 
@@ -111,32 +148,55 @@ void Library<T>::cross_entropy_grad(const Rows<T>& logits, const int* label, int
 }
 
 template <class T>
-void Library<T>::sum_rows(const Rows<T>& in, int begin, int end, T* out, bool accumulate) const {
-  const unsigned wide = tiles(in.width, kColumns);
+void Library<T>::sum_rows(const Rows<T>* in, const Sum<T>* out, int count, int begin,
+                          int end) const {
+  Sources<T> sources;
+  Sums<T> sums;
+  int total = 0;
+  unsigned wide = 0;
+  for (int i = 0; i < count; ++i) {
+    sources.of[sources.count++] = in[i];
+    sums.of[i] = out[i];
+    total += in[i].width;
+    wide += tiles(in[i].width, kColumns);
+  }
   if (wide == 0) return;
-  const int parts = parts_of(end - begin, wide), add = accumulate;
-  if (parts > 1) room().partial.reserve(sizeof(T) * parts * in.width);
-  T* partial = room().partial.template as<T>();
-  device_->launch(sum_rows_, Grid{wide, device_->high(parts)}, in, begin, end, out, add, partial,
+  const int parts = parts_of(end - begin, wide);
+  T* partial = room_for_parts(parts, total);
+  device_->launch(sum_rows_, Grid{wide, device_->high(parts)}, sources, sums, begin, end, partial,
                   parts);
   if (parts == 1) return;
-  const int64_t n = in.width;
-  const T* from = partial;
-  device_->launch(sum_parts_, rows_grid(n, kBlock), from, parts, n, out, n, n, add);
+  device_->launch(sum_parts_of_rows_, rows_grid(total, kBlock), partial, parts, total, sums);
 }
 
-// Rows [begin, end) of an operand as a matrix of what cuBLASLt multiplies, copied into `room` first
-// where they are none.
+// Whether rows [begin, end) of an operand are a matrix of what cuBLASLt multiplies as they lie.
 template <class T>
-Matrix Library<T>::matrix(const Rows<T>& source, int begin, int end, DeviceMemory& room) const {
-  if (source.map == RowMap::kSelf && source.stride >= source.width && source.half == half_) {
+bool Library<T>::lies_as_matrix(const Rows<T>& source) const {
+  return source.map == RowMap::kSelf && source.stride >= source.width && source.half == half_;
+}
+
+// From one row to the next of an operand's copy.
+template <class T>
+int64_t Library<T>::copied_stride(int64_t width) const {
+  return half_ ? aligned_width(width) : width;
+}
+
+// What the copies of operands take that are no matrices; behind each of them the next may start.
+template <class T>
+size_t Library<T>::copied_bytes(const Rows<T>& source, int64_t rows) const {
+  return lies_as_matrix(source) ? 0 : lines(packed_bytes() * rows * copied_stride(source.width));
+}
+
+// An operand as a matrix, copied to `place` first where it is none.
+template <class T>
+Matrix Library<T>::matrix(const Rows<T>& source, int begin, int end, Address place) const {
+  if (lies_as_matrix(source)) {
     const int64_t before = (begin - source.base) * source.stride;
     return {behind(source.data, before * packed_bytes()), source.stride};
   }
-  const int64_t stride = half_ ? aligned_width(source.width) : source.width;
-  room.reserve(packed_bytes() * (end - begin) * stride);
-  copy_rows(source, begin, end, {room.as<void>(), stride, begin, half_});
-  return {room.at(), stride};
+  const int64_t stride = copied_stride(source.width);
+  copy_rows(source, begin, end, {reinterpret_cast<void*>(place), stride, begin, half_});
+  return {place, stride};
 }
 
 // Operands copied to be one: sums of their products would be rounded where they are stored in half.
@@ -173,23 +233,28 @@ const void* Library<T>::rows_behind(const void* weight, int64_t k, int64_t n) co
   return static_cast<const char*>(weight) + k * n * packed_bytes();
 }
 
+template <class T>
+Address Library<T>::place_of_row(const Target& out, int64_t row) const {
+  return behind(out.data, (row - out.base) * out.stride * (out.half ? kHalfBytes : sizeof(T)));
+}
+
 // The product by cuBLASLt, an operand at a time; false where our own kernel does better.
 template <class T>
 bool Library<T>::multiply_rows(const Rows<T>* sources, int count, int begin, int end,
                                const void* weight, int n, Target out, bool accumulate) const {
-  if (!blas_ || end - begin < kBlasRows || count == 0) return false;
+  if (!blas_ || end - begin < device_->switches().blas_rows || count == 0) return false;
   Rows<T> together;
   if (out.half && count > 1) {
     together = side_by_side(sources, count, begin, end);
     sources = &together;
     count = 1;
   }
-  const int64_t before = (begin - out.base) * out.stride;
-  const Matrix to{behind(out.data, before * (out.half ? kHalfBytes : sizeof(T))), out.stride};
+  const Matrix to{place_of_row(out, begin), out.stride};
   bool add = accumulate;
   for (int i = 0; i < count; ++i) {
     if (sources[i].width == 0) continue;
-    const Matrix a = matrix(sources[i], begin, end, room().gathered);
+    room().gathered.reserve(copied_bytes(sources[i], end - begin));
+    const Matrix a = matrix(sources[i], begin, end, room().gathered.at());
     const Matrix w{reinterpret_cast<Address>(weight), n};
     if (!blas_->multiply(end - begin, n, sources[i].width, a, w, to, out.half, add)) {
       matmul_own(sources + i, 1, begin, end, weight, n, out, add);
@@ -200,23 +265,13 @@ bool Library<T>::multiply_rows(const Rows<T>* sources, int count, int begin, int
   return add;
 }
 
-template <class T>
-bool Library<T>::multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin, int end, T* out,
-                                  int64_t out_stride, bool accumulate) const {
-  if (a.width < kBlasColumns || b.width < kBlasColumns) return false;
-  Matrix left = matrix(a, begin, end, room().gathered);
-  left.transposed = true;
-  const Matrix right = matrix(b, begin, end, room().other);
-  const Matrix to{reinterpret_cast<Address>(out), out_stride};
-  return blas_->multiply(a.width, b.width, end - begin, left, right, to, false, accumulate);
-}
-
 // A kernel takes a few sources: more are multiplied in groups, each adding to the one before.
 template <class T>
 void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int end,
                             const void* weight, int n, Target out, bool accumulate) const {
-  const bool few = device_->switches().few_rows && end - begin <= kFewRows;
-  const Grid grid{tiles(n, kTile), device_->high(tiles(end - begin, few ? 16 : kTile))};
+  const int rows = end - begin, half = out.half;
+  const bool few = rows <= device_->switches().few_rows;
+  const unsigned wide = tiles(n, kTile), tall = device_->high(tiles(rows, few ? kFew : kTile));
   for (int first = 0; first < std::max(count, 1); first += kMostSources) {
     Sources<T> group;
     int k = 0;
@@ -224,9 +279,18 @@ void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int en
       group.of[group.count++] = sources[i];
       k += sources[i].width;
     }
-    const int half = out.half, add = accumulate || first > 0;
-    device_->launch(few ? matmul_16_ : matmul_, grid, group, begin, end, weight, k, n, out.data,
-                    out.stride, out.base, half, add);
+    const int add = accumulate || first > 0;
+    if (few) {
+      const int parts = parts_of_depth(k, int64_t{wide} * tall);
+      T* partial = room_for_parts(parts, int64_t{rows} * n);
+      device_->launch(matmul_16_, Grid{wide, tall, device_->high(parts)}, group, begin, end, weight,
+                      k, n, out.data, out.stride, out.base, half, add, partial, parts);
+      void* to = reinterpret_cast<void*>(place_of_row(out, begin));
+      sum_parts(partial, parts, int64_t{rows} * n, to, n, out.stride, add, half);
+    } else {
+      device_->launch(matmul_, Grid{wide, tall}, group, begin, end, weight, k, n, out.data,
+                      out.stride, out.base, half, add);
+    }
     weight = rows_behind(weight, k, n);
   }
 }
@@ -239,23 +303,44 @@ void Library<T>::matmul(const Rows<T>* sources, int count, int begin, int end, c
   matmul_own(sources, count, begin, end, weight, n, out, accumulate);
 }
 
-// By cuBLASLt each operand on the left times each on the right is a block of the result.
+// By cuBLASLt each operand on the left times each on the right is a block of the result. None is
+// copied twice: those on the right all lie in `other` meanwhile.
 template <class T>
 void Library<T>::matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin,
                            int end, T* out, int64_t out_stride, bool accumulate) const {
-  if (!blas_ || end - begin < kBlasRows) {
+  const auto narrow = [](const Rows<T>& side) { return side.width < kBlasColumns; };
+  const int rows = end - begin;
+  if (!blas_ || rows < device_->switches().blas_rows || std::all_of(a, a + num_a, narrow) ||
+      std::all_of(b, b + num_b, narrow)) {
     matmul_tn_own(a, num_a, b, num_b, begin, end, out, out_stride, accumulate);
     return;
   }
-  for (int i = 0; i < num_a; ++i) {
+  size_t bytes = 0;
+  for (int j = 0; j < num_b; ++j) bytes += narrow(b[j]) ? 0 : copied_bytes(b[j], rows);
+  room().other.reserve(bytes);
+  std::vector<Matrix> right(num_b);
+  Address place = room().other.at();
+  for (int j = 0; j < num_b; ++j) {
+    if (narrow(b[j])) continue;
+    right[j] = matrix(b[j], begin, end, place);
+    place += copied_bytes(b[j], rows);
+  }
+  for (int i = 0; i < num_a; out += a[i++].width * out_stride) {
+    if (narrow(a[i])) {
+      matmul_tn_own(a + i, 1, b, num_b, begin, end, out, out_stride, accumulate);
+      continue;
+    }
+    room().gathered.reserve(copied_bytes(a[i], rows));
+    Matrix left = matrix(a[i], begin, end, room().gathered.at());
+    left.transposed = true;
     T* to = out;
-    for (int j = 0; j < num_b; ++j) {
-      if (!multiply_columns(a[i], b[j], begin, end, to, out_stride, accumulate)) {
+    for (int j = 0; j < num_b; to += b[j++].width) {
+      const Matrix block{reinterpret_cast<Address>(to), out_stride};
+      if (narrow(b[j]) || !blas_->multiply(a[i].width, b[j].width, rows, left, right[j], block,
+                                           false, accumulate)) {
         matmul_tn_own(a + i, 1, b + j, 1, begin, end, to, out_stride, accumulate);
       }
-      to += b[j].width;
     }
-    out += a[i].width * out_stride;
   }
 }
 
@@ -284,15 +369,11 @@ void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, in
       if (k == 0 || n == 0) continue;
       const unsigned wide = tiles(n, kTile), tall = device_->high(tiles(k, kTile));
       const int parts = parts_of(end - begin, int64_t{wide} * tall);
-      const int64_t size = static_cast<int64_t>(k) * n, width = n;
-      if (parts > 1) room().partial.reserve(sizeof(T) * parts * size);
-      T* partial = room().partial.template as<T>();
+      const int64_t size = static_cast<int64_t>(k) * n;
+      T* partial = room_for_parts(parts, size);
       device_->launch(matmul_tn_, Grid{wide, tall, device_->high(parts)}, left, right, begin, end,
                       k, n, to, out_stride, add, partial, parts);
-      if (parts == 1) continue;
-      const T* from = partial;
-      device_->launch(sum_parts_, rows_grid(size, kBlock), from, parts, size, to, width, out_stride,
-                      add);
+      sum_parts(partial, parts, size, to, n, out_stride, add, 0);
     }
     row += k;
   }

@@ -42,7 +42,8 @@ class Library {
                      Target loss) const;
   void cross_entropy_grad(const Rows<T>& logits, const int* label, int begin, int end,
                           Target grad) const;
-  void sum_rows(const Rows<T>& in, int begin, int end, T* out, bool accumulate) const;
+  // At most kMostSources sums over the same rows.
+  void sum_rows(const Rows<T>* in, const Sum<T>* out, int count, int begin, int end) const;
   void matmul(const Rows<T>* sources, int count, int begin, int end, const void* weight, int n,
               Target out, bool accumulate) const;
   void matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin, int end,
@@ -65,13 +66,20 @@ class Library {
                      T* out, int64_t out_stride, bool accumulate) const;
   bool multiply_rows(const Rows<T>* sources, int count, int begin, int end, const void* weight,
                      int n, Target out, bool accumulate) const;
-  bool multiply_columns(const Rows<T>& a, const Rows<T>& b, int begin, int end, T* out,
-                        int64_t out_stride, bool accumulate) const;
   Rows<T> side_by_side(const Rows<T>* sources, int count, int begin, int end) const;
-  Matrix matrix(const Rows<T>& source, int begin, int end, DeviceMemory& room) const;
+  bool lies_as_matrix(const Rows<T>& source) const;
+  int64_t copied_stride(int64_t width) const;
+  size_t copied_bytes(const Rows<T>& source, int64_t rows) const;
+  Matrix matrix(const Rows<T>& source, int begin, int end, Address place) const;
   const void* rows_behind(const void* weight, int64_t k, int64_t n) const;
   Grid rows_grid(int64_t rows, int each) const;
+  Grid vectors_grid(int64_t rows, int64_t width) const;
   int parts_of(int64_t rows, int64_t tiles) const;
+  int parts_of_depth(int64_t k, int64_t tiles) const;
+  T* room_for_parts(int parts, int64_t n) const;
+  void sum_parts(const T* partial, int parts, int64_t n, void* out, int64_t width, int64_t stride,
+                 int accumulate, int half) const;
+  Address place_of_row(const Target& out, int64_t row) const;
 
   std::shared_ptr<Device> device_;
   const bool half_;
@@ -85,8 +93,9 @@ class Library {
   Room& room() const { return *rooms_[device_->lane()]; }
   std::vector<std::unique_ptr<Room>> rooms_;
   std::unique_ptr<Blas> blas_;
-  Handle copy_rows_, segment_max_, cross_entropy_, cross_entropy_grad_, sum_rows_, sum_parts_,
-      matmul_, matmul_16_, matmul_tn_, pack_, unpack_, lookup_grad_, square_, judge_, update_;
+  Handle copy_rows_, segment_max_, cross_entropy_, cross_entropy_grad_, sum_rows_,
+      sum_parts_of_rows_, sum_parts_, matmul_, matmul_16_, matmul_tn_, pack_, unpack_, lookup_grad_,
+      square_, judge_, update_;
 };
 
 }  // namespace cavs::cuda

@@ -1,5 +1,6 @@
 // Launches: every stage in order, every task of a loop, every instruction of a task.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "exec/spaces.h"
@@ -28,18 +29,26 @@ RowRange Executor<T>::rows_of(int32_t id, Space body, RowRange rows) const {
 
 // Sums into gradients whose operands are ready before a later loop run beside that loop: it seldom
 // fills the device (the streaming of Cavs, section 6.5.4). What they read lives until their own
-// stage, so nothing takes its place meanwhile.
+// stage, so nothing takes its place meanwhile. So do sums over the same rows that one kernel makes:
+// at the first stage of such a sum where all that they read, and what they are added to, is there.
 template <class T>
-void Executor<T>::plan_early() {
+void Executor<T>::plan_sums() {
   const Program& p = *program_;
   const auto stages = static_cast<int32_t>(p.stages.size());
   std::vector<int32_t> written(p.buffers.size(), -1);  // last stage that writes a buffer
   std::vector<int32_t> of_parameter(parameters_->sizes().size(), -1);
+  const std::vector<int32_t>& step = analysis_.step_of_stage;
+  struct Columns {
+    int32_t begin, end, stage;
+  };
+  std::vector<std::vector<Columns>> columns(of_parameter.size());  // of gradients, as written
   for (int32_t s = 0; s < stages; ++s) {
     start_.push_back(s);
+    leader_.push_back(s);
+    together_.emplace_back();
     std::vector<int32_t> ids = p.stages[s].body;
     for (const auto& body : p.stages[s].bodies) ids.insert(ids.end(), body.begin(), body.end());
-    int32_t ready = -1;
+    int32_t ready = -1, last = -1, overlapped = -1;
     bool sums = p.stages[s].kind == StageKind::kGlobal;
     for (int32_t id : ids) {
       const Instruction& in = p.instructions[id];
@@ -49,16 +58,37 @@ void Executor<T>::plan_early() {
         const Buffer& out = p.buffers[in.out.buffer];
         sums &= lookup || out.role == Role::kGrad;
         const int32_t param = lookup ? in.argument2 : out.role == Role::kGrad ? out.index : -1;
-        if (param >= 0) ready = std::max(ready, std::exchange(of_parameter[param], s));
+        if (param >= 0) {
+          last = std::max(last, std::exchange(of_parameter[param], s));
+          const Columns own = lookup ? Columns{0, std::numeric_limits<int32_t>::max(), s}
+                                     : Columns{in.out.column, in.out.column + in.out.width, s};
+          for (const Columns& c : columns[param]) {
+            if (c.begin < own.end && own.begin < c.end) overlapped = std::max(overlapped, c.stage);
+          }
+          columns[param].push_back(own);
+        }
         if (!lookup) written[in.out.buffer] = s;
       }
       for (const MapStoreSpec& store : in.stores) written[store.buffer] = s;
     }
-    for (int32_t t = ready + 1; sums && t < s; ++t) {
+    for (int32_t t = std::max(ready, last) + 1; sums && t < s; ++t) {
       if (p.stages[t].kind != StageKind::kLoop) continue;
       start_.back() = t;
       break;
     }
+    if (!sums || start_.back() != s || p.instructions[ids[0]].kind != InstructionKind::kSumRows) {
+      continue;
+    }
+    const int32_t after = std::max(ready, overlapped);
+    int32_t t = after + 1;  // of a later step: within one, what runs beside is not waited for
+    while (t < s && after >= 0 && step[t] == step[after]) ++t;
+    const auto joins = [&](const std::vector<int32_t>& others) {
+      return !others.empty() && others.size() < kMostSources &&
+             p.instructions[others[0]].space == p.instructions[ids[0]].space;
+    };
+    while (t < s && !joins(together_[t])) ++t;
+    leader_.back() = t;
+    together_[t].push_back(ids[0]);
   }
 }
 
@@ -75,13 +105,15 @@ void Executor<T>::walk() {
       forked = true;
       run_beside(later);
     }
-    // Sums of one step are independent: every other one goes to the lane beside. What lane 1 reads
-    // may be overwritten after the stage, or the step, that it belongs to.
+    // Sums of one step are independent: every other one goes to the lane beside, unless others are
+    // made with it. What lane 1 reads may be overwritten after the stage, or the step, that it
+    // belongs to.
     const bool more = s + 1 < stages && step[s + 1] == step[s];
     const bool starts = s == 0 || step[s - 1] != step[s];
     if (starts && more) device_->fork();
     if (start_[s] == s) {
-      if (!starts && s % 2 == 1) {
+      const bool alone = leader_[s] == s && together_[s].size() < 2;
+      if (!starts && s % 2 == 1 && alone) {
         run_beside(s);
       } else {
         run_stage(s);
@@ -116,8 +148,15 @@ void Executor<T>::run_bodies(int32_t s) {
     case StageKind::kLoop:
       walk_loop(stage, bodies);
       break;
-    case StageKind::kGlobal:
-      run_sum(stage.body[0], -1, spaces_.ranges[program_->instructions[stage.body[0]].space]);
+    case StageKind::kGlobal: {
+      if (leader_[s] != s) break;  // done there
+      const RowRange rows = spaces_.ranges[program_->instructions[stage.body[0]].space];
+      if (together_[s].empty()) {
+        run_sum(stage.body[0], -1, rows);
+      } else {
+        sum_rows(together_[s], rows);
+      }
+    }
   }
 }
 
@@ -299,6 +338,10 @@ void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
 template <class T>
 void Executor<T>::run_sum(int32_t id, int32_t task, RowRange rows) {
   const Bound<T>& b = bound_.instructions[id];
+  if (b.kind == InstructionKind::kSumRows) {
+    sum_rows({id}, rows);
+    return;
+  }
   ++launches_;
   if (profiling_) ++calls_[id];
   if (b.kind == InstructionKind::kLookupGrad) {
@@ -315,12 +358,24 @@ void Executor<T>::run_sum(int32_t id, int32_t task, RowRange rows) {
   }
   std::vector<Rows<T>> sources;
   for (int32_t i = 0; i < b.count; ++i) sources.push_back(source(b.first + i, rows.begin));
-  if (b.kind == InstructionKind::kSumRows) {
-    library_->sum_rows(sources[0], rows.begin, rows.end, b.out, b.accumulate);
-  } else {
-    library_->matmul_tn(sources.data(), b.split, sources.data() + b.split, b.count - b.split,
-                        rows.begin, rows.end, b.out, b.stride, b.accumulate);
+  library_->matmul_tn(sources.data(), b.split, sources.data() + b.split, b.count - b.split,
+                      rows.begin, rows.end, b.out, b.stride, b.accumulate);
+}
+
+// Sums over the same rows.
+template <class T>
+void Executor<T>::sum_rows(const std::vector<int32_t>& ids, RowRange rows) {
+  std::vector<Rows<T>> sources;
+  std::vector<Sum<T>> sums;
+  for (int32_t id : ids) {
+    const Bound<T>& b = bound_.instructions[id];
+    ++launches_;
+    if (profiling_) ++calls_[id];
+    sources.push_back(source(b.first, rows.begin));
+    sums.push_back({b.out, sources.back().width, b.accumulate});
   }
+  library_->sum_rows(sources.data(), sums.data(), static_cast<int>(ids.size()), rows.begin,
+                     rows.end);
 }
 
 // The operands of one product, side by side, instead of the product.
@@ -364,7 +419,7 @@ void Executor<T>::run_lookup(int32_t id, int32_t task) {
 }
 
 #define CAVS_INSTANTIATE(T)                                    \
-  template void Executor<T>::plan_early();                     \
+  template void Executor<T>::plan_sums();                      \
   template void Executor<T>::walk();                           \
   template Target Executor<T>::target(int32_t, int64_t) const; \
   template RowRange Executor<T>::rows_of(int32_t, Space, RowRange) const;

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from cavs import _cuda
 from cavs.config import require as require_option
+from cavs.config import require_count
 from cavs.cuda.cache import CachedCompiler, CubinCache
 from cavs.cuda.driver import Driver, newest_cuda
 from cavs.cuda.libraries import (
@@ -47,10 +48,11 @@ class Device:
 
     driver_library: for dlopen. architecture: as compilers name it, "sm_90". memory: None takes
     that of the driver. cublas_lt, cudnn: the paths of cuBLASLt and cuDNN; None if there is none;
-    cuDNN may be looked up (LOOK_UP) when it is wanted, for most programs never do. beside,
-    few_rows: with a second stream, and with kernels of their own for products of few rows; off to
-    see what they are worth. replay: which commands that come again with the same batch run as a
-    CUDA graph, one of REPLAYS: those that measure faster so, or all, or none.
+    cuDNN may be looked up (LOOK_UP) when it is wanted, for most programs never do. beside: with a
+    second stream; off to see what it is worth. few_rows: products of up to so many rows are done
+    by kernels of their own (0: none). blas_rows: those of as many and more by cuBLASLt. replay:
+    which commands that come again with the same batch run as a CUDA graph, one of REPLAYS: those
+    that measure faster so, or all, or none.
     """
 
     driver_library: str
@@ -61,12 +63,15 @@ class Device:
     cublas_lt: str | None = None
     cudnn: str | None = None
     beside: bool = True
-    few_rows: bool = True
+    few_rows: int = 127
+    blas_rows: int = 128
     replay: str = "auto"
 
     def __post_init__(self) -> None:
         known = ", ".join(REPLAYS)
         require_option(self.replay in REPLAYS, "replay", self.replay, f"one of {known}")
+        for name in ("few_rows", "blas_rows"):
+            require_count(name, getattr(self, name), 0, 2**31 - 1)
 
     @cached_property
     def cudnn_library(self) -> str | None:
@@ -81,7 +86,7 @@ class Device:
         """The engine's own device, one for all who share this object."""
         memory = self.memory
         allocate, release = (memory.allocate, memory.release) if memory else (None, None)
-        switches = self.beside, self.few_rows
+        switches = self.beside, self.few_rows, self.blas_rows
         line = install_line(newest_cuda(self.driver_library))
         return _cuda.Device(self.driver_library, self.ordinal, allocate, release, *switches, line)
 

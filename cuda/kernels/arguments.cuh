@@ -26,6 +26,16 @@ struct Sources {
   int count;
 };
 
+// Where sums over the rows of sources go, each as wide as its source. A __grid_constant__: kernels
+// would copy so small a structure to index it.
+struct Sum {
+  real* out;
+  int width, accumulate;
+};
+struct Sums {
+  Sum of[8];
+};
+
 // to[i * to_stride + j] = from[i * row_stride + j * col_stride] for i < rows, j < cols; of unpack,
 // += instead. to: of real, or of pack with CAVS_HALF of bfloat16.
 struct Piece {

@@ -1,6 +1,7 @@
 // Products. matmul: a block a tile of 64 x 64, sources gathered as they are read; matmul_16: a
-// block 16 rows x 64 columns, its warps share the depth and read the weights straight from memory;
-// matmul_tn: a block a tile of 64 x 64 and one part of the rows. Blocks stride over tiles.
+// block 16 rows x 64 columns and one part of the depth, its warps share that and read the weights
+// straight from memory; matmul_tn: a block a tile of 64 x 64 and one part of the rows. Blocks
+// stride over tiles.
 #include "tile.cuh"
 
 namespace {
@@ -38,30 +39,36 @@ constexpr int kShare = kFewDepth / (kThreads / 32);  // of a warp
 static_assert(2 * kFew * kFewPitch <= kFewShared, "slabs lie where sums do later");
 
 // A lane has two columns; a warp kShare of every kFewDepth rows of w.
-__device__ void matmul_few(const Sources& a, const real* w, int n, const Target& to, real* shared) {
+__device__ void matmul_few(const Sources& a, const real* w, int n, const Target& to, int part,
+                           int parts, real* shared) {
   const int first = threadIdx.x / 32 * kShare, column = to.n0 + threadIdx.x % 32 * 2;
   const int ka = threadIdx.x % 16 * 4;
   RowOfSources row(to, threadIdx.x / 16);
   const bool wide = aligned(w) && n % 2 == 0;
-  Walk walk = {};
+  PartOfWalk walk = {};
   Lanes<4> x[kFewDepth / 64];
   Lanes<2> y[kShare], weights[kShare];
   real sum[kLaneSums] = {};  // row m, column c: 2 m + c
   for_each_slab(
-      walk.start(a),
+      walk.start(a, kFewDepth, part, parts),
       [&] {
 #pragma unroll
         for (int i = 0; i < kShare; ++i) weights[i] = y[i];
         return walk.next(a, kFewDepth);
       },
       [&] {
-        // Weights first: they wait for no index.
-        const int depth = column < n ? a.of[walk.source].width - walk.column - first : 0;
-        const real* of_w = w + static_cast<long long>(walk.before + walk.column + first) * n;
+        // Weights first: they wait for no index. A whole share of them takes no test a row.
+        const int depth = a.of[walk.source].width - walk.column - first;
+        const real* at = w + static_cast<long long>(walk.before + walk.column + first) * n + column;
+        if (wide && column + 2 <= n && depth >= kShare) {
 #pragma unroll
-        for (int i = 0; i < kShare; ++i) {
-          const real* at = i < depth ? of_w + static_cast<long long>(i) * n + column : nullptr;
-          y[i] = load<2>(at, n - column, wide);
+          for (int i = 0; i < kShare; ++i) y[i] = take<2>(at + static_cast<long long>(i) * n);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kShare; ++i) {
+            const bool there = i < depth && column < n;
+            y[i] = load<2>(there ? at + static_cast<long long>(i) * n : nullptr, n - column, wide);
+          }
         }
 #pragma unroll
         for (int i = 0; i < kFewDepth / 64; ++i) x[i] = row.read(a, walk, i * 64 + ka);
@@ -77,7 +84,7 @@ __device__ void matmul_few(const Sources& a, const real* w, int n, const Target&
         for (int m = 0; m < kFew; ++m) {
 #pragma unroll
           for (int k = 0; k < kShare; k += 4) {
-            const Lanes<4> z = load<4>(slab + m * kFewPitch + k, 4, true);
+            const Lanes<4> z = take<4>(slab + m * kFewPitch + k);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               sum[2 * m] += z.v[i] * weights[k + i].v[0];
@@ -123,14 +130,12 @@ extern "C" __global__ __launch_bounds__(256, kBlocks) void matmul(Sources a, int
                 [&](const Target& to) { matmul_tile(a, w, n, to, shared); });
 }
 
-extern "C" __global__ __launch_bounds__(256, 1) void matmul_16(Sources a, int begin, int end,
-                                                               const real* w, int k, int n,
-                                                               void* out, long long stride,
-                                                               long long base, int half,
-                                                               int accumulate) {
+extern "C" __global__ __launch_bounds__(256, 1) void matmul_16(
+    Sources a, int begin, int end, const real* w, int k, int n, void* out, long long stride,
+    long long base, int half, int accumulate, real* partial, int parts) {
   alignas(16) __shared__ real shared[kFewShared];
-  for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate,
-                [&](const Target& to) { matmul_few(a, w, n, to, shared); });
+  for_each_few(begin, end, n, out, stride, base, half, accumulate, partial, parts,
+               [&](const Target& to, int part) { matmul_few(a, w, n, to, part, parts, shared); });
 }
 
 extern "C" __global__ __launch_bounds__(256, kBlocks) void matmul_tn(

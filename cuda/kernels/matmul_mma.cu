@@ -174,11 +174,12 @@ __device__ void matmul_tn_tile(const Side& a, const Side& b, int first, int last
 }
 
 constexpr int kFewDepth = 128;  // values of a slab of a small tile, a share of 16 for each warp
+constexpr int kFewBlocks = kHalf ? 2 : 1;  // on a multiprocessor: this bounds the registers
 
 // Column g of the eight fragments of B is column 8 g + fragment of w: lanes read 32 bytes of a row.
 template <class P>
-__device__ void matmul_few(const Sources& a, const Packed* w, int n, const Target& to,
-                           unsigned* shared) {
+__device__ void matmul_few(const Sources& a, const Packed* w, int n, const Target& to, int part,
+                           int parts, unsigned* shared) {
   constexpr int words = kFewDepth / P::kValues, share = words / (kThreads / 32), steps = share / 8;
   constexpr int pitch = words + 4;
   static_assert(2 * kFew * pitch <= kFewShared, "slabs lie where sums do later");
@@ -186,12 +187,12 @@ __device__ void matmul_few(const Sources& a, const Packed* w, int n, const Targe
   const int column = to.n0 + g * 8;
   RowOfSources row(to, threadIdx.x / 16);
   const bool wide = aligned(w) && n % kWide == 0;
-  Walk walk = {};
+  PartOfWalk walk = {};
   Lanes<4> x[2], y[2 * steps][P::kValues][2];
   Words<2> weights[steps][8];
   float sum[8][4] = {};
   for_each_slab(
-      walk.start(a),
+      walk.start(a, kFewDepth, part, parts),
       [&] {
 #pragma unroll
         for (int i = 0; i < steps * 16; ++i) {
@@ -253,12 +254,14 @@ __device__ void matmul_few(const Sources& a, const Packed* w, int n, const Targe
     for_each_tile(begin, end, kTile, n, out, stride, base, half, accumulate,                     \
                   [&](const Target& to) { matmul_tile<Precision>(a, w, n, to, shared); });       \
   }                                                                                              \
-  extern "C" __global__ __launch_bounds__(256, 1) void matmul_##name##_16(                       \
+  extern "C" __global__ __launch_bounds__(256, kFewBlocks) void matmul_##name##_16(              \
       Sources a, int begin, int end, const Packed* w, int k, int n, void* out, long long stride, \
-      long long base, int half, int accumulate) {                                                \
+      long long base, int half, int accumulate, real* partial, int parts) {                      \
     alignas(16) __shared__ unsigned shared[kFewShared];                                          \
-    for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate,                      \
-                  [&](const Target& to) { matmul_few<Precision>(a, w, n, to, shared); });        \
+    for_each_few(begin, end, n, out, stride, base, half, accumulate, partial, parts,             \
+                 [&](const Target& to, int part) {                                               \
+                   matmul_few<Precision>(a, w, n, to, part, parts, shared);                      \
+                 });                                                                             \
   }                                                                                              \
   extern "C" __global__ __launch_bounds__(256, 2) void matmul_tn_##name(                         \
       Sources a, Sources b, int begin, int end, int k, int n, real* out, long long out_stride,   \

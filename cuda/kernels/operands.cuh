@@ -27,6 +27,22 @@ struct Walk {
   }
 };
 
+// A part of a walk: of `parts` each has slabs that follow each other, as many give or take one.
+struct PartOfWalk : Walk {
+  int left;  // slabs from the present one on
+
+  __device__ bool start(const Sources& a, int depth, int part, int parts) {
+    int slabs = 0;
+    for (int s = 0; s < a.count; ++s) slabs += ceil_div(a.of[s].width, depth);
+    const int first = slabs * part / parts;
+    left = slabs * (part + 1) / parts - first;
+    Walk::start(a);
+    for (int i = 0; i < first; ++i) Walk::next(a, depth);
+    return left > 0;
+  }
+  __device__ bool next(const Sources& a, int depth) { return --left > 0 && Walk::next(a, depth); }
+};
+
 // Where the elements of a tile go: rows from r0 and columns from n0 on, up to `end` and `n`. The
 // address is reckoned at the end, so that its parts fill no registers before.
 struct Target {
@@ -52,7 +68,7 @@ struct Target {
   __device__ void write_to(V* to, int left, const Lanes<N>& x) const {
     if (left >= N && reinterpret_cast<unsigned long long>(to) % alignof(Lanes<N, V>) == 0) {
       Lanes<N> sum = x;
-      if (accumulate) add(sum, load<N>(to, N, true));
+      if (accumulate) add(sum, take<N>(to));
       store(to, sum);
       return;
     }
@@ -123,6 +139,21 @@ __device__ void for_each_tile(int begin, int end, int height, int n, void* out, 
          n0 += static_cast<long long>(gridDim.x) * kTile) {
       f(Target{out, stride, base, r0, end, static_cast<int>(n0), n, accumulate, half != 0});
     }
+  }
+}
+
+// The same of tiles of few rows; blockIdx.z shares out parts of the depth, whose sums stand in
+// `partial` one behind the other. f(target, part).
+template <class F>
+__device__ void for_each_few(int begin, int end, int n, void* out, long long stride, long long base,
+                             int half, int accumulate, real* partial, int parts, F f) {
+  for (int part = blockIdx.z; part < parts; part += gridDim.z) {
+    if (parts > 1) {
+      stride = n, base = begin, half = accumulate = 0;
+      out = partial + part * (static_cast<long long>(end) - begin) * n;
+    }
+    for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate,
+                  [&](const Target& to) { f(to, part); });
   }
 }
 

@@ -5,6 +5,9 @@
 
 namespace {
 
+// On a multiprocessor: this bounds the registers of copy_rows, of which rows on their way need
+// most.
+constexpr int kCopyBlocks = kHalf ? 4 : 5;
 constexpr int kWideRow = 2048;  // columns from which a block shares a row's cross entropy
 
 // f(r, column, to) for all rows and every N-th column.
@@ -30,8 +33,10 @@ template <int N>
 __device__ void copy(const Rows& in, int begin, int end, void* out, long long stride,
                      long long base, bool half) {
   for_each_vector<N>(in.width, begin, end, out, stride, base, half, [&](long long r, int column) {
-    const Row row = in.map == 3 ? Row{} : plain_row(in, r);
-    return read_columns<N, 4>(in, r, row, column, N > 1);
+    if (in.map != 3) return load<N>(plain_row(in, r), column, N, N > 1);
+    Lanes<N> sum = {};
+    add_rows<N, 4>(in, in.offsets[r], in.offsets[r + 1], column, N, N > 1, sum);
+    return sum;
   });
 }
 
@@ -110,11 +115,38 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
   }
 }
 
+// The sum of columns c0 to c0 + 31 over a part of the rows.
+__device__ void sum_tile(const Rows& in, int begin, int end, int part, int parts, int c0, real* to,
+                         bool accumulate, real (&sums)[kThreads / 32][32]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = c0 + lane;
+  const bool segments = in.map == 3 && begin < end;
+  const long long first = segments ? in.offsets[begin] : begin;
+  const long long rows = (segments ? in.offsets[end] : end) - first;
+  const long long last = first + rows * (part + 1) / parts;
+  real sum = 0;
+  if (c < in.width) {
+#pragma unroll 4
+    for (long long j = first + rows * part / parts + warp; j < last; j += kThreads / 32) {
+      const Row row = segments ? segment_row(in, j) : plain_row(in, j);
+      sum += !row.none() ? row[c] : real(0);
+    }
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp == 0 && c < in.width) {
+#pragma unroll
+    for (int i = 1; i < kThreads / 32; ++i) sum += sums[i][lane];
+    to[c] = accumulate ? to[c] + sum : sum;
+  }
+  __syncthreads();
+}
+
 }  // namespace
 
-extern "C" __global__ __launch_bounds__(256, 4) void copy_rows(Rows in, int begin, int end,
-                                                               void* out, long long stride,
-                                                               long long base, int half) {
+extern "C" __global__ __launch_bounds__(256, kCopyBlocks) void copy_rows(Rows in, int begin,
+                                                                         int end, void* out,
+                                                                         long long stride,
+                                                                         long long base, int half) {
   if (wide_output(in, out, stride, half)) {
     copy<kWide>(in, begin, end, out, stride, base, half);
   } else {
@@ -155,56 +187,57 @@ extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy_grad(Rows log
   }
 }
 
-// Segments: every row of every segment is simply one more row.
-extern "C" __global__ __launch_bounds__(256, 4) void sum_rows(Rows in, int begin, int end,
-                                                              real* out, int accumulate,
-                                                              real* partial, int parts) {
+// Of sources over the same rows; `partial`: for each part one sum behind the other. Segments: every
+// row of every segment is simply one more row.
+extern "C" __global__ __launch_bounds__(256, 4) void sum_rows(Sources in,
+                                                              const __grid_constant__ Sums out,
+                                                              int begin, int end, real* partial,
+                                                              int parts) {
   __shared__ real sums[kThreads / 32][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const bool segments = in.map == 3 && begin < end;
-  const long long first = segments ? in.offsets[begin] : begin;
-  const long long rows = (segments ? in.offsets[end] : end) - first;
+  int total = 0;
+  for (int s = 0; s < in.count; ++s) total += in.of[s].width;
   for (int part = blockIdx.y; part < parts; part += gridDim.y) {
-    const long long last = first + rows * (part + 1) / parts;
-    for (int c0 = blockIdx.x * 32; c0 < in.width; c0 += gridDim.x * 32) {
-      const int c = c0 + lane;
-      real sum = 0;
-      if (c < in.width) {
-#pragma unroll 4
-        for (long long j = first + rows * part / parts + warp; j < last; j += kThreads / 32) {
-          const Row row = segments ? segment_row(in, j) : plain_row(in, j);
-          sum += !row.none() ? row[c] : real(0);
-        }
+    real* to = partial + static_cast<long long>(part) * total;
+    unsigned tile = 0;
+    for (int s = 0; s < in.count; to += in.of[s++].width) {
+      for (int c0 = 0; c0 < in.of[s].width; c0 += 32, ++tile) {
+        if (tile % gridDim.x != blockIdx.x) continue;
+        const bool whole = parts == 1;
+        sum_tile(in.of[s], begin, end, part, parts, c0, whole ? out.of[s].out : to,
+                 whole && out.of[s].accumulate, sums);
       }
-      sums[warp][lane] = sum;
-      __syncthreads();
-      if (warp == 0 && c < in.width) {
-#pragma unroll
-        for (int i = 1; i < kThreads / 32; ++i) sum += sums[i][lane];
-        if (parts > 1) {
-          partial[static_cast<long long>(part) * in.width + c] = sum;
-        } else {
-          out[c] = accumulate ? out[c] + sum : sum;
-        }
-      }
-      __syncthreads();
     }
   }
 }
 
-// A thread an element.
+// A thread an element: adds the parts of sum_rows, whose sums are `total` wide together.
+extern "C" __global__ __launch_bounds__(256, 4) void sum_parts_of_rows(
+    const real* partial, int parts, int total, const __grid_constant__ Sums out) {
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < total; i += gridDim.x * kThreads) {
+    int s = 0, column = i;
+    while (column >= out.of[s].width) column -= out.of[s++].width;
+    real* to = out.of[s].out + column;
+    real sum = out.of[s].accumulate ? *to : real(0);
+#pragma unroll 4
+    for (int part = 0; part < parts; ++part)
+      sum += partial[static_cast<long long>(part) * total + i];
+    *to = sum;
+  }
+}
+
+// A thread an element. `out` may be stored in bfloat16.
 extern "C" __global__ __launch_bounds__(256, 4) void sum_parts(const real* partial, int parts,
-                                                               long long n, real* out,
+                                                               long long n, void* out,
                                                                long long out_width,
-                                                               long long out_stride,
-                                                               int accumulate) {
+                                                               long long out_stride, int accumulate,
+                                                               int half) {
   const long long step = static_cast<long long>(gridDim.x) * kThreads;
   for (long long i = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x; i < n;
        i += step) {
-    real* to = out + i / out_width * out_stride + i % out_width;
-    real sum = accumulate ? *to : real(0);
+    const long long at = i / out_width * out_stride + i % out_width;
+    real sum = accumulate ? Row{out, half != 0}[at] : real(0);
 #pragma unroll 4
     for (int part = 0; part < parts; ++part) sum += partial[part * n + i];
-    *to = sum;
+    store(out, at, half, Lanes<1>{sum});
   }
 }

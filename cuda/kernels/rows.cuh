@@ -56,10 +56,10 @@ struct Row {
 
   __device__ bool none() const { return data == nullptr; }
   template <class V>
-  __device__ const V* from(int column) const {
+  __device__ const V* from(long long column) const {
     return none() ? nullptr : static_cast<const V*>(data) + column;
   }
-  __device__ real operator[](int column) const {
+  __device__ real operator[](long long column) const {
     return kHalf && half ? widened(*from<bfloat16>(column)) : *from<real>(column);
   }
 };
@@ -84,16 +84,20 @@ __device__ inline Row segment_row(const Rows& s, int j) {
   return i < 0 ? Row{} : row_at(s, i);
 }
 
+// N values at p, which is aligned and not null.
+template <int N, class V>
+__device__ inline Lanes<N> take(const V* p) {
+  const Lanes<N, V> y = *reinterpret_cast<const Lanes<N, V>*>(p);
+  Lanes<N> x;
+#pragma unroll
+  for (int i = 0; i < N; ++i) x.v[i] = widened(y.v[i]);
+  return x;
+}
 // The first n of N values at p, zeros behind them; zeros alone where p is null.
 template <int N, class V>
 __device__ inline Lanes<N> load(const V* p, int n, bool wide) {
+  if (wide && p != nullptr && n >= N) return take<N>(p);
   Lanes<N> x;
-  if (wide && p != nullptr && n >= N) {
-    const Lanes<N, V> y = *reinterpret_cast<const Lanes<N, V>*>(p);
-#pragma unroll
-    for (int i = 0; i < N; ++i) x.v[i] = widened(y.v[i]);
-    return x;
-  }
 #pragma unroll
   for (int i = 0; i < N; ++i) x.v[i] = p != nullptr && i < n ? widened(p[i]) : real(0);
   return x;
@@ -105,20 +109,49 @@ __device__ inline Lanes<N> load(const Row& row, int column, int n, bool wide) {
   return load<N>(row.from<real>(column), n, wide);
 }
 
-template <int N, class V>
-__device__ inline void store(V* p, const Lanes<N>& x) {
+template <class V, int N>
+__device__ inline Lanes<N, V> stored(const Lanes<N>& x) {
   Lanes<N, V> y;
 #pragma unroll
   for (int i = 0; i < N; ++i) assign(y.v[i], x.v[i]);
-  *reinterpret_cast<Lanes<N, V>*>(p) = y;
+  return y;
+}
+template <int N, class V>
+__device__ inline void store(V* p, const Lanes<N>& x) {
+  *reinterpret_cast<Lanes<N, V>*>(p) = stored<V>(x);
+}
+// The same to memory of the device, in one access: in kernels over rows the compiler makes words of
+// a plain one.
+template <int N, class V>
+__device__ inline void store_whole(V* p, const Lanes<N>& x) {
+#ifdef CAVS_TWIN
+  store(p, x);
+#else
+  const Lanes<N, V> y = stored<V>(x);
+  if constexpr (sizeof(y) == 16) {
+    unsigned word[4];
+    memcpy(word, &y, 16);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
+                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                 : "memory");
+  } else if constexpr (sizeof(y) == 8) {
+    unsigned word[2];
+    memcpy(word, &y, 8);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)),
+                 "r"(word[0]), "r"(word[1])
+                 : "memory");
+  } else {
+    store(p, x);
+  }
+#endif
 }
 // Values [i, i + N) of what is stored at p.
 template <int N>
 __device__ inline void store(void* p, long long i, bool half, const Lanes<N>& x) {
   if (kHalf && half) {
-    store(static_cast<bfloat16*>(p) + i, x);
+    store_whole(static_cast<bfloat16*>(p) + i, x);
   } else {
-    store(static_cast<real*>(p) + i, x);
+    store_whole(static_cast<real*>(p) + i, x);
   }
 }
 
@@ -128,20 +161,30 @@ __device__ inline void add(Lanes<N>& sum, const Lanes<N>& x) {
   for (int i = 0; i < N; ++i) sum.v[i] += x.v[i];
 }
 
+// Adds rows [j, end) of a segment, at most Count, all of them on their way at once. Zeros stand for
+// what is missing: they change no sum that began at zero, for none is -0.
+template <int N, int Count>
+__device__ inline void add_batch(const Rows& s, int j, int end, int column, int n, bool wide,
+                                 Lanes<N>& sum) {
+  Row row[Count];
+  Lanes<N> x[Count];
+#pragma unroll
+  for (int i = 0; i < Count; ++i) row[i] = j + i < end ? segment_row(s, j + i) : Row{};
+#pragma unroll
+  for (int i = 0; i < Count; ++i) x[i] = load<N>(row[i], column, n, wide);
+#pragma unroll
+  for (int i = 0; i < Count; ++i) add(sum, x[i]);
+}
 // N columns from `column` on, n of which exist, added over rows [j, end) of a segment in ascending
-// order to `sum`. `Ahead` rows are on their way at a time.
+// order to `sum`; Ahead > 1: so many rows at a time, of long segments twice as many.
 template <int N, int Ahead>
 __device__ inline void add_rows(const Rows& s, int j, int end, int column, int n, bool wide,
                                 Lanes<N>& sum) {
-  for (; Ahead > 1 && j + Ahead <= end; j += Ahead) {
-    Row row[Ahead];
-    Lanes<N> x[Ahead];
-#pragma unroll
-    for (int i = 0; i < Ahead; ++i) row[i] = segment_row(s, j + i);
-#pragma unroll
-    for (int i = 0; i < Ahead; ++i) x[i] = load<N>(row[i], column, n, wide);
-#pragma unroll
-    for (int i = 0; i < Ahead; ++i) add(sum, x[i]);
+  if (Ahead > 1) {
+    for (; j + 2 * Ahead <= end; j += 2 * Ahead) {
+      add_batch<N, 2 * Ahead>(s, j, j + 2 * Ahead, column, n, wide, sum);
+    }
+    for (; j < end; j += Ahead) add_batch<N, Ahead>(s, j, end, column, n, wide, sum);
   }
 #pragma unroll 1
   for (; j < end; ++j) {
@@ -152,13 +195,13 @@ __device__ inline void add_rows(const Rows& s, int j, int end, int column, int n
 
 // N columns from `column` on of row r; zeros past the width. `row` is plain_row(s, r), unless the
 // rows are segments.
-template <int N, int Ahead = 1>
+template <int N>
 __device__ inline Lanes<N> read_columns(const Rows& s, long long r, const Row& row, int column,
                                         bool wide) {
   const int n = s.width - column;
   if (s.map != 3) return load<N>(n > 0 ? row : Row{}, column, n, wide);
   Lanes<N> sum = {};
-  if (n > 0) add_rows<N, Ahead>(s, s.offsets[r], s.offsets[r + 1], column, n, wide, sum);
+  if (n > 0) add_rows<N, 1>(s, s.offsets[r], s.offsets[r + 1], column, n, wide, sum);
   return sum;
 }
 

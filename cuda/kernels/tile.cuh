@@ -29,9 +29,9 @@ __device__ inline void multiply(const real* a, real (&sum)[8][4]) {
 #pragma unroll
   for (int i = 0; i < kDepth / kGroups; ++i) {
     const int k = me.group * (kDepth / kGroups) + i;
-    const Lanes<4> x[2] = {load<4>(a + k * kPitch + me.row(0), 4, true),
-                           load<4>(a + k * kPitch + me.row(4), 4, true)};
-    const Lanes<4> y = load<4>(b + k * kTile + me.tx * 4, 4, true);
+    const Lanes<4> x[2] = {take<4>(a + k * kPitch + me.row(0)),
+                           take<4>(a + k * kPitch + me.row(4))};
+    const Lanes<4> y = take<4>(b + k * kTile + me.tx * 4);
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
 #pragma unroll

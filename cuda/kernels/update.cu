@@ -28,10 +28,10 @@ enum Kind { kSgd, kMomentum, kAdagrad, kAdam, kAdamW };
 // One element: f(gradient, parameter, state1, state2) changes the last three.
 template <int N, int States, class F>
 __device__ void update_vector(const real* grad, real* param, real* state1, real* state2, F f) {
-  const Lanes<N> g = load<N>(grad, N, N > 1);
-  Lanes<N> p = load<N>(param, N, N > 1), s1 = {}, s2 = {};
-  if (States > 0) s1 = load<N>(state1, N, N > 1);
-  if (States > 1) s2 = load<N>(state2, N, N > 1);
+  const Lanes<N> g = take<N>(grad);
+  Lanes<N> p = take<N>(param), s1 = {}, s2 = {};
+  if (States > 0) s1 = take<N>(state1);
+  if (States > 1) s2 = take<N>(state2);
 #pragma unroll
   for (int i = 0; i < N; ++i) f(g.v[i], p.v[i], s1.v[i], s2.v[i]);
   store(param, p);
@@ -90,7 +90,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void square(const Stretch* stret
 #pragma unroll 4
     for (long long j = static_cast<long long>(threadIdx.x) * kWide; j < whole;
          j += kThreads * kWide) {
-      const Lanes<kWide> x = load<kWide>(s.grad + j, kWide, true);
+      const Lanes<kWide> x = take<kWide>(s.grad + j);
 #pragma unroll
       for (int k = 0; k < kWide; ++k) sum += static_cast<double>(x.v[k]) * x.v[k];
     }

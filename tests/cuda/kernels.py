@@ -30,6 +30,14 @@ class Sources(ctypes.Structure):
     _fields_ = (("of", Rows * 8), ("count", Int))
 
 
+class Sum(ctypes.Structure):
+    _fields_ = (("out", Address), ("width", Int), ("accumulate", Int))
+
+
+class Sums(ctypes.Structure):
+    _fields_ = (("of", Sum * 8),)
+
+
 class Piece(ctypes.Structure):
     _fields_ = (
         ("source", Address),
@@ -78,6 +86,7 @@ class Optimizer(ctypes.Structure):
 
 OUTPUT = (Address, Long, Long, Int)  # out, stride, base, half
 MATMUL = (Sources, Int, Int, Address, Int, Int, *OUTPUT, Int)
+MATMUL_16 = (*MATMUL, Address, Int)
 MATMUL_TN = (Sources, Sources, Int, Int, Int, Int, Address, Long, Int, Address, Int)
 SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
     "rows.cu": {
@@ -85,16 +94,17 @@ SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
         "segment_max": (Rows, Int, Int, *OUTPUT),
         "cross_entropy": (Rows, Address, Int, Int, *OUTPUT),
         "cross_entropy_grad": (Rows, Address, Int, Int, *OUTPUT),
-        "sum_rows": (Rows, Int, Int, Address, Int, Address, Int),
-        "sum_parts": (Address, Int, Long, Address, Long, Long, Int),
+        "sum_rows": (Sources, Sums, Int, Int, Address, Int),
+        "sum_parts_of_rows": (Address, Int, Int, Sums),
+        "sum_parts": (Address, Int, Long, Address, Long, Long, Int, Int),
     },
-    "matmul.cu": {"matmul": MATMUL, "matmul_16": MATMUL, "matmul_tn": MATMUL_TN},
+    "matmul.cu": {"matmul": MATMUL, "matmul_16": MATMUL_16, "matmul_tn": MATMUL_TN},
     "matmul_mma.cu": {
         "matmul_tf32": MATMUL,
-        "matmul_tf32_16": MATMUL,
+        "matmul_tf32_16": MATMUL_16,
         "matmul_tn_tf32": MATMUL_TN,
         "matmul_bf16": MATMUL,
-        "matmul_bf16_16": MATMUL,
+        "matmul_bf16_16": MATMUL_16,
         "matmul_tn_bf16": MATMUL_TN,
     },
     "pack.cu": {"pack": (Address, Int), "unpack": (Address, Int)},

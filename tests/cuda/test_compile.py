@@ -39,7 +39,7 @@ REGISTERS = 65536  # of a multiprocessor, handed out to a warp in steps of 8 a t
 def blocks(file: str, name: str, dtype: str) -> int:
     """Blocks of 256 threads that a multiprocessor must hold, by their registers."""
     if "matmul" in name:  # those of few rows run on few multiprocessors anyway
-        return 2 if dtype != "float64" and not name.endswith("_16") else 1
+        return 2 if dtype == "half" or (dtype == "float32" and not name.endswith("_16")) else 1
     if file == "update.cu":
         return 3 if dtype != "float64" else 2
     return 4

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
-from .kernels import Piece, Rows
+from .kernels import Piece, Rows, Sum, Sums
 from .support import (
     SEGMENT,
     SIZES,
@@ -17,6 +18,7 @@ from .support import (
     agree,
     every_case,
     exact_case,
+    side_by_side,
 )
 
 GRIDS = ((1, 1), (3, 2), (2, 5))
@@ -52,18 +54,56 @@ def test_copy_rows(case: Case, kind: str, aligned: bool) -> None:
             np.testing.assert_allclose(got, source.values, **bound)
 
 
+@every_case
+@aligned_or_not
+@pytest.mark.parametrize("indexed", [False, True])
+def test_long_segments_are_added_in_order(case: Case, aligned: bool, indexed: bool) -> None:
+    """However many rows are on their way at a time."""
+    rng = np.random.default_rng(5)
+    counts = np.array([0, 1, 3, 4, 5, 7, 8, 9, 11, 12, 15, 16, 17, 31, 100])
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    for width in (1, 5, 8, 132):
+        data = case.normal(rng, int(offsets[-1]), width)
+        index = rng.integers(-1, len(data), len(data)) if indexed else np.arange(len(data))
+        memory, ends, where = case.stored(data), case.ints(offsets), case.ints(index)
+        maps = (where.address if indexed else 0, ends.address, SEGMENT, case.half)
+        source = Rows(memory.address, width, 0, *maps, width)
+        got = agree(case, GRIDS, rows_kernel, "copy_rows", source, 0, len(counts), aligned)
+        expected = np.zeros((len(counts), width), case.dtype)
+        for r, (begin, end) in enumerate(itertools.pairwise(offsets)):
+            for j in index[begin:end]:
+                expected[r] += data[j] if j >= 0 else 0
+        np.testing.assert_array_equal(got, case.fitting(expected))
+
+
 def sum_rows(
-    case: Case, grid: Grid, source: Source, r0: int, r1: int, start: float, parts: int
+    case: Case, grid: Grid, sources: list[Source], r0: int, r1: int, start: float, parts: int
 ) -> np.ndarray:
-    width = source.rows.width
-    out = case.guarded(1, width, fill=start)
-    partial = case.guarded(1, parts * width)
-    case.launch("sum_rows", grid, source.rows, r0, r1, out, start != 0, partial, parts)
+    """Side by side; every other one is added to `start`, if that is not 0."""
+    starts = [start * (i % 2 == 0) for i in range(len(sources))]
+    outputs = [case.guarded(1, s.rows.width, x) for s, x in zip(sources, starts, strict=True)]
+    sums = Sums()
+    for i, (source, x, out) in enumerate(zip(sources, starts, outputs, strict=True)):
+        sums.of[i] = Sum(out.address, source.rows.width, x != 0)
+    total = sum(s.rows.width for s in sources)
+    partial = case.guarded(1, parts * total, fill=np.nan)
+    case.launch("sum_rows", grid, side_by_side(sources), sums, r0, r1, partial, parts)
     if parts > 1:
-        arguments = (partial, parts, width, out, max(width, 1), width, start != 0)
-        case.launch("sum_parts", grid[:1], *arguments)
+        case.launch("sum_parts_of_rows", grid[:1], partial, parts, total, sums)
     partial.get()
-    return out.get()
+    return np.concatenate([out.get()[0] for out in outputs])
+
+
+def assert_sums(
+    case: Case, grids: tuple[Grid, ...], sources: list[Source], r0: int, r1: int
+) -> None:
+    starts = np.repeat([i % 2 == 0 for i in range(len(sources))], [s.rows.width for s in sources])
+    values = np.concatenate([s.values for s in sources], 1)
+    for start, parts in ((0.0, 1), (3.0, 1), (0.0, 3), (3.0, 5)):
+        got = agree(case, grids, sum_rows, sources, r0, r1, start, parts)
+        # Each of the terms, rows of segments too, may be rounded away once.
+        bound = case.eps * (4 + 6 * (r1 - r0)) * (np.abs(values).sum(0) + start + 4)
+        assert (np.abs(got - start * starts - values.sum(0)) <= bound).all()
 
 
 @every_case
@@ -73,12 +113,17 @@ def test_sum_rows(case: Case, kind: str) -> None:
     for width in SIZES:
         for r0, r1 in RANGES:
             source = case.source(rng, kind, r0, r1, width, width % 4 == 0)
-            for start, parts in ((0.0, 1), (3.0, 1), (0.0, 3), (3.0, 5)):
-                got = agree(case, grids(width), sum_rows, source, r0, r1, start, parts)
-                expected = start + source.values.sum(0)
-                # Each of the terms, rows of segments too, may be rounded away once.
-                bound = case.eps * (4 + 6 * (r1 - r0)) * (np.abs(source.values).sum(0) + start + 4)
-                assert (np.abs(got[0] - expected) <= bound).all()
+            assert_sums(case, grids(width), [source], r0, r1)
+
+
+@every_case
+def test_sums_over_the_same_rows(case: Case) -> None:
+    rng = np.random.default_rng(2)
+    widths = [5, 0, 33, 32, 1, 70, 64]
+    for (r0, r1), count in itertools.product(RANGES, (2, 7)):
+        kinds = zip(SOURCE_KINDS[:count], widths, strict=False)
+        sources = [case.source(rng, kind, r0, r1, width, False) for kind, width in kinds]
+        assert_sums(case, GRIDS, sources, r0, r1)
 
 
 @every_case

@@ -83,10 +83,23 @@ def matmul(
     w: Array,
     start: float,
     aligned: bool,
+    parts: int = 1,
 ) -> np.ndarray:
-    k, n = w.shape
+    """parts: of the depth, of kernels for few rows."""
+    (k, n), add = w.shape, start != 0
     out = case.guarded(r1 - r0, n, fill=start, aligned=aligned, half=aligned)
-    case.launch(name, grid[:2], a, r0, r1, w, k, n, out, out.stride, r0, out.half, start != 0)
+    arguments = (a, r0, r1, w, k, n, out, out.stride, r0, out.half, add)
+    if not name.endswith("_16"):
+        case.launch(name, grid[:2], *arguments)
+        return out.get()
+    count = (r1 - r0) * n
+    partial = case.guarded(1, parts * count, fill=np.nan)
+    case.launch(name, grid, *arguments, partial, parts)
+    if parts > 1:
+        width = max(n, 1)
+        place = (out, width, out.stride, add, out.half)
+        case.launch("sum_parts", grid[:1], partial, parts, count, *place)
+    partial.get()
     return out.get()
 
 
@@ -161,6 +174,25 @@ def test_sources_side_by_side(case: Case, precision: str) -> None:
 
 
 @every_precision
+@pytest.mark.parametrize("rows", [0, 1, 31, 33, 127, 128])
+def test_parts_of_the_depth(case: Case, precision: str, rows: int) -> None:
+    """Of whole slabs; there may be more of them than slabs."""
+    rng = np.random.default_rng(rows)
+    name = names(precision)[1]
+    for widths, n, start in (([300], 68, 0.0), ([7, 0, 130, 64, 5], 33, 1.5), ([512], 64, 1.5)):
+        kinds = ["self", "index", "segment_index", "one", "self"][: len(widths)]
+        a, values, memory = sources_of_widths(case, rng, kinds, widths, 2, rows + 2)
+        w = case.normal(rng, sum(widths), n)
+        of_w = case.stored(w)
+        for parts in (1, 2, 3, 11):
+            arguments = (name, a, 2, rows + 2, of_w, start, n % 2 == 0, parts)
+            got = agree(case, GRIDS[:2] if rows == 33 else GRIDS[1:2], matmul, *arguments)
+            ends = {"slack": 4.0, "stored": n % 2 == 0}
+            assert_product(case, precision, got, values, w.astype("f8"), start, **ends)
+        assert len(memory) == len(widths)
+
+
+@every_precision
 def test_a_row_does_not_depend_on_its_neighbours(case: Case, precision: str) -> None:
     rng = np.random.default_rng(4)
     source, w = case.plain(case.normal(rng, 100, 50)), case.stored(case.normal(rng, 50, 70))
@@ -196,7 +228,8 @@ def matmul_tn(
     case.launch(name, grid, a, b, r0, r1, k, n, out, out.stride, add, partial, parts)
     if parts > 1:
         count = k * n
-        case.launch("sum_parts", grid[:1], partial, parts, count, out, max(n, 1), out.stride, add)
+        place = (out, max(n, 1), out.stride, add, 0)
+        case.launch("sum_parts", grid[:1], partial, parts, count, *place)
     partial.get()
     return out.get()
 
@@ -242,7 +275,8 @@ def test_products_of_any_shape(data: st.DataObject) -> None:
     of_w = case.stored(w)
     grids = [GRIDS[0], (data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)), 2)]
     for name in names(precision):
-        got = agree(case, grids, matmul, name, a, r0, r1, of_w, 0.0, n % 2 == 0)
+        parts = data.draw(st.integers(1, 4)) if name.endswith("_16") else 1
+        got = agree(case, grids, matmul, name, a, r0, r1, of_w, 0.0, n % 2 == 0, parts)
         stored = n % 2 == 0
         assert_product(case, precision, got, values, w.astype("f8"), slack=4.0, stored=stored)
     right = case.source(rng, "self", r0, r1, n, True)

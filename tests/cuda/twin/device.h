@@ -13,6 +13,7 @@
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
+#define __grid_constant__
 // Shared variables are all that stands in a module's .bss, which the driver poisons before each
 // block. (A section of their own would not do: g++ 12 ignores it for variables of templates.)
 #define __shared__ static
