@@ -20,7 +20,7 @@ _IDENTITY = ("num_graphs", "batch_size", "shuffle", "seed", "bucket", "drop_last
 def _collate(graphs: Sequence[Any], ids: NDArray[np.int64]) -> Any:
     from cavs.data import batch
 
-    return batch(graphs, ids.tolist())
+    return batch(graphs, ids)
 
 
 class DataLoader:

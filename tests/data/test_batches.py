@@ -66,6 +66,14 @@ def test_ids_and_labels():
     assert b.graph_label(0) == 'graph 17 "a"' and b.graph_label(1) == "graph 4"
     with pytest.raises(FeatureError, match="1 ids for 2 graphs"):
         batch(graphs, ids=[1])
+    for wrong in ([0.5, 1], np.array([0.0, 1.0]), 3):
+        with pytest.raises(FeatureError, match="ids are whole numbers"):
+            batch(graphs, ids=wrong)
+
+
+def test_ids_may_be_an_array():
+    b = batch([Graph([[]]), Graph([[]])], ids=np.array([17, 4]))
+    assert b.ids == (17, 4) and all(type(i) is int for i in b.ids)
 
 
 def test_edge_features_without_edges_take_the_dtype_of_the_others():
