@@ -66,6 +66,10 @@ class Parameter(Operand):
     (generator, shape) -> array. sparse: only rows that a batch looks up have a gradient and move.
     """
 
+    _kind = "a parameter"
+    _because = ""
+    _elsewhere = "; outside a model, .value is its array"
+
     def __init__(
         self,
         shape: int | Sequence[int],

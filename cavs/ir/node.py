@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cavs.errors import DTypeError, ShapeError, TraceError, user_line
+from cavs.ir.refusals import Refusals
 from cavs.ir.types import ONE, TensorType
 
 Array = npt.NDArray[Any]
@@ -71,14 +72,13 @@ _interning = threading.RLock()  # models may be traced on several threads at onc
 _serial = itertools.count()
 
 
-class Operand:
+class Operand(Refusals):
     """What Python's operators compute with: values of the trace, and parameters.
 
     Operators are looked up by name, so that this file needs none of them. ``==`` stays identity,
     because equal nodes are one object: `cavs.ops.equal` compares values.
     """
 
-    __array_ufunc__ = None  # so that ndarray + Operand asks Operand
     __slots__ = ()
 
     def __add__(self, other: Any) -> Node:
@@ -110,6 +110,9 @@ class Operand:
 
     def __matmul__(self, other: Any) -> Node:
         return apply("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Node:
+        return apply("matmul", other, self)
 
     def __pow__(self, exponent: float) -> Node:
         x = as_node(self)
@@ -146,20 +149,6 @@ class Operand:
 
     def __ge__(self, other: Any) -> Node:
         return apply("greater_equal", self, other)
-
-    def __bool__(self) -> bool:
-        raise TraceError(
-            "a traced value has no truth: it stands for every vertex at once",
-            where=user_line(),
-            hint="use cavs.ops.where(condition, a, b) instead of if",
-        )
-
-    def __iter__(self) -> Any:
-        raise TraceError(
-            "a traced value cannot be iterated",
-            where=user_line(),
-            hint="use cavs.ops.split(value, n)",
-        )
 
     def __getitem__(self, key: Any) -> Node:
         if not isinstance(key, slice) or key.step not in (None, 1):
