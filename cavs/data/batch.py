@@ -223,26 +223,29 @@ def _spec(kind: FeatureKind, values: Array, has_absent: bool) -> FeatureSpec:
 def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Graph]:
     """The slow way round: names the two graphs that disagree, forgives what has no rows.
 
-    An empty list of edge features has no dtype of its own, so a graph without edges takes the
-    dtype and shape of the others, and may leave the feature out. The order of the names does not
-    matter either.
+    Nothing has no dtype of its own, so a graph without edges takes the dtype and shape of the
+    others, and may leave the feature out. The order of the names does not matter either.
     """
     # name -> (kind, dtype, row shape), and the graph that brought it
     brought: dict[str, tuple[tuple[str, str, tuple[int, ...]], int]] = {}
+    idle = dict(brought)  # what graphs without edges say of edges
     names: list[set[str]] = []
     for i, graph in enumerate(graphs):
         names.append({entry[0] for group in graph.schema for entry in group})
         for kind, group in zip(_KINDS, graph.schema, strict=True):
             for name, dtype, shape in group:
-                if kind == "edge" and graph.num_edges == 0:
-                    continue
                 here = (kind, dtype, shape)
+                if kind == "edge" and graph.num_edges == 0:
+                    idle.setdefault(name, (here, i))
+                    continue
                 there, j = brought.setdefault(name, (here, i))
                 if there != here:
                     raise FeatureError(
                         f'feature "{name}" differs: {_words(there)} in {label(j)}, '
                         f"{_words(here)} in {label(i)}"
                     )
+    if not any(graph.num_edges for graph in graphs):
+        brought = {**idle, **brought}
     of_edges = {name for name, ((kind, *_), _) in brought.items() if kind == "edge"}
     names = [
         found if graph.num_edges else found | of_edges

@@ -30,7 +30,8 @@ class Graph:
     ``features``: arrays with a row for every vertex; ``edge_features``: with a row for every edge,
     ordered by (parent, position of the child); ``graph_features``: one row for the whole graph.
     Integers and booleans become int32, where -1 says "absent here"; floats become float32. A graph
-    without edges may leave its edge features out; an empty list of them is of no dtype.
+    without edges may leave its edge features out; an empty list of them, which has no dtype, is
+    taken for that.
 
     Raises GraphError for cycles and dangling indices, FeatureError for features of the wrong
     length, dtype or value. A graph cannot be changed afterwards.
