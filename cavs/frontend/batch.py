@@ -73,8 +73,8 @@ class SymbolicBatch:
                 hint="mend the name, or give it to cavs.Graph by features=, edge_features= or "
                 "graph_features="
                 if self.edges
-                else "mend the name, or give it to cavs.Graph; as this batch has no edge, a feature "
-                f"of edges needs a type: edge_features={{{name!r}: np.zeros(0, np.int32)}}",
+                else "mend the name, or give it to cavs.Graph; this batch has no edge, so a "
+                f"feature of edges needs a type: edge_features={{{name!r}: np.zeros(0, np.int32)}}",
             )
         if 0 in feature.shape:
             raise FeatureError(
