@@ -242,7 +242,8 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Gra
                 if there != here:
                     raise FeatureError(
                         f'feature "{name}" differs: {_words(there)} in {label(j)}, '
-                        f"{_words(here)} in {label(i)}"
+                        f"{_words(here)} in {label(i)}",
+                        hint="give it in all graphs alike, such as np.asarray(values, np.float32)",
                     )
     if not any(graph.num_edges for graph in graphs):
         brought = {**idle, **brought}

@@ -45,7 +45,8 @@ def _integers(array: Array, kind: FeatureKind, what: str) -> Array:
             raise FeatureError(
                 f"{what} holds {found}{_first(too_small, kind)}; "
                 "an index is at least 0, or -1 where the feature is absent",
-                hint="give numbers that are no indices as floats",
+                hint="-1 says that there is none, as of a label that does not count; give numbers "
+                "that are no indices as floats",
             )
         if too_large.any():
             found = array[too_large][0]

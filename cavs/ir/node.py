@@ -34,7 +34,7 @@ class Op:
     """One operator, in one place.
 
     infer(types, attrs) -> TensorType; raises ValueError (shapes, rows) or TypeError (dtypes) with a
-    short reason.
+    short reason, and a cure where there is one.
     vjp(node, cotangent) -> a cotangent (or None) for each input, of a type that broadcasts to it.
     evaluate(node, *rows) -> the result of one row in NumPy (ROWWISE operators).
     expr(e, *inputs, **attrs) -> scalar expression of an elementwise operator, from which the CPU
@@ -268,7 +268,9 @@ def apply(name: str, /, *inputs: Any, **attrs: Any) -> Node:
         tensor_type = op.infer([n.type for n in nodes], attrs)
     except (TypeError, ValueError) as error:
         kind = DTypeError if isinstance(error, TypeError) else ShapeError
-        what, hint = _mismatch(name, nodes, str(error))
+        reason, *cures = error.args or ("",)
+        what, operands = _mismatch(name, nodes, reason)
+        hint = "; ".join(filter(None, (operands, *cures)))
         raise kind(what, where=user_line(), hint=hint) from None
     return make(op, nodes, attrs, tensor_type)
 

@@ -101,8 +101,9 @@ def test_order_of_features_does_not_matter():
     ],
 )
 def test_features_that_disagree_name_both_graphs(other, message):
-    with pytest.raises(FeatureError, match=message):
+    with pytest.raises(FeatureError, match=message) as caught:
         batch([Graph([[]], {"token": [1]}, name="first"), Graph([[]], other, name="second")])
+    assert "graphs" in caught.value.hint
 
 
 def test_a_feature_of_another_kind():
