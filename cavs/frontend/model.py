@@ -9,6 +9,7 @@ from typing import Any
 from cavs.errors import ShapeError, TraceError, line_of
 from cavs.frontend.batch import Schema, SymbolicBatch
 from cavs.frontend.parameter import Module
+from cavs.frontend.values import Pushed
 from cavs.ir import Graph, Node, apply
 from cavs.ir.trace import tracing
 from cavs.ops.loss import mean_terms
@@ -91,7 +92,9 @@ def trace_model(
                     raise TraceError(
                         f"{name}.forward returned {type(node).__name__} for {key!r}",
                         where=line_of(type(model).forward),
-                        hint="return one traced value, or a dict of them by name",
+                        hint=f"return {node.listed}, or one of them"
+                        if isinstance(node, Pushed)
+                        else "return one traced value, or a dict of them by name",
                     )
                 if not isinstance(key, str) or key in _RESERVED or key.startswith("grad:"):
                     raise TraceError(

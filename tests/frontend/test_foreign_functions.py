@@ -13,7 +13,7 @@ from cavs import ops
 from cavs.errors import TraceError
 from cavs.ir import Node, apply, constant
 from cavs.ir.refusals import CURES
-from tests.frontend.test_errors import Classifier, good, line_in, trace
+from tests.frontend.test_errors import Classifier, good, line_in, passing_x, trace
 
 X = np.ones(3, np.float32)
 CALLS = {
@@ -106,7 +106,7 @@ def test_numbers_of_numpy_compute():
         assert np.array(2.0) / x is 2.0 / x and np.add(x, x) is x + x
         good(f, v)
 
-    assert "loss" in trace(Classifier(body)).outputs
+    assert "loss" in trace(Classifier(body, passing_x)).outputs
 
 
 def test_nodes_are_equal_as_objects():
