@@ -70,7 +70,7 @@ def build(args, assets=None):
     def sentences(split):
         cut = args.max_length if args.length is None else None
         file = {"train": "train" if has_train else "valid", "dev": "valid", "test": "test"}[split]
-        found = list(read_text(Path(args.data, f"{file}.txt"), cut, headings=False))
+        found = read_text(Path(args.data, f"{file}.txt"), cut, headings=False)
         if not has_train and split != "test":
             found = found[::10] if split == "dev" else [s for i, s in enumerate(found) if i % 10]
         return found if args.length is None else stretches(found, args.length)

@@ -149,7 +149,8 @@ class RandomModel(cavs.Model):
             x = x + batch["dense"] @ self.dense
         for cell in self.cells:
             graph = batch.graph.reversed() if cell.choices["top_down"] else batch.graph
-            x = cell(graph, x=x, relation=batch["relation"])
+            of_edges = {"relation": batch["relation"]} if cell.choices["edge_feature"] else {}
+            x = cell(graph, x=x, **of_edges)
             if self.choices["dropout"]:
                 x = ops.dropout(x, 0.3)
         return {"logits": self.output(x), "pushed": x}

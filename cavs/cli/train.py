@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from cavs.distributed import Trainer as DistributedTrainer
 from cavs.distributed import world
 from cavs.distributed.communicator import Communicator
 from cavs.distributed.launch import take_stop_signal
-from cavs.errors import ConfigError
+from cavs.errors import ConfigError, DataError
 from cavs.train import DataLoader, Trainer
 from cavs.train.checkpoint import read_checkpoint
 from cavs.train.fit import FitResult, best_path, check_writable
@@ -79,9 +79,23 @@ def run(args: argparse.Namespace) -> int:
     """Train, keep the best, and report the test split."""
     take_stop_signal()
     communicator = world(args.timeout)
-    with one_voice(communicator), closing(Claim()) as claim:
+    with one_voice(communicator), closing(Claim()) as claim, _no_empty_folder(args):
         train(args, communicator, claim)
     return 0
+
+
+@contextmanager
+def _no_empty_folder(args: argparse.Namespace) -> Iterator[None]:
+    """A training that fails before it writes anything leaves no new folder behind."""
+    folder = _checkpoint(args).parent
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # not empty, or gone
+            for path in new:
+                path.rmdir()
+        raise
 
 
 def train(
@@ -95,6 +109,8 @@ def train(
     checkpoint = _checkpoint(args)
     folder = checkpoint.parent
     _check_balance(args)
+    if args.data is not None and not Path(args.data).exists():  # the nearest mistake, told first
+        raise DataError(f"{args.data} is no folder and no file", hint="pass another --data")
     if first:
         _check_folder(args, checkpoint)
     if claim is not None:

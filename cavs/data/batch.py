@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Literal, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cavs import _engine
 from cavs.data.features import Array, FeatureKind, FeatureSpec
@@ -15,6 +16,7 @@ from cavs.data.merge import MergedBatch
 from cavs.errors import FeatureError
 from cavs.passes.specialise import MAX_OPTIONAL
 
+Ids = Sequence[int] | NDArray[np.integer[Any]]
 _KINDS: tuple[FeatureKind, ...] = ("vertex", "edge", "graph")
 
 
@@ -27,7 +29,7 @@ class GraphBatch:
     where known.
     """
 
-    def __init__(self, graphs: Iterable[Graph], ids: Sequence[int] | None = None) -> None:
+    def __init__(self, graphs: Iterable[Graph], ids: Ids | None = None) -> None:
         if isinstance(graphs, Graph) or not isinstance(graphs, Iterable):
             raise FeatureError(
                 f"a batch is made of several graphs, not of {graphs!r:.80}", hint="batch([graph])"
@@ -38,12 +40,8 @@ class GraphBatch:
         for i, graph in enumerate(graphs):
             if not isinstance(graph, Graph):
                 raise FeatureError(f"a batch is made of cavs.Graph, but item {i} is {graph!r:.80}")
-        if ids is not None and len(ids) != len(graphs):
-            raise FeatureError(f"{len(ids)} ids for {len(graphs)} graphs; give one for each")
-        if not all(isinstance(i, int | np.integer) for i in ids or ()):
-            raise FeatureError(f"ids are whole numbers, found {ids!r:.80}")
         self.graphs: tuple[Graph, ...] = tuple(graphs)
-        self.ids: tuple[int, ...] | None = None if ids is None else tuple(ids)
+        self.ids: tuple[int, ...] | None = None if ids is None else _whole(ids, len(graphs))
         self.names: tuple[str, ...] = tuple(graph.name for graph in graphs)
         self.topology: _engine.GraphBatch = _engine.collate([graph.topology for graph in graphs])
         first = graphs[0].schema
@@ -187,9 +185,18 @@ class GraphBatch:
         )
 
 
-def batch(graphs: Iterable[Graph], ids: Sequence[int] | None = None) -> GraphBatch:
+def batch(graphs: Iterable[Graph], ids: Ids | None = None) -> GraphBatch:
     """Collates graphs. FeatureError if there is none, or if their features disagree."""
     return GraphBatch(graphs, ids)
+
+
+def _whole(ids: Ids, count: int) -> tuple[int, ...]:
+    found = tuple(ids) if isinstance(ids, Iterable) else None
+    if found is None or not all(isinstance(i, int | np.integer) for i in found):
+        raise FeatureError(f"ids are whole numbers, found {ids!r:.80}")
+    if len(found) != count:
+        raise FeatureError(f"{len(found)} ids for {count} graphs; give one for each")
+    return tuple(int(i) for i in found)
 
 
 def _frozen(array: Array) -> Array:
@@ -216,26 +223,30 @@ def _spec(kind: FeatureKind, values: Array, has_absent: bool) -> FeatureSpec:
 def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Graph]:
     """The slow way round: names the two graphs that disagree, forgives what has no rows.
 
-    An empty list of edge features has no dtype of its own, so a graph without edges takes the
-    dtype and shape of the others, and may leave the feature out. The order of the names does not
-    matter either.
+    Nothing has no dtype of its own, so a graph without edges takes the dtype and shape of the
+    others, and may leave the feature out. The order of the names does not matter either.
     """
     # name -> (kind, dtype, row shape), and the graph that brought it
     brought: dict[str, tuple[tuple[str, str, tuple[int, ...]], int]] = {}
+    idle = dict(brought)  # what graphs without edges say of edges
     names: list[set[str]] = []
     for i, graph in enumerate(graphs):
         names.append({entry[0] for group in graph.schema for entry in group})
         for kind, group in zip(_KINDS, graph.schema, strict=True):
             for name, dtype, shape in group:
-                if kind == "edge" and graph.num_edges == 0:
-                    continue
                 here = (kind, dtype, shape)
+                if kind == "edge" and graph.num_edges == 0:
+                    idle.setdefault(name, (here, i))
+                    continue
                 there, j = brought.setdefault(name, (here, i))
                 if there != here:
                     raise FeatureError(
                         f'feature "{name}" differs: {_words(there)} in {label(j)}, '
-                        f"{_words(here)} in {label(i)}"
+                        f"{_words(here)} in {label(i)}",
+                        hint="give it in all graphs alike, such as np.asarray(values, np.float32)",
                     )
+    if not any(graph.num_edges for graph in graphs):
+        brought = {**idle, **brought}
     of_edges = {name for name, ((kind, *_), _) in brought.items() if kind == "edge"}
     names = [
         found if graph.num_edges else found | of_edges

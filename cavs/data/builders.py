@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from cavs.data.graph import Graph
 from cavs.data.structure import graph_error, graph_label
 from cavs.errors import FeatureError, GraphError
+
+_NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
 
 
 def _subclasses(base: type[ast.AST]) -> list[type[ast.AST]]:
@@ -68,11 +72,17 @@ def ast_postorder(
     return visited[::-1], children
 
 
-def from_ast(source: ast.AST | str | bytes, *, name: str = "") -> Graph:
+def from_ast(
+    source: ast.AST | str | bytes,
+    *,
+    graph_features: Mapping[str, ArrayLike] = _NO_FEATURES,
+    name: str = "",
+) -> Graph:
     """The syntax tree of Python code, children first, with an int feature ``type``.
 
-    ``type`` is an index into ``AST_TYPES``, which depends on the version of Python. GraphError if
-    a string is no Python, or nests deeper than Python's own parser can follow.
+    ``type`` is an index into ``AST_TYPES``, which depends on the version of Python.
+    ``graph_features`` are those of ``Graph``. GraphError if a string is no Python, or nests deeper
+    than Python's own parser can follow.
     """
     if isinstance(source, str | bytes):
         try:
@@ -90,7 +100,8 @@ def from_ast(source: ast.AST | str | bytes, *, name: str = "") -> Graph:
         types = [_TYPE_INDEX[type(node).__name__] for node in nodes]
     except KeyError as error:
         raise graph_error(name, f"{error} is no class of the module ast") from None
-    return Graph(children, {"type": np.array(types, np.int32)}, name=name)
+    features = {"type": np.array(types, np.int32)}
+    return Graph(children, features, graph_features=graph_features, name=name)
 
 
 def _attributes(
@@ -126,14 +137,17 @@ def from_networkx(
     *,
     features: Sequence[str] = (),
     edge_features: Sequence[str] = (),
+    graph_features: Sequence[str] = (),
+    to_children: bool = False,
     name: str = "",
 ) -> Graph:
     """A networkx DiGraph or MultiDiGraph whose edges go from child to parent.
 
+    ``to_children=True`` takes one whose edges go from parent to child, as networkx draws trees.
     Vertices are numbered, and the children of a vertex ordered, as networkx lists them.
-    ``features`` and ``edge_features`` name attributes to take over; an integer attribute missing at
-    a vertex or an edge becomes -1. GraphError for undirected graphs and cycles, FeatureError for
-    missing attributes that are not integers.
+    ``features``, ``edge_features`` and ``graph_features`` name attributes to take over; an integer
+    attribute missing at a vertex or an edge becomes -1. GraphError for undirected graphs and
+    cycles, FeatureError for missing attributes that are not integers.
     """
     if not hasattr(graph, "is_directed"):
         raise graph_error(name, f"a networkx graph is needed, not {graph!r:.80}")
@@ -143,14 +157,18 @@ def from_networkx(
     nodes = list(graph.nodes(data=True))
     number = {node: i for i, (node, _) in enumerate(nodes)}
     # in_edges, not edges: it lists the children of a vertex in the order they were added to it.
-    edges = list(graph.in_edges(data=True))
-    pairs = [(number[child], number[parent]) for child, parent, _ in edges]
+    edges = list(graph.edges(data=True) if to_children else graph.in_edges(data=True))
+    pairs = [(number[begin], number[end]) for begin, end, _ in edges]
+    if to_children:
+        pairs = [(child, parent) for parent, child in pairs]
+    whole = _attributes([graph.graph], graph_features, "graph", label)
     try:
         return Graph.from_edges(
             len(nodes),
             pairs,
             features=_attributes([data for _, data in nodes], features, "vertex", label),
             edge_features=_attributes([data for *_, data in edges], edge_features, "edge", label),
+            graph_features={key: values[0] for key, values in whole.items()},
             name=name,
         )
     except GraphError as error:

@@ -45,7 +45,8 @@ def _integers(array: Array, kind: FeatureKind, what: str) -> Array:
             raise FeatureError(
                 f"{what} holds {found}{_first(too_small, kind)}; "
                 "an index is at least 0, or -1 where the feature is absent",
-                hint="give numbers that are no indices as floats",
+                hint="-1 says that there is none, as of a label that does not count; give numbers "
+                "that are no indices as floats",
             )
         if too_large.any():
             found = array[too_large][0]
@@ -103,12 +104,19 @@ def _plural(kind: FeatureKind) -> str:
 def check_features(
     features: Mapping[str, ArrayLike], kind: FeatureKind, rows: int | None, label: str
 ) -> Mapping[str, Array]:
-    """``check_feature`` for all of one kind; the result is read-only and keeps the order."""
+    """``check_feature`` for all of one kind; the result is read-only and keeps the order.
+
+    An empty list for no edges has no type: it is left out.
+    """
     if not isinstance(features, Mapping):
         raise FeatureError(f"{label}: {kind} features are a dict of arrays, not {features!r:.80}")
     for name in features:
         if not isinstance(name, str):
             raise FeatureError(f"{label}: names of features are texts, found {name!r:.80}")
     return MappingProxyType(
-        {name: check_feature(name, values, kind, rows, label) for name, values in features.items()}
+        {
+            name: check_feature(name, values, kind, rows, label)
+            for name, values in features.items()
+            if kind != "edge" or rows or not isinstance(values, list | tuple) or values
+        }
     )

@@ -30,7 +30,8 @@ class Graph:
     ``features``: arrays with a row for every vertex; ``edge_features``: with a row for every edge,
     ordered by (parent, position of the child); ``graph_features``: one row for the whole graph.
     Integers and booleans become int32, where -1 says "absent here"; floats become float32. A graph
-    without edges may leave its edge features out; an empty list of them is of no dtype.
+    without edges may leave its edge features out; an empty list of them, which has no dtype, is
+    taken for that.
 
     Raises GraphError for cycles and dangling indices, FeatureError for features of the wrong
     length, dtype or value. A graph cannot be changed afterwards.
@@ -170,6 +171,24 @@ class Graph:
             name=self._name,
         )
 
+    def with_features(
+        self,
+        features: Mapping[str, ArrayLike] | None = None,
+        edge_features: Mapping[str, ArrayLike] | None = None,
+        graph_features: Mapping[str, ArrayLike] | None = None,
+    ) -> Graph:
+        """The graph with these added to its features, or in the place of those of the same name.
+
+        They are given and checked as in the constructor.
+        """
+        return Graph(
+            self._topology,
+            {**self._features, **(features or {})},
+            {**self._edge_features, **(edge_features or {})},
+            graph_features={**self._graph_features, **(graph_features or {})},
+            name=self._name,
+        )
+
     @classmethod
     def from_children(cls, children: Sequence[Sequence[int]], **features: Any) -> Graph:
         """A graph from child lists; the keywords are those of ``Graph``."""
@@ -268,11 +287,11 @@ class Graph:
         return from_networkx(graph, **options)
 
     @classmethod
-    def from_ast(cls, source: ast.AST | str | bytes, *, name: str = "") -> Graph:
+    def from_ast(cls, source: ast.AST | str | bytes, **options: Any) -> Graph:
         """A graph from Python code; see ``cavs.data.builders.from_ast``."""
         from cavs.data.builders import from_ast
 
-        return from_ast(source, name=name)
+        return from_ast(source, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (

@@ -12,6 +12,9 @@ from cavs._engine import Graph as EngineGraph
 from cavs.errors import GraphError
 
 Indices = NDArray[np.int32]
+_ACYCLIC = (
+    "no vertex may come below itself: leave out an edge of the cycle, such as one that leads back"
+)
 
 
 def as_indices(values: ArrayLike, what: str) -> Indices:
@@ -37,9 +40,9 @@ def graph_label(name: str) -> str:
     return f'graph "{name}"' if name else "graph"
 
 
-def graph_error(name: str, what: str, vertex: int = -1) -> GraphError:
+def graph_error(name: str, what: str, vertex: int = -1, hint: str = "") -> GraphError:
     """A GraphError that names the graph and carries the vertex."""
-    error = GraphError(f"{graph_label(name)}: {what}")
+    error = GraphError(f"{graph_label(name)}: {what}", hint=hint)
     error.vertex = vertex
     return error
 
@@ -73,7 +76,8 @@ def make_topology(children: Any, name: str) -> EngineGraph:
     try:
         return EngineGraph(offsets, flat)
     except GraphError as error:
-        raise graph_error(name, error.what, error.vertex) from None
+        hint = _ACYCLIC if "cycle" in error.what else ""
+        raise graph_error(name, error.what, error.vertex, hint) from None
 
 
 def csr(

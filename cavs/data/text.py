@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cavs.data.graph import Graph
@@ -16,7 +16,7 @@ END = "<eos>"
 
 def read_text(
     path: str | os.PathLike[str], max_length: int | None = None, headings: bool = True
-) -> Iterator[list[str]]:
+) -> list[list[str]]:
     """The tokens of every line that has any, split at blanks, each list ending in ``<eos>``.
 
     ``max_length``: longer lines are cut into pieces of at most so many tokens (``<eos>``
@@ -26,18 +26,18 @@ def read_text(
     """
     if max_length is not None and max_length < 2:
         raise ConfigError(f"max_length must be at least 2, found {max_length}")
-    found = False
+    found: list[list[str]] = []
+    words: dict[str, str] = {}  # so that a word of the language is one text, however often it comes
     for line in read_lines(Path(path)):
-        tokens = line.split()
+        tokens = [words.setdefault(word, word) for word in line.split()]
         if not tokens or (not headings and tokens[0] == "=" and tokens[-1] == "="):
             continue
         tokens.append(END)
         step = max_length or len(tokens)
-        for begin in range(0, len(tokens), step):
-            found = True
-            yield tokens[begin : begin + step]
+        found += (tokens[begin : begin + step] for begin in range(0, len(tokens), step))
     if not found:
         raise data_error(Path(path), 1, "no token in the file", "at least one line of text")
+    return found
 
 
 def chains(sentences: Iterable[Sequence[str]], vocabulary: Vocabulary) -> list[Graph]:

@@ -53,10 +53,13 @@ class SymbolicGraph:
 
 
 class SymbolicBatch:
-    """Stands for a batch: ``batch["token"]`` is a feature, ``batch.graph`` the structure."""
+    """Stands for a batch: ``batch["token"]`` is a feature, ``batch.graph`` the structure.
 
-    def __init__(self, schema: Schema) -> None:
-        self.schema = schema
+    edges: whether the batch that it is traced for has any.
+    """
+
+    def __init__(self, schema: Schema, edges: bool = True) -> None:
+        self.schema, self.edges = schema, edges
         self.graph = SymbolicGraph(self)
         self.reversed_graph = SymbolicGraph(self, top_down=True)
 
@@ -67,7 +70,11 @@ class SymbolicBatch:
             raise FeatureError(
                 f"no feature {name!r} in the data; there are {known}",
                 where=user_line(),
-                hint="give it to cavs.Graph(features=...), or mend the name",
+                hint="mend the name, or give it to cavs.Graph by features=, edge_features= or "
+                "graph_features="
+                if self.edges
+                else "mend the name, or give it to cavs.Graph; this batch has no edge, so a "
+                f"feature of edges needs a type: edge_features={{{name!r}: np.zeros(0, np.int32)}}",
             )
         if 0 in feature.shape:
             raise FeatureError(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cavs.errors import ShapeError, TraceError, line_of
 from cavs.frontend.batch import Schema, SymbolicBatch
 from cavs.frontend.parameter import Module
+from cavs.frontend.values import Pushed
 from cavs.ir import Graph, Node, apply
 from cavs.ir.trace import tracing
 from cavs.ops.loss import mean_terms
@@ -17,6 +20,9 @@ class Model(Module):
 
     Both are traced once on a symbolic batch; ``loss`` returns one number for the batch.
     """
+
+    # Features of edges that its batches had: dtype and row shape by name. Sessions write it.
+    _edge_types: Mapping[str, tuple[str, tuple[int, ...]]] = MappingProxyType({})
 
     def forward(self, batch: SymbolicBatch) -> Any:
         """What the model predicts: one value, or a dict of values by name."""
@@ -34,17 +40,20 @@ def _number(x: Node) -> Node:
     return x if not x.shape else apply("reshape", x, shape=())
 
 
-def trace_model(model: Model, schema: Schema, *, training: bool, with_loss: bool = True) -> Graph:
+def trace_model(
+    model: Model, schema: Schema, *, training: bool, with_loss: bool = True, edges: bool = True
+) -> Graph:
     """Traces ``model`` into a Graph with outputs "loss" and, outside training, the predictions.
 
     "weight" is there too, outside training, if the loss is a mean: over how many terms.
+    edges: whether the data has any, for errors.
 
     Raises the errors of the user's own code with its line, see cavs.errors.
     """
     model.parameters()  # names them
     name = type(model).__name__
     with tracing(training) as trace:
-        batch = SymbolicBatch(schema)
+        batch = SymbolicBatch(schema, edges)
         outputs: dict[str, Node] = {}
         if with_loss:
             if type(model).loss is Model.loss:
@@ -83,7 +92,9 @@ def trace_model(model: Model, schema: Schema, *, training: bool, with_loss: bool
                     raise TraceError(
                         f"{name}.forward returned {type(node).__name__} for {key!r}",
                         where=line_of(type(model).forward),
-                        hint="return one traced value, or a dict of them by name",
+                        hint=f"return {node.listed}, or one of them"
+                        if isinstance(node, Pushed)
+                        else "return one traced value, or a dict of them by name",
                     )
                 if not isinstance(key, str) or key in _RESERVED or key.startswith("grad:"):
                     raise TraceError(

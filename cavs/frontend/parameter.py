@@ -37,15 +37,6 @@ def _draw(init: Initializer, rng: np.random.Generator, shape: tuple[int, ...]) -
     return rng.uniform(-0.05, 0.05, shape)  # "uniform": the constructor knows the names
 
 
-def _check_numbers(array: npt.NDArray[Any], name: str, where: str) -> None:
-    """DTypeError for what is no array of real numbers, NumericsError for NaN and infinity."""
-    if array.dtype.kind not in "biuf":
-        raise DTypeError(f"parameter {name!r} holds floats, not {array.dtype}", where=where)
-    if not np.isfinite(array).all():
-        found = array[~np.isfinite(array)].flat[0]
-        raise NumericsError(f"parameter {name!r} is given {found}", where=where)
-
-
 class Copy(Protocol):
     """Who keeps parameters on a device."""
 
@@ -65,6 +56,10 @@ class Parameter(Operand):
     "ones", "normal" (0.01), "uniform" (0.05), a number, an array of that shape, or a function
     (generator, shape) -> array. sparse: only rows that a batch looks up have a gradient and move.
     """
+
+    _kind = "a parameter"
+    _because = ""
+    _elsewhere = "; outside a model, .value is its array"
 
     def __init__(
         self,
@@ -95,6 +90,8 @@ class Parameter(Operand):
             )
         self.trainable, self.sparse = trainable, sparse
         self.name = ""
+        if not isinstance(self.init, str) and not callable(self.init):
+            self._check(self.init, self.where)
         self._value: npt.NDArray[Any] | None = None
         self.copies: list[Copy] = []  # on devices; one of them may be newer than the value
         self.version = 0  # one more whenever the value was written, or given to who may write it
@@ -102,20 +99,35 @@ class Parameter(Operand):
     def initialize(self, seed: int, dtype: npt.DTypeLike = np.float32) -> None:
         """Draws the value from ``seed`` and the parameter's name, whatever the order of others."""
         rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
-        drawn = np.asarray(_draw(self.init, rng, self.shape))
-        _check_numbers(drawn, self.name, self.where)
-        if drawn.shape != self.shape:
-            raise ShapeError(
-                f"initial value of {self.name or 'a parameter'} has shape {list(drawn.shape)}, "
-                f"the parameter {list(self.shape)}",
-                where=self.where,
-                hint="an initialiser is a number, or an array of the parameter's own shape",
-            )
+        drawn = self._check(_draw(self.init, rng, self.shape), self.where)
         if self._value is None or self._value.dtype != dtype:
             self._value = np.array(drawn, dtype=dtype, order="C")  # a copy: the engine writes it
         else:
             self.current()[...] = drawn  # the array that sessions have
         self.written()
+
+    def _check(self, given: Any, where: str) -> npt.NDArray[Any]:
+        """An array, or one number for all, that the parameter can hold: of its shape, finite."""
+        array = np.asarray(given)
+        what = f"parameter {self.name!r}" if self.name else f"the parameter made at {self.where}"
+        if array.dtype.kind not in "biuf":
+            raise DTypeError(
+                f"{what} holds floats, not {array.dtype}",
+                where=where,
+                hint="give an array of real numbers, or a function of (generator, shape)",
+            )
+        if array.ndim and array.shape != self.shape:
+            raise ShapeError(
+                f"{what} has shape {list(self.shape)}, the value given {list(array.shape)}",
+                where=where,
+                hint="give a number, or an array of the parameter's own shape",
+            )
+        if not np.isfinite(array).all():
+            found = array[~np.isfinite(array)].flat[0]
+            raise NumericsError(
+                f"{what}, of shape {list(self.shape)}, is given {found}", where=where
+            )
+        return array
 
     def written(self) -> None:
         """Tells sessions that the value has changed: they read it anew before they next run."""
@@ -148,14 +160,7 @@ class Parameter(Operand):
     @value.setter
     def value(self, array: npt.ArrayLike) -> None:
         """Copies into the array; ShapeError, DTypeError or NumericsError for what does not fit."""
-        new = np.asarray(array)
-        if new.shape != self.shape:
-            raise ShapeError(
-                f"parameter {self.name!r} has shape {list(self.shape)}, "
-                f"the new value {list(new.shape)}",
-                where=user_line(),
-            )
-        _check_numbers(new, self.name, user_line())
+        new = self._check(array, user_line())
         self.value[...] = new
 
     def keep_copy(self, copy: Copy) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from numbers import Integral
-from types import SimpleNamespace
 from typing import Any
 
 from cavs.errors import FeatureError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import SymbolicGraph
 from cavs.frontend.parameter import Module
 from cavs.frontend.top_down import turned
+from cavs.frontend.values import Gathered, Pushed
 from cavs.ir import EDGE, FLOAT, VERTEX, Node, Slot, Structure, apply, as_node
 from cavs.ir.trace import current_trace
 
@@ -33,40 +32,6 @@ class State:
                 )
 
 
-class Gathered:
-    """States of children: attributes of the state's names. Use ``.h`` or ``["h"]``."""
-
-    def __init__(self, values: Mapping[str, Node], read: set[str]) -> None:
-        self._values, self._read = values, read
-
-    def __getitem__(self, name: str) -> Node:
-        if name not in self._values:
-            raise TraceError(
-                f"no state {name!r}; the state has {', '.join(self._values)}",
-                where=user_line(),
-                hint=f"name one of its values, v.gather().{next(iter(self._values))}, or add "
-                f"{name}=... to State",
-            )
-        self._read.add(name)
-        return self._values[name]
-
-    def __getattr__(self, name: str) -> Node:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self[name]
-
-    def as_node(self) -> Node:
-        """TraceError: several values are no operand."""
-        raise TraceError(
-            f"the gathered state has the values {', '.join(self._values)}, and is none itself",
-            where=user_line(),
-            hint=f"name the one that is meant: v.gather().{next(iter(self._values))}",
-        )
-
-    def __iter__(self) -> Any:
-        self.as_node()
-
-
 class Vertex:
     """The vertex that a vertex function is written for."""
 
@@ -74,8 +39,8 @@ class Vertex:
         self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]
     ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
-        self._edges: dict[str, Node] = {}
         self._read: set[str] = set()
+        self._used: set[str] = set()  # of what the call passes
         self._arity: int | None = 0  # children looked at; None: every child
         self._scattered: dict[str, Node] = {}
         self._pushed: dict[str, Node] | Node | None = None
@@ -142,13 +107,14 @@ class Vertex:
             self._scattered[name] = _at_vertex(node)
 
     def pull(self, name: str) -> Node:
-        """An input of this vertex: a keyword of the call, or a feature of the graph."""
+        """An input of this vertex, by its keyword in the call ``cell(batch.graph, x=...)``."""
         if name not in self._pulled:
             raise FeatureError(
                 f"pull({name!r}): the call passes {', '.join(self._pulled) or 'nothing'}",
                 where=user_line(),
-                hint=f"call the vertex function with {name}=...",
+                hint=f"call the vertex function with {name}=..., such as {name}=batch[{name!r}]",
             )
+        self._used.add(name)
         value = self._pulled[name]
         if value.type.domain.base == "edge":
             raise FeatureError(
@@ -160,12 +126,13 @@ class Vertex:
 
     def edge(self, name: str) -> Node:
         """A feature of the edges to the children: one row a child."""
-        if name not in self._pulled and name not in self._edges:
+        if name not in self._pulled:
             raise FeatureError(
                 f"edge({name!r}): the call passes {', '.join(self._pulled) or 'nothing'}",
                 where=user_line(),
                 hint=f"call the vertex function with {name}=batch[{name!r}], an edge feature",
             )
+        self._used.add(name)
         value = self._pulled[name]
         if value.type.domain.base != "edge":
             raise FeatureError(
@@ -296,5 +263,13 @@ class VertexFunction(Module):
             named = {k: apply("push", x) for k, x in zip(named, values, strict=True)}
         else:
             structure.arity = v._arity
+        unused = [n for n in pulled if n not in v._used]
+        if unused:
+            raise TraceError(
+                f"the call passes {', '.join(unused)}, which {name}.vertex never pulls",
+                where=user_line(),
+                hint=f"leave it out, or read it in vertex() by v.pull({unused[0]!r}), a value of "
+                f"edges by v.edge({unused[0]!r})",
+            )
         current_trace().slots.update(filled)
-        return SimpleNamespace(**named) if isinstance(v._pushed, dict) else named[""]
+        return Pushed(named) if isinstance(v._pushed, dict) else named[""]

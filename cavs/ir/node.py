@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cavs.errors import DTypeError, ShapeError, TraceError, user_line
+from cavs.ir.refusals import Refusals
 from cavs.ir.types import ONE, TensorType
 
 Array = npt.NDArray[Any]
@@ -33,7 +34,7 @@ class Op:
     """One operator, in one place.
 
     infer(types, attrs) -> TensorType; raises ValueError (shapes, rows) or TypeError (dtypes) with a
-    short reason.
+    short reason, and a cure where there is one.
     vjp(node, cotangent) -> a cotangent (or None) for each input, of a type that broadcasts to it.
     evaluate(node, *rows) -> the result of one row in NumPy (ROWWISE operators).
     expr(e, *inputs, **attrs) -> scalar expression of an elementwise operator, from which the CPU
@@ -71,14 +72,13 @@ _interning = threading.RLock()  # models may be traced on several threads at onc
 _serial = itertools.count()
 
 
-class Operand:
+class Operand(Refusals):
     """What Python's operators compute with: values of the trace, and parameters.
 
     Operators are looked up by name, so that this file needs none of them. ``==`` stays identity,
     because equal nodes are one object: `cavs.ops.equal` compares values.
     """
 
-    __array_ufunc__ = None  # so that ndarray + Operand asks Operand
     __slots__ = ()
 
     def __add__(self, other: Any) -> Node:
@@ -110,6 +110,9 @@ class Operand:
 
     def __matmul__(self, other: Any) -> Node:
         return apply("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Node:
+        return apply("matmul", other, self)
 
     def __pow__(self, exponent: float) -> Node:
         x = as_node(self)
@@ -146,20 +149,6 @@ class Operand:
 
     def __ge__(self, other: Any) -> Node:
         return apply("greater_equal", self, other)
-
-    def __bool__(self) -> bool:
-        raise TraceError(
-            "a traced value has no truth: it stands for every vertex at once",
-            where=user_line(),
-            hint="use cavs.ops.where(condition, a, b) instead of if",
-        )
-
-    def __iter__(self) -> Any:
-        raise TraceError(
-            "a traced value cannot be iterated",
-            where=user_line(),
-            hint="use cavs.ops.split(value, n)",
-        )
 
     def __getitem__(self, key: Any) -> Node:
         if not isinstance(key, slice) or key.step not in (None, 1):
@@ -279,7 +268,9 @@ def apply(name: str, /, *inputs: Any, **attrs: Any) -> Node:
         tensor_type = op.infer([n.type for n in nodes], attrs)
     except (TypeError, ValueError) as error:
         kind = DTypeError if isinstance(error, TypeError) else ShapeError
-        what, hint = _mismatch(name, nodes, str(error))
+        reason, *cures = error.args or ("",)
+        what, operands = _mismatch(name, nodes, reason)
+        hint = "; ".join(filter(None, (operands, *cures)))
         raise kind(what, where=user_line(), hint=hint) from None
     return make(op, nodes, attrs, tensor_type)
 

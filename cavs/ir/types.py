@@ -8,6 +8,10 @@ from functools import cache
 FLOAT = "f32"  # the floating type of the session: float32, or float64 for checks
 INT = "i32"
 
+# Cures of operands with the wrong dtype.
+TO_FLOATS = "look an index up in an nn.Embedding first; give numbers that are no indices as floats"
+TO_INTEGERS = "give indices and labels as integers: np.asarray(values, np.int32)"
+
 _RANK = {"one": 0, "graph": 1, "vertex": 2, "edge": 3}
 
 

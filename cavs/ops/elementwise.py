@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cavs.ir import FLOAT, Node, TensorType, apply, as_node, broadcast_shapes, defop, join_domains
+from cavs.ir import (
+    FLOAT,
+    TO_FLOATS,
+    Node,
+    TensorType,
+    apply,
+    as_node,
+    broadcast_shapes,
+    defop,
+    join_domains,
+)
 from cavs.ops.expression import NumpyExpression
 
 CHEAP, COSTLY = 1, 10
@@ -19,7 +29,7 @@ def broadcast_type(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tensor
     """All operands floats, broadcast over rows and inside them."""
     for t in types:
         if t.dtype != FLOAT:
-            raise TypeError(f"needs floats, not {t.dtype}")
+            raise TypeError(f"needs floats, not {t.dtype}", TO_FLOATS)
     shape = broadcast_shapes([t.shape for t in types])
     return TensorType(FLOAT, shape, join_domains([t.domain for t in types]))
 

@@ -10,7 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from cavs.errors import TraceError, user_line
-from cavs.ir import EDGE, FLOAT, GRAPH, VERTEX, BatchRule, Node, TensorType, apply, as_node, defop
+from cavs.ir import (
+    EDGE,
+    FLOAT,
+    GRAPH,
+    TO_FLOATS,
+    VERTEX,
+    BatchRule,
+    Node,
+    TensorType,
+    apply,
+    as_node,
+    defop,
+)
 
 
 def _edge_to_vertex(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
@@ -18,7 +30,7 @@ def _edge_to_vertex(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tenso
     if t.domain.base != "edge":
         raise ValueError("needs a value of every child, as v.gather() gives")
     if t.dtype != FLOAT:
-        raise TypeError(f"needs floats, not {t.dtype}")
+        raise TypeError(f"needs floats, not {t.dtype}", TO_FLOATS)
     return TensorType(FLOAT, t.shape, VERTEX.of_kind(t.domain.kind))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs.ir import FLOAT, INT, ONE, BatchRule, Node, TensorType, apply, defop
+from cavs.ir import FLOAT, INT, ONE, TO_INTEGERS, BatchRule, Node, TensorType, apply, defop
 
 # attrs: parameter, the frontend's Parameter (compared by identity).
 defop(
@@ -28,7 +28,7 @@ def _lookup_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorT
     if table.domain != ONE or len(table.shape) != 2:
         raise ValueError("the table must be a parameter of two axes")
     if index.dtype != INT:
-        raise TypeError("the index must be an integer feature")
+        raise TypeError("the index must be an integer feature", TO_INTEGERS)
     if index.shape:
         raise ValueError("the index must be one integer a row")
     return TensorType(FLOAT, table.shape[1:], index.domain)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cavs.errors import ShapeError, user_line
-from cavs.ir import FLOAT, ONE, BatchRule, Node, TensorType, apply, as_node, defop
+from cavs.ir import FLOAT, ONE, TO_FLOATS, BatchRule, Node, TensorType, apply, as_node, defop
 from cavs.ops.reduce import place, placed_type
 
 
@@ -17,7 +17,7 @@ def _matmul_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorT
     if w.domain != ONE or len(w.shape) != 2:
         raise ValueError("the right side must be a parameter matrix")
     if x.dtype != FLOAT or w.dtype != FLOAT:
-        raise TypeError("both sides must be floats")
+        raise TypeError("both sides must be floats", TO_FLOATS)
     if len(x.shape) != 1:
         raise ValueError("the left side must have one axis a row")
     if x.shape[0] != w.shape[0]:

@@ -13,6 +13,8 @@ from cavs.ir import (
     FLOAT,
     INT,
     ONE,
+    TO_FLOATS,
+    TO_INTEGERS,
     BatchRule,
     Node,
     TensorType,
@@ -27,7 +29,8 @@ from cavs.ops.elementwise import softplus
 def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     logits, label = types
     if logits.dtype != FLOAT or label.dtype != INT:
-        raise TypeError("logits must be floats, labels an integer feature")
+        cure = TO_INTEGERS if logits.dtype == FLOAT else TO_FLOATS
+        raise TypeError("logits must be floats, labels an integer feature", cure)
     if len(logits.shape) != 1:
         raise ValueError("logits must have one axis a row, the classes")
     if label.shape:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from cavs.errors import ShapeError, user_line
-from cavs.ir import FLOAT, ONE, BatchRule, Node, TensorType, apply, as_node, defop
+from cavs.ir import FLOAT, ONE, TO_FLOATS, BatchRule, Node, TensorType, apply, as_node, defop
 
 
 def _last_axis(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     (t,) = types
     if t.dtype != FLOAT:
-        raise TypeError(f"needs floats, not {t.dtype}")
+        raise TypeError(f"needs floats, not {t.dtype}", TO_FLOATS)
     if not t.shape:
         raise ValueError("needs at least one axis")
     return TensorType(FLOAT, t.shape[:-1], t.domain)

@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from cavs.errors import FeatureError
+from cavs.frontend.model import Model
 from cavs.runtime.variant import Array, BatchLike
 
 
-class EdgeTypes:
-    """What features of edges are, as learnt from batches that have some."""
+class _EdgeFeature(NamedTuple):
+    """What ``feature_schema`` says of a feature of edges."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    has_absent: bool
+
+
+class EdgeTypes:
+    """What features of edges are, as learnt from batches that have some.
+
+    The model remembers it, for other sessions and for checkpoints.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
 
     def schema(self, batch: BatchLike) -> Mapping[str, Any]:
         """Type of every feature of ``batch``; without edges, of theirs as it was before."""
-        schema = batch.feature_schema()
+        schema, known = batch.feature_schema(), self._model._edge_types
         if batch.topology.num_edges == 0:
-            return {**schema, **self._known}
-        self._known.update({n: s for n, s in schema.items() if s.kind == "edge"})
+            others = {n: s for n, s in schema.items() if s.kind != "edge"}
+            of_edges = {n: _EdgeFeature("edge", *known[n], False) for n in known}
+            return {**schema, **of_edges, **others}
+        found = {n: (s.dtype, tuple(s.shape)) for n, s in schema.items() if s.kind == "edge"}
+        if found.items() - known.items():
+            self._model._edge_types = {**known, **found}
         return schema
 
     def rows(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
         """A feature as the engine takes it; of no edges also where ``source`` lacks it."""
-        if name in self._known and source.topology.num_edges == 0:
-            return np.zeros((0, *self._known[name].shape), dtype)
+        known = self._model._edge_types
+        if name in known and source.topology.num_edges == 0:
+            try:  # other data may have a feature of vertices by the same name
+                found = source[name]
+            except FeatureError:
+                found = ()
+            if len(found) == 0:
+                return np.zeros((0, *known[name][1]), dtype)
         return np.ascontiguousarray(source[name], dtype=dtype)

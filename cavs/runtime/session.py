@@ -87,7 +87,7 @@ class Session(Inspected, Following):
         self._lstms = Lstms(self._cuda, "never" if replicated else cudnn)
         self._variants: dict[tuple[bool, bool, bool, bool], Variant] = {}
         self._latest: dict[bool, Variant] = {}
-        self._edge_types = EdgeTypes()
+        self._edge_types = EdgeTypes(model)
         self._versions = 0
         self._profiling = False
         self._serial = False

@@ -46,7 +46,11 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
     of_edges = any(f.where == "edge" for f in variant.schema.values())
     variant.without_edges = of_edges and not batch.topology.num_edges
     variant.traced = trace_model(
-        model, variant.schema, training=variant.training, with_loss=variant.with_loss
+        model,
+        variant.schema,
+        training=variant.training,
+        with_loss=variant.with_loss,
+        edges=batch.topology.num_edges > 0,
     )
     if variant.merging:
         variant.distinguishing = distinguishing(variant.traced)

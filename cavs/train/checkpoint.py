@@ -2,7 +2,7 @@
 
 Parameters stand under their own names, so that any safetensors reader finds them; states are
 called ``optimizer.<parameter>.<i>``, what the engine remembers ``session.<name>``; the rest is
-JSON in the metadata.
+JSON in the metadata, also the types of edge features, which graphs without edges do not tell.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.errors import CheckpointError
+from cavs.frontend.model import Model
 from cavs.train import safetensors
 from cavs.train.optim import TrainableParameter
 
@@ -46,6 +47,7 @@ class Checkpoint:
     """The content of a checkpoint file. `config` and `progress` are JSON objects.
 
     extra: arrays that an engine remembers besides, such as what compressors held back.
+    edge_types: dtype and row shape of the features of edges that the model was trained with.
     """
 
     parameters: dict[str, Array]
@@ -55,6 +57,7 @@ class Checkpoint:
     progress: dict[str, Any] = field(default_factory=dict)
     version: str = ""
     extra: dict[str, Array] = field(default_factory=dict)
+    edge_types: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
 
 def model_name(model: object) -> str:
@@ -99,6 +102,7 @@ def save_checkpoint(
         "cavs_version": version(),
         "model": model_name(model),
         "parameters": json.dumps(list(parameters)),
+        "edge_types": json.dumps(dict(getattr(model, "_edge_types", {}))),
         **texts,
     }
     safetensors.write(path, tensors, metadata)
@@ -134,6 +138,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     try:
         names = json.loads(metadata["parameters"])
         config, progress = json.loads(metadata["config"]), json.loads(metadata["progress"])
+        types = json.loads(metadata.get("edge_types", "{}")).items()
+        edge_types = {str(n): (str(d), tuple(int(x) for x in shape)) for n, (d, shape) in types}
         parameters = {name: tensors.pop(name) for name in names}
         states: dict[str, list[Array]] = {name: [] for name in names}
         for name in names:
@@ -141,7 +147,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
                 states[name].append(tensors.pop(key))
         kept = [name for name in tensors if name.startswith("session.")]
         extra = {name.removeprefix("session."): tensors.pop(name) for name in kept}
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its metadata is damaged ({error})") from error
     if tensors:
         raise CheckpointError(f"{path}: tensor {min(tensors)!r} belongs to no parameter")
@@ -155,6 +161,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         progress,
         metadata.get("cavs_version", ""),
         extra,
+        edge_types,
     )
 
 
@@ -188,6 +195,12 @@ def check_fit(
             )
 
 
+def recall_edge_types(model: ParameterizedModel, stored: Checkpoint) -> None:
+    """Tell `model` the types of edge features that it was trained with."""
+    if isinstance(model, Model):
+        model._edge_types = {**model._edge_types, **stored.edge_types}
+
+
 def load_parameters(
     model: ParameterizedModel, path: str | os.PathLike[str], *, strict: bool = True
 ) -> list[str]:
@@ -197,16 +210,18 @@ def load_parameters(
     else of those that both have, such as all but a new output layer. Returns the names of the
     others, which the file has not or the model has not. Raises `CheckpointError`, with the model
     untouched, if the file is damaged, does not fit, has no parameter of the model, or holds NaN or
-    infinity.
+    infinity. A checkpoint also tells the model the types of edge features, for graphs without
+    edges.
     """
     tensors, metadata = safetensors.read(path)
-    if "cavs_format" in metadata:
-        tensors = read_checkpoint(path).parameters
+    stored = read_checkpoint(path) if "cavs_format" in metadata else Checkpoint(tensors)
+    tensors = stored.parameters
     own = {name: p.value for name, p in model.parameters().items()}
     others = sorted(own.keys() ^ tensors.keys())
     if not strict and len(others) < len(own.keys() | tensors.keys()):
         own, tensors = ({k: v for k, v in of.items() if k not in others} for of in (own, tensors))
     check_fit(path, "parameters", tensors, own)
+    recall_edge_types(model, stored)
     for name, array in own.items():
         np.copyto(array, tensors[name])
     return others

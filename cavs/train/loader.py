@@ -20,7 +20,7 @@ _IDENTITY = ("num_graphs", "batch_size", "shuffle", "seed", "bucket", "drop_last
 def _collate(graphs: Sequence[Any], ids: NDArray[np.int64]) -> Any:
     from cavs.data import batch
 
-    return batch(graphs, ids.tolist())
+    return batch(graphs, ids)
 
 
 class DataLoader:
@@ -88,6 +88,7 @@ class DataLoader:
         self._cache_limit = (1 << 62 if cache is True else int(cache)) if cache else 0
         self._cache: dict[int, Any] = {}
         self._cached_bytes = 0
+        self._edge_features: Mapping[str, Any] | None = None  # of the data set, without rows
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -181,7 +182,7 @@ class DataLoader:
         if cached is not None:
             return cached
         try:
-            item = self.collate([self.graphs[i] for i in ids], ids)
+            item = self.collate(self._typed([self.graphs[i] for i in ids]), ids)
             if self.prepare is not None:
                 self.prepare(item)
         except MemoryError:
@@ -194,6 +195,22 @@ class DataLoader:
                 self._cache[position] = item
                 self._cached_bytes += size
         return item
+
+    def _typed(self, graphs: list[Any]) -> list[Any]:
+        """`graphs`, of which those without edges have the edge features of the data set, empty."""
+        if self._edge_features is None:
+            found = _edge_features(graphs)
+            if found is None:  # no edge in this batch
+                found = _edge_features(self.graphs[i] for i in range(len(self.graphs)))
+            self._edge_features = found or {}
+        if not self._edge_features:
+            return graphs
+        return [
+            graph
+            if getattr(graph, "num_edges", 1)
+            else graph.with_features(edge_features=self._edge_features)
+            for graph in graphs
+        ]
 
     def _named(
         self, error: Exception, ids: NDArray[np.int64], epoch: int, position: int
@@ -210,7 +227,7 @@ class DataLoader:
     def _collates_alone(self, i: int) -> bool:
         collate = getattr(self.collate, "whole", self.collate)  # undivided
         try:
-            item = collate([self.graphs[i]], np.array([i], dtype=np.int64))
+            item = collate(self._typed([self.graphs[i]]), np.array([i], dtype=np.int64))
             if self.prepare is not None:
                 self.prepare(item)
         except Exception:
@@ -250,6 +267,16 @@ class DataLoader:
                 f"the loader was saved at epoch {epoch!r}, batch {position!r} of {len(self)}"
             )
         self._epoch, self._position, self._running = epoch, position, False
+
+
+def _edge_features(graphs: Iterable[Any]) -> Mapping[str, Any] | None:
+    """The edge features, without rows, of the first graph that has an edge."""
+    for graph in graphs:
+        if not hasattr(graph, "with_features"):
+            return {}
+        if graph.num_edges:
+            return {name: values[:0] for name, values in graph.edge_features.items()}
+    return None
 
 
 def _bytes(batch: Any) -> int:

@@ -24,6 +24,7 @@ from cavs.train.checkpoint import (
     load_parameters,
     model_name,
     read_checkpoint,
+    recall_edge_types,
     save_checkpoint,
 )
 from cavs.train.engine import Engine, StepOutcome
@@ -438,6 +439,7 @@ class Trainer:
                 arrays.extend(np.empty_like(saved) for saved in stored.states[name])
         self.session.load_state_dict(stored.progress.get("session") or {})
         self.optimizer.load_state_dict(kept)
+        recall_edge_types(self.model, stored)
         for (name, array), arrays in zip(own.items(), self.states, strict=True):
             np.copyto(array, stored.parameters[name])
             if stored.states[name]:

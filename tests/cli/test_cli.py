@@ -102,6 +102,8 @@ def test_ctrl_c_then_resume_equals_an_uninterrupted_run(monkeypatch, capsys):
     assert "stopped after step 12; saved runs/toy/checkpoint" in capsys.readouterr().err
     assert train() == 1
     assert "pass --resume, --overwrite" in capsys.readouterr().err
+    assert train("--data", "nowhere") == 1
+    assert "nowhere is no folder" in capsys.readouterr().err
     assert train("--resume") == 0
     for name in (LAST.name, BEST.name):
         ours, theirs = read_checkpoint(RUN / name), read_checkpoint(Path("whole") / name)
@@ -204,6 +206,18 @@ def test_errors_are_one_message_without_a_traceback(words, text, capsys):
     err = capsys.readouterr().err
     assert text in err.partition("cavs: ")[2]
     assert "Traceback" not in err
+    assert not Path("runs").exists()
+
+
+def test_a_failed_training_leaves_no_folder():
+    Path("badbuild.py").write_text("def build(args, assets=None):\n    return 1 / 0\n")
+    Path("badtask.py").write_text("def build(args, assets=None):\n    return 3\n")
+    with pytest.raises(ZeroDivisionError):
+        cavs("train", "badbuild.py")
+    assert cavs("train", "badtask.py") == 1
+    Path("runs").mkdir()
+    assert cavs("train", "badtask.py", "--out", "runs/deep/down") == 1
+    assert not list(Path("runs").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,14 @@ def test_ids_and_labels():
     assert b.graph_label(0) == 'graph 17 "a"' and b.graph_label(1) == "graph 4"
     with pytest.raises(FeatureError, match="1 ids for 2 graphs"):
         batch(graphs, ids=[1])
+    for wrong in ([0.5, 1], np.array([0.0, 1.0]), 3):
+        with pytest.raises(FeatureError, match="ids are whole numbers"):
+            batch(graphs, ids=wrong)
+
+
+def test_ids_may_be_an_array():
+    b = batch([Graph([[]]), Graph([[]])], ids=np.array([17, 4]))
+    assert b.ids == (17, 4) and all(type(i) is int for i in b.ids)
 
 
 def test_edge_features_without_edges_take_the_dtype_of_the_others():
@@ -93,8 +101,9 @@ def test_order_of_features_does_not_matter():
     ],
 )
 def test_features_that_disagree_name_both_graphs(other, message):
-    with pytest.raises(FeatureError, match=message):
+    with pytest.raises(FeatureError, match=message) as caught:
         batch([Graph([[]], {"token": [1]}, name="first"), Graph([[]], other, name="second")])
+    assert "graphs" in caught.value.hint
 
 
 def test_a_feature_of_another_kind():

@@ -96,6 +96,40 @@ def test_from_networkx_takes_attributes():
         Graph.from_networkx(g, features=["tokn"])
 
 
+def test_from_networkx_takes_attributes_of_the_graph():
+    g = nx.DiGraph([(0, 1)], label=3, scores=[0.5, 1.5])
+    graph = Graph.from_networkx(g, graph_features=["label", "scores"])
+    assert graph.graph_features["label"] == 3
+    assert graph.graph_features["scores"].tolist() == [0.5, 1.5]
+    with pytest.raises(FeatureError, match='no graph has an attribute "y"; they have label, sc'):
+        Graph.from_networkx(g, graph_features=["y"])
+
+
+def test_from_networkx_whose_edges_go_to_children():
+    g = nx.DiGraph()
+    g.add_edge("top", "b", relation=1)
+    g.add_edge("top", "a", relation=2)
+    graph = Graph.from_networkx(g, edge_features=["relation"], to_children=True)
+    assert lists(graph) == [[1, 2], [], []]
+    assert graph.edge_features["relation"].tolist() == [1, 2]
+    assert lists(Graph.from_networkx(g).reversed()) == lists(graph)
+
+
+def test_features_are_added_and_replaced():
+    graph = Graph([[1], []], {"x": [1, 2]}, {"r": [0.5]}, graph_features={"y": 1}, name="g")
+    more = graph.with_features({"z": [0.5, 1]}, {"r": [7]}, {"w": 2})
+    assert {k: v.tolist() for k, v in more.features.items()} == {"x": [1, 2], "z": [0.5, 1]}
+    assert more.edge_features["r"].tolist() == [7] and more.edge_features["r"].dtype == np.int32
+    assert {k: int(v) for k, v in more.graph_features.items()} == {"y": 1, "w": 2}
+    assert more.name == "g" and lists(more) == lists(graph)
+    assert "z" not in graph.features and graph.edge_features["r"].tolist() == [0.5]
+    assert graph.with_features(graph_features={"y": 5}).graph_features["y"] == 5
+    with pytest.raises(FeatureError, match=r'graph "g": .*"z" has 3 rows'):
+        graph.with_features({"z": [1, 2, 3]})
+    with pytest.raises(FeatureError, match="features of two kinds"):
+        graph.with_features(edge_features={"x": [1]})
+
+
 def test_from_ast_is_children_first():
     graph = Graph.from_ast("def f(x):\n    return x + 1")
     names = [AST_TYPES[i] for i in graph.features["type"]]
@@ -103,6 +137,7 @@ def test_from_ast_is_children_first():
         "arg", "arguments", "Name", "Add", "Constant", "BinOp", "Return", "FunctionDef", "Module",
     ]  # fmt: skip
     assert lists(graph)[5] == [2, 3, 4]
+    assert Graph.from_ast("x", graph_features={"label": 1}).graph_features["label"] == 1
     deep = Graph.from_ast("x = " + "(" * 40 + "1" + ")" * 40 + "+1" * 300)
     assert deep.depth > 300
     with pytest.raises(GraphError, match="not Python"):
@@ -112,7 +147,7 @@ def test_from_ast_is_children_first():
 @pytest.mark.parametrize(
     ("children", "message", "vertex"),
     [
-        ([[0]], "cycle through vertex 0", 0),
+        ([[0]], "cycle through vertex 0.*\n.*leave out an edge of the cycle", 0),
         ([[], [3], [1], [2], [3]], "cycle through vertex", None),
         ([[1]], r"vertex 0 has child 1, but vertices are 0\.\.0", 0),
         ([[], [-1]], "vertex 1 has child -1", 1),
@@ -182,7 +217,7 @@ def test_features_are_converted_and_read_only():
         ([0.0, np.nan], "holds nan at vertex 1"),
         ([[0.0, 0.0], [0.0, np.inf]], "holds inf at vertex 1"),
         ([0.0, 1e300], r"holds 1e\+300 at vertex 1"),
-        ([0, -2], "holds -2 at vertex 1"),
+        ([0, -2], "holds -2 at vertex 1; .*\n.*-1 says that there is none"),
         ([0, 2**31], "holds 2147483648 at vertex 1"),
         (["a", "b"], "needs integers, booleans or floats"),
         ([[1], [1, 2]], "rows of unequal length"),

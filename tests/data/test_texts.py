@@ -15,21 +15,30 @@ DATA = os.environ.get("CAVS_DATA")
 def test_lines_become_token_lists(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(" = Title = \n\n a b c d \n e <unk>\n")
-    assert list(read_text(path)) == [
+    assert read_text(path) == [
         ["=", "Title", "=", "<eos>"],
         ["a", "b", "c", "d", "<eos>"],
         ["e", "<unk>", "<eos>"],
     ]
-    assert list(read_text(path, max_length=2, headings=False)) == [
+    assert read_text(path, max_length=2, headings=False) == [
         ["a", "b"], ["c", "d"], ["<eos>"], ["e", "<unk>"], ["<eos>"],
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="max_length must be at least 2, found 1"):
-        list(read_text(path, max_length=1))
+        read_text(path, max_length=1)
     with pytest.raises(DataError, match="cannot be read"):
-        list(read_text(tmp_path))
+        read_text(tmp_path)
     path.write_text("\u2028\n", encoding="utf-8")
     with pytest.raises(DataError, match=":1: no token in the file"):
-        list(read_text(path))
+        read_text(path)
+
+
+def test_a_text_may_be_read_twice(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("a b a\nb\n")
+    sentences = read_text(path)
+    vocabulary = Vocabulary.build(token for tokens in sentences for token in tokens)
+    assert len(chains(sentences, vocabulary)) == 2
+    assert sentences[0][0] is sentences[0][2] and sentences[0][1] is sentences[1][0]
 
 
 def test_chains_predict_every_token_once():
@@ -89,7 +98,7 @@ def test_vocabulary_files(tmp_path):
 
 @pytest.mark.skipif(not DATA, reason="CAVS_DATA names no folder with texts")
 def test_wikitext():
-    sentences = list(read_text(Path(DATA, "wikitext2", "valid.txt"), max_length=70))
+    sentences = read_text(Path(DATA, "wikitext2", "valid.txt"), max_length=70)
     assert 210_000 < sum(map(len, sentences)) < 225_000
     vocabulary = Vocabulary.build(token for tokens in sentences for token in tokens)
     graphs = chains(sentences[:200], vocabulary)

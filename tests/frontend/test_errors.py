@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import nn, ops
+from cavs import ops
 from cavs.errors import (
     CavsError,
     ConfigError,
     DTypeError,
     FeatureError,
-    GraphError,
+    NumericsError,
     ShapeError,
     TraceError,
 )
@@ -61,6 +61,11 @@ def good(f, v):
     h = ops.tanh(v.pull("x") @ f.W + v.gather().h.sum() @ f.U)
     v.scatter(h=h)
     v.push(h)
+
+
+def passing_x(model, batch):
+    """The loss of a cell that pulls x alone."""
+    return ops.cross_entropy(model.cell(batch.graph, x=batch["dense"]), batch["label"])
 
 
 def trace(model):
@@ -195,7 +200,7 @@ IN_CELL = [
     (push_twice, TraceError, "push is called twice.*push"),
     (push_nothing, TraceError, r"push takes one value.*v.push\(h\)"),
     (unread, TraceError, "never reads its state h.*gather it"),
-    (unknown_state, TraceError, "no state 'c'; the state has h.*State"),
+    (unknown_state, TraceError, "no state 'c'; the gathered state has h.*State"),
     (wrong_state, TraceError, r"scatter\(c\) does not fit State\(h\).*every declared"),
     (state_of_other_shape, ShapeError, r"h has shape \[3\], its state \[4\].*h=3"),
     (scatter_of_edges, TraceError, r"value of the vertex, not f32\[4\]@edge.*\.sum\(\)"),
@@ -274,6 +279,36 @@ def float_labels(m, b):
     return ops.cross_entropy(b["dense"], b["dense"])  # here
 
 
+def compared_integers(m, b):
+    return ops.equal(b["token"], 1)  # here
+
+
+def int_logits(m, b):
+    return ops.cross_entropy(b["token"], b["label"])  # here
+
+
+def unused_input(m, b):
+    return m.cell(b.graph, x=b["dense"], mask=b["dense"])  # here
+
+
+def push_two(f, v):
+    v.scatter(h=v.gather().h.sum())
+    v.push(h=v.pull("x") @ f.W, c=v.num_children)
+
+
+def several(m, b):
+    return Cell(push_two, h=4)(b.graph, x=b["dense"])
+
+
+def several_as_one(m, b):
+    out = several(m, b)
+    return out * 2.0  # here
+
+
+def not_pushed(m, b):
+    return several(m, b)["x"]  # here
+
+
 def no_values(m, b):
     return ops.concat([])  # here
 
@@ -283,10 +318,15 @@ IN_LOSS = [
     (loss_is_none, TraceError, "loss returned NoneType, not a traced value.*return"),
     (graph_handle, TraceError, r"batch.graph, not SymbolicBatch.*cell\(batch.graph"),
     (no_feature, FeatureError, "no feature 'words' in the data; there are dense, kind"),
-    (pulled_integers, DTypeError, "needs floats, not i32: i32.*feature 'token'"),
-    (embedded_floats, DTypeError, "must be an integer feature.*feature 'dense'"),
+    (pulled_integers, DTypeError, "needs floats, not i32: i32.*feature 'token'.*nn.Embedding"),
+    (compared_integers, DTypeError, r"\[equal\] needs floats.*give numbers .* as floats"),
+    (embedded_floats, DTypeError, "must be an integer feature.*feature 'dense'.*np.int32"),
     (labels_of_edges, ShapeError, "labels of every edge, logits of every vertex"),
-    (float_labels, DTypeError, "labels an integer feature"),
+    (float_labels, DTypeError, r"labels an integer feature.*np.asarray\(values, np.int32\)"),
+    (int_logits, DTypeError, "logits must be floats.*nn.Embedding"),
+    (unused_input, TraceError, r"passes mask, which Cell.vertex never pulls.*v.pull\('mask'\)"),
+    (several_as_one, TraceError, "what the cell pushes has the values h, c, and is none.*out.h"),
+    (not_pushed, TraceError, r"no pushed value 'x'; what the cell pushes has h, c.*push x="),
     (no_values, ShapeError, "concat of no values"),
 ]
 
@@ -323,6 +363,25 @@ def test_a_prediction_that_is_no_value():
     assert caught.value.where == line_in(Wrong.forward, "def forward")
 
 
+def test_several_pushed_values():
+    class Two(cavs.Model):
+        def __init__(self, chosen):
+            self.cell, self.chosen = Cell(push_two), chosen
+
+        def forward(self, batch):
+            return self.chosen(self.cell(batch.graph, x=batch["dense"]))
+
+    def predictions(chosen):
+        return trace_model(Two(chosen), SCHEMA, training=False, with_loss=False).outputs
+
+    assert set(predictions(vars)) == {"h", "c"}
+    assert predictions(lambda out: out["h"])["output"].shape == (4,)
+    assert predictions(lambda out: out.h)["output"].shape == (4,)
+    with pytest.raises(TraceError, match="forward returned Pushed for 'output'") as caught:
+        predictions(lambda out: out)
+    assert caught.value.hint == "return {'h': out.h, 'c': out.c}, or one of them"
+
+
 def test_a_cell_without_a_state():
     class Stateless(cavs.VertexFunction):
         def vertex(self, v):
@@ -341,7 +400,9 @@ def test_a_cell_without_a_state():
         (lambda: cavs.Parameter(()), ShapeError, "at least one axis"),
         (lambda: cavs.Parameter((3, 0)), ShapeError, r"shape \[3, 0\]"),
         (lambda: cavs.Parameter(3, init="xaver"), ConfigError, "unknown initialiser 'xaver'"),
-        (lambda: cavs.Parameter(3, init=[1.0, 2.0]).value, ShapeError, r"\[2\], .* \[3\]"),
+        (lambda: cavs.Parameter(3, init=[1.0, 2.0]), ShapeError, r"\[3\], .* given \[2\]"),
+        (lambda: cavs.Parameter(3, init=["a"] * 3), DTypeError, "holds floats, not <U1"),
+        (lambda: cavs.Parameter(3, init=np.nan), NumericsError, r"shape \[3\], is given nan"),
         (lambda: cavs.Parameter(3, init=lambda r, s: r.normal(size=4)).value, ShapeError, r"\[4\]"),
     ],
 )
@@ -353,7 +414,9 @@ def test_parameters(make, kind, message):
 
 def test_a_new_value_of_another_shape():
     p = cavs.Parameter((2, 3))
-    with pytest.raises(ShapeError, match=r"shape \[2, 3\], the new value \[3, 2\]") as caught:
+    with pytest.raises(
+        ShapeError, match=r"made at test_errors.py:.* has shape \[2, 3\], the value given \[3, 2\]"
+    ) as caught:
         p.value = np.zeros((3, 2))  # here
     assert caught.value.where == line_in(test_a_new_value_of_another_shape, "np.zero" + "s(")
 
@@ -368,96 +431,6 @@ def test_initial_values_are_copied():
 def test_operators_outside_of_a_trace():
     with pytest.raises(TraceError, match=r"only means something inside Model.loss"):
         Cell(good)(None)
-
-
-# ---- batches ----
-
-
-class Words(cavs.Model):
-    def __init__(self, cell=None):
-        self.embedding = nn.Embedding(5, 4)
-        self.cell = nn.ChildSumTreeLSTM(4, 3) if cell is None else cell
-        self.output = nn.Linear(3, 2)
-
-    def forward(self, batch):
-        return self.output(self.cell(batch.graph, x=self.embedding(batch["token"])))
-
-    def loss(self, batch):
-        return ops.cross_entropy(self.forward(batch), batch["label"])
-
-
-def tree(tokens=(0, 1, -1), labels=(0, 1, 1), children=((), (), (0, 1)), **more):
-    return cavs.Graph(children, {"token": list(tokens), "label": list(labels), **more})
-
-
-@pytest.mark.parametrize("run", ["gradients", "evaluate"])
-def test_a_token_out_of_range(run):
-    batch = cavs.batch([tree(), tree(tokens=(1, 5, -1))])
-    with pytest.raises(FeatureError) as caught:
-        getattr(cavs.Session(Words()), run)(batch)
-    assert str(caught.value).startswith(
-        "feature 'token' is 5 at vertex 1 of graph 1, but embedding.weight has 5 rows"
-    )
-    assert "0 to 4" in caught.value.hint
-
-
-def test_a_label_out_of_range():
-    batch = cavs.batch([tree(labels=(0, 1, 2))])
-    with pytest.raises(FeatureError, match=r"'label' is 2 at vertex 2 .* 2 classes") as caught:
-        cavs.Session(Words()).gradients(batch)
-    assert caught.value.where == line_in(Words.loss, "cross_entropy")
-
-
-def test_a_session_recovers_from_a_bad_batch():
-    session = cavs.Session(Words())
-    good_batch = cavs.batch([tree()])
-    loss = session.evaluate(good_batch).loss
-    with pytest.raises(FeatureError):
-        session.evaluate(cavs.batch([tree(tokens=(9, 9, 9))]))
-    assert session.evaluate(good_batch).loss == loss
-
-
-def test_features_that_are_not_finite():
-    with pytest.raises(FeatureError, match=r"\"dense\" holds nan at vertex 1"):
-        tree(dense=[[0.0], [np.nan], [0.0]])
-
-
-def test_a_feature_missing_in_a_later_batch():
-    session = cavs.Session(Words())
-    session.evaluate(cavs.batch([tree()]))
-    later = cavs.Graph([[]], {"word": [1], "label": [0]})
-    with pytest.raises(FeatureError, match=r"no feature 'token'(.|\n)*label, word"):
-        session.evaluate(cavs.batch([later]))
-
-
-def test_a_feature_of_another_dtype_in_a_later_batch():
-    session = cavs.Session(Words())
-    session.evaluate(cavs.batch([tree()]))
-    with pytest.raises(FeatureError, match=r"'token' was int \[\] .* now float \[\] .* vertex"):
-        session.evaluate(cavs.batch([tree(tokens=(0.5, 1.0, 2.0))]))
-
-
-def test_features_the_model_does_not_read_may_go():
-    session = cavs.Session(Words())
-    with_more = session.evaluate(cavs.batch([tree(weight=[1.0, 2.0, 3.0])])).loss
-    assert session.evaluate(cavs.batch([tree()])).loss == with_more
-
-
-def test_an_arity_the_cell_cannot_take():
-    three = tree((0, 1, 2, -1), (0, 1, 1, 1), ((), (), (), (0, 1, 2)))
-    batch = cavs.batch([tree(), three])
-    with pytest.raises(GraphError, match=r"vertex 3 of graph 1 has 3 children") as caught:
-        cavs.Session(Words(nn.BinaryTreeLSTM(4, 3))).evaluate(batch)
-    assert "BinaryTreeLSTM reads 2 by gather(k)" in str(caught.value)
-    assert "v.gather()" in caught.value.hint and caught.value.vertex == 6
-    with pytest.raises(GraphError, match="LSTM reads 1"):
-        cavs.Session(Words(nn.LSTM(4, 3))).gradients(cavs.batch([tree()]))
-    cavs.Session(Words(nn.ChildSumTreeLSTM(4, 3))).evaluate(batch)
-
-
-def test_an_empty_batch():
-    with pytest.raises(FeatureError, match="an empty batch"):
-        cavs.batch([])
 
 
 def test_every_error_is_one_of_cavs():

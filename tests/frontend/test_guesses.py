@@ -8,11 +8,15 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.errors import ShapeError, TraceError
-from tests.frontend.test_errors import Classifier, good, line_in, trace
+from tests.frontend.test_errors import Classifier, good, line_in, passing_x, trace
 
 
 def gathered_state_itself(f, v):
     v.gather() + v.pull("x")  # here
+
+
+def gathered_state_on_the_left(f, v):
+    v.gather() @ f.U  # here
 
 
 def gathered_state_as_argument(f, v):
@@ -36,6 +40,7 @@ def scatter_by_place(f, v):
     ("body", "text"),
     [
         (gathered_state_itself, r"has the values h(.|\n)*v.gather\(\).h"),
+        (gathered_state_on_the_left, r"has the values h(.|\n)*v.gather\(\).h"),
         (gathered_state_as_argument, r"has the values h(.|\n)*v.gather\(\).h"),
         (loop_over_children, r"has the values h(.|\n)*v.gather\(\).h"),
         (child_by_name, r"gather\('h'\) is not the number(.|\n)*v.gather\(0\).h"),
@@ -68,7 +73,7 @@ def test_the_number_of_a_child_may_come_from_numpy():
         v.scatter(h=h)
         v.push(h)
 
-    assert "loss" in trace(Classifier(body)).outputs
+    assert "loss" in trace(Classifier(body, passing_x)).outputs
 
 
 OUTSIDE = cavs.Parameter((4, 4))
@@ -91,7 +96,7 @@ def test_a_parameter_that_the_model_does_not_hold(other):
         v.push(h)
 
     with pytest.raises(TraceError, match=r"shape \[4, 4\] that it does not hold") as caught:
-        trace(Classifier(body))
+        trace(Classifier(body, passing_x))
     assert caught.value.where.startswith("test_guesses.py:")
     assert "attribute of Classifier" in caught.value.hint
 

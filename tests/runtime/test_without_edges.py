@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -90,3 +92,81 @@ def test_a_graph_with_edges_needs_its_features():
     session.gradients(cavs.batch([TREE]))
     with pytest.raises(FeatureError, match="no feature 'relation'"):
         session.gradients(cavs.batch([bare]))
+
+
+NEVER = [{}, {"relation": [], "weight": []}]
+KNOWN = cavs.batch([cavs.Graph([[]], WORD)])
+
+
+def test_a_fresh_session_that_knows_nothing_names_the_cure():
+    for edge_features in NEVER:
+        batch = cavs.batch([cavs.Graph([[]], WORD, edge_features)])
+        with pytest.raises(FeatureError, match="no feature 'relation' in the data") as caught:
+            cavs.Session(Relations()).predict(batch)
+        assert "edge_features={'relation': np.zeros(0, np.int32)}" in caught.value.hint
+    ours = cavs.Session(Relations()).predict(cavs.batch([ALONE]))["output"]
+    assert ours.shape == (1, 3)
+
+
+def test_an_empty_list_has_no_type():
+    graph = cavs.Graph([[]], WORD, {"relation": [], "weight": ()})
+    assert not graph.edge_features
+    assert set(cavs.Graph([[]], WORD, TYPED).edge_features) == set(TYPED)
+    assert not cavs.Graph.from_edges(1, [], edge_features={"relation": []}).edge_features
+    assert cavs.batch([graph, ALONE])["relation"].dtype == np.int32
+    with pytest.raises(FeatureError, match='"relation" has 0 rows, but the graph has 1 edges'):
+        cavs.Graph([[1], []], edge_features={"relation": []})
+
+
+def test_a_fresh_session_of_a_model_that_met_edges():
+    model = Relations()
+    cavs.Session(model).gradients(cavs.batch([TREE]))
+    expected = cavs.Session(model).predict(cavs.batch([ALONE]))["output"]
+    for same in (model, pickle.loads(pickle.dumps(model))):
+        found = cavs.Session(same).predict(KNOWN)["output"]
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("way", ["load", "best", "resume", "load_parameters"])
+def test_checkpoints_know_the_types(way, tmp_path):
+    def trainer():
+        return cavs.Trainer(Relations(), cavs.optim.Adam(lr=0.1))
+
+    trained = trainer()
+    trained.step(cavs.batch([TREE]))
+    path = tmp_path / "model.safetensors"
+    trained.save(path, states=way != "best")
+    fresh = trainer()
+    if way == "load_parameters":
+        cavs.train.load_parameters(fresh.model, path)
+    elif way == "resume":
+        fresh.resume(path)
+    else:
+        fresh.load(path)
+    expected = trained.session.predict(KNOWN)["output"]
+    assert np.array_equal(fresh.session.predict(KNOWN)["output"], expected)
+
+
+@pytest.mark.parametrize("collate", [None, cavs.batch])
+def test_a_loader_knows_the_types_of_its_data_set(collate):
+    graphs = [cavs.Graph([[]], WORD, edge_features) for edge_features in NEVER]
+    loader = cavs.DataLoader([*graphs, TREE], batch_size=1, collate=collate)
+    assert [b["relation"].dtype for b in loader] == [np.int32] * 3
+    trainer = cavs.Trainer(Relations(), cavs.optim.Adam(lr=0.1))
+    trainer.fit(loader, epochs=1, dev=cavs.DataLoader(graphs, 1), progress=False)
+    assert trainer.steps == 3
+
+
+def test_a_feature_of_vertices_by_the_name_that_one_of_edges_had():
+    class Named(cavs.Model):
+        def __init__(self):
+            self.word = nn.Embedding(9, 3)
+
+        def forward(self, batch):
+            return self.word(batch["word"])
+
+    model = Named()
+    word = {"word": np.array([4], np.int32)}
+    edge = cavs.Session(model).predict(cavs.batch([cavs.Graph([[1], []], edge_features=word)]))
+    vertex = cavs.Session(model).predict(cavs.batch([cavs.Graph([[]], word)]))
+    assert np.array_equal(edge["output"], vertex["output"])

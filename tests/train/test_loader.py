@@ -42,6 +42,10 @@ def test_plain_order(prefetch, drop_last):
     assert not prefetch_threads()
 
 
+def test_the_collate_that_is_the_default_may_be_passed():
+    assert ids(loader(collate=batch)) == ids(loader())
+
+
 @pytest.mark.parametrize("bucket", [None, "size", "depth"])
 def test_shuffle_is_a_permutation_that_seed_and_epoch_decide(bucket):
     first, second = loader(shuffle=True, bucket=bucket), loader(shuffle=True, bucket=bucket)

@@ -1,0 +1,98 @@
+"""Several values by name: what children scatter, and what a cell pushes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from cavs.errors import TraceError, user_line
+from cavs.ir import Node
+
+
+class Values:
+    """Attributes or items: ``.h`` or ``["h"]``."""
+
+    __slots__ = ("_values",)
+    _all, _one, _example = "these values", "value", "values"  # as errors name them
+
+    def __init__(self, values: Mapping[str, Node]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> Node:
+        if name not in self._values:
+            raise TraceError(
+                f"no {self._one} {name!r}; {self._all} has {', '.join(self._values)}",
+                where=user_line(),
+                hint=f"name one of its values, {self.first}" + self._more(name),
+            )
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Node:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    @property
+    def first(self) -> str:
+        """How to write one of them."""
+        return f"{self._example}.{next(iter(self._values))}"
+
+    def _more(self, name: str) -> str:
+        """How else there could be one called ``name``."""
+        return ""
+
+    def as_node(self) -> NoReturn:
+        """TraceError: several values are no operand."""
+        raise TraceError(
+            f"{self._all} has the values {', '.join(self._values)}, and is none itself",
+            where=user_line(),
+            hint=f"name the one that is meant: {self.first}",
+        )
+
+    def _no_operand(self, *others: object) -> NoReturn:
+        self.as_node()
+
+    __iter__ = __neg__ = __abs__ = _no_operand
+    __add__ = __sub__ = __mul__ = __truediv__ = __matmul__ = __pow__ = _no_operand
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rmatmul__ = _no_operand
+    __lt__ = __le__ = __gt__ = __ge__ = _no_operand
+
+
+class Gathered(Values):
+    """States of children, by the state's names."""
+
+    __slots__ = ("_read",)
+    _all, _one, _example = "the gathered state", "state", "v.gather()"
+
+    def __init__(self, values: Mapping[str, Node], read: set[str]) -> None:
+        super().__init__(values)
+        self._read = read
+
+    def __getitem__(self, name: str) -> Node:
+        found = super().__getitem__(name)
+        self._read.add(name)
+        return found
+
+    def _more(self, name: str) -> str:
+        return f", or add {name}=... to State"
+
+
+class Pushed(Values):
+    """What a cell pushes by several names; ``vars`` gives the dict of them."""
+
+    _all, _one, _example = "what the cell pushes", "pushed value", "out"
+
+    def __init__(self, values: Mapping[str, Node]) -> None:
+        super().__init__(values)
+        vars(self).update(values)
+
+    def _more(self, name: str) -> str:
+        return f", or push {name}=..., too"
+
+    @property
+    def listed(self) -> str:
+        """A dict of all of them, as ``forward`` may return it."""
+        return "{" + ", ".join(f"{name!r}: out.{name}" for name in self._values) + "}"

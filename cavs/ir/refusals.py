@@ -1,0 +1,164 @@
+"""What NumPy and Python do to numbers and cannot do to values of a trace; errors have a cure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from cavs.errors import TraceError, user_line
+
+_ONES = ("tanh", "exp", "log", "sqrt", "square", "absolute")
+_TWOS = ("maximum", "minimum")
+_FOLDED = "x.{0}() folds the children of a vertex, x.{0}(-1) the last axis"
+_DOT = "ops.dot(a, b) of two values, x @ W with a parameter"
+_CONCAT = "ops.concat([a, b])"
+
+#: What to write in place of a function of NumPy.
+CURES: dict[str, str] = {
+    **{name: f"ops.{name}(x)" for name in _ONES},
+    **{name: f"ops.{name}(a, b)" for name in _TWOS},
+    **dict.fromkeys(("abs", "fabs"), "ops.absolute(x)"),
+    "fmax": "ops.maximum(a, b)",
+    "fmin": "ops.minimum(a, b)",
+    "where": "ops.where(condition, a, b)",
+    "clip": "ops.clip(x, low, high)",
+    "negative": "-x",
+    "reciprocal": "1.0 / x",
+    **dict.fromkeys(("dot", "inner", "vdot", "vecdot"), _DOT),
+    **dict.fromkeys(("concatenate", "concat", "hstack", "stack", "append"), _CONCAT),
+    **dict.fromkeys(("split", "array_split", "hsplit"), "ops.split(x, n)"),
+    **dict.fromkeys(("reshape", "ravel"), "ops.reshape(x, shape)"),
+    "transpose": "W.T of a parameter",
+    "sum": _FOLDED.format("sum"),
+    "mean": _FOLDED.format("mean"),
+    **dict.fromkeys(("max", "amax"), _FOLDED.format("max")),
+    **dict.fromkeys(("min", "amin"), _FOLDED.format("min")),
+    "logical_not": "1.0 - x",
+    "logical_and": "a * b",
+    "logical_or": "ops.maximum(a, b)",
+    "equal": "ops.equal(a, b)",
+    "not_equal": "1.0 - ops.equal(a, b)",
+}
+
+#: Python's operators are functions of NumPy too where an array or a number of NumPy is on the left.
+_SIGNS = {
+    np.add: ("__add__", "__radd__"),
+    np.subtract: ("__sub__", "__rsub__"),
+    np.multiply: ("__mul__", "__rmul__"),
+    np.true_divide: ("__truediv__", "__rtruediv__"),
+    np.matmul: ("__matmul__", "__rmatmul__"),
+    np.power: ("__pow__", "__rpow__"),
+    np.less: ("__lt__", "__gt__"),
+    np.less_equal: ("__le__", "__ge__"),
+    np.greater: ("__gt__", "__lt__"),
+    np.greater_equal: ("__ge__", "__le__"),
+    np.floor_divide: ("__floordiv__", "__rfloordiv__"),
+    np.remainder: ("__mod__", "__rmod__"),
+    np.bitwise_and: ("__and__", "__rand__"),
+    np.bitwise_or: ("__or__", "__ror__"),
+    np.bitwise_xor: ("__xor__", "__rxor__"),
+}
+_NUMBERS = (int, float, complex, np.number, np.bool_, np.ndarray)
+
+
+def _refuse(what: str, hint: str) -> NoReturn:
+    raise TraceError(what, where=user_line(), hint=hint)
+
+
+def _refused(what: str, hint: str) -> Callable[..., Any]:
+    """A method that raises TraceError; ``{}`` in ``what``: what it is called on, and why not."""
+
+    def method(self: Refusals, *args: Any, **options: Any) -> NoReturn:
+        _refuse(what.format(self._kind, self._because), hint + self._elsewhere)
+
+    return method
+
+
+_no_number = _refused(
+    "{} is no number of Python{}",
+    "compute with the value itself, and with cavs.ops instead of math: ops.exp(x) for math.exp(x)",
+)
+_both = _refused("& does not take {}", "a * b of two comparisons is 1 where both are true")
+_either = _refused("| does not take {}", "ops.maximum(a, b) of two comparisons is 1 where one is")
+_xor = _refused(
+    "^ does not take {}", "a ** 2 is a square; of two comparisons 1.0 - ops.equal(a, b)"
+)
+_floor = _refused("// and % do not take {}", "x / y divides; give rounded numbers as features")
+
+
+class Refusals:
+    """Base of operands: what else would give a wrong result, or an error of NumPy's own."""
+
+    __slots__ = ()
+    _kind = "a traced value"
+    _because = ": it stands for every vertex at once"
+    _elsewhere = ""  # what a hint says besides
+
+    __float__ = __int__ = __complex__ = __trunc__ = __floor__ = __ceil__ = __round__ = _no_number
+    __index__ = _refused(
+        "{} counts and indexes nothing{}",
+        "fold the children with v.gather().h.sum(), or read one with v.gather(k); range() and "
+        "indices take numbers of Python",
+    )
+    __array__ = _refused(
+        "{} cannot be made an array{}", "compute with it by operators and cavs.ops"
+    )
+    __len__ = _refused(
+        "{} has no length{}",
+        "x.shape[-1] is the size of its last axis, v.num_children how many children there are",
+    )
+    __iter__ = _refused("{} cannot be iterated", "use cavs.ops.split(value, n)")
+    __bool__ = _refused("{} has no truth{}", "use cavs.ops.where(condition, a, b) instead of if")
+    __setitem__ = _refused("{} cannot be changed", "join its parts anew with ops.concat([a, b])")
+    __and__ = __rand__ = _both
+    __or__ = __ror__ = _either
+    __xor__ = __rxor__ = _xor
+    __invert__ = _refused("~ does not take {}", "1.0 - x of a comparison is 1 where it is false")
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _floor
+
+    def __rpow__(self, base: Any) -> Any:
+        log = "ops.log(a)"
+        if isinstance(base, int | float | np.number) and base > 0:
+            log = f"{math.log(base):.8g}"
+        _refuse(
+            f"{base!r:.60} ** b: an exponent is a number, not {self._kind}",
+            f"for a ** b with a above 0 write ops.exp(b * {log})",
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """Identity, as equal nodes are one object; a number would never be equal."""
+        if isinstance(other, Refusals):
+            return self is other
+        if isinstance(other, _NUMBERS):
+            _refuse(
+                f"{self._kind} == {other!r:.60} asks whether both are one object, and they are not",
+                "use ops.equal(a, b), which is 1 or 0 at every vertex, and ops.where(condition, "
+                "a, b) instead of if",
+            )
+        return NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Operators as if the left side were no array; TraceError for other functions."""
+        if method == "__call__" and ufunc in _SIGNS:
+            left, right = inputs
+            forward, backward = _SIGNS[ufunc]
+            if isinstance(left, Refusals):
+                return getattr(left, forward)(right)
+            return getattr(right, backward)(left)
+        if ufunc is np.equal and not isinstance(inputs[0], Refusals):
+            return inputs[1] == inputs[0]
+        return self.__array_function__(ufunc, (), (), {})
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        """TraceError with the operator of the same purpose."""
+        name = function.__name__
+        cure = CURES.get(name)
+        _refuse(
+            f"np.{name} does not take {self._kind}{self._because}",
+            (f"write {cure}" if cure else "compute with operators and cavs.ops") + self._elsewhere,
+        )

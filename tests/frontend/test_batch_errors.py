@@ -1,0 +1,98 @@
+"""What is wrong with a batch is told before it runs: graph, vertex, feature, the cure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.errors import FeatureError, GraphError
+from tests.frontend.test_errors import line_in
+
+
+class Words(cavs.Model):
+    def __init__(self, cell=None):
+        self.embedding = nn.Embedding(5, 4)
+        self.cell = nn.ChildSumTreeLSTM(4, 3) if cell is None else cell
+        self.output = nn.Linear(3, 2)
+
+    def forward(self, batch):
+        return self.output(self.cell(batch.graph, x=self.embedding(batch["token"])))
+
+    def loss(self, batch):
+        return ops.cross_entropy(self.forward(batch), batch["label"])
+
+
+def tree(tokens=(0, 1, -1), labels=(0, 1, 1), children=((), (), (0, 1)), **more):
+    return cavs.Graph(children, {"token": list(tokens), "label": list(labels), **more})
+
+
+@pytest.mark.parametrize("run", ["gradients", "evaluate"])
+def test_a_token_out_of_range(run):
+    batch = cavs.batch([tree(), tree(tokens=(1, 5, -1))])
+    with pytest.raises(FeatureError) as caught:
+        getattr(cavs.Session(Words()), run)(batch)
+    assert str(caught.value).startswith(
+        "feature 'token' is 5 at vertex 1 of graph 1, but embedding.weight has 5 rows"
+    )
+    assert "0 to 4" in caught.value.hint
+
+
+def test_a_label_out_of_range():
+    batch = cavs.batch([tree(labels=(0, 1, 2))])
+    with pytest.raises(FeatureError, match=r"'label' is 2 at vertex 2 .* 2 classes") as caught:
+        cavs.Session(Words()).gradients(batch)
+    assert caught.value.where == line_in(Words.loss, "cross_entropy")
+
+
+def test_a_session_recovers_from_a_bad_batch():
+    session = cavs.Session(Words())
+    good_batch = cavs.batch([tree()])
+    loss = session.evaluate(good_batch).loss
+    with pytest.raises(FeatureError):
+        session.evaluate(cavs.batch([tree(tokens=(9, 9, 9))]))
+    assert session.evaluate(good_batch).loss == loss
+
+
+def test_features_that_are_not_finite():
+    with pytest.raises(FeatureError, match=r"\"dense\" holds nan at vertex 1"):
+        tree(dense=[[0.0], [np.nan], [0.0]])
+
+
+def test_a_feature_missing_in_a_later_batch():
+    session = cavs.Session(Words())
+    session.evaluate(cavs.batch([tree()]))
+    later = cavs.Graph([[]], {"word": [1], "label": [0]})
+    with pytest.raises(FeatureError, match=r"no feature 'token'(.|\n)*label, word"):
+        session.evaluate(cavs.batch([later]))
+
+
+def test_a_feature_of_another_dtype_in_a_later_batch():
+    session = cavs.Session(Words())
+    session.evaluate(cavs.batch([tree()]))
+    with pytest.raises(FeatureError, match=r"'token' was int \[\] .* now float \[\] .* vertex"):
+        session.evaluate(cavs.batch([tree(tokens=(0.5, 1.0, 2.0))]))
+
+
+def test_features_the_model_does_not_read_may_go():
+    session = cavs.Session(Words())
+    with_more = session.evaluate(cavs.batch([tree(weight=[1.0, 2.0, 3.0])])).loss
+    assert session.evaluate(cavs.batch([tree()])).loss == with_more
+
+
+def test_an_arity_the_cell_cannot_take():
+    three = tree((0, 1, 2, -1), (0, 1, 1, 1), ((), (), (), (0, 1, 2)))
+    batch = cavs.batch([tree(), three])
+    with pytest.raises(GraphError, match=r"vertex 3 of graph 1 has 3 children") as caught:
+        cavs.Session(Words(nn.BinaryTreeLSTM(4, 3))).evaluate(batch)
+    assert "BinaryTreeLSTM reads 2 by gather(k)" in str(caught.value)
+    assert "v.gather()" in caught.value.hint and caught.value.vertex == 6
+    with pytest.raises(GraphError, match="LSTM reads 1"):
+        cavs.Session(Words(nn.LSTM(4, 3))).gradients(cavs.batch([tree()]))
+    cavs.Session(Words(nn.ChildSumTreeLSTM(4, 3))).evaluate(batch)
+
+
+def test_an_empty_batch():
+    with pytest.raises(FeatureError, match="an empty batch"):
+        cavs.batch([])
