@@ -149,8 +149,7 @@ class RandomModel(cavs.Model):
             x = x + batch["dense"] @ self.dense
         for cell in self.cells:
             graph = batch.graph.reversed() if cell.choices["top_down"] else batch.graph
-            of_edges = {"relation": batch["relation"]} if cell.choices["edge_feature"] else {}
-            x = cell(graph, x=x, **of_edges)
+            x = cell(graph, x=x, relation=batch["relation"])
             if self.choices["dropout"]:
                 x = ops.dropout(x, 0.3)
         return {"logits": self.output(x), "pushed": x}

@@ -40,7 +40,6 @@ class Vertex:
     ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
         self._read: set[str] = set()
-        self._used: set[str] = set()  # of what the call passes
         self._arity: int | None = 0  # children looked at; None: every child
         self._scattered: dict[str, Node] = {}
         self._pushed: dict[str, Node] | Node | None = None
@@ -114,7 +113,6 @@ class Vertex:
                 where=user_line(),
                 hint=f"call the vertex function with {name}=..., such as {name}=batch[{name!r}]",
             )
-        self._used.add(name)
         value = self._pulled[name]
         if value.type.domain.base == "edge":
             raise FeatureError(
@@ -132,7 +130,6 @@ class Vertex:
                 where=user_line(),
                 hint=f"call the vertex function with {name}=batch[{name!r}], an edge feature",
             )
-        self._used.add(name)
         value = self._pulled[name]
         if value.type.domain.base != "edge":
             raise FeatureError(
@@ -263,13 +260,5 @@ class VertexFunction(Module):
             named = {k: apply("push", x) for k, x in zip(named, values, strict=True)}
         else:
             structure.arity = v._arity
-        unused = [n for n in pulled if n not in v._used]
-        if unused:
-            raise TraceError(
-                f"the call passes {', '.join(unused)}, which {name}.vertex never pulls",
-                where=user_line(),
-                hint=f"leave it out, or read it in vertex() by v.pull({unused[0]!r}), a value of "
-                f"edges by v.edge({unused[0]!r})",
-            )
         current_trace().slots.update(filled)
         return Pushed(named) if isinstance(v._pushed, dict) else named[""]

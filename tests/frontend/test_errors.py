@@ -287,10 +287,6 @@ def int_logits(m, b):
     return ops.cross_entropy(b["token"], b["label"])  # here
 
 
-def unused_input(m, b):
-    return m.cell(b.graph, x=b["dense"], mask=b["dense"])  # here
-
-
 def push_two(f, v):
     v.scatter(h=v.gather().h.sum())
     v.push(h=v.pull("x") @ f.W, c=v.num_children)
@@ -324,7 +320,6 @@ IN_LOSS = [
     (labels_of_edges, ShapeError, "labels of every edge, logits of every vertex"),
     (float_labels, DTypeError, r"labels an integer feature.*np.asarray\(values, np.int32\)"),
     (int_logits, DTypeError, "logits must be floats.*nn.Embedding"),
-    (unused_input, TraceError, r"passes mask, which Cell.vertex never pulls.*v.pull\('mask'\)"),
     (several_as_one, TraceError, "what the cell pushes has the values h, c, and is none.*out.h"),
     (not_pushed, TraceError, r"no pushed value 'x'; what the cell pushes has h, c.*push x="),
     (no_values, ShapeError, "concat of no values"),
