@@ -56,7 +56,7 @@ class Marks:
             nodes.append(NodeConfig(name=name, partition=vector, shards=leaves))
         graph = GraphConfig(replicas=tuple(devices[:workers]), servers=tuple(devices[workers:]))
         parameters = {
-            name: SimpleNamespace(value=value, trainable=True, sparse=name == "table")
+            name: SimpleNamespace(shape=value.shape, trainable=True, sparse=name == "table")
             for name, value in self.values.items()
         }
         self.layout = layout_of(Strategy(graph=graph, nodes=tuple(nodes)), parameters)
