@@ -474,3 +474,16 @@ def test_dropout_around_it(on_twin):
             return self.output(ops.dropout(self.cells[0](batch.graph, x=x), 0.3))
 
     compare(made(Dropped(nn.LSTM)), chains(RAGGED), on_twin, 1e-9)
+
+
+def test_the_other_direction_runs_beside_it(twin, on_twin):
+    """cuDNN takes what runs from left to right, loops what runs the other way."""
+
+    class TwoWays(Tagger):
+        def forward(self, batch):
+            x = self.embedding(batch["token"])
+            back = self.cells[0](batch.graph.reversed(), x=x)
+            return self.output(self.cells[0](batch.graph, x=x) * back)
+
+    compare(made(TwoWays(nn.LSTM)), chains(RAGGED), on_twin, 1e-9)
+    assert calls(twin)
