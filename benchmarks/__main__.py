@@ -27,7 +27,10 @@ def main() -> int:
         help="folder that holds sst/ and wikitext2/; default: $CAVS_DATA",
     )
     parser.add_argument(
-        "--full", action="store_true", help="the whole grid of sizes, hours; else --quick of each"
+        "--full", action="store_true", help="the whole grid of sizes, over an hour; else --quick of each"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on where an earlier run of this commit stopped"
     )
     given = parser.parse_args()
     failed = []
@@ -36,6 +39,8 @@ def main() -> int:
         options = ["--data", given.data] if given.data else []
         if not given.full:
             options.append("--quick")
+        if given.resume:
+            options.append("--resume")
         if PROGRAMS[name](options):
             failed.append(name)
     report.main([])

@@ -215,6 +215,11 @@ def parser_for(
         help="folder that holds sst/ and wikitext2/; default: $CAVS_DATA",
     )
     add("--out", type=Path, default=RESULTS / f"{program}.json", help="result file")
+    add(
+        "--resume",
+        action="store_true",
+        help="keep the cases that the result file has of this commit, machine and these runners",
+    )
     add("--in-process", action="store_true", help="all runners in one process")
     add("--refcheck", action="store_true", help="first check that all runners agree")
     add(
@@ -256,6 +261,26 @@ def cases_from(given: argparse.Namespace, base: Case) -> list[Case]:
     ]
 
 
+def kept(given: argparse.Namespace, record: Any, reference: str) -> list[Any]:
+    """Entries that an earlier run has written to the result file, if they are as those to come."""
+    if not given.resume or not given.out.exists():
+        return []
+    old = json.loads(given.out.read_text(encoding="utf-8"))
+    same = ("benchmark", "commit", "versions", "quick", "isolated")
+    here = [record["machine"].get(part) for part in ("cpu", "cores")]
+    if any(old.get(key) != record[key] for key in same) or here != [
+        old["machine"].get(part) for part in ("cpu", "cores")
+    ]:
+        return []
+    return [
+        entry
+        for entry in old["cases"]
+        if not entry["failed"]
+        and entry["reference"] == reference
+        and set(entry["runners"]) == set(given.runners)
+    ]
+
+
 def run(
     given: argparse.Namespace, cases: SequenceOf[Case], show: Callable[[str], None] = print
 ) -> int:
@@ -280,13 +305,16 @@ def run(
         "isolated": not given.in_process,
         "cases": [],
     }
+    done = {json.dumps(e["case"], sort_keys=True): e for e in kept(given, record, reference)}
     kind = LocalSession if given.in_process else RemoteSession
     sessions: list[Session] = [kind(name) for name in given.runners]
     failed = False
     try:
         for number, case in enumerate(cases, start=1):
             print(f"[{number}/{len(cases)}] {case.title}", file=sys.stderr, flush=True)
-            entry = measure(case, sessions, 3 if given.quick else given.rounds, reference)
+            entry = done.get(json.dumps(case.record(), sort_keys=True)) or measure(
+                case, sessions, 3 if given.quick else given.rounds, reference
+            )
             for name, error in entry["failed"].items():
                 failed = True
                 print(f"  {name} failed: {error}", file=sys.stderr)

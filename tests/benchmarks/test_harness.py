@@ -175,3 +175,51 @@ def test_floor_runs_here(threads: int) -> None:
     session = LocalSession("floor")
     assert session.configure(replace(CASE, threads=threads)) == 28
     assert session.run().wall > 0
+
+
+def test_a_run_goes_on_where_another_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    stop_at: list[str] = []
+
+    def scripted(case: Case, sessions: list[Session], rounds: int, reference: str) -> object:
+        if case.title in stop_at:
+            raise KeyboardInterrupt
+        measured.append(case.title)
+        runner = {"step": {"median": 1.0, "q25": 1.0, "q75": 1.0}, "step_cpu": {"median": 1.0}}
+        runner |= {"prepare": {"median": 1.0}, "vertices_per_second": 1.0}
+        return {
+            "case": case.record(),
+            "title": case.title,
+            "runners": {session.name: runner for session in sessions},
+            "reference": reference,
+            "ratios": {},
+            "failed": {},
+            "busy_before": 0.0,
+        }
+
+    monkeypatch.setattr(harness, "measure", scripted)
+    monkeypatch.setattr(harness, "RemoteSession", lambda name: Scripted(name, [], []))
+    parser = parser_for("tree_fc", "", hidden=(8,), batch_sizes=(1, 2), runners=("cavs", "floor"))
+    out = tmp_path / "out.json"
+
+    def go(*more: str) -> list[str]:
+        measured.clear()
+        given = parser.parse_args(["--threads", "1", "--out", str(out), *more])
+        harness.run(given, cases_from(given, CASE), show=lambda _: None)
+        return list(measured)
+
+    titles = [case.title for case in cases_from(parser.parse_args(["--threads", "1"]), CASE)]
+    assert len(titles) == 4
+    stop_at.append(titles[2])
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    stop_at.clear()
+    assert go("--resume") == titles[2:]
+    assert [entry["title"] for entry in json.loads(out.read_text())["cases"]] == titles
+    assert go("--resume") == []
+    assert go("--resume", "--runners", "cavs") == titles  # other runners
+    assert go() == titles
+    monkeypatch.setattr(machine, "commit", lambda: "another")
+    assert go("--resume") == titles
