@@ -27,7 +27,7 @@ def main() -> int:
         help="folder that holds sst/ and wikitext2/; default: $CAVS_DATA",
     )
     parser.add_argument(
-        "--full", action="store_true", help="the whole grid of sizes, over an hour; else --quick of each"
+        "--full", action="store_true", help="the whole grid of sizes; else --quick of each"
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on where an earlier run of this commit stopped"

@@ -80,7 +80,8 @@ def measure(case: Case, sessions: SequenceOf[Session], rounds: int, reference: s
             vertices[session.name] = session.configure(case)
             live.append(session)
         except SessionError as error:
-            failed[session.name] = str(error)
+            print(error, file=sys.stderr)
+            failed[session.name] = str(error).partition("\n")[0]  # what follows names folders
     wall: dict[str, list[float]] = {session.name: [] for session in live}
     cpu: dict[str, list[float]] = {session.name: [] for session in live}
     prepared: dict[str, list[float]] = {session.name: [] for session in live}

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.rivals.base import TorchRunner
+from benchmarks.workloads import Parameters
+
 
 def leaf_forward(gates: Tensor, c: Tensor, t: Tensor, h: Tensor) -> None:
     n = c.shape[1]
@@ -76,6 +79,15 @@ def lstm_backward(gates: Tensor, c_before: Tensor, t: Tensor, dh: Tensor, dc: Te
     do = dh * t * o * (1 - o)
     dc.copy_(whole * f)
     gates.copy_(torch.cat([dg, di, df, do], 1))
+
+
+class Compiled(TorchRunner):
+    """A runner with compiled parts: each begins anew, for PyTorch gives up on a function that has
+    been compiled for a few sizes, of cases before."""
+
+    def load_parameters(self, parameters: Parameters) -> None:
+        torch.compiler.reset()
+        super().load_parameters(parameters)
 
 
 def compiled(function: Callable[..., None]) -> Callable[..., Any]:

@@ -100,7 +100,7 @@ class ManualLSTM(TorchRunner):
         return result
 
 
-class ManualLSTMCompiled(ManualLSTM):
+class ManualLSTMCompiled(fused_cells.Compiled, ManualLSTM):
     """The pointwise part fused by torch.compile."""
 
     cell_forward = staticmethod(fused_cells.compiled(fused_cells.lstm_forward))

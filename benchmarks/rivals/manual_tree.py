@@ -170,7 +170,7 @@ class ManualTreeLSTM(TorchRunner):
         return result[label >= 0]
 
 
-class ManualTreeLSTMCompiled(ManualTreeLSTM):
+class ManualTreeLSTMCompiled(fused_cells.Compiled, ManualTreeLSTM):
     """The pointwise parts fused by torch.compile."""
 
     leaf_forward = staticmethod(fused_cells.compiled(fused_cells.leaf_forward))
