@@ -108,7 +108,8 @@ def cross_entropy(logits: Any, label: Any, reduction: str = "mean") -> Node:
 def sum_rows(value: Any) -> Node:
     """The sum over all rows of the batch, whatever they stand for: what losses of one's own end in.
 
-    value: one row a vertex, edge or graph; returns one row of the same shape.
+    value: floats, one row a vertex, edge or graph; returns one row of the same shape. DTypeError
+    for integers.
     """
     return apply("sum_rows", as_node(value))
 
@@ -116,25 +117,29 @@ def sum_rows(value: Any) -> Node:
 def mean_rows(value: Any, weight: Any = None) -> Node:
     """The mean over all rows of the batch; 0 without any.
 
-    value: one row a vertex, edge or graph; returns one row of the same shape. weight: one number a
-    row; then it is sum(weight * value) / sum(weight), and 0 where all weights are 0. Such a loss is
-    for one process: replicas know only their own weights, and refuse it.
+    value: floats, one row a vertex, edge or graph; returns one row of the same shape. weight: one
+    number >= 0 a row; then it is sum(weight * value) / sum(weight), and 0 where all weights are 0.
+    A weight of a graph is that of all its rows. Such a loss is for one process: replicas know only
+    their own weights, and refuse it. DTypeError for integers, ShapeError for weights with axes.
     """
     x = as_node(value)
     if weight is None:
         base = x.type.domain.base
         return x if base == "one" else sum_rows(x) / apply("maximum", _count(base), 1.0)
     w = as_node(weight)
-    if w.shape or w.type.dtype != FLOAT:
+    if w.shape:
         raise ShapeError(
-            f"[mean_rows] weights are one float a row, not {w.type}",
+            f"[mean_rows] weights are one number a row, not {w.type}",
             where=user_line(),
             hint="ops.reshape(weight, ()) makes a number of a row with one element",
         )
     scale = w
     for _ in x.shape:
         scale = apply("keep_axis", scale)
-    return sum_rows(x * scale) / apply("maximum", sum_rows(w), _TINY)
+    weighed = x * scale
+    if w.type.domain != weighed.type.domain:
+        w = apply("broadcast", w, shape=(), domain=weighed.type.domain)
+    return sum_rows(weighed) / apply("maximum", sum_rows(w), _TINY)
 
 
 def _count(base: str) -> Node:

@@ -63,10 +63,16 @@ def place(node: Node, value: Any) -> Any:
     return result
 
 
+def _sum_rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    if types[0].dtype != FLOAT:
+        raise TypeError(f"needs floats, not {types[0].dtype}", TO_FLOATS)
+    return placed_type(types[0].shape, attrs)
+
+
 # The sum over all rows of a domain: losses, and gradients of what is broadcast to rows.
 defop(
     "sum_rows",
-    infer=lambda types, attrs: placed_type(types[0].shape, attrs),
+    infer=_sum_rows_infer,
     vjp=lambda n, d: (d,),
     evaluate=place,
     rule=BatchRule.REDUCE,

@@ -7,7 +7,7 @@ import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.errors import CompileError, ShapeError
+from cavs.errors import CompileError, DTypeError, ShapeError
 from tests.oracle import assert_close, reference
 
 CLASSES = 3
@@ -134,9 +134,52 @@ def test_weights_that_are_no_numbers():
     def wrong(model, scores, batch):
         return ops.mean_rows(scores.sum(-1), weight=batch["target"])
 
-    with pytest.raises(ShapeError, match=r"weights are one float a row, not f32\[3\]@vertex") as e:
+    with pytest.raises(ShapeError, match=r"weights are one number a row, not f32\[3\]@vertex") as e:
         cavs.Session(Scored(wrong)).evaluate(cavs.batch(trees()))
     assert "test_rows.py" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "weight", "expected"),
+    [
+        ("x", "m", (2 * 3 + 9) / (2 * 2 + 3)),  # each graph's for all its vertices
+        ("m", "x", (2 * 3 + 9) / 12),
+        ("x", 2.0, 12 / 5),
+        ("m", 0.5, 3 / 2),
+        ("e", "m", (2 * 1 + 2 + 3) / (2 * 1 + 2)),
+        ("e", "x", (2 * 1 + 2 * 2 + 6 * 3) / (2 + 2 + 6)),  # each vertex's for its edges
+    ],
+)
+def test_weights_of_other_rows(value, weight, expected):
+    class Of(cavs.Model):
+        def __init__(self):
+            self.scale = cavs.Parameter((1,), init="ones")
+
+        def loss(self, batch):
+            w = batch[weight] if isinstance(weight, str) else weight
+            return ops.mean_rows(batch[value], weight=w) * self.scale
+
+    graphs = [
+        cavs.Graph([[], [0]], {"x": [1.0, 2.0]}, {"e": [1.0]}, graph_features={"m": 2.0}),
+        cavs.Graph(
+            [[], [0], [1]], {"x": [1.0, 2.0, 6.0]}, {"e": [2.0, 3.0]}, graph_features={"m": 1.0}
+        ),
+    ]
+    batch = cavs.batch(graphs)
+    session = cavs.Session(Of())
+    loss, gradients = session.gradients(batch)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert gradients["scale"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("of", [ops.sum_rows, ops.mean_rows], ids=lambda f: f.__name__)
+def test_indices_are_not_summed(of):
+    def wrong(model, scores, batch):
+        return of(batch["label"])
+
+    with pytest.raises(DTypeError, match=r"\[sum_rows\] needs floats, not i32") as caught:
+        cavs.Session(Scored(wrong)).evaluate(cavs.batch(trees()))
+    assert "test_rows.py" in str(caught.value) and "nn.Embedding" in str(caught.value)
 
 
 def test_replicas_refuse_what_they_cannot_divide_by():
