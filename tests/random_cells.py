@@ -69,6 +69,9 @@ class RandomCell(cavs.VertexFunction):
                 values.append(self.linear(v.gather(0)[name]) + self.linear(v.gather(2)[name]))
         if c["edge_feature"]:
             edges.append(self.linear(v.edge("relation")))
+        if c["whole"]:  # one value a graph, at its vertices or edges
+            whole = self.linear(v.pull("whole"))
+            (edges if edges and c["whole"] == "edge" else values).append(whole)
         if edges:
             mixed = edges[0]
             for e in edges[1:]:
@@ -149,7 +152,8 @@ class RandomModel(cavs.Model):
             x = x + batch["dense"] @ self.dense
         for cell in self.cells:
             graph = batch.graph.reversed() if cell.choices["top_down"] else batch.graph
-            x = cell(graph, x=x, relation=batch["relation"])
+            whole = {"whole": ops.tanh(ops.sum_graph(x))} if cell.choices["whole"] else {}
+            x = cell(graph, x=x, relation=batch["relation"], **whole)
             if self.choices["dropout"]:
                 x = ops.dropout(x, 0.3)
         return {"logits": self.output(x), "pushed": x}
@@ -182,6 +186,7 @@ def cells(draw, smooth, directions):
         "reads": {n: draw(st.sampled_from(reads)) for n in state},
         "edge_feature": draw(st.booleans()),
         "edge_sum": draw(st.booleans()),
+        "whole": draw(st.sampled_from([None, None, "vertex", "edge"])),
         "steps": draw(st.lists(step, max_size=4)),
         "push_all": draw(st.booleans()),
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from cavs.ir import INT, BatchRule, Graph, Node, Slot, apply, rebuild, rewrite
+from cavs.ir import INT, ONE, VERTEX, BatchRule, Graph, Node, Slot, apply, rebuild, rewrite
 
 # Row maps that stay inside a chunk of rows (a vertex range and its edges).
 LOCAL_ARRAYS = frozenset({"none", "parent", "edges", "nth_edge", "parent_if_nth"})
@@ -227,6 +227,19 @@ def _columns(pieces: list[Piece], start: int, stop: int) -> list[Piece]:
     return result
 
 
+def _by_way_of_vertices(n: Node, inputs: tuple[Node, ...]) -> tuple[Node, ...]:
+    """No row map leads from an edge to its graph: the edges of ``n`` read it at their parent."""
+    domains = [x.type.domain for x in inputs] if _reduces(n) else [n.type.domain]
+    top = max(domains, key=lambda d: d.rank, default=ONE)
+    if top.base != "edge":
+        return inputs
+    at = VERTEX.of_kind(top.kind)
+    return tuple(
+        apply("broadcast", x, shape=x.shape, domain=at) if x.type.domain.base == "graph" else x
+        for x in inputs
+    )
+
+
 def copy_of(node: Node) -> Node:
     """A computed node equal to ``node``."""
     return apply("broadcast", node, shape=node.shape, domain=node.type.domain)
@@ -249,7 +262,7 @@ def insert_copies(graph: Graph) -> Graph:
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node:
         if n.op.name == "merge":
             inputs = tuple(owned(x, n) for x in inputs)
-        new = rebuild(n, inputs)
+        new = rebuild(n, _by_way_of_vertices(n, inputs))
         while True:
             try:
                 accesses.check(new)
