@@ -176,7 +176,7 @@ class CudaEngine:
             for p in self._of:
                 p.copies = [copy for copy in p.copies if copy is not self]
         for p in self._of if behind else ():
-            p.version += 1
+            p.written()
             self.published += 1
         return behind
 

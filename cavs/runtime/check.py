@@ -40,19 +40,18 @@ def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
     as the largest k reaches. max_arity: of the vertices of ``batch``.
     """
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):
-        few = structure.arity is None or max_arity <= structure.arity
-        if few and structure.parents is None:
+        of_parents = structure.parents is not None
+        most = structure.parents if of_parents else structure.arity
+        if most is None or (not of_parents and max_arity <= most):
             continue
         schedule = batch.schedule()
-        offsets = schedule.edge_offsets if structure.parents is None else schedule.out_offsets
-        number = np.diff(np.asarray(offsets))
-        most = structure.arity if structure.parents is None else structure.parents
+        number = np.diff(np.asarray(schedule.out_offsets if of_parents else schedule.edge_offsets))
         wrong = np.asarray(schedule.order)[number > most]
         if not wrong.size:
             continue
         vertex = int(wrong.min())
         count = int(number[int(np.asarray(schedule.row)[vertex])])
-        what, one = ("children", "child") if structure.parents is None else ("parents", "parent")
+        what, one = ("parents", "parent") if of_parents else ("children", "child")
         error = GraphError(
             f"{_at(batch, 'vertex', vertex)} has {count} {what}; "
             f"{structure.name} reads {most} by gather(k)",

@@ -23,7 +23,7 @@ class Following:
         """Tells the other executors, and other sessions, that `executor` has updated parameters."""
         if self._cuda is None:
             for p in self.parameters.values():
-                p.version += 1
+                p.written()
             self._versions += len(self.parameters)
         for variant in self._variants.values():
             if variant.executor is not None and variant.executor is not executor:
@@ -62,7 +62,7 @@ class Following:
             return
         values = list(self.parameters.values())
         for number in (*parameters, *(rows or ())):  # other sessions learn of it, this one knows
-            values[number].version += 1
+            values[number].written()
             self._versions += 1
         self._cuda.write(parameters)
         for number, some in (rows or {}).items():

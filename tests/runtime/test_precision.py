@@ -14,7 +14,7 @@ from tests.runtime.trees import Classifier, treebank
 
 needs_unit = pytest.mark.skipif(not _engine.has_matrix_unit(), reason="needs a matrix unit (AMX)")
 SPLIT = "bfloat16x3"
-# Of all gradients together, relative norm: factors have 16 and 8 bits.
+# Relative norms of differences: factors have 16 and 8 bits.
 BOUNDS = {SPLIT: 1e-4, "bfloat16": 1e-2}
 both = pytest.mark.parametrize("precision", BOUNDS)
 
@@ -49,13 +49,16 @@ def gradients(batch, precision="float32", dtype=np.float32, model=Chain):
     return {"loss": np.asarray(loss), **found}
 
 
-def difference(found, expected):
-    """Relative norm of the difference of all together."""
-    norms = [
-        [np.linalg.norm(x[name] - y) for name, y in expected.items()]
-        for x in (found, dict.fromkeys(expected, 0.0))
-    ]
-    return np.linalg.norm(norms[0]) / np.linalg.norm(norms[1])
+def difference(found, expected, precision):
+    """Relative norm of the difference: the largest of one array, with 8 bits of all together.
+
+    A bias may sum what nearly cancels; with 16 bits even those are close.
+    """
+    apart = np.array([np.linalg.norm(found[name] - x) for name, x in expected.items()])
+    size = np.array([np.linalg.norm(x) for x in expected.values()])
+    if precision == SPLIT:
+        return (apart / np.maximum(size, 1e-30)).max()
+    return np.linalg.norm(apart) / np.linalg.norm(size)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +93,9 @@ def test_without_a_matrix_unit_it_is_float32(precision):
 def test_close_to_float64_and_not_closer_than_its_factors(precision, lengths):
     batch = chains(*lengths)
     found, exact = gradients(batch, precision), gradients(batch, dtype=np.float64)
-    del found["loss"], exact["loss"]  # far larger than gradients of many labels
-    assert BOUNDS[precision] / 300 < difference(found, exact) < BOUNDS[precision]
+    bound = BOUNDS[precision]
+    assert np.allclose(found.pop("loss"), exact.pop("loss"), rtol=bound, atol=0)
+    assert bound / 300 < difference(found, exact, precision) < bound
 
 
 @needs_unit
@@ -115,7 +119,7 @@ def test_trees_in_training(precision, threads):
         losses, parameters = results["float32"]
         bound = BOUNDS[precision]
         assert losses[-1] < losses[0] and np.allclose(results[precision][0], losses, rtol=bound)
-        assert difference(results[precision][1], parameters) < 10 * bound  # Adagrad follows signs
+        assert difference(results[precision][1], parameters, precision) < 10 * bound  # of 30 steps
         assert results["again"][0] == results[precision][0]
         assert all((results["again"][1][k] == results[precision][1][k]).all() for k in parameters)
     finally:

@@ -90,7 +90,7 @@ def test_resumed_with_others_frozen(now, tmp_path):
         assert np.abs(saved[0]).max() > 0
 
 
-def test_states_of_another_shape_are_still_refused(tmp_path):
+def test_states_of_another_optimizer_are_still_refused(tmp_path):
     batch, path = chains(), tmp_path / "c.safetensors"
     trainer = cavs.Trainer(Classifier(), optim.SGD(lr=0.1))
     trainer.step(batch)
