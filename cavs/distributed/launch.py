@@ -35,6 +35,9 @@ _ABORTING = 5.0  # seconds that mpirun has to end all ranks by itself, where one
 _FORCE = 15.0  # seconds that mpirun has to end all
 # Else Open MPI looks for fabrics for a second at every start, for one-sided messages alone.
 _NO_FABRICS = "OMPI_MCA_btl", "^ofi"
+# Where mpirun keeps the files of a run, by its process number: what a killed one left in the usual
+# place fails the next that gets that number ("The PMIx server's listener thread failed to start").
+SESSIONS = "PRTE_MCA_prte_tmpdir_base"
 _STARTS = 3  # of one training, at most, where MPI stands still before it begins
 
 
@@ -141,9 +144,11 @@ def launch(
     environment = environment_of(launcher, ranks, threads=threads, elastic=elastic)
     starts = 1 if _is_program(arguments) else _STARTS  # what others do before is not known
     for left in reversed(range(starts)):
-        with tempfile.TemporaryDirectory(prefix="cavs-launch-") as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="cavs-launch-", ignore_cleanup_errors=True
+        ) as folder:
             watch = Watch(ranks, Path(folder))
-            told = environment | {keeper.PIPE: str(watch.path)}
+            told = {SESSIONS: folder, **environment, keeper.PIPE: str(watch.path)}
             try:
                 run = _Run(command, told, watch, elastic, say, again=left > 0)
                 status = run.wait()

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,19 +28,20 @@ needs_mpi = [
 def run_ranks(size, module, function, *arguments, env=None, timeout=60, check=True, elastic=False):
     """`module.function(communicator, *arguments)` on `size` ranks; what rank 0 returns, or the
     finished process if `check` is off."""
-    from cavs.distributed.launch import command_of, find_mpirun
+    from cavs.distributed.launch import SESSIONS, command_of, find_mpirun
 
     text = json.dumps(arguments)
     command = command_of(find_mpirun(), size, [str(HERE), module, function, text], elastic=elastic)
-    done = subprocess.run(
-        command,
-        env={**os.environ, "CAVS_NUM_THREADS": "1", **(env or {})},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=patience(timeout),
-        cwd=ROOT,
-    )
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "CAVS_NUM_THREADS": "1", SESSIONS: folder, **(env or {})},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=patience(timeout),
+            cwd=ROOT,
+        )
     if not check:
         return done
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -124,8 +125,27 @@ class Started:
         return [f.read_text() for f in sorted(self.folder.iterdir())]
 
 
+LEFT = """#!/bin/sh
+here="${{TMPDIR:-/tmp}}/ompi.$$"
+mkdir -p "$here"
+touch "$here/pmix.vm.tool" "$here/pmix.vm.tool.$$"
+exec {path} "$@"
+"""
+
+
 class TestRanks:
     pytestmark = needs_mpi
+
+    def test_what_a_killed_mpirun_left_is_in_nobodys_way(self, tmp_path, monkeypatch):
+        """Numbers of processes come again: soon in a container, one day everywhere."""
+        found, left = launch.find_mpirun(), tmp_path / "mpirun"
+        left.write_text(LEFT.format(path=found.path))
+        left.chmod(0o755)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr(launch, "find_mpirun", lambda: replace(found, path=str(left)))
+        monkeypatch.setattr(launch, "_STARTS", 1)
+        assert launch.launch(2, ["info"], say=lambda text: None) == 0
+        assert list(tmp_path.glob("ompi.*/pmix.vm.tool"))
 
     def test_ctrl_c_reaches_the_ranks_and_their_status_comes_back(self, tmp_path):
         started = Started(tmp_path)
