@@ -53,6 +53,8 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("to_nth_child", "none"): ("index", "parent_if_nth"),
     ("sum_vertices", "none"): ("segment_sum", "graph_rows"),
 }
+# Kernels that take a row as it lies somewhere, and sum nothing on the way.
+_ONE_ROW_EACH = frozenset(["cross_entropy_rows", "cross_entropy_grad", "lookup_grad"])
 _ACROSS = {("vertex", "edge"): "parent", ("graph", "vertex"): "graph_of"}
 
 
@@ -127,7 +129,7 @@ class Accesses:
             return [Piece(node, 0, 1, "segment_sum", "edges")]
         if name == "gather_grad" and node.attr("slot").child is not None:
             slot = node.attr("slot")
-            held = self.pieces(self.graph.slots[slot])
+            held = self.held(self.graph.slots[slot]) or [Piece(self.graph.slots[slot], 0, width)]
             return [
                 replace(p, map="segment_sum", array="nth_parents", argument=slot.child)
                 for p in held
@@ -149,6 +151,14 @@ class Accesses:
         if name in ("reshape", "keep_axis", "push", "broadcast"):
             return self.pieces(node.inputs[0])
         return self._compose(node)
+
+    def held(self, node: Node) -> list[Piece]:
+        """Where the columns of a value lie that is held where it is stored; none: a copy is."""
+        try:
+            found = self.pieces(node)
+        except NoAccessError:
+            return []
+        return found if all(p.map == "self" for p in found) else []
 
     def _compose(self, node: Node) -> list[Piece]:
         (x,) = node.inputs
@@ -196,6 +206,8 @@ class Accesses:
                 raise NoAccessError(x)
             if node.op.name in ("lstm", "lstm_grad") and pieces[0].map != "self":
                 raise NoAccessError(x)
+            if node.op.name in _ONE_ROW_EACH and any(p.map == "segment_sum" for p in pieces):
+                raise NoAccessError(x)
 
     def storage(self, node: Node) -> Iterator[Node]:
         """The computed nodes behind what ``node`` reads; merges are looked through."""
@@ -227,17 +239,31 @@ def _columns(pieces: list[Piece], start: int, stop: int) -> list[Piece]:
     return result
 
 
-def _by_way_of_vertices(n: Node, inputs: tuple[Node, ...]) -> tuple[Node, ...]:
+def _by_way_of_vertices(n: Node, accesses: Accesses) -> Node:
     """No row map leads from an edge to its graph: the edges of ``n`` read it at their parent."""
-    domains = [x.type.domain for x in inputs] if _reduces(n) else [n.type.domain]
+    domains = [x.type.domain for x in n.inputs] if _reduces(n) else [n.type.domain]
     top = max(domains, key=lambda d: d.rank, default=ONE)
     if top.base != "edge":
-        return inputs
-    at = VERTEX.of_kind(top.kind)
-    return tuple(
-        apply("broadcast", x, shape=x.shape, domain=at) if x.type.domain.base == "graph" else x
-        for x in inputs
-    )
+        return n
+
+    def there(x: Node) -> Node:
+        at = VERTEX.of_kind(top.kind)
+        return _readable(apply("broadcast", x, shape=x.shape, domain=at), accesses)
+
+    return rebuild(n, tuple(there(x) if x.type.domain.base == "graph" else x for x in n.inputs))
+
+
+def _readable(n: Node, accesses: Accesses) -> Node:
+    """``n``, with copies of what it cannot read where it stands."""
+    while True:
+        try:
+            accesses.check(n)
+            return n
+        except NoAccessError as error:
+            bad = error.node
+            if bad not in n.inputs:
+                raise
+            n = rebuild(n, tuple(copy_of(x) if x is bad else x for x in n.inputs))
 
 
 def copy_of(node: Node) -> Node:
@@ -262,15 +288,7 @@ def insert_copies(graph: Graph) -> Graph:
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node:
         if n.op.name == "merge":
             inputs = tuple(owned(x, n) for x in inputs)
-        new = rebuild(n, _by_way_of_vertices(n, inputs))
-        while True:
-            try:
-                accesses.check(new)
-                return new
-            except NoAccessError as error:
-                bad = error.node
-                inputs = tuple(copy_of(x) if x is bad else x for x in new.inputs)
-                new = rebuild(new, inputs)
+        return _readable(_by_way_of_vertices(rebuild(n, inputs), accesses), accesses)
 
     new = rewrite(graph, rule)
 
@@ -281,11 +299,7 @@ def insert_copies(graph: Graph) -> Graph:
         """Columns of a stored value stay where they are if the reader can find them."""
         if s.child is None or not s.backward or not is_view(n):
             return stored(n)
-        try:
-            plain = all(p.map == "self" for p in accesses.pieces(n))
-        except NoAccessError:
-            plain = False
-        return n if plain else copy_of(n)
+        return n if accesses.held(n) else copy_of(n)
 
     outputs = {k: n if k.startswith("grad:") else stored(n) for k, n in new.outputs.items()}
     return Graph(outputs, {s: held(s, n) for s, n in new.slots.items()})

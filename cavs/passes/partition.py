@@ -107,6 +107,8 @@ class _Partitioner:
         for n in self.compute:
             for x in self.reads[n]:
                 self.readers[x].append(n)
+        # Whoever reads a merge finds it in memory.
+        self.merged = {x for n in graph.nodes() if n.op.name == "merge" for x in behind(n)}
         self.roots = {x for r in graph.roots() for x in self._stored_in(r)}
 
     def _stored_in(self, root: Node) -> Iterable[Node]:
@@ -126,7 +128,7 @@ class _Partitioner:
         for n in reversed(self.compute):
             if n in self.loop or not is_elementwise(n) or not n.type.domain.by_structure:
                 continue
-            if n in self.roots or not self.readers[n]:
+            if n in self.roots or n in self.merged or not self.readers[n]:
                 continue
             loops = {self.loop.get(r) for r in self.readers[n]}
             if len(loops) != 1 or None in loops:
@@ -146,7 +148,7 @@ class _Partitioner:
         """Homes, stages, and which values are kept or recomputed."""
         home = self._homes()
         self._delay(home)
-        kept: set[Node] = set(self.roots)
+        kept = self.roots | self.merged
         clones: dict[Body, list[Node]] = defaultdict(list)
         for n in self.compute:
             if any(r.op.rule is BatchRule.REDUCE and r in self.loop for r in self.readers[n]):
@@ -175,7 +177,9 @@ class _Partitioner:
         """What backward alone reads is computed there, not next to the forward value it is of."""
         for n in reversed(self.compute):
             bodies = {home[r] for r in self.readers[n]}
-            if len(bodies) != 1 or n in self.roots or n in self.loop or not n.op.elementwise:
+            if len(bodies) != 1 or n in self.loop or not n.op.elementwise:
+                continue
+            if n in self.roots or n in self.merged:
                 continue
             (body,) = bodies
             stored = [x for x in self.reads[n] if x.type.width > 1 and x.type.domain.by_structure]

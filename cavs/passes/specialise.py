@@ -226,6 +226,8 @@ class _Specialiser:
     def _whole(self, n: Node) -> None:
         if n.op.name == "push":
             self.whole[n] = self._merged(n.inputs[0])
+        elif n.op.name == "count_present":  # of the feature of all kinds
+            self.whole[n] = n
         elif not any(x in self.dependent for x in n.inputs):
             self.whole[n] = simplify_node(rebuild(n, tuple(self.whole[x] for x in n.inputs)))
         elif n.op.rule is BatchRule.REDUCE:

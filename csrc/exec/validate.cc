@@ -145,7 +145,7 @@ class Validator : AccessChecks {
         return;
       case InstructionKind::kLookupGrad:
         check_inputs(in, 1);
-        need(in.inputs[0].map != RowMap::kSegmentSum, "reads sums of segments: copy them first");
+        check_rows(in);
         need(in.argument >= 0 && in.argument < kMostIndices && in.argument2 >= 0,
              "int feature " + std::to_string(in.argument) + ", parameter " +
                  std::to_string(in.argument2));
@@ -165,9 +165,15 @@ class Validator : AccessChecks {
     }
     if (in.kind == InstructionKind::kCrossEntropy ||
         in.kind == InstructionKind::kCrossEntropyGrad) {
+      check_rows(in);
       need(in.argument >= 0 && in.argument < kMostIndices,
            "int feature " + std::to_string(in.argument));
     }
+  }
+
+  // Kernels that take each row as it lies.
+  void check_rows(const Instruction& in) const {
+    need(in.inputs[0].map != RowMap::kSegmentSum, "reads sums of segments: copy them first");
   }
 
   // Outputs of sums over rows: a dense gradient or an arena buffer in one.

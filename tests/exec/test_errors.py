@@ -364,6 +364,17 @@ def test_label_out_of_range():
         executor.run(schedule(GRAPHS), [np.zeros((2, 3))], [np.array([2, 3], np.int32)])
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "cross_entropy_grad"])
+def test_sums_of_segments_are_no_rows_of_logits(name):
+    m = Hand()
+    x = m.buffer("arena", VERTEX, 3)
+    out = m.buffer("arena", GRAPH, 1 if name == "cross_entropy" else 3)
+    sums = segment(x, 3, "graph_rows")
+    m.rows(GRAPH, [m.op(name, GRAPH, inputs=[sums], out=self_(out, 3 if "grad" in name else 1))])
+    with pytest.raises(ValueError, match="reads sums of segments: copy them first"):
+        m.finish(outputs=[out])
+
+
 def test_report():
     rng = np.random.default_rng(0)
     cell = TreeRnn(d=64, h=48)
