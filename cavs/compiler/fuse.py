@@ -155,7 +155,7 @@ class RowLowering(Storage):
             for x, pieces in self.accesses.operands(n):
                 if x in members:
                     continue
-                load = (self.operand(pieces[0]), *_block(x, group.shape))
+                load = (self.operand(pieces[0]), *_block(x, group.shape, n.where))
                 inputs[n, x] = loads.setdefault(load, len(loads))
         program = MapProgram(len(loads))
         registers: dict[Node, Register] = {}
@@ -267,7 +267,9 @@ class RowLowering(Storage):
         column = 0
         if n.op.name == "transpose":
             raise CompileError(
-                "a transposed parameter can only be a factor of a product", where=n.where
+                "a transposed parameter can only be a factor of a product",
+                where=n.where,
+                hint="multiply by it whole, x @ P.T, or make a parameter of the other shape",
             )
         if n.op.name == "pad":
             self._copy_map(n, None, buffer, 0, outer, size, 0, size)
@@ -310,7 +312,7 @@ def _reduces_axis(node: Node) -> bool:
     return node.op.name in ("sum_axis", "max_axis")
 
 
-def _block(x: Node, shape: tuple[int, ...]) -> tuple[int, bool]:
+def _block(x: Node, shape: tuple[int, ...], where: str) -> tuple[int, bool]:
     """How an operand of a fused kernel repeats: outer stride and whether one number a block."""
     outer, inner = _grid(shape)
     if x.shape == shape or (x.type.width == outer * inner and _grid(x.shape) == (outer, inner)):
@@ -323,5 +325,7 @@ def _block(x: Node, shape: tuple[int, ...]) -> tuple[int, bool]:
         return 1, True
     raise CompileError(
         f"a value of shape {list(x.shape)} repeated to {list(shape)} cannot be lowered",
-        where=x.where,
+        where=where or x.where,
+        hint="reshape both to two axes, or join copies by ops.concat: only whole rows, the last "
+        "axis, or one number for each of these repeat",
     )

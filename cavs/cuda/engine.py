@@ -100,6 +100,11 @@ class CudaEngine:
             encoded, self._parameters, image, named, sorted(half), self.device.replay, cudnn
         )
 
+    def forget(self) -> None:
+        """Lets go of the arrays given to ``executor``: others are in their place."""
+        self.settle()
+        self._parameters = None
+
     def lacks_cudnn(self) -> str:
         """Why LSTMs cannot run by cuDNN here, as far as is known before it is opened; or empty."""
         if self._precision == "bfloat16":

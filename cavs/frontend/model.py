@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cavs.errors import ShapeError, TraceError, line_of
+from cavs.errors import DTypeError, ShapeError, TraceError, line_of
 from cavs.frontend.batch import Schema, SymbolicBatch
 from cavs.frontend.parameter import Module
 from cavs.frontend.values import Pushed
-from cavs.ir import Graph, Node, apply
+from cavs.ir import FLOAT, Graph, Node, apply
 from cavs.ir.trace import tracing
 from cavs.ops.loss import mean_terms
 
@@ -95,6 +95,12 @@ def trace_model(
                         hint=f"return {node.listed}, or one of them"
                         if isinstance(node, Pushed)
                         else "return one traced value, or a dict of them by name",
+                    )
+                if node.type.dtype != FLOAT:
+                    raise DTypeError(
+                        f"{name}.forward returned {node.type} for {key!r}, not floats",
+                        where=line_of(type(model).forward),
+                        hint="read integers from the batch itself: batch['token']",
                     )
                 if not isinstance(key, str) or key in _RESERVED or key.startswith("grad:"):
                     raise TraceError(

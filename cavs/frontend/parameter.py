@@ -143,8 +143,9 @@ class Parameter(Operand):
         return self._value
 
     def convert(self, dtype: npt.DTypeLike) -> None:
-        """Changes the dtype of the value; sessions made before keep the old array."""
+        """Changes the dtype of the value, by an array in its place; sessions notice."""
         self._value = np.ascontiguousarray(self.current(), dtype=dtype)
+        self.written()
 
     @property
     def value(self) -> npt.NDArray[Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-from cavs.errors import FeatureError, ShapeError, TraceError, line_of, user_line
+from cavs.errors import DTypeError, FeatureError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import SymbolicGraph
 from cavs.frontend.parameter import Module
 from cavs.frontend.top_down import turned
 from cavs.frontend.values import Gathered, Pushed
-from cavs.ir import EDGE, FLOAT, VERTEX, Node, Slot, Structure, apply, as_node
+from cavs.ir import EDGE, FLOAT, TO_FLOATS, VERTEX, Node, Slot, Structure, apply, as_node
 from cavs.ir.trace import current_trace
 
 
@@ -89,7 +89,13 @@ class Vertex:
             )
         for name, value in states.items():
             node = as_node(value)
-            if node.type.domain.base not in ("vertex", "one"):
+            if node.type.dtype != FLOAT:
+                raise DTypeError(
+                    f"scatter({name}=...) needs floats, not {node.type}",
+                    where=where,
+                    hint=TO_FLOATS,
+                )
+            if node.type.domain.base == "edge":
                 raise TraceError(
                     f"scatter({name}=...) needs a value of the vertex, not {node.type}",
                     where=where,

@@ -27,6 +27,7 @@ from cavs.ir.types import (
     TensorType,
     broadcast_shapes,
     join_domains,
+    need_floats,
 )
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "defop",
     "join_domains",
     "make",
+    "need_floats",
     "origin",
     "rebuild",
     "rewrite",

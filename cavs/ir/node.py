@@ -161,6 +161,11 @@ class Operand(Refusals):
         if not x.shape:
             raise ShapeError("a scalar cannot be sliced", where=user_line())
         start, stop, _ = key.indices(x.shape[-1])
+        if start >= stop:
+            raise ShapeError(
+                f"[slice] {key.start}:{key.stop} of {x.shape[-1]} elements is empty: {x.type}",
+                where=user_line(),
+            )
         return apply("slice", x, start=start, stop=stop)
 
     @property
@@ -194,10 +199,15 @@ class Operand(Refusals):
         """Edge values without ``axis``: the minimum over the children, 0 without any."""
         return -(-self).max(axis)
 
-    def softmax(self) -> Node:
-        """Softmax over the children of each vertex (edge values), else over the last axis."""
+    def softmax(self, axis: int | None = None) -> Node:
+        """Softmax over the children of each vertex (edge values), else over the last axis.
+
+        axis: -1 for the last axis of edge values, too.
+        """
         x = as_node(self)
-        if x.type.domain.base != "edge":
+        if axis not in (None, -1):
+            _flat(x, axis)
+        if axis is not None or x.type.domain.base != "edge":
             shifted = apply("exp", x - apply("keep_axis", x.max(-1)))
             return shifted / apply("keep_axis", shifted.sum(-1))
         weight = apply("exp", x - x.max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,6 +14,13 @@ TO_FLOATS = "look an index up in an nn.Embedding first; give numbers that are no
 TO_INTEGERS = "give indices and labels as integers: np.asarray(values, np.int32)"
 
 _RANK = {"one": 0, "graph": 1, "vertex": 2, "edge": 3}
+
+
+def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
+    """TypeError with ``cure`` for operands that are integers."""
+    for t in types:
+        if t.dtype != FLOAT:
+            raise TypeError(f"needs floats, not {t.dtype}", cure)
 
 
 @dataclass(frozen=True)

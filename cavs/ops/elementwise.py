@@ -11,7 +11,6 @@ from typing import Any
 
 from cavs.ir import (
     FLOAT,
-    TO_FLOATS,
     Node,
     TensorType,
     apply,
@@ -19,6 +18,7 @@ from cavs.ir import (
     broadcast_shapes,
     defop,
     join_domains,
+    need_floats,
 )
 from cavs.ops.expression import NumpyExpression
 
@@ -27,9 +27,7 @@ CHEAP, COSTLY = 1, 10
 
 def broadcast_type(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     """All operands floats, broadcast over rows and inside them."""
-    for t in types:
-        if t.dtype != FLOAT:
-            raise TypeError(f"needs floats, not {t.dtype}", TO_FLOATS)
+    need_floats(types)
     shape = broadcast_shapes([t.shape for t in types])
     return TensorType(FLOAT, shape, join_domains([t.domain for t in types]))
 

@@ -14,7 +14,6 @@ from cavs.ir import (
     EDGE,
     FLOAT,
     GRAPH,
-    TO_FLOATS,
     VERTEX,
     BatchRule,
     Node,
@@ -22,6 +21,7 @@ from cavs.ir import (
     apply,
     as_node,
     defop,
+    need_floats,
 )
 
 
@@ -29,8 +29,7 @@ def _edge_to_vertex(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tenso
     (t,) = types
     if t.domain.base != "edge":
         raise ValueError("needs a value of every child, as v.gather() gives")
-    if t.dtype != FLOAT:
-        raise TypeError(f"needs floats, not {t.dtype}", TO_FLOATS)
+    need_floats(types)
     return TensorType(FLOAT, t.shape, VERTEX.of_kind(t.domain.kind))
 
 
@@ -81,6 +80,7 @@ defop(
 def _graph_sum_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     if types[0].domain != VERTEX:
         raise ValueError("needs a value of every vertex")
+    need_floats(types)
     return TensorType(FLOAT, types[0].shape, GRAPH)
 
 

@@ -7,7 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from cavs.ir import FLOAT, INT, ONE, TO_INTEGERS, BatchRule, Node, TensorType, apply, defop
+from cavs.errors import TraceError, user_line
+from cavs.ir import (
+    FLOAT,
+    INT,
+    ONE,
+    TO_INTEGERS,
+    BatchRule,
+    Node,
+    TensorType,
+    apply,
+    as_node,
+    defop,
+)
 
 # attrs: parameter, the frontend's Parameter (compared by identity).
 defop(
@@ -61,5 +73,15 @@ defop(
 
 
 def lookup(table: Any, index: Any) -> Node:
-    """Row ``index`` of ``table`` (rows, width); zeros where the index is -1."""
-    return apply("lookup", table, index)
+    """Row ``index`` of ``table`` (rows, width), a parameter; zeros where the index is -1.
+
+    TraceError for a table that is computed.
+    """
+    node = as_node(table)
+    if node.type.domain == ONE and node.op.name != "parameter":
+        raise TraceError(
+            f"rows are looked up in a parameter, not in what {node.op.name!r} makes: {node.type}",
+            where=user_line(),
+            hint="look rows up first, and compute with them: tanh(lookup(P, i))",
+        )
+    return apply("lookup", node, index)

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from cavs.errors import ShapeError, user_line
-from cavs.ir import FLOAT, ONE, TO_FLOATS, BatchRule, Node, TensorType, apply, as_node, defop
+from cavs.ir import FLOAT, ONE, BatchRule, Node, TensorType, apply, as_node, defop, need_floats
 
 
 def _last_axis(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     (t,) = types
-    if t.dtype != FLOAT:
-        raise TypeError(f"needs floats, not {t.dtype}", TO_FLOATS)
+    need_floats(types)
     if not t.shape:
         raise ValueError("needs at least one axis")
     return TensorType(FLOAT, t.shape[:-1], t.domain)
@@ -64,8 +63,7 @@ def place(node: Node, value: Any) -> Any:
 
 
 def _sum_rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-    if types[0].dtype != FLOAT:
-        raise TypeError(f"needs floats, not {types[0].dtype}", TO_FLOATS)
+    need_floats(types)
     return placed_type(types[0].shape, attrs)
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from cavs.errors import ShapeError, user_line
-from cavs.ir import FLOAT, Node, TensorType, apply, as_node, defop, join_domains
+from cavs.ir import FLOAT, Node, TensorType, apply, as_node, defop, join_domains, need_floats
+
+_APART = "integers are read as they were given: make each a feature of its own, one a row"
 
 
 def _slice_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     (t,) = types
+    need_floats(types, _APART)
     size = t.shape[-1] if t.shape else 0
     start, stop = attrs["start"], attrs["stop"]
     if not 0 <= start < stop <= size:
@@ -51,6 +55,7 @@ defop(
 def _concat_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     if any(not t.shape for t in types):
         raise ValueError("scalars cannot be concatenated; reshape them to (1,)")
+    need_floats(types, _APART)
     axis = attrs["axis"]
     heads = {(*t.shape[:-2], t.shape[-1]) if axis == -2 else t.shape[:-1] for t in types}
     if len(heads) > 1:
@@ -81,7 +86,8 @@ defop(
 
 
 def _reshape_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-    result = TensorType(types[0].dtype, attrs["shape"], types[0].domain)
+    need_floats(types, _APART)
+    result = TensorType(FLOAT, attrs["shape"], types[0].domain)
     if result.width != types[0].width:
         raise ValueError(f"{types[0].width} elements do not fill {list(attrs['shape'])}")
     return result
@@ -116,7 +122,7 @@ def split(value: Any, n: int | Sequence[int]) -> list[Node]:
     """Cuts the last axis into ``n`` equal parts, or into parts of the sizes ``n``."""
     x = as_node(value)
     size = x.shape[-1] if x.shape else 0
-    if isinstance(n, int | np.integer):
+    if isinstance(n, int | float | np.number):
         if n < 1 or size == 0 or size % n:
             raise ShapeError(
                 f"[split] {size} elements do not divide by {n}: {x.type}", where=user_line()
@@ -132,6 +138,14 @@ def split(value: Any, n: int | Sequence[int]) -> list[Node]:
     return [x[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-def reshape(value: Any, shape: Sequence[int]) -> Node:
-    """The same elements of a row in another shape (row-major)."""
-    return apply("reshape", value, shape=tuple(int(s) for s in shape))
+def reshape(value: Any, shape: int | Sequence[int]) -> Node:
+    """The same elements of a row in another shape (row-major); one axis may be -1, what is left.
+
+    ShapeError where the elements do not fill it.
+    """
+    x = as_node(value)
+    sizes = [int(s) for s in (shape if isinstance(shape, Sequence) else [shape])]
+    if sizes.count(-1) == 1:
+        others = -math.prod(sizes)
+        sizes[sizes.index(-1)] = x.type.width // others if others > 0 else 0
+    return apply("reshape", x, shape=tuple(sizes))

@@ -6,6 +6,7 @@ The cycle of the recurrence is cut at the slots: the cotangent of what a vertex 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -54,23 +55,29 @@ def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 def _reduce_shape(d: Node, shape: tuple[int, ...]) -> Node:
     if _broadcasts(d.shape, shape):
         return d
-    if len(d.shape) > len(shape) or (len(d.shape) == len(shape) == 2 and shape[0] < d.shape[0]):
-        # Sum over leading axes: add the slices of the flattened row.
-        head, tail = d.shape[0], d.shape[1:]
-        if not tail:
-            return _reduce_shape(apply("sum_axis", d), shape)
-        inner = 1
-        for s in tail:
-            inner *= s
-        flat = apply("reshape", d, shape=(head * inner,))
-        total = flat[0:inner]
-        for i in range(1, head):
-            total = total + flat[i * inner : (i + 1) * inner]
-        kept = (1, *tail) if len(d.shape) == len(shape) else tail
-        return _reduce_shape(apply("reshape", total, shape=kept), shape)
-    if shape and shape[-1] == 1 and d.shape[-1] > 1:
+    extra = len(d.shape) - len(shape)
+    if extra > 0 and d.shape[0] == 1:
+        return _reduce_shape(apply("reshape", d, shape=d.shape[1:]), shape)
+    if extra > 0 and len(d.shape) == 1:
+        return _reduce_shape(apply("sum_axis", d), shape)
+    target = ((1,) * extra + shape)[-len(d.shape) :]
+    for axis, (size, kept) in enumerate(zip(d.shape[:-1], target[:-1], strict=True)):
+        if kept == 1 < size:
+            return _reduce_shape(_sum_of_axis(d, axis), shape)
+    if target[-1] == 1 < d.shape[-1]:
         return _reduce_shape(apply("keep_axis", apply("sum_axis", d)), shape)
     raise CompileError(f"cannot reduce a cotangent of shape {list(d.shape)} to {list(shape)}")
+
+
+def _sum_of_axis(d: Node, axis: int) -> Node:
+    """The sum over an axis before the last, which becomes 1: slices of the row are added."""
+    before, size, after = d.shape[:axis], d.shape[axis], d.shape[axis + 1 :]
+    inner, outer = math.prod(after), math.prod(before)
+    flat = apply("reshape", d, shape=(size * inner,) if outer == 1 else (outer, size * inner))
+    total = flat[0:inner]
+    for i in range(1, size):
+        total = total + flat[i * inner : (i + 1) * inner]
+    return apply("reshape", total, shape=(*before, 1, *after))
 
 
 def expand(d: Node, target: TensorType) -> Node:

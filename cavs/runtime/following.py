@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from cavs.cuda.engine import CudaEngine
 from cavs.frontend.parameter import Parameter
 from cavs.runtime.variant import Array, Variant
@@ -17,7 +19,9 @@ class Following:
     parameters: dict[str, Parameter]
     _variants: dict[Any, Variant]
     _cuda: CudaEngine | None
+    dtype: np.dtype[Any]
     _versions: int  # of the parameters, as far as this session has followed them
+    _arrays: list[Array]  # of the parameters, that executors were made for
 
     def moved(self, executor: Any) -> None:
         """Tells the other executors, and other sessions, that `executor` has updated parameters."""
@@ -38,8 +42,23 @@ class Following:
         own = 0 if self._cuda is None else self._cuda.published
         versions = sum(p.version for p in parameters) - own
         if versions != self._versions:
+            self._follow_arrays()
             self.invalidate()
-        self._versions = versions
+        own = 0 if self._cuda is None else self._cuda.published
+        self._versions = sum(p.version for p in parameters) - own
+
+    def _follow_arrays(self) -> None:
+        """Sessions of other dtypes, and `initialize`, put other arrays in the parameters' place."""
+        for p in self.parameters.values():
+            if p.current().dtype != self.dtype:
+                p.convert(self.dtype)
+        found = [p.current() for p in self.parameters.values()]
+        if all(a is b for a, b in zip(found, self._arrays, strict=False)):
+            return
+        if self._cuda is not None:
+            self._cuda.forget()
+        for variant in self._variants.values():
+            variant.executor = None
 
     def invalidate(self) -> None:
         """Tells the engine that arrays of parameters were written that it has seen before.
@@ -74,10 +93,13 @@ class Following:
     def download(self) -> None:
         """Brings arrays of the host up to date: of parameters, and of states on the device.
 
+        Parameters have the session's dtype again, if another session had them converted.
+
         DeviceError if the device has failed and steps are lost with it: the arrays stay behind.
         """
         if self._cuda is not None:
             self._cuda.update_host()
+        self._follow_arrays()
 
     def lost_steps(self) -> int:
         """`download` without a warning; how many steps are lost with a device that has failed.

@@ -42,10 +42,11 @@ SHARED_FROM = 1.15  # readers a product from which those of leaves are done at t
 class Session(Inspected, Following):
     """Compiles ``model`` on first use and runs it.
 
-    dtype: np.float32, or np.float64 for checks; it must be that of the parameters. passes: switches
-    of the compiler. threads: of the engine, process-wide; None leaves them. replicated: training
-    batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1",
-    or a cavs.cuda Device; there, the parameters' arrays are brought up to date when they are read.
+    dtype: np.float32, or np.float64 for checks; parameters are converted to it, and back by the
+    session of another dtype that next runs. passes: switches of the compiler. threads: of the
+    engine, process-wide; None leaves them. replicated: training batches are parts of global ones,
+    see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1", or a cavs.cuda Device; there, the
+    parameters' arrays are brought up to date when they are read.
     precision: of products, "float32"; on a CPU with a matrix unit (AMX) also "bfloat16x3" and
     "bfloat16", which are "float32" on others; on a device "tf32" or "bfloat16", which stores packed
     weights and most values in it, too; all with float32 sums. cudnn: whether cuDNN runs LSTMs over
@@ -89,6 +90,7 @@ class Session(Inspected, Following):
         self._latest: dict[bool, Variant] = {}
         self._edge_types = EdgeTypes(model)
         self._versions = 0
+        self._arrays: list[Array] = []
         self._profiling = False
         self._serial = False
 
@@ -384,7 +386,8 @@ class Session(Inspected, Following):
             )
         program = variant.compiled.program
         # The engine takes its precision from the parameters; a model may have none.
-        values = [p.current() for p in self.parameters.values()] or [np.zeros(1, self.dtype)]
+        self._arrays = [p.current() for p in self.parameters.values()]
+        values = self._arrays or [np.zeros(1, self.dtype)]
         if self._cuda is None:
             variant.executor = _engine.Executor(encode(program), values, self._products)
             variant.executor.set_serial(self._serial)

@@ -21,15 +21,12 @@ class Cell(cavs.VertexFunction):
     def vertex(self, v):
         children = v.gather()
         v.scatter(h=ops.tanh(v.pull("x") @ self.W + children.h.sum()))
-        v.push(
-            {
-                "sum": lambda: children.h.sum(),
-                "mean": lambda: children.h.mean(),
-                "max": lambda: children.h.max(),
-                "child": lambda: v.gather(0).h,
-                "beside": lambda: ops.concat([v.gather(1).h, children.h.sum()])[1:4],
-            }[self.push]()
-        )
+        if self.push == "child":
+            v.push(v.gather(0).h)
+        elif self.push == "beside":
+            v.push(ops.concat([v.gather(1).h, children.h.sum()])[1:4])
+        else:
+            v.push(getattr(children.h, self.push)())
 
 
 class Model(cavs.Model):

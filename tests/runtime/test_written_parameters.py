@@ -22,6 +22,13 @@ class Scorer(cavs.Model):
     def loss(self, batch):
         return ops.cross_entropy(self.forward(batch), batch["label"])
 
+    @staticmethod
+    def copy_of(model):
+        made = Scorer()
+        for name, parameter in model.parameters().items():
+            made.parameters()[name].value = parameter.current()
+        return made
+
 
 @pytest.fixture
 def batch():
@@ -95,3 +102,34 @@ def test_arrays_stay_the_same_objects():
     model.initialize(3)
     model.output.weight.value = np.ones((3, 2))
     assert model.output.weight.value is array and (array == 1).all()
+
+
+def test_a_session_in_float64_leaves_training_as_it_is(batch, tmp_path):
+    """Made, run and trained between the steps of another: both work on what is there."""
+    models = [Scorer(), Scorer()]
+    for model in models:
+        model.initialize(1)
+    plain, checked = (cavs.Trainer(m, cavs.optim.SGD(lr=0.5)) for m in models)
+    other = cavs.Session(models[1], dtype=np.float64)  # before the first step, too
+    for i in range(4):
+        assert checked.step(batch) == plain.step(batch)
+        if i % 2:
+            loss, gradients = other.gradients(batch)
+            expected = cavs.Session(Scorer.copy_of(models[0]), dtype=np.float64).gradients(batch)
+            assert loss == expected[0] and gradients["output.weight"].dtype == np.float64
+        elif i:
+            other = cavs.Session(models[1], dtype=np.float64)
+    for trainer, name in ((plain, "a"), (checked, "b")):
+        cavs.Session(trainer.model, dtype=np.float64)
+        trainer.save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_model_drawn_anew_in_another_dtype(batch):
+    model = Scorer()
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.5))
+    trainer.step(batch)
+    model.initialize(3, np.float64)
+    before = model.output.weight.value.copy()
+    trainer.step(batch)
+    assert not np.allclose(model.output.weight.value, before)
