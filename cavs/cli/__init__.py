@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
-from cavs.cli import bench, demo, evaluate, explain, info, launch, strategy, train
+from cavs.cli import bench, demo, evaluate, explain, info, launch, strategy, streams, train
 from cavs.cli.registry import Task
 from cavs.errors import CavsError
 from cavs.train.checkpoint import version
@@ -36,10 +35,21 @@ def parser_for(argv: list[str]) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit status: 0, 1 for an error of cavs, 2 for bad usage, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    streams.prepare()
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except streams.OutputError as error:
+        streams.give_up(error)
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
     try:
         args = parser_for(arguments).parse_args(arguments)
         status: int = args.run(args)
-        sys.stdout.flush()
         return status
     except CavsError as error:
         print(f"cavs: {type(error).__name__}: {error}", file=sys.stderr)
@@ -47,7 +57,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print(f"\ncavs: {str(error) or 'stopped'}", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of our output has gone; keep the interpreter from flushing into it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1

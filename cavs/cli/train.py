@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cavs.cli import distributed, options
+from cavs.cli import distributed, options, streams
 from cavs.cli.claim import Claim
 from cavs.cli.distributed import one_voice
 from cavs.cli.registry import Entry, Task
@@ -168,7 +168,7 @@ def train(
     )
     if isinstance(trainer, DistributedTrainer):  # the rank that was the first may be gone
         first = trainer.communicator.rank == 0
-    say: Callable[[str], None] = print if first else lambda text: None
+    say: Callable[[str], None] = streams.report if first else lambda text: None
     return Trained(task, trainer, _report(args, task, trainer, result, checkpoint, say))
 
 

@@ -12,6 +12,7 @@ from typing import TextIO
 
 _REDRAW_SECONDS = 0.1
 _LINE_SECONDS = 10.0
+_NO_STREAM = (AttributeError, OSError, ValueError)  # of None, one that is broken, one closed
 
 
 def duration(seconds: float) -> str:
@@ -48,7 +49,7 @@ class Progress:
         self._clock = clock
         self._first = done
         self._start = self._clock()
-        self._tty = self._stream.isatty()
+        self._tty = self._is_terminal()
         self._shown = self._start if not self._tty else -math.inf
         self._drawn = False
 
@@ -118,10 +119,16 @@ class Progress:
             self._write("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r")
             self._drawn = False
 
+    def _is_terminal(self) -> bool:
+        try:
+            return self._stream.isatty()
+        except _NO_STREAM:
+            return False
+
     def _write(self, text: str) -> None:
-        # A closed or broken stderr must not end a training run.
+        # A missing, closed or broken stderr must not end a training run.
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):
+        except _NO_STREAM:
             self.enabled = False

@@ -310,17 +310,6 @@ def test_the_registry_refuses_what_is_no_model(tmp_path):
     assert main(["train", str(tmp_path / "keys.py")]) == 1
 
 
-def test_closed_output_ends_quietly():
-    done = subprocess.run(
-        f"{sys.executable} -m cavs.cli info | head -c 1",
-        shell=True,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stderr == ""
-
-
 @pytest.mark.usefixtures("real_engine")
 def test_a_device_that_is_none_is_refused(capsys):
     tree = Path(__file__).with_name("tree_toy.py")

@@ -77,6 +77,17 @@ def test_a_closed_stream_does_not_stop_training():
     assert not bar.enabled
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_no_stream_at_all(closed, monkeypatch):
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr("sys.stderr", stream if closed else None)
+    with Progress("epoch", 2) as bar:
+        bar.advance(1)
+        bar.finish("done")
+    assert bar.done == 1
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(4.21, "4.2s"), (65, "1:05"), (7384, "2:03:04"), (float("inf"), "?")],
