@@ -19,6 +19,12 @@ from cavs.train import optim, schedules
 from cavs.train.checkpoint import Checkpoint, read_checkpoint
 
 BALANCES = ("equal", "structure", "lb-bsp", "lb-bsp-gpu")
+# Kept for --resume besides the options of training: what the result depends on, and where it is
+# computed. Threads, ranks, their cluster and its timeout are those of each command.
+KEPT = (
+    *("limit", "device", "precision", "cudnn", "deterministic"),
+    *("strategy", "balance", "predictor", "save_every"),
+)
 SCHEDULES = ("constant", "cosine", "step", "exponential", "plateau")
 
 
@@ -253,7 +259,7 @@ def training_config(entry: Entry, args: argparse.Namespace, task: Task) -> dict[
         "options": options,
         "data": data,
         "seed": args.seed,
-        "training": {**training, "limit": args.limit},
+        "training": training | {key: getattr(args, key) for key in KEPT},
         "assets": dict(task.assets),
     }
 

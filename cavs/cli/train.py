@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--out", metavar="DIR", help="default: runs/MODEL")
     group.add_argument(
-        "--resume", action="store_true", help="continue the run in --out, with its options"
+        "--resume",
+        action="store_true",
+        help="continue the run in --out, with its options where none are given here; --threads, "
+        "--elastic, --collectives, --resources and --timeout are not kept",
     )
     group.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     group.add_argument("--save-every", type=options.count(1), metavar="STEPS")
@@ -174,6 +177,9 @@ def train(
 
 def _check_balance(args: argparse.Namespace) -> None:
     if args.predictor is not None and args.balance != "lb-bsp":
+        if args.resume:  # it is that of the run, whose --balance was another
+            args.predictor = None
+            return
         raise ConfigError(
             f"--predictor {args.predictor} with --balance {args.balance}",
             hint="pass --balance lb-bsp: nothing else predicts speeds",

@@ -12,6 +12,7 @@ import pytest
 
 from cavs import _engine
 from cavs.cli import main, registry
+from cavs.cli import train as cli_train
 from cavs.errors import ConfigError
 from cavs.train import read_checkpoint, safetensors
 from tests.train.fake import FakeSession
@@ -123,6 +124,43 @@ def test_resume_goes_on_with_the_options_of_the_run():
     assert ours.config == theirs.config
     for key, array in ours.parameters.items():
         assert np.array_equal(array, theirs.parameters[key])
+
+
+def test_resume_goes_on_with_the_engine_of_the_run(monkeypatch):
+    engines, balances = [], []
+
+    def session(model, threads, device, precision, cudnn, deterministic):
+        engines.append((threads, device, precision, cudnn, deterministic))
+        return FakeSession(model)
+
+    def settled(args):
+        balances.append((args.strategy, args.balance, args.predictor, args.save_every))
+
+    monkeypatch.setattr("cavs.train.trainer._new_session", session)
+    words = ("--device", "cuda", "--precision", "tf32", "--cudnn", "auto", "--deterministic")
+    words = (*words, "--balance", "lb-bsp", "--predictor", "ema", "--save-every", "3")
+    assert train(*words, "--threads", "2", "--epochs", "1") == 0
+    check = cli_train._check_balance
+    monkeypatch.setattr(cli_train, "_check_balance", lambda args: (check(args), settled(args)))
+    assert train("--resume", "--epochs", "2") == 0
+    assert train("--resume", "--precision", "bfloat16", "--balance", "equal") == 0
+    run = ("cuda", "tf32", "auto", True)
+    assert engines == [(2, *run), (None, *run), (None, "cuda", "bfloat16", "auto", True)]
+    assert balances == [(None, "lb-bsp", "ema", 3), (None, "equal", None, 3)]
+
+
+def test_resume_goes_on_with_the_strategy_of_the_run(real_engine, capsys):
+    tree = Path(__file__).with_name("tree_toy.py")
+    words = ("train", tree, "--quiet", "--out", "run", "--limit", "16")
+    assert cavs(*words, "--epochs", "1", "--strategy", "PSLoadBalancing") == 0
+    config = read_checkpoint("run/checkpoint.safetensors").config
+    assert config["training"]["strategy"] == "PSLoadBalancing"
+    assert cavs(*words, "--resume", "--epochs", "2", "--strategy", "Nothing") == 1
+    assert "Nothing" in capsys.readouterr().err
+    assert cavs(*words, "--resume", "--epochs", "2") == 0
+    assert read_checkpoint("run/checkpoint.safetensors").config == config | {
+        "training": config["training"] | {"epochs": 2}
+    }
 
 
 def test_a_model_file_that_moved(capsys):
