@@ -132,7 +132,12 @@ class DataLoader:
         name = "num_vertices" if self.bucket == "size" else "depth"
         sizes = []
         for i in range(len(self.graphs)):
-            size = getattr(self.graphs[i], name, None)
+            try:
+                size = getattr(self.graphs[i], name, None)
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise _located(error, f"graph {i} of the data set") from error
             if size is None:
                 raise ConfigError(
                     f"graphs[{i}] is {self.graphs[i]!r:.80}, but bucket={self.bucket!r} reads its "
@@ -220,9 +225,7 @@ class DataLoader:
         listed = ", ".join(map(str, blamed or ids.tolist()))
         which = "graph" if len(blamed) == 1 else "graphs"
         where = f"{which} {listed} of the data set (batch {position} of epoch {epoch})"
-        if isinstance(error, CavsError) and type(error).__init__ is CavsError.__init__:
-            return type(error)(f"{error.what}\n  in {where}", where=error.where, hint=error.hint)
-        return DataError(f"cannot prepare {where}: {type(error).__name__}: {error}")
+        return _located(error, where)
 
     def _collates_alone(self, i: int) -> bool:
         collate = getattr(self.collate, "whole", self.collate)  # undivided
@@ -267,6 +270,13 @@ class DataLoader:
                 f"the loader was saved at epoch {epoch!r}, batch {position!r} of {len(self)}"
             )
         self._epoch, self._position, self._running = epoch, position, False
+
+
+def _located(error: Exception, where: str) -> CavsError:
+    """The error as one of cavs that says where in the data it was."""
+    if isinstance(error, CavsError) and type(error).__init__ is CavsError.__init__:
+        return type(error)(f"{error.what}\n  in {where}", where=error.where, hint=error.hint)
+    return DataError(f"cannot prepare {where}: {type(error).__name__}: {error}")
 
 
 def _edge_features(graphs: Iterable[Any]) -> Mapping[str, Any] | None:

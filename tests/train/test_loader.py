@@ -160,6 +160,25 @@ def test_an_error_of_another_kind_is_wrapped():
         list(loader(collate=broken))
 
 
+@pytest.mark.parametrize("error", [OSError("gone"), StopIteration(), DataError("bad", hint="mend")])
+def test_an_error_of_the_data_set_names_the_graph_with_buckets_too(error):
+    class Data:
+        def __len__(self):
+            return len(GRAPHS)
+
+        def __getitem__(self, i):
+            if i == 17:
+                raise error
+            return GRAPHS[i]
+
+    told = "bad\n  in graph 17 of the data set\n  hint: mend"
+    if not isinstance(error, DataError):
+        told = f"cannot prepare graph 17 of the data set: {type(error).__name__}: {error}"
+    with pytest.raises(DataError) as caught:
+        loader(Data(), bucket="size")
+    assert str(caught.value) == told
+
+
 def test_an_error_in_prepare_is_carried_too():
     batches = loader()
 
