@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +16,12 @@ from cavs.errors import CavsError, CheckpointError, ConfigError, DataError
 from cavs.train.prefetch import prefetch
 
 Collate = Callable[[Sequence[Any], NDArray[np.int64]], Any]
+Prepare = Callable[[Any], object]
 _IDENTITY = ("num_graphs", "batch_size", "shuffle", "seed", "bucket", "drop_last")
+
+
+def _none() -> None:
+    """What does not prepare."""
 
 
 def _collate(graphs: Sequence[Any], ids: NDArray[np.int64]) -> Any:
@@ -41,7 +48,8 @@ class DataLoader:
 
     Every ``iter(loader)`` runs the next epoch. `state_dict` says where the running one stands;
     after `load_state_dict` the next ``iter`` goes on from there with the identical batches.
-    `prepare`, if set, is called with every batch that `collate` made, in the background thread.
+    `prepare`, if set, is called with every batch that `collate` made, in the background thread. A
+    method is held weakly, and a copied or pickled loader has none.
     """
 
     def __init__(
@@ -80,7 +88,7 @@ class DataLoader:
             )
         self.graphs, self.batch_size, self.shuffle, self.seed = graphs, batch_size, shuffle, seed
         self.bucket, self.drop_last, self.prefetch = bucket, drop_last, prefetch
-        self.prepare: Callable[[Any], None] | None = None
+        self._prepare: Callable[[], Prepare | None] = _none
         self._collate = collate or _collate
         self._sizes = self._bucket_sizes()
         self._epoch, self._position = 0, 0  # of the running iteration, or of the next one
@@ -105,6 +113,23 @@ class DataLoader:
         self._collate = collate
         self._cache.clear()
         self._cached_bytes = 0
+
+    @property
+    def prepare(self) -> Prepare | None:
+        """What is called with every batch; trainers set their session's, unless there is one."""
+        return self._prepare()
+
+    @prepare.setter
+    def prepare(self, prepare: Prepare | None) -> None:
+        # A loader may outlive the trainers that used it, and must not keep their sessions.
+        if isinstance(prepare, MethodType):
+            self._prepare = weakref.WeakMethod[Prepare](prepare)
+        else:
+            self._prepare = lambda: prepare
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without `prepare`: a session cannot be copied."""
+        return vars(self) | {"_prepare": _none}
 
     @property
     def epoch(self) -> int:
@@ -188,8 +213,7 @@ class DataLoader:
             return cached
         try:
             item = self.collate(self._typed([self.graphs[i] for i in ids]), ids)
-            if self.prepare is not None:
-                self.prepare(item)
+            self._prepared(item)
         except MemoryError:
             raise
         except Exception as error:
@@ -200,6 +224,11 @@ class DataLoader:
                 self._cache[position] = item
                 self._cached_bytes += size
         return item
+
+    def _prepared(self, item: Any) -> None:
+        prepare = self.prepare
+        if prepare is not None:
+            prepare(item)
 
     def _typed(self, graphs: list[Any]) -> list[Any]:
         """`graphs`, of which those without edges have the edge features of the data set, empty."""
@@ -231,8 +260,7 @@ class DataLoader:
         collate = getattr(self.collate, "whole", self.collate)  # undivided
         try:
             item = collate(self._typed([self.graphs[i]]), np.array([i], dtype=np.int64))
-            if self.prepare is not None:
-                self.prepare(item)
+            self._prepared(item)
         except Exception:
             return False
         return True

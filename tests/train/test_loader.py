@@ -1,8 +1,11 @@
+import copy
 import gc
+import pickle
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +13,11 @@ import pytest
 
 from cavs.data import batch
 from cavs.errors import CheckpointError, ConfigError, DataError, FeatureError, GraphError
+from cavs.runtime import Session
 from cavs.train import DataLoader
 from tests.patience import patience
 from tests.train.fake import make_graph, make_graphs
+from tests.train.test_engine import Classifier, trees
 
 ROOT = Path(__file__).parents[2]
 GRAPHS = make_graphs(53)
@@ -160,6 +165,23 @@ def test_an_error_of_another_kind_is_wrapped():
         list(loader(collate=broken))
 
 
+def test_copies_and_pickles_leave_the_session_of_a_trainer_out():
+    session = Session(Classifier(), threads=1)
+    batches = loader(trees(9), cache=True)
+    batches.prepare = session.prepare
+    first = ids(batches)
+    for copied in (pickle.loads(pickle.dumps(batches)), copy.deepcopy(batches)):
+        assert (copied.prepare, copied.epoch) == (None, 1)
+        assert ids(copied) == first
+    assert batches.prepare == session.prepare
+    used = weakref.ref(session)
+    del session
+    gc.collect()
+    assert used() is None
+    assert batches.prepare is None
+    assert ids(batches) == first
+
+
 @pytest.mark.parametrize("error", [OSError("gone"), StopIteration(), DataError("bad", hint="mend")])
 def test_an_error_of_the_data_set_names_the_graph_with_buckets_too(error):
     class Data:
@@ -231,6 +253,7 @@ def test_no_hang_at_interpreter_exit():
     code = """
 from tests.train.fake import make_graphs
 from cavs.data import batch
+from cavs.runtime import Session
 from cavs.train import DataLoader
 import time
 from pathlib import Path
