@@ -16,6 +16,7 @@ from cavs import nn, ops
 from cavs.cli import Task
 from cavs.data import Vocabulary, function_graphs, read_functions
 from cavs.data.pyast import function_vocabularies, functions_of, split_of
+from cavs.errors import DataError
 from cavs.train import metrics
 
 DEFAULTS = {"epochs": 10, "batch_size": 16, "lr": 0.05, "schedule": "cosine"}
@@ -69,7 +70,11 @@ def build(args, assets=None):
         return function_graphs(part(name), types, names, classes)
 
     def read(text):
-        found = functions_of(text, "input", sizes=(2, 1000))
+        try:
+            found = list(functions_of(text, "input", sizes=(2, 1000)))
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            line = getattr(error, "lineno", None) or 1
+            raise DataError(f"<text>:{line}: {getattr(error, 'msg', error)}") from error
         return function_graphs(found, types, names, classes, keep_other=True)
 
     def predict(outputs, batch):

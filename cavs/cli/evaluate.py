@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +86,26 @@ def predict(args: argparse.Namespace) -> int:
     else:
         if task.read is None:
             raise ConfigError("this model reads no files", hint="pass --split test")
-        graphs = task.read(_text(args.input))
-        if len(graphs) == 0:
-            raise DataError(f"{args.input} has no graphs")
+        graphs = _read(task.read, args.input)
     loader = DataLoader(graphs, args.batch_size)
     loader.prepare = trainer.session.prepare
     for batch in loader:
         for line in task.predict(trainer.session.predict(batch), batch):
             print(line)
     return 0
+
+
+def _read(read: Callable[[str], Sequence[Any]], path: str) -> Sequence[Any]:
+    """The graphs in a file; errors, in which readers call what they read <text>, name it."""
+    text, name = _text(path), "the standard input" if path == "-" else path
+    try:
+        graphs = read(text)
+    except DataError as error:
+        what = error.what if error.what.startswith("<text>:") else f"<text>: {error.what}"
+        raise DataError(what.replace("<text>", name, 1), hint=error.hint) from error
+    if len(graphs) == 0:
+        raise DataError(f"{name} has no graphs")
+    return graphs
 
 
 def _text(path: str) -> str:

@@ -1,4 +1,5 @@
 import argparse
+import io
 import json
 import os
 import re
@@ -53,7 +54,7 @@ RUN = Path("runs/toy")
 LAST, BEST = RUN / "checkpoint.safetensors", RUN / "checkpoint.best.safetensors"
 
 
-def test_train_evaluate_predict_info(capsys):
+def test_train_evaluate_predict_info(monkeypatch, capsys):
     assert train("--offset", "0.5") == 0
     out = capsys.readouterr().out
     assert "best epoch" in out
@@ -78,6 +79,12 @@ def test_train_evaluate_predict_info(capsys):
     lines = capsys.readouterr().out.split()
     assert len(lines) == 2
     assert set(lines) <= {"low", "middle", "high"}
+    Path("input").write_text("1 0\n")
+    assert cavs("predict", BEST, "input") == 1
+    assert "DataError: input: a line needs 6 numbers" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert cavs("predict", BEST, "-") == 1
+    assert "DataError: the standard input has no graphs" in capsys.readouterr().err
     assert cavs("predict", BEST, "--split", "test", "--limit", "7") == 0
     assert len(capsys.readouterr().out.split()) == 7
 

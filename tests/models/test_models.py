@@ -131,6 +131,11 @@ def test_train_evaluate_predict(
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == len(task.required("test"))
         assert all(lines)
+    if line := {"tree-lstm": 1, "dependency-tagger": 1, "ast-naming": 2}.get(entry.name):
+        bad = tmp_path / "bad"
+        bad.write_text("(3 oops\n" if line == 1 else "import os\ndef f(:\n")
+        assert main(["predict", best, str(bad)]) == 1
+        assert f"DataError: {bad}:{line}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["tree-lstm", "dependency-tagger", "lstm-lm"])
