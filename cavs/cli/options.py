@@ -278,6 +278,12 @@ def reopen(path: str | os.PathLike[str], args: argparse.Namespace) -> tuple[Task
             hint="it was written by Trainer.save; load it with Trainer.load in Python",
         )
     name = args.model or config["model"]
+    # A file may hold any model, also one that is known by a name elsewhere.
+    if not name.endswith(".py") and name != Path(config["model"]).stem.replace("_", "-"):
+        raise ConfigError(
+            f"--model {name}, but {path} holds the model {config['model']}",
+            hint="leave --model out, or pass the checkpoint of that model",
+        )
     if name.endswith(".py") and not Path(name).is_file():
         raise CheckpointError(
             f"{path} was trained with the model of {name}, but there is no such file",

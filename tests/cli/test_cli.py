@@ -179,6 +179,10 @@ def test_a_model_file_that_moved(capsys):
     assert cavs("evaluate", best) == 1
     assert "mine.py, but there is no such file" in capsys.readouterr().err
     assert cavs("evaluate", best, "--model", "moved.py") == 0
+    capsys.readouterr()
+    assert cavs("evaluate", best, "--model", "tree-lstm") == 1
+    told = f"ConfigError: --model tree-lstm, but {best} holds the model {mine.absolute()}"
+    assert told in capsys.readouterr().err
 
 
 def test_splits_may_be_generators(capsys):
