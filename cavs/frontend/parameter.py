@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cavs.config import require_seed
 from cavs.errors import ConfigError, DTypeError, NumericsError, ShapeError, user_line
 from cavs.ir import REGISTRY, Node, Operand, apply
 
@@ -97,7 +98,11 @@ class Parameter(Operand):
         self.version = 0  # one more whenever the value was written, or given to who may write it
 
     def initialize(self, seed: int, dtype: npt.DTypeLike = np.float32) -> None:
-        """Draws the value from ``seed`` and the parameter's name, whatever the order of others."""
+        """Draws the value from ``seed`` and the parameter's name, whatever the order of others.
+
+        ConfigError unless the seed is a whole number of 64 bits, 0 or more.
+        """
+        require_seed(seed)
         rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
         drawn = self._check(_draw(self.init, rng, self.shape), self.where)
         if self._value is None or self._value.dtype != dtype:
@@ -221,7 +226,10 @@ class Module:
         return found
 
     def initialize(self, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> None:
-        """Draws every parameter anew from ``seed``; each depends on its own name only."""
+        """Draws every parameter anew from ``seed``; each depends on its own name only.
+
+        ConfigError unless the seed is a whole number of 64 bits, 0 or more.
+        """
         for parameter in self.parameters().values():
             parameter.initialize(seed, dtype)
 

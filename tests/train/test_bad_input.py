@@ -175,6 +175,8 @@ def test_what_is_no_batch(batch):
         (lambda: cavs.Graph([[]], {"x": [-5]}), FeatureError, "holds -5(.|\n)*as floats"),
         (lambda: make(config=3), ConfigError, "config is 3"),
         (lambda: make(seed=2**64), ConfigError, "seed is 18446744073709551616"),
+        (lambda: Classifier().initialize(-1), ConfigError, "seed is -1"),
+        (lambda: Classifier().initialize(None), ConfigError, "seed is None"),
         (lambda: make().session.gradients(cavs.batch(GRAPHS), seed=-1), ConfigError, "seed is -1"),
         (lambda: cavs.Session(3), ConfigError, "model is 3"),
         (lambda: cavs.Session(Classifier(), dtype=np.int32), ConfigError, "np.float32 or"),
