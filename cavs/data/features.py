@@ -80,6 +80,11 @@ def check_feature(
     Raises FeatureError, naming ``label`` (the graph), the feature and the first bad row.
     """
     what = f'{label}: {kind} feature "{name}"'
+    if isinstance(values, np.ma.MaskedArray) and values.mask.any():  # NumPy drops the mask
+        raise FeatureError(
+            f"{what} is masked{_first(np.atleast_1d(values.mask), kind)}",
+            hint="fill it, integers by -1, which says absent: values.filled(-1)",
+        )
     try:
         array = np.asarray(values)
     except ValueError as error:

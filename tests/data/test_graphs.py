@@ -215,6 +215,8 @@ def test_features_are_converted_and_read_only():
         ([1, 2, 3], "has 3 rows, but the graph has 2 vertices"),
         (5, "has a single number, but the graph has 2 vertices"),
         ([0.0, np.nan], "holds nan at vertex 1"),
+        (np.ma.array([1, 2], mask=[0, 1]), r"is masked at vertex 1(.|\n)*values.filled\(-1\)"),
+        (np.ma.masked, "is masked at vertex 0"),
         ([[0.0, 0.0], [0.0, np.inf]], "holds inf at vertex 1"),
         ([0.0, 1e300], r"holds 1e\+300 at vertex 1"),
         ([0, -2], "holds -2 at vertex 1; .*\n.*-1 says that there is none"),
@@ -228,6 +230,11 @@ def test_bad_features_name_graph_feature_and_vertex(values, message):
     with pytest.raises(FeatureError, match=message) as info:
         Graph([[], [0]], {"token": values}, name="g")
     assert 'graph "g"' in str(info.value) and '"token"' in str(info.value)
+
+
+def test_a_masked_array_without_a_masked_value_is_an_array():
+    graph = Graph([[], [0]], {"token": np.ma.array([1, 2], mask=[0, 0]), "x": np.ma.array([1, 2])})
+    assert graph.features["token"].tolist() == graph.features["x"].tolist() == [1, 2]
 
 
 def test_edge_and_graph_features_are_checked_too():
