@@ -80,16 +80,31 @@ def _add_model(
     argv: list[str],
 ) -> None:
     group = parser.add_argument_group("model")
-    entry.add_arguments(group)
-    for action in group._group_actions:
-        _describe(action)
-    add(parser, entry)
+    try:
+        entry.add_arguments(group)
+        own = list(group._group_actions)
+        for action in own:
+            _describe(action)
+        add(parser, entry)
+    except argparse.ArgumentError as error:  # "conflicting option string: --lr"
+        raise _taken(entry, error.message.rpartition(": ")[2]) from error
+    taken = {"run", "entry"} | {action.dest for action in parser._actions if action not in own}
+    for action in own:
+        if action.dest in taken:  # the option is called otherwise
+            raise _taken(entry, f"{'/'.join(action.option_strings)}, args.{action.dest},")
     known = vars(parser.parse_args([]))
     defaults = {k: v for k, v in entry.defaults.items() if k in known}
     parser.set_defaults(entry=entry, **defaults)
     if kept is not None and not {"-h", "--help"} & set(argv):
         found = kept(parser.parse_known_args(argv)[0])
         parser.set_defaults(**{k: v for k, v in found.items() if k in known})
+
+
+def _taken(entry: Entry, option: str) -> ConfigError:
+    return ConfigError(
+        f"{entry.name} adds the option {option} which is taken",
+        hint="give it another name: cavs has that one itself, or the file adds it twice",
+    )
 
 
 def _describe(action: argparse.Action) -> None:

@@ -289,6 +289,23 @@ def test_bad_usage(words, text, capsys):
 
 
 @pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("'--lr'", "--lr which is taken"),
+        ("'--help'", "--help which is taken"),
+        ("'--rate', dest='lr'", "--rate, args.lr, which is taken"),
+        ("'--run'", "--run, args.run, which is taken"),
+    ],
+)
+def test_an_option_of_a_model_that_cavs_has_is_refused(option, text, capsys):
+    Path("mine.py").write_text(
+        f"def add_arguments(parser):\n    parser.add_argument({option})\nbuild = print\n"
+    )
+    assert cavs("train", "mine.py") == 1
+    assert f"ConfigError: mine.py adds the option {text}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "command", ["demo", "train", "evaluate", "predict", "bench", "explain", "info"]
 )
 def test_every_command_has_help(command, capsys):
