@@ -18,6 +18,7 @@ from cavs.distributed import Trainer as DistributedTrainer
 from cavs.distributed import world
 from cavs.distributed.communicator import Communicator
 from cavs.distributed.launch import take_stop_signal
+from cavs.distributed.resources import load_resources
 from cavs.errors import ConfigError, DataError
 from cavs.train import DataLoader, Trainer
 from cavs.train.checkpoint import read_checkpoint
@@ -141,6 +142,8 @@ def train(
     optimizer = options.make_optimizer(args, len(loader))
     distributes = args.strategy is not None or args.collectives != "auto"
     if communicator is None or (communicator.size == 1 and not distributes):
+        if args.resources is not None:  # of no use to one process, but a mistake is told
+            load_resources(args.resources)
         trainer = Trainer(task.model, optimizer, **common)
     else:
         trainer = distributed.trainer(args, task.model, optimizer, communicator, common)

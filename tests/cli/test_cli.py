@@ -239,6 +239,7 @@ def test_schedules_and_optimizers(schedule):
     [
         (("train", "none.py"), "no file none.py"),
         (("train", TOY, "--quiet", "--data", "nowhere"), "DataError: nowhere is no folder"),
+        (("train", TOY, "--resources", "nofile"), "nofile"),
         (("train", TOY, "--resume"), "nothing to resume"),
         (("train", TOY, "--resume", "--overwrite"), "exclude each other"),
         (("train", TOY, "--momentum", "0.9"), "only sgd takes it"),
