@@ -1,6 +1,7 @@
 """Where the command line finds models, and what a model must offer.
 
-A model is a module, in the `models` package or in a file of the user's own, with
+A model is a module, in the `models` package or in a file of the user's own (which imports modules
+beside it as a program of Python does), with
 
 * a docstring: its first line is the summary shown by ``--help``;
 * ``DEFAULTS``: values for options of ``cavs train``, such as ``{"epochs": 10}``, optional;
@@ -178,5 +179,8 @@ def _from_file(path: Path) -> ModuleType:
         raise ConfigError(f"there is no file {path}", hint="check the path")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    folder = str(path.resolve().parent)  # as for `python my_model.py`, also when build() imports
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     spec.loader.exec_module(module)
     return module

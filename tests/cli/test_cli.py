@@ -23,8 +23,9 @@ TOY = str(Path(__file__).with_name("toy.py"))
 
 @pytest.fixture(autouse=True)
 def own_folder(monkeypatch, tmp_path):
-    """Every test has a working folder of its own."""
+    """Every test has a working folder of its own, and leaves `sys.path` as it was."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +184,20 @@ def test_a_model_file_that_moved(capsys):
     assert cavs("evaluate", best, "--model", "tree-lstm") == 1
     told = f"ConfigError: --model tree-lstm, but {best} holds the model {mine.absolute()}"
     assert told in capsys.readouterr().err
+
+
+def test_a_model_file_imports_modules_beside_it(capsys):
+    folder = Path("elsewhere")
+    folder.mkdir()
+    (folder / "sizes_beside.py").write_text("EPOCHS = 1\n")
+    (folder / "late_beside.py").write_text("from tests.cli.toy import build\n")
+    (folder / "mine.py").write_text(
+        "from sizes_beside import EPOCHS\n"
+        "from tests.cli.toy import add_arguments\nDEFAULTS = {'epochs': EPOCHS}\n"
+        "def build(*words):\n    import late_beside\n    return late_beside.build(*words)\n"
+    )
+    assert cavs("train", folder / "mine.py", "--quiet", "--out", "run") == 0
+    assert cavs("evaluate", "run/checkpoint.best.safetensors") == 0
 
 
 def test_splits_may_be_generators(capsys):
