@@ -220,7 +220,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--lr", type=float, default=0.05, metavar="X", help="learning rate, default: %(default)s")
     add("--momentum", type=float, default=0.0, metavar="X", help="of sgd, default: %(default)s")
-    add("--weight-decay", type=float, default=0.0, metavar="X", help="default: %(default)s")
+    add("--weight-decay", type=float, metavar="X", help="default: 0.01 of adamw, else 0")
     add("--max-norm", type=float, metavar="X", help="clip the gradient to this norm")
     add("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate")
     add(
@@ -248,7 +248,9 @@ def make_optimizer(args: argparse.Namespace, steps_an_epoch: int) -> optim.Optim
             lr = schedules.Plateau(args.lr, factor=args.decay, patience=args.decay_epochs - 1)
     if args.warm_up:
         lr = schedules.WarmUp(lr, steps=args.warm_up)
-    options: dict[str, Any] = {"weight_decay": args.weight_decay}
+    options: dict[str, Any] = {}
+    if args.weight_decay is not None:  # else that of the optimiser
+        options["weight_decay"] = args.weight_decay
     if args.momentum:
         if args.optimizer != "sgd":
             raise ConfigError(

@@ -250,6 +250,22 @@ def test_schedules_and_optimizers(schedule):
 
 
 @pytest.mark.parametrize(
+    ("words", "decay"),
+    [
+        (("--optimizer", "adamw"), 0.01),
+        (("--optimizer", "adamw", "--weight-decay", "0"), 0.0),
+        (("--optimizer", "adam"), 0.0),
+        ((), 0.0),
+    ],
+)
+def test_weight_decay_is_that_of_the_optimiser_unless_given(words, decay):
+    assert train(*words, "--epochs", "1") == 0
+    log = [json.loads(line) for line in (RUN / "log.jsonl").read_text().splitlines()]
+    (start,) = (record for record in log if record["event"] == "start")
+    assert f"weight_decay={decay}," in start["optimizer"]
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (("train", "none.py"), "no file none.py"),
