@@ -207,8 +207,9 @@ def load_parameters(
     """Copy the parameters in `path` into those of `model`, in place; optimiser states are left.
 
     Takes any safetensors file with the same names, shapes and dtypes. strict: of all parameters;
-    else of those that both have, such as all but a new output layer. Returns the names of the
-    others, which the file has not or the model has not. Raises `CheckpointError`, with the model
+    else of those that both have. One of another shape does not fit in either case, as in PyTorch:
+    a new output layer needs a new name, ``self.output2`` say. Returns the names of the others,
+    which the file has not or the model has not. Raises `CheckpointError`, with the model
     untouched, if the file is damaged, does not fit, has no parameter of the model, or holds NaN or
     infinity. A checkpoint also tells the model the types of edge features, for graphs without
     edges.
