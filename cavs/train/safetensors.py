@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import secrets
+import time
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ _DTYPES = {
 }
 _NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
 _MAX_HEADER = 100_000_000  # the limit of the format's reference reader
+_ABANDONED = 3600.0  # seconds since a writer last wrote
 _CHECKSUM = "crc32"  # our own metadata key; files of others have none
 
 
@@ -110,6 +114,7 @@ def _raw(array: Array) -> memoryview:
 
 
 def _replace(final: Path, header: bytes, arrays: list[Array]) -> None:
+    _clear_abandoned(final)
     # Every writer has a file of its own, so that two processes both leave a whole checkpoint.
     temporary = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -129,6 +134,31 @@ def _replace(final: Path, header: bytes, arrays: list[Array]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _clear_abandoned(final: Path) -> None:
+    """Remove what writers of `final` that were killed have left behind.
+
+    Those of this machine are gone; others, whose process numbers say nothing, would have written.
+    """
+    pattern = re.compile(rf"\.{re.escape(final.name)}\.([0-9]+)\.[0-9a-f]{{8}}\.tmp")
+    before = time.time() - _ABANDONED
+    with suppress(OSError):  # another was faster, or the folder does not let us
+        for match in filter(None, map(pattern.fullmatch, os.listdir(final.parent))):
+            old = final.with_name(match[0])
+            if not _runs(int(match[1])) and old.stat().st_mtime < before:
+                old.unlink()
+
+
+def _runs(process: int) -> bool:
+    """Whether this machine has such a process; so it has if it cannot be asked."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -242,6 +243,24 @@ def test_a_failing_disk_leaves_the_old_file(tmp_path, monkeypatch, code, call):
     assert os.strerror(code) in str(error.value)
     assert path.read_bytes() == old
     assert os.listdir(tmp_path) == ["m.safetensors"]
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    old = {
+        f".m.{gone.pid}.0123abcd.tmp": 4000,
+        f".m.{gone.pid}.1123abcd.tmp": 100,  # of another machine, it may be
+        f".m.{os.getpid()}.2123abcd.tmp": 4000,
+        f".n.{gone.pid}.3123abcd.tmp": 4000,
+        f".m.{10**30}.4123abcd.tmp": 4000,
+        "m.tmp": 4000,
+    }
+    for name, age in old.items():
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    save_checkpoint(tmp_path / "m", FakeModel())
+    assert set(os.listdir(tmp_path)) == {"m", *list(old)[1:]}
 
 
 def test_a_file_size_limit_acts_like_a_full_disk(tmp_path):
