@@ -5,6 +5,7 @@
 
 #include "base/processors.h"
 #include "kernels/isa_tile.h"
+#include "kernels/isa_transpose.h"
 
 namespace cavs::CAVS_ISA {
 namespace {
@@ -25,25 +26,50 @@ size_t packed_size(int64_t k, int64_t n) {
   return static_cast<size_t>(ceil_div(n, kPanel<T>) * kPanel<T> * k);
 }
 
+// Rows [0, rows) of columns that each lie together, `stride` apart, to lines of a panel.
+template <class T>
+CAVS_INLINE void pack_columns(const T* in, int64_t stride, int64_t rows, int64_t cols, T* out) {
+  constexpr int64_t width = kPanel<T>, lanes = kLanes<T>;
+  int64_t i = 0;
+  for (; i + lanes <= rows; i += lanes) {
+    int64_t c = 0;
+    for (; c + lanes <= cols; c += lanes) {
+      Vector<T> x[lanes];
+      for (int64_t t = 0; t < lanes; ++t) x[t] = load(in + i + (c + t) * stride);
+      transpose<T>(x);
+      for (int64_t t = 0; t < lanes; ++t) store(out + (i + t) * width + c, x[t]);
+    }
+    for (; c < cols; ++c)
+      for (int64_t t = i; t < i + lanes; ++t) out[t * width + c] = in[t + c * stride];
+  }
+  for (; i < rows; ++i)
+    for (int64_t c = 0; c < cols; ++c) out[i * width + c] = in[i + c * stride];
+}
+
 template <class T>
 void pack(const T* w, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols,
           int64_t k0, int64_t n0, int64_t k, int64_t, T* packed) {
-  constexpr int64_t width = kPanel<T>, kLine = kLineBytes / sizeof(T);
-  for (int64_t j = 0; j < cols;) {  // a run of columns inside one panel
-    const int64_t column = n0 + j, run = smaller(cols - j, width - column % width);
-    T* out = packed + (column / width) * k * width + k0 * width + column % width;
-    const T* in = w + j * col_stride;
-    if (col_stride == 1) {
-      for (int64_t i = 0; i < rows; ++i) copy(out + i * width, in + i * row_stride, run);
-    } else {  // a line of each column at a time: far apart, the columns evict each other
-      for (int64_t i0 = 0; i0 < rows; i0 += kLine) {
-        const int64_t i1 = smaller(rows, i0 + kLine);
-        for (int64_t c = 0; c < run; ++c)
-          for (int64_t i = i0; i < i1; ++i)
+  constexpr int64_t width = kPanel<T>;
+  const bool by_row = col_stride == 1;
+  // Some rows at a time where these lie together, so that they are read along.
+  const int64_t block = by_row ? kLineBytes / static_cast<int64_t>(sizeof(T)) : larger(rows, 1);
+  for (int64_t r0 = 0; r0 < rows; r0 += block) {
+    const int64_t r1 = smaller(rows, r0 + block);
+    for (int64_t j = 0; j < cols;) {  // a run of columns inside one panel
+      const int64_t column = n0 + j, run = smaller(cols - j, width - column % width);
+      T* out = packed + (column / width) * k * width + (k0 + r0) * width + column % width;
+      const T* in = w + r0 * row_stride + j * col_stride;
+      if (by_row) {
+        for (int64_t i = 0; i < r1 - r0; ++i) copy(out + i * width, in + i * row_stride, run);
+      } else if (row_stride == 1) {
+        pack_columns(in, col_stride, r1 - r0, run, out);
+      } else {
+        for (int64_t i = 0; i < r1 - r0; ++i)
+          for (int64_t c = 0; c < run; ++c)
             out[i * width + c] = in[i * row_stride + c * col_stride];
       }
+      j += run;
     }
-    j += run;
   }
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/isa_tile.h"
+#include "kernels/isa_transpose.h"
 
 namespace cavs::CAVS_ISA {
 namespace {
@@ -49,25 +50,6 @@ CAVS_INLINE void put_line(Line x, Line y, char* line) {
 CAVS_INLINE Line load_up_to(const float* p, int64_t n) {
   if (n >= kLines) return load(p);
   return n > 0 ? load_partial(p, static_cast<int>(n)) : Line{};
-}
-
-// Sixteen lines as the rows of a matrix, transposed: each round turns the eight bits of an
-// element's place, row and column, by one.
-CAVS_INLINE void transpose(Line (&x)[kLines]) {
-  Line y[kLines];
-  const auto round = [](const Line* from, Line* to) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      to[2 * i] = __builtin_shufflevector(from[i], from[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
-                                          5, 21, 6, 22, 7, 23);
-      to[2 * i + 1] = __builtin_shufflevector(from[i], from[i + 8], 8, 24, 9, 25, 10, 26, 11, 27,
-                                              12, 28, 13, 29, 14, 30, 15, 31);
-    }
-  };
-  round(x, y);
-  round(y, x);
-  round(x, y);
-  round(y, x);
 }
 
 // The unit's registers are this thread's while one of these lives. Tiles 0 to 3 hold sums, 4 and 5

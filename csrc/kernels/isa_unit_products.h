@@ -40,7 +40,7 @@ struct Piece {
           out[t][u] =
               i + u >= 0 && i + u < rows ? data[(i + u) * row_stride + (j + t) * stride] : 0;
     }
-    if (!by_row) transpose(out);
+    if (!by_row) transpose<float>(out);
   }
   // Rows [i, i + 32) of columns [j, j + 16) to a right tile, and what is left of them behind it;
   // what is not of the piece stays.
@@ -175,7 +175,7 @@ void multiply(const Source<float>* a, int32_t num_sources, int64_t r0, int64_t r
 CAVS_INLINE int64_t rows_of_gradient(int64_t k, int64_t n) {
   return k * n * 4 > (2 << 20) ? 512 : 256;
 }
-constexpr int64_t kColumnsAtOnce = 256;
+constexpr int64_t kColumnsAtOnce = 512;
 
 size_t multiply_tn_scratch(int64_t k, int64_t n) {
   const int64_t columns = smaller(n, kColumnsAtOnce);
@@ -201,8 +201,8 @@ void split_columns(const Source<float>* s, int32_t count, int64_t r0, int64_t ro
         x[t] = row[t] != nullptr ? load_up_to(row[t] + j, columns - j) : Line{};
         y[t] = row[t + kLines] != nullptr ? load_up_to(row[t + kLines] + j, columns - j) : Line{};
       }
-      if constexpr (Left) transpose(x);
-      if constexpr (Left) transpose(y);
+      if constexpr (Left) transpose<float>(x);
+      if constexpr (Left) transpose<float>(y);
       char* out = strips + j / kStrip * strip_bytes + j / kLines % 2 * kSecond;
       for (int64_t t = 0; t < kLines; ++t) put_line(x[t], y[t], out + t * kLineBytes);
     }
