@@ -19,6 +19,7 @@ from cavs.train.loader import DataLoader, iterating
 from cavs.train.log import JsonLines
 from cavs.train.metrics import Metric
 from cavs.train.progress import Progress, duration
+from cavs.train.standing import Standing
 
 if TYPE_CHECKING:
     from cavs.train.trainer import Step, Trainer
@@ -55,36 +56,6 @@ class FitResult:
     best: float | None = None
     best_epoch: int | None = None
     stopped_early: bool = False
-
-
-@dataclass
-class Standing:
-    """Where a run stands between two steps; what a checkpoint keeps of it."""
-
-    epoch: int = 0  # epochs finished
-    trained: bool = False  # the training half of epoch + 1 is finished too
-    loss_sum: float = 0.0
-    loss_count: int = 0
-    best: float | None = None
-    best_epoch: int | None = None
-    bad_epochs: int = 0
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> Standing:
-        """The inverse of `asdict`. Raises `CheckpointError`."""
-        try:
-            best, epoch = values["best"], values["best_epoch"]
-            return Standing(
-                int(values["epoch"]),
-                bool(values["trained"]),
-                float(values["loss_sum"]),
-                int(values["loss_count"]),
-                None if best is None else float(best),
-                None if epoch is None else int(epoch),
-                int(values["bad_epochs"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the standing of the run is {values!r}") from error
 
 
 def best_path(checkpoint: str | os.PathLike[str]) -> Path:

@@ -14,16 +14,13 @@ from numpy.typing import NDArray
 
 from cavs.config import require, require_number, require_seed, require_threads
 from cavs.cuda.device import Device
-from cavs.errors import CheckpointError, ConfigError, DeviceError, DeviceWarning, NumericsError
+from cavs.errors import ConfigError, DeviceError, DeviceWarning, NumericsError
 from cavs.frontend.model import Model
 from cavs.runtime import PendingStep, Session, StepResult
 from cavs.train.checkpoint import (
     Checkpoint,
     ParameterizedModel,
-    check_fit,
     load_parameters,
-    model_name,
-    read_checkpoint,
     recall_edge_types,
     save_checkpoint,
 )
@@ -33,6 +30,7 @@ from cavs.train.loader import DataLoader, iterating
 from cavs.train.metrics import Measure, Metric, as_metrics
 from cavs.train.optim import Optimizer
 from cavs.train.progress import Progress
+from cavs.train.standing import read_resumable
 
 Array = NDArray[Any]
 Metrics = Iterable[Metric | Measure] | Mapping[str, Metric | Measure]
@@ -416,29 +414,14 @@ class Trainer:
         `CheckpointError`, with everything untouched, if the file does not fit.
         """
         self.land()
-        stored = read_checkpoint(path)
+        kind = self.optimizer.state_dict()["kind"]
+        stored = read_resumable(path, self.model, self.states, kind)
         own = {name: p.value for name, p in self.parameters.items()}
-        if stored.model != model_name(self.model):
-            raise CheckpointError(
-                f"{path} holds a {stored.model}, not a {model_name(self.model)}",
-                hint="build the model it was trained with, or use load() for the arrays alone",
-            )
-        check_fit(path, "parameters", stored.parameters, own)
-        kept, kind = stored.progress.get("optimizer"), self.optimizer.state_dict()["kind"]
-        step, seed = stored.progress.get("step"), stored.progress.get("seed")
-        if not isinstance(kept, dict) or not isinstance(step, int) or not isinstance(seed, int):
-            raise CheckpointError(f"{path} does not say where the training stood")
-        if kept.get("kind") != kind:
-            raise CheckpointError(
-                f"{path} was trained with {kept.get('kind')!r}, not {kind!r}",
-                hint="resume with the same optimiser, or use load() for the parameters alone",
-            )
-        self._check_states(path, stored)
         for name, arrays in zip(own, self.states, strict=True):
             if not arrays:  # it was trained then, and is not now
                 arrays.extend(np.empty_like(saved) for saved in stored.states[name])
         self.session.load_state_dict(stored.progress.get("session") or {})
-        self.optimizer.load_state_dict(kept)
+        self.optimizer.load_state_dict(stored.progress["optimizer"])
         recall_edge_types(self.model, stored)
         for (name, array), arrays in zip(own.items(), self.states, strict=True):
             np.copyto(array, stored.parameters[name])
@@ -446,30 +429,10 @@ class Trainer:
                 for state, saved in zip(arrays, stored.states[name], strict=True):
                     np.copyto(state, saved)
         self.session.invalidate()
-        self.steps, self.seed, self._resumed = step, seed, stored.progress
+        self.steps, self.seed = stored.progress["step"], stored.progress["seed"]
+        self._resumed = stored.progress
         self.last_checkpoint = Path(path)
         return stored
-
-    def _check_states(self, path: object, stored: Checkpoint) -> None:
-        def flat(states: Iterable[Iterable[Array]]) -> dict[str, Array]:
-            return {
-                f"{name}.{i}": array
-                for name, arrays in zip(self.parameters, states, strict=True)
-                for i, array in enumerate(arrays)
-                if name in both
-            }
-
-        # One that was frozen has none; it need not be the same ones as now.
-        own = dict(zip(self.parameters, self.states, strict=True))
-        both = {name for name, arrays in own.items() if arrays and stored.states[name]}
-
-        if any(self.states) and not any(stored.states.values()):
-            raise CheckpointError(
-                f"{path} has no optimiser states",
-                hint="resume from the last checkpoint, not from the best; load() takes it",
-            )
-        saved = (stored.states[name] for name in self.parameters)
-        check_fit(path, "optimiser states", flat(saved), flat(self.states))
 
 
 def _graphs(batch: Any) -> str:

@@ -1,0 +1,98 @@
+"""Where a run stands: what checkpoints keep of it, and what a resumed run takes from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cavs.errors import CheckpointError
+from cavs.train.checkpoint import (
+    Checkpoint,
+    ParameterizedModel,
+    check_fit,
+    model_name,
+    read_checkpoint,
+)
+
+Array = NDArray[Any]
+
+
+@dataclass
+class Standing:
+    """Where a run stands between two steps; what a checkpoint keeps of it."""
+
+    epoch: int = 0  # epochs finished
+    trained: bool = False  # the training half of epoch + 1 is finished too
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    best: float | None = None
+    best_epoch: int | None = None
+    bad_epochs: int = 0
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Standing:
+        """The inverse of `asdict`. Raises `CheckpointError`."""
+        try:
+            best, epoch = values["best"], values["best_epoch"]
+            return Standing(
+                int(values["epoch"]),
+                bool(values["trained"]),
+                float(values["loss_sum"]),
+                int(values["loss_count"]),
+                None if best is None else float(best),
+                None if epoch is None else int(epoch),
+                int(values["bad_epochs"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the standing of the run is {values!r}") from error
+
+
+def read_resumable(
+    path: str | os.PathLike[str],
+    model: ParameterizedModel,
+    states: Sequence[Sequence[Array]],
+    kind: str,
+) -> Checkpoint:
+    """The checkpoint at `path`, which a training of `model` can be resumed from.
+
+    states: the optimiser's arrays in the order of ``model.parameters()``. kind: of the optimiser.
+    Raises `CheckpointError` if the file does not fit.
+    """
+    stored = read_checkpoint(path)
+    own = {name: p.value for name, p in model.parameters().items()}
+    if stored.model != model_name(model):
+        raise CheckpointError(
+            f"{path} holds a {stored.model}, not a {model_name(model)}",
+            hint="build the model it was trained with, or use load() for the arrays alone",
+        )
+    check_fit(path, "parameters", stored.parameters, own)
+    kept = stored.progress.get("optimizer")
+    step, seed = stored.progress.get("step"), stored.progress.get("seed")
+    if not isinstance(kept, dict) or not isinstance(step, int) or not isinstance(seed, int):
+        raise CheckpointError(f"{path} does not say where the training stood")
+    if kept.get("kind") != kind:
+        raise CheckpointError(
+            f"{path} was trained with {kept.get('kind')!r}, not {kind!r}",
+            hint="resume with the same optimiser, or use load() for the parameters alone",
+        )
+    _check_states(path, stored, dict(zip(own, states, strict=True)))
+    return stored
+
+
+def _check_states(path: object, stored: Checkpoint, states: Mapping[str, Sequence[Array]]) -> None:
+    if any(states.values()) and not any(stored.states.values()):
+        raise CheckpointError(
+            f"{path} has no optimiser states",
+            hint="resume from the last checkpoint, not from the best; load() takes it",
+        )
+    # One that was frozen has none; it need not be the same ones as now.
+    both = [name for name, arrays in states.items() if arrays and stored.states[name]]
+
+    def flat(of: Mapping[str, Iterable[Array]]) -> dict[str, Array]:
+        return {f"{name}.{i}": array for name in both for i, array in enumerate(of[name])}
+
+    check_fit(path, "optimiser states", flat(stored.states), flat(states))
