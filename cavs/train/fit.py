@@ -82,10 +82,10 @@ class Run:
         self.monitor = _monitored(options, dev)
         self.standing = Standing()
         self.result = FitResult(monitor=self.monitor.name)
-        if resumed is not None and "fit" in resumed:
-            self._continue(resumed)
         if options.checkpoint is not None:
             check_writable(Path(options.checkpoint))
+        if resumed is not None and "fit" in resumed:
+            self._continue(resumed)
         self.log = JsonLines(log) if log is not None else None
         self.interrupt = DeferredInterrupt()
         self.best_values: dict[str, np.ndarray[Any, Any]] | None = None

@@ -351,8 +351,9 @@ class Trainer:
         self.land()
         self._attach(train)
         self._divide(train)
-        resumed, self._resumed = self._resumed, None
-        return Run(self, train, dev, options, log=log, resumed=resumed).go()
+        run = Run(self, train, dev, options, log=log, resumed=self._resumed)
+        self._resumed = None  # only now: a call that was refused may be mended
+        return run.go()
 
     def save(
         self,
