@@ -102,6 +102,11 @@ class Run:
         self.standing = standing
         self.result.best, self.result.best_epoch = standing.best, standing.best_epoch
 
+    def progress(self) -> dict[str, Any]:
+        """Where the run stands, as checkpoints keep it."""
+        fit, loader = asdict(self.standing), self.train.state_dict()
+        return {"fit": fit, "monitor": self.monitor.name, "loader": loader}
+
     def go(self) -> FitResult:
         """Run to the last epoch, to the end of patience, or to Ctrl-C."""
         trainer, standing = self.trainer, self.standing
@@ -160,6 +165,7 @@ class Run:
 
         def count(ended: Iterable[Step]) -> None:
             for batch, outcome in ended:
+                standing.step = trainer.steps
                 standing.loss_sum += outcome.loss
                 standing.loss_count += 1
                 mean = standing.loss_sum / standing.loss_count
@@ -222,11 +228,7 @@ class Run:
         if path is None:
             return
         self.standing.loss_sum = self.trainer._whole(self.standing.loss_sum)
-        progress = {
-            "fit": asdict(self.standing),
-            "monitor": self.monitor.name,
-            "loader": self.train.state_dict(),
-        }
+        progress = self.progress()
         if improved and self.dev is not None:
             self.trainer.save(best_path(path), progress=progress, states=False)
         self.trainer.save(path, progress=progress)

@@ -19,6 +19,7 @@ from cavs.train.checkpoint import (
 )
 
 Array = NDArray[Any]
+_KEPT = ("fit", "monitor", "loader")
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Standing:
     best: float | None = None
     best_epoch: int | None = None
     bad_epochs: int = 0
+    step: int = 0  # of the trainer, when the last step of the run was counted
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Standing:
@@ -46,9 +48,16 @@ class Standing:
                 None if best is None else float(best),
                 None if epoch is None else int(epoch),
                 int(values["bad_epochs"]),
+                int(values.get("step", 0)),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the standing of the run is {values!r}") from error
+
+
+def standing_in(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a checkpoint's `progress` that is of a `fit`; empty if there was none."""
+    known = isinstance(progress.get("fit"), dict)
+    return {key: progress[key] for key in _KEPT if key in progress} if known else {}
 
 
 def read_resumable(

@@ -30,7 +30,7 @@ from cavs.train.loader import DataLoader, iterating
 from cavs.train.metrics import Measure, Metric, as_metrics
 from cavs.train.optim import Optimizer
 from cavs.train.progress import Progress
-from cavs.train.standing import read_resumable
+from cavs.train.standing import read_resumable, standing_in
 
 Array = NDArray[Any]
 Metrics = Iterable[Metric | Measure] | Mapping[str, Metric | Measure]
@@ -118,6 +118,8 @@ class Trainer:
         self._flying: list[tuple[Any, PendingStep]] = []  # launched, not ended
         self.last_checkpoint: Path | None = None
         self._resumed: dict[str, Any] | None = None
+        self._run: Run | None = None  # the `fit` that goes on
+        self._stood: dict[str, Any] = {}  # where the last one stood in the end
         self._extra: dict[str, Array] = {}  # what checkpoints keep of the engine besides
 
     def step(self, batch: Any) -> float:
@@ -353,7 +355,11 @@ class Trainer:
         self._divide(train)
         run = Run(self, train, dev, options, log=log, resumed=self._resumed)
         self._resumed = None  # only now: a call that was refused may be mended
-        return run.go()
+        self._run = run
+        try:
+            return run.go()
+        finally:
+            self._stood, self._run = run.progress(), None
 
     def save(
         self,
@@ -364,13 +370,18 @@ class Trainer:
     ) -> None:
         """Write a checkpoint, atomically: parameters, optimiser states, step, seed, `progress`.
 
+        In a `fit` and after one it also holds where that stood, from which `resume` goes on.
         Raises `CheckpointError` if it cannot be written, `NumericsError` if a parameter is not
         finite, and `DeviceError` if a device has failed and `progress` is that of steps lost with
         it; a file there before is untouched. Without `progress`, a `DeviceWarning` says which
         step is written.
         """
         self.land()
-        if lost := self._lost():
+        stood = self._stood if self._run is None else self._run.progress()
+        lost = self._lost()
+        if stood and stood["fit"].get("step", 0) > self.steps:
+            stood = {}  # steps of it are lost with a device
+        if lost:
             if progress is not None:
                 raise DeviceError(f"the GPU has failed\n  {lost}", hint="save() writes that step")
             warnings.warn(DeviceWarning(f"the GPU has failed\n  {lost}"), stacklevel=2)
@@ -392,7 +403,7 @@ class Trainer:
             self.model,
             states=self.states if states else (),
             config=self.config,
-            progress={**own, **(progress or {})},
+            progress={**stood, **own, **(progress or {})},
             extra=self._extra if states else {},
         )
         self.last_checkpoint = Path(path)
@@ -411,8 +422,9 @@ class Trainer:
     def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Continue the run that wrote `path`: the next `fit` goes on where it stood.
 
-        Parameters and optimiser states are written in place; step and seed are the run's. Raises
-        `CheckpointError`, with everything untouched, if the file does not fit.
+        Parameters and optimiser states are written in place; step and seed are the run's. A file
+        that was saved without any `fit` before has no epochs: the next one begins with the first.
+        Raises `CheckpointError`, with everything untouched, if the file does not fit.
         """
         self.land()
         kind = self.optimizer.state_dict()["kind"]
@@ -431,7 +443,7 @@ class Trainer:
                     np.copyto(state, saved)
         self.session.invalidate()
         self.steps, self.seed = stored.progress["step"], stored.progress["seed"]
-        self._resumed = stored.progress
+        self._resumed, self._stood = stored.progress, standing_in(stored.progress)
         self.last_checkpoint = Path(path)
         return stored
 
