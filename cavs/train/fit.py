@@ -19,7 +19,7 @@ from cavs.train.loader import DataLoader, iterating
 from cavs.train.log import JsonLines
 from cavs.train.metrics import Metric
 from cavs.train.progress import Progress, duration
-from cavs.train.standing import Standing
+from cavs.train.standing import Resumed, Standing, read_best
 
 if TYPE_CHECKING:
     from cavs.train.trainer import Step, Trainer
@@ -75,37 +75,45 @@ class Run:
         options: FitOptions,
         *,
         log: str | os.PathLike[str] | None,
-        resumed: Mapping[str, Any] | None,
+        resumed: Resumed | None,
     ) -> None:
         _check(options, train, dev)
         self.trainer, self.train, self.dev, self.options = trainer, train, dev, options
         self.monitor = _monitored(options, dev)
         self.standing = Standing()
         self.result = FitResult(monitor=self.monitor.name)
+        # In place of the file, as long as the best are not those of this call.
+        self.best_values: Mapping[str, np.ndarray[Any, Any]] | None = None
         if options.checkpoint is not None:
             check_writable(Path(options.checkpoint))
-        if resumed is not None and "fit" in resumed:
+        if resumed is not None and resumed.progress:
             self._continue(resumed)
         self.log = JsonLines(log) if log is not None else None
         self.interrupt = DeferredInterrupt()
-        self.best_values: dict[str, np.ndarray[Any, Any]] | None = None
         self.since_checkpoint = 0
 
-    def _continue(self, resumed: Mapping[str, Any]) -> None:
-        standing = Standing.from_json(resumed["fit"])
-        if resumed.get("monitor") != self.monitor.name and standing.best is not None:
+    def _continue(self, resumed: Resumed) -> None:
+        stored = resumed.progress
+        standing = Standing.from_json(stored["fit"])
+        if stored.get("monitor") != self.monitor.name and standing.best is not None:
             raise CheckpointError(
-                f"the run monitored {resumed.get('monitor')!r}, not {self.monitor.name!r}",
-                hint=f"pass monitor={resumed.get('monitor')!r}",
+                f"the run monitored {stored.get('monitor')!r}, not {self.monitor.name!r}",
+                hint=f"pass monitor={stored.get('monitor')!r}",
             )
-        self.train.load_state_dict(resumed.get("loader") or {})
+        judges = self.dev is not None
+        if stored.get("dev", judges) != judges:  # the one loss says nothing of the other
+            standing.best, standing.best_epoch, standing.bad_epochs = None, None, 0
+        if self.options.restore_best and standing.best is not None:
+            self.best_values = read_best(best_path(resumed.path), standing, self.trainer.model)
+        self.train.load_state_dict(stored.get("loader") or {})
         self.standing = standing
         self.result.best, self.result.best_epoch = standing.best, standing.best_epoch
 
     def progress(self) -> dict[str, Any]:
         """Where the run stands, as checkpoints keep it."""
         fit, loader = asdict(self.standing), self.train.state_dict()
-        return {"fit": fit, "monitor": self.monitor.name, "loader": loader}
+        judged = {"monitor": self.monitor.name, "dev": self.dev is not None}
+        return {"fit": fit, **judged, "loader": loader}
 
     def go(self) -> FitResult:
         """Run to the last epoch, to the end of patience, or to Ctrl-C."""
@@ -211,6 +219,7 @@ class Run:
             return False
         standing.best, standing.best_epoch, standing.bad_epochs = value, epoch, 0
         self.result.best, self.result.best_epoch = value, epoch
+        self.best_values = None
         if self.options.restore_best and self.options.checkpoint is None:
             own = self.trainer.parameters
             self.best_values = {name: p.current().copy() for name, p in own.items()}

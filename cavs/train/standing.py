@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from cavs.train.checkpoint import (
 )
 
 Array = NDArray[Any]
-_KEPT = ("fit", "monitor", "loader")
+_KEPT = ("fit", "monitor", "dev", "loader")
 
 
 @dataclass
@@ -54,6 +55,14 @@ class Standing:
             raise CheckpointError(f"the standing of the run is {values!r}") from error
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """What `Trainer.resume` leaves to the next `fit`: the file, and what that says of the run."""
+
+    path: Path
+    progress: Mapping[str, Any]
+
+
 def standing_in(progress: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a checkpoint's `progress` that is of a `fit`; empty if there was none."""
     known = isinstance(progress.get("fit"), dict)
@@ -72,7 +81,7 @@ def read_resumable(
     Raises `CheckpointError` if the file does not fit.
     """
     stored = read_checkpoint(path)
-    own = {name: p.value for name, p in model.parameters().items()}
+    own = _values(model)
     if stored.model != model_name(model):
         raise CheckpointError(
             f"{path} holds a {stored.model}, not a {model_name(model)}",
@@ -90,6 +99,35 @@ def read_resumable(
         )
     _check_states(path, stored, dict(zip(own, states, strict=True)))
     return stored
+
+
+def _values(model: ParameterizedModel) -> dict[str, Array]:
+    return {name: p.value for name, p in model.parameters().items()}
+
+
+def read_best(path: Path, standing: Standing, model: ParameterizedModel) -> Mapping[str, Array]:
+    """The best parameters of the run that stands at `standing`, which it wrote to `path`.
+
+    Raises `CheckpointError` if the file does not hold them.
+    """
+    what = f"restore_best=True: the best epoch of the resumed run is {standing.best_epoch}"
+    hint = "put the file of that run there, or pass restore_best=False"
+    try:
+        stored = read_checkpoint(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{what}, but {error.what}", hint=hint) from error
+    fit = standing_in(stored.progress).get("fit")
+    kept = Standing() if fit is None else Standing.from_json(fit)
+    same = (kept.best_epoch, kept.best) == (standing.best_epoch, standing.best)
+    # A run that was killed while it wrote has written those of its next epoch, and nothing else.
+    if not (same or kept.best_epoch == standing.epoch + 1):
+        raise CheckpointError(
+            f"{what}, of value {standing.best}, but {path} holds epoch {kept.best_epoch}, of value "
+            f"{kept.best}",
+            hint=hint,
+        )
+    check_fit(path, "parameters", stored.parameters, _values(model))
+    return stored.parameters
 
 
 def _check_states(path: object, stored: Checkpoint, states: Mapping[str, Sequence[Array]]) -> None:

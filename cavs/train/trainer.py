@@ -30,7 +30,7 @@ from cavs.train.loader import DataLoader, iterating
 from cavs.train.metrics import Measure, Metric, as_metrics
 from cavs.train.optim import Optimizer
 from cavs.train.progress import Progress
-from cavs.train.standing import read_resumable, standing_in
+from cavs.train.standing import Resumed, read_resumable, standing_in
 
 Array = NDArray[Any]
 Metrics = Iterable[Metric | Measure] | Mapping[str, Metric | Measure]
@@ -117,7 +117,7 @@ class Trainer:
         self.steps = 0
         self._flying: list[tuple[Any, PendingStep]] = []  # launched, not ended
         self.last_checkpoint: Path | None = None
-        self._resumed: dict[str, Any] | None = None
+        self._resumed: Resumed | None = None
         self._run: Run | None = None  # the `fit` that goes on
         self._stood: dict[str, Any] = {}  # where the last one stood in the end
         self._extra: dict[str, Array] = {}  # what checkpoints keep of the engine besides
@@ -339,7 +339,9 @@ class Trainer:
             checkpoint: Written after every epoch, and when Ctrl-C stops the run. The best
                 parameters go to ``NAME.best.safetensors`` beside it.
             checkpoint_every: Steps between further checkpoints inside an epoch.
-            restore_best: End with the parameters of the best epoch.
+            restore_best: End with the parameters of the best epoch. Of a resumed run they are read
+                first, from beside the file that it was resumed from; `CheckpointError` if they are
+                not there.
             log: JSON-lines file, appended to.
             progress: Show a progress bar on stderr.
             on_event: Called with what goes to the log, as ``on_event("epoch", record)``; events are
@@ -443,8 +445,9 @@ class Trainer:
                     np.copyto(state, saved)
         self.session.invalidate()
         self.steps, self.seed = stored.progress["step"], stored.progress["seed"]
-        self._resumed, self._stood = stored.progress, standing_in(stored.progress)
+        self._stood = standing_in(stored.progress)
         self.last_checkpoint = Path(path)
+        self._resumed = Resumed(self.last_checkpoint, self._stood)
         return stored
 
 

@@ -3,10 +3,12 @@
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import read_checkpoint
+from cavs.train.fit import best_path
 from tests.train.test_trainer import BATCHES, bits, dev_loader, make, train_loader
 
 
@@ -97,3 +99,104 @@ def test_a_standing_of_steps_that_are_lost_is_not_written(tmp_path):
     trainer.steps -= 2  # as where a device has failed
     trainer.save(tmp_path / "m")
     assert "fit" not in read_checkpoint(tmp_path / "m").progress
+
+
+def falling():
+    """A metric that is best in the first epoch; one object for a run and its continuations."""
+    calls = iter(range(1000))
+    return {"falling": lambda outputs, batch: (-float(next(calls)), 1.0)}
+
+
+def options(metrics, **more):
+    return {"dev": dev_loader(), "metrics": metrics, "progress": False} | more
+
+
+def begun(path):
+    """A trainer resumed from a run of two epochs, the metrics of that, and its best parameters."""
+    used = falling()
+    make().fit(train_loader(), epochs=2, checkpoint=path, **options(used))
+    trainer = make()
+    trainer.resume(path)
+    return trainer, used, read_checkpoint(best_path(path)).parameters
+
+
+@pytest.mark.parametrize("checkpoint", [None, "run", "new/run", "other/run"])
+def test_the_best_of_a_resumed_run_is_restored(checkpoint, tmp_path):
+    make(seed=7).save(best_path(tmp_path / "other/run"))  # of another run
+    trainer, used, best = begun(tmp_path / "run")
+    place = None if checkpoint is None else tmp_path / checkpoint
+    result = trainer.fit(
+        train_loader(), epochs=4, restore_best=True, checkpoint=place, **options(used)
+    )
+    assert (result.best_epoch, len(result.epochs)) == (1, 2)
+    for name, parameter in trainer.parameters.items():
+        assert np.array_equal(parameter.value, best[name])
+
+
+@pytest.mark.parametrize("checkpoint", [None, "new/run"])
+def test_a_better_epoch_after_resuming_is_restored_instead(checkpoint, tmp_path):
+    trainer, _, _ = begun(tmp_path / "run")
+    place = None if checkpoint is None else tmp_path / checkpoint
+    used = {"falling": lambda outputs, batch: (float(trainer.steps), 1.0)}  # rises
+    trainer.fit(train_loader(), epochs=4, restore_best=True, checkpoint=place, **options(used))
+    whole = make()
+    whole.fit(train_loader(), epochs=4, progress=False)
+    assert bits(trainer) == bits(whole)
+
+
+def no_file(path):
+    path.unlink()
+
+
+def of_another_run(path):
+    make().fit(train_loader(), epochs=1, checkpoint=path.with_name("b"), **options(()))
+    os.replace(path.with_name("b.best"), path)
+
+
+def without_a_run(path):
+    make().save(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (no_file, "epoch of the resumed run is 1, but .*run.best"),
+        (of_another_run, r"is 1, of value -1.0, but .*run.best holds epoch 1, of value "),
+        (without_a_run, r"is 1, of value -1.0, but .*run.best holds epoch None"),
+    ],
+)
+def test_without_its_best_a_resumed_run_is_refused_at_the_start(spoil, text, tmp_path):
+    trainer, used, _ = begun(tmp_path / "run")
+    spoil(tmp_path / "run.best")
+    with pytest.raises(CheckpointError, match=text) as error:
+        trainer.fit(train_loader(), epochs=4, restore_best=True, **options(used))
+    assert "restore_best=False" in error.value.hint
+    result = trainer.fit(train_loader(), epochs=4, **options(used))
+    assert [e["epoch"] for e in result.epochs] == [3, 4]
+
+
+def test_a_run_killed_between_its_two_files_goes_on(tmp_path):
+    path, rising = tmp_path / "run", {"rising": lambda outputs, batch: (float(trainer.steps), 1.0)}
+    trainer = make()
+    trainer.fit(train_loader(), epochs=1, checkpoint=path, **options(rising))
+    last = path.read_bytes()
+    trainer = make()
+    trainer.resume(path)
+    trainer.fit(train_loader(), epochs=2, checkpoint=path, **options(rising))
+    path.write_bytes(last)  # as if only the best of epoch 2 had been written
+    trainer = make()
+    trainer.resume(path)
+    result = trainer.fit(train_loader(), epochs=3, restore_best=True, **options(rising))
+    assert [e["epoch"] for e in result.epochs] == [2, 3]
+    assert result.best_epoch == 3
+
+
+def test_the_best_loss_in_training_is_not_that_on_dev(tmp_path):
+    path = tmp_path / "run"
+    make().fit(train_loader(), epochs=2, checkpoint=path, progress=False)
+    trainer = make()
+    trainer.resume(path)
+    result = trainer.fit(
+        train_loader(), epochs=3, dev=dev_loader(), restore_best=True, progress=False
+    )
+    assert (result.best, result.best_epoch) == (result.epochs[0]["dev_loss"], 3)
