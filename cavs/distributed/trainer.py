@@ -241,6 +241,19 @@ class Trainer(LocalTrainer):
         self.session.stopping = self._survivors.go(lambda: self._stops_freely(requested), step=True)
         return self.session.stopping
 
+    def stops_at_end(self, requested: bool) -> bool:
+        """Whether any rank was asked to stop: no step follows, so they meet for it."""
+        self.session.wants_stop |= requested
+
+        def work() -> None:
+            self.session.stale.settle()
+            meeting = self.agreement.meet("fit", stop=self.session.wants_stop)
+            self.session.stopping |= meeting.stop
+
+        if self.begun:
+            self._survivors.go(work)
+        return self.session.stopping
+
     def _stops_freely(self, requested: bool) -> bool:
         servers = self.session.servers
         return servers is not None and servers.stops(requested)

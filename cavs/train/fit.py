@@ -133,6 +133,9 @@ class Run:
                 except NumericsError as error:
                     self._write("numerics", step=trainer.steps + 1, error=str(error))
                     raise
+        # Out of its block, where Ctrl-C acts by itself again: none is missed.
+        if trainer.stops_at_end(self.interrupt.requested):
+            self._stop()
         if self.options.restore_best:
             self._restore()
         self._write("end", step=trainer.steps, **asdict(self.result) | {"epochs": standing.epoch})

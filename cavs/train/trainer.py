@@ -233,6 +233,10 @@ class Trainer:
         """Whether a run is to stop, given that this process was asked to; for who trains alone."""
         return requested
 
+    def stops_at_end(self, requested: bool) -> bool:
+        """`stops`, asked once, after the last epoch."""
+        return requested
+
     def _whole(self, loss_sum: float) -> float:
         """The sum of the losses of a run so far, over all processes."""
         return loss_sum

@@ -235,6 +235,19 @@ def test_a_stop_asked_of_one_rank_stops_all_with_a_checkpoint(tmp_path):
     assert cavs.train.checkpoint.read_checkpoint(path).progress["step"] == 3
 
 
+@pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=2)"])
+def test_a_stop_asked_of_one_rank_after_the_last_step_stops_all(strategy, tmp_path):
+    path = tmp_path / "c.safetensors"
+
+    def work(c):
+        t = trainer(c, strategy=strategy)
+        t.stops_at_end = lambda requested: Trainer.stops_at_end(t, c.rank == 1)
+        t.fit(loader(), epochs=1, checkpoint=path, progress=False)
+
+    for error in outcomes(2, work):
+        assert isinstance(error, KeyboardInterrupt) and f"saved {path}" in str(error)
+
+
 def test_a_balancer_learns_from_every_step_and_changes_no_result():
     model = Tree()
     alone = cavs.Trainer(
