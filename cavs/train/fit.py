@@ -168,8 +168,9 @@ class Run:
         standing.epoch, standing.trained = number, False
         standing.loss_sum, standing.loss_count = 0.0, 0
         self.result.epochs.append(record)
-        self._write("epoch", **record, best=improved)
-        self._checkpoint(improved)
+        self._log("epoch", record | {"best": improved})
+        self._checkpoint(improved)  # before the callback, which may raise
+        self._tell("epoch", record | {"best": improved})
 
     def _train(self, bar: Progress) -> None:
         trainer, standing, every = self.trainer, self.standing, self.options.checkpoint_every
@@ -255,8 +256,14 @@ class Run:
             self.trainer.load(best_path(self.options.checkpoint))
 
     def _write(self, event: str, **record: Any) -> None:
+        self._log(event, record)
+        self._tell(event, record)
+
+    def _log(self, event: str, record: Mapping[str, Any]) -> None:
         if self.log is not None:
             self.log.write(event, **record)
+
+    def _tell(self, event: str, record: Mapping[str, Any]) -> None:
         if self.options.on_event is not None:
             self.options.on_event(event, record)
 

@@ -349,7 +349,8 @@ class Trainer:
             log: JSON-lines file, appended to.
             progress: Show a progress bar on stderr.
             on_event: Called with what goes to the log, as ``on_event("epoch", record)``; events are
-                "start", "epoch", "end", "interrupt" and "numerics". What it raises ends the run.
+                "start", "epoch", "end", "interrupt" and "numerics". What it raises ends the run;
+                at an "epoch" the checkpoint of that has been written.
 
         Ctrl-C lets the running step end, writes the checkpoint and raises `KeyboardInterrupt`.
         """
