@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import require
 from cavs.errors import CheckpointError
 from cavs.frontend.model import Model
 from cavs.train import safetensors
@@ -106,6 +107,21 @@ def save_checkpoint(
         **texts,
     }
     safetensors.write(path, tensors, metadata)
+
+
+def require_json(name: str, value: object) -> None:
+    """Raise `ConfigError`, naming the part, unless JSON gives `value` back; tuples become lists."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            require(isinstance(key, str), f"a key of {name}", key, "a string, as JSON has it")
+            require_json(f"{name}[{key!r}]", part)
+    elif isinstance(value, list | tuple):
+        for i, part in enumerate(value):
+            require_json(f"{name}[{i}]", part)
+    else:
+        kinds = str | int | float | np.bool_ | np.integer | np.floating | None
+        need = "what JSON has: a string, a number, None, or a list or dict of such"
+        require(isinstance(value, kinds), name, value, need)
 
 
 def _plain(value: object) -> object:

@@ -22,6 +22,7 @@ from cavs.train.checkpoint import (
     ParameterizedModel,
     load_parameters,
     recall_edge_types,
+    require_json,
     save_checkpoint,
 )
 from cavs.train.engine import Engine, StepOutcome
@@ -96,6 +97,8 @@ class Trainer:
         require(own, "precision", precision, "'float32' with a session, which has one of its own")
         require_seed(seed)
         require(isinstance(config, Mapping | None), "config", config, "a dict")
+        self.config = dict(config or {})
+        require_json("config", self.config)
         if max_norm is not None:
             require_number("max_norm", max_norm, "None or a number above 0", lambda x: x > 0)
         if threads is not None:
@@ -103,7 +106,6 @@ class Trainer:
         is_model = hasattr(model, "parameters") and not isinstance(model, type)
         require(is_model, "model", model, "a cavs.Model")
         self.model, self.optimizer, self.seed, self.max_norm = model, optimizer, seed, max_norm
-        self.config = dict(config or {})
         self.parameters = model.parameters()
         if not any(p.trainable for p in self.parameters.values()):
             raise ConfigError("the model has no trainable parameter", hint="add a cavs.Parameter")

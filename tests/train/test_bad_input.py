@@ -174,6 +174,9 @@ def test_what_is_no_batch(batch):
         (lambda: cavs.Graph.from_networkx([(0, 1)]), GraphError, "networkx graph is needed"),
         (lambda: cavs.Graph([[]], {"x": [-5]}), FeatureError, "holds -5(.|\n)*as floats"),
         (lambda: make(config=3), ConfigError, "config is 3"),
+        (lambda: make(config={"data": Path("x")}), ConfigError, r"config\['data'\] is PosixPath"),
+        (lambda: make(config={"a": [1, np.ones(2)]}), ConfigError, r"config\['a'\]\[1\] is array"),
+        (lambda: make(config={"a": {3: "b"}}), ConfigError, r"a key of config\['a'\] is 3, but"),
         (lambda: make(seed=2**64), ConfigError, "seed is 18446744073709551616"),
         (lambda: Classifier().initialize(-1), ConfigError, "seed is -1"),
         (lambda: Classifier().initialize(None), ConfigError, "seed is None"),
@@ -215,6 +218,12 @@ def test_what_is_no_batch(batch):
 def test_arguments(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_what_json_has_may_be_in_the_config(tmp_path):
+    config = {"a": [1, 2.5, None, True, "x"], "b": {"c": (np.int64(3), np.float32(0.5))}}
+    make(config=config).save(tmp_path / "m")
+    assert read_checkpoint(tmp_path / "m").config == config | {"b": {"c": [3, 0.5]}}
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):
