@@ -300,6 +300,10 @@ def _monitored(options: FitOptions, dev: Iterable[Any] | None) -> Metric:
             f"monitor is {options.monitor!r}, but the metrics are {', '.join(known)}",
             hint="pass one of them",
         )
+    if dev is None and options.monitor != loss.name:  # the loss in training would be taken for it
+        raise ConfigError(
+            f"monitor={options.monitor!r} without dev", hint="pass dev=, a loader to judge by"
+        )
     return known[options.monitor]
 
 

@@ -326,6 +326,11 @@ def test_resuming_with_another_loader_or_monitor_is_refused(tmp_path):
         ({"restore_best": True}, ConfigError, "without dev"),
         ({"checkpoint_every": 5}, ConfigError, "without checkpoint"),
         ({"monitor": "f1"}, ConfigError, "monitor is 'f1'"),
+        (
+            {"monitor": "accuracy", "metrics": [metrics.accuracy()]},
+            ConfigError,
+            "monitor='accuracy' without dev",
+        ),
         ({"metrics": [metrics.accuracy(), metrics.accuracy()]}, ConfigError, "several metrics"),
         ({"metrics": ["accuracy"]}, ConfigError, "must be a function"),
         ({"checkpoint": "/proc/none/x"}, CheckpointError, "cannot write the checkpoint"),
