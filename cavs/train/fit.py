@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,8 @@ class Run:
         resumed: Resumed | None,
     ) -> None:
         _check(options, train, dev)
+        for name, path in (("checkpoint", options.checkpoint), ("log", log)):
+            require(isinstance(path, str | os.PathLike | None), name, path, "a path or None")
         self.trainer, self.train, self.dev, self.options = trainer, train, dev, options
         self.monitor = _monitored(options, dev)
         self.standing = Standing()
@@ -276,6 +278,7 @@ def _check(options: FitOptions, train: object, dev: Iterable[Any] | None) -> Non
     if dev is not None:
         again = isinstance(dev, Iterable) and not isinstance(dev, Iterator)
         require(again, "dev", dev, "a cavs.DataLoader or a list of batches")
+        _check_batches(dev)
     if options.patience is not None:
         require_count("patience", options.patience, 0)
     if options.checkpoint_every is not None:
@@ -288,6 +291,17 @@ def _check(options: FitOptions, train: object, dev: Iterable[Any] | None) -> Non
     for name, value in (("patience", options.patience), ("restore_best", options.restore_best)):
         if value not in (None, False) and dev is None:
             raise ConfigError(f"{name}={value} without dev", hint="pass dev=, a loader to judge by")
+
+
+def _check_batches(dev: Iterable[Any]) -> None:
+    """Of a list: those of a loader are made later."""
+    if isinstance(dev, Collection):
+        require(len(dev) > 0, "dev", dev, "at least one batch")
+        for i, item in enumerate(dev):
+            is_batch = hasattr(item, "num_graphs")
+            require(
+                is_batch, f"dev[{i}]", item, "a batch: cavs.batch(graphs), or a cavs.DataLoader"
+            )
 
 
 def _monitored(options: FitOptions, dev: Iterable[Any] | None) -> Metric:

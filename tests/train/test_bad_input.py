@@ -147,6 +147,11 @@ def test_what_is_no_batch(batch):
             ConfigError,
             "dev is .*a list of batches",
         ),
+        (lambda: make().fit(loader(), epochs=1, dev=[]), ConfigError, r"dev is \[\].*one batch"),
+        (lambda: make().fit(loader(), epochs=1, dev=GRAPHS), ConfigError, r"dev\[0\] is Graph"),
+        (lambda: make().fit(loader(), epochs=1, checkpoint=3), ConfigError, "checkpoint is 3"),
+        (lambda: make().fit(loader(), epochs=1, checkpoint=b"x"), ConfigError, "point is b'x'"),
+        (lambda: make().fit(loader(), epochs=1, log=3), ConfigError, "log is 3"),
         (lambda: make().evaluate(GRAPHS), FeatureError, "a batch is needed"),
         (lambda: make().evaluate(None), ConfigError, "loader is None"),
         (lambda: make().evaluate([]), ConfigError, "at least one batch"),
@@ -218,6 +223,16 @@ def test_what_is_no_batch(batch):
 def test_arguments(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize("dev", [[], GRAPHS, {0: GRAPHS[0]}])
+def test_what_to_judge_by_is_looked_at_before_the_first_step(dev):
+    trainer = make()
+    with pytest.raises(ConfigError, match="dev"):
+        trainer.fit(loader(), epochs=1, dev=dev, progress=False)
+    assert trainer.steps == 0
+    result = trainer.fit(loader(), epochs=1, dev=[cavs.batch(GRAPHS)], progress=False)
+    assert "dev_loss" in result.epochs[0]
 
 
 def test_what_json_has_may_be_in_the_config(tmp_path):
