@@ -7,9 +7,10 @@ sparse gradient (an embedding table) moves only in the rows that were looked up.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +127,14 @@ class Optimizer:
             if p.trainable and not arrays:
                 arrays.extend(self.init_states([p])[0])
 
+    def fresh(self) -> Self:
+        """This optimiser with a `Plateau` of its own that has observed nothing; or itself."""
+        if self.plateau() is None:
+            return self
+        own = copy(self)
+        object.__setattr__(own, "lr", _fresh(self.lr))
+        return own
+
     def plateau(self) -> Plateau | None:
         """The `Plateau` inside `lr`, if there is one."""
         lr = self.lr
@@ -149,6 +158,12 @@ class Optimizer:
         plateau, stored = self.plateau(), state.get("schedule")
         if plateau is not None and stored is not None:
             plateau.load_state_dict(stored)
+
+
+def _fresh(lr: float | Schedule) -> float | Schedule:
+    if isinstance(lr, WarmUp):
+        return replace(lr, after=_fresh(lr.after))
+    return replace(lr) if isinstance(lr, Plateau) else lr  # with `_rate` and the rest made anew
 
 
 def _check_groups(groups: object) -> None:

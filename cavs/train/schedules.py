@@ -122,7 +122,8 @@ class Plateau:
     """`lr` times `factor` whenever the observed value has not improved for `patience` rounds.
 
     `observe` takes a value that is better when lower; `Trainer.fit` calls it after each
-    evaluation (with the negative of a metric that is better when higher).
+    evaluation (with the negative of a metric that is better when higher). Every `Trainer` has one
+    of its own: loops of your own call ``trainer.optimizer.observe(value)``.
     """
 
     lr: float

@@ -49,7 +49,8 @@ class Trainer:
 
     Args:
         model: A `cavs.Model`; its parameters are written in place.
-        optimizer: Such as `cavs.optim.Adagrad(lr=0.05)`.
+        optimizer: Such as `cavs.optim.Adagrad(lr=0.05)`. Of a `Plateau` in it a trainer has its own
+            that starts anew, in `Trainer.optimizer`.
         device: ``"cpu"``, or ``"cuda"``, ``"cuda:1"`` for an NVIDIA GPU: the same results.
         precision: Of products: ``"float32"``; faster are, on a CPU with a matrix unit (AMX),
             ``"bfloat16x3"``, 16 bits of each factor, and ``"bfloat16"``, 8 bits; on a GPU
@@ -105,7 +106,8 @@ class Trainer:
             require_threads(threads)
         is_model = hasattr(model, "parameters") and not isinstance(model, type)
         require(is_model, "model", model, "a cavs.Model")
-        self.model, self.optimizer, self.seed, self.max_norm = model, optimizer, seed, max_norm
+        self.model, self.seed, self.max_norm = model, seed, max_norm
+        self.optimizer = optimizer.fresh()
         self.parameters = model.parameters()
         if not any(p.trainable for p in self.parameters.values()):
             raise ConfigError("the model has no trainable parameter", hint="add a cavs.Parameter")

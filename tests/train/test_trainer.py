@@ -285,7 +285,22 @@ def test_a_plateau_schedule_follows_the_metric():
     used = [metrics.accuracy()]
     trainer.fit(train_loader(), epochs=3, dev=dev_loader(), metrics=used, progress=False)
     # The rate is too small to move anything: two epochs without improvement, two halvings.
-    assert plateau(0) == 0.25e-9
+    assert trainer.optimizer.rate(0) == 0.25e-9
+    assert plateau(0) == 1e-9  # the trainer has its own
+
+
+@pytest.mark.parametrize("wrap", [lambda p: p, lambda p: schedules.WarmUp(p, steps=1)])
+def test_every_trainer_begins_with_a_fresh_plateau(wrap):
+    groups = {"*.b": {"lr": 0.5}}
+    optimizer = optim.AdamW(wrap(schedules.Plateau(1e-9, patience=0)), beta1=0.5, groups=groups)
+    folds = []
+    for _ in range(3):
+        trainer = make(optimizer)
+        assert trainer.optimizer == optimizer
+        result = trainer.fit(train_loader(), epochs=3, dev=dev_loader(), progress=False)
+        folds.append([e["lr"] for e in result.epochs])
+        assert trainer.optimizer.rate(1) < 1e-9
+    assert folds[0] == folds[1] == folds[2]
 
 
 @pytest.mark.parametrize(
