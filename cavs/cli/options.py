@@ -228,7 +228,12 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--decay-epochs", type=count(1), default=1, metavar="N", help="epochs between two decays")
     add("--warm-up", type=count(0), default=0, metavar="N", help="steps of linear rise first")
-    add("--patience", type=count(0), metavar="N", help="stop after N epochs without improvement")
+    add(
+        "--patience",
+        type=count(0),
+        metavar="N",
+        help="stop after more than N epochs in a row without improvement",
+    )
     add("--seed", type=count(0), default=0, metavar="N", help="default: %(default)s")
 
 

@@ -119,7 +119,7 @@ class WarmUp:
 
 @dataclass
 class Plateau:
-    """`lr` times `factor` whenever the observed value has not improved for `patience` rounds.
+    """`lr` times `factor` whenever more than `patience` rounds in a row bring no improvement.
 
     `observe` takes a value that is better when lower; `Trainer.fit` calls it after each
     evaluation (with the negative of a metric that is better when higher). Every `Trainer` has one

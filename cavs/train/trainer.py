@@ -343,7 +343,8 @@ class Trainer:
             dev: Evaluated after every epoch.
             metrics: Of that evaluation, besides the loss.
             monitor: What tells the best epoch: by default the first metric, else ``"loss"``.
-            patience: Stop after this many epochs without improvement on `dev`.
+            patience: So many epochs in a row without improvement on `dev` are let pass, the next
+                one ends the run: with 0 the first.
             checkpoint: Written after every epoch, and when Ctrl-C stops the run. The best
                 parameters go to ``NAME.best.safetensors`` beside it.
             checkpoint_every: Steps between further checkpoints inside an epoch.
