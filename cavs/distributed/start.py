@@ -67,10 +67,11 @@ def _choose(trainer: Trainer, batch: Any) -> None:
 
 
 def same_loader(trainer: Trainer) -> None:
-    """ConfigError on all ranks unless all loaders of a further `fit` cut the same batches."""
+    """ConfigError on all ranks unless a further `fit` is the same on all: batches and end."""
     trainer.session.stale.settle()
     trainer.agreement.meet("fit")
-    trainer.agreement.same({"loader": str(trainer.loader)})
+    facts = {"loader": trainer.loader, **trainer.ends}
+    trainer.agreement.same({name: str(value) for name, value in facts.items()})
 
 
 def _gone(trainer: Trainer) -> set[int]:
@@ -100,6 +101,7 @@ def _facts(trainer: Trainer) -> dict[str, str]:
         split=getattr(split, "__qualname__", type(split).__name__),
         elastic=trainer.elastic,
         loader=trainer.loader,
+        **trainer.ends,
     )
 
 

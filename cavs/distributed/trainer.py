@@ -50,6 +50,7 @@ from cavs.train.trainer import Metrics
 
 Array = NDArray[Any]
 T = TypeVar("T")
+_ENDS = ("epochs", "patience", "monitor", "restore_best", "checkpoint_every")
 _FAREWELL = 30.0  # seconds that a failing rank waits for the others to hear of it
 _BRIEF = 3.0  # the same where they may have heard of it by letter
 
@@ -145,6 +146,7 @@ class Trainer(LocalTrainer):
         self.precision, self.deterministic = precision, deterministic
         self.first_place = c.rank, c.size
         self.loader: dict[str, Any] = {}  # what `fit` goes through, as its state says
+        self.ends: dict[str, Any] = {}  # those of its options that say when it ends, and with what
         self.asked = strategy
         self.begun = False
         self._said = 0
@@ -343,6 +345,7 @@ class Trainer(LocalTrainer):
         """
         if self.communicator.rank != 0:
             options |= {"log": None, "progress": False}
+        self.ends = {name: options.get(name) for name in _ENDS}
         self._go_on()
         survivors = self._survivors
         survivors.saves, survivors.gone = options.get("checkpoint") is not None, []

@@ -178,6 +178,22 @@ def test_loaders_that_cut_other_batches_are_refused(strategy, begun, option):
 
     for error in outcomes(2, work):
         assert "loader: rank 0 has {" in str(error), error
+
+
+@pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=2)"])
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("option", ["epochs", "patience"])
+def test_runs_that_end_at_other_places_are_refused(strategy, begun, option):
+    def work(c):
+        t = trainer(c, strategy=strategy)
+        if begun:
+            t.fit(loader(), epochs=1, progress=False)
+        options = {"epochs": 2, "patience": 2}
+        options[option] += c.rank
+        t.fit(loader(), dev=loader(), progress=False, **options)
+
+    for error in outcomes(2, work):
+        assert f"{option}: rank 0 has 2, rank 1 has 3" in str(error), error
         assert isinstance(error, ConfigError)
 
 
