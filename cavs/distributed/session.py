@@ -455,6 +455,10 @@ class DistributedSession:
         if not isinstance(batch, WholeBatch):
             self.session.prepare(batch.local if isinstance(batch, ShardedBatch) else batch)
 
+    def keep_dtype(self) -> None:
+        """See `Session.keep_dtype`."""
+        self.session.keep_dtype()
+
     def invalidate(self) -> None:
         """See `Session.invalidate`. ConfigError while gradients of stale ones are under way."""
         self.stale.wrote()

@@ -42,13 +42,15 @@ class Following:
         own = 0 if self._cuda is None else self._cuda.published
         versions = sum(p.version for p in parameters) - own
         if versions != self._versions:
-            self._follow_arrays()
+            self.keep_dtype()
             self.invalidate()
         own = 0 if self._cuda is None else self._cuda.published
         self._versions = sum(p.version for p in parameters) - own
 
-    def _follow_arrays(self) -> None:
-        """Sessions of other dtypes, and `initialize`, put other arrays in the parameters' place."""
+    def keep_dtype(self) -> None:
+        """Sessions of other dtypes, and `initialize`, put other arrays in the parameters' place:
+        they are converted to the session's dtype again, and programs are made for them.
+        """
         for p in self.parameters.values():
             if p.current().dtype != self.dtype:
                 p.convert(self.dtype)
@@ -93,13 +95,10 @@ class Following:
     def download(self) -> None:
         """Brings arrays of the host up to date: of parameters, and of states on the device.
 
-        Parameters have the session's dtype again, if another session had them converted.
-
         DeviceError if the device has failed and steps are lost with it: the arrays stay behind.
         """
         if self._cuda is not None:
             self._cuda.update_host()
-        self._follow_arrays()
 
     def lost_steps(self) -> int:
         """`download` without a warning; how many steps are lost with a device that has failed.

@@ -54,6 +54,10 @@ class Engine(Protocol):
         """Take note that parameters were written from outside."""
         ...
 
+    def keep_dtype(self) -> None:
+        """Have the parameters in its own dtype again, if another session has converted them."""
+        ...
+
     def step(
         self,
         batch: Any,

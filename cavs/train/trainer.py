@@ -410,6 +410,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "session": self.session.state_dict(),
         }
+        self.session.keep_dtype()
         save_checkpoint(
             path,
             self.model,
@@ -427,6 +428,7 @@ class Trainer:
         file does not fit.
         """
         self.land()
+        self.session.keep_dtype()
         others = load_parameters(self.model, path, strict=strict)
         self.session.invalidate()
         return others
@@ -439,6 +441,7 @@ class Trainer:
         Raises `CheckpointError`, with everything untouched, if the file does not fit.
         """
         self.land()
+        self.session.keep_dtype()
         kind = self.optimizer.state_dict()["kind"]
         stored = read_resumable(path, self.model, self.states, kind)
         own = {name: p.value for name, p in self.parameters.items()}

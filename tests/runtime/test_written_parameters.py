@@ -122,6 +122,10 @@ def test_a_session_in_float64_leaves_training_as_it_is(batch, tmp_path):
     for trainer, name in ((plain, "a"), (checked, "b")):
         cavs.Session(trainer.model, dtype=np.float64)
         trainer.save(tmp_path / name)
+        cavs.Session(trainer.model, dtype=np.float64)
+        trainer.resume(tmp_path / name)
+        cavs.Session(trainer.model, dtype=np.float64)
+        trainer.load(tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 

@@ -107,6 +107,9 @@ class FakeSession:
     def prepare(self, batch: GraphBatch) -> None:
         batch.schedule(("label",))
 
+    def keep_dtype(self) -> None:
+        pass
+
     def invalidate(self) -> None:
         self.changed += 1
 
