@@ -116,7 +116,7 @@ rewrite: $(STAMP)-lint
 # array.
 $(STAMP)-sanitized: $(CPP_FILES) csrc/CMakeLists.txt $(STAMP)-requirements
 	CXX=$(CXX) $(PIP) --no-build-isolation -Cbuild-dir=$(VENV)/engine -Cinstall.strip=false \
-	  -Ccmake.build-type=Debug -Ccmake.define.CAVS_SANITIZE=ON --editable .
+	  -Ccmake.build-type=Debug -Ccmake.define.CAVS_SANITIZE=ON -Ccmake.define.CAVS_WERROR=ON --editable .
 	@touch $@
 
 # Output is captured inside Python alone: what a sanitizer writes to standard error is seen at once.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from cavs.errors import CompileError
 from cavs.ir import INT, ONE, VERTEX, BatchRule, Graph, Node, Slot, apply, rebuild, rewrite
 
 # Row maps that stay inside a chunk of rows (a vertex range and its edges).
@@ -262,7 +263,11 @@ def _readable(n: Node, accesses: Accesses) -> Node:
         except NoAccessError as error:
             bad = error.node
             if bad not in n.inputs:
-                raise
+                raise CompileError(
+                    f"{n.op.name} cannot read {bad.op.name} of {bad.type}",
+                    where=n.where,
+                    hint="an operator between the two, such as x * 1.0, stores it first",
+                ) from error
             n = rebuild(n, tuple(copy_of(x) if x is bad else x for x in n.inputs))
 
 
