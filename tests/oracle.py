@@ -55,6 +55,27 @@ def loss_of(graph: Graph, batch, seed=0, step=0) -> float:
     return float(interpret(only, inputs_of(batch, seed, step))["loss"])
 
 
+def slope_of(gradients, direction) -> float:
+    """How the loss changes along ``direction``, by its gradients; what has none does not count."""
+    reached = [k for k in direction if k in gradients]
+    return sum(float((np.asarray(gradients[k]) * direction[k]).sum()) for k in reached)
+
+
+def numeric_slope(model, batch, direction, eps=1e-6) -> float:
+    """The same by finite differences in float64; parameters are what they were afterwards."""
+    graph, parameters = traced(model, batch), model.parameters()
+    start = {k: p.value.copy() for k, p in parameters.items()}
+
+    def at(t):
+        for k, p in parameters.items():
+            p.value = start[k] + t * direction[k]
+        return loss_of(graph, batch)
+
+    slope = (at(eps) - at(-eps)) / (2 * eps)
+    at(0.0)
+    return slope
+
+
 def assert_close(actual, expected, tolerance, what):
     """Relative to the largest magnitude (at least 1)."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
