@@ -102,7 +102,7 @@ def read_resumable(
 
 
 def _values(model: ParameterizedModel) -> dict[str, Array]:
-    return {name: p.value for name, p in model.parameters().items()}
+    return {name: p.current() for name, p in model.parameters().items()}
 
 
 def read_best(path: Path, standing: Standing, model: ParameterizedModel) -> Mapping[str, Array]:
