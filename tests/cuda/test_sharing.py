@@ -66,6 +66,24 @@ def test_sessions_of_one_model_hand_its_parameters_on(device):
         assert_close(value, wanted.parameters()[k].value, 1e-11, k)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_sessions_of_another_dtype_leave_training_as_it_is(device, ahead):
+    """Steps may be under way when one converts the parameters."""
+    models = [classifier(np.float32), classifier(np.float32)]
+    plain, checked = (cavs.Trainer(m, cavs.optim.Adam(lr=0.01), device=device) for m in models)
+    for i in range(4):
+        for trainer in (plain, checked):
+            list(trainer.launch(treebank(4, i))) if ahead else trainer.step(treebank(4, i))
+        place = (device, "cpu")[i % 2]
+        found = cavs.Session(models[1], dtype=np.float64, device=place).evaluate(treebank(5))
+        expected = plain.session.evaluate(treebank(5)).loss
+        assert found.loss == pytest.approx(expected, rel=1e-5)
+    for trainer in (plain, checked):
+        list(trainer.land())
+    for key, value in values(models[0]).items():
+        assert np.array_equal(models[1].parameters()[key].value, value), key
+
+
 def test_states_are_there_as_long_as_a_read_may_write_them(device):
     model = classifier()
     trainer = train(model, device)
