@@ -24,7 +24,8 @@ from tests.random_cells import batches, models, traced_parameters
 from tests.runtime.trees import Classifier, graph, treebank
 
 BOUND = 1e-2  # relative norm
-STORED = 4  # times what rounding does in the reference, at most
+STORED = 3  # times what rounding does in the reference, at most
+CANCELLED = 25 * BOUND  # whatever cancels
 CELLS = (nn.ChildSumTreeLSTM, nn.BinaryTreeLSTM, nn.TreeGRU, nn.TreeAttention)
 
 
@@ -126,7 +127,7 @@ def test_random_cells_of_any_width(device, model, batch):  # noqa: F811
         error, size = np.linalg.norm(of(found) - wanted), np.linalg.norm(wanted)
         if error > BOUND * size + 1e-6:  # what cancels: 8 bits alone take it as far
             alone = intrinsic(model, batch, wanted, of)
-            assert error <= STORED * alone + 1e-6, (error, alone, size)
+            assert error <= min(STORED * alone, CANCELLED * size) + 1e-6, (error, alone, size)
 
 
 class Highest(cavs.VertexFunction):
