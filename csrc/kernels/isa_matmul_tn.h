@@ -12,21 +12,30 @@ namespace {
 template <class T>
 constexpr int64_t kMostColumns = larger(512 / kPanel<T>, 1) * kPanel<T>;
 
+constexpr int64_t kMostRows = 448;  // of a block
+
+// For so few panels copies of A take longer than they save; with so few columns the result is made
+// as its transpose.
+constexpr int64_t kFewPanels = 3, kNarrow = 2 * kTileRows;
+
 // Rows of a block, at most. Both copies of it should stay near; but each block also reads and
 // writes `out` once, which costs more where that does not fit a cache itself. Depends on the whole
 // shape alone, so that threads which share it sum alike.
 template <class T>
 CAVS_INLINE int64_t row_block(int64_t k, int64_t n) {
   const int64_t size = sizeof(T);
-  if (k * n * size > (2 << 20)) return 448;
+  if (k * n * size > (2 << 20)) return kMostRows;
   return smaller(larger((512 << 10) / (size * (k + n + 1)), 64), 256);
 }
 
 // Scratch: the block's copies of A and B, a row of each.
 template <class T>
 size_t matmul_tn_scratch(int64_t k, int64_t n) {
-  const int64_t width = round_up(k, kTileRows) + round_up(smaller(n, kMostColumns<T>), kPanel<T>);
-  return static_cast<size_t>(row_block<T>(k, n) * width + larger(k, n));
+  const auto width = [](int64_t tiles, int64_t panels) {
+    return round_up(tiles, kTileRows) + round_up(smaller(panels, kMostColumns<T>), kPanel<T>);
+  };
+  const int64_t most = n <= kNarrow ? larger(width(k, n), width(n, k)) : width(k, n);
+  return static_cast<size_t>(row_block<T>(k, n) * most + larger(k, n));
 }
 
 // Rows [r0, r0 + rows) of A, in tiles of kTileRows columns: element (r, i) of tile t at
@@ -85,18 +94,63 @@ void cut_into_panels(const Source<T>* b, int32_t num_b, int64_t r0, int64_t rows
   }
 }
 
+// out[K, n] (+)= A^T B of rows [r0, r0 + rows): B in tiles of columns, A in panels.
+template <class T>
+void add_narrow(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t num_b, int64_t r0,
+                int64_t rows, int64_t k, int64_t n, T* out, int64_t out_stride, bool accumulate,
+                T* scratch, T* row_buffer) {
+  T* tiles = scratch;
+  T* panels = tiles + rows * round_up(n, kTileRows);
+  interleave(b, num_b, r0, rows, n, tiles, row_buffer);
+  for (int64_t first = 0; first < k; first += kMostColumns<T>) {
+    const int64_t end = smaller(first + kMostColumns<T>, k);
+    cut_into_panels(a, num_a, r0, rows, first, end, panels, row_buffer);
+    const T* panel = panels;
+    for (int64_t column = first; column < end; column += kPanel<T>, panel += rows * kPanel<T>) {
+      const int64_t cols = smaller(kPanel<T>, end - column);
+      for (int64_t j = 0; j < n; j += kTileRows) {
+        const int64_t some = smaller(kTileRows, n - j);
+        T turned[kTileRows * kPanel<T>];
+        run_tile(some, ColumnsOfA<T>{tiles + j * rows, kTileRows}, rows, panel, turned, kPanel<T>,
+                 cols, false);
+        for (int64_t x = 0; x < cols; ++x) {
+          T* to = out + (column + x) * out_stride + j;
+          for (int64_t y = 0; y < some; ++y)
+            to[y] = accumulate ? to[y] + turned[y * kPanel<T> + x] : turned[y * kPanel<T> + x];
+        }
+      }
+    }
+  }
+}
+
 template <class T>
 void matmul_tn(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t num_b, int64_t r0,
                int64_t r1, int64_t k, int64_t whole_k, int64_t n, int64_t n0, int64_t n1, T* out,
                int64_t out_stride, bool accumulate, T* scratch) {
   const int64_t block = row_block<T>(whole_k, n);
+  T* row_buffer = scratch + matmul_tn_scratch<T>(whole_k, n) - larger(whole_k, n);
   T* panels = scratch;
   T* tiles = panels + block * round_up(smaller(n, kMostColumns<T>), kPanel<T>);
-  T* row_buffer = tiles + block * round_up(k, kTileRows);
+  const bool in_place =
+      n1 - n0 <= kFewPanels * kPanel<T> && num_a == 1 && a->map != RowMap::kSegmentSum;
+  const T* rows_of_a[kMostRows];
+  if (in_place) fill(tiles, T(0), k);                          // what rows that are not there read
   const int64_t blocks = larger(ceil_div(r1 - r0, block), 1);  // without rows, too: out is written
   for (int64_t i = 0; i < blocks; ++i) {
     const int64_t b0 = r0 + (r1 - r0) * i / blocks, rows = r0 + (r1 - r0) * (i + 1) / blocks - b0;
-    interleave(a, num_a, b0, rows, k, tiles, row_buffer);
+    const bool more = accumulate || i > 0;
+    if (n <= kNarrow && n < k) {
+      add_narrow(a, num_a, b, num_b, b0, rows, k, n, out, out_stride, more, scratch, row_buffer);
+      continue;
+    }
+    if (in_place) {
+      for (int64_t r = 0; r < rows; ++r) {
+        const T* row = plain_row(*a, b0 + r);
+        rows_of_a[r] = row != nullptr ? row : tiles;
+      }
+    } else {
+      interleave(a, num_a, b0, rows, k, tiles, row_buffer);
+    }
     for (int64_t first = n0; first < n1; first += kMostColumns<T>) {
       const int64_t end = smaller(first + kMostColumns<T>, n1);
       cut_into_panels(b, num_b, b0, rows, first, end, panels, row_buffer);
@@ -104,9 +158,14 @@ void matmul_tn(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t nu
       for (int64_t column = first; column < end; column += kPanel<T>, panel += rows * kPanel<T>) {
         const int64_t cols = smaller(kPanel<T>, end - column);
         for (int64_t j = 0; j < k; j += kTileRows) {
-          const ColumnsOfA<T> of{tiles + j * rows, kTileRows};
-          run_tile(smaller(kTileRows, k - j), of, rows, panel, out + j * out_stride + column,
-                   out_stride, cols, accumulate || i > 0);
+          const int64_t some = smaller(kTileRows, k - j);
+          T* to = out + j * out_stride + column;
+          if (in_place) {
+            run_tile(some, ColumnsOfRows<T>{rows_of_a, j}, rows, panel, to, out_stride, cols, more);
+          } else {
+            run_tile(some, ColumnsOfA<T>{tiles + j * rows, kTileRows}, rows, panel, to, out_stride,
+                     cols, more);
+          }
         }
       }
     }

@@ -30,6 +30,14 @@ struct ColumnsOfA {
   CAVS_INLINE T at(int i, int64_t k) const { return data[k * stride + i]; }
 };
 
+// ... or at row[k][column + i].
+template <class T>
+struct ColumnsOfRows {
+  const T* const* row;
+  int64_t column;
+  CAVS_INLINE T at(int i, int64_t k) const { return row[k][column + i]; }
+};
+
 // What tiles fetch into L2 on their way, for later ones: each two steps of k, four lines at `data`,
 // and then `step` bytes on. Nobody fetches nothing, at no cost.
 struct Ahead {
