@@ -76,6 +76,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   context_.bound = &bound_;
   context_.patches = &patches_;
   context_.scratch_offsets.assign(p.buffers.size(), 0);
+  context_.shared_at.assign(p.instructions.size(), 0);
   context_.sizes = sizes_of(p, parameters);
   for (const Parameter<T>& q : parameters) context_.params.push_back(q.data);
 
@@ -186,12 +187,14 @@ void Executor<T>::lay_out() {
   arena_.reserve(arena_needed_);
 }
 
-// Room for the largest chunk of each body; bodies of different stages share it.
+// Room for the largest chunk of each body. Every thread has that of one; what all threads work on
+// may be bodies of one stage side by side.
 template <class T>
 void Executor<T>::lay_out_scratch() {
   if (plan_.edge_rows <= scratch_edges_) return;
   scratch_edges_ = plan_.edge_rows;
-  size_t most = 0;
+  size_t most = 0, most_beside = 0, beside = 0;
+  int32_t stage = -1;
   for (const Body& body : analysis_.bodies) {
     std::vector<Lifetime> lives;
     for (const ScratchUse& use : body.scratch) {
@@ -200,13 +203,19 @@ void Executor<T>::lay_out_scratch() {
       const size_t rows = edges ? std::max(scratch_edges_, body.edge_limit) : body.chunk_rows;
       lives.push_back({use.first, use.last, sizeof(T) * b.width * rows});
     }
-    most = std::max(most, pack_lifetimes(lives));
+    const size_t bytes = pack_lifetimes(lives);
     for (size_t i = 0; i < lives.size(); ++i) {
       context_.scratch_offsets[body.scratch[i].buffer] = lives[i].offset;
     }
+    if (body.stage != stage) beside = 0;
+    stage = body.stage;
+    for (int32_t id : body.instructions) context_.shared_at[id] = beside;
+    beside += bytes;
+    most = std::max(most, bytes);
+    most_beside = std::max(most_beside, beside);
   }
   context_.scratch_bytes = most;
-  context_.shared_scratch.reserve(most);
+  context_.shared_scratch.reserve(most_beside);
 }
 
 template <class T>

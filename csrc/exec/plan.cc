@@ -29,21 +29,11 @@ class Planner {
       switch (stage.kind) {
         case StageKind::kRows:
           if (bodies[0] >= 0) add_rows(bodies[0], spaces_.ranges[stage.space]);
+          flush();
           break;
-        case StageKind::kLoop: {
-          const auto n = static_cast<int32_t>(s_.tasks.size());
-          for (int32_t i = 0; i < n; ++i) {
-            const BatchTask& task = s_.tasks[stage.reversed ? n - 1 - i : i];
-            const int32_t body = bodies[spaces_.kinds[task.kind]];
-            if (body < 0) continue;
-            add_rows(body, task.rows);
-            for (int32_t sum : a_.bodies[body].sums) {
-              add_sum(sum, stage.reversed ? n - 1 - i : i,
-                      rows_of(sum, a_.bodies[body], task.rows));
-            }
-          }
+        case StageKind::kLoop:
+          add_loop(stage, bodies);
           break;
-        }
         case StageKind::kGlobal:
           add_globals();
           break;
@@ -61,6 +51,30 @@ class Planner {
   }
   double cost(int32_t id, RowRange rows) const {
     return rows.size() == 0 ? 0 : a_.costs[id].fixed + a_.costs[id].row * rows.size();
+  }
+
+  // Tasks of one level wait for none of each other: their bodies run side by side.
+  void add_loop(const Stage& stage, const std::vector<int32_t>& bodies) {
+    const auto n = static_cast<int32_t>(s_.tasks.size());
+    const auto at = [&](int32_t i) { return stage.reversed ? n - 1 - i : i; };
+    for (int32_t i = 0, end = 0; i < n; i = end) {
+      const int32_t level = s_.tasks[at(i)].level;
+      for (end = i; end < n && s_.tasks[at(end)].level == level; ++end) {
+        const BatchTask& task = s_.tasks[at(end)];
+        if (const int32_t body = bodies[spaces_.kinds[task.kind]]; body >= 0) {
+          add_rows(body, task.rows);
+        }
+      }
+      flush();
+      for (int32_t j = i; j < end; ++j) {
+        const BatchTask& task = s_.tasks[at(j)];
+        const int32_t body = bodies[spaces_.kinds[task.kind]];
+        if (body < 0) continue;
+        for (int32_t sum : a_.bodies[body].sums) {
+          add_sum(sum, at(j), rows_of(sum, a_.bodies[body], task.rows));
+        }
+      }
+    }
   }
 
   void open(bool serial) {
@@ -88,15 +102,24 @@ class Planner {
     plan_.edge_rows = std::max(plan_.edge_rows, offsets[stop] - offsets[begin]);
     return stop;
   }
+  // Of the body that is being added: a step, and its pieces.
+  void step(double cost, bool alone) {
+    steps_.push_back({static_cast<int32_t>(pieces_.size()), 0, cost, alone});
+  }
+  void piece(const Item& item) {
+    pieces_.push_back(item);
+    ++steps_.back().count;
+  }
   void put_chunks(int32_t id, RowRange rows, int32_t most) {
     const Body& body = a_.bodies[id];
     for (int32_t r = rows.begin; r < rows.end;) {
       const int32_t stop = chunk_end(body, r, rows.end, most);
-      put({ItemKind::kBody, id, r, stop});
+      piece({ItemKind::kBody, id, r, stop});
       r = stop;
     }
   }
 
+  // The steps of a body, one after the other.
   void add_rows(int32_t id, RowRange rows) {
     const Body& body = a_.bodies[id];
     if (rows.size() == 0 || body.instructions.empty()) return;
@@ -107,15 +130,16 @@ class Planner {
       if (p_.instructions[i].kind == InstructionKind::kMatmul) largest = std::max(largest, c);
     }
     plan_.cost += total;
+    firsts_.push_back(static_cast<int32_t>(steps_.size()));
     const int32_t most = o_.one_by_one ? 1 : body.chunk_rows;
     if (o_.threads == 1 || total < kSerialNs) {
-      open(true);
+      step(total, true);
       put_chunks(id, rows, most);
     } else if (rows.size() >= kRowsEach * o_.threads || largest < kSplitNs) {
       // Equal chunks, as many as threads or a multiple.
       int32_t chunks = (rows.size() + most - 1) / most;
       chunks = (chunks + o_.threads - 1) / o_.threads * o_.threads;
-      open(false);
+      step(total, false);
       put_chunks(id, rows, std::max(1, (rows.size() + chunks - 1) / chunks));
     } else {
       for (int32_t r = rows.begin; r < rows.end;) {
@@ -132,34 +156,68 @@ class Planner {
       const RowRange rows = rows_of(id, body, chunk);
       if (rows.size() == 0) continue;
       const Instruction& in = p_.instructions[id];
+      const double c = cost(id, rows);
       Item item{ItemKind::kInstruction, id, rows.begin, rows.end, chunk.begin};
-      if (cost(id, rows) < kSplitNs) {
-        open(true);
-        put(item);
+      step(c, c < kSplitNs);
+      if (c < kSplitNs) {
+        piece(item);
       } else if (rows.size() >= 2 * kRowsEach * o_.threads ||
                  (in.kind != InstructionKind::kMatmul && rows.size() >= 2 * o_.threads)) {
-        open(false);
         for (int32_t t = 0; t < o_.threads; ++t) {
           item.r0 = part(rows.begin, rows.end, t, o_.threads);
           item.r1 = part(rows.begin, rows.end, t + 1, o_.threads);
-          put(item);
+          piece(item);
         }
       } else if (in.kind == InstructionKind::kMatmul) {
         const auto panels =
             static_cast<int32_t>((p_.weights[in.weight].n + o_.panel - 1) / o_.panel);
         const int32_t pieces = std::min(panels, o_.threads);
-        open(false);
         item = {ItemKind::kPanels, id, rows.begin, rows.end, 0, 0, chunk.begin};
         for (int32_t t = 0; t < pieces; ++t) {
           item.a = part(0, panels, t, pieces);
           item.b = part(0, panels, t + 1, pieces);
-          put(item);
+          piece(item);
         }
       } else {
-        open(true);
-        put(item);
+        steps_.back().alone = true;
+        piece(item);
       }
     }
+  }
+
+  // First steps of all bodies side by side, then second ones, and so on.
+  void flush() {
+    firsts_.push_back(static_cast<int32_t>(steps_.size()));
+    for (int32_t j = 0;; ++j) {
+      beside_.clear();
+      double total = 0;
+      bool serial = true;
+      for (size_t b = 0; b + 1 < firsts_.size(); ++b) {
+        if (firsts_[b] + j >= firsts_[b + 1]) continue;
+        const Step& s = steps_[firsts_[b] + j];
+        beside_.push_back(s);
+        total += s.cost;
+        serial &= s.alone;
+      }
+      if (beside_.empty()) break;
+      serial &= o_.threads == 1 || beside_.size() == 1 || total < kSerialNs;
+      open(serial);
+      for (int32_t t = 0; t < o_.threads; ++t) {
+        int32_t singles = 0;  // pieces that nobody shares go round the threads
+        for (const Step& s : beside_) {
+          int32_t begin = part(0, s.count, t, o_.threads),
+                  end = part(0, s.count, t + 1, o_.threads);
+          if (s.count == 1) {
+            begin = 0;
+            end = singles++ % o_.threads == t;
+          }
+          for (int32_t i = begin; i < end; ++i) put(pieces_[s.first + i]);
+        }
+      }
+    }
+    firsts_.clear();
+    steps_.clear();
+    pieces_.clear();
   }
   static int32_t part(int64_t begin, int64_t end, int64_t i, int64_t of) {
     return static_cast<int32_t>(begin + (end - begin) * i / of);
@@ -277,6 +335,16 @@ class Planner {
   const Spaces& spaces_;
   const PlanOptions o_;
   Plan& plan_;
+  // What is known of a level before it becomes segments: each body's steps, one after the other,
+  // each of pieces that may run at once. `alone`: not worth sharing.
+  struct Step {
+    int32_t first, count;
+    double cost;
+    bool alone;
+  };
+  std::vector<Item> pieces_;
+  std::vector<Step> steps_, beside_;
+  std::vector<int32_t> firsts_;  // steps of the bodies
   std::vector<int32_t> order_;
   int32_t stage_ = 0;
 };

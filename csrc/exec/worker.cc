@@ -138,7 +138,7 @@ void Worker<T>::run(const Item& item) {
       return;
     }
     case ItemKind::kInstruction:
-      patch(own_.instructions[item.id], c_.shared_scratch.template as<T>(), item.a);
+      patch(own_.instructions[item.id], shared_scratch(item.id), item.a);
       execute(item.id, item.r0, item.r1);
       return;
     case ItemKind::kPanels:
@@ -172,7 +172,7 @@ void Worker<T>::run(const Item& item) {
 template <class T>
 void Worker<T>::run_panels(const Item& item) {
   const Bound<T>& b = own_.instructions[item.id];
-  patch(b, c_.shared_scratch.template as<T>(), item.c);
+  patch(b, shared_scratch(item.id), item.c);
   c_.kernels->matmul(own_.sources.data() + b.first, b.count, item.r0, item.r1, b.packed, b.packed_k,
                      b.k, b.n, item.a, item.b, b.out, b.stride, b.base, b.accumulate,
                      kernel_scratch_.template as<T>());

@@ -24,9 +24,10 @@ struct RunContext {
   const std::vector<Patch>* patches;
   std::vector<size_t> scratch_offsets;  // of each buffer, in bytes
   size_t scratch_bytes = 0;
-  Memory shared_scratch;       // of tasks that all threads work on
-  size_t kernel_elements = 0;  // scratch of the kernels
-  std::vector<Memory> packed;  // of each weight
+  Memory shared_scratch;          // of tasks that all threads work on
+  std::vector<size_t> shared_at;  // of each instruction, in bytes: where its body's begins
+  size_t kernel_elements = 0;     // scratch of the kernels
+  std::vector<Memory> packed;     // of each weight
   std::vector<const T*> packed_data;
   std::vector<T*> params, grads;  // grads: null without a dense gradient
   std::vector<int64_t> sizes;
@@ -52,6 +53,9 @@ class Worker {
 
  private:
   void patch(const Bound<T>& b, T* scratch, int64_t first_row);
+  T* shared_scratch(int32_t instruction) const {
+    return c_.shared_scratch.template as<T>() + c_.shared_at[instruction] / sizeof(T);
+  }
   void execute(int32_t id, int64_t r0, int64_t r1);
   void run_rows(int32_t id, int64_t r0, int64_t r1);
   void run_panels(const Item& item);

@@ -15,10 +15,11 @@ namespace {
 constexpr int64_t kDepth = 1024, kDepthOfLarge = 384;
 
 // Rows of A that stay in L2 while all panels pass.
+constexpr int64_t kMostTiles = 32;
 template <class T>
 CAVS_INLINE int64_t block_rows(int64_t k) {
   const int64_t fit = l2_bytes() / 2 / (static_cast<int64_t>(sizeof(T)) * larger(k, 1));
-  return smaller(larger(fit / kTileRows, 1), 32) * kTileRows;
+  return smaller(larger(fit / kTileRows, 1), kMostTiles) * kTileRows;
 }
 
 template <class T>
@@ -79,21 +80,29 @@ size_t matmul_scratch(int64_t k) {
   return static_cast<size_t>((block_rows<T>(k) + 1) * k);
 }
 
-// Pointers to rows [r, r + rows) of A; `joined` is where row r of the block would be joined.
+// The rows of a block in tiles as equal as they can be.
 template <class T>
-CAVS_INLINE RowsOfA<T> rows_of(const Source<T>* a, int64_t r, int64_t rows, int64_t k,
-                               const T* joined, const T* zeros) {
-  RowsOfA<T> out;
-  for (int64_t i = 0; i < kTileRows; ++i) {
-    const int64_t j = smaller(i, rows - 1);
-    if (joined != nullptr) {
-      out.row[i] = joined + j * k;
-    } else {
-      const T* row = plain_row(*a, r + j);
-      out.row[i] = row != nullptr ? row : zeros;
+struct Tiles {
+  int64_t count;
+  int64_t first[kMostTiles + 1];
+  RowsOfA<T> of[kMostTiles];
+};
+
+// Of rows [r, r + rows) of A; `joined` is where they stand if they were joined.
+template <class T>
+CAVS_INLINE void cut_into_tiles(const Source<T>* a, int64_t r, int64_t rows, int64_t k,
+                                const T* joined, const T* zeros, Tiles<T>& tiles) {
+  tiles.count = ceil_div(rows, kTileRows);
+  tiles.first[0] = 0;
+  for (int64_t t = 0; t < tiles.count; ++t) {
+    const int64_t begin = tiles.first[t], end = rows * (t + 1) / tiles.count;
+    tiles.first[t + 1] = end;
+    for (int64_t i = 0; i < kTileRows; ++i) {
+      const int64_t j = smaller(begin + i, end - 1);
+      const T* row = joined != nullptr ? joined + j * k : plain_row(*a, r + j);
+      tiles.of[t].row[i] = row != nullptr ? row : zeros;
     }
   }
-  return out;
 }
 
 template <class T>
@@ -109,29 +118,30 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
   // One where k = 0, too: C must be written.
   const int64_t slices = larger(ceil_div(k, large ? kDepthOfLarge : kDepth), 1);
   const int64_t block = block_rows<T>(k);
+  Tiles<T> tiles;
   for (int64_t b0 = r0; b0 < r1; b0 += block) {
     const int64_t rows = smaller(block, r1 - b0);
     if (!in_place)
       for (int64_t i = 0; i < rows; ++i) join_row(a, num_sources, b0 + i, joined + i * k);
-    const int64_t tiles = ceil_div(rows, kTileRows);
+    cut_into_tiles(a, b0, rows, k, joined, zeros, tiles);
     for (int64_t p = p0; p < p1; ++p) {
       const int64_t cols = smaller(width, n - p * width);
       for (int64_t i = 0; i < slices; ++i) {
         const int64_t k0 = k * i / slices, depth = k * (i + 1) / slices - k0;
         const T* slice = packed + (p * packed_k + k0) * width;
-        for (int64_t t = 0; t < tiles; ++t) {  // tiles as equal as they can be
-          const int64_t t0 = rows * t / tiles, t1 = rows * (t + 1) / tiles;
-          RowsOfA<T> of =
-              rows_of(a, b0 + t0, t1 - t0, k, joined == nullptr ? nullptr : joined + t0 * k, zeros);
+        for (int64_t t = 0; t < tiles.count; ++t) {
+          const int64_t t0 = tiles.first[t], some = tiles.first[t + 1] - t0;
+          RowsOfA<T> of = tiles.of[t];
           for (const T*& row : of.row) row += k0;
           T* out = c + (b0 + t0 - c_base) * c_stride + p * width;
-          if (large && tiles > 1) {  // each a part of the next slice, which lies behind this one
-            const int64_t step = ceil_div(2 * width * sizeof(T), tiles);
+          if (large &&
+              tiles.count > 1) {  // each a part of the next slice, which lies behind this one
+            const int64_t step = ceil_div(2 * width * sizeof(T), tiles.count);
             const auto* next = reinterpret_cast<const char*>(slice + depth * width);
-            run_tile(t1 - t0, of, depth, slice, out, c_stride, cols, accumulate || i > 0,
+            run_tile(some, of, depth, slice, out, c_stride, cols, accumulate || i > 0,
                      Ahead{next + depth / 2 * t * step, step});
           } else {
-            run_tile(t1 - t0, of, depth, slice, out, c_stride, cols, accumulate || i > 0);
+            run_tile(some, of, depth, slice, out, c_stride, cols, accumulate || i > 0);
           }
         }
       }
