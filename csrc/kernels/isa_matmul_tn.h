@@ -14,9 +14,8 @@ constexpr int64_t kMostColumns = larger(512 / kPanel<T>, 1) * kPanel<T>;
 
 constexpr int64_t kMostRows = 448;  // of a block
 
-// For so few panels copies of A take longer than they save; with so few columns the result is made
-// as its transpose.
-constexpr int64_t kFewPanels = 3, kNarrow = 2 * kTileRows;
+// For so few panels copies of A take longer than they save.
+constexpr int64_t kFewPanels = 3;
 
 // Rows of a block, at most. Both copies of it should stay near; but each block also reads and
 // writes `out` once, which costs more where that does not fit a cache itself. Depends on the whole
@@ -34,7 +33,7 @@ size_t matmul_tn_scratch(int64_t k, int64_t n) {
   const auto width = [](int64_t tiles, int64_t panels) {
     return round_up(tiles, kTileRows) + round_up(smaller(panels, kMostColumns<T>), kPanel<T>);
   };
-  const int64_t most = n <= kNarrow ? larger(width(k, n), width(n, k)) : width(k, n);
+  const int64_t most = n <= kNarrowResult ? larger(width(k, n), width(n, k)) : width(k, n);
   return static_cast<size_t>(row_block<T>(k, n) * most + larger(k, n));
 }
 
@@ -139,7 +138,7 @@ void matmul_tn(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t nu
   for (int64_t i = 0; i < blocks; ++i) {
     const int64_t b0 = r0 + (r1 - r0) * i / blocks, rows = r0 + (r1 - r0) * (i + 1) / blocks - b0;
     const bool more = accumulate || i > 0;
-    if (n <= kNarrow && n < k) {
+    if (n <= kNarrowResult && n < k) {
       add_narrow(a, num_a, b, num_b, b0, rows, k, n, out, out_stride, more, scratch, row_buffer);
       continue;
     }

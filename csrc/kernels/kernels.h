@@ -117,6 +117,10 @@ struct ChunkRows {
 // split into two of these ("bfloat16x3") or rounded to one ("bfloat16").
 enum class Products : uint8_t { kExact, kSplit, kRounded };
 
+// Of a product of transposed rows: a result of at most so many columns is made as its transpose,
+// its rows are what panels are cut of.
+constexpr int32_t kNarrowResult = 12;
+
 template <class T>
 struct Kernels {
   const char* name;  // "avx512", ...
