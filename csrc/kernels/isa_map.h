@@ -10,9 +10,9 @@ namespace cavs::CAVS_ISA {
 namespace {
 
 // One block of the iteration: `lines` lines from (row, outer index) on, columns [column,
-// column + cols) of each.
+// column + cols) of each. No row from `end` on is there.
 struct MapWindow {
-  int64_t row, o, lines, column, cols;
+  int64_t row, o, lines, column, cols, end;
 };
 
 // Calls f(line, row, outer index) for each line.
@@ -65,6 +65,18 @@ const T* load_block(const MapKernel<T>& kernel, const MapLoad<T>& load, const Ma
   return block;
 }
 
+// Asks for the rows that the next block finds by index, which a processor cannot foresee.
+template <class T>
+CAVS_INLINE void fetch_ahead(const Source<T>& source, const MapWindow& w) {
+  const int64_t begin = w.row + w.lines, end = smaller(begin + w.lines, w.end);
+  for (int64_t row = begin; row < end; ++row) {
+    const T* next = plain_row(source, row);
+    if (next == nullptr) continue;
+    for (int64_t i = 0; i < w.cols; i += 64 / static_cast<int64_t>(sizeof(T)))
+      __builtin_prefetch(next + i);
+  }
+}
+
 template <class T>
 CAVS_INLINE void load_blocks(const MapKernel<T>& kernel, const MapPlan<T>& plan, const MapWindow& w,
                              bool first) {
@@ -79,6 +91,8 @@ CAVS_INLINE void load_blocks(const MapKernel<T>& kernel, const MapPlan<T>& plan,
     if (planned.plan == LoadPlan::kOnce && !first) continue;
     if (planned.plan == LoadPlan::kEveryLine && w.column > 0) continue;
     plan.reg[i] = load_block(kernel, load, w, plan.lines == 1, plan.block(i));
+    const bool scattered = load.source.map == RowMap::kIndex && kernel.outer == 1;
+    if (scattered && w.column == 0 && !is_scalar(kernel, load)) fetch_ahead(load.source, w);
   }
 }
 
@@ -159,7 +173,7 @@ void map(const MapKernel<T>& kernel, int64_t r0, int64_t r1, T* scratch) {
   const MapPlan<T> plan = make_plan(kernel, r0, r1, scratch);
   const int64_t outer = kernel.outer, inner = kernel.inner;
   bool first = true;
-  MapWindow w{r0, 0, 0, 0, 0};
+  MapWindow w{r0, 0, 0, 0, 0, r1};
   for (int64_t left = (r1 - r0) * outer; left > 0; left -= w.lines) {
     w.lines = smaller(plan.lines, left);
     for (w.column = 0; w.column == 0 || w.column < inner; w.column += kMapBlock) {
