@@ -65,18 +65,6 @@ const T* load_block(const MapKernel<T>& kernel, const MapLoad<T>& load, const Ma
   return block;
 }
 
-// Asks for the rows that the next block finds by index, which a processor cannot foresee.
-template <class T>
-CAVS_INLINE void fetch_ahead(const Source<T>& source, const MapWindow& w) {
-  const int64_t begin = w.row + w.lines, end = smaller(begin + w.lines, w.end);
-  for (int64_t row = begin; row < end; ++row) {
-    const T* next = plain_row(source, row);
-    if (next == nullptr) continue;
-    for (int64_t i = 0; i < w.cols; i += 64 / static_cast<int64_t>(sizeof(T)))
-      __builtin_prefetch(next + i);
-  }
-}
-
 template <class T>
 CAVS_INLINE void load_blocks(const MapKernel<T>& kernel, const MapPlan<T>& plan, const MapWindow& w,
                              bool first) {
@@ -91,8 +79,9 @@ CAVS_INLINE void load_blocks(const MapKernel<T>& kernel, const MapPlan<T>& plan,
     if (planned.plan == LoadPlan::kOnce && !first) continue;
     if (planned.plan == LoadPlan::kEveryLine && w.column > 0) continue;
     plan.reg[i] = load_block(kernel, load, w, plan.lines == 1, plan.block(i));
-    const bool scattered = load.source.map == RowMap::kIndex && kernel.outer == 1;
-    if (scattered && w.column == 0 && !is_scalar(kernel, load)) fetch_ahead(load.source, w);
+    if (w.column > 0 || kernel.outer > 1 || is_scalar(kernel, load)) continue;
+    const int64_t next = w.row + w.lines, end = smaller(next + w.lines, w.end);
+    for (int64_t row = next; row < end; ++row) fetch_row(load.source, row, 0, w.cols);
   }
 }
 

@@ -122,7 +122,10 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
   for (int64_t b0 = r0; b0 < r1; b0 += block) {
     const int64_t rows = smaller(block, r1 - b0);
     if (!in_place)
-      for (int64_t i = 0; i < rows; ++i) join_row(a, num_sources, b0 + i, joined + i * k);
+      for (int64_t i = 0; i < rows; ++i) {
+        if (i + 2 < rows) fetch_rows(a, num_sources, b0 + i + 2);
+        join_row(a, num_sources, b0 + i, joined + i * k);
+      }
     cut_into_tiles(a, b0, rows, k, joined, zeros, tiles);
     for (int64_t p = p0; p < p1; ++p) {
       const int64_t cols = smaller(width, n - p * width);

@@ -44,6 +44,7 @@ void interleave(const Source<T>* a, int32_t num_a, int64_t r0, int64_t rows, int
                 T* row_buffer) {
   const int64_t tile_size = rows * kTileRows;
   for (int64_t r = 0; r < rows; ++r) {
+    if (r + 2 < rows) fetch_rows(a, num_a, r0 + r + 2);
     const T* row = num_a == 1 ? read_row(a[0], r0 + r, 0, k, row_buffer) : row_buffer;
     if (num_a != 1) join_row(a, num_a, r0 + r, row_buffer);
     if (row == nullptr) {
@@ -68,6 +69,7 @@ void cut_into_panels(const Source<T>* b, int32_t num_b, int64_t r0, int64_t rows
   for (int64_t r = 0; r < rows; ++r) {
     const T* row = row_buffer;
     if (num_b == 1) {
+      if (r + 2 < rows) fetch_row(b[0], r0 + r + 2, n0, n1 - n0);
       row = read_row(b[0], r0 + r, n0, n1 - n0, row_buffer);
       if (row == nullptr) fill(row_buffer, T(0), n1 - n0);
       if (row == nullptr) row = row_buffer;

@@ -15,6 +15,14 @@ CAVS_INLINE const T* plain_row(const Source<T>& s, int64_t r) {
   return i < 0 ? nullptr : s.data + (i - s.base) * s.stride;
 }
 
+// Asks for row r, if it is one that is found by index: no processor can foresee it.
+template <class T>
+CAVS_INLINE void fetch_row(const Source<T>& s, int64_t r, int64_t first, int64_t n) {
+  if (s.map != RowMap::kIndex || s.index[r] < 0) return;
+  const T* row = plain_row(s, r) + first;
+  for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + i);
+}
+
 // Row number j of a segment; null: it adds nothing.
 template <class T>
 CAVS_INLINE const T* segment_row(const Source<T>& s, int64_t j) {
@@ -61,6 +69,11 @@ CAVS_INLINE void join_row(const Source<T>* sources, int32_t num_sources, int64_t
     copy_row(sources[i], r, 0, sources[i].width, out);
     out += sources[i].width;
   }
+}
+
+template <class T>
+CAVS_INLINE void fetch_rows(const Source<T>* sources, int32_t num_sources, int64_t r) {
+  for (int32_t i = 0; i < num_sources; ++i) fetch_row(sources[i], r, 0, sources[i].width);
 }
 
 CAVS_INLINE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
