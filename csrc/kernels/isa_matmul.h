@@ -137,8 +137,8 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
           RowsOfA<T> of = tiles.of[t];
           for (const T*& row : of.row) row += k0;
           T* out = c + (b0 + t0 - c_base) * c_stride + p * width;
-          if (large &&
-              tiles.count > 1) {  // each a part of the next slice, which lies behind this one
+          if (large && tiles.count > 1) {
+            // Each fetches a part of the next slice, which lies behind this one.
             const int64_t step = ceil_div(2 * width * sizeof(T), tiles.count);
             const auto* next = reinterpret_cast<const char*>(slice + depth * width);
             run_tile(some, of, depth, slice, out, c_stride, cols, accumulate || i > 0,

@@ -135,7 +135,8 @@ void matmul_tn(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t nu
   const bool in_place =
       n1 - n0 <= kFewPanels * kPanel<T> && num_a == 1 && a->map != RowMap::kSegmentSum;
   const T* rows_of_a[kMostRows];
-  if (in_place) fill(tiles, T(0), k);                          // what rows that are not there read
+  if (in_place) fill(tiles, T(0), k);  // is read where a row is not there
+
   const int64_t blocks = larger(ceil_div(r1 - r0, block), 1);  // without rows, too: out is written
   for (int64_t i = 0; i < blocks; ++i) {
     const int64_t b0 = r0 + (r1 - r0) * i / blocks, rows = r0 + (r1 - r0) * (i + 1) / blocks - b0;

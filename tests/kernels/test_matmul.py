@@ -233,6 +233,21 @@ def test_matmul_tn_row_maps_and_column_ranges(case: Case, kind_a: str, kind_b: s
     assert (got[:, 170:] == -12345.5).all()
 
 
+@every_product
+@pytest.mark.parametrize("kind_a", SOURCE_KINDS)
+@pytest.mark.parametrize("kind_b", SOURCE_KINDS)
+def test_matmul_tn_of_few_columns(case: Case, kind_a: str, kind_b: str) -> None:
+    """One source of each side: A is read where it lies, or the result is made as its transpose."""
+    rng = np.random.default_rng(8)
+    r0, r1 = 3, 700
+    for k, n in ((70, 1), (150, 5), (13, 12), (600, 7), (12, 13), (70, 60), (33, 150)):
+        sa, a = make_source(case, rng, kind_a, r0, r1, k)
+        sb, b = make_source(case, rng, kind_b, r0, r1, n)
+        out = Guarded(k, n, case.dtype, fill=1.0)
+        case.table.matmul_tn([sa], [sb], r0, r1, out.view, accumulate=True)
+        assert_product(case, out.check(), a.T, b, 1.0, slack=4.0)
+
+
 @given(data=st.data())
 def test_products_of_any_shape(data: st.DataObject) -> None:
     case = Case(*data.draw(st.sampled_from(PRODUCTS)))
