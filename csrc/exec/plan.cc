@@ -299,10 +299,11 @@ class Planner {
   // How often to cut the rows and the panels of a result [k, n], into about so many pieces, so that
   // the thread with most to do has least; where that is equal, rather its panels.
   std::pair<int32_t, int32_t> grid(int32_t k, int32_t panels, int32_t n, int32_t pieces) const {
-    const int32_t fewest = n <= kNarrowResult ? o_.panel : 32;  // rows of a piece
+    const bool narrow = n <= kNarrowResult;
+    const int32_t fewest = narrow ? o_.panel : 32;  // rows of a piece
     std::pair<int32_t, int32_t> best{1, 1};
     double least = std::numeric_limits<double>::infinity();
-    for (int32_t wide = std::min(panels, pieces); wide >= 1; --wide) {
+    for (int32_t wide = narrow ? 1 : std::min(panels, pieces); wide >= 1; --wide) {
       const int32_t high = std::clamp((pieces + wide - 1) / wide, 1, (k + fewest - 1) / fewest);
       double most = 0;
       for (int32_t t = 0; t < o_.threads; ++t) {

@@ -132,6 +132,7 @@ void matmul_tn(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t nu
   T* row_buffer = scratch + matmul_tn_scratch<T>(whole_k, n) - larger(whole_k, n);
   T* panels = scratch;
   T* tiles = panels + block * round_up(smaller(n, kMostColumns<T>), kPanel<T>);
+  const bool narrow = n <= kNarrowResult && n < k && n1 - n0 == n;
   const bool in_place =
       n1 - n0 <= kFewPanels * kPanel<T> && num_a == 1 && a->map != RowMap::kSegmentSum;
   const T* rows_of_a[kMostRows];
@@ -141,7 +142,7 @@ void matmul_tn(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t nu
   for (int64_t i = 0; i < blocks; ++i) {
     const int64_t b0 = r0 + (r1 - r0) * i / blocks, rows = r0 + (r1 - r0) * (i + 1) / blocks - b0;
     const bool more = accumulate || i > 0;
-    if (n <= kNarrowResult && n < k) {
+    if (narrow) {
       add_narrow(a, num_a, b, num_b, b0, rows, k, n, out, out_stride, more, scratch, row_buffer);
       continue;
     }

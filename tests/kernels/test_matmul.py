@@ -246,6 +246,11 @@ def test_matmul_tn_of_few_columns(case: Case, kind_a: str, kind_b: str) -> None:
         out = Guarded(k, n, case.dtype, fill=1.0)
         case.table.matmul_tn([sa], [sb], r0, r1, out.view, accumulate=True)
         assert_product(case, out.check(), a.T, b, 1.0, slack=4.0)
+        parts = Guarded(k, n, case.dtype, fill=1.0)
+        for n0 in range(0, n, case.table.panel):  # as threads share it
+            n1 = min(n, n0 + case.table.panel)
+            case.table.matmul_tn([sa], [sb], r0, r1, parts.view, n0=n0, n1=n1, accumulate=True)
+        assert (parts.check() == out.check()).all()
 
 
 @given(data=st.data())
