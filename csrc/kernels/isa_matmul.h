@@ -14,7 +14,7 @@ namespace {
 // them, the next come from a farther cache.
 constexpr int64_t kDepth = 1024, kDepthOfLarge = 384;
 
-// Rows of A that stay in L2 while all panels pass.
+// Rows of A that stay in L2 while all panels pass, in at most so many tiles.
 constexpr int64_t kMostTiles = 32;
 template <class T>
 CAVS_INLINE int64_t block_rows(int64_t k) {

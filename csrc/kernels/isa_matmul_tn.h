@@ -95,6 +95,20 @@ void cut_into_panels(const Source<T>* b, int32_t num_b, int64_t r0, int64_t rows
   }
 }
 
+// Cuts columns [n0, n1) into panels, some at a time, and calls f(panel, first column, columns) for
+// each.
+template <class T, class F>
+CAVS_INLINE void for_each_panel(const Source<T>* b, int32_t num_b, int64_t r0, int64_t rows,
+                                int64_t n0, int64_t n1, T* panels, T* row_buffer, F f) {
+  for (int64_t first = n0; first < n1; first += kMostColumns<T>) {
+    const int64_t end = smaller(first + kMostColumns<T>, n1);
+    cut_into_panels(b, num_b, r0, rows, first, end, panels, row_buffer);
+    const T* panel = panels;
+    for (int64_t column = first; column < end; column += kPanel<T>, panel += rows * kPanel<T>)
+      f(panel, column, smaller(kPanel<T>, end - column));
+  }
+}
+
 // out[K, n] (+)= A^T B of rows [r0, r0 + rows): B in tiles of columns, A in panels.
 template <class T>
 void add_narrow(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t num_b, int64_t r0,
@@ -103,25 +117,20 @@ void add_narrow(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t n
   T* tiles = scratch;
   T* panels = tiles + rows * round_up(n, kTileRows);
   interleave(b, num_b, r0, rows, n, tiles, row_buffer);
-  for (int64_t first = 0; first < k; first += kMostColumns<T>) {
-    const int64_t end = smaller(first + kMostColumns<T>, k);
-    cut_into_panels(a, num_a, r0, rows, first, end, panels, row_buffer);
-    const T* panel = panels;
-    for (int64_t column = first; column < end; column += kPanel<T>, panel += rows * kPanel<T>) {
-      const int64_t cols = smaller(kPanel<T>, end - column);
-      for (int64_t j = 0; j < n; j += kTileRows) {
-        const int64_t some = smaller(kTileRows, n - j);
-        T turned[kTileRows * kPanel<T>];
-        run_tile(some, ColumnsOfA<T>{tiles + j * rows, kTileRows}, rows, panel, turned, kPanel<T>,
-                 cols, false);
-        for (int64_t x = 0; x < cols; ++x) {
-          T* to = out + (column + x) * out_stride + j;
-          for (int64_t y = 0; y < some; ++y)
-            to[y] = accumulate ? to[y] + turned[y * kPanel<T> + x] : turned[y * kPanel<T> + x];
-        }
+  const auto add = [&](const T* panel, int64_t column, int64_t cols) {
+    for (int64_t j = 0; j < n; j += kTileRows) {
+      const int64_t some = smaller(kTileRows, n - j);
+      T turned[kTileRows * kPanel<T>];
+      run_tile(some, ColumnsOfA<T>{tiles + j * rows, kTileRows}, rows, panel, turned, kPanel<T>,
+               cols, false);
+      for (int64_t x = 0; x < cols; ++x) {
+        T* to = out + (column + x) * out_stride + j;
+        for (int64_t y = 0; y < some; ++y)
+          to[y] = accumulate ? to[y] + turned[y * kPanel<T> + x] : turned[y * kPanel<T> + x];
       }
     }
-  }
+  };
+  for_each_panel(a, num_a, r0, rows, 0, k, panels, row_buffer, add);
 }
 
 template <class T>
@@ -136,8 +145,7 @@ void matmul_tn(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t nu
   const bool in_place =
       n1 - n0 <= kFewPanels * kPanel<T> && num_a == 1 && a->map != RowMap::kSegmentSum;
   const T* rows_of_a[kMostRows];
-  if (in_place) fill(tiles, T(0), k);  // is read where a row is not there
-
+  if (in_place) fill(tiles, T(0), k);                          // is read where a row is not there
   const int64_t blocks = larger(ceil_div(r1 - r0, block), 1);  // without rows, too: out is written
   for (int64_t i = 0; i < blocks; ++i) {
     const int64_t b0 = r0 + (r1 - r0) * i / blocks, rows = r0 + (r1 - r0) * (i + 1) / blocks - b0;
@@ -154,24 +162,19 @@ void matmul_tn(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t nu
     } else {
       interleave(a, num_a, b0, rows, k, tiles, row_buffer);
     }
-    for (int64_t first = n0; first < n1; first += kMostColumns<T>) {
-      const int64_t end = smaller(first + kMostColumns<T>, n1);
-      cut_into_panels(b, num_b, b0, rows, first, end, panels, row_buffer);
-      const T* panel = panels;
-      for (int64_t column = first; column < end; column += kPanel<T>, panel += rows * kPanel<T>) {
-        const int64_t cols = smaller(kPanel<T>, end - column);
-        for (int64_t j = 0; j < k; j += kTileRows) {
-          const int64_t some = smaller(kTileRows, k - j);
-          T* to = out + j * out_stride + column;
-          if (in_place) {
-            run_tile(some, ColumnsOfRows<T>{rows_of_a, j}, rows, panel, to, out_stride, cols, more);
-          } else {
-            run_tile(some, ColumnsOfA<T>{tiles + j * rows, kTileRows}, rows, panel, to, out_stride,
-                     cols, more);
-          }
+    const auto add = [&](const T* panel, int64_t column, int64_t cols) {
+      for (int64_t j = 0; j < k; j += kTileRows) {
+        const int64_t some = smaller(kTileRows, k - j);
+        T* to = out + j * out_stride + column;
+        if (in_place) {
+          run_tile(some, ColumnsOfRows<T>{rows_of_a, j}, rows, panel, to, out_stride, cols, more);
+        } else {
+          run_tile(some, ColumnsOfA<T>{tiles + j * rows, kTileRows}, rows, panel, to, out_stride,
+                   cols, more);
         }
       }
-    }
+    };
+    for_each_panel(b, num_b, b0, rows, n0, n1, panels, row_buffer, add);
   }
 }
 

@@ -117,8 +117,8 @@ struct ChunkRows {
 // split into two of these ("bfloat16x3") or rounded to one ("bfloat16").
 enum class Products : uint8_t { kExact, kSplit, kRounded };
 
-// Of a product of transposed rows: a result of at most so many columns is made as its transpose,
-// its rows are what panels are cut of.
+// Of a product of transposed rows: a result of at most so many columns, where all are wanted, is
+// made as its transpose, whose panels are cut of the result's rows.
 constexpr int32_t kNarrowResult = 12;
 
 template <class T>
