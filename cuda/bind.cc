@@ -7,12 +7,14 @@
 
 namespace cavs::cuda {
 
-// What depends on the shape of the batch only: kept while the same schedule comes again.
+// What depends on the shape of the batch and where features are present: kept while the same
+// schedule comes again.
 template <class T>
 void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule) {
-  if (schedule == schedule_) return;
+  const std::vector<RowRange>& present = index_features_.present();
+  if (schedule == schedule_ && present == spaces_.present) return;
   schedule_ = nullptr;
-  resolve_spaces(*program_, *schedule, spaces_);
+  resolve_spaces(*program_, *schedule, present, spaces_);
   schedule_ = schedule;
   try {
     lay_out();
@@ -53,7 +55,7 @@ size_t Executor<T>::lay_out_scratch() {
   for (size_t s = 0; s < program_->stages.size(); ++s) {
     const Stage& stage = program_->stages[s];
     const std::vector<int32_t>& of = analysis_.bodies_of_stage[s];
-    if (stage.kind == StageKind::kRows) grow(of[0], spaces_.ranges[stage.space]);
+    if (stage.kind == StageKind::kRows) grow(of[0], spaces_.rows(stage.space));
     if (stage.kind != StageKind::kLoop) continue;
     for (const BatchTask& task : schedule_->tasks) grow(of[spaces_.kinds[task.kind]], task.rows);
   }
@@ -109,6 +111,7 @@ uint64_t Executor<T>::shape() const {
     mix(task.edges.end);
   }
   for (const RowRange& range : spaces_.ranges) mix(range.end);
+  for (const RowRange& range : spaces_.present) mix(range.end);
   for (const Table& table : tables_) mix(table.slots.size());
   return hash;
 }
@@ -119,14 +122,14 @@ template <class T>
 void Executor<T>::bind(const Inputs<T>& inputs) {
   if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
   ran_ = false;
-  bind_structure(inputs.schedule);
   draw_ = {inputs.seed, inputs.step};
   std::vector<int64_t> rows;
   for (const FloatFeature<T>& f : inputs.float_features) rows.push_back(f.rows);
   for (const Buffer& b : program_->buffers) {
     if (b.role == Role::kFeature) rows.resize(std::max<size_t>(rows.size(), b.index + 1), 0);
   }
-  index_features_.bind(*schedule_, inputs.int_features, rows);
+  index_features_.bind(*inputs.schedule, inputs.int_features, rows);
+  bind_structure(inputs.schedule);
   numbers_.assign(index_features_.num_features() - kFewestCount, T(0));
   fill_counts(inputs, index_features_, numbers_.data() - kFewestCount);
   bind_addresses(*program_, addresses(inputs.float_features), bound_);
@@ -193,7 +196,7 @@ void Executor<T>::stage_task_lookups(const Table& table, const Lookup& lookup) {
   const Bound<T>& b = bound_.instructions[lookup.instruction];
   std::vector<SlotRows>& of = slot_rows_[lookup.instruction];
   for (size_t t = 0; t < schedule_->tasks.size(); ++t) {
-    const RowRange within = spaces_.ranges[b.space];
+    const RowRange within = spaces_.rows(b.space);
     RowRange rows = rows_of(lookup.instruction, kVertexSpace, schedule_->tasks[t].rows);
     rows = {std::max(rows.begin, within.begin), std::min(rows.end, within.end)};
     if (rows.begin >= rows.end) continue;

@@ -167,7 +167,7 @@ void Executor<T>::output(int32_t buffer, T* out) {
   const Turn turn(*device_);
   check_ran();
   const int64_t width = cavs::output_shape(*program_, spaces_, buffer).second;
-  std::vector<T> values(spaces_.ranges[program_->buffers[buffer].space].size() * width);
+  std::vector<T> values(spaces_.rows(program_->buffers[buffer].space).size() * width);
   device_->download(values.data(), address_of(buffer), values.size() * sizeof(T));
   device_->synchronize();
   to_caller(*program_, spaces_, *schedule_, buffer, values.data(), out);

@@ -17,9 +17,6 @@ bool labelled(const Instruction& in) {
   return in.kind == InstructionKind::kCrossEntropy || in.kind == InstructionKind::kCrossEntropyGrad;
 }
 
-// Spaces whose rows an int feature has in the same order.
-Space order_of(Space s) { return is_vertex(s) ? kVertexSpace : is_edge(s) ? kEdgeSpace : s; }
-
 }  // namespace
 
 Staging::Staging(std::shared_ptr<Device> device)
@@ -75,9 +72,11 @@ DeviceArrays::DeviceArrays(const Program& program, size_t sources, size_t loads)
       of.array = Array::kIndexFeature;
       of.argument = in.argument;
     } else if (random(in)) {
-      of.array = is_vertex(in.space) ? Array::kOrder
-                 : is_edge(in.space) ? Array::kEdgeOrder
-                                     : Array::kNone;
+      of.array = is_vertex(in.space)    ? Array::kOrder
+                 : is_edge(in.space)    ? Array::kEdgeOrder
+                 : is_present(in.space) ? Array::kPresentOrder
+                                        : Array::kNone;
+      if (is_present(in.space)) of.argument = feature_of(in.space);
     }
     instruction_.push_back(of.array == Array::kNone ? -1 : use(of, in.space));
   }
@@ -87,7 +86,7 @@ int32_t DeviceArrays::use(const Operand& o, Space space) {
   for (size_t i = 0; i < uses_.size(); ++i) {
     const Use& u = uses_[i];
     if (u.operand.array != o.array || u.operand.argument != o.argument) continue;
-    if (o.array != Array::kIndexFeature || order_of(u.space) == order_of(space)) {
+    if (o.array != Array::kIndexFeature || whole_of(u.space) == whole_of(space)) {
       return static_cast<int32_t>(i);
     }
   }

@@ -143,14 +143,14 @@ void Executor<T>::run_bodies(int32_t s) {
   const std::vector<int32_t>& bodies = analysis_.bodies_of_stage[s];
   switch (stage.kind) {
     case StageKind::kRows:
-      if (bodies[0] >= 0) run_body(analysis_.bodies[bodies[0]], spaces_.ranges[stage.space]);
+      if (bodies[0] >= 0) run_body(analysis_.bodies[bodies[0]], spaces_.rows(stage.space));
       break;
     case StageKind::kLoop:
       walk_loop(stage, bodies);
       break;
     case StageKind::kGlobal: {
       if (leader_[s] != s) break;  // done there
-      const RowRange rows = spaces_.ranges[program_->instructions[stage.body[0]].space];
+      const RowRange rows = spaces_.rows(program_->instructions[stage.body[0]].space);
       if (together_[s].empty()) {
         run_sum(stage.body[0], -1, rows);
       } else {

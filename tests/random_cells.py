@@ -142,6 +142,10 @@ class RandomModel(cavs.Model):
             width += sum(choices["cells"][-1]["state"].values())
         self.output = nn.Linear(width, 3)
         self.dense = cavs.Parameter((2, choices["x_width"]))
+        if choices["rich"]:
+            self.second = nn.Linear(width, 3)
+            self.beside = cavs.Parameter((2, 3))
+            self.of_graph = cavs.Parameter((width, 3))
 
     def __repr__(self):
         return f"RandomModel({self.choices})"
@@ -156,11 +160,22 @@ class RandomModel(cavs.Model):
             x = cell(graph, x=x, relation=batch["relation"], **whole)
             if self.choices["dropout"]:
                 x = ops.dropout(x, 0.3)
-        return {"logits": self.output(x), "pushed": x}
+        return {"logits": self.logits(batch, x), "pushed": x}
+
+    def logits(self, batch, x):
+        """Of a layer, or of all that may stand between a cell and its loss."""
+        if not self.choices["rich"]:
+            return self.output(x)
+        hidden = ops.dropout(ops.tanh(x), 0.2 if self.choices["dropout"] else 0.0)
+        whole = ops.tanh(ops.sum_graph(x)) @ self.of_graph
+        return self.output(hidden) + batch["dense"] @ self.beside + whole
 
     def loss(self, batch):
         out = self.forward(batch)
         loss = ops.cross_entropy(out["logits"], batch["label"])
+        if self.choices["rich"]:
+            rows = ops.cross_entropy(self.second(out["pushed"]), batch["label"], "none")
+            loss = loss + 0.1 * ops.sum_rows(rows * ops.sigmoid(batch["dense"].sum(-1)))
         if self.choices["graph_loss"]:
             whole = ops.sum_graph(ops.tanh(out["pushed"]))
             loss = loss + 0.1 * ops.mean_squared_error(whole, 0.25)
@@ -200,6 +215,7 @@ def models(draw, smooth=False, directions=2):
         "dense": draw(st.booleans()),
         "dropout": draw(st.booleans()),
         "graph_loss": draw(st.booleans()),
+        "rich": draw(st.sampled_from([False, False, True])),
     }
     model = RandomModel(choices)
     return model

@@ -32,7 +32,7 @@ class _Group:
     """Elementwise nodes that become one kernel."""
 
     base: str
-    kind: int | None
+    kind: int | str | None
     shape: tuple[int, ...]
     step: int
     nodes: list[Node] = field(default_factory=list)

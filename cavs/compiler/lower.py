@@ -15,11 +15,10 @@ from cavs.compiler.program import (
     Operand,
     Stage,
     Weight,
-    space_of,
 )
 from cavs.compiler.storage import name_of
 from cavs.errors import CompileError
-from cavs.ir import BatchRule, Node
+from cavs.ir import BatchRule, Domain, Node
 from cavs.passes.access import is_leaf
 from cavs.passes.partition import Body
 
@@ -74,7 +73,7 @@ class Lowering(RowLowering):
         kind = "global" if body.reduction else "rows"
         label = f"{'reduce' if body.reduction else 'rows'} {base}"
         label += "" if body.kind is None else f".{body.kind}"
-        return Stage(kind, space_of(base, body.kind), label=label)
+        return Stage(kind, self._space_of(Domain(base, body.kind)), label=label)
 
     def _loop_body(self, stage: Stage, body: Body, gradients: dict[Node, str]) -> None:
         """A body for its kind; without specialisation a copy for each, over that kind's rows."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from cavs.compiler.lower import Lowering
 from cavs.compiler.program import Program
 from cavs.compiler.reuse import plan_reuse
-from cavs.ir import Graph
+from cavs.ir import INT, Graph
 from cavs.ir.printer import print_graph
 from cavs.ir.verify import verify
 from cavs.passes.access import insert_copies
 from cavs.passes.at_child import at_child
+from cavs.passes.at_labelled import at_labelled
 from cavs.passes.at_nth_child import at_nth_child
 from cavs.passes.differentiate import differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
@@ -30,6 +31,7 @@ class Passes:
     """A switch for each pass that can be ablated; what is off is replaced by the plain way."""
 
     merge_vertices: bool = True
+    at_labelled: bool = True
     at_child: bool = True
     at_nth_child: bool = True
     simplify: bool = True
@@ -92,6 +94,9 @@ def compile_graph(
         graph = done("recurrences", recurrences(graph))
     if merging:
         graph = done("merge_vertices", merge_vertices(graph, counts=not replicated))
+    if passes.at_labelled:
+        labelled = at_labelled(graph)
+        graph = graph if labelled == graph else done("at_labelled", labelled)
     if nth_shared and passes.specialise:
         graph = done("at_nth_child", at_nth_child(graph))
     optional = optional_features(graph)
@@ -114,12 +119,14 @@ def compile_graph(
     parts = partition(
         graph, hoist=passes.partition, sink=passes.plan_memory, recompute=passes.plan_memory
     )
-    features = [n for n in graph.nodes() if n.op.name == "feature"]
+    nodes = graph.nodes()
+    features = [n for n in nodes if n.op.name == "feature"]
+    present = {str(d.kind) for d in (n.type.domain for n in nodes) if d.base == "present"}
     program = Program(
         kinds=list(kinds),
         parameters=list(parameters),
-        int_features=sorted({n.attr("name") for n in features if n.type.dtype == "i32"}),
-        float_features=sorted({n.attr("name") for n in features if n.type.dtype != "i32"}),
+        int_features=sorted(present | {n.attr("name") for n in features if n.type.dtype == INT}),
+        float_features=sorted({n.attr("name") for n in features if n.type.dtype != INT}),
         optional=optional,
     )
     Lowering(parts, program, fuse=passes.fuse).run()

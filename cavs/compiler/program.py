@@ -10,6 +10,7 @@ from cavs.codegen.map import OpTuple
 Operand = tuple[int, int, int, str, str, int]
 
 ONE_SPACE, GRAPH_SPACE, VERTEX_SPACE, EDGE_SPACE = 0, 1, 2, 3
+PRESENT_SPACE = -2  # minus the number of an integer feature: the vertices that have it
 
 
 def space_of(base: str, kind: int | None) -> int:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from cavs.compiler.program import ONE_SPACE, Buffer, Operand, Program, space_of
-from cavs.ir import Node
+from cavs.compiler.program import (
+    ONE_SPACE,
+    PRESENT_SPACE,
+    VERTEX_SPACE,
+    Buffer,
+    Operand,
+    Program,
+    space_of,
+)
+from cavs.ir import Domain, Node
 from cavs.passes.access import Piece, is_leaf
 from cavs.passes.partition import Partition
 
@@ -57,8 +65,7 @@ class Storage:
         home = self.merge_of.get(node, node)
         home = self.shared.get(home, home)
         if home not in self.arena:
-            d = home.type.domain
-            space = space_of(d.base, d.kind)
+            space = self._space_of(home.type.domain)
             self.arena[home] = self._buffer("arena", 0, space, home.type.width, name_of(home))
             self.program.buffers[-1].held = dict(home.attrs).get("held", "all")
         return self._touch(self.arena[home])
@@ -78,7 +85,8 @@ class Storage:
             return self._buffer("param", index, ONE_SPACE, width // rows, parameter)
         if name == "feature":
             index = p.float_features.index(node.attr("name"))
-            return self._buffer("feature", index, space_of(d.base, None), width, node.attr("name"))
+            space = VERTEX_SPACE if d.base == "present" else space_of(d.base, None)
+            return self._buffer("feature", index, space, width, node.attr("name"))
         if name == "count_present":
             index = p.int_features.index(node.inputs[0].attr("name"))
             return self._buffer("count", index, ONE_SPACE, 1, "count")
@@ -101,7 +109,7 @@ class Storage:
         if node not in self.local:
             d = node.type.domain
             space = self._space(d.base, d.kind)
-            role = "scratch" if d.by_structure else "arena"
+            role = "arena" if d.base in ("one", "graph") else "scratch"
             self.local[node] = self._buffer(role, 0, space, node.type.width, name_of(node))
         return self._touch(self.local[node])
 
@@ -110,12 +118,19 @@ class Storage:
         buffer = self._read(p.source)
         self._touch(buffer)
         argument = p.argument
-        if p.array == "index_feature":
-            argument = self.program.int_features.index(str(argument))
-        return (buffer, p.column, p.width, p.map, p.array, int(argument))
+        if isinstance(argument, str):
+            argument = self.program.int_features.index(argument)
+        return (buffer, p.column, p.width, p.map, p.array, argument)
 
-    def _space(self, base: str, kind: int | None) -> int:
-        return space_of(base, self.kind if kind is None and base in ("vertex", "edge") else kind)
+    def _space(self, base: str, kind: int | str | None) -> int:
+        """The rows of a domain that the body at hand runs over."""
+        inside = kind is None and base in ("vertex", "edge")
+        return self._space_of(Domain(base, self.kind if inside else kind))
+
+    def _space_of(self, domain: Domain) -> int:
+        if isinstance(domain.kind, str):
+            return PRESENT_SPACE - self.program.int_features.index(domain.kind)
+        return space_of(domain.base, domain.kind)
 
 
 def name_of(node: Node) -> str:

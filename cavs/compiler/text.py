@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from cavs.codegen.cuda import Load, Store, kernel_text
 from cavs.codegen.map import OpTuple, arity
-from cavs.compiler.program import Instruction, Operand, Program
+from cavs.compiler.program import PRESENT_SPACE, Instruction, Operand, Program
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/",
@@ -16,8 +16,10 @@ _INFIX = {
 _SUMMED = {"children": "child", "edges": "edge", "out": "parent edge", "graph_rows": "vertex"}
 
 
-def space_name(space: int) -> str:
-    """A space as the passes write domains: one, graph, vertex, edge, vertex.0, edge.0, ..."""
+def space_name(program: Program, space: int) -> str:
+    """A space as the passes write domains: one, graph, vertex, edge.0, present.label, ..."""
+    if space <= PRESENT_SPACE:
+        return f"present.{program.int_features[PRESENT_SPACE - space]}"
     if space < 4:
         return ("one", "graph", "vertex", "edge")[space]
     return f"{'edge' if space % 2 else 'vertex'}.{(space - 4) // 2}"
@@ -40,8 +42,12 @@ def operand_text(program: Program, o: Operand) -> str:
     if row_map == "segment_sum":
         each = f"parent of its child {argument}" if array == "nth_parents" else _SUMMED[array]
         return f"sum({text} of each {each})"
-    if row_map != "index" or array in ("order", "edge_order"):
+    if row_map != "index" or array in ("order", "edge_order", "present_order"):
         return text
+    if array == "present":
+        return f"{text} of vertices with {program.int_features[argument]}"
+    if array == "place":
+        return f"{text} where there is {program.int_features[argument]}"
     if array == "index_feature":
         return f"{text}[{program.int_features[argument]}]"
     if array == "nth_leaf":
@@ -165,9 +171,11 @@ def instruction_text(program: Program, i: Instruction) -> list[str]:
         if program.buffers[buffer].role == "grad" and width != columns:  # a window of the gradient
             window = f"[{row}:{row + high}, {column}:{column + width}]"
             out = buffer_name(program, buffer) + window
-        return [f"{out} {sign} {side[0]}^T @ {side[1]}, over all rows of {space_name(i.space)}"]
+        return [
+            f"{out} {sign} {side[0]}^T @ {side[1]}, over all rows of {space_name(program, i.space)}"
+        ]
     if i.kind == "sum_rows":
-        return [f"{out} {sign} sum of {inputs[0]}, over all rows of {space_name(i.space)}"]
+        return [f"{out} {sign} sum of {inputs[0]}, over all rows of {space_name(program, i.space)}"]
     if i.kind.startswith("cross_entropy"):
         inputs.append(program.int_features[i.argument])
     if i.kind == "lstm":
@@ -180,13 +188,13 @@ def program_text(program: Program) -> str:
     """Every stage with its instructions, in the order they run."""
     lines = []
     for number, stage in enumerate(program.stages):
-        over = "" if stage.kind != "rows" else f" over {space_name(stage.space)}"
+        over = "" if stage.kind != "rows" else f" over {space_name(program, stage.space)}"
         backward = ", tasks in reverse" if stage.reversed else ""
         lines.append(f"stage {number}: {stage.kind}{over}  {stage.label}{backward}")
         bodies = [("", stage.body), *((f"kind {k}: ", b) for k, b in enumerate(stage.bodies))]
         for head, ids in bodies:
             for n in ids:
                 i = program.instructions[n]
-                lines.append(f"  {head}#{n} {i.kind} over {space_name(i.space)}")
+                lines.append(f"  {head}#{n} {i.kind} over {space_name(program, i.space)}")
                 lines += [f"      {x}" for x in instruction_text(program, i)]
     return "\n".join(lines)

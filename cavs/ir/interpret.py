@@ -15,6 +15,7 @@ import numpy.typing as npt
 from cavs.ir.graph import Graph, Slot
 from cavs.ir.node import Node
 from cavs.ir.random import uniform
+from cavs.ir.types import INT, ONE, Domain
 
 Float = npt.NDArray[np.float64]
 
@@ -49,15 +50,25 @@ class Inputs:
         self.members: list[list[int]] = [[] for _ in range(self.num_graphs)]
         for v, g in enumerate(self.graph_of):
             self.members[g].append(v)
+        self._present: dict[Domain, list[int]] = {}
 
-    def rows(self, base: str) -> int:
+    def rows(self, domain: Domain) -> int:
         """Number of rows of a domain."""
+        if domain.base == "present":
+            return len(self.present(domain))
         return {
             "one": 1,
             "graph": self.num_graphs,
             "vertex": self.num_vertices,
             "edge": len(self.children),
-        }[base]
+        }[domain.base]
+
+    def present(self, domain: Domain) -> list[int]:
+        """The vertices that are the rows of a domain of vertices with a feature."""
+        if domain not in self._present:
+            feature = self.features[str(domain.kind)]
+            self._present[domain] = [v for v, i in enumerate(feature) if i >= 0]
+        return self._present[domain]
 
     def edges(self, v: int) -> range:
         """Edges to the children of vertex ``v``."""
@@ -69,7 +80,7 @@ class Inputs:
 
 
 def _row(source: str, target: str, row: int, inputs: Inputs) -> int:
-    """The row of domain ``source`` that row ``row`` of domain ``target`` reads."""
+    """The row of a domain ``source`` that row ``row`` of a domain ``target`` reads."""
     if source == target:
         return row
     if source == "one":
@@ -101,13 +112,18 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
     if name == "to_nth_child":
         v = inputs.parent[row]
         return [(node.inputs[0], v)] if row - inputs.offsets[v] == node.attr("k") else []
+    if name == "take":
+        return [(node.inputs[0], inputs.present(node.type.domain)[row])]
+    if name == "place":
+        vertices = inputs.present(node.inputs[0].type.domain)
+        return [(node.inputs[0], vertices.index(row))] if row in vertices else []
     if name == "sum_vertices":
         return [(node.inputs[0], v) for v in inputs.members[row]]
     base = node.type.domain.base
     if node.op.rule.value == "reduce":
-        top = max((x.type.domain for x in node.inputs), key=lambda d: d.rank).base
+        top = max((x.type.domain for x in node.inputs), key=lambda d: d.rank)
         return [
-            (x, _row(x.type.domain.base, top, r, inputs))
+            (x, _row(x.type.domain.base, top.base, r, inputs))
             for r in range(inputs.rows(top))
             for x in node.inputs
         ]
@@ -118,8 +134,11 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
     name = node.op.name
     if name == "parameter":
         return np.asarray(node.attr("parameter").current(), dtype=np.float64)
+    if node.type.domain.base == "present" and not node.inputs:
+        row = inputs.present(node.type.domain)[row]
     if name == "feature":
-        return inputs.features[node.attr("name")][row]
+        value = inputs.features[node.attr("name")][row]
+        return value if node.type.dtype == INT else np.asarray(value, dtype=np.float64)
     if name == "uniform":
         return uniform(inputs.seed, inputs.step, node.attr("stream"), row, node.type.width).reshape(
             node.shape
@@ -127,7 +146,7 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
     if name == "num_children":
         return float(len(inputs.edges(row)))
     if name == "count_rows":
-        return float(inputs.rows(node.attr("base")))
+        return float(inputs.rows(Domain(node.attr("base"))))
     if name == "replica_scale":
         return 1.0
     if name == "max_children":
@@ -150,9 +169,8 @@ def interpret(graph: Graph, inputs: Inputs) -> dict[str, Float]:
     memo: dict[tuple[Node, int], Any] = {}
     result: dict[str, Float] = {}
     for key, output in graph.outputs.items():
-        base = output.type.domain.base
         rows = []
-        for row in range(inputs.rows(base)):
+        for row in range(inputs.rows(output.type.domain)):
             stack = [(output, row, False)]
             while stack:
                 node, r, ready = stack.pop()
@@ -165,7 +183,7 @@ def interpret(graph: Graph, inputs: Inputs) -> dict[str, Float]:
                 stack.append((node, r, True))
                 stack += [(*x, False) for x in needs if x not in memo]
             rows.append(np.asarray(memo[output, row], dtype=np.float64))
-        if base == "one":
+        if output.type.domain == ONE:
             result[key] = rows[0]
         else:
             result[key] = np.stack(rows) if rows else np.zeros((0, *output.shape))

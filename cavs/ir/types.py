@@ -13,7 +13,7 @@ INT = "i32"
 TO_FLOATS = "look an index up in an nn.Embedding first; give numbers that are no indices as floats"
 TO_INTEGERS = "give indices and labels as integers: np.asarray(values, np.int32)"
 
-_RANK = {"one": 0, "graph": 1, "vertex": 2, "edge": 3}
+_RANK = {"one": 0, "graph": 1, "present": 2, "vertex": 3, "edge": 4}
 
 
 def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
@@ -28,14 +28,16 @@ class Domain:
     """What a row of a value is: one row in all, or one a graph, a vertex, an edge.
 
     ``kind`` restricts vertices (or the edges below them) to those specialised alike; None is all.
+    Of "present" rows, which are the vertices where an integer feature is, it is the feature's name;
+    they meet others only through the operators take and place.
     """
 
     base: str
-    kind: int | None = None
+    kind: int | str | None = None
 
     @property
     def rank(self) -> int:
-        """Order of broadcasting: one < graph < vertex < edge."""
+        """Order of broadcasting: one < graph < vertex < edge, and one < present."""
         return _RANK[self.base]
 
     @property
@@ -43,7 +45,7 @@ class Domain:
         """True for vertices and edges, whose rows the schedule orders."""
         return self.base in ("vertex", "edge")
 
-    def of_kind(self, kind: int | None) -> Domain:
+    def of_kind(self, kind: int | str | None) -> Domain:
         """The same base restricted to ``kind``."""
         return _of_kind(self.base, kind) if self.by_structure else self
 
@@ -52,7 +54,7 @@ class Domain:
 
 
 @cache
-def _of_kind(base: str, kind: int | None) -> Domain:
+def _of_kind(base: str, kind: int | str | None) -> Domain:
     return Domain(base, kind)
 
 
@@ -85,6 +87,9 @@ def join_domains(domains: list[Domain]) -> Domain:
     Raises ValueError when two kinds of vertices meet.
     """
     top = max(domains, key=lambda d: d.rank)
+    some = next((d for d in domains if d.base == "present"), ONE)
+    if some is not ONE and any(d not in (ONE, some) for d in domains):
+        raise ValueError(f"rows of {some} meet others")
     kinds = {d.kind for d in domains if d.kind is not None}
     if len(kinds) > 1:
         raise ValueError(f"values of vertex kinds {sorted(kinds)} meet")

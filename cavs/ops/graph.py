@@ -90,6 +90,33 @@ defop(
     vjp=lambda n, d: (d,),
     rule=BatchRule.GRAPH,
 )
+
+
+def _take_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    if types[0].domain != VERTEX:
+        raise ValueError("needs a value of every vertex")
+    return TensorType(FLOAT, types[0].shape, attrs["domain"])
+
+
+def _place_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    if types[0].domain.base != "present":
+        raise ValueError("needs a value of the vertices that have a feature")
+    return TensorType(FLOAT, types[0].shape, VERTEX)
+
+
+# The rows of the vertices that have an integer feature, and back, with zeros at the others.
+defop(
+    "take",
+    infer=_take_infer,
+    vjp=lambda n, d: (apply("place", d),),
+    rule=BatchRule.GRAPH,
+)
+defop(
+    "place",
+    infer=_place_infer,
+    vjp=lambda n, d: (apply("take", d, domain=n.inputs[0].type.domain),),
+    rule=BatchRule.GRAPH,
+)
 # What the outside sees of a structure, and what the structure sees of the outside: the borders
 # where specialisation by kind of vertex stops and starts.
 defop(

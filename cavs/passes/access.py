@@ -11,7 +11,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from cavs.errors import CompileError
-from cavs.ir import INT, ONE, VERTEX, BatchRule, Graph, Node, Slot, apply, rebuild, rewrite
+from cavs.ir import (
+    INT,
+    ONE,
+    VERTEX,
+    BatchRule,
+    Domain,
+    Graph,
+    Node,
+    Slot,
+    apply,
+    rebuild,
+    rewrite,
+)
 
 # Row maps that stay inside a chunk of rows (a vertex range and its edges).
 LOCAL_ARRAYS = frozenset({"none", "parent", "edges", "nth_edge", "parent_if_nth"})
@@ -38,6 +50,8 @@ _VIEWS = frozenset(
         "replica_scale",
         "constant",
         "sum_vertices",
+        "take",
+        "place",
     ]
 )
 _ONE_VALUE = frozenset(["parameter", "count_present", "count_rows", "replica_scale", "constant"])
@@ -53,7 +67,10 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("nth_child", "leaf_child"): ("index", "nth_leaf"),
     ("to_nth_child", "none"): ("index", "parent_if_nth"),
     ("sum_vertices", "none"): ("segment_sum", "graph_rows"),
+    ("take", "none"): ("index", "present"),
+    ("place", "none"): ("index", "place"),
 }
+_ORDER = {"vertex": "order", "edge": "edge_order", "present": "present_order"}
 # Kernels that take a row as it lies somewhere, and sum nothing on the way.
 _ONE_ROW_EACH = frozenset(["cross_entropy_rows", "cross_entropy_grad", "lookup_grad"])
 _ACROSS = {("vertex", "edge"): "parent", ("graph", "vertex"): "graph_of"}
@@ -124,8 +141,9 @@ class Accesses:
         if name in _ONE_VALUE:
             return [Piece(node, 0, width, "one")]
         if name == "feature":
-            array = {"vertex": "order", "edge": "edge_order"}.get(node.type.domain.base, "none")
-            return [Piece(node, 0, width, "self" if array == "none" else "index", array)]
+            domain = node.type.domain
+            array = _ORDER.get(domain.base, "none")
+            return [Piece(node, 0, width, _map_of(array), array, _feature_of(domain))]
         if name == "num_children":
             return [Piece(node, 0, 1, "segment_sum", "edges")]
         if name == "gather_grad" and node.attr("slot").child is not None:
@@ -163,7 +181,8 @@ class Accesses:
 
     def _compose(self, node: Node) -> list[Piece]:
         (x,) = node.inputs
-        argument = dict(node.attrs).get("k", 0)
+        taken = node if node.op.name == "take" else x
+        argument = dict(node.attrs).get("k", _feature_of(taken.type.domain))
         result = []
         for p in self.pieces(x):
             if (node.op.name, p.array) not in _COMPOSED or p.map == "one":
@@ -215,6 +234,15 @@ class Accesses:
         for _, pieces in self.operands(node):
             for p in pieces:
                 yield from behind(p.source)
+
+
+def _map_of(array: str) -> str:
+    return "self" if array == "none" else "index"
+
+
+def _feature_of(domain: Domain) -> int | str:
+    """The feature that says which vertices are rows of ``domain``; 0 where none does."""
+    return str(domain.kind) if domain.base == "present" else 0
 
 
 def _reduces(node: Node) -> bool:

@@ -39,6 +39,7 @@ def reduce_to(d: Node, target: TensorType) -> Node:
             ("vertex", "graph"): ["sum_vertices"],
             ("vertex", "one"): ["sum_rows"],
             ("graph", "one"): ["sum_rows"],
+            ("present", "one"): ["sum_rows"],
         }[d.type.domain.base, target.domain.base]
         for step in steps:
             d = apply(step, d)

@@ -40,11 +40,12 @@ class Loop:
 class Body:
     """Nodes that run together: whole-batch rows of one space, one kind of a loop, or a reduction.
 
-    base: "one", "graph" or "rows" (vertices of ``kind`` and the edges to their children).
+    base: "one", "graph", "present" (vertices that have the feature ``kind``) or "rows" (vertices of
+    ``kind`` and the edges to their children).
     """
 
     base: str
-    kind: int | None
+    kind: int | str | None
     loop: Loop | None = None
     reduction: bool = False
     stage: int = 0
@@ -87,13 +88,13 @@ def loops_of(graph: Graph) -> dict[Node, Loop]:
     return result
 
 
-def _space(node: Node) -> tuple[str, int | None]:
+def _space(node: Node) -> tuple[str, int | str | None]:
     """The rows that ``node`` runs over: its own, or those that it sums."""
     domain = node.type.domain
     if node.op.rule is BatchRule.REDUCE:
         found = [x.type.domain for x in node.inputs]
         domain = max(found, key=lambda d: (d.rank, d.kind is not None))
-    return ("rows", domain.kind) if domain.by_structure else (domain.base, None)
+    return ("rows" if domain.by_structure else domain.base), domain.kind
 
 
 class _Partitioner:

@@ -104,7 +104,7 @@ def _zero(node: Node) -> Node | None:
     """Linear operators of zeros."""
     linear = (
         "matmul matmul_tn sum_rows sum_axis sum_children sum_vertices nth_child to_nth_child slice"
-        " pad rows pad_rows reshape keep_axis neg transpose lookup_grad push"
+        " pad rows pad_rows reshape keep_axis neg transpose lookup_grad push take place"
     )
     name = node.op.name
     if name in linear.split():
@@ -149,9 +149,6 @@ def _shape(node: Node) -> Node | None:
     if name == "reshape":
         if x.shape == node.shape:
             return x
-        value = constant_of(x)
-        if value is not None:
-            return full(value, node.type)
         if x.op.name == "reshape":
             return apply("reshape", x.inputs[0], shape=node.shape)
         if x.op.name == "broadcast" and x.inputs[0].shape == x.shape:
@@ -310,6 +307,14 @@ def _graph_at_edges(node: Node) -> Node | None:
     return None
 
 
+def _known(node: Node) -> Node | None:
+    """A part or another shape of one number is that number."""
+    if node.op.name not in ("reshape", "keep_axis", "slice", "push"):
+        return None
+    value = constant_of(node.inputs[0])
+    return None if value is None else full(value, node.type)
+
+
 def _one_row(node: Node) -> Node | None:
     """The sum over one row is that row."""
     if node.op.name == "sum_rows" and node.inputs[0].type.domain.base == "one":
@@ -327,11 +332,13 @@ RULES: tuple[Rule, ...] = (
     _pads,
     _transpose,
     _graph_at_edges,
+    _known,
     _one_row,
 )
 
 
-CANONICAL: tuple[Rule, ...] = (_transpose, _graph_at_edges, _one_row)  # what the lowering relies on
+# What the lowering relies on.
+CANONICAL: tuple[Rule, ...] = (_transpose, _graph_at_edges, _known, _one_row)
 
 
 def simplify_node(node: Node, rules: Sequence[Rule] = RULES) -> Node:

@@ -32,7 +32,7 @@ class Unhoist:
     loop: dict[Node, Loop]
     reads: dict[Node, list[Node]]
     readers: dict[Node, list[Node]]
-    space: Callable[[Node], tuple[str, int | None]]
+    space: Callable[[Node], tuple[str, int | str | None]]
     movable: set[Node]
     roots: set[Node]
 

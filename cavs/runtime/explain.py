@@ -237,7 +237,7 @@ def _buffers(program: Program, schedule: Any, itemsize: int) -> tuple[BufferRepo
                 buffer_name(program, i),
                 b.name,
                 b.role,
-                space_name(b.space) if b.held == "all" else b.held,
+                space_name(program, b.space) if b.held == "all" else b.held,
                 b.width,
                 b.first,
                 b.last,

@@ -14,6 +14,7 @@ int64_t rows_needed(const Operand& o, Space space, const Schedule& s) {
   if (o.map == RowMap::kSelf) return space == kGraphSpace ? s.batch->num_graphs() : 1;
   switch (o.array) {
     case Array::kOrder:
+    case Array::kPresentOrder:
       return static_cast<int64_t>(s.order.size());
     case Array::kEdgeOrder:
       return static_cast<int64_t>(s.edge_order.size());
@@ -138,6 +139,10 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
       return {s.graph_of, {}};
     case Array::kIndexFeature:
       return {features.rows(o.argument, space), {}};
+    case Array::kPresent:
+    case Array::kPresentOrder:
+    case Array::kPlace:
+      return {features.present(o.array, o.argument), {}};
     case Array::kChildren:
       return {s.child, s.edge_offsets};
     case Array::kEdges:
@@ -229,9 +234,12 @@ void bind_addresses(const Program& p, const Addresses<T>& at, BoundProgram<T>& b
       }
       b.map.seed = at.seed;
       b.map.step = at.step;
-      b.map.row_ids = is_vertex(in.space) ? s.order.data()
-                      : is_edge(in.space) ? s.edge_order.data()
-                                          : nullptr;
+      b.map.row_ids =
+          is_vertex(in.space) ? s.order.data()
+          : is_edge(in.space) ? s.edge_order.data()
+          : is_present(in.space)
+              ? at.index_features->present(Array::kPresentOrder, feature_of(in.space)).data()
+              : nullptr;
       continue;
     }
     for (size_t j = 0; j < in.inputs.size(); ++j) {

@@ -83,7 +83,7 @@ std::pair<int64_t, int64_t> output_shape(const Program& program, const Spaces& s
   }
   const Buffer& b = program.buffers[buffer];
   const Space all = is_vertex(b.space) ? kVertexSpace : is_edge(b.space) ? kEdgeSpace : b.space;
-  return {spaces.ranges[all].size(), b.width};
+  return {spaces.rows(all).size(), b.width};
 }
 
 template <class T>
@@ -91,7 +91,7 @@ void to_caller(const Program& program, const Spaces& spaces, const Schedule& sch
                int32_t buffer, const T* values, T* out) {
   const auto [rows, width] = output_shape(program, spaces, buffer);
   const Buffer& b = program.buffers[buffer];
-  const RowRange range = spaces.ranges[b.space];
+  const RowRange range = spaces.rows(b.space);
   if (range.size() != rows) std::fill_n(out, rows * width, T(0));
   const int32_t* order = is_vertex(b.space) ? schedule.order.data()
                          : is_edge(b.space) ? schedule.edge_order.data()

@@ -149,14 +149,16 @@ void Executor<T>::set_gradient_block(T* memory) {
   gradient_block_ = memory;
 }
 
-// What depends on the shape of the batch only: kept while the same schedule comes again.
+// What depends on the shape of the batch and where features are present: kept while the same
+// schedule comes again.
 template <class T>
 void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule) {
   const int32_t threads = serial_ ? 1 : thread_pool().num_threads();
-  if (schedule == schedule_ && planned_threads_ == threads) return;
+  const std::vector<RowRange>& present = index_features_.present();
+  if (schedule == schedule_ && planned_threads_ == threads && present == spaces_.present) return;
   schedule_ = nullptr;
   ran_ = false;
-  resolve_spaces(*program_, *schedule, spaces_);
+  resolve_spaces(*program_, *schedule, present, spaces_);
   const bool slabs = progress_.watched();
   const PlanOptions options{threads, kernels_.panel, serial_, slabs};
   make_plan(*program_, analysis_, *schedule, spaces_, options, plan_);
@@ -221,14 +223,14 @@ void Executor<T>::lay_out_scratch() {
 template <class T>
 void Executor<T>::bind(const Inputs<T>& inputs) {
   if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
-  bind_structure(inputs.schedule);
   ran_ = false;
   std::vector<int64_t> rows;
   for (const FloatFeature<T>& f : inputs.float_features) rows.push_back(f.rows);
   for (const Buffer& b : program_->buffers) {
     if (b.role == Role::kFeature) rows.resize(std::max<size_t>(rows.size(), b.index + 1), 0);
   }
-  index_features_.bind(*schedule_, inputs.int_features, rows);
+  index_features_.bind(*inputs.schedule, inputs.int_features, rows);
+  bind_structure(inputs.schedule);
   fill_counts(inputs, index_features_, counts_.as<T>() - kFewestCount);
   Addresses<T> at;
   at.arena = arena_.as<T>();

@@ -31,7 +31,7 @@ void count_factor_rows(Factors& f, const BoundProgram<T>& bound, const Spaces& s
   f.rows = 0;
   for (int32_t id : f.instructions) {
     f.first_row.push_back(f.rows);
-    f.rows += spaces.ranges[bound.instructions[id].space].size();
+    f.rows += spaces.rows(bound.instructions[id].space).size();
   }
 }
 

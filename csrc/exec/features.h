@@ -32,6 +32,10 @@ class IndexFeatures {
             const std::vector<int64_t>& float_rows);
   // Feature `feature` for rows of a space like `space`.
   const std::vector<int32_t>& rows(int32_t feature, Space space) const;
+  // Of the spaces of vertices with a feature: what an array of them holds, and their rows by
+  // feature.
+  const std::vector<int32_t>& present(Array array, int32_t feature) const;
+  const std::vector<RowRange>& present() const { return present_; }
   int64_t count(int32_t feature) const { return counts_[feature]; }
   int32_t num_features() const { return static_cast<int32_t>(counts_.size()); }
 
@@ -42,14 +46,23 @@ class IndexFeatures {
   };
   struct Use {
     int32_t feature;
-    Space order;  // kVertexSpace, kEdgeSpace, kGraphSpace or kOneSpace
+    Space order;  // kVertexSpace, kEdgeSpace, kGraphSpace, kOneSpace or one of vertices with a
+                  // feature
     int64_t limit = INT32_MAX;
     std::string label;  // of the reader that sets the limit
     std::vector<Table> tables;
     std::vector<int32_t> values;
   };
+  struct Present {  // kPresent, kPresentOrder and kPlace of a feature
+    int32_t feature;
+    std::vector<int32_t> rows, order, place;
+  };
   Use& use(int32_t feature, Space space);
+  void find_present(const Schedule& schedule, const std::vector<IntFeature>& features);
+  const Present& present_of(int32_t feature) const;
   std::vector<Use> uses_;
+  std::vector<Present> presents_;
+  std::vector<RowRange> present_;
   std::vector<bool> counted_;
   std::vector<int64_t> counts_;
 };

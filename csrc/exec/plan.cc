@@ -29,7 +29,7 @@ class Planner {
       const std::vector<int32_t>& bodies = a_.bodies_of_stage[stage_];
       switch (stage.kind) {
         case StageKind::kRows:
-          if (bodies[0] >= 0) add_rows(bodies[0], spaces_.ranges[stage.space]);
+          if (bodies[0] >= 0) add_rows(bodies[0], spaces_.rows(stage.space));
           flush();
           break;
         case StageKind::kLoop:
@@ -263,7 +263,7 @@ class Planner {
   }
   double global_cost(int32_t stage) const {
     const int32_t id = p_.stages[stage].body[0];
-    return a_.costs[id].fixed + cost(id, spaces_.ranges[p_.instructions[id].space]);
+    return a_.costs[id].fixed + cost(id, spaces_.rows(p_.instructions[id].space));
   }
   void put_sum(int32_t id, int32_t pieces, int32_t task) {
     const Instruction& in = p_.instructions[id];
@@ -360,7 +360,8 @@ void Plan::clear() {
   edge_rows = 0;
 }
 
-void resolve_spaces(const Program& program, const Schedule& schedule, Spaces& spaces) {
+void resolve_spaces(const Program& program, const Schedule& schedule,
+                    const std::vector<RowRange>& present, Spaces& spaces) {
   const auto kinds = static_cast<int32_t>(program.kinds.size());
   const auto vertices = static_cast<int32_t>(schedule.order.size());
   const auto edges = static_cast<int32_t>(schedule.edge_order.size());
@@ -369,6 +370,7 @@ void resolve_spaces(const Program& program, const Schedule& schedule, Spaces& sp
   spaces.ranges[kGraphSpace] = {0, schedule.batch->num_graphs()};
   spaces.ranges[kVertexSpace] = {0, vertices};
   spaces.ranges[kEdgeSpace] = {0, edges};
+  spaces.present = present;
   spaces.kinds.assign(schedule.kinds.size(), -1);
   int32_t inner = 0;
   for (size_t i = 0; i < schedule.kinds.size(); ++i) {

@@ -11,10 +11,12 @@
 namespace cavs {
 
 // Which rows a value has. kVertexKind0 + 2 * k: the vertices of the program's k-th kind;
-// kEdgeKind0 + 2 * k: the edges whose parent is of that kind.
+// kEdgeKind0 + 2 * k: the edges whose parent is of that kind. kPresent0 - f: the vertices where int
+// feature f is present (>= 0), in the order of their rows.
 using Space = int32_t;
 constexpr Space kOneSpace = 0, kGraphSpace = 1, kVertexSpace = 2, kEdgeSpace = 3;
 constexpr Space kVertexKind0 = 4, kEdgeKind0 = 5;
+constexpr Space kPresent0 = -2;
 
 enum class Role : uint8_t {
   kArena,    // lives in the arena from stage `first` to stage `last`
@@ -61,6 +63,9 @@ enum class Array : uint8_t {
   kGraphRows,     // segments: graph_offsets, graph_rows
   kNthParents,    // + argument k; segments: rows of the parents whose k-th child the row is
   kNthLeaf,       // + argument k: as kNthChild, but -1 where that child has children itself
+  kPresent,       // + argument f: row of kPresent0 - f -> vertex row
+  kPresentOrder,  // + argument f: row of kPresent0 - f -> vertex id
+  kPlace,         // + argument f: vertex row -> row of kPresent0 - f, or -1
 };
 
 struct Operand {
@@ -142,7 +147,7 @@ enum class StageKind : uint8_t {
 
 struct Stage {
   StageKind kind;
-  Space space;                               // kRows: a vertex, graph or one space
+  Space space;                               // kRows: a vertex, present, graph or one space
   std::vector<int32_t> body;                 // kRows, kGlobal: instruction ids
   bool reversed = false;                     // kLoop: backward
   std::vector<std::vector<int32_t>> bodies;  // kLoop: a list for each kind of the program

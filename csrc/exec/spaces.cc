@@ -5,6 +5,7 @@ namespace cavs {
 
 std::string space_name(Space s) {
   static const char* const kNames[] = {"one", "graph", "vertex", "edge"};
+  if (is_present(s)) return "present " + std::to_string(feature_of(s));
   if (s < 0) return "space " + std::to_string(s);
   if (s < kVertexKind0) return kNames[s];
   return std::string(is_vertex(s) ? "vertex" : "edge") + " kind " + std::to_string(kind_of(s));
@@ -13,7 +14,8 @@ const char* array_name(Array a) {
   static const char* const kNames[] = {"none",     "order",         "edge_order",  "child",
                                        "parent",   "nth_child",     "nth_edge",    "parent_if_nth",
                                        "graph_of", "index_feature", "children",    "edges",
-                                       "out",      "graph_rows",    "nth_parents", "nth_leaf"};
+                                       "out",      "graph_rows",    "nth_parents", "nth_leaf",
+                                       "present",  "present_order", "place"};
   return kNames[static_cast<int>(a)];
 }
 const char* instruction_name(InstructionKind k) {

@@ -9,6 +9,10 @@ namespace cavs {
 
 inline bool is_vertex(Space s) { return s == kVertexSpace || (s >= kVertexKind0 && s % 2 == 0); }
 inline bool is_edge(Space s) { return s == kEdgeSpace || (s >= kEdgeKind0 && s % 2 == 1); }
+inline bool is_present(Space s) { return s <= kPresent0; }
+inline int32_t feature_of(Space present) { return kPresent0 - present; }
+// The space that has the rows of `s` and all like them: int features are put into its order.
+inline Space whole_of(Space s) { return is_vertex(s) ? kVertexSpace : is_edge(s) ? kEdgeSpace : s; }
 // The program's kind a space is limited to, or -1.
 inline int32_t kind_of(Space s) { return s < kVertexKind0 ? -1 : (s - kVertexKind0) / 2; }
 inline Space edges_of(Space vertices) { return vertices + 1; }
@@ -27,9 +31,14 @@ inline bool is_segments(Array a) {
   return a == Array::kChildren || a == Array::kEdges || a == Array::kOut ||
          a == Array::kGraphRows || a == Array::kNthParents;
 }
+// Needs to know at which vertices an int feature is present.
+inline bool of_present(Array a) {
+  return a == Array::kPresent || a == Array::kPresentOrder || a == Array::kPlace;
+}
 inline bool has_argument(Array a) {
   return a == Array::kNthChild || a == Array::kNthEdge || a == Array::kParentIfNth ||
-         a == Array::kIndexFeature || a == Array::kNthParents || a == Array::kNthLeaf;
+         a == Array::kIndexFeature || a == Array::kNthParents || a == Array::kNthLeaf ||
+         of_present(a);
 }
 // Inside one chunk of rows and their edges, whatever the chunk.
 inline bool is_local(const Operand& o) {

@@ -39,7 +39,7 @@ void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces
   table.slots.clear();
   const auto each_row = [&](const Lookup& lookup, auto&& f) {
     const Bound<T>& b = bound.instructions[lookup.instruction];
-    const RowRange range = spaces.ranges[b.space];
+    const RowRange range = spaces.rows(b.space);
     for (int32_t r = range.begin; r < range.end; ++r) {
       if (b.index[r] >= 0) f(r, b.index[r]);
     }
@@ -56,7 +56,7 @@ void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces
   for (Lookup& lookup : table.lookups) {
     writes |= lookup.first;
     if (lookup.looped) {
-      lookup.slot_of.assign(spaces.ranges[bound.instructions[lookup.instruction].space].end, -1);
+      lookup.slot_of.assign(spaces.rows(bound.instructions[lookup.instruction].space).end, -1);
       each_row(lookup, [&](int32_t r, int32_t i) { lookup.slot_of[r] = table.slot_of[i]; });
       continue;
     }

@@ -7,7 +7,7 @@ namespace {
 
 // Values one operand reads through its index or segments, over all rows it is read for.
 int64_t gathered(const Operand& o, Space space, const Spaces& spaces, const Schedule& s) {
-  const RowRange rows = spaces.ranges[space];
+  const RowRange rows = spaces.rows(space);
   if (o.map == RowMap::kIndex) return int64_t{rows.size()} * o.width;
   if (o.map != RowMap::kSegmentSum || rows.size() == 0) return 0;
   const int32_t* offsets = o.array == Array::kOut          ? s.out_offsets.data()
@@ -28,7 +28,7 @@ Report::Line traffic(const Program& program, int32_t instruction, const BoundPro
   line.label = in.label;
   line.kind = instruction_name(in.kind);
   if (schedule == nullptr) return line;
-  const int64_t rows = spaces.ranges[in.space].size();
+  const int64_t rows = spaces.rows(in.space).size();
   int64_t read = 0, written = 0;
   for (const Operand& o : in.inputs) read += gathered(o, in.space, spaces, *schedule);
   for (const MapLoadSpec& l : in.loads) read += gathered(l.operand, in.space, spaces, *schedule);

@@ -12,7 +12,6 @@ class Validator : AccessChecks {
   explicit Validator(const Program& p) : AccessChecks(p) {}
 
   void check() {
-    const int32_t spaces = kVertexKind0 + 2 * static_cast<int32_t>(p_.kinds.size());
     for (size_t i = 1; i < p_.kinds.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
         need(p_.kinds[i] != p_.kinds[j], "kind key " + std::to_string(p_.kinds[i]) + " twice");
@@ -22,8 +21,7 @@ class Validator : AccessChecks {
     for (size_t i = 0; i < p_.buffers.size(); ++i) {
       const Buffer& b = p_.buffers[i];
       label_ = "buffer " + std::to_string(i);
-      need(b.space >= 0 && b.space < spaces,
-           "space " + std::to_string(b.space) + " outside [0, " + std::to_string(spaces) + ")");
+      check_space(b.space);
       need(b.width > 0, "width " + std::to_string(b.width) + ", needs at least 1");
       need(b.held == Held::kAll || (b.role == Role::kArena && b.space == kVertexSpace),
            std::string("holds ") + held_name(b.held) + " only, is " + role_name(b.role) + " of " +
@@ -42,8 +40,7 @@ class Validator : AccessChecks {
     for (size_t i = 0; i < p_.weights.size(); ++i) check_weight(i);
     for (const Instruction& in : p_.instructions) {
       label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
-      need(in.space >= 0 && in.space < spaces,
-           "space " + std::to_string(in.space) + " outside [0, " + std::to_string(spaces) + ")");
+      check_space(in.space);
       check_instruction(in);
     }
     scratch_.assign(p_.buffers.size(), -1);
@@ -68,6 +65,17 @@ class Validator : AccessChecks {
   }
 
  private:
+  void check_space(Space s) const {
+    const int32_t spaces = kVertexKind0 + 2 * static_cast<int32_t>(p_.kinds.size());
+    if (is_present(s)) {
+      need(feature_of(s) < kMostIndices,
+           "rows where int feature " + std::to_string(feature_of(s)) + " is present");
+    } else {
+      need(s >= 0 && s < spaces,
+           "space " + std::to_string(s) + " outside [0, " + std::to_string(spaces) + ")");
+    }
+  }
+
   void check_weight(size_t i) {
     const Weight& w = p_.weights[i];
     label_ = "weight " + std::to_string(i);
@@ -328,8 +336,7 @@ class Validator : AccessChecks {
     label_ = stage.label.empty() ? "stage " + std::to_string(stage_) : stage.label;
     switch (stage.kind) {
       case StageKind::kRows: {
-        const int32_t spaces = kVertexKind0 + 2 * static_cast<int32_t>(p_.kinds.size());
-        need(stage.space >= 0 && stage.space < spaces, "runs over " + space_name(stage.space));
+        check_space(stage.space);
         check_body(stage.body, stage.space, 0);
         return;
       }

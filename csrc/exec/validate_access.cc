@@ -114,6 +114,15 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
     case Array::kGraphRows:
       from = s == kGraphSpace, to = !feature && all_vertices(b);
       break;
+    case Array::kPresent:
+      from = is_present(s) && feature_of(s) == o.argument, to = !feature && all_vertices(b);
+      break;
+    case Array::kPresentOrder:
+      from = is_present(s) && feature_of(s) == o.argument, to = feature;
+      break;
+    case Array::kPlace:
+      from = is_vertex(s), to = is_present(b.space) && feature_of(b.space) == o.argument;
+      break;
     case Array::kNone:
       from = false;
       break;

@@ -199,7 +199,7 @@ static void cut(const Source<T>* sources, int32_t count, int64_t begin, int64_t 
 template <class T>
 RowRange Worker<T>::rows_of(const Item& sum) const {
   const Space space = own_.instructions[sum.id].space;
-  if (sum.c == 0) return c_.spaces->ranges[space];
+  if (sum.c == 0) return c_.spaces->rows(space);
   const RowRange rows = c_.schedule->tasks[sum.c - 1].rows;
   if (is_vertex(space)) return rows;
   const std::vector<int32_t>& offsets = c_.schedule->edge_offsets;

@@ -20,6 +20,7 @@ namespace cavs {
 struct RowRange {
   int32_t begin = 0, end = 0;
   int32_t size() const { return end - begin; }
+  bool operator==(const RowRange&) const = default;
 };
 
 // A frontier of ready vertices of one kind and level.

@@ -12,10 +12,11 @@ import pytest
 import cavs
 from cavs import ops
 from cavs.compiler.pipeline import Passes
-from cavs.ir import EDGE, REGISTRY, VERTEX, apply
+from cavs.ir import EDGE, REGISTRY, VERTEX, Domain, apply
 from tests.oracle import assert_close, numeric_slope, reference, slope_of
 
 WIDTH = 5
+LABELLED = Domain("present", "label")
 ALL_OFF = Passes(**dict.fromkeys(vars(Passes()), False))
 
 
@@ -85,6 +86,8 @@ OUTSIDE = {
     "count_rows": lambda m, b, h: h * apply("count_rows", base="vertex"),
     "replica_scale": lambda m, b, h: h * apply("replica_scale"),
     "sum_vertices": lambda m, b, h: ops.tanh(ops.sum_graph(h)),
+    "take": lambda m, b, h: apply("place", ops.tanh(apply("take", h, domain=LABELLED))),
+    "place": lambda m, b, h: h * apply("place", ops.tanh(apply("take", h, domain=LABELLED))),
     "sum_rows": lambda m, b, h: apply("sum_rows", ops.tanh(h)),
 }
 OVER_ALL_ROWS = {

@@ -1,0 +1,98 @@
+"""What a loss reads of vertices without a label is not computed.
+
+Of many graphs the root alone has a label, but a model that is declared for vertices has logits at
+each. The cross entropy of a vertex without a label is zero, so it is made of those with one, and so
+is all that it alone reads: the output layer, its gradients, dropout before it.
+"""
+
+from __future__ import annotations
+
+from cavs.ir import (
+    ONE,
+    VERTEX,
+    BatchRule,
+    Domain,
+    Graph,
+    Node,
+    apply,
+    rebuild,
+    rewrite,
+    users,
+)
+
+_LINEAR = ("mul", "neg", "div", "keep_axis", "reshape")  # in the first input; mul in both
+
+
+def _taken(x: Node, domain: Domain) -> Node:
+    """The rows of ``x`` that are those of ``domain``."""
+    if x.type.domain in (ONE, domain):
+        return x
+    if x.op.name == "feature" and x.type.domain == VERTEX:
+        return rebuild(x, (), domain)
+    if x.type.domain != VERTEX:
+        x = apply("broadcast", x, shape=x.shape, domain=VERTEX)
+    return apply("take", x, domain=domain)
+
+
+def _place_losses(graph: Graph) -> Graph:
+    """Cross entropies are computed where there is a label, and placed among zeros; where these are
+    multiplied and summed, so is what is placed."""
+    roots = set(graph.roots())
+
+    def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
+        name = n.op.name
+        if name == "cross_entropy_rows":
+            label = inputs[1]
+            if n.type.domain != VERTEX or not label.attr("optional") or n.inputs[0] in roots:
+                return None
+            present = Domain("present", label.attr("name"))
+            return apply("place", apply(name, *(_taken(x, present) for x in inputs)))
+        if name == "mul" and inputs[1].op.name == "place":
+            inputs = inputs[::-1]
+        if not inputs or inputs[0].op.name != "place":
+            return None
+        x = inputs[0].inputs[0]
+        if name == "sum_rows":
+            return apply(name, x)
+        if name not in _LINEAR:
+            return None
+        return apply("place", rebuild(n, (x, *(_taken(y, x.type.domain) for y in inputs[1:]))))
+
+    return rewrite(graph, rule)
+
+
+def _read_by_labelled(graph: Graph) -> dict[Node, Domain]:
+    """Values of vertices of which nothing but rows that have a feature is read, and which."""
+    nodes = graph.nodes()
+    readers, roots = users(nodes), set(graph.roots())
+    found: dict[Node, Domain] = {}
+    for n in reversed(nodes):
+        rowwise = n.op.rule is BatchRule.ROWWISE and n.op.name not in ("feature", "lookup")
+        if n.type.domain != VERTEX or n in roots or not rowwise:
+            continue
+        domains = {
+            r.type.domain if r.op.name == "take" else found.get(r) for r in readers.get(n, ())
+        }
+        domain = domains.pop() if len(domains) == 1 else None
+        if domain is not None:
+            found[n] = domain
+    return found
+
+
+def at_labelled(graph: Graph) -> Graph:
+    """Restricts what losses alone read to the vertices that have their label.
+
+    Before differentiation, so that gradients follow.
+    """
+    graph = _place_losses(graph)
+    found = _read_by_labelled(graph)
+
+    def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if n in found:
+            rows = tuple(_taken(x, found[n]) for x in inputs)
+            return rows[0] if n.op.name == "push" else rebuild(n, rows, found[n])
+        if n.op.name == "take" and n.inputs[0] in found:
+            return inputs[0]
+        return None
+
+    return rewrite(graph, rule)
