@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cavs.compiler.pipeline import Compiled, Passes
-from cavs.compiler.program import Buffer, Program, Stage
+from cavs.compiler.program import PRESENT_SPACE, Buffer, Program, Stage
 from cavs.compiler.text import buffer_name, cuda_text, map_text, program_text, space_name
 from cavs.config import require
 from cavs.cuda.device import Device
@@ -212,8 +212,10 @@ def _body(body: Body, after: set[Node]) -> BodyReport:
     return BodyReport("lazy" if waits else "eager", where, why, body.stage, names)
 
 
-def _rows(program: Program, schedule: Any, buffer: Buffer) -> int:
+def _rows(program: Program, schedule: Any, present: Mapping[str, int], buffer: Buffer) -> int:
     space, batch = buffer.space, schedule.batch
+    if space <= PRESENT_SPACE:
+        return present[program.int_features[PRESENT_SPACE - space]]
     if buffer.held != "all":
         wanted = buffer.held == "inner"
         return sum(end - begin for key, (begin, end), _ in schedule.kinds if key % 2 == wanted)
@@ -227,11 +229,13 @@ def _rows(program: Program, schedule: Any, buffer: Buffer) -> int:
     return 0
 
 
-def _buffers(program: Program, schedule: Any, itemsize: int) -> tuple[BufferReport, ...]:
+def _buffers(
+    program: Program, schedule: Any, present: Mapping[str, int], itemsize: int
+) -> tuple[BufferReport, ...]:
     result = []
     for i, b in enumerate(program.buffers):
         stored = b.role == "arena" and b.last >= b.first
-        size = _rows(program, schedule, b) * b.width * itemsize if stored else 0
+        size = _rows(program, schedule, present, b) * b.width * itemsize if stored else 0
         result.append(
             BufferReport(
                 buffer_name(program, i),
@@ -340,7 +344,8 @@ def explain(
     compiled = session.compiled(batch, training=training)
     program = compiled.program
     schedule = session.schedule(batch, training=training)
-    buffers = _buffers(program, schedule, session.dtype.itemsize)
+    present = session.present(batch, training=training)
+    buffers = _buffers(program, schedule, present, session.dtype.itemsize)
     after = _after_gather(compiled)
     report: RunReport | None = None
     if run:

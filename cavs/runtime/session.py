@@ -436,6 +436,13 @@ class Session(Inspected, Following):
         _, _, _, (schedule, *_) = self._prepare(batch, training, True)
         return schedule
 
+    def present(self, batch: BatchLike, *, training: bool = True) -> dict[str, int]:
+        """In how many of the rows that run for ``batch`` each integer feature is present."""
+        variant, _, _, (_, _, ints) = self._prepare(batch, training, True)
+        assert variant.compiled is not None
+        names = variant.compiled.program.int_features
+        return {n: int((x >= 0).sum()) for n, x in zip(names, ints, strict=True)}
+
     def report(self, training: bool = True) -> dict[str, Any]:
         """What the engine counted: memory, tasks, times, bytes; empty before a run.
 

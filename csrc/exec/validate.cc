@@ -59,7 +59,7 @@ class Validator : AccessChecks {
       need(p_.buffers[o].role == Role::kArena, "output " + std::to_string(o) + " is a " +
                                                    role_name(p_.buffers[o].role) +
                                                    " buffer, needs an arena buffer");
-      need(p_.buffers[o].held == Held::kAll,
+      need(p_.buffers[o].held == Held::kAll && !is_present(p_.buffers[o].space),
            "output " + std::to_string(o) + " has " + rows_name(p_.buffers[o]));
     }
   }
