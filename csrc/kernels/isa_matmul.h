@@ -127,8 +127,11 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
         join_row(a, num_sources, b0 + i, joined + i * k);
       }
     cut_into_tiles(a, b0, rows, k, joined, zeros, tiles);
-    for (int64_t p = p0; p < p1; ++p) {
-      const int64_t cols = smaller(width, n - p * width);
+    const int64_t most = tiles.count == 1 ? panels_beside(rows) : 1;
+    for (int64_t p = p0, beside = 1; p < p1; p += beside) {
+      const int64_t last = n - (p + most - 1) * width;  // columns of the last of so many panels
+      beside = p + most <= p1 && last > (kTileVectors - 1) * kLanes<T> ? most : 1;
+      const int64_t cols = smaller(beside * width, n - p * width);
       for (int64_t i = 0; i < slices; ++i) {
         const int64_t k0 = k * i / slices, depth = k * (i + 1) / slices - k0;
         const T* slice = packed + (p * packed_k + k0) * width;
@@ -137,7 +140,10 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
           RowsOfA<T> of = tiles.of[t];
           for (const T*& row : of.row) row += k0;
           T* out = c + (b0 + t0 - c_base) * c_stride + p * width;
-          if (large && tiles.count > 1) {
+          if (beside > 1) {
+            run_beside(some, of, depth, slice, packed_k * width, out, c_stride, cols,
+                       accumulate || i > 0);
+          } else if (large && tiles.count > 1) {
             // Each fetches a part of the next slice, which lies behind this one.
             const int64_t step = ceil_div(2 * width * sizeof(T), tiles.count);
             const auto* next = reinterpret_cast<const char*>(slice + depth * width);

@@ -59,31 +59,33 @@ CAVS_INLINE void in_register([[maybe_unused]] T& x) {
 #endif
 }
 
-// c (R x cols) (+)= A (R x depth) B, B's row k at b + k * kPanel; (V - 1) * lanes < cols <= V *
-// lanes.
+// c (R x cols) (+)= A (R x depth) B, B's row k at b + k * kPanel, in the next panel `next` elements
+// on; (V - 1) * lanes < cols <= V * lanes.
 template <class T, int R, int V, class A, class Fetch>
 __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c, int64_t c_stride,
-                                    int cols, bool accumulate, [[maybe_unused]] Fetch fetch) {
+                                    int cols, bool accumulate, [[maybe_unused]] Fetch fetch,
+                                    [[maybe_unused]] int64_t next = 0) {
   Vector<T> acc[R][V];
 #pragma GCC unroll 32
   for (int i = 0; i < R; ++i)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[i][v] = Vector<T>{};
   A rows = a;  // a local copy: its pointers stay in registers
   // C is touched once, at the end: its lines come while k runs.
 #pragma GCC unroll 32
   for (int i = 0; i < R; ++i)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) __builtin_prefetch(c + i * c_stride + v * kLanes<T>, 1);
   const auto step = [&](int64_t k) __attribute__((always_inline)) {
     Vector<T> bv[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) bv[v] = load(b + v * kLanes<T>);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v)
+      bv[v] = load(b + v / kTileVectors * next + v % kTileVectors * kLanes<T>);
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i) {
       Vector<T> x = broadcast(rows.at(i, k));
       if constexpr (R <= kFewRows) in_register(x);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < V; ++v) acc[i][v] += x * bv[v];
     }
     b += kPanel<T>;
@@ -107,7 +109,7 @@ __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c,
 #pragma GCC unroll 32
   for (int i = 0; i < R; ++i) {
     T* out = c + i * c_stride;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       T* p = out + v * kLanes<T>;
       if (v < V - 1 || tail == kLanes<T>) {
@@ -132,6 +134,18 @@ CAVS_INLINE void tile_rows(const A& a, int64_t depth, const T* b, T* c, int64_t 
   }
   if (n > kLanes<T>) return tile<T, R, 2>(a, depth, b, c, c_stride, n, accumulate, fetch);
   tile<T, R, 1>(a, depth, b, c, c_stride, n, accumulate, fetch);
+}
+
+// How many panels a tile of so few rows takes at once: sums of fewer vectors would wait for each
+// other, as a multiply-add takes some four times as long as the next can begin.
+constexpr int kSums = 8;
+CAVS_INLINE int64_t panels_beside(int64_t rows) { return larger(kSums / (rows * kTileVectors), 1); }
+template <class T, class A>
+void run_beside(int64_t rows, const A& a, int64_t depth, const T* b, int64_t next, T* c,
+                int64_t c_stride, int64_t cols, bool accumulate) {
+  const int n = static_cast<int>(cols);
+  if (rows == 1) return tile<T, 1, kSums>(a, depth, b, c, c_stride, n, accumulate, Nobody{}, next);
+  tile<T, 2, kSums / 2>(a, depth, b, c, c_stride, n, accumulate, Nobody{}, next);
 }
 
 template <class T, class A, class Fetch = Nobody>

@@ -104,6 +104,41 @@ def test_matmul_deep(case: Case) -> None:
     assert_product(case, c.check(), a, w)
 
 
+@every_product
+@pytest.mark.parametrize("kind", SOURCE_KINDS)
+def test_matmul_of_few_rows(case: Case, kind: str) -> None:
+    """One or two rows take several panels at once: the same bits as among others, and no others."""
+    rng = np.random.default_rng(5)
+    panel, lanes = case.table.panel, case.table.panel // 4
+    widths = [k * panel + d for k in (1, 2, 4, 9) for d in (-1, 0, 1, 1 - lanes, panel - lanes)]
+    for n, k in itertools.product(widths, (0, 1, 40, 1100)):
+        source, a = make_source(case, rng, kind, 0, 9, k)
+        w = case.normal(rng, k, n)
+        packed, panels = packed_weight(case, w), -(-n // panel)
+        whole = Guarded(9, n, case.dtype, fill=0.5)
+        case.table.matmul([source], 0, 9, packed, n, whole.view, accumulate=True)
+        for rows, p0 in ((1, 0), (2, 0), (3, 0), (1, 1), (2, min(2, panels))):
+            c = Guarded(rows, n, case.dtype, fill=0.5)
+            case.table.matmul(
+                [source],
+                4,
+                4 + rows,
+                packed,
+                n,
+                c.view,
+                c_base=4,
+                p0=p0,
+                p1=panels,
+                accumulate=True,
+            )
+            got = c.check()
+            np.testing.assert_array_equal(
+                got[:, p0 * panel :], whole.view[4 : 4 + rows, p0 * panel :]
+            )
+            assert (got[:, : p0 * panel] == 0.5).all()
+        assert_product(case, whole.check(), a, w, 0.5, slack=4.0)
+
+
 # Beyond half of any L2, where slices of the weight are fetched ahead.
 LARGE = {"float32": (601, 900), "float64": (301, 900)}
 
