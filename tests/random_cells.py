@@ -78,6 +78,10 @@ class RandomCell(cavs.VertexFunction):
                 mixed = mixed * ops.sigmoid(e)
             mixed = ops.tanh(mixed + values[0])
             values.append(mixed.sum() if c["edge_sum"] else mixed.mean())
+        if c["loss"]:  # of what is gathered, and it is scattered again
+            logits = cut(values[0] + values[-1], 3)
+            rows = ops.cross_entropy(logits, v.pull("label"), "none")
+            values.append(values[0] * ops.reshape(rows, (1,)))
         for op, i, j in c["steps"]:
             a, b = values[i % len(values)], values[j % len(values)]
             values.append(self.apply(op, a, b))
@@ -89,6 +93,8 @@ class RandomCell(cavs.VertexFunction):
             w = self.linear(ops.tanh(total))
             states[name] = ops.tanh(cut(w, width))
         v.scatter(**states)
+        if c["pushed_child"]:  # its product is for others alone
+            total = total + self.linear(v.gather(1)[next(iter(states))])
         v.push(ops.concat([total, *states.values()]) if c["push_all"] else total)
 
     def apply(self, op, a, b):
@@ -157,7 +163,8 @@ class RandomModel(cavs.Model):
         for cell in self.cells:
             graph = batch.graph.reversed() if cell.choices["top_down"] else batch.graph
             whole = {"whole": ops.tanh(ops.sum_graph(x))} if cell.choices["whole"] else {}
-            x = cell(graph, x=x, relation=batch["relation"], **whole)
+            label = {"label": batch["label"]} if cell.choices["loss"] else {}
+            x = cell(graph, x=x, relation=batch["relation"], **whole, **label)
             if self.choices["dropout"]:
                 x = ops.dropout(x, 0.3)
         return {"logits": self.logits(batch, x), "pushed": x}
@@ -203,6 +210,8 @@ def cells(draw, smooth, directions):
         "edge_sum": draw(st.booleans()),
         "whole": draw(st.sampled_from([None, None, "vertex", "edge"])),
         "steps": draw(st.lists(step, max_size=4)),
+        "loss": draw(st.sampled_from([False, False, False, True])),
+        "pushed_child": not top_down and draw(st.sampled_from([False, False, True])),
         "push_all": draw(st.booleans()),
     }
 

@@ -94,11 +94,11 @@ def compile_graph(
         graph = done("recurrences", recurrences(graph))
     if merging:
         graph = done("merge_vertices", merge_vertices(graph, counts=not replicated))
+    if nth_shared and passes.specialise:
+        graph = done("at_nth_child", at_nth_child(graph))
     if passes.at_labelled:
         labelled = at_labelled(graph)
         graph = graph if labelled == graph else done("at_labelled", labelled)
-    if nth_shared and passes.specialise:
-        graph = done("at_nth_child", at_nth_child(graph))
     optional = optional_features(graph)
     if passes.at_child and shared:
         graph = done("at_child", at_child(graph))

@@ -19,6 +19,7 @@ from cavs.ir import (
     rewrite,
     users,
 )
+from cavs.passes.partition import loops_of
 
 _LINEAR = ("mul", "neg", "div", "keep_axis", "reshape")  # in the first input; mul in both
 
@@ -36,11 +37,16 @@ def _taken(x: Node, domain: Domain) -> Node:
 
 def _place_losses(graph: Graph) -> Graph:
     """Cross entropies are computed where there is a label, and placed among zeros; where these are
-    multiplied and summed, so is what is placed."""
-    roots = set(graph.roots())
+    multiplied and summed, so is what is placed.
+
+    Not in a loop: it computes level after level, and these rows are in the order of the batch.
+    """
+    roots, loops = set(graph.roots()), loops_of(graph)
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
         name = n.op.name
+        if n in loops:
+            return None
         if name == "cross_entropy_rows":
             label = inputs[1]
             if n.type.domain != VERTEX or not label.attr("optional") or n.inputs[0] in roots:

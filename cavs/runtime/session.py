@@ -15,7 +15,7 @@ from cavs.compiler.pipeline import Compiled, Passes, compile_graph
 from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import CudaEngine
-from cavs.errors import CheckpointError, ConfigError, DeviceError
+from cavs.errors import CheckpointError, CompileError, ConfigError, DeviceError
 from cavs.frontend.model import Model
 from cavs.ir import origin
 from cavs.passes.at_nth_child import multiplied_children
@@ -385,6 +385,11 @@ class Session(Inspected, Following):
                 recurrent=variant.recurrent,
             )
         program = variant.compiled.program
+        if program.optional != variant.optional:
+            raise CompileError(
+                f"kinds of vertices are numbered by {variant.optional}, "
+                f"the program reads them by {program.optional}"
+            )
         # The engine takes its precision from the parameters; a model may have none.
         self._arrays = [p.current() for p in self.parameters.values()]
         values = self._arrays or [np.zeros(1, self.dtype)]

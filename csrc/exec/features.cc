@@ -59,6 +59,9 @@ IndexFeatures::IndexFeatures(const Program& p, const std::vector<int64_t>& sizes
     }
   }
   for (const Use& u : uses_) features = std::max(features, u.feature + 1);
+  for (const Stage& s : p.stages) {
+    if (is_present(s.space)) has_present(feature_of(s.space));
+  }
   for (const Buffer& b : p.buffers) {
     if (b.role == Role::kCount) features = std::max(features, b.index + 1);
     if (is_present(b.space)) has_present(feature_of(b.space));

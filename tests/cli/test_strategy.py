@@ -158,6 +158,10 @@ def test_what_a_batch_tells_of_parameters():
     assert found["cell.other"].factors is None  # transposed: not rows times the parameter
     assert found["cell.b"].factors is None and found["cell.b"].rows is None
     assert "fixed" not in found
+    few = graph.with_features({**features, "label": [-1, -1, 1, 0]})
+    found = {v.name: v for v in measured_variables(model, cavs.batch([graph, few]))}
+    assert found["output.weight"].factors == 4 + 2  # where there is a label
+    assert found["cell.W"].factors == 8
     unknown = measured_variables(model, None)
     assert [v.name for v in unknown] == list(found)
     assert all(v.rows is None and v.factors is None for v in unknown)

@@ -10,6 +10,7 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
+from cavs.errors import CompileError
 from cavs.frontend.model import trace_model
 from cavs.ir import Domain, Graph
 from cavs.ir.interpret import interpret
@@ -97,16 +98,55 @@ def trees(rng, labels, many=12):
     return made
 
 
+class Scattered(Losses):
+    """Cells that scatter what they lose, alone or by a gathered number."""
+
+    class Cell(cavs.VertexFunction):
+        def __init__(self, way):
+            self.state = cavs.State(h=6)
+            self.W = cavs.Parameter((6, 6))
+            self.way = way
+
+        def vertex(self, v):
+            before = v.gather().h.sum()
+            logits = (v.pull("x") if self.way == "known before" else before) @ self.W
+            rows = ops.cross_entropy(logits[0:4], v.pull("label"), "none")
+            if self.way == "known before":
+                rows = rows * before.sum(-1)
+            h = ops.tanh(v.pull("x") + before * 0.5 + ops.reshape(rows, (1,)))
+            v.scatter(h=h)
+            v.push(h)
+
+    def __init__(self, way):
+        super().__init__(None)
+        self.cell = self.Cell(way)
+
+    def loss(self, batch):
+        x = self.word(batch["token"])
+        h = self.cell(batch.graph, x=x, label=batch["label"])
+        return ops.cross_entropy(self.logits(h), batch["label"])
+
+
+MODELS = {name: (Losses, way) for name, way in LOSSES.items()}
+MODELS |= {f"scattered, {way}": (Scattered, way) for way in ("of gathered", "known before")}
+
+
+def model_of(name):
+    made, way = MODELS[name]
+    model = made(way)
+    model.initialize(0, np.float64)
+    return model
+
+
 def loss_of(model):
     graph = trace_model(model, SOME, training=True)
     return Graph({"loss": graph.outputs["loss"]}, graph.slots)
 
 
 @pytest.mark.parametrize("labels", ["roots", "some", "none"])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_interpreter_sees_no_difference(name, labels):
-    model = Losses(LOSSES[name])
-    model.initialize(0, np.float64)
+    model = model_of(name)
     batch = cavs.batch(trees(np.random.default_rng(0), labels, 3))
     before = loss_of(model)
     after = at_labelled(before)
@@ -120,12 +160,11 @@ def test_the_interpreter_sees_no_difference(name, labels):
 
 
 @pytest.mark.parametrize("merged", [False, True])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", MODELS)
 def test_training_equals_the_oracle(name, merged, monkeypatch):
     """Batches with labels at roots, at some vertices and nowhere, one after the other."""
     monkeypatch.setattr(session_module, "MERGED_FROM", 1 if merged else 10**9)
-    model = Losses(LOSSES[name])
-    model.initialize(0, np.float64)
+    model = model_of(name)
     session = cavs.Session(model, dtype=np.float64)
     rng = np.random.default_rng(1)
     for labels in ("some", "roots", "none", "some"):
@@ -139,7 +178,7 @@ def test_training_equals_the_oracle(name, merged, monkeypatch):
 
 def rows_of(name, op):
     """The rows that operators of one name run over, before differentiation."""
-    graph = at_labelled(loss_of(Losses(LOSSES[name])))
+    graph = at_labelled(loss_of(model_of(name)))
     return [str(n.type.domain) for n in graph.nodes() if n.op.name == op]
 
 
@@ -159,6 +198,60 @@ def test_what_others_read_stays():
     assert sorted(rows_of("read elsewhere", "matmul")) == sorted(
         [*hidden_and_cell, "present.label"]
     )
+
+
+def test_what_runs_level_by_level_stays():
+    """The loss of a cell that is scattered again; what comes before the loop does not stay."""
+    gathered = rows_of("scattered, of gathered", "cross_entropy_rows")
+    assert sorted(gathered) == ["present.label", "vertex"]
+    before = rows_of("scattered, known before", "cross_entropy_rows")
+    assert before == ["present.label", "present.label"]
+
+
+def test_rows_with_a_label_in_a_loop_are_refused(monkeypatch):
+    monkeypatch.setattr("cavs.passes.at_labelled.loops_of", lambda graph: {})
+    with pytest.raises(CompileError, match=r"@present\.label is in a loop"):
+        cavs.Session(model_of("scattered, of gathered")).gradients(
+            cavs.batch(trees(np.random.default_rng(0), "some"))
+        )
+
+
+class SecondChild(cavs.VertexFunction):
+    """One child multiplies what is scattered, another what is pushed."""
+
+    def __init__(self):
+        self.state = cavs.State(h=6)
+        self.U, self.V = cavs.Parameter((6, 6)), cavs.Parameter((6, 6))
+
+    def vertex(self, v):
+        h = ops.tanh(v.pull("x") + v.gather(0).h @ self.U)
+        v.scatter(h=h)
+        v.push(ops.tanh(h + v.gather(1).h @ self.V))
+
+
+def test_products_at_leaves_that_only_the_loss_reads(monkeypatch):
+    """Kinds of vertices are numbered by which child of another they are."""
+    monkeypatch.setattr(session_module, "MERGED_FROM", 1)
+    monkeypatch.setattr(session_module, "SHARED_FROM", 0)
+    model = Losses(LOSSES["hidden"])
+    model.cell = SecondChild()
+    model.initialize(0, np.float64)
+    batch = cavs.batch(trees(np.random.default_rng(4), "roots"))
+    session = cavs.Session(model, dtype=np.float64)
+    loss, gradients = session.gradients(batch)
+    names, _ = zip(*cavs.explain(model, batch).stages, strict=True)
+    assert {"at_nth_child", "at_labelled"} <= set(names)
+    _, expected = reference(model, batch)
+    assert_close(loss, expected["loss"], 1e-9, "loss")
+    for key, g in gradients.items():
+        assert_close(g, expected.get(f"grad:{key}", np.zeros(g.shape)), 1e-9, key)
+
+
+def test_kinds_numbered_otherwise_are_refused(monkeypatch):
+    model = model_of("hidden")
+    monkeypatch.setattr("cavs.runtime.tracing.optional_features", lambda graph: ("other",))
+    with pytest.raises(CompileError, match=r"numbered by \('other',\).*by \('token',\)"):
+        cavs.Session(model).gradients(cavs.batch(trees(np.random.default_rng(0), "some")))
 
 
 def test_predictions_are_of_all_vertices():

@@ -11,6 +11,7 @@ from cavs.distributed.strategy.variable import Variable, variables_of
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph, Node
+from cavs.passes.at_labelled import at_labelled
 
 
 def measured_variables(
@@ -19,12 +20,12 @@ def measured_variables(
     """The trainable parameters of `model`, with what one replica's `batch` shows.
 
     rows: different rows that the batch looks up. factors: rows of the products whose gradient the
-    parameter's is; the compiler drops some of them (children of leaves), so it is an upper bound.
-    Without a batch both are unknown.
+    parameter's is, those with a label where a loss alone reads them; the compiler drops some more
+    (children of leaves), so it is an upper bound. Without a batch both are unknown.
     """
     if batch is None:
         return variables_of(model, dtype=dtype)
-    graph = trace_of(model, batch)
+    graph = at_labelled(trace_of(model, batch))
     rows: dict[str, float] = {}
     factors: dict[str, float] = {}
     for name, uses in _uses(graph).items():
@@ -73,5 +74,8 @@ def _is_product(node: Node, name: str) -> bool:
 
 
 def _rows(node: Node, batch: GraphBatch) -> int:
+    domain = node.type.domain
+    if domain.base == "present":
+        return np.count_nonzero(batch[str(domain.kind)] >= 0)
     counts = {"vertex": batch.num_vertices, "edge": batch.num_edges, "graph": batch.num_graphs}
-    return counts.get(node.type.domain.base, 1)
+    return counts.get(domain.base, 1)
