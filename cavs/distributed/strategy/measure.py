@@ -76,6 +76,6 @@ def _is_product(node: Node, name: str) -> bool:
 def _rows(node: Node, batch: GraphBatch) -> int:
     domain = node.type.domain
     if domain.base == "present":
-        return np.count_nonzero(batch[str(domain.kind)] >= 0)
+        return int(np.count_nonzero(batch[str(domain.kind)] >= 0))
     counts = {"vertex": batch.num_vertices, "edge": batch.num_edges, "graph": batch.num_graphs}
     return counts.get(domain.base, 1)
