@@ -10,18 +10,20 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from cavs.compiler.program import Buffer, Instruction, Operand, Program, Stage, kind_of
 from cavs.passes.access import LOCAL_ARRAYS
 
 _Touched = tuple[set[object], set[object]]  # what is read and what is written
+_Window = tuple[range, range]  # rows and columns
 SUMS = frozenset(["matmul_tn", "sum_rows", "lookup_grad"])  # over all rows of a space or a task
 
 
 def plan_reuse(program: Program) -> None:
     """Reorders stages and joins buffers of ``program``, in place; no value changes."""
     _sums_first(program)
+    _side_by_side(program)
     for stage in program.stages:
         for body in (stage.body, *stage.bodies):
             _keepers_last(program, body)
@@ -65,6 +67,40 @@ def _sums_first(program: Program) -> None:
     ]
     order = min(orders, key=lambda order: _width(program, [touched[n] for n in order]))
     stages[:] = [stages[s] for s in order]
+
+
+def _side_by_side(program: Program) -> None:
+    """Brings sums that do not wait for each other together: the engine shares those out at once."""
+    order: list[Stage] = []
+    for sums, group in groupby(program.stages, lambda stage: stage.kind == "global"):
+        run = list(group)
+        turns: list[int] = []
+        places = [(_touched(program, s.body), _window(program, s.body)) for s in run if sums]
+        for late in places:
+            waits = (t + 1 for t, early in zip(turns, places, strict=False) if _wait(early, late))
+            turns.append(max(waits, default=0))
+        order += [run[n] for n in sorted(range(len(run)), key=turns.__getitem__)] if sums else run
+    program.stages[:] = order
+
+
+def _wait(a: tuple[_Touched, _Window], b: tuple[_Touched, _Window]) -> bool:
+    """Whether one of two sums reads what the other writes, or both write one place."""
+    (reads, writes), (others_reads, others_writes) = a[0], b[0]
+    if reads & others_writes or writes & others_reads:
+        return True
+    meet = all(x.start < y.stop and y.start < x.stop for x, y in zip(a[1], b[1], strict=True))
+    return meet and bool(writes & others_writes)
+
+
+def _window(program: Program, body: list[int]) -> _Window:
+    """Rows and columns of a gradient that a sum writes."""
+    i = program.instructions[body[0]]
+    if i.out is None or i.kind not in SUMS or program.buffers[i.out[0]].role != "grad":
+        return range(2**62), range(2**62)
+    buffer, start, width = i.out[:3]
+    row, column = divmod(start, program.buffers[buffer].width)
+    rows = sum(o[2] for o in i.inputs[: i.split]) if i.kind == "matmul_tn" else 1
+    return range(row, row + rows), range(column, column + width)
 
 
 def _width(program: Program, touched: list[_Touched]) -> int:

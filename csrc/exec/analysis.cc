@@ -104,6 +104,21 @@ Body make_body(const Program& p, int32_t stage, Space space, const std::vector<i
   return body;
 }
 
+// Rows and columns of a gradient that a sum over rows writes.
+struct Window {
+  int64_t row, row_end, column, column_end;
+};
+Window window_of(const Program& p, const Instruction& in) {
+  constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+  const bool sum = in.kind == InstructionKind::kMatmulTN || in.kind == InstructionKind::kSumRows;
+  if (!sum || p.buffers[in.out.buffer].role != Role::kGrad) return {0, kAll, 0, kAll};
+  const int64_t width = p.buffers[in.out.buffer].width;
+  const int64_t row = in.out.column / width, column = in.out.column % width;
+  int64_t rows = 0;
+  for (int32_t i = 0; i < in.split; ++i) rows += in.inputs[i].width;
+  return {row, row + std::max<int64_t>(rows, 1), column, column + in.out.width};
+}
+
 // Whether the global instruction of stage `b` may run beside those of stages [first, b).
 bool independent(const Program& p, int32_t first, int32_t b) {
   const Instruction& late = p.instructions[p.stages[b].body[0]];
@@ -114,7 +129,13 @@ bool independent(const Program& p, int32_t first, int32_t b) {
   };
   for (int32_t a = first; a < b; ++a) {
     const Instruction& early = p.instructions[p.stages[a].body[0]];
-    if (storage(early) == storage(late)) return false;
+    if (storage(early) == storage(late)) {
+      const Window x = window_of(p, early), y = window_of(p, late);
+      if (x.row < y.row_end && y.row < x.row_end && x.column < y.column_end &&
+          y.column < x.column_end) {
+        return false;
+      }
+    }
     bool reads = false;
     const auto check = [&](const Instruction& reader, const Instruction& writer) {
       each_buffer(reader, [&](int32_t id, bool out) {

@@ -78,6 +78,14 @@ class Planner {
     }
   }
 
+  // What is known of a level before it becomes segments: each body's steps, one after the other,
+  // each of pieces that may run at once. `alone`: not worth sharing.
+  struct Step {
+    int32_t first, count;
+    double cost;
+    bool alone;
+  };
+
   void open(bool serial) {
     if (serial && !plan_.segments.empty() && plan_.segments.back().serial &&
         plan_.segments.back().stage == stage_) {
@@ -203,22 +211,25 @@ class Planner {
       if (beside_.empty()) break;
       serial &= o_.threads == 1 || beside_.size() == 1 || total < kSerialNs;
       open(serial);
-      for (int32_t t = 0; t < o_.threads; ++t) {
-        int32_t singles = 0;  // pieces that nobody shares go round the threads
-        for (const Step& s : beside_) {
-          int32_t begin = part(0, s.count, t, o_.threads),
-                  end = part(0, s.count, t + 1, o_.threads);
-          if (s.count == 1) {
-            begin = 0;
-            end = singles++ % o_.threads == t;
-          }
-          for (int32_t i = begin; i < end; ++i) put(pieces_[s.first + i]);
-        }
-      }
+      put_shares(beside_);
     }
     firsts_.clear();
     steps_.clear();
     pieces_.clear();
+  }
+  // Of each step a share to every thread; pieces that nobody shares go round the threads.
+  void put_shares(const std::vector<Step>& beside) {
+    for (int32_t t = 0; t < o_.threads; ++t) {
+      int32_t singles = 0;
+      for (const Step& s : beside) {
+        int32_t begin = part(0, s.count, t, o_.threads), end = part(0, s.count, t + 1, o_.threads);
+        if (s.count == 1) {
+          begin = 0;
+          end = singles++ % o_.threads == t;
+        }
+        for (int32_t i = begin; i < end; ++i) put(pieces_[s.first + i]);
+      }
+    }
   }
   static int32_t part(int64_t begin, int64_t end, int64_t i, int64_t of) {
     return static_cast<int32_t>(begin + (end - begin) * i / of);
@@ -231,7 +242,14 @@ class Planner {
     plan_.cost += c;
     const bool serial = o_.threads == 1 || c < kSerialNs;
     open(serial);
-    put_sum(id, serial ? 1 : pieces_of(c), task + 1);
+    step(c, false);
+    add_pieces(id, serial ? 1 : pieces_of(c), task + 1);
+    put_sums();
+  }
+  void put_sums() {
+    put_shares(steps_);
+    steps_.clear();
+    pieces_.clear();
   }
   int32_t pieces_of(double cost) const {
     return static_cast<int32_t>(
@@ -255,7 +273,11 @@ class Planner {
     std::stable_sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) {
       return std::pair(!is_lookup(a), -global_cost(a)) < std::pair(!is_lookup(b), -global_cost(b));
     });
-    for (int32_t s : order_) put_sum(p_.stages[s].body[0], pieces_of(global_cost(s)), 0);
+    for (int32_t s : order_) {
+      step(global_cost(s), false);
+      add_pieces(p_.stages[s].body[0], pieces_of(global_cost(s)), 0);
+    }
+    put_sums();
     stage_ = last;
   }
   bool is_lookup(int32_t stage) const {
@@ -265,7 +287,8 @@ class Planner {
     const int32_t id = p_.stages[stage].body[0];
     return a_.costs[id].fixed + cost(id, spaces_.rows(p_.instructions[id].space));
   }
-  void put_sum(int32_t id, int32_t pieces, int32_t task) {
+  // Of the step that was begun last.
+  void add_pieces(int32_t id, int32_t pieces, int32_t task) {
     const Instruction& in = p_.instructions[id];
     if (in.kind == InstructionKind::kMatmulTN) {
       int32_t k = 0;
@@ -277,9 +300,9 @@ class Planner {
         const int32_t end = std::min(k, begin + slab);
         for (int32_t i = 0; i < high; ++i) {
           for (int32_t j = 0; j < wide; ++j) {
-            put({ItemKind::kTransposed, id, part(begin, end, i, high),
-                 part(begin, end, i + 1, high), part(0, panels, j, wide),
-                 part(0, panels, j + 1, wide), task});
+            piece({ItemKind::kTransposed, id, part(begin, end, i, high),
+                   part(begin, end, i + 1, high), part(0, panels, j, wide),
+                   part(0, panels, j + 1, wide), task});
           }
         }
       }
@@ -288,11 +311,11 @@ class Planner {
       const int32_t lines = (in.out.width + kLine - 1) / kLine;
       const int32_t wide = std::min(lines, pieces);
       for (int32_t j = 0; j < wide; ++j) {
-        put({ItemKind::kColumns, id, 0, 0, kLine * part(0, lines, j, wide),
-             std::min(in.out.width, kLine * part(0, lines, j + 1, wide)), task});
+        piece({ItemKind::kColumns, id, 0, 0, kLine * part(0, lines, j, wide),
+               std::min(in.out.width, kLine * part(0, lines, j + 1, wide)), task});
       }
     } else {
-      for (int32_t j = 0; j < pieces; ++j) put({ItemKind::kSlots, id, 0, 0, j, pieces, task});
+      for (int32_t j = 0; j < pieces; ++j) piece({ItemKind::kSlots, id, 0, 0, j, pieces, task});
     }
   }
 
@@ -337,13 +360,6 @@ class Planner {
   const Spaces& spaces_;
   const PlanOptions o_;
   Plan& plan_;
-  // What is known of a level before it becomes segments: each body's steps, one after the other,
-  // each of pieces that may run at once. `alone`: not worth sharing.
-  struct Step {
-    int32_t first, count;
-    double cost;
-    bool alone;
-  };
   std::vector<Item> pieces_;
   std::vector<Step> steps_, beside_;
   std::vector<int32_t> firsts_;  // steps of the bodies

@@ -313,7 +313,10 @@ class Validator : AccessChecks {
       });
       each_out(in, [&](int32_t b) { check_live(b, number); });
     }
-    // Another chunk may not have written its rows yet, or not in time.
+    // Another chunk may not have written its rows yet, or not in time. Parents of vertices without
+    // children are of other kinds than these.
+    const int32_t kind = kind_of(space);
+    const bool leaves = kind >= 0 && p_.kinds[kind] % 2 == 0;
     for (int32_t id : body) {
       const Instruction& in = p_.instructions[id];
       if (is_global(in.kind)) continue;
@@ -322,7 +325,8 @@ class Validator : AccessChecks {
         bool same_stage = stage.kind == StageKind::kRows && space != kOneSpace;
         if (same_stage) {
           same_stage = false;
-          for (int32_t b : written) same_stage |= b == o.buffer;
+          const bool other_rows = leaves && o.array == Array::kNthParents;
+          for (int32_t b : written) same_stage |= b == o.buffer && !other_rows;
         }
         label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
         need(is_local(o) || (!scratch && !same_stage), "reads buffer " + std::to_string(o.buffer) +

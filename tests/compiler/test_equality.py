@@ -16,14 +16,16 @@ from cavs.compiler.pipeline import Passes
 from cavs.runtime import session as session_module
 from cavs.runtime import tracing
 from tests.oracle import assert_close, numeric_slope, reference, slope_of
-from tests.random_cells import batches, graph_of, models, traced_parameters
+from tests.random_cells import RandomModel, batches, graph_of, models, traced_parameters
 
 FLOAT64, FLOAT32 = 1e-9, 1e-4
 ALL_ON = Passes(**dict.fromkeys(vars(Passes()), True))
 CASES = 250  # twice: values and gradients in each
 
 
-def compare(model, batch, tolerance, *, dtype=np.float64, passes=None, serial=False, **options):
+def compare(
+    model, batch, tolerance, *, dtype=np.float64, passes=None, serial=False, shared=None, **options
+):
     """Loss, predictions and gradients of the engine against the oracle."""
     traced_parameters(model, batch)
     graph, expected = reference(model, batch, seed=5, step=2)
@@ -31,7 +33,8 @@ def compare(model, batch, tolerance, *, dtype=np.float64, passes=None, serial=Fa
     session = cavs.Session(model, dtype=dtype, passes=passes or ALL_ON, **options)
     session.set_serial(serial)
     # These batches are small; in half of them products of child values are done at the child.
-    shared = 0.0 if batch.num_vertices % 2 else np.inf
+    if shared is None:
+        shared = 0.0 if batch.num_vertices % 2 else np.inf
     with mock.patch.multiple(session_module, MERGED_FROM=1, SHARED_FROM=shared):
         check(session, batch, expected, forward, tolerance)
     return graph, expected
@@ -130,3 +133,15 @@ def test_gradients_equal_finite_differences(model, batch, seed):
     )
     numeric = numeric_slope(model, batch, direction, eps=1e-5)
     assert exact == pytest.approx(numeric, rel=1e-5, abs=1e-7)
+
+
+def test_cotangents_of_leaves_beside_those_of_their_parents():
+    """One buffer holds both; a leaf's is a sum over parents that are rows of other kinds."""
+    cell = {"state": {"c": 1}, "top_down": False, "width": 1, "reads": {"c": "nth"}, "steps": []}
+    cell |= dict.fromkeys(("edge_feature", "loss"), True)
+    cell |= dict.fromkeys(("edge_sum", "whole", "pushed_child", "push_all"), False)
+    choices = {"x_width": 1, "cells": [cell]}
+    choices |= dict.fromkeys(("dense", "dropout", "graph_loss", "rich"), False)
+    rng = np.random.default_rng(0)
+    batch = cavs.batch([graph_of([[], [], [0]], rng)])
+    compare(RandomModel(choices), batch, FLOAT64, shared=0.0)

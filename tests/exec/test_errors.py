@@ -107,6 +107,25 @@ def test_rows_that_are_not_held(held, read, space, message):
         m.finish(outputs=[out])
 
 
+def test_parents_are_other_rows_than_leaves():
+    """Leaves may add up what their parents have in the buffer they write; others may not."""
+
+    def program(space):
+        m = Hand()
+        x, h = m.buffer("feature", VERTEX, 4), m.buffer("arena", VERTEX, 4, last=1)
+        m.rows(VERTEX, [m.op("copy", VERTEX, inputs=[index(x, 4, "order")], out=self_(h, 4))])
+        read = [segment(h, 4, "nth_parents", 0)]
+        m.rows(space, [m.op("copy", space, inputs=read, out=self_(h, 4))])
+        return _engine.Executor(m.finish(outputs=[h]), [np.zeros(1)]), h
+
+    executor, h = program(LEAF)
+    executor.run(schedule([[[], [0], [0]]]), [np.arange(12.0).reshape(3, 4)], [])
+    np.testing.assert_array_equal(executor.output(h)[0], np.arange(4.0, 8) + np.arange(8.0, 12))
+    for space in (INNER, VERTEX):
+        with pytest.raises(ValueError, match="through nth_parents in the stage that writes it"):
+            program(space)
+
+
 @pytest.mark.parametrize(
     ("buffer", "writer", "outputs", "message"),
     [
