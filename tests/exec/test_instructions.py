@@ -307,37 +307,6 @@ def test_index_arrays(rng):
         )
 
 
-def test_sums_into_places_of_one_gradient(rng):
-    """Quarters of a matrix and parts of a bias, each twice: what meets is added in its turn."""
-    graphs = graphs_of(rng, (2000,))
-    k, w = 48, 160
-    m = Hand()
-    x, y = m.buffer("feature", VERTEX, k), m.buffer("feature", VERTEX, w, index=1)
-    matrix, bias = m.buffer("grad", ONE, w), m.buffer("grad", ONE, w, index=1)
-    places = [(r, c) for r in (0, k // 2) for c in (0, w // 2)]
-    for scale in (1, 2):  # the second time all rows of the matrix at once
-        for row, column in places if scale == 1 else [(0, 0), (0, w // 2)]:
-            a = index(x, k // 2 if scale == 1 else k, "order", column=row)
-            b = index(y, w // 2, "order", column=column)
-            out = self_(matrix, w // 2, row * w + column)
-            sum_ = {"split": 1, "out": out, "accumulate": True}
-            m.global_(m.op("matmul_tn", VERTEX, inputs=[a, b], **sum_))
-        for column in (0, w // 2):
-            b, out = index(y, w // 2, "order", column=column), self_(bias, w // 2, column)
-            m.global_(m.op("sum_rows", VERTEX, inputs=[b], out=out, accumulate=True))
-    n = len(batch_children(graphs))
-    xs, ys = rng.standard_normal((n, k)), rng.standard_normal((n, w))
-    e = _engine.Executor(m.finish(), [np.zeros(k * w), np.zeros(w)])
-    found = []
-    for _ in range(20):
-        e.run(schedule(graphs), [xs, ys], [])
-        found.append((e.gradient(0).copy(), e.gradient(1).copy()))
-    np.testing.assert_allclose(found[0][0].reshape(k, w), 2 * xs.T @ ys, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(found[0][1], 2 * ys.sum(0), rtol=1e-10, atol=1e-10)
-    for again in found:
-        assert all((a == b).all() for a, b in zip(again, found[0], strict=True))
-
-
 def test_sums_over_all_rows(rng):
     graphs = graphs_of(rng, (500, 80))
     children = batch_children(graphs)
