@@ -94,7 +94,7 @@ def compile_graph(
         graph = done("recurrences", recurrences(graph))
     if merging:
         graph = done("merge_vertices", merge_vertices(graph, counts=not replicated))
-    if nth_shared and passes.specialise:
+    if nth_shared and passes.specialise:  # of products as they are traced: so kinds are numbered
         graph = done("at_nth_child", at_nth_child(graph))
     if passes.at_labelled:
         labelled = at_labelled(graph)

@@ -78,8 +78,8 @@ class Planner {
     }
   }
 
-  // What is known of a level before it becomes segments: each body's steps, one after the other,
-  // each of pieces that may run at once. `alone`: not worth sharing.
+  // What is known before segments are made: the steps of a level's bodies, one after the other, or
+  // sums, each of pieces that may run at once. `alone`: not worth sharing.
   struct Step {
     int32_t first, count;
     double cost;

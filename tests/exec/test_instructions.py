@@ -1,4 +1,4 @@
-"""Single stages against NumPy: row maps, index arrays, scratch in chunks, sums over all rows."""
+"""Single stages against NumPy: row maps, index arrays, scratch in chunks."""
 
 import numpy as np
 import pytest
@@ -305,73 +305,6 @@ def test_index_arrays(rng):
         np.testing.assert_allclose(
             e.output(buffer), np.array(expected[name]), rtol=1e-12, atol=1e-13, err_msg=name
         )
-
-
-def test_sums_over_all_rows(rng):
-    graphs = graphs_of(rng, (500, 80))
-    children = batch_children(graphs)
-    n = len(children)
-    leaf = np.array([not c for c in children])
-    m = Hand()
-    k, w = 70, 90
-    x, y = m.buffer("feature", VERTEX, k), m.buffer("feature", VERTEX, w, index=1)
-    ones = m.buffer("ones", ONE, 1)
-    outs = {
-        name: m.buffer("arena", ONE, width, first=0, last=6)
-        for name, width in {
-            "xy": k * w,
-            "leaf": (10 + k) * 7,
-            "twice": w,
-            "n": 1,
-            "mean": 1,
-        }.items()
-    }
-    count = m.buffer("count", ONE, 1)
-    xs_, ys_ = index(x, k, "order"), index(y, w, "order")
-    m.global_(m.op("matmul_tn", VERTEX, inputs=[xs_, ys_], split=1, out=self_(outs["xy"], w)))
-    m.global_(
-        m.op(
-            "matmul_tn",
-            LEAF,
-            inputs=[
-                index(x, 10, "order", column=5),
-                xs_,
-                index(y, 3, "order", column=2),
-                index(y, 4, "order", column=60),
-            ],
-            split=2,
-            out=self_(outs["leaf"], 7),
-        )
-    )
-    m.global_(m.op("sum_rows", VERTEX, inputs=[ys_], out=self_(outs["twice"], w)))
-    m.global_(m.op("sum_rows", LEAF, inputs=[ys_], out=self_(outs["twice"], w), accumulate=True))
-    m.global_(m.op("sum_rows", VERTEX, inputs=[one(ones, 1)], out=self_(outs["n"], 1)))
-    m.rows(ONE, [])
-    m.rows(
-        ONE,
-        [
-            m.map(
-                ONE,
-                [self_(outs["n"], 1), one(count, 1)],
-                [("div", 2, 0, 1, 0)],
-                [(outs["mean"], 2)],
-                1,
-            )
-        ],
-    )
-    xs, ys = rng.standard_normal((n, k)), rng.standard_normal((n, w))
-    labels = rng.integers(-3, 4, n).astype(np.int32)
-    e = _engine.Executor(m.finish(outputs=outs.values()), [np.zeros(1)])
-    e.run(schedule(graphs), [xs, ys], [labels])
-    got = {name: e.output(b)[0] for name, b in outs.items()}
-    close = dict(rtol=1e-10, atol=1e-11)
-    np.testing.assert_allclose(got["xy"].reshape(k, w), xs.T @ ys, **close)
-    a = np.hstack([xs[leaf][:, 5:15], xs[leaf]])
-    b = np.hstack([ys[leaf][:, 2:5], ys[leaf][:, 60:64]])
-    np.testing.assert_allclose(got["leaf"].reshape(-1, 7), a.T @ b, **close)
-    np.testing.assert_allclose(got["twice"], ys.sum(0) + ys[leaf].sum(0), **close)
-    assert got["n"] == n
-    np.testing.assert_allclose(got["mean"], n / (labels >= 0).sum())
 
 
 def test_cross_entropy(rng):

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from hand_programs import ONE, VERTEX, Hand, TreeRnn, index, random_dag, schedule, self_
+from hand_programs import TreeRnn, random_dag, schedule
 from test_step import STATES, options
 
 from cavs import _engine
@@ -246,35 +246,3 @@ def test_factors_multiply_to_the_gradient():
     np.testing.assert_array_equal(executor.gradient(B), expected[B])
     with pytest.raises(IndexError, match="parameter 3 is not factored"):
         executor.factors(B)
-
-
-def test_sums_into_places_of_one_gradient():
-    """Quarters of a matrix and parts of a bias, each twice: what meets is added in its turn."""
-    rng = np.random.default_rng(5)
-    graphs = [random_dag(rng, 2000)]
-    k, w = 48, 160
-    m = Hand()
-    x, y = m.buffer("feature", VERTEX, k), m.buffer("feature", VERTEX, w, index=1)
-    matrix, bias = m.buffer("grad", ONE, w), m.buffer("grad", ONE, w, index=1)
-    places = [(r, c) for r in (0, k // 2) for c in (0, w // 2)]
-    for scale in (1, 2):  # the second time all rows of the matrix at once
-        for row, column in places if scale == 1 else [(0, 0), (0, w // 2)]:
-            a = index(x, k // 2 if scale == 1 else k, "order", column=row)
-            b = index(y, w // 2, "order", column=column)
-            out = self_(matrix, w // 2, row * w + column)
-            sum_ = {"split": 1, "out": out, "accumulate": True}
-            m.global_(m.op("matmul_tn", VERTEX, inputs=[a, b], **sum_))
-        for column in (0, w // 2):
-            b, out = index(y, w // 2, "order", column=column), self_(bias, w // 2, column)
-            m.global_(m.op("sum_rows", VERTEX, inputs=[b], out=out, accumulate=True))
-    n = len(graphs[0])
-    xs, ys = rng.standard_normal((n, k)), rng.standard_normal((n, w))
-    e = _engine.Executor(m.finish(), [np.zeros(k * w), np.zeros(w)])
-    found = []
-    for _ in range(20):
-        e.run(schedule(graphs), [xs, ys], [])
-        found.append((e.gradient(0).copy(), e.gradient(1).copy()))
-    np.testing.assert_allclose(found[0][0].reshape(k, w), 2 * xs.T @ ys, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(found[0][1], 2 * ys.sum(0), rtol=1e-10, atol=1e-10)
-    for again in found:
-        assert all((a == b).all() for a, b in zip(again, found[0], strict=True))

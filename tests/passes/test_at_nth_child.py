@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import groupby
-
 import numpy as np
 import pytest
 
@@ -82,17 +79,3 @@ def test_memory_of_merged_words_and_phrases(monkeypatch):
     without = cavs.explain(model, batch)
     assert "at_nth_child" not in [name for name, _ in without.stages]
     assert not any(b.space == "leaves" for b in without.buffers)
-
-
-def test_sums_into_places_of_one_gradient_come_together():
-    """Each kind of vertices adds to parts of the same matrix and bias: no more turns than kinds."""
-    model, batch = SentimentClassifier(WORDS, 8, 8, 0.0), treebank(40)
-    program = cavs.Session(model).compiled(batch).program
-    for sums, run in groupby(program.stages, lambda stage: stage.kind == "global"):
-        written = [program.instructions[s.body[0]] for s in run if sums]
-        places = [(i.label, i.out[1]) for i in written if i.out is not None]
-        turns, seen = 1, set()
-        for place in places:
-            turns += place in seen
-            seen = {place} if place in seen else {*seen, place}
-        assert turns == max(Counter(places).values(), default=1)

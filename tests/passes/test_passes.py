@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import groupby
+
 import numpy as np
 import pytest
 
@@ -14,6 +17,7 @@ from cavs.ir.printer import print_graph
 from cavs.passes.differentiate import differentiate
 from cavs.passes.simplify import simplify
 from cavs.passes.specialise import Kind, specialise
+from models.tree_lstm import SentimentClassifier
 from tests.passes.graphs import (
     INNER,
     LEAF,
@@ -25,7 +29,7 @@ from tests.passes.graphs import (
     traced,
     value,
 )
-from tests.runtime.trees import Classifier, treebank
+from tests.runtime.trees import WORDS, Classifier, treebank
 
 # ---- simplify ----
 
@@ -268,6 +272,20 @@ def test_the_arena_is_smaller_than_all_its_values_together():
     off = cavs.explain(model, batch, passes=unplanned)
     assert run.run.peak_bytes < 0.9 * together
     assert run.run.peak_bytes < off.run.peak_bytes
+
+
+def test_sums_into_places_of_one_gradient_come_together():
+    """Each kind of vertices adds to parts of the same matrix and bias: no more turns than kinds."""
+    model, batch = SentimentClassifier(WORDS, 8, 8, 0.0), treebank(40)
+    program = cavs.Session(model).compiled(batch).program
+    for sums, run in groupby(program.stages, lambda stage: stage.kind == "global"):
+        written = [program.instructions[s.body[0]] for s in run if sums]
+        places = [(i.label, i.out[1]) for i in written if i.out is not None]
+        turns, seen = 1, set()
+        for place in places:
+            turns += place in seen
+            seen = {place} if place in seen else {*seen, place}
+        assert turns == max(Counter(places).values(), default=1)
 
 
 def test_a_pass_that_is_off_leaves_no_stage():
