@@ -11,6 +11,7 @@ from tests.data.dags import child_lists
 
 WIDTHS = (1, 2, 3, 5, 17)
 VOCABULARY = 7
+OF_GRAPH = {"sum": ops.sum_graph, "mean": ops.mean_graph, "roots": ops.sum_roots}
 
 
 class RandomCell(cavs.VertexFunction):
@@ -167,14 +168,15 @@ class RandomModel(cavs.Model):
             x = cell(graph, x=x, relation=batch["relation"], **whole, **label)
             if self.choices["dropout"]:
                 x = ops.dropout(x, 0.3)
-        return {"logits": self.logits(batch, x), "pushed": x}
+        of_graphs = {"whole": self.of_graphs(x)} if self.choices["graph_loss"] else {}
+        return {"logits": self.logits(batch, x), "pushed": x, **of_graphs}
 
     def logits(self, batch, x):
         """Of a layer, or of all that may stand between a cell and its loss."""
         if not self.choices["rich"]:
             return self.output(x)
         hidden = ops.dropout(ops.tanh(x), 0.2 if self.choices["dropout"] else 0.0)
-        whole = ops.tanh(ops.sum_graph(x)) @ self.of_graph
+        whole = ops.tanh(self.of_graphs(x)) @ self.of_graph
         return self.output(hidden) + batch["dense"] @ self.beside + whole
 
     def loss(self, batch):
@@ -184,9 +186,12 @@ class RandomModel(cavs.Model):
             rows = ops.cross_entropy(self.second(out["pushed"]), batch["label"], "none")
             loss = loss + 0.1 * ops.sum_rows(rows * ops.sigmoid(batch["dense"].sum(-1)))
         if self.choices["graph_loss"]:
-            whole = ops.sum_graph(ops.tanh(out["pushed"]))
+            whole = self.of_graphs(ops.tanh(out["pushed"]))
             loss = loss + 0.1 * ops.mean_squared_error(whole, 0.25)
         return loss
+
+    def of_graphs(self, x):
+        return OF_GRAPH[self.choices["of_graph"]](x)
 
 
 OPS = ("add", "mul", "sub", "tanh", "gate", "linear", "norm", "softmax", "outer")
@@ -224,6 +229,7 @@ def models(draw, smooth=False, directions=2):
         "dense": draw(st.booleans()),
         "dropout": draw(st.booleans()),
         "graph_loss": draw(st.booleans()),
+        "of_graph": draw(st.sampled_from(list(OF_GRAPH))),
         "rich": draw(st.sampled_from([False, False, True])),
     }
     model = RandomModel(choices)

@@ -13,7 +13,10 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/",
     "greater": ">", "greater_equal": ">=", "equal": "==",
 }  # fmt: skip
-_SUMMED = {"children": "child", "edges": "edge", "out": "parent edge", "graph_rows": "vertex"}
+_SUMMED = {
+    "children": "child", "edges": "edge", "out": "parent edge", "graph_rows": "vertex",
+    "graph_roots": "root", "row_graphs": "graph", "root_graphs": "graph it is a root of",
+}  # fmt: skip
 
 
 def space_name(program: Program, space: int) -> str:

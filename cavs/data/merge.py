@@ -48,7 +48,9 @@ class MergedBatch:
         return len(self.copies)
 
     def __getitem__(self, name: str) -> Array:
-        """A feature of vertices or edges: the rows of the distinct ones."""
+        """A feature of graphs, or the rows of the distinct vertices or edges."""
+        if name in self._batch.graph_features:
+            return self._batch.graph_features[name]
         rows = self._vertex if name in self._batch.features else self._edge
         found: Array = self._batch[name][rows]
         return found
@@ -67,7 +69,9 @@ class MergedBatch:
                 masks |= presence[self._vertex] << np.uint32(len(numbers))
             for bit, k in enumerate(numbers):
                 masks |= (self.leaf >> np.uint32(k) & np.uint32(1)) << np.uint32(bit)
-            found = self._schedules[optional] = _engine.make_schedule(self.topology, masks)
+            merged_from = self._batch.topology, self.distinct
+            found = _engine.make_schedule(self.topology, masks, merged_from)
+            self._schedules[optional] = found
         return found
 
     @property

@@ -89,6 +89,10 @@ def _row(source: str, target: str, row: int, inputs: Inputs) -> int:
     return vertex if source == "vertex" else inputs.graph_of[vertex]
 
 
+def _is_member(node: Node, v: int, inputs: Inputs) -> bool:
+    return node.attr("members") == "vertices" or not inputs.out[v]
+
+
 def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Node, int]]:
     """The (node, row) pairs whose values make row ``row`` of ``node``."""
     name = node.op.name
@@ -119,6 +123,10 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
         return [(node.inputs[0], vertices.index(row))] if row in vertices else []
     if name == "sum_vertices":
         return [(node.inputs[0], v) for v in inputs.members[row]]
+    if name == "sum_members":
+        return [(node.inputs[0], v) for v in inputs.members[row] if _is_member(node, v, inputs)]
+    if name == "to_members":
+        return [(node.inputs[0], inputs.graph_of[row])] if _is_member(node, row, inputs) else []
     base = node.type.domain.base
     if node.op.rule.value == "reduce":
         top = max((x.type.domain for x in node.inputs), key=lambda d: d.rank)

@@ -92,6 +92,30 @@ defop(
 )
 
 
+def _to_members_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    if types[0].domain != GRAPH:
+        raise ValueError("needs a value of every graph")
+    need_floats(types)
+    return TensorType(FLOAT, types[0].shape, VERTEX)
+
+
+# The sum over the vertices of a graph that are its members, and the reverse: the sum over the
+# graphs that a vertex is a member of. members: "roots", which are no children, or "vertices", all,
+# where a vertex stands for copies in many graphs.
+defop(
+    "sum_members",
+    infer=_graph_sum_infer,
+    vjp=lambda n, d: (apply("to_members", d, members=n.attr("members")),),
+    rule=BatchRule.GRAPH,
+)
+defop(
+    "to_members",
+    infer=_to_members_infer,
+    vjp=lambda n, d: (apply("sum_members", d, members=n.attr("members")),),
+    rule=BatchRule.GRAPH,
+)
+
+
 def _take_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     if types[0].domain != VERTEX:
         raise ValueError("needs a value of every vertex")
@@ -135,14 +159,27 @@ defop(
 )
 
 
-def sum_graph(value: Any) -> Node:
-    """The sum over the vertices of each graph: vertex rows to one row a graph."""
+def _of_vertices(value: Any, name: str) -> Node:
     x = as_node(value)
     if x.type.domain.base != "vertex":
-        raise TraceError(f"[sum_graph] needs vertex values: {x.type}", where=user_line())
-    return apply("sum_vertices", x)
+        raise TraceError(f"[{name}] needs vertex values: {x.type}", where=user_line())
+    return x
+
+
+def sum_graph(value: Any) -> Node:
+    """The sum over the vertices of each graph: vertex rows to one row a graph."""
+    return apply("sum_vertices", _of_vertices(value, "sum_graph"))
 
 
 def mean_graph(value: Any) -> Node:
     """The mean over the vertices of each graph: vertex rows to one row a graph."""
     return sum_graph(value) / sum_graph(apply("broadcast", 1.0, shape=(), domain=VERTEX))
+
+
+def sum_roots(value: Any) -> Node:
+    """The sum over the roots of each graph, the vertices that are nobody's child: vertex rows to
+    one row a graph.
+
+    Of a tree it is the value at its root, of a chain that at its last vertex.
+    """
+    return apply("sum_members", _of_vertices(value, "sum_roots"), members="roots")

@@ -50,6 +50,8 @@ _VIEWS = frozenset(
         "replica_scale",
         "constant",
         "sum_vertices",
+        "sum_members",
+        "to_members",
         "take",
         "place",
     ]
@@ -67,6 +69,10 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("nth_child", "leaf_child"): ("index", "nth_leaf"),
     ("to_nth_child", "none"): ("index", "parent_if_nth"),
     ("sum_vertices", "none"): ("segment_sum", "graph_rows"),
+    ("sum_members.roots", "none"): ("segment_sum", "graph_roots"),
+    ("sum_members.vertices", "none"): ("segment_sum", "graph_rows"),
+    ("to_members.roots", "none"): ("segment_sum", "root_graphs"),
+    ("to_members.vertices", "none"): ("segment_sum", "row_graphs"),
     ("take", "none"): ("index", "present"),
     ("place", "none"): ("index", "place"),
 }
@@ -182,12 +188,14 @@ class Accesses:
     def _compose(self, node: Node) -> list[Piece]:
         (x,) = node.inputs
         taken = node if node.op.name == "take" else x
-        argument = dict(node.attrs).get("k", _feature_of(taken.type.domain))
+        attrs = dict(node.attrs)
+        argument = attrs.get("k", _feature_of(taken.type.domain))
+        name = f"{node.op.name}.{attrs['members']}" if "members" in attrs else node.op.name
         result = []
         for p in self.pieces(x):
-            if (node.op.name, p.array) not in _COMPOSED or p.map == "one":
+            if (name, p.array) not in _COMPOSED or p.map == "one":
                 raise NoAccessError(x)
-            row_map, array = _COMPOSED[node.op.name, p.array]
+            row_map, array = _COMPOSED[name, p.array]
             result.append(replace(p, map=row_map, array=array, argument=argument))
         return result
 

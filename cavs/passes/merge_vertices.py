@@ -2,8 +2,9 @@
 
 The same word, phrase or subexpression stands in many graphs of a batch. If features and children
 are equal, so are the values, so the engine runs the distinct vertices only, as graphs with shared
-children (`cavs.data.merge`). A sum over all vertices then weighs each by its number of copies;
-the rest of the gradients follows by differentiation, because cotangents add up.
+children (`cavs.data.merge`). A sum over all vertices then weighs each by its number of copies, and
+one over those of a graph finds it as often; the rest of the gradients follows by differentiation,
+because cotangents add up.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ PRESENT = "#present "  # + name: for how many vertices where that int feature is
 def distinguishing(graph: Graph) -> tuple[str, ...] | None:
     """The features by which vertices of ``graph`` differ; None where copies must stay apart.
 
-    That is where a vertex draws its own random numbers, belongs to a graph that has values or gets
-    states from its parents, and where a feature of the user's might be taken for one of the
-    compiler's ("#...").
+    That is where a vertex draws its own random numbers, reads a value of its graph or gets states
+    from its parents, and where a feature of the user's might be taken for one of the compiler's
+    ("#...").
     """
     names: set[str] = set()
     for n in graph.nodes():
-        domain = n.type.domain
-        if domain.base == "graph" or (n.op.name == "uniform" and domain.by_structure):
+        if not n.type.domain.by_structure:
+            continue
+        if n.op.name == "uniform" or any(x.type.domain.base == "graph" for x in n.inputs):
             return None
         if n.op.name == "feature":
             names.add(n.attr("name"))
@@ -43,6 +45,8 @@ def _feature(name: str) -> Node:
 def _weighed(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if node.op.name == "sum_rows" and inputs[0].type.domain.by_structure:
         return apply("sum_rows", inputs[0] * _feature(COPIES))
+    if node.op.name == "sum_vertices":
+        return apply("sum_members", *inputs, members="vertices")
     return None
 
 
@@ -58,7 +62,8 @@ def _counted(node: Node, inputs: tuple[Node, ...]) -> Node | None:
 
 
 def merge_vertices(graph: Graph, *, counts: bool = True) -> Graph:
-    """Weighs every sum over vertices, or over the edges below them, by the copies they stand for.
+    """Weighs every sum over vertices, or over the edges below them, by the copies they stand for,
+    and sums those of a graph by its list of them.
 
     Before differentiation: gradients are weighed by it too. counts: numbers of vertices and of
     present features are weighed as well; not where they are told to the engine.

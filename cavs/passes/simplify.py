@@ -103,8 +103,9 @@ def _as(x: Node, t: TensorType) -> Node:
 def _zero(node: Node) -> Node | None:
     """Linear operators of zeros."""
     linear = (
-        "matmul matmul_tn sum_rows sum_axis sum_children sum_vertices nth_child to_nth_child slice"
-        " pad rows pad_rows reshape keep_axis neg transpose lookup_grad push take place"
+        "matmul matmul_tn sum_rows sum_axis sum_children sum_vertices sum_members to_members"
+        " nth_child to_nth_child slice pad rows pad_rows reshape keep_axis neg transpose"
+        " lookup_grad push take place"
     )
     name = node.op.name
     if name in linear.split():

@@ -27,6 +27,12 @@ py::array view(const int32_t* data, size_t size, const py::object& owner) {
   return array;
 }
 
+// (offsets, what they lead to) of one array that holds both.
+py::tuple segments(const int32_t* offsets, size_t count, const py::object& owner) {
+  return py::make_tuple(view(offsets, count + 1, owner),
+                        view(offsets + count + 1, static_cast<size_t>(offsets[count]), owner));
+}
+
 template <class T>
 auto view_of(std::vector<int32_t> T::* member) {
   return [member](const py::object& self) {
@@ -69,6 +75,18 @@ void check_size(const py::array& array, int64_t needed, const char* name) {
                           std::to_string(needed) + " values, found " +
                           std::to_string(array.size()) + " in " + std::to_string(array.ndim()) +
                           " dimensions");
+  }
+}
+
+// Every vertex of `whole` is stood for by one of `merged`.
+void check_distinct(const Indices& distinct, const GraphBatch& whole, const GraphBatch& merged) {
+  check_size(distinct, whole.num_vertices(), "distinct");
+  for (py::ssize_t v = 0; v < distinct.size(); ++v) {
+    const int32_t found = distinct.data()[v];
+    if (found >= 0 && found < merged.num_vertices()) continue;
+    throw py::value_error("distinct vertex " + std::to_string(found) + " stands for vertex " +
+                          std::to_string(v) + ", there are " +
+                          std::to_string(merged.num_vertices()));
   }
 }
 
@@ -206,12 +224,30 @@ void bind_schedule(py::module_& m) {
           "nth_parents",
           [](const py::object& self, int32_t k) {
             const auto& s = self.cast<const Schedule&>();
-            const int32_t* offsets = s.nth_parents(k);
-            const size_t n = s.order.size();
-            return py::make_tuple(view(offsets, n + 1, self),
-                                  view(offsets + n + 1, static_cast<size_t>(offsets[n]), self));
+            return segments(s.nth_parents(k), s.order.size(), self);
           },
           py::arg("k"), "(offsets, rows) of the parents whose k-th child a row is.")
+      .def_property_readonly(
+          "graph_roots",
+          [](const py::object& self) {
+            const auto& s = self.cast<const Schedule&>();
+            return segments(s.graph_roots(), s.num_graphs(), self);
+          },
+          "(offsets, rows) of the roots of each graph.")
+      .def_property_readonly(
+          "row_graphs",
+          [](const py::object& self) {
+            const auto& s = self.cast<const Schedule&>();
+            return segments(s.row_graphs(), s.order.size(), self);
+          },
+          "(offsets, graphs) of which a row is a vertex.")
+      .def_property_readonly(
+          "root_graphs",
+          [](const py::object& self) {
+            const auto& s = self.cast<const Schedule&>();
+            return segments(s.root_graphs(), s.order.size(), self);
+          },
+          "(offsets, graphs) of which a row is a root.")
       .def(
           "permute_vertices",
           [](const Schedule& s, const Indices& values) {
@@ -229,14 +265,23 @@ void bind_schedule(py::module_& m) {
 
   m.def(
       "make_schedule",
-      [](std::shared_ptr<const GraphBatch> batch, const std::optional<Masks>& presence) {
+      [](std::shared_ptr<const GraphBatch> batch, const std::optional<Masks>& presence,
+         const std::optional<std::pair<std::shared_ptr<const GraphBatch>, Indices>>& merged_from) {
         if (presence) check_size(*presence, batch->num_vertices(), "presence");
         const uint32_t* masks = presence ? presence->data() : nullptr;
+        MergedFrom from;
+        if (merged_from) {
+          from = {merged_from->first, merged_from->second.data()};
+          if (!from.graphs) throw py::type_error("merged from no batch");
+          check_distinct(merged_from->second, *from.graphs, *batch);
+        }
         const py::gil_scoped_release release;
-        return make_schedule(std::move(batch), masks);
+        return make_schedule(std::move(batch), masks, from);
       },
       py::arg("batch").none(false), py::arg("presence") = py::none(),
-      "The schedule of a batch; presence: uint32[num_vertices] masks of optional features.");
+      py::arg("merged_from") = py::none(),
+      "The schedule of a batch; presence: uint32[num_vertices] masks of optional features; "
+      "merged_from: (the batch it is merged from, the vertex that stands for each of that one).");
 }
 
 }  // namespace

@@ -8,10 +8,15 @@
 namespace cavs {
 namespace {
 
+// Of one array that holds offsets and then what they lead to.
+IndexArrays segments(const int32_t* offsets, size_t count) {
+  return {{offsets + count + 1, static_cast<size_t>(offsets[count])}, {offsets, count + 1}};
+}
+
 // Rows the caller's feature must have when read through `o`; -1: any.
 int64_t rows_needed(const Operand& o, Space space, const Schedule& s) {
   if (o.map == RowMap::kOne) return 1;
-  if (o.map == RowMap::kSelf) return space == kGraphSpace ? s.batch->num_graphs() : 1;
+  if (o.map == RowMap::kSelf) return space == kGraphSpace ? s.num_graphs() : 1;
   switch (o.array) {
     case Array::kOrder:
     case Array::kPresentOrder:
@@ -19,7 +24,9 @@ int64_t rows_needed(const Operand& o, Space space, const Schedule& s) {
     case Array::kEdgeOrder:
       return static_cast<int64_t>(s.edge_order.size());
     case Array::kGraphOf:
-      return s.batch->num_graphs();
+    case Array::kRowGraphs:
+    case Array::kRootGraphs:
+      return s.num_graphs();
     default:
       return -1;
   }
@@ -136,6 +143,9 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
     case Array::kParentIfNth:
       return {{s.parent_if_nth(o.argument), edges}, {}};
     case Array::kGraphOf:
+      if (s.graph_of.size() != vertices) {
+        throw std::invalid_argument("merged vertices are not of one graph each");
+      }
       return {s.graph_of, {}};
     case Array::kIndexFeature:
       return {features.rows(o.argument, space), {}};
@@ -151,11 +161,14 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
       return {s.out_edges, s.out_offsets};
     case Array::kGraphRows:
       return {s.graph_rows, s.graph_offsets};
-    case Array::kNthParents: {
-      const int32_t* offsets = s.nth_parents(o.argument);
-      return {{offsets + vertices + 1, static_cast<size_t>(offsets[vertices])},
-              {offsets, vertices + 1}};
-    }
+    case Array::kNthParents:
+      return segments(s.nth_parents(o.argument), vertices);
+    case Array::kGraphRoots:
+      return segments(s.graph_roots(), s.num_graphs());
+    case Array::kRowGraphs:
+      return segments(s.row_graphs(), vertices);
+    case Array::kRootGraphs:
+      return segments(s.root_graphs(), vertices);
   }
   return {};
 }

@@ -14,7 +14,7 @@ void fill_counts(const Inputs<T>& inputs, const IndexFeatures& index, T* counts)
   const int32_t features = index.num_features();
   const Schedule& schedule = *inputs.schedule;
   counts[kScale] = static_cast<T>(inputs.scale);
-  counts[kGraphRows] = static_cast<T>(schedule.batch->num_graphs());
+  counts[kGraphRows] = static_cast<T>(schedule.num_graphs());
   counts[kVertexRows] = static_cast<T>(schedule.order.size());
   counts[kEdgeRows] = static_cast<T>(schedule.edge_order.size());
   for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(index.count(i));

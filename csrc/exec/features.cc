@@ -150,7 +150,7 @@ void IndexFeatures::bind(const Schedule& s, const std::vector<IntFeature>& featu
                                                      : nullptr;
     const size_t all = some || u.order == kVertexSpace ? s.order.size()
                        : u.order == kEdgeSpace         ? s.edge_order.size()
-                       : u.order == kGraphSpace        ? s.batch->num_graphs()
+                       : u.order == kGraphSpace        ? s.num_graphs()
                                                        : 1;
     const size_t rows = some ? some->order.size() : all;
     if (f.rows != static_cast<int64_t>(all)) {

@@ -383,7 +383,7 @@ void resolve_spaces(const Program& program, const Schedule& schedule,
   const auto edges = static_cast<int32_t>(schedule.edge_order.size());
   spaces.ranges.assign(kVertexKind0 + 2 * kinds, RowRange{});
   spaces.ranges[kOneSpace] = {0, 1};
-  spaces.ranges[kGraphSpace] = {0, schedule.batch->num_graphs()};
+  spaces.ranges[kGraphSpace] = {0, schedule.num_graphs()};
   spaces.ranges[kVertexSpace] = {0, vertices};
   spaces.ranges[kEdgeSpace] = {0, edges};
   spaces.present = present;

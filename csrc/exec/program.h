@@ -66,6 +66,9 @@ enum class Array : uint8_t {
   kPresent,       // + argument f: row of kPresent0 - f -> vertex row
   kPresentOrder,  // + argument f: row of kPresent0 - f -> vertex id
   kPlace,         // + argument f: vertex row -> row of kPresent0 - f, or -1
+  kGraphRoots,    // segments: graph -> rows of its vertices that are no child
+  kRowGraphs,     // segments: vertex row -> graphs it is a vertex of
+  kRootGraphs,    // segments: vertex row -> graphs it is a root of
 };
 
 struct Operand {

@@ -11,11 +11,11 @@ std::string space_name(Space s) {
   return std::string(is_vertex(s) ? "vertex" : "edge") + " kind " + std::to_string(kind_of(s));
 }
 const char* array_name(Array a) {
-  static const char* const kNames[] = {"none",     "order",         "edge_order",  "child",
-                                       "parent",   "nth_child",     "nth_edge",    "parent_if_nth",
-                                       "graph_of", "index_feature", "children",    "edges",
-                                       "out",      "graph_rows",    "nth_parents", "nth_leaf",
-                                       "present",  "present_order", "place"};
+  static const char* const kNames[] = {
+      "none",     "order",         "edge_order",  "child",         "parent",   "nth_child",
+      "nth_edge", "parent_if_nth", "graph_of",    "index_feature", "children", "edges",
+      "out",      "graph_rows",    "nth_parents", "nth_leaf",      "present",  "present_order",
+      "place",    "graph_roots",   "row_graphs",  "root_graphs"};
   return kNames[static_cast<int>(a)];
 }
 const char* instruction_name(InstructionKind k) {

@@ -111,7 +111,12 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
     case Array::kNthLeaf:
       from = is_vertex(s), to = b.space == kVertexSpace && !feature && b.held != Held::kInner;
       break;
+    case Array::kRowGraphs:
+    case Array::kRootGraphs:
+      from = is_vertex(s), to = feature || b.space == kGraphSpace;
+      break;
     case Array::kGraphRows:
+    case Array::kGraphRoots:
       from = s == kGraphSpace, to = !feature && all_vertices(b);
       break;
     case Array::kPresent:

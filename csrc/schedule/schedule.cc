@@ -179,7 +179,17 @@ void cut_tasks(const Vertices& vertices, Schedule* schedule) {
   for (const BatchTask& task : by_kind) schedule->tasks[level_next[task.level]++] = task;
 }
 
-enum Derived : int64_t { kNthChild, kNthEdge, kParentIfNth, kNthParents, kNthLeaf, kNumDerived };
+enum Derived : int64_t {
+  kNthChild,
+  kNthEdge,
+  kParentIfNth,
+  kNthParents,
+  kNthLeaf,
+  kGraphRoots,
+  kRowGraphs,
+  kRootGraphs,
+  kNumDerived
+};
 
 int64_t derived_key(int32_t k, Derived what) {
   if (k < 0) {
@@ -192,7 +202,8 @@ int64_t derived_key(int32_t k, Derived what) {
 }  // namespace
 
 std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> batch,
-                                              const uint32_t* presence) {
+                                              const uint32_t* presence,
+                                              const MergedFrom& merged_from) {
   auto schedule = std::make_shared<Schedule>();
   for (const auto& graph : batch->graphs) {
     schedule->num_levels = std::max(schedule->num_levels, graph->num_levels);
@@ -204,8 +215,16 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
   invert_children(schedule.get());
   cut_tasks(vertices, schedule.get());
   // A graph's vertices are contiguous ids, so its rows stand in `row` one after the other.
-  schedule->graph_offsets = schedule->batch->vertex_offsets;
+  schedule->graphs = merged_from.graphs ? merged_from.graphs : schedule->batch;
+  schedule->graph_offsets = schedule->graphs->vertex_offsets;
   schedule->graph_rows = schedule->row;
+  if (merged_from.graphs) {
+    schedule->graph_of.clear();
+    schedule->graph_rows.resize(schedule->graphs->num_vertices());
+    for (size_t v = 0; v < schedule->graph_rows.size(); ++v) {
+      schedule->graph_rows[v] = schedule->row[merged_from.distinct[v]];
+    }
+  }
   return schedule;
 }
 
@@ -284,6 +303,55 @@ const int32_t* Schedule::nth_parents(int32_t k) const {
     it->second.insert(it->second.end(), rows.begin(), rows.end());
   }
   return it->second.data();
+}
+
+const int32_t* Schedule::graph_roots() const {
+  const int64_t key = derived_key(0, kGraphRoots);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto [it, is_new] = derived_.try_emplace(key);
+  if (is_new) {
+    std::vector<int32_t> rows;
+    std::vector<char> is_child;
+    for (int32_t g = 0; g < num_graphs(); ++g) {
+      const Graph& graph = *graphs->graphs[g];
+      is_child.assign(graph.num_vertices(), 0);
+      for (const int32_t c : graph.children) is_child[c] = 1;
+      it->second.push_back(static_cast<int32_t>(rows.size()));
+      for (int32_t v = 0; v < graph.num_vertices(); ++v) {
+        if (!is_child[v]) rows.push_back(graph_rows[graph_offsets[g] + v]);
+      }
+    }
+    it->second.push_back(static_cast<int32_t>(rows.size()));
+    it->second.insert(it->second.end(), rows.begin(), rows.end());
+  }
+  return it->second.data();
+}
+
+// The inverse of segments of rows, a graph each.
+const int32_t* Schedule::graphs_of(const int32_t* offsets, const int32_t* rows, int64_t key) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto [it, is_new] = derived_.try_emplace(key);
+  if (is_new) {
+    std::vector<int32_t> next(order.size() + 1);
+    for (int32_t i = 0; i < offsets[num_graphs()]; ++i) ++next[rows[i]];
+    to_positions(&next);
+    it->second = next;
+    it->second.resize(next.size() + offsets[num_graphs()]);
+    int32_t* const found = it->second.data() + next.size();
+    for (int32_t g = 0; g < num_graphs(); ++g) {
+      for (int32_t i = offsets[g]; i < offsets[g + 1]; ++i) found[next[rows[i]]++] = g;
+    }
+  }
+  return it->second.data();
+}
+
+const int32_t* Schedule::row_graphs() const {
+  return graphs_of(graph_offsets.data(), graph_rows.data(), derived_key(0, kRowGraphs));
+}
+
+const int32_t* Schedule::root_graphs() const {
+  const int32_t* const roots = graph_roots();
+  return graphs_of(roots, roots + num_graphs() + 1, derived_key(0, kRootGraphs));
 }
 
 std::vector<int32_t> Schedule::permute_vertices(const int32_t* values) const {

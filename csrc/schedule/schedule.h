@@ -38,6 +38,7 @@ struct Kind {
 
 struct Schedule {
   std::shared_ptr<const GraphBatch> batch;
+  std::shared_ptr<const GraphBatch> graphs;  // rows of graphs: `batch`, or what it is merged from
   std::vector<Kind> kinds;       // those that occur: with children first, then by ascending key
   std::vector<BatchTask> tasks;  // ascending (level, kind)
   int32_t num_levels = 0;
@@ -50,10 +51,12 @@ struct Schedule {
   std::vector<int32_t> parent;         // edge row -> row of the parent
   std::vector<int32_t> out_offsets;    // row -> range in out_edges; num_vertices + 1
   std::vector<int32_t> out_edges;      // edge rows that read this row, ascending
-  std::vector<int32_t> graph_of;       // row -> graph
+  std::vector<int32_t> graph_of;       // row -> graph; empty where rows are merged vertices
   std::vector<int32_t> graph_offsets;  // graph -> range in graph_rows; num_graphs + 1
-  std::vector<int32_t> graph_rows;     // rows of each graph, ascending vertex id
+  std::vector<int32_t> graph_rows;     // rows of each graph, ascending vertex id in `graphs`
   int32_t max_arity = 0;
+
+  int32_t num_graphs() const { return graphs->num_graphs(); }
 
   // Derived index arrays, made on first use and kept (thread safe).
   const int32_t* nth_child(int32_t k) const;      // row -> row of the k-th child, or -1
@@ -64,19 +67,34 @@ struct Schedule {
   // Segments in one array: num_vertices + 1 offsets, then for each row, ascending, the rows of the
   // parents whose k-th child it is.
   const int32_t* nth_parents(int32_t k) const;
+  // Segments in one array each, offsets first. Rows of the vertices of each graph that are no
+  // child; the graphs of which a row is a vertex, as often as it is one; and of which it is a root.
+  const int32_t* graph_roots() const;
+  const int32_t* row_graphs() const;
+  const int32_t* root_graphs() const;
 
   // A permuted copy of a per-vertex / per-edge index feature: out[row] = values[order[row]].
   std::vector<int32_t> permute_vertices(const int32_t* values) const;
   std::vector<int32_t> permute_edges(const int32_t* values) const;
 
  private:
+  const int32_t* graphs_of(const int32_t* offsets, const int32_t* rows, int64_t key) const;
+
   mutable std::mutex mutex_;
   mutable std::map<int64_t, std::vector<int32_t>> derived_;
 };
 
+// The batch that `batch` is merged from, and which of its vertices stands for each of that batch.
+struct MergedFrom {
+  std::shared_ptr<const GraphBatch> graphs;
+  const int32_t* distinct;  // num_vertices of graphs
+};
+
 // presence: one bit mask a vertex (null: all zero): which optional features it has, as the program
-// numbers them. Linear in vertices and edges.
+// numbers them. merged_from: empty where vertices are those of the caller's graphs. Linear in
+// vertices and edges.
 std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> batch,
-                                              const uint32_t* presence);
+                                              const uint32_t* presence,
+                                              const MergedFrom& merged_from = {});
 
 }  // namespace cavs

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavs import _engine
-from cavs.data import Graph
+from cavs.data import Graph, batch
 from cavs.errors import GraphError
 
 
@@ -57,6 +57,25 @@ def check_invariants(s):
     assert np.array_equal(s.graph_rows, s.row)
 
 
+def check_graphs(s, graphs, row):
+    """row: of every vertex of "graphs", which may stand for several."""
+    offsets, rows = s.graph_roots
+    first, members, roots = 0, [[] for _ in s.order], [[] for _ in s.order]
+    for g, graph in enumerate(graphs):
+        vertices = range(graph.num_vertices)
+        children = {int(c) for v in vertices for c in graph.children(v)}
+        found = [row[first + v] for v in vertices if v not in children]
+        assert rows[offsets[g] : offsets[g + 1]].tolist() == found
+        for v in vertices:
+            members[row[first + v]].append(g)
+        for r in found:
+            roots[r].append(g)
+        first += graph.num_vertices
+    for (offsets, numbers), expected in ((s.row_graphs, members), (s.root_graphs, roots)):
+        assert offsets.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
+        assert numbers.tolist() == [g for some in expected for g in some]
+
+
 def check_derived(s, arities):
     counts = np.diff(s.edge_offsets)
     for k in arities:
@@ -77,6 +96,33 @@ def check_derived(s, arities):
         assert np.array_equal(np.diff(offsets), np.bincount(nth_child[has], minlength=len(has)))
 
 
+@given(st.lists(child_lists(max_vertices=8), min_size=1, max_size=4), st.data())
+def test_graphs_of_merged_vertices(lists, data):
+    graphs = [Graph(children) for children in lists]
+    graphs += data.draw(st.lists(st.sampled_from(graphs), max_size=3))
+    whole = batch(graphs)
+    merged = whole.merged(())
+    s = merged.schedule()
+    assert s.batch is merged.topology and len(s.order) == merged.num_vertices
+    row = s.row[merged.distinct]
+    check_graphs(s, graphs, row.tolist())
+    assert np.array_equal(s.graph_rows, row)
+    assert np.array_equal(s.graph_offsets, whole.topology.vertex_offsets)
+    assert len(s.graph_of) == 0
+
+
+def test_what_merged_vertices_stand_for_is_checked():
+    two = _engine.collate([Graph([[], [0]]).topology])
+    three = _engine.collate([Graph([[], [0], [0]]).topology])
+    with pytest.raises(ValueError, match="distinct must be one-dimensional of 3 values, found 2"):
+        _engine.make_schedule(two, None, (three, np.zeros(2, np.int32)))
+    for wrong in (2, -1):
+        with pytest.raises(ValueError, match=f"vertex {wrong} stands for vertex 1, there are 2"):
+            _engine.make_schedule(two, None, (three, np.array([0, wrong, 1], np.int32)))
+    with pytest.raises(TypeError, match="merged from no batch"):
+        _engine.make_schedule(two, None, (None, np.zeros(3, np.int32)))
+
+
 @settings(max_examples=150)
 @given(st.lists(child_lists(max_vertices=12), min_size=1, max_size=4), st.data())
 def test_schedule_equals_the_naive_one(batches, data):
@@ -85,6 +131,7 @@ def test_schedule_equals_the_naive_one(batches, data):
     masks = st.lists(st.sampled_from([0, 1, 2, 2**32 - 1]), min_size=n, max_size=n)
     presence = np.array(data.draw(masks), np.uint32)
     s = schedule_of(graphs, presence)
+    check_graphs(s, graphs, s.row.tolist())
     keys, levels, order, edges, edge_order = naive_schedule(graphs, presence)
     assert s.order.tolist() == order
     assert list(zip(s.parent.tolist(), s.child.tolist(), strict=True)) == edges

@@ -198,8 +198,8 @@ def test_index_arrays(rng):
     m = Hand()
     x, ex = m.buffer("feature", VERTEX, W), m.buffer("feature", EDGE, W, index=1)
     gx = m.buffer("feature", GRAPH, W, index=2)
-    h, eh = m.buffer("arena", VERTEX, W, last=27), m.buffer("arena", EDGE, W, last=27)
-    gh, hi = m.buffer("arena", GRAPH, W, last=27), m.buffer("arena", INNER, W, last=27)
+    h, eh = m.buffer("arena", VERTEX, W, last=31), m.buffer("arena", EDGE, W, last=31)
+    gh, hi = m.buffer("arena", GRAPH, W, last=31), m.buffer("arena", INNER, W, last=31)
     m.rows(
         VERTEX,
         [
@@ -208,8 +208,8 @@ def test_index_arrays(rng):
         ],
     )
     m.rows(GRAPH, [m.op("copy", GRAPH, inputs=[self_(gx, W)], out=self_(gh, W))])
-    parents = m.buffer("arena", VERTEX, W, last=27, held="inner")
-    leaves = m.buffer("arena", VERTEX, W, last=27, held="leaves")
+    parents = m.buffer("arena", VERTEX, W, last=31, held="inner")
+    leaves = m.buffer("arena", VERTEX, W, last=31, held="leaves")
     m.rows(
         INNER,
         [
@@ -233,6 +233,10 @@ def test_index_arrays(rng):
         "edges": (VERTEX, segment(eh, W, "edges")),
         "out": (VERTEX, segment(eh, W, "out")),
         "graph rows": (GRAPH, segment(h, W, "graph_rows")),
+        "graph roots": (GRAPH, segment(h, W, "graph_roots")),
+        "graphs of a row": (VERTEX, segment(gh, W, "row_graphs")),
+        "graphs of a root": (VERTEX, segment(gh, 2, "root_graphs", column=3)),
+        "feature of a root's graphs": (LEAF, segment(gx, W, "root_graphs")),
         "inner children": (INNER, segment(h, 2, "children", column=3)),
         "inner parent": (INNER_EDGE, index(h, W, "parent")),
         "parents": (VERTEX, segment(h, W, "nth_parents", 1)),
@@ -265,6 +269,7 @@ def test_index_arrays(rng):
     first_edge = np.cumsum([0, *map(len, children)])
     zero = np.zeros(W)
     inner = [len(c) > 0 for c in children]
+    root = ~np.isin(np.arange(n), [c for _, c, _ in edges])
     expected = {
         "child1": [xs[c[1]] if len(c) > 1 else zero for c in children],
         "edge2": [es[first_edge[v] + 2] if len(c) > 2 else zero for v, c in enumerate(children)],
@@ -279,6 +284,12 @@ def test_index_arrays(rng):
         "edges": [es[first_edge[v] : first_edge[v + 1]].sum(0) for v in range(n)],
         "out": [sum((es[i] for i, e in enumerate(edges) if e[1] == v), zero) for v in range(n)],
         "graph rows": [xs[graph_of == i].sum(0) for i in range(g)],
+        "graph roots": [xs[(graph_of == i) & root].sum(0) for i in range(g)],
+        "graphs of a row": gs[graph_of],
+        "graphs of a root": np.where(root[:, None], gs[graph_of], 0.0)[:, 3:5],
+        "feature of a root's graphs": [
+            gs[graph_of[v]] if root[v] and not inner[v] else zero for v in range(n)
+        ],
         "inner children": [
             xs[c].sum(0)[3:5] if i else zero[:2] for i, c in zip(inner, children, strict=True)
         ],

@@ -86,6 +86,10 @@ OUTSIDE = {
     "count_rows": lambda m, b, h: h * apply("count_rows", base="vertex"),
     "replica_scale": lambda m, b, h: h * apply("replica_scale"),
     "sum_vertices": lambda m, b, h: ops.tanh(ops.sum_graph(h)),
+    "sum_members": lambda m, b, h: ops.tanh(ops.sum_roots(h)),
+    "to_members": lambda m, b, h: (
+        h * apply("to_members", ops.tanh(ops.sum_graph(h)), members="roots")
+    ),
     "take": lambda m, b, h: apply("place", ops.tanh(apply("take", h, domain=LABELLED))),
     "place": lambda m, b, h: h * apply("place", ops.tanh(apply("take", h, domain=LABELLED))),
     "sum_rows": lambda m, b, h: apply("sum_rows", ops.tanh(h)),

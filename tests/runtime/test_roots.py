@@ -1,0 +1,195 @@
+"""What a model says of whole graphs: `ops.sum_roots`, `sum_graph`, `mean_graph` behind a cell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.compiler.pipeline import Passes
+from cavs.errors import TraceError
+from cavs.train import metrics
+from tests.oracle import assert_close, reference
+from tests.runtime.trees import CLASSES, WORDS
+
+WHOLE = {"roots": ops.sum_roots, "sum": ops.sum_graph, "mean": ops.mean_graph}
+CHILDREN = {
+    "tree": [[], [], [0, 1], [], [2, 3]],
+    "several roots": [[], [], [0], [1], [0, 1], []],  # the last one stands alone
+    "shared child": [[], [0, 0], [0, 1]],
+    "one vertex": [[]],
+    "chain": [[], [0], [1], [2], [3]],
+    "deeper": [[], [], [], [0, 1], [3, 2]],
+}
+
+
+def graphs_of(seed=0, copies=1, words=WORDS):
+    """A graph of each shape, ``copies`` times; a few words, so that some vertices are equal."""
+    rng = np.random.default_rng(seed)
+    result = []
+    for name, children in list(CHILDREN.items()) * copies:
+        token = rng.integers(0, words, len(children))
+        label = rng.integers(-1, CLASSES)  # some graphs have none
+        weight = rng.normal()
+        result.append(
+            cavs.Graph(
+                children,
+                {"token": token, "at_root": np.full(len(children), -1)},
+                graph_features={"label": label, "weight": weight},
+                name=name,
+            )
+        )
+    return result
+
+
+class OfGraphs(cavs.Model):
+    """A child-sum Tree-LSTM, judged by the graph."""
+
+    def __init__(self, whole="roots", top_down=False, rate=0.0):
+        self.embedding = nn.Embedding(WORDS, 5, init="xavier")
+        self.tree = nn.LSTM(5, 4) if top_down else nn.ChildSumTreeLSTM(5, 4)
+        self.output = nn.Linear(4, CLASSES)
+        self.dropout, self.whole, self.top_down = nn.Dropout(rate), whole, top_down
+
+    def forward(self, batch):
+        graph = batch.graph.reversed() if self.top_down else batch.graph
+        h = self.tree(graph, x=self.embedding(batch["token"]))
+        return self.output(self.dropout(WHOLE[self.whole](h)))
+
+    def loss(self, batch):
+        rows = self.forward(batch)
+        weighed = ops.sum_rows(rows.sum(-1) * batch["weight"])
+        return ops.cross_entropy(rows, batch["label"]) + 0.1 * weighed
+
+
+def compare(model, batch, passes=None, tolerance=1e-12):
+    """Loss, gradients and predictions of a float64 session with the oracle."""
+    model.initialize(3, np.float64)
+    session = cavs.Session(model, dtype=np.float64, passes=passes)
+    loss, gradients = session.gradients(batch, seed=1)
+    _, expected = reference(model, batch, seed=1)
+    assert_close(loss, expected["loss"], tolerance, "loss")
+    for key, value in gradients.items():
+        assert_close(value, expected[f"grad:{key}"], tolerance, key)
+    _, expected = reference(model, batch, training=False)
+    found = session.evaluate(batch)
+    assert found.outputs["output"].shape == (batch.num_graphs, CLASSES)
+    assert_close(found.outputs["output"], expected["output"], tolerance, "output")
+    assert_close(session.predict(batch)["output"], expected["output"], tolerance, "predict")
+    return session
+
+
+@pytest.mark.parametrize("whole", WHOLE)
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_against_the_oracle(whole, rate):
+    for graphs in (graphs_of(), graphs_of()[3:4], graphs_of()[1:2]):
+        compare(OfGraphs(whole, rate=rate), cavs.batch(graphs))
+
+
+@pytest.mark.parametrize("whole", WHOLE)
+def test_equal_vertices_are_computed_once(whole):
+    """Each graph finds its vertices among the distinct ones, as often as it has them."""
+    batch = cavs.batch(graphs_of(copies=30, words=3))
+    assert batch.num_vertices >= 256
+    session = compare(OfGraphs(whole), batch)
+    schedule = session.schedule(batch)
+    assert schedule.batch.num_vertices < batch.num_vertices / 4
+    apart = compare(OfGraphs(whole), batch, Passes(merge_vertices=False))
+    assert apart.schedule(batch).batch.num_vertices == batch.num_vertices
+
+
+def test_from_the_roots_down():
+    """Of a sentence that is read from its end, a root has seen nothing but itself."""
+    chains = [
+        cavs.Graph.chain(n, features={"token": np.arange(n)}).with_features(
+            graph_features={"label": n % CLASSES, "weight": 0.5}
+        )
+        for n in (1, 4, 7)
+    ]
+    compare(OfGraphs(top_down=True), cavs.batch(chains))
+
+
+class AtRoots(OfGraphs):
+    """The same model, with labels that stand at the roots of the graphs."""
+
+    def forward(self, batch):
+        return self.output(self.tree(batch.graph, x=self.embedding(batch["token"])))
+
+    def loss(self, batch):
+        return ops.cross_entropy(self.forward(batch), batch["at_root"])
+
+
+class Labelled(OfGraphs):
+    def loss(self, batch):
+        return ops.cross_entropy(self.forward(batch), batch["label"])
+
+
+@pytest.mark.parametrize("copies", [1, 40])
+def test_labels_of_trees_are_labels_of_their_roots(copies):
+    trees = []
+    for g in graphs_of(copies=copies, words=4):
+        if g.name in ("tree", "one vertex", "chain", "deeper"):
+            at_root = [*[-1] * (g.num_vertices - 1), int(g.graph_features["label"])]
+            trees.append(g.with_features({"at_root": at_root}))
+    batch = cavs.batch(trees)
+    found = []
+    for make in (Labelled, AtRoots):
+        model = make()
+        model.initialize(5, np.float64)
+        session = cavs.Session(model, dtype=np.float64)
+        found.append((*session.gradients(batch), session.evaluate(batch)))
+    (loss, gradients, judged), (other, others, everywhere) = found
+    assert_close(loss, other, 1e-12, "loss")
+    for key, value in gradients.items():
+        assert_close(value, others[key], 1e-12, key)
+    roots = metrics.batch_roots(batch)
+    assert_close(judged.outputs["output"], everywhere.outputs["output"][roots], 1e-12, "output")
+
+
+def test_fit_evaluate_and_resume(tmp_path):
+    """Accuracy counts graphs; a run that goes on ends with the same bits."""
+    rng = np.random.default_rng(0)
+
+    def example():
+        n = int(rng.integers(2, 9))
+        token = rng.integers(0, WORDS, n)
+        label = int(token[-1] % 2)  # the last word decides
+        return cavs.Graph.chain(n, features={"token": token}).with_features(
+            graph_features={"label": label}
+        )
+
+    data = [example() for _ in range(300)]
+
+    def run(epochs, resume=None, checkpoint=None):
+        model = Labelled()
+        trainer = cavs.Trainer(model, cavs.optim.Adam(lr=0.02), seed=0, threads=1)
+        if resume is not None:
+            trainer.resume(resume)
+        result = trainer.fit(
+            cavs.DataLoader(data, batch_size=50, shuffle=True, seed=0),
+            epochs=epochs,
+            dev=cavs.DataLoader(data, batch_size=64),
+            metrics=[metrics.accuracy()],
+            checkpoint=checkpoint,
+            progress=False,
+        )
+        return model, result
+
+    whole, result = run(12)
+    assert result.best > 0.9
+    run(5, checkpoint=tmp_path / "half")
+    resumed, _ = run(12, resume=tmp_path / "half")
+    for name, p in whole.parameters().items():
+        np.testing.assert_array_equal(resumed.parameters()[name].value, p.value)
+
+
+@pytest.mark.parametrize("name", ["sum_roots", "sum_graph", "mean_graph"])
+def test_values_that_are_not_of_vertices(name):
+    class Wrong(cavs.Model):
+        def loss(self, batch):
+            return ops.sum_rows(getattr(ops, name)(batch["weight"]))
+
+    with pytest.raises(TraceError, match=r"needs vertex values: f32\[\]@graph") as error:
+        cavs.Session(Wrong()).gradients(cavs.batch(graphs_of()))
+    assert "test_roots.py" in str(error.value)
