@@ -112,6 +112,14 @@ class Classifier(Model):
         return ops.cross_entropy(self.forward(batch), batch["label"])
 
 
+class RootClassifier(Classifier):
+    """The same, judged at the root of each graph."""
+
+    def forward(self, batch: Any) -> Any:
+        h = self.cell(batch.graph, x=self.embedding(batch["token"]))
+        return self.output(ops.sum_roots(h))
+
+
 # Names in the benchmarks -> names in the model.
 _NAMES = {
     "embedding": "embedding.weight",
@@ -132,6 +140,7 @@ class CavsRunner(Runner):
 
     cudnn = "never"
     cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
+    classifier = Classifier
 
     def __init__(
         self, workload: Workload, parameters: Parameters, without: str = "", precision: str = ""
@@ -143,12 +152,11 @@ class CavsRunner(Runner):
         self.ahead = without != "launch-ahead"
         # Samples become graphs once, as they would when a data set is read.
         self.graphs = {
-            id(sample): self._graph(sample) for batch in workload.batches for sample in batch
+            id(sample): self.graph(sample) for batch in workload.batches for sample in batch
         }
         super().__init__(workload, parameters)
 
-    @staticmethod
-    def _graph(sample: Sample) -> data.Graph:
+    def graph(self, sample: Sample) -> data.Graph:
         features = {"token": sample.token, "label": sample.label}
         if not isinstance(sample, Tree):
             return data.Graph.chain(len(sample), features=features)
@@ -159,7 +167,7 @@ class CavsRunner(Runner):
         return data.Graph((offsets, children), features)
 
     def load_parameters(self, parameters: Parameters) -> None:
-        model = Classifier(self.sizes, self.cell(self.sizes))
+        model = self.classifier(self.sizes, self.cell(self.sizes))
         named = model.parameters()
         for name, value in parameters.items():
             named[_NAMES[name]].value = value
@@ -242,7 +250,13 @@ class TreeLSTM(CavsRunner):
 
 
 class TreeFC(CavsRunner):
-    cell = FullyConnected
+    cell, classifier = FullyConnected, RootClassifier
+
+    def graph(self, sample: Sample) -> data.Graph:
+        made = super().graph(sample)
+        token, label = made.features["token"], made.features["label"]
+        (root,) = np.flatnonzero(label >= 0)
+        return data.Graph(made.topology, {"token": token}, graph_features={"label": label[root]})
 
 
 class LSTM(CavsRunner):

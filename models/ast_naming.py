@@ -3,8 +3,8 @@
     cavs train ast-naming [--data DIR]
 
 A sample is the tree of one function of Python's own library, or of the .py files below DIR, with
-its name hidden; the first word of the name (get, is, set, ...) is to be guessed at the root. Needs
-no download.
+its name hidden; the first word of the name (get, is, set, ...) is to be guessed from the state at
+the root. Needs no download.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ class NamePredictor(cavs.Model):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch):
-        """Scores of the words at every vertex; the root's are meant."""
+        """Scores of the words, one row a function."""
         x = self.dropout(self.type(batch["type"]) + self.name(batch["name"]))
-        return self.output(self.dropout(self.tree(batch.graph, x=x)))
+        root = ops.sum_roots(self.tree(batch.graph, x=x))
+        return self.output(self.dropout(root))
 
     def loss(self, batch):
-        """Mean over the roots: no other vertex has a label."""
+        """Mean over the functions."""
         return ops.cross_entropy(self.forward(batch), batch["label"])
 
 
@@ -78,7 +79,7 @@ def build(args, assets=None):
         return function_graphs(found, types, names, classes, keep_other=True)
 
     def predict(outputs, batch):
-        best = outputs["output"][metrics.batch_roots(batch)].argmax(axis=1)
+        best = outputs["output"].argmax(axis=1)
         return (f"{name}: {classes[i]}" for name, i in zip(batch.names, best, strict=True))
 
     model = NamePredictor(len(types), len(names), len(classes), args.size, args.dropout)

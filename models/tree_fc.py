@@ -21,7 +21,7 @@ NUM_SYMBOLS = 50
 
 
 class TreeClassifier(cavs.Model):
-    """The embedding of a symbol is the input of a leaf as it is; the root is judged."""
+    """The embedding of a symbol is the input of a leaf as it is; trees are judged by their root."""
 
     def __init__(self, hidden_size: int):
         self.embedding = nn.Embedding(NUM_SYMBOLS, hidden_size)
@@ -29,11 +29,12 @@ class TreeClassifier(cavs.Model):
         self.output = nn.Linear(hidden_size, 2)
 
     def forward(self, batch):
-        """Scores of the two classes at every vertex; the root's are meant."""
-        return self.output(self.tree(batch.graph, x=self.embedding(batch["token"])))
+        """Scores of the two classes, one row a tree."""
+        h = self.tree(batch.graph, x=self.embedding(batch["token"]))
+        return self.output(ops.sum_roots(h))
 
     def loss(self, batch):
-        """Mean over the roots: no other vertex has a label."""
+        """Mean over the trees."""
         return ops.cross_entropy(self.forward(batch), batch["label"])
 
 
@@ -49,12 +50,10 @@ def complete_tree(symbols: np.ndarray, label: int) -> cavs.Graph:
     leaves = len(symbols)
     parents = leaves + np.arange(2 * leaves - 1) // 2
     parents[-1] = -1
-    above = np.full(leaves - 1, -1)
-    features = {
-        "token": np.concatenate([symbols, above]),
-        "label": np.concatenate([np.full(2 * leaves - 2, -1), [label]]),
-    }
-    return cavs.Graph.from_parents(parents, features=features)
+    token = np.concatenate([symbols, np.full(leaves - 1, -1)])
+    return cavs.Graph.from_parents(
+        parents, features={"token": token}, graph_features={"label": label}
+    )
 
 
 def made_up(count: int, leaves: int, seed: int) -> list[cavs.Graph]:

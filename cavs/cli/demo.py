@@ -103,9 +103,9 @@ def command() -> str:
 
 
 def _labels(graphs: Sequence[Any]) -> Counter[int]:
-    """How often each label of a root occurs."""
-    roots = (int(label) for graph in graphs for label in graph.features["label"])
-    return Counter(label for label in roots if label >= 0)
+    """How often each label of a graph occurs."""
+    found = (int(graph.graph_features["label"]) for graph in graphs)
+    return Counter(label for label in found if label >= 0)
 
 
 def majority(task: Task) -> tuple[float, str]:

@@ -1,7 +1,7 @@
 """Functions of the Python standard library as syntax trees: data that needs no download.
 
 The task is to name them. A sample is the tree of one function. Its name is hidden, at its root and
-wherever it refers to itself, and the label of the root is the first word of the name: ``get``,
+wherever it refers to itself, and the label of the graph is the first word of the name: ``get``,
 ``is``, ``visit``, ...
 """
 
@@ -232,10 +232,10 @@ def function_graphs(
     classes: tuple[str, ...],
     keep_other: bool = False,
 ) -> list[Graph]:
-    """Graphs with int features ``type``, ``name`` (-1 absent) and ``label`` (the root's class).
+    """Graphs whose vertices have the int features ``type`` and ``name`` (-1 absent), and which have
+    the int feature ``label``, the class.
 
-    ``label`` is -1 below the root. Functions whose first word is not in ``classes`` are left out,
-    or with ``keep_other`` have label -1 at the root too.
+    Functions whose first word is not in ``classes`` are left out, or with ``keep_other`` have -1.
     """
     class_of = {word: i for i, word in enumerate(classes)}
     graphs = []
@@ -243,17 +243,12 @@ def function_graphs(
         label = class_of.get(function.words[0], -1)
         if label < 0 and not keep_other:
             continue
-        labels = np.full(len(function.types), -1, np.int32)
-        labels[-1] = label
         tokens = [-1 if v is None else _name_token(v, names) for v in function.values]
         graphs.append(
             Graph(
                 function.children,
-                {
-                    "type": types.encode(function.types),
-                    "name": np.array(tokens, np.int32),
-                    "label": labels,
-                },
+                {"type": types.encode(function.types), "name": np.array(tokens, np.int32)},
+                graph_features={"label": label},
                 name=f"{function.module}:{function.line}",
             )
         )

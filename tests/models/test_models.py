@@ -191,7 +191,7 @@ def test_tree_fc_makes_complete_trees(tmp_path: Path) -> None:
     entry = registry.find("tree-fc")
     trees = build(entry, tmp_path, leaves=8).required("train")
     assert {(t.num_vertices, t.depth, t.arity, len(t.roots)) for t in trees} == {(15, 4, 2, 1)}
-    labels = [int(t.features["label"][-1]) for t in trees]
+    labels = [int(t.graph_features["label"]) for t in trees]
     assert 0 < np.mean(labels) < 1
     with pytest.raises(ConfigError, match="power of two"):
         build(entry, tmp_path, leaves=6)
