@@ -11,7 +11,12 @@ from tests.data.dags import child_lists
 
 WIDTHS = (1, 2, 3, 5, 17)
 VOCABULARY = 7
-OF_GRAPH = {"sum": ops.sum_graph, "mean": ops.mean_graph, "roots": ops.sum_roots}
+OF_GRAPH = {
+    "sum": ops.sum_graph,
+    "mean": ops.mean_graph,
+    "roots": ops.sum_roots,
+    "leaves": ops.sum_leaves,
+}
 
 
 class RandomCell(cavs.VertexFunction):

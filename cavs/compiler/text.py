@@ -16,6 +16,7 @@ _INFIX = {
 _SUMMED = {
     "children": "child", "edges": "edge", "out": "parent edge", "graph_rows": "vertex",
     "graph_roots": "root", "row_graphs": "graph", "root_graphs": "graph it is a root of",
+    "graph_leaves": "leaf", "leaf_graphs": "graph it is a leaf of",
 }  # fmt: skip
 
 

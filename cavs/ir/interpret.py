@@ -90,7 +90,8 @@ def _row(source: str, target: str, row: int, inputs: Inputs) -> int:
 
 
 def _is_member(node: Node, v: int, inputs: Inputs) -> bool:
-    return node.attr("members") == "vertices" or not inputs.out[v]
+    ends = {"roots": not inputs.out[v], "leaves": not inputs.edges(v), "vertices": True}
+    return ends[node.attr("members")]
 
 
 def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Node, int]]:

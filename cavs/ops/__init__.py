@@ -20,7 +20,7 @@ from cavs.ops.elementwise import (
     tanh,
     where,
 )
-from cavs.ops.graph import mean_graph, sum_graph, sum_roots
+from cavs.ops.graph import mean_graph, sum_graph, sum_leaves, sum_roots
 from cavs.ops.leaves import lookup
 from cavs.ops.linalg import bilinear, dot, matmul
 from cavs.ops.loss import (
@@ -67,6 +67,7 @@ __all__ = [
     "sqrt",
     "square",
     "sum_graph",
+    "sum_leaves",
     "sum_roots",
     "sum_rows",
     "tanh",

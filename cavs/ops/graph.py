@@ -100,8 +100,8 @@ def _to_members_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> Ten
 
 
 # The sum over the vertices of a graph that are its members, and the reverse: the sum over the
-# graphs that a vertex is a member of. members: "roots", which are no children, or "vertices", all,
-# where a vertex stands for copies in many graphs.
+# graphs that a vertex is a member of. members: "roots", which are no children, "leaves", which have
+# none, or "vertices", all, where a vertex stands for copies in many graphs.
 defop(
     "sum_members",
     infer=_graph_sum_infer,
@@ -183,3 +183,12 @@ def sum_roots(value: Any) -> Node:
     Of a tree it is the value at its root, of a chain that at its last vertex.
     """
     return apply("sum_members", _of_vertices(value, "sum_roots"), members="roots")
+
+
+def sum_leaves(value: Any) -> Node:
+    """The sum over the leaves of each graph, the vertices without children: vertex rows to one row
+    a graph.
+
+    Of a chain it is the value at its first vertex, where a cell ends that runs from the roots down.
+    """
+    return apply("sum_members", _of_vertices(value, "sum_leaves"), members="leaves")

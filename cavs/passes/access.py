@@ -71,6 +71,8 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("sum_vertices", "none"): ("segment_sum", "graph_rows"),
     ("sum_members.roots", "none"): ("segment_sum", "graph_roots"),
     ("sum_members.vertices", "none"): ("segment_sum", "graph_rows"),
+    ("sum_members.leaves", "none"): ("segment_sum", "graph_leaves"),
+    ("to_members.leaves", "none"): ("segment_sum", "leaf_graphs"),
     ("to_members.roots", "none"): ("segment_sum", "root_graphs"),
     ("to_members.vertices", "none"): ("segment_sum", "row_graphs"),
     ("take", "none"): ("index", "present"),

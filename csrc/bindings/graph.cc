@@ -57,6 +57,19 @@ std::vector<FeatureColumn> columns(const std::vector<py::array>& arrays, int64_t
   return result;
 }
 
+auto of_graphs(const int32_t* (Schedule::*found)() const) {
+  return [found](const py::object& self) {
+    const auto& s = self.cast<const Schedule&>();
+    return segments((s.*found)(), s.num_graphs(), self);
+  };
+}
+auto of_rows(const int32_t* (Schedule::*found)() const) {
+  return [found](const py::object& self) {
+    const auto& s = self.cast<const Schedule&>();
+    return segments((s.*found)(), s.order.size(), self);
+  };
+}
+
 py::array owned(const std::vector<int32_t>& values) {
   return py::array_t<int32_t>(static_cast<py::ssize_t>(values.size()), values.data());
 }
@@ -227,27 +240,16 @@ void bind_schedule(py::module_& m) {
             return segments(s.nth_parents(k), s.order.size(), self);
           },
           py::arg("k"), "(offsets, rows) of the parents whose k-th child a row is.")
-      .def_property_readonly(
-          "graph_roots",
-          [](const py::object& self) {
-            const auto& s = self.cast<const Schedule&>();
-            return segments(s.graph_roots(), s.num_graphs(), self);
-          },
-          "(offsets, rows) of the roots of each graph.")
-      .def_property_readonly(
-          "row_graphs",
-          [](const py::object& self) {
-            const auto& s = self.cast<const Schedule&>();
-            return segments(s.row_graphs(), s.order.size(), self);
-          },
-          "(offsets, graphs) of which a row is a vertex.")
-      .def_property_readonly(
-          "root_graphs",
-          [](const py::object& self) {
-            const auto& s = self.cast<const Schedule&>();
-            return segments(s.root_graphs(), s.order.size(), self);
-          },
-          "(offsets, graphs) of which a row is a root.")
+      .def_property_readonly("graph_roots", of_graphs(&Schedule::graph_roots),
+                             "(offsets, rows) of the roots of each graph.")
+      .def_property_readonly("graph_leaves", of_graphs(&Schedule::graph_leaves),
+                             "(offsets, rows) of the leaves of each graph.")
+      .def_property_readonly("row_graphs", of_rows(&Schedule::row_graphs),
+                             "(offsets, graphs) of which a row is a vertex.")
+      .def_property_readonly("root_graphs", of_rows(&Schedule::root_graphs),
+                             "(offsets, graphs) of which a row is a root.")
+      .def_property_readonly("leaf_graphs", of_rows(&Schedule::leaf_graphs),
+                             "(offsets, graphs) of which a row is a leaf.")
       .def(
           "permute_vertices",
           [](const Schedule& s, const Indices& values) {

@@ -23,10 +23,11 @@ RowMap parse_map(const std::string& s) {
 }
 Array parse_array(const std::string& s) {
   return parse<Array>(
-      s, {"none",     "order",         "edge_order",  "child",         "parent",   "nth_child",
-          "nth_edge", "parent_if_nth", "graph_of",    "index_feature", "children", "edges",
-          "out",      "graph_rows",    "nth_parents", "nth_leaf",      "present",  "present_order",
-          "place",    "graph_roots",   "row_graphs",  "root_graphs"},
+      s,
+      {"none",     "order",         "edge_order",  "child",         "parent",       "nth_child",
+       "nth_edge", "parent_if_nth", "graph_of",    "index_feature", "children",     "edges",
+       "out",      "graph_rows",    "nth_parents", "nth_leaf",      "present",      "present_order",
+       "place",    "graph_roots",   "row_graphs",  "root_graphs",   "graph_leaves", "leaf_graphs"},
       "array");
 }
 InstructionKind parse_kind(const std::string& s) {

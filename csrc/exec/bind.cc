@@ -26,6 +26,7 @@ int64_t rows_needed(const Operand& o, Space space, const Schedule& s) {
     case Array::kGraphOf:
     case Array::kRowGraphs:
     case Array::kRootGraphs:
+    case Array::kLeafGraphs:
       return s.num_graphs();
     default:
       return -1;
@@ -169,6 +170,10 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
       return segments(s.row_graphs(), vertices);
     case Array::kRootGraphs:
       return segments(s.root_graphs(), vertices);
+    case Array::kGraphLeaves:
+      return segments(s.graph_leaves(), s.num_graphs());
+    case Array::kLeafGraphs:
+      return segments(s.leaf_graphs(), vertices);
   }
   return {};
 }

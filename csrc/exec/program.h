@@ -69,6 +69,8 @@ enum class Array : uint8_t {
   kGraphRoots,    // segments: graph -> rows of its vertices that are no child
   kRowGraphs,     // segments: vertex row -> graphs it is a vertex of
   kRootGraphs,    // segments: vertex row -> graphs it is a root of
+  kGraphLeaves,   // segments: graph -> rows of its vertices without children
+  kLeafGraphs,    // segments: vertex row -> graphs it is a leaf of
 };
 
 struct Operand {

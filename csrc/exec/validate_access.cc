@@ -113,10 +113,12 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
       break;
     case Array::kRowGraphs:
     case Array::kRootGraphs:
+    case Array::kLeafGraphs:
       from = is_vertex(s), to = feature || b.space == kGraphSpace;
       break;
     case Array::kGraphRows:
     case Array::kGraphRoots:
+    case Array::kGraphLeaves:
       from = s == kGraphSpace, to = !feature && all_vertices(b);
       break;
     case Array::kPresent:

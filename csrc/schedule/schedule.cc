@@ -186,8 +186,10 @@ enum Derived : int64_t {
   kNthParents,
   kNthLeaf,
   kGraphRoots,
+  kGraphLeaves,
   kRowGraphs,
   kRootGraphs,
+  kLeafGraphs,
   kNumDerived
 };
 
@@ -305,20 +307,24 @@ const int32_t* Schedule::nth_parents(int32_t k) const {
   return it->second.data();
 }
 
-const int32_t* Schedule::graph_roots() const {
-  const int64_t key = derived_key(0, kGraphRoots);
+const int32_t* Schedule::graph_ends(bool leaves) const {
+  const int64_t key = derived_key(0, leaves ? kGraphLeaves : kGraphRoots);
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto [it, is_new] = derived_.try_emplace(key);
   if (is_new) {
     std::vector<int32_t> rows;
-    std::vector<char> is_child;
+    std::vector<char> inside;  // no end
     for (int32_t g = 0; g < num_graphs(); ++g) {
       const Graph& graph = *graphs->graphs[g];
-      is_child.assign(graph.num_vertices(), 0);
-      for (const int32_t c : graph.children) is_child[c] = 1;
+      inside.assign(graph.num_vertices(), 0);
+      for (int32_t v = 0; v < graph.num_vertices(); ++v) {
+        for (int32_t e = graph.offsets[v]; e < graph.offsets[v + 1]; ++e) {
+          inside[leaves ? v : graph.children[e]] = 1;
+        }
+      }
       it->second.push_back(static_cast<int32_t>(rows.size()));
       for (int32_t v = 0; v < graph.num_vertices(); ++v) {
-        if (!is_child[v]) rows.push_back(graph_rows[graph_offsets[g] + v]);
+        if (!inside[v]) rows.push_back(graph_rows[graph_offsets[g] + v]);
       }
     }
     it->second.push_back(static_cast<int32_t>(rows.size()));
@@ -345,6 +351,9 @@ const int32_t* Schedule::graphs_of(const int32_t* offsets, const int32_t* rows, 
   return it->second.data();
 }
 
+const int32_t* Schedule::graph_roots() const { return graph_ends(false); }
+const int32_t* Schedule::graph_leaves() const { return graph_ends(true); }
+
 const int32_t* Schedule::row_graphs() const {
   return graphs_of(graph_offsets.data(), graph_rows.data(), derived_key(0, kRowGraphs));
 }
@@ -352,6 +361,11 @@ const int32_t* Schedule::row_graphs() const {
 const int32_t* Schedule::root_graphs() const {
   const int32_t* const roots = graph_roots();
   return graphs_of(roots, roots + num_graphs() + 1, derived_key(0, kRootGraphs));
+}
+
+const int32_t* Schedule::leaf_graphs() const {
+  const int32_t* const leaves = graph_leaves();
+  return graphs_of(leaves, leaves + num_graphs() + 1, derived_key(0, kLeafGraphs));
 }
 
 std::vector<int32_t> Schedule::permute_vertices(const int32_t* values) const {

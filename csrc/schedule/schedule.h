@@ -68,16 +68,20 @@ struct Schedule {
   // parents whose k-th child it is.
   const int32_t* nth_parents(int32_t k) const;
   // Segments in one array each, offsets first. Rows of the vertices of each graph that are no
-  // child; the graphs of which a row is a vertex, as often as it is one; and of which it is a root.
+  // child, or have none; the graphs of which a row is a vertex, as often as it is one, and of which
+  // it is a root, or a leaf.
   const int32_t* graph_roots() const;
+  const int32_t* graph_leaves() const;
   const int32_t* row_graphs() const;
   const int32_t* root_graphs() const;
+  const int32_t* leaf_graphs() const;
 
   // A permuted copy of a per-vertex / per-edge index feature: out[row] = values[order[row]].
   std::vector<int32_t> permute_vertices(const int32_t* values) const;
   std::vector<int32_t> permute_edges(const int32_t* values) const;
 
  private:
+  const int32_t* graph_ends(bool leaves) const;
   const int32_t* graphs_of(const int32_t* offsets, const int32_t* rows, int64_t key) const;
 
   mutable std::mutex mutex_;

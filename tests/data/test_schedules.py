@@ -59,19 +59,26 @@ def check_invariants(s):
 
 def check_graphs(s, graphs, row):
     """row: of every vertex of "graphs", which may stand for several."""
-    offsets, rows = s.graph_roots
-    first, members, roots = 0, [[] for _ in s.order], [[] for _ in s.order]
+    first = 0
+    rows, roots, leaves = ([[] for _ in s.order] for _ in range(3))  # the graphs of each row
     for g, graph in enumerate(graphs):
         vertices = range(graph.num_vertices)
         children = {int(c) for v in vertices for c in graph.children(v)}
-        found = [row[first + v] for v in vertices if v not in children]
-        assert rows[offsets[g] : offsets[g + 1]].tolist() == found
-        for v in vertices:
-            members[row[first + v]].append(g)
-        for r in found:
-            roots[r].append(g)
+        ends = [v for v in vertices if v not in children]
+        starts = [v for v in vertices if len(graph.children(v)) == 0]
+        for (offsets, found), expected in ((s.graph_roots, ends), (s.graph_leaves, starts)):
+            of_graph = found[offsets[g] : offsets[g + 1]].tolist()
+            assert of_graph == [row[first + v] for v in expected]
+        for some, of_row in ((vertices, rows), (ends, roots), (starts, leaves)):
+            for v in some:
+                of_row[row[first + v]].append(g)
         first += graph.num_vertices
-    for (offsets, numbers), expected in ((s.row_graphs, members), (s.root_graphs, roots)):
+    for found, expected in (
+        (s.row_graphs, rows),
+        (s.root_graphs, roots),
+        (s.leaf_graphs, leaves),
+    ):
+        offsets, numbers = found
         assert offsets.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
         assert numbers.tolist() == [g for some in expected for g in some]
 

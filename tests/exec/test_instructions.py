@@ -198,8 +198,8 @@ def test_index_arrays(rng):
     m = Hand()
     x, ex = m.buffer("feature", VERTEX, W), m.buffer("feature", EDGE, W, index=1)
     gx = m.buffer("feature", GRAPH, W, index=2)
-    h, eh = m.buffer("arena", VERTEX, W, last=31), m.buffer("arena", EDGE, W, last=31)
-    gh, hi = m.buffer("arena", GRAPH, W, last=31), m.buffer("arena", INNER, W, last=31)
+    h, eh = m.buffer("arena", VERTEX, W, last=33), m.buffer("arena", EDGE, W, last=33)
+    gh, hi = m.buffer("arena", GRAPH, W, last=33), m.buffer("arena", INNER, W, last=33)
     m.rows(
         VERTEX,
         [
@@ -208,8 +208,8 @@ def test_index_arrays(rng):
         ],
     )
     m.rows(GRAPH, [m.op("copy", GRAPH, inputs=[self_(gx, W)], out=self_(gh, W))])
-    parents = m.buffer("arena", VERTEX, W, last=31, held="inner")
-    leaves = m.buffer("arena", VERTEX, W, last=31, held="leaves")
+    parents = m.buffer("arena", VERTEX, W, last=33, held="inner")
+    leaves = m.buffer("arena", VERTEX, W, last=33, held="leaves")
     m.rows(
         INNER,
         [
@@ -234,6 +234,8 @@ def test_index_arrays(rng):
         "out": (VERTEX, segment(eh, W, "out")),
         "graph rows": (GRAPH, segment(h, W, "graph_rows")),
         "graph roots": (GRAPH, segment(h, W, "graph_roots")),
+        "graph leaves": (GRAPH, segment(h, 3, "graph_leaves", column=1)),
+        "graphs of a leaf": (VERTEX, segment(gh, W, "leaf_graphs")),
         "graphs of a row": (VERTEX, segment(gh, W, "row_graphs")),
         "graphs of a root": (VERTEX, segment(gh, 2, "root_graphs", column=3)),
         "feature of a root's graphs": (LEAF, segment(gx, W, "root_graphs")),
@@ -285,6 +287,8 @@ def test_index_arrays(rng):
         "out": [sum((es[i] for i, e in enumerate(edges) if e[1] == v), zero) for v in range(n)],
         "graph rows": [xs[graph_of == i].sum(0) for i in range(g)],
         "graph roots": [xs[(graph_of == i) & root].sum(0) for i in range(g)],
+        "graph leaves": [xs[(graph_of == i) & ~np.array(inner)].sum(0)[1:4] for i in range(g)],
+        "graphs of a leaf": np.where(np.array(inner)[:, None], 0.0, gs[graph_of]),
         "graphs of a row": gs[graph_of],
         "graphs of a root": np.where(root[:, None], gs[graph_of], 0.0)[:, 3:5],
         "feature of a root's graphs": [

@@ -13,7 +13,12 @@ from cavs.train import metrics
 from tests.oracle import assert_close, reference
 from tests.runtime.trees import CLASSES, WORDS
 
-WHOLE = {"roots": ops.sum_roots, "sum": ops.sum_graph, "mean": ops.mean_graph}
+WHOLE = {
+    "roots": ops.sum_roots,
+    "leaves": ops.sum_leaves,
+    "sum": ops.sum_graph,
+    "mean": ops.mean_graph,
+}
 CHILDREN = {
     "tree": [[], [], [0, 1], [], [2, 3]],
     "several roots": [[], [], [0], [1], [0, 1], []],  # the last one stands alone
@@ -99,15 +104,16 @@ def test_equal_vertices_are_computed_once(whole):
     assert apart.schedule(batch).batch.num_vertices == batch.num_vertices
 
 
-def test_from_the_roots_down():
-    """Of a sentence that is read from its end, a root has seen nothing but itself."""
+@pytest.mark.parametrize("whole", ["leaves", "roots"])
+def test_from_the_roots_down(whole):
+    """Sentences that are read from their end: at the first word all have been."""
     chains = [
         cavs.Graph.chain(n, features={"token": np.arange(n)}).with_features(
             graph_features={"label": n % CLASSES, "weight": 0.5}
         )
         for n in (1, 4, 7)
     ]
-    compare(OfGraphs(top_down=True), cavs.batch(chains))
+    compare(OfGraphs(whole, top_down=True), cavs.batch(chains))
 
 
 class AtRoots(OfGraphs):
@@ -184,7 +190,7 @@ def test_fit_evaluate_and_resume(tmp_path):
         np.testing.assert_array_equal(resumed.parameters()[name].value, p.value)
 
 
-@pytest.mark.parametrize("name", ["sum_roots", "sum_graph", "mean_graph"])
+@pytest.mark.parametrize("name", ["sum_roots", "sum_leaves", "sum_graph", "mean_graph"])
 def test_values_that_are_not_of_vertices(name):
     class Wrong(cavs.Model):
         def loss(self, batch):
