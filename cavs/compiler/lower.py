@@ -110,7 +110,10 @@ class Lowering(RowLowering):
     # ---- reductions and gradients --------------------------------------------------------------
 
     def _gradient_terms(self) -> dict[Node, str]:
-        """The reductions that are terms of exactly one gradient: they write it themselves."""
+        """The reductions that are terms of exactly one gradient: they write it themselves.
+
+        Rows of tables are never stored: each of their gradients makes its own sum of them.
+        """
         owner: dict[Node, list[tuple[str, int]]] = defaultdict(list)
         self.other_terms: dict[str, list[Node]] = {}
         columns: dict[str, int] = {}
@@ -129,16 +132,19 @@ class Lowering(RowLowering):
                 self.other_terms[name].append(value)
         result = {}
         self.first_row: dict[Node, int] = {}
+        self.tables: dict[Node, list[str]] = {}
         for t, places in owner.items():
-            if len(places) == 1:
+            if t.op.name == "lookup_grad":
+                self.tables[t] = [name for name, _ in places]
+            if len(places) == 1 or t in self.tables:
                 result[t], self.first_row[t] = places[0]
             else:
                 for name, start in places:
                     if start > 0:
                         raise CompileError(f"rows {start}: of two gradients", where=t.where)
                     self.other_terms[name].append(t)
-        sparse = {n for t, n in result.items() if t.op.name == "lookup_grad"}
-        dense = {n for t, n in result.items() if t.op.name != "lookup_grad"}
+        sparse = {name for names in self.tables.values() for name in names}
+        dense = {name for t, name in result.items() if t not in self.tables}
         dense |= {n for n, terms in self.other_terms.items() if terms}
         for name in self.other_terms:
             kind = "dense" if name in dense else "sparse" if name in sparse else "none"
@@ -164,20 +170,18 @@ class Lowering(RowLowering):
         flat = [o for group in inputs for o in group]
         add = self.program.instructions.append
         if name == "lookup_grad":
-            if owner is None:
-                raise CompileError("the gradient of a table is used twice", where=n.where)
             index = self.program.int_features.index(n.inputs[1].attr("name"))
-            param = self.program.parameters.index(owner)
-            add(
-                Instruction(
-                    "lookup_grad",
-                    space,
-                    inputs=flat,
-                    argument=index,
-                    argument2=param,
-                    label=f"lookup gradient {owner}",
+            for table in self.tables[n]:
+                add(
+                    Instruction(
+                        "lookup_grad",
+                        space,
+                        inputs=flat,
+                        argument=index,
+                        argument2=self.program.parameters.index(table),
+                        label=f"lookup gradient {table}",
+                    )
                 )
-            )
             return
         buffer = self.grad_buffers[owner] if owner else self._arena(n)
         if name == "matmul_tn":

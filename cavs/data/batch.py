@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, final
+from typing import Any, Literal, NoReturn, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from cavs import _engine
 from cavs.data.features import Array, FeatureKind, FeatureSpec
 from cavs.data.graph import Graph
 from cavs.data.merge import MergedBatch
-from cavs.errors import FeatureError
+from cavs.errors import FeatureError, TraceError, user_line
 from cavs.passes.specialise import MAX_OPTIONAL
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
@@ -95,6 +95,15 @@ class GraphBatch:
             if name in group:
                 return group[name]
         raise self._unknown(name)
+
+    @property
+    def graph(self) -> NoReturn:
+        """TraceError: models see symbols, which have a graph, and sessions give them these."""
+        raise TraceError(
+            "a batch of data meets a model, which computes with symbols",
+            where=user_line(),
+            hint="cavs.Session(model).evaluate(batch) or .predict(batch) runs the model on it",
+        )
 
     def __contains__(self, name: object) -> bool:
         return any(

@@ -47,6 +47,15 @@ class MergedBatch:
         """The number of distinct vertices."""
         return len(self.copies)
 
+    def copies_of(self, name: str) -> Array:
+        """int32 [rows of a feature], for how many vertices or edges of the batch each stands."""
+        if name in self._batch.features:
+            return self.copies
+        (graph,) = self.topology.graphs
+        arity = np.diff(np.asarray(graph.offsets)).astype(np.intp)
+        found: Array = np.repeat(self.copies, arity)
+        return found
+
     def __getitem__(self, name: str) -> Array:
         """A feature of graphs, or the rows of the distinct vertices or edges."""
         if name in self._batch.graph_features:

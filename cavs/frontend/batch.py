@@ -47,8 +47,8 @@ class SymbolicGraph:
         raise TraceError(
             f"batch.graph has no {name!r} in a model, which is traced once for all batches",
             where=user_line(),
-            hint="batch.graph.reversed() runs a cell top-down; give what else the model must know "
-            "of the graphs as features",
+            hint="batch.graph.reversed() runs a cell top-down, ops.sum_roots(h) reads the roots; "
+            "give what else the model must know of the graphs as features",
         )
 
 
@@ -62,6 +62,16 @@ class SymbolicBatch:
         self.schema, self.edges = schema, edges
         self.graph = SymbolicGraph(self)
         self.reversed_graph = SymbolicGraph(self, top_down=True)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceError(
+            f"batch has no {name!r} in a model, which is traced once for all batches",
+            where=user_line(),
+            hint='it has batch.graph and features such as batch["token"]; ops.mean_rows and '
+            "ops.mean_graph divide by the number of rows",
+        )
 
     def __getitem__(self, name: str) -> Node:
         feature = self.schema.get(name)

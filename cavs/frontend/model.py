@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
-from cavs.errors import DTypeError, ShapeError, TraceError, line_of
+from cavs.errors import DTypeError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import Schema, SymbolicBatch
 from cavs.frontend.parameter import Module
 from cavs.frontend.values import Pushed
@@ -23,6 +23,14 @@ class Model(Module):
 
     # Features of edges that its batches had: dtype and row shape by name. Sessions write it.
     _edge_types: Mapping[str, tuple[str, tuple[int, ...]]] = MappingProxyType({})
+
+    def __call__(self, *batches: object) -> NoReturn:
+        """TraceError: a session runs a model."""
+        raise TraceError(
+            f"{type(self).__name__} is traced, not called",
+            where=user_line(),
+            hint="cavs.Session(model).predict(batch) runs it, cavs.Trainer trains it",
+        )
 
     def forward(self, batch: SymbolicBatch) -> Any:
         """What the model predicts: one value, or a dict of values by name."""

@@ -65,19 +65,26 @@ class Parameter(Operand):
     def __init__(
         self,
         shape: int | Sequence[int],
+        *sizes: object,
         init: Initializer | None = None,
-        *,
         trainable: bool = True,
         sparse: bool = False,
     ) -> None:
-        sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
-        if not sizes or any(not isinstance(s, Integral) or s < 1 for s in sizes):
+        if sizes:
+            given = ", ".join(f"{x!r:.20}" for x in (shape, *sizes))
             raise ShapeError(
-                f"a parameter of shape {list(sizes)}",
+                f"Parameter({given}) has {len(sizes) + 1} arguments before the named ones",
+                where=user_line(),
+                hint="the sizes of all axes are one tuple: cavs.Parameter((4, 4), init=0.5)",
+            )
+        axes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        if not axes or any(not isinstance(s, Integral) or s < 1 for s in axes):
+            raise ShapeError(
+                f"a parameter of shape {list(axes)}",
                 where=user_line(),
                 hint="give at least one axis, every size at least 1",
             )
-        self.shape = tuple(int(s) for s in sizes)
+        self.shape = tuple(int(s) for s in axes)
         self.init: Initializer = (
             ("xavier" if len(self.shape) > 1 else "zeros") if init is None else init
         )

@@ -82,8 +82,9 @@ class _Turner:
             return self._sum(n.inputs[0])
         if name == "nth_child":
             self.structure.parents = 1
+            parent = self._sum(n.inputs[0])  # a slot, too, where there is but this to be checked
             zero = apply("broadcast", constant(0.0), shape=n.shape, domain=VERTEX)
-            return zero if n.attr("k") else self._sum(n.inputs[0])
+            return zero if n.attr("k") else parent
         if name == "num_children":
             return self._sum(apply("broadcast", constant(1.0), shape=(), domain=EDGE))
         if name == "max_children":

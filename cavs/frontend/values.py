@@ -40,7 +40,7 @@ class Values:
         """How to write one of them."""
         return f"{self._example}.{next(iter(self._values))}"
 
-    def _more(self, name: str) -> str:
+    def _more(self, name: object) -> str:
         """How else there could be one called ``name``."""
         return ""
 
@@ -76,7 +76,11 @@ class Gathered(Values):
         self._read.add(name)
         return found
 
-    def _more(self, name: str) -> str:
+    def _more(self, name: object) -> str:
+        if isinstance(name, int):
+            return f"; of one child it is v.gather({name}).{next(iter(self._values))}"
+        if name in ("sum", "mean", "max", "min", "softmax"):
+            return f", and fold that: {self.first}.{name}()"
         return f", or add {name}=... to State"
 
 
@@ -89,7 +93,7 @@ class Pushed(Values):
         super().__init__(values)
         vars(self).update(values)
 
-    def _more(self, name: str) -> str:
+    def _more(self, name: object) -> str:
         return f", or push {name}=..., too"
 
     @property

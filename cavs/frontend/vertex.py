@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
@@ -10,7 +11,19 @@ from cavs.frontend.batch import SymbolicGraph
 from cavs.frontend.parameter import Module
 from cavs.frontend.top_down import turned
 from cavs.frontend.values import Gathered, Pushed
-from cavs.ir import EDGE, FLOAT, TO_FLOATS, VERTEX, Node, Slot, Structure, apply, as_node
+from cavs.ir import (
+    EDGE,
+    FLOAT,
+    TO_FLOATS,
+    VERTEX,
+    BatchRule,
+    Node,
+    Slot,
+    Structure,
+    apply,
+    as_node,
+    toposort,
+)
 from cavs.ir.trace import current_trace
 
 
@@ -145,7 +158,7 @@ class Vertex:
             )
         return value
 
-    def push(self, value: Any = None, **values: Any) -> None:
+    def push(self, value: Any = None, *more: object, **values: Any) -> None:
         """Gives a value (or several by name) to the world outside the structure.
 
         Values of the vertex have a row a vertex there, those of its edges a row an edge, in the
@@ -153,7 +166,7 @@ class Vertex:
         """
         if self._pushed is not None:
             raise TraceError("push is called twice", where=user_line(), hint="push(a=..., b=...)")
-        if (value is None) == (not values):
+        if more or (value is None) == (not values):
             raise TraceError(
                 "push takes one value, or several by name",
                 where=user_line(),
@@ -181,6 +194,21 @@ def _at_vertex(value: Any) -> Node:
 def _pushed(value: Any) -> Node:
     node = as_node(value)
     return apply("push", node if node.type.domain.base == "edge" else _at_vertex(node))
+
+
+def _check_rows(made: Iterable[Node], pulled: Iterable[Node], name: str) -> None:
+    """TraceError for a sum over the rows of the batch: a cell is written for one vertex."""
+    for n in toposort(made, set(pulled)):
+        over = max((x.type.domain.rank for x in n.inputs), default=0)
+        reduces = n.op.rule is BatchRule.REDUCE or n.op.name in ("sum_vertices", "sum_members")
+        if reduces and over and n not in pulled:
+            raise TraceError(
+                f"{name}.vertex is written for one vertex, [{n.op.name}] sums over the rows of "
+                "the batch",
+                where=n.where,
+                hint="fold the children by .sum(), .mean() or .max(), a row by .sum(-1); what "
+                "is of all vertices is computed outside, and pulled",
+            )
 
 
 class VertexFunction(Module):
@@ -259,6 +287,7 @@ class VertexFunction(Module):
                 hint="gather it, or drop it from State and scatter",
             )
         named = v._pushed if isinstance(v._pushed, dict) else {"": v._pushed}
+        _check_rows([*v._scattered.values(), *named.values()], pulled.values(), name)
         filled = {slot: v._scattered[n] for n, slot in slots.items()}
         if top_down:
             inner = [x.inputs[0] for x in named.values()]

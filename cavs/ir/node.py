@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -127,7 +127,7 @@ class Operand(Refusals):
         if exponent == 0.5:
             return apply("sqrt", x)
         if exponent != int(exponent):
-            return apply("exp", exponent * apply("log", x))
+            return apply("power", x, exponent=float(exponent))
         result, factor, left = None, x, int(exponent)
         while left:  # by squaring
             if left & 1:
@@ -150,14 +150,22 @@ class Operand(Refusals):
     def __ge__(self, other: Any) -> Node:
         return apply("greater_equal", self, other)
 
+    def __iter__(self) -> NoReturn:
+        if as_node(self).type.domain.base == "edge":
+            raise TraceError(
+                "values of the children cannot be iterated", where=user_line(), hint=_OF_CHILDREN
+            )
+        super().__iter__()
+        raise AssertionError
+
     def __getitem__(self, key: Any) -> Node:
+        x = as_node(self)
         if not isinstance(key, slice) or key.step not in (None, 1):
             raise TraceError(
                 f"a traced value takes a slice of its last axis, not {key!r}",
                 where=user_line(),
-                hint="write value[a:b]",
+                hint="write value[a:b]" + f"; {_OF_CHILDREN}" * (x.type.domain.base == "edge"),
             )
-        x = as_node(self)
         if not x.shape:
             raise ShapeError("a scalar cannot be sliced", where=user_line())
         start, stop, _ = key.indices(x.shape[-1])
@@ -173,31 +181,35 @@ class Operand(Refusals):
         """The transpose of a parameter matrix."""
         return apply("transpose", self)
 
-    def sum(self, axis: int | None = None) -> Node:
-        """Edge values without ``axis``: the sum over the children of each vertex. Else an axis."""
+    def sum(self, axis: int | None = None, keepdims: bool = False) -> Node:
+        """Edge values without ``axis``: the sum over the children of each vertex. Else an axis.
+
+        keepdims: the last axis stays, of size 1; for ``axis=-1``.
+        """
         x = as_node(self)
         if axis is None and x.type.domain.base == "edge":
-            return apply("sum_children", x)
-        return apply("sum_axis", x if axis == -1 else _flat(x, axis))
+            return _kept(apply("sum_children", x), axis, keepdims)
+        return _kept(apply("sum_axis", x if axis == -1 else _flat(x, axis)), axis, keepdims)
 
-    def mean(self, axis: int | None = None) -> Node:
+    def mean(self, axis: int | None = None, keepdims: bool = False) -> Node:
         """As sum, divided by the number of children or elements; 0 without children."""
         x = as_node(self)
         if axis is None and x.type.domain.base == "edge":
-            return x.sum() / apply("maximum", apply("num_children"), 1.0)
+            count = apply("maximum", apply("num_children"), 1.0)
+            return _kept(x.sum() / count, axis, keepdims)
         size = x.shape[-1] if axis == -1 else x.type.width
-        return x.sum(axis) / float(size)
+        return x.sum(axis, keepdims) / float(size)
 
-    def max(self, axis: int | None = None) -> Node:
-        """Edge values without ``axis``: the maximum over the children, 0 without any."""
+    def max(self, axis: int | None = None, keepdims: bool = False) -> Node:
+        """As sum, of the maximum: over the children, 0 without any, or over an axis."""
         x = as_node(self)
         if axis is None and x.type.domain.base == "edge":
-            return apply("max_children", x)
-        return apply("max_axis", x if axis == -1 else _flat(x, axis))
+            return _kept(apply("max_children", x), axis, keepdims)
+        return _kept(apply("max_axis", x if axis == -1 else _flat(x, axis)), axis, keepdims)
 
-    def min(self, axis: int | None = None) -> Node:
-        """Edge values without ``axis``: the minimum over the children, 0 without any."""
-        return -(-self).max(axis)
+    def min(self, axis: int | None = None, keepdims: bool = False) -> Node:
+        """As sum, of the minimum: over the children, 0 without any, or over an axis."""
+        return -(-self).max(axis, keepdims)
 
     def softmax(self, axis: int | None = None) -> Node:
         """Softmax over the children of each vertex (edge values), else over the last axis.
@@ -208,8 +220,8 @@ class Operand(Refusals):
         if axis not in (None, -1):
             _flat(x, axis)
         if axis is not None or x.type.domain.base != "edge":
-            shifted = apply("exp", x - apply("keep_axis", x.max(-1)))
-            return shifted / apply("keep_axis", shifted.sum(-1))
+            shifted = apply("exp", x - x.max(-1, keepdims=True))
+            return shifted / shifted.sum(-1, keepdims=True)
         weight = apply("exp", x - x.max())
         return weight / weight.sum()
 
@@ -257,12 +269,26 @@ class Node(Operand):
         return f"<{self.op.name} {self.type}>"
 
 
+_OF_CHILDREN = "fold the children by .sum(), .mean() or .max(); v.gather(k) reads one of them"
+
+
+def _kept(reduced: Node, axis: int | None, keepdims: bool) -> Node:
+    if not keepdims:
+        return reduced
+    if axis != -1:
+        raise ShapeError(
+            f"keepdims with axis {axis}", where=user_line(), hint="it is for the last axis: axis=-1"
+        )
+    return apply("keep_axis", reduced)
+
+
 def _flat(x: Node, axis: int | None) -> Node:
     if axis is not None:
+        without = "the children" if x.type.domain.base == "edge" else "all of them"
         raise ShapeError(
             f"axis {axis} of a value of shape {list(x.shape)} cannot be reduced",
             where=user_line(),
-            hint="reduce the last axis with axis=-1, or all of them without axis",
+            hint=f"reduce the last axis with axis=-1, or {without} without axis",
         )
     return x if len(x.shape) == 1 else apply("reshape", x, shape=(x.type.width,))
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cavs.errors import TraceError, user_line
+from cavs.ir.types import TO_FLOATS
 
 _ONES = ("tanh", "exp", "log", "sqrt", "square", "absolute")
 _TWOS = ("maximum", "minimum")
@@ -61,6 +62,38 @@ _SIGNS = {
     np.bitwise_or: ("__or__", "__ror__"),
     np.bitwise_xor: ("__xor__", "__rxor__"),
 }
+_LATER = "a traced value has no numbers yet: return it from forward, and read session.predict"
+
+#: What to write in place of methods of arrays and tensors.
+_METHODS: dict[str, str] = {
+    name: cure
+    for names, cure in (
+        ("reshape view flatten ravel squeeze unsqueeze", "ops.reshape(x, shape)"),
+        ("numpy item tolist cpu clone copy", _LATER),
+        ("float double astype to type", TO_FLOATS),
+        ("size dim ndim", "x.shape is that of one row"),
+        ("argmax argmin topk sort", "return scores from forward, and sort session.predict"),
+        ("dot inner mm matmul bmm", _DOT),
+        ("cat append repeat expand", _CONCAT),
+        ("chunk split unbind", "ops.split(x, n)"),
+        ("clamp clip", "ops.clip(x, low, high)"),
+        ("masked_fill where", "ops.where(condition, a, b)"),
+        ("t transpose", "W.T of a parameter"),
+        ("detach", "ops.stop_gradient(x)"),
+        ("pow", "x ** 2"),
+        ("abs", "ops.absolute(x)"),
+        ("eq", "ops.equal(a, b)"),
+        ("tanh sigmoid relu leaky_relu elu gelu silu softplus exp log sqrt square", "ops.{0}(x)"),
+        ("dropout log_softmax lookup", "ops.{0}(...)"),
+    )
+    for name in names.split()
+}
+
+
+class NoAttributeError(TraceError, AttributeError):
+    """A method of arrays or tensors that a traced value does not have."""
+
+
 _NUMBERS = (int, float, complex, np.number, np.bool_, np.ndarray)
 
 
@@ -118,6 +151,16 @@ class Refusals:
     __xor__ = __rxor__ = _xor
     __invert__ = _refused("~ does not take {}", "1.0 - x of a comparison is 1 where it is false")
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _floor
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        cure = _METHODS.get(name, "operators, .sum(), .mean(), .max(), .softmax() and cavs.ops")
+        raise NoAttributeError(
+            f"{self._kind} has no {name!r}",
+            where=user_line(),
+            hint="write " * cure.startswith(("ops.", "x ", "W.")) + cure.format(name),
+        )
 
     def __rpow__(self, base: Any) -> Any:
         log = "ops.log(a)"

@@ -10,7 +10,10 @@ FLOAT = "f32"  # the floating type of the session: float32, or float64 for check
 INT = "i32"
 
 # Cures of operands with the wrong dtype.
-TO_FLOATS = "look an index up in an nn.Embedding first; give numbers that are no indices as floats"
+TO_FLOATS = (
+    "look an index up in an nn.Embedding first; give numbers that are no indices as floats, and "
+    "so a mask, 0.0 or 1.0"
+)
 TO_INTEGERS = "give indices and labels as integers: np.asarray(values, np.int32)"
 
 _RANK = {"one": 0, "graph": 1, "present": 2, "vertex": 3, "edge": 4}

@@ -17,6 +17,7 @@ from cavs.ops.elementwise import (
     softplus,
     sqrt,
     square,
+    stop_gradient,
     tanh,
     where,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "split",
     "sqrt",
     "square",
+    "stop_gradient",
     "sum_graph",
     "sum_leaves",
     "sum_roots",

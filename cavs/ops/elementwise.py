@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from cavs.ir import (
     FLOAT,
     Node,
@@ -79,10 +81,33 @@ elementwise("log", lambda e, a: e.log(a), lambda n, d: (d / n.inputs[0],), COSTL
 elementwise("tanh", lambda e, a: e.tanh(a), lambda n, d: (d * (1.0 - n * n),), COSTLY)
 elementwise("sigmoid", lambda e, a: e.sigmoid(a), lambda n, d: (d * (n * (1.0 - n)),), COSTLY)
 elementwise("sqrt", lambda e, a: e.sqrt(a), lambda n, d: (d * (0.5 / n),), 5)
-elementwise("abs", lambda e, a: e.absolute(a), lambda n, d: (where(n.inputs[0] >= 0.0, d, -d),))
+elementwise(
+    "abs",
+    lambda e, a: e.absolute(a),
+    lambda n, d: (d * ((n.inputs[0] > 0.0) - (n.inputs[0] < 0.0)),),
+)
+elementwise(
+    "softplus",
+    lambda e, a: e.maximum(a, e.constant(0.0)) + e.log(e.constant(1.0) + e.exp(-e.absolute(a))),
+    lambda n, d: (d * sigmoid(n.inputs[0]),),
+    2 * COSTLY,
+)
+# By a number that is not whole; 0 at 0, where the logarithm is infinite. attrs: exponent > 0.
+defop(
+    "power",
+    infer=broadcast_type,
+    vjp=lambda n, d: (d * (n.attr("exponent") * n.inputs[0] ** (n.attr("exponent") - 1.0)),),
+    evaluate=lambda n, a: np.power(a, n.attr("exponent")),
+    expr=lambda e, a, *, exponent: e.exp(e.constant(exponent) * e.log(a)),
+    cost=2 * COSTLY,
+)
 elementwise(
     "relu", lambda e, a: e.maximum(a, e.constant(0.0)), lambda n, d: (where(n > 0.0, d, 0.0),)
 )
+
+
+# The same value, which nothing before it is changed for.
+elementwise("stop_gradient", lambda e, a: a, lambda n, d: (None,), cost=0)
 
 
 # Copies whose type is given: rows or elements are repeated to fill it.
@@ -144,7 +169,7 @@ def square(x: Any) -> Node:
 
 
 def absolute(x: Any) -> Node:
-    """Magnitude of each element."""
+    """Magnitude of each element; its derivative at 0 is 0."""
     return apply("abs", x)
 
 
@@ -187,7 +212,7 @@ def elu(x: Any, alpha: float = 1.0) -> Node:
 
 def softplus(x: Any) -> Node:
     """log(1 + exp(x)), written so that it does not overflow."""
-    return maximum(x, 0.0) + log(1.0 + exp(-absolute(x)))
+    return apply("softplus", x)
 
 
 def silu(x: Any) -> Node:
@@ -200,3 +225,8 @@ def gelu(x: Any) -> Node:
     node = as_node(x)
     inner = 0.7978845608028654 * (node + 0.044715 * node * node * node)
     return 0.5 * node * (1.0 + tanh(inner))
+
+
+def stop_gradient(x: Any) -> Node:
+    """The same value, taken for a constant by training: no gradient goes through it."""
+    return apply("stop_gradient", x)

@@ -15,7 +15,10 @@ from cavs.ops.reduce import place, placed_type
 def _matmul_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     x, w = types
     if w.domain != ONE or len(w.shape) != 2:
-        raise ValueError("the right side must be a parameter matrix")
+        cure = "of two rows write ops.dot(x, y), or with a tensor ops.bilinear(x, V, y)"
+        if x.domain == ONE and len(x.shape) == 2:
+            cure = "write x @ W: rows stand on the left"
+        raise ValueError("the right side must be a parameter matrix", cure)
     if x.dtype != FLOAT or w.dtype != FLOAT:
         raise TypeError("both sides must be floats", TO_FLOATS)
     if len(x.shape) != 1:

@@ -36,7 +36,10 @@ def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTyp
     if label.shape:
         raise ValueError("labels must be one integer a row")
     if label.domain.base != logits.domain.base:
-        raise ValueError(f"labels of every {label.domain}, logits of every {logits.domain}")
+        cures = [
+            "ops.sum_roots(h) or ops.mean_graph(h) before the output layer makes one row a graph"
+        ] * (label.domain.base == "graph" and logits.domain.base == "vertex")
+        raise ValueError(f"labels of every {label.domain}, logits of every {logits.domain}", *cures)
     return TensorType(FLOAT, (), logits.domain)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs.errors import ShapeError, user_line
+from cavs.errors import ShapeError, TraceError, user_line
 from cavs.ir import FLOAT, Node, TensorType, apply, as_node, defop, join_domains, need_floats
 
 _APART = "integers are read as they were given: make each a feature of its own, one a row"
@@ -110,8 +110,12 @@ defop(
 )
 
 
-def concat(values: Sequence[Any]) -> Node:
+def concat(values: Sequence[Any], *more: object) -> Node:
     """Joins rows on their last axis: shapes (..., a), (..., b) give (..., a + b)."""
+    if isinstance(values, Node) or more:
+        raise TraceError(
+            "concat takes one list", where=user_line(), hint="write ops.concat([a, b])"
+        )
     nodes = [as_node(v) for v in values]
     if not nodes:
         raise ShapeError("concat of no values", where=user_line(), hint="pass at least one value")

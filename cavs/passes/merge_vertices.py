@@ -9,10 +9,10 @@ because cotangents add up.
 
 from __future__ import annotations
 
-from cavs.ir import EDGE, FLOAT, VERTEX, Graph, Node, apply, rewrite
+from cavs.ir import EDGE, FLOAT, VERTEX, Domain, Graph, Node, apply, rewrite
 
 COPIES = "#copies"  # float feature: for how many vertices a distinct one stands
-PRESENT = "#present "  # + name: for how many vertices where that int feature is present (>= 0)
+PRESENT = "#present "  # + name: for how many where that int feature is present (>= 0)
 
 
 def distinguishing(graph: Graph) -> tuple[str, ...] | None:
@@ -38,8 +38,8 @@ def distinguishing(graph: Graph) -> tuple[str, ...] | None:
     return tuple(sorted(names)) if graph.slots and not reserved else None
 
 
-def _feature(name: str) -> Node:
-    return apply("feature", name=name, dtype=FLOAT, shape=(), domain=VERTEX, optional=False)
+def _feature(name: str, domain: Domain = VERTEX) -> Node:
+    return apply("feature", name=name, dtype=FLOAT, shape=(), domain=domain, optional=False)
 
 
 def _weighed(node: Node, inputs: tuple[Node, ...]) -> Node | None:
@@ -51,8 +51,9 @@ def _weighed(node: Node, inputs: tuple[Node, ...]) -> Node | None:
 
 
 def _counted(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-    if node.op.name == "count_present" and inputs[0].type.domain.base == "vertex":
-        return apply("sum_rows", _feature(PRESENT + inputs[0].attr("name")))
+    if node.op.name == "count_present" and inputs[0].type.domain.by_structure:
+        (index,) = inputs
+        return apply("sum_rows", _feature(PRESENT + index.attr("name"), index.type.domain))
     if node.op.name == "count_rows" and node.attr("base") == "vertex":
         return apply("sum_rows", _feature(COPIES))
     if node.op.name == "count_rows" and node.attr("base") == "edge":

@@ -316,6 +316,11 @@ def _known(node: Node) -> Node | None:
     return None if value is None else full(value, node.type)
 
 
+def _stopped(node: Node) -> Node | None:
+    """After differentiation a gradient that was stopped says nothing more."""
+    return node.inputs[0] if node.op.name == "stop_gradient" else None
+
+
 def _one_row(node: Node) -> Node | None:
     """The sum over one row is that row."""
     if node.op.name == "sum_rows" and node.inputs[0].type.domain.base == "one":
@@ -335,6 +340,7 @@ RULES: tuple[Rule, ...] = (
     _graph_at_edges,
     _known,
     _one_row,
+    _stopped,
 )
 
 

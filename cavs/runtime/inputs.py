@@ -33,7 +33,9 @@ def features(
             return rows_of(source, name, dtype)
         copies: Array = source.copies  # merge_vertices asks for them
         if name != COPIES:
-            copies = copies * (source[name.removeprefix(PRESENT)] >= 0)
+            counted = name.removeprefix(PRESENT)
+            present = rows_of(source, counted, np.dtype(np.int32)) >= 0
+            copies = source.copies_of(counted) * present
         return copies.astype(dtype)
 
     floats = [feature(name, dtype) for name in program.float_features]

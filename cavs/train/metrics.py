@@ -86,11 +86,16 @@ def _logits(outputs: Mapping[str, Any], output: str) -> NDArray[Any]:
     names = sorted(set(outputs) - {"loss", "weight"})
     raise FeatureError(
         f"the metric reads the output {output!r}, but the model has {names}",
-        hint=f"pass output={names[0]!r}" if names else "the model declares no output",
+        hint=f"pass output={names[0]!r}" if names else "define forward(self, batch) of the model",
     )
 
 
 def _labels(batch: Any, label: str, rows: int) -> NDArray[Any]:
+    if label not in batch:
+        raise FeatureError(
+            f"the metric reads the labels {label!r}, which the batch has not: {batch!r}",
+            hint="pass label=..., the name of the feature that is right",
+        )
     labels = np.asarray(batch[label])
     if labels.shape != (rows,):
         raise FeatureError(f"label {label!r} has shape {labels.shape}, the output {rows} rows")
