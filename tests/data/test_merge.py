@@ -213,6 +213,52 @@ def test_copies_that_must_stay_apart(always, make):
         assert session.evaluate(whole).loss > 0
 
 
+class Related(cavs.Model):
+    """Edges are judged: by the state of the child, against labels of which some are absent."""
+
+    class Cell(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=3)
+            self.R = cavs.Parameter((3, 2))
+
+        def vertex(self, v):
+            child = v.gather().h
+            h = ops.tanh(v.pull("x") + child.sum())
+            v.scatter(h=h)
+            v.push(child @ self.R)
+
+    def __init__(self):
+        self.embedding, self.tree = nn.Embedding(4, 3), Related.Cell()
+
+    def loss(self, batch):
+        scores = self.tree(batch.graph, x=self.embedding(batch["token"]))
+        return ops.cross_entropy(scores, batch["relation"])
+
+
+def test_labels_of_edges_count_as_often_as_they_occur(always):
+    rng = np.random.default_rng(3)
+    children = [[], [], [0, 1], [2, 2], [3]]
+    graphs = [
+        Graph(children, {"token": [i % 3, 1, 2, 3, 0]}, {"relation": rng.integers(-1, 2, 5)})
+        for i in range(20)
+    ]
+    graphs.append(Graph([[]], {"token": [1]}, {"relation": np.zeros(0, np.int32)}))
+    model, whole = Related(), batch(graphs)
+    model.initialize(2, np.float64)
+    session = cavs.Session(model, dtype=np.float64)
+    assert session.schedule(whole).batch.num_edges < whole.num_edges
+    loss, found = session.gradients(whole)
+    expected = reference(model, whole)[1]
+    assert_close(loss, expected["loss"], 1e-12, "loss")
+    for name, g in found.items():
+        assert_close(g, expected[f"grad:{name}"], 1e-12, name)
+    judged = session.evaluate(whole)
+    assert_close(judged.loss, expected["loss"], 1e-12, "loss")
+    assert judged.weight == (whole["relation"] >= 0).sum()
+    alone = session.evaluate(batch(graphs[-1:]))  # no edge, no label
+    assert (alone.loss, alone.weight) == (0.0, 0.0)
+
+
 def test_too_many_children_are_named_in_the_batch(always):
     wide = Graph([[], [], [], [0, 1, 2]], {"token": [1, 1, 1, -1], "label": [0] * 4}, name="wide")
     model = Classifier(nn.BinaryTreeLSTM(4, 3), input_size=4, hidden_size=3)

@@ -7,7 +7,7 @@ import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.errors import ShapeError, TraceError
+from cavs.errors import FeatureError, ShapeError, TraceError
 from tests.frontend.test_errors import Classifier, good, line_in, passing_x, trace
 
 
@@ -36,9 +36,106 @@ def scatter_by_place(f, v):
     v.scatter(v.gather().h.sum())  # here
 
 
+def folded_at_once(f, v):
+    v.gather().sum()  # here
+
+
+def child_by_index(f, v):
+    _ = v.gather()[0].h  # here
+
+
+def children_one_by_one(f, v):
+    for _ in v.gather().h:  # here
+        pass
+
+
+def first_of_the_children(f, v):
+    v.gather().h[0]  # here
+
+
+def folded_by_axis(f, v):
+    v.gather().h.sum(0)  # here
+
+
+def method_of_a_tensor(f, v):
+    v.pull("x").tanh()  # here
+
+
+def view_of_a_tensor(f, v):
+    v.pull("x").view(1, 3)  # here
+
+
+def another_method(f, v):
+    v.pull("x").cumsum()  # here
+
+
+def numbers_of_a_tensor(f, v):
+    v.pull("x").detach().numpy()  # here
+
+
+def mask_of_integers(f, v):
+    ops.equal(v.pull("kind"), 1)  # here
+
+
+def concat_of_two(f, v):
+    ops.concat(v.pull("x"), v.pull("x"))  # here
+
+
+def push_of_two(f, v):
+    v.push(v.pull("x"), v.pull("x"))  # here
+
+
+def weight_on_the_left(f, v):
+    f.W @ v.pull("x")  # here
+
+
+def product_of_rows(f, v):
+    v.pull("x") @ v.pull("x")  # here
+
+
+def mean_of_the_batch(f, v):
+    h = v.pull("x") @ f.W + ops.mean_rows(v.gather().h)  # here
+    v.scatter(h=h)
+    v.push(h)
+
+
+def sum_of_the_graph(f, v):
+    h = v.pull("x") @ f.W + ops.sum_graph(v.gather().h.sum())  # here
+    v.scatter(h=h)
+    v.push(h)
+
+
+def loss_of_the_batch(f, v):
+    h = v.pull("x") @ f.W + v.gather().h.sum()
+    v.scatter(h=h)
+    v.push(ops.cross_entropy(h, v.pull("label")))  # here
+
+
+def no_last_axis(f, v):
+    v.pull("x").sum(keepdims=True)  # here
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
+        (folded_at_once, r"has h(.|\n)*v.gather\(\).h.sum\(\)"),
+        (child_by_index, r"no state 0(.|\n)*v.gather\(0\).h"),
+        (children_one_by_one, r"cannot be iterated(.|\n)*v.gather\(k\) reads one"),
+        (first_of_the_children, r"not 0(.|\n)*v.gather\(k\) reads one"),
+        (folded_by_axis, r"axis 0 (.|\n)*or the children without axis"),
+        (method_of_a_tensor, r"no 'tanh'(.|\n)*write ops.tanh\(x\)"),
+        (view_of_a_tensor, r"no 'view'(.|\n)*write ops.reshape\(x, shape\)"),
+        (another_method, r"no 'cumsum'(.|\n)*hint: operators, .sum\(\)"),
+        (numbers_of_a_tensor, r"no 'detach'(.|\n)*write ops.stop_gradient\(x\)"),
+        (mask_of_integers, r"equal(.|\n)*so a mask, 0.0 or 1.0"),
+        (concat_of_two, r"one list(.|\n)*ops.concat\(\[a, b\]\)"),
+        (push_of_two, r"one value(.|\n)*v.push\(h=h, c=c\)"),
+        (weight_on_the_left, r"right side(.|\n)*write x @ W"),
+        (product_of_rows, r"right side(.|\n)*ops.dot\(x, y\)"),
+        (mean_of_the_batch, r"one vertex, \[sum_rows\](.|\n)*fold the children"),
+        (sum_of_the_graph, r"one vertex, \[sum_vertices\](.|\n)*computed outside, and pulled"),
+        (loss_of_the_batch, r"one vertex, \[(sum_rows|count_present)\]"),
+        (no_last_axis, r"keepdims with axis None(.|\n)*axis=-1"),
         (gathered_state_itself, r"has the values h(.|\n)*v.gather\(\).h"),
         (gathered_state_on_the_left, r"has the values h(.|\n)*v.gather\(\).h"),
         (gathered_state_as_argument, r"has the values h(.|\n)*v.gather\(\).h"),
@@ -48,8 +145,12 @@ def scatter_by_place(f, v):
     ],
 )
 def test_guesses_at_the_primitives(body, text):
+    def call(model, batch):
+        inputs = {name: batch[name] for name in ("label", "relation")}
+        return model.cell(batch.graph, x=batch["dense"], kind=batch["label"], **inputs)
+
     with pytest.raises(TraceError, match=text) as caught:
-        trace(Classifier(body))
+        trace(Classifier(body, call))
     assert caught.value.where == line_in(body, "# here")
 
 
@@ -139,3 +240,76 @@ def test_the_structure_is_unknown_while_tracing():
     with pytest.raises(TraceError, match=r"no 'num_levels'(.|\n)*give what else") as caught:
         trace(Classifier(good, call))
     assert caught.value.where == line_in(call, "num_levels")
+
+
+def test_keepdims():
+    def body(f, v):
+        x = v.pull("x")
+        kept = [getattr(x, fold)(-1, keepdims=True) for fold in ("sum", "mean", "max", "min")]
+        assert all(k.shape == (1,) for k in kept)
+        h = ops.tanh((x - kept[1]) @ f.W + v.gather().h.sum())
+        v.scatter(h=h)
+        v.push(h)
+
+    assert "loss" in trace(Classifier(body, passing_x)).outputs
+
+
+def test_attributes_that_are_asked_for():
+    """hasattr and copying work as on any object."""
+
+    def body(f, v):
+        assert not hasattr(v.pull("x"), "tanh") and not hasattr(v.pull("x"), "__deepcopy__")
+        good(f, v)
+
+    assert "loss" in trace(Classifier(body)).outputs
+    with pytest.raises(AttributeError, match="a parameter has no 'grad'"):
+        _ = cavs.Parameter(3).grad
+
+
+def test_sizes_that_are_no_tuple():
+    with pytest.raises(ShapeError, match=r"Parameter\(4, 5\) has 2(.|\n)*one tuple") as caught:
+        cavs.Parameter(4, 5)
+    assert caught.value.where.startswith("test_guesses.py:")
+
+
+def test_a_model_that_is_called():
+    model, batch = Classifier(good), cavs.batch([cavs.Graph([[]], {"dense": np.zeros((1, 3))})])
+    with pytest.raises(TraceError, match=r"not called(.|\n)*Session\(model\).predict\(batch\)"):
+        model(batch)
+    with pytest.raises(TraceError, match=r"computes with symbols(.|\n)*evaluate\(batch\)"):
+        model.loss(batch)
+
+
+def test_what_a_symbolic_batch_lacks():
+    def call(model, batch):
+        return ops.sum_rows(batch["dense"]) / batch.num_graphs
+
+    with pytest.raises(TraceError, match=r"no 'num_graphs'(.|\n)*ops.mean_graph") as caught:
+        trace(Classifier(good, call))
+    assert caught.value.where == line_in(call, "num_graphs")
+
+
+def test_labels_of_graphs():
+    class Whole(cavs.Model):
+        def __init__(self):
+            self.tree = nn.ChildSumTreeLSTM(3, 4)
+
+        def forward(self, batch):
+            return self.tree(batch.graph, x=batch["dense"])
+
+        def loss(self, batch):
+            return ops.cross_entropy(self.forward(batch), batch["y"])
+
+    graph = cavs.Graph([[]], {"dense": np.zeros((1, 3))}, graph_features={"y": 1})
+    with pytest.raises(ShapeError, match=r"labels of every graph(.|\n)*ops.sum_roots\(h\)"):
+        cavs.Session(Whole()).evaluate(cavs.batch([graph]))
+
+
+def test_labels_by_another_name():
+    from cavs.train import metrics
+
+    batch = cavs.batch([cavs.Graph([[]], {"y": [1]})])
+    with pytest.raises(FeatureError, match=r"the labels 'label', which(.|\n)*pass label=..."):
+        metrics.accuracy().measure({"output": np.zeros((1, 2))}, batch)
+    with pytest.raises(FeatureError, match=r"has \[\](.|\n)*define forward"):
+        metrics.accuracy().measure({}, batch)

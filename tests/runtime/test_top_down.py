@@ -241,6 +241,24 @@ def test_more_parents_than_are_read():
     assert "read every parent with v.gather() and reduce" in str(e.value)
 
 
+class Second(Summed):
+    """Looks at nothing but a second parent, which trees do not have."""
+
+    def vertex(self, v):
+        h = v.pull("x") + v.gather(1).h + v.gather(1).c
+        v.scatter(c=h, h=h)
+        v.push(h)
+
+
+def test_a_second_parent_alone():
+    batch = cavs.batch([graph_of([[], [0], [1]])])
+    session = session_of(Model(Second(WIDTH), True))
+    assert np.isfinite(session.evaluate(batch).loss)
+    wide = cavs.batch([graph_of([[], [0], [0]])])
+    with pytest.raises(GraphError, match=r"vertex 0 of graph 0 has 2 parents; Second reads 1"):
+        session.evaluate(wide)
+
+
 class Largest(Summed):
     def vertex(self, v):
         h = v.gather().h.max() + v.gather().c.sum()
