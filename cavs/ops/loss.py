@@ -158,18 +158,36 @@ def _mean(x: Node) -> Node:
     return total / apply("maximum", count, 1.0)
 
 
+def _pair(name: str, prediction: Any, target: Any) -> tuple[Node, Node]:
+    """Both as values; rows of one width, so that no element is compared with another's target."""
+    x, t = as_node(prediction), as_node(target)
+    if ONE not in (x.type.domain, t.type.domain) and x.type.width != t.type.width:
+        raise ShapeError(
+            f"[{name}] predictions of shape {list(x.shape)}, targets of shape {list(t.shape)}",
+            where=user_line(),
+            hint="a row of both has as many elements; one target for all is reduced first, such as "
+            "by prediction.mean(-1)",
+        )
+    return x, t
+
+
 def mean_squared_error(prediction: Any, target: Any) -> Node:
-    """Sum over rows of the squared differences, divided by the number of elements."""
-    difference = as_node(prediction) - as_node(target)
+    """Sum over rows of the squared differences, divided by the number of elements.
+
+    target: a number, a value of the batch, or rows as wide as the predictions'; else ShapeError.
+    """
+    x, t = _pair("mean_squared_error", prediction, target)
+    difference = x - t
     return _mean(difference * difference)
 
 
 def binary_cross_entropy(logits: Any, target: Any) -> Node:
     """Mean over all elements of -t log(p) - (1 - t) log(1 - p), where p = sigmoid(logit).
 
-    target: floats from 0 to 1, of a shape that broadcasts to that of the logits.
+    target: floats from 0 to 1: a number, a value of the batch, or rows as wide as those of the
+    logits; else ShapeError.
     """
-    x, t = as_node(logits), as_node(target)
+    x, t = _pair("binary_cross_entropy", logits, target)
     return _mean(softplus(x) - x * t)
 
 
