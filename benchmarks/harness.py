@@ -198,7 +198,9 @@ def parser_for(
         default=list(runners),
         metavar="NAME",
         help="which to measure; cavs-without-PASS is cavs with a compiler pass off, "
-        "cavs-in-bfloat16x3 with products in that precision",
+        "cavs-in-bfloat16x3 with products in that precision; a rival whose library wants another "
+        "environment runs in the Python that CAVS_BENCH_PYTHON_NAME names, as "
+        "CAVS_BENCH_PYTHON_DYNET",
     )
     add(
         "--reference",
@@ -306,11 +308,14 @@ def run(
         "isolated": not given.in_process,
         "cases": [],
     }
-    done = {json.dumps(e["case"], sort_keys=True): e for e in kept(given, record, reference)}
     kind = LocalSession if given.in_process else RemoteSession
     sessions: list[Session] = [kind(name) for name in given.runners]
     failed = False
     try:
+        for session in sessions:
+            for package, version in session.own_versions().items():
+                record["versions"][f"{package} of {session.name}"] = version
+        done = {json.dumps(e["case"], sort_keys=True): e for e in kept(given, record, reference)}
         for number, case in enumerate(cases, start=1):
             print(f"[{number}/{len(cases)}] {case.title}", file=sys.stderr, flush=True)
             entry = done.get(json.dumps(case.record(), sort_keys=True)) or measure(

@@ -84,7 +84,7 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Of Python and of the packages that matter, as far as they are installed."""
     found = {"python": platform.python_version()}
-    for package in ("cavs", "numpy", "torch"):
+    for package in ("cavs", "numpy", "torch", "dgl", "dyNET", "dyNET38"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

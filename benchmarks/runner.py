@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as SequenceOf
 from typing import Any
@@ -11,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.samples import Sample
-from benchmarks.workloads import Parameters, Workload, initial_parameters
+from benchmarks.workloads import Case, Parameters, Workload, initial_parameters, load
 
 # The products of the workload alone, on our kernels and on PyTorch's.
 _FLOORS = {
@@ -27,6 +30,8 @@ _TREE_LSTM = _FLOORS | {
     "hand-medium": "benchmarks.rivals.hand_tree:HandTreeLSTMMedium",
     "manual": "benchmarks.rivals.manual_tree:ManualTreeLSTM",
     "manual-compile": "benchmarks.rivals.manual_tree:ManualTreeLSTMCompiled",
+    "dynet": "benchmarks.rivals.with_dynet:DyNetTreeLSTM",
+    "dgl": "benchmarks.rivals.with_dgl:DGLTreeLSTM",
     "hand-graph": "benchmarks.rivals.graphs:GraphedHandTreeLSTM",
     "manual-graph": "benchmarks.rivals.graphs:GraphedManualTreeLSTM",
 }
@@ -47,6 +52,7 @@ _LSTM = _FLOORS | {
     "hand": "benchmarks.rivals.lstm:HandLSTM",
     "manual": "benchmarks.rivals.manual_lstm:ManualLSTM",
     "manual-compile": "benchmarks.rivals.manual_lstm:ManualLSTMCompiled",
+    "dynet": "benchmarks.rivals.with_dynet:DyNetLSTM",
     "hand-graph": "benchmarks.rivals.graphs:GraphedHandLSTM",
     "manual-graph": "benchmarks.rivals.graphs:GraphedManualLSTM",
 }
@@ -56,6 +62,16 @@ RUNNERS: dict[str, dict[str, str]] = {
     "var-lstm": _LSTM,
     "fixed-lstm": _LSTM,
 }
+
+
+class MissingLibrary(ImportError):
+    """The library that a rival is written in cannot be had in this Python."""
+
+    def __init__(self, runner: str, why: str, install: str) -> None:
+        super().__init__(
+            f"the rival {runner} cannot run here: {why}. Install it by: {install}. It may have an "
+            f"environment of its own: {python_variable(runner)}=PYTHON names that one's interpreter"
+        )
 
 
 class Timed(ABC):
@@ -118,6 +134,22 @@ class Runner(Timed):
         """Logits of every labelled vertex [n, classes], in the order of the samples' vertices."""
 
 
+def python_variable(name: str) -> str:
+    """The environment variable that names the Python of a runner."""
+    return "CAVS_BENCH_PYTHON_" + base_of(name)[0].upper().replace("-", "_")
+
+
+def python_of(name: str) -> str:
+    """The Python that a runner's process is started with: this one, unless a variable names one.
+
+    Some libraries want an older Python, or older packages, than the rest.
+    """
+    given = os.environ.get(python_variable(name), "")
+    if given and shutil.which(given) is None:
+        raise ValueError(f"{python_variable(name)} names {given}, which is no program")
+    return given or sys.executable
+
+
 def base_of(name: str) -> tuple[str, dict[str, str]]:
     """The name in RUNNERS and the options that the rest of a runner's name stands for."""
     most, _, without = name.partition("-without-")
@@ -126,18 +158,40 @@ def base_of(name: str) -> tuple[str, dict[str, str]]:
     return base, {option: value for option, value in given.items() if value}
 
 
+def class_of(name: str, workload: str) -> Any:
+    """The class of the runner of that name; raises MissingLibrary where its library is missing."""
+    known, base = RUNNERS[workload], base_of(name)[0]
+    if base not in known:
+        raise ValueError(f"no runner {base!r} for {workload}; {', '.join(known)}")
+    module, _, attribute = known[base].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 def make_runner(name: str, workload: Workload) -> Timed:
     """The runner of that name for a workload.
 
     ``cavs-without-PASS`` is cavs with that compiler pass switched off, ``cavs-in-PRECISION`` with
     products in that precision of the CPU.
     """
-    known = RUNNERS[workload.case.workload]
-    base, options = base_of(name)
-    if base not in known:
-        raise ValueError(f"no runner {base!r} for {workload.case.workload}; {', '.join(known)}")
-    module, _, attribute = known[base].partition(":")
-    runner = getattr(importlib.import_module(module), attribute)
-    parameters = initial_parameters(workload)
-    made: Timed = runner(workload, parameters, **options)
+    runner = class_of(name, workload.case.workload)
+    made: Timed = runner(workload, initial_parameters(workload), **base_of(name)[1])
     return made
+
+
+def computed(name: str, case: Case) -> dict[str, npt.NDArray[np.float32]]:
+    """What runners are compared by: logits, loss, gradients, and two training steps of a case."""
+    workload = load(case)
+    runner = make_runner(name, workload)
+    if not isinstance(runner, Runner):
+        raise ValueError(f"{name} computes no results to compare")
+    plans = [runner.prepare(batch) for batch in workload.batches]
+    values: dict[str, npt.NDArray[np.float32]] = {"logits": runner.logits(plans[0])}
+    loss, gradients = runner.gradients(plans[0])
+    values["loss"] = np.array([loss], np.float32)
+    values |= {f"gradient of {key}": value for key, value in gradients.items()}
+    before = runner.parameters()
+    losses = [runner.train(plan) for plan in plans]
+    values["losses of two steps"] = np.array(losses, np.float32)
+    after = runner.parameters()
+    values |= {f"update of {key}": after[key] - before[key] for key in after}
+    return values

@@ -6,9 +6,13 @@ never disturb another's; the processes take turns, pass by pass.
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
 import os
 import resource
+import signal
+import socket
+import subprocess
+import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -17,9 +21,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from benchmarks.apart import kill, lead
-from benchmarks.runner import Timed, make_runner
+from benchmarks.machine import versions
+from benchmarks.runner import Timed, computed, make_runner, python_of
+from benchmarks.samples import ROOT
 from benchmarks.workloads import Case, load
 
 # A vertex at a time is slow: these runners get the first batches of a pass only.
@@ -56,6 +62,10 @@ class Session(ABC):
     def peak_memory(self) -> int:
         """Most bytes held so far: of the device that the case runs on, or of the process."""
 
+    def own_versions(self) -> dict[str, str]:
+        """Of Python and packages, where the runner has another Python than this one."""
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """Ends the session."""
@@ -69,6 +79,7 @@ class LocalSession(Session):
     """In this process."""
 
     runner: Timed
+    plans: list[Any]
 
     def configure(self, case: Case) -> int:
         few = SLOW.get(self.name, case.batches)
@@ -116,6 +127,14 @@ class LocalSession(Session):
         self.runner.synchronize()
         return Pass(time.perf_counter() - wall, time.process_time() - cpu)
 
+    def compute(self, case: Case) -> dict[str, npt.NDArray[np.float32]]:
+        """What the check of the runners compares."""
+        return computed(self.name, case)
+
+    def versions(self) -> dict[str, str]:
+        """Of Python and packages here."""
+        return versions()
+
     def peak_memory(self) -> int:
         on_device = self.runner.device_memory()
         return on_device or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -124,9 +143,8 @@ class LocalSession(Session):
         self.plans = []
 
 
-def _serve(name: str, connection: Connection) -> None:
+def serve(name: str, connection: Connection) -> None:
     """The life of a process: one request, one answer."""
-    lead()
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     session = LocalSession(name)
     while True:
@@ -149,8 +167,14 @@ class SessionError(RuntimeError):
     """A runner failed in its process; carries its traceback."""
 
 
+def _path() -> str:
+    """PYTHONPATH of a process that must find this package, wherever it is started."""
+    given = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([str(ROOT), *filter(None, [given])])
+
+
 class RemoteSession(Session):
-    """In a process of its own, which idles between its turns.
+    """In a process of its own, of the Python that the runner wants, which idles between its turns.
 
     patience: seconds to wait for an answer before the process is killed; None waits forever.
     """
@@ -158,11 +182,16 @@ class RemoteSession(Session):
     def __init__(self, name: str, patience: float | None = None) -> None:
         super().__init__(name)
         self.patience = patience
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(name, theirs))
-        self.process.start()
-        theirs.close()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [python_of(name), "-m", "benchmarks.serve", name, str(theirs.fileno())],
+                env={**os.environ, "PYTHONPATH": _path()},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+        self.connection = Connection(ours.detach())
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         try:
@@ -172,9 +201,10 @@ class RemoteSession(Session):
                 raise SessionError(f"{self.name} gave no answer within {self.patience:g} s")
             good, answer = self.connection.recv()
         except (EOFError, OSError) as error:
-            self.process.join(5)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
             raise SessionError(
-                f"the process of {self.name} ended with code {self.process.exitcode}"
+                f"the process of {self.name} ended with code {self.process.returncode}"
             ) from error
         if not good:
             raise SessionError(f"{self.name}: {answer}")
@@ -192,19 +222,37 @@ class RemoteSession(Session):
         result: Pass = self._ask("prepare")
         return result
 
+    def compute(self, case: Case) -> dict[str, npt.NDArray[np.float32]]:
+        """What the check of the runners compares."""
+        result: dict[str, npt.NDArray[np.float32]] = self._ask("compute", case)
+        return result
+
+    def own_versions(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if python_of(self.name) != sys.executable:
+            found = self._ask("versions")
+        return found
+
     def peak_memory(self) -> int:
         result: int = self._ask("peak_memory")
         return result
 
     def kill(self) -> None:
-        """Ends the process at once, with all that it has started."""
-        kill(self.process)
+        """Ends the process at once, with all that it has started.
+
+        One that a driver holds stays; nobody waits for it.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
 
     def close(self) -> None:
-        if self.process.is_alive():
+        if self.process.poll() is None:
             try:
                 self._ask("close")
             except SessionError:
                 self.process.terminate()
-        self.process.join(10)
         self.connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)

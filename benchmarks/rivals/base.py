@@ -13,19 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.rivals.device import placed, set_up, synchronize
+from benchmarks.rivals.gates import inverse, permute_gates
 from benchmarks.rivals.updates import Updates
 from benchmarks.runner import Runner
 from benchmarks.workloads import Parameters
-
-
-def permute_gates(array: npt.NDArray[Any], order: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Blocks of columns in another order: block i of the result is block order[i] of `array`."""
-    blocks = np.split(array, len(order), axis=-1)
-    return np.concatenate([blocks[i] for i in order], axis=-1)
-
-
-def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(order.index(i) for i in range(len(order)))
 
 
 class TorchRunner(Runner):

@@ -1,0 +1,204 @@
+"""Tree-LSTM and LSTM in DyNet: expressions for one vertex at a time, batched by DyNet itself.
+
+A program in DyNet makes the graph of every batch anew, one expression an operation, and DyNet
+groups equal operations as it evaluates them (its automatic batching). That graph holds values, so
+it cannot be made beforehand: unlike the schedules of others, making it is part of the step.
+
+What DyNet's users can do to be fast is done: the gates are one product with the children side by
+side, sums have three terms at once, and the output layer and the loss run once over all vertices.
+DyNet computes on one thread, however many a case has.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.rivals.gates import inverse, permute_gates
+from benchmarks.runner import MissingLibrary, Runner
+from benchmarks.samples import Sample, Sequence, Tree
+from benchmarks.workloads import Parameters
+
+try:
+    import dynet_config
+
+    dynet_config.set(autobatch=1, random_seed=1)  # heard only before dynet is imported
+    import dynet as dy
+except ImportError as error:
+    raise MissingLibrary("dynet", str(error), "pip install numpy dyNET38 (Python 3.11)") from error
+
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Lists, as expressions are made in Python one by one."""
+
+    samples: list[Any]
+    chosen: list[int]  # the labelled vertices
+    label: list[int]  # of those
+
+
+class _DyNet(Runner):
+    """DyNet holds matrices transposed. ``gate_order`` as in TorchRunner."""
+
+    gate_order: ClassVar[dict[str, tuple[int, ...]]] = {}
+
+    def load_parameters(self, parameters: Parameters) -> None:
+        if self.case.device != "cpu" or self.case.precision != "fp32":
+            raise ValueError("the rival dynet runs in fp32 on the CPU only")
+        self.collection = dy.ParameterCollection()
+        self.p: dict[str, Any] = {}
+        for name, value in parameters.items():
+            array = self._theirs(name, value)
+            add = (
+                self.collection.lookup_parameters_from_numpy
+                if name == "embedding"
+                else self.collection.parameters_from_numpy
+            )
+            self.p[name] = add(np.ascontiguousarray(array))
+        kinds = {"sgd": dy.SimpleSGDTrainer, "adagrad": dy.AdagradTrainer}
+        self.trainer = kinds[self.case.optimizer](self.collection, self.case.lr)
+        self.trainer.set_clip_threshold(-1)  # the others clip no gradients
+        # An update clears the gradients. That of a trainer which goes nowhere does nothing else.
+        self.clear = dy.SimpleSGDTrainer(self.collection, 0.0)
+
+    def _theirs(self, name: str, array: Vector) -> Vector:
+        order = self.gate_order.get(name)
+        array = permute_gates(array, order) if order else array
+        return array.T if array.ndim == 2 and name != "embedding" else array
+
+    def _common(self, name: str, array: Vector) -> Vector:
+        array = array.T if array.ndim == 2 and name != "embedding" else array
+        order = self.gate_order.get(name)
+        return permute_gates(array, inverse(order)) if order else array.copy()
+
+    def parameters(self) -> Parameters:
+        return {name: self._common(name, p.as_array()) for name, p in self.p.items()}
+
+    def prepare(self, samples: SequenceOf[Sample]) -> Plan:
+        label = np.concatenate([sample.label for sample in samples])
+        chosen = np.flatnonzero(label >= 0)
+        return Plan(
+            [self.listed(sample) for sample in samples], chosen.tolist(), label[chosen].tolist()
+        )
+
+    @abstractmethod
+    def listed(self, sample: Any) -> Any:
+        """A sample's arrays as lists."""
+
+    @abstractmethod
+    def states(self, samples: list[Any]) -> list[Any]:
+        """Expressions of h of every vertex, in order."""
+
+    def output(self, plan: Plan) -> Any:
+        """The expression of the logits of all labelled vertices, side by side as a batch."""
+        dy.renew_cg()
+        h = self.states(plan.samples)
+        if len(plan.chosen) < len(h):
+            h = [h[v] for v in plan.chosen]
+        return dy.affine_transform([self.p["b_out"], self.p["W_out"], dy.concatenate_to_batch(h)])
+
+    def backward(self, plan: Plan) -> float:
+        each = dy.pickneglogsoftmax_batch(self.output(plan), plan.label)
+        mean = dy.sum_batches(each) * (1 / len(plan.label))
+        loss: float = mean.scalar_value()
+        mean.backward()
+        return loss
+
+    def train(self, plan: Plan) -> float:
+        loss = self.backward(plan)
+        self.trainer.update()
+        return loss
+
+    def gradients(self, plan: Plan) -> tuple[float, Parameters]:
+        loss = self.backward(plan)
+        found = {name: self._common(name, p.grad_as_array()) for name, p in self.p.items()}
+        self.clear.update()
+        return loss, found
+
+    def infer(self, plan: Plan) -> Any:
+        """The expression, evaluated: its way to NumPy, number by number, is left out."""
+        output = self.output(plan)
+        output.forward()
+        return output
+
+    def logits(self, plan: Plan) -> Vector:
+        rows: Vector = self.infer(plan).npvalue()  # vertices last
+        return rows.reshape(self.sizes.classes, -1).T.copy()
+
+
+class DyNetTreeLSTM(_DyNet):
+    def listed(self, sample: Tree) -> list[tuple[int, int, int]]:
+        """Left child, right child and token of every vertex."""
+        arrays = (sample.left, sample.right, sample.token)
+        return list(zip(*(array.tolist() for array in arrays), strict=True))
+
+    def states(self, samples: list[list[tuple[int, int, int]]]) -> list[Any]:
+        embedding, w, u_all, b_all = (self.p[name] for name in ("embedding", "W", "U", "b"))
+        n = self.sizes.hidden
+        b_leaf = dy.pick_range(b_all, 0, 3 * n)
+        affine, part, add = dy.affine_transform, dy.pick_range, dy.esum
+        logistic, tanh, times, beside = dy.logistic, dy.tanh, dy.cmult, dy.concatenate
+        result = []
+        for sample in samples:
+            h: list[Any] = []
+            c: list[Any] = []
+            for left, right, token in sample:
+                if left < 0:
+                    gates = affine([b_leaf, w, embedding[token]])
+                else:
+                    gates = affine([b_all, u_all, beside([h[left], h[right]])])
+                i = logistic(part(gates, 0, n))
+                o = logistic(part(gates, n, 2 * n))
+                u = tanh(part(gates, 2 * n, 3 * n))
+                cell = times(i, u)
+                if left >= 0:
+                    f_l = logistic(part(gates, 3 * n, 4 * n))
+                    f_r = logistic(part(gates, 4 * n, 5 * n))
+                    cell = add([cell, times(f_l, c[left]), times(f_r, c[right])])
+                c.append(cell)
+                h.append(times(o, tanh(cell)))
+            result += h
+        return result
+
+
+class DyNetLSTM(_DyNet):
+    """By DyNet's own operations for an LSTM. Its gates stand as i, f, o, g, and to f it adds 1."""
+
+    gate_order: ClassVar = {"W": (0, 1, 3, 2), "U": (0, 1, 3, 2), "b": (0, 1, 3, 2)}
+
+    def _theirs(self, name: str, array: Vector) -> Vector:
+        result = super()._theirs(name, array)
+        return result - self._added() if name == "b" else result
+
+    def parameters(self) -> Parameters:
+        found = super().parameters()
+        return found | {"b": found["b"] + self._added()}
+
+    def _added(self) -> Vector:
+        """To the bias, by DyNet; f is second in its order of gates as in ours."""
+        return np.repeat(np.array([0, 1, 0, 0], np.float32), self.sizes.hidden)
+
+    def listed(self, sample: Sequence) -> list[int]:
+        tokens: list[int] = sample.token.tolist()
+        return tokens
+
+    def states(self, samples: list[list[int]]) -> list[Any]:
+        embedding, w, u, b = (self.p[name] for name in ("embedding", "W", "U", "b"))
+        gates_of, cell, state = dy.vanilla_lstm_gates, dy.vanilla_lstm_c, dy.vanilla_lstm_h
+        zero = dy.zeros(self.sizes.hidden)
+        result = []
+        for sample in samples:
+            h = c = zero
+            for token in sample:
+                gates = gates_of(embedding[token], h, w, u, b)
+                c = cell(c, gates)
+                h = state(c, gates)
+                result.append(h)
+        return result
