@@ -67,6 +67,8 @@ def check(case: Case, names: SequenceOf[str], reference: str = "naive") -> list[
     results = {reference: _computed(reference, case)}
     wrong = []
     for name in names:
+        if name == reference:
+            continue
         try:
             results[name] = _computed(name, case)
         except (MissingLibrary, SessionError) as error:

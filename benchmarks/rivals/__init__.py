@@ -1,1 +1,1 @@
-"""The programs cavs is measured against, written in PyTorch."""
+"""The programs cavs is measured against, most of them written in PyTorch."""

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from benchmarks.runner import MissingLibrary
 from benchmarks.samples import Sample
+from benchmarks.workloads import Parameters
 
 INSTALL = "pip install --no-deps dgl==2.1.0; pip install torch scipy networkx requests tqdm psutil"
 INSTALL += " packaging pandas (Python 3.11)"
@@ -60,9 +61,13 @@ class DGLTreeLSTM(TorchRunner):
 
     gate_order: ClassVar = {"W": (2, 0, 1), "U": (2, 0, 1, 3, 4), "b": (2, 0, 1, 3, 4)}
 
-    def prepare(self, samples: SequenceOf[Sample]) -> GraphPlan:
+    def load_parameters(self, parameters: Parameters) -> None:
+        super().load_parameters(parameters)
         if self.device.type != "cpu":
             raise ValueError("the rival dgl runs on the CPU only")
+        dgl.utils.set_num_threads(self.case.threads)  # its own, beside PyTorch's
+
+    def prepare(self, samples: SequenceOf[Sample]) -> GraphPlan:
         sizes = np.array([len(sample) for sample in samples])
         shift = np.repeat(np.cumsum(sizes) - sizes, sizes)
         left, right, token, label = (

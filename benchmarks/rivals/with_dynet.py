@@ -6,11 +6,12 @@ it cannot be made beforehand: unlike the schedules of others, making it is part 
 
 What DyNet's users can do to be fast is done: the gates are one product with the children side by
 side, sums have three terms at once, and the output layer and the loss run once over all vertices.
-DyNet computes on one thread, however many a case has.
+Only where DyNet is built with MKL its products use more threads than one.
 """
 
 from __future__ import annotations
 
+import ctypes
 from abc import abstractmethod
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -28,9 +29,13 @@ try:
     import dynet_config
 
     dynet_config.set(autobatch=1, random_seed=1)  # heard only before dynet is imported
+    import _dynet
     import dynet as dy
 except ImportError as error:
     raise MissingLibrary("dynet", str(error), "pip install numpy dyNET38 (Python 3.11)") from error
+
+# Found in what DyNet is linked with, so only if that is MKL.
+_set_threads = getattr(ctypes.CDLL(_dynet.__file__), "MKL_Set_Num_Threads", None)
 
 Vector = npt.NDArray[np.float32]
 
@@ -52,6 +57,8 @@ class _DyNet(Runner):
     def load_parameters(self, parameters: Parameters) -> None:
         if self.case.device != "cpu" or self.case.precision != "fp32":
             raise ValueError("the rival dynet runs in fp32 on the CPU only")
+        if _set_threads is not None:
+            _set_threads(self.case.threads)
         self.collection = dy.ParameterCollection()
         self.p: dict[str, Any] = {}
         for name, value in parameters.items():
