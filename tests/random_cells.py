@@ -16,6 +16,8 @@ OF_GRAPH = {
     "mean": ops.mean_graph,
     "roots": ops.sum_roots,
     "leaves": ops.sum_leaves,
+    "attended": lambda x: ops.sum_graph(ops.softmax_graph(x) * x),
+    "max": ops.max_graph,
 }
 
 
@@ -234,7 +236,7 @@ def models(draw, smooth=False, directions=2):
         "dense": draw(st.booleans()),
         "dropout": draw(st.booleans()),
         "graph_loss": draw(st.booleans()),
-        "of_graph": draw(st.sampled_from(list(OF_GRAPH))),
+        "of_graph": draw(st.sampled_from(list(OF_GRAPH)[: -1 if smooth else None])),
         "rich": draw(st.sampled_from([False, False, True])),
     }
     model = RandomModel(choices)

@@ -249,10 +249,9 @@ class RowLowering(Storage):
             k, width = n.inputs[1].shape
             label = f"matmul {k}x{width} {name_of(n)}"
             add(Instruction("matmul", space, inputs=pieces, out=out, weight=weight, label=label))
-        elif name == "max_children":
-            add(
-                Instruction("segment_max", space, inputs=pieces, out=out, label="max over children")
-            )
+        elif name in ("max_children", "max_vertices"):
+            label = f"max over {name.removeprefix('max_')}"
+            add(Instruction("segment_max", space, inputs=pieces, out=out, label=label))
         elif name in ("cross_entropy_rows", "cross_entropy_grad"):
             kind = "cross_entropy" if name == "cross_entropy_rows" else name
             index = self.program.int_features.index(n.inputs[1].attr("name"))

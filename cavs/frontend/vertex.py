@@ -196,11 +196,14 @@ def _pushed(value: Any) -> Node:
     return apply("push", node if node.type.domain.base == "edge" else _at_vertex(node))
 
 
+_OVER_GRAPHS = ("sum_vertices", "sum_members", "max_vertices")
+
+
 def _check_rows(made: Iterable[Node], pulled: Iterable[Node], name: str) -> None:
     """TraceError for a sum over the rows of the batch: a cell is written for one vertex."""
     for n in toposort(made, set(pulled)):
         over = max((x.type.domain.rank for x in n.inputs), default=0)
-        reduces = n.op.rule is BatchRule.REDUCE or n.op.name in ("sum_vertices", "sum_members")
+        reduces = n.op.rule is BatchRule.REDUCE or n.op.name in _OVER_GRAPHS
         if reduces and over and n not in pulled:
             raise TraceError(
                 f"{name}.vertex is written for one vertex, [{n.op.name}] sums over the rows of "

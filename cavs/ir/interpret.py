@@ -122,7 +122,7 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
     if name == "place":
         vertices = inputs.present(node.inputs[0].type.domain)
         return [(node.inputs[0], vertices.index(row))] if row in vertices else []
-    if name == "sum_vertices":
+    if name in ("sum_vertices", "max_vertices"):
         return [(node.inputs[0], v) for v in inputs.members[row]]
     if name == "sum_members":
         return [(node.inputs[0], v) for v in inputs.members[row] if _is_member(node, v, inputs)]
@@ -158,7 +158,7 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
         return float(inputs.rows(Domain(node.attr("base"))))
     if name == "replica_scale":
         return 1.0
-    if name == "max_children":
+    if name in ("max_children", "max_vertices"):
         return np.max(values, axis=0) if values else np.zeros(node.shape)
     if node.op.rule.value == "graph":
         return np.sum(values, axis=0) if values else np.zeros(node.shape)

@@ -21,7 +21,14 @@ from cavs.ops.elementwise import (
     tanh,
     where,
 )
-from cavs.ops.graph import mean_graph, sum_graph, sum_leaves, sum_roots
+from cavs.ops.graph import (
+    max_graph,
+    mean_graph,
+    softmax_graph,
+    sum_graph,
+    sum_leaves,
+    sum_roots,
+)
 from cavs.ops.leaves import lookup
 from cavs.ops.linalg import bilinear, dot, matmul
 from cavs.ops.loss import (
@@ -53,6 +60,7 @@ __all__ = [
     "log_softmax",
     "lookup",
     "matmul",
+    "max_graph",
     "maximum",
     "mean_graph",
     "mean_rows",
@@ -63,6 +71,7 @@ __all__ = [
     "sigmoid",
     "silu",
     "softmax",
+    "softmax_graph",
     "softplus",
     "split",
     "sqrt",

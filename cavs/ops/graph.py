@@ -92,6 +92,14 @@ defop(
 )
 
 
+def _graph_max_vjp(n: Node, d: Node) -> list[Node]:
+    hit = apply("equal", n.inputs[0], n)
+    return [hit * (d / apply("maximum", apply("sum_vertices", hit), 1.0))]
+
+
+defop("max_vertices", infer=_graph_sum_infer, vjp=_graph_max_vjp, rule=BatchRule.GRAPH)
+
+
 def _to_members_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     if types[0].domain != GRAPH:
         raise ValueError("needs a value of every graph")
@@ -174,6 +182,20 @@ def sum_graph(value: Any) -> Node:
 def mean_graph(value: Any) -> Node:
     """The mean over the vertices of each graph: vertex rows to one row a graph."""
     return sum_graph(value) / sum_graph(apply("broadcast", 1.0, shape=(), domain=VERTEX))
+
+
+def max_graph(value: Any) -> Node:
+    """The maximum over the vertices of each graph: vertex rows to one row a graph; ties share the
+    gradient."""
+    return apply("max_vertices", _of_vertices(value, "max_graph"))
+
+
+def softmax_graph(value: Any) -> Node:
+    """Softmax over the vertices of each graph: vertex rows of the same shape, each element summing
+    to one over its graph."""
+    x = _of_vertices(value, "softmax_graph")
+    weight = apply("exp", x - max_graph(x))
+    return weight / sum_graph(weight)
 
 
 def sum_roots(value: Any) -> Node:

@@ -68,6 +68,7 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("nth_child", "child"): ("index", "nth_child"),
     ("nth_child", "leaf_child"): ("index", "nth_leaf"),
     ("to_nth_child", "none"): ("index", "parent_if_nth"),
+    ("max_vertices", "none"): ("segment_sum", "graph_rows"),
     ("sum_vertices", "none"): ("segment_sum", "graph_rows"),
     ("sum_members.roots", "none"): ("segment_sum", "graph_roots"),
     ("sum_members.vertices", "none"): ("segment_sum", "graph_rows"),
@@ -219,7 +220,7 @@ class Accesses:
         inputs = [x for x in node.inputs if x.type.dtype != INT and x.op.name != "constant"]
         if node.op.name in ("matmul", "lstm"):
             inputs = inputs[:1]
-        if node.op.name == "max_children":  # the engine reads the segments as a maximum
+        if node.op.name in ("max_children", "max_vertices"):  # segments, read as a maximum
             return [(node.inputs[0], self._compose(node))]
         reader = max(inputs, key=lambda x: x.type.domain.rank) if _reduces(node) else node
         return [(x, self.at(x, reader)) for x in inputs]

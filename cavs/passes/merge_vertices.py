@@ -18,12 +18,14 @@ PRESENT = "#present "  # + name: for how many where that int feature is present 
 def distinguishing(graph: Graph) -> tuple[str, ...] | None:
     """The features by which vertices of ``graph`` differ; None where copies must stay apart.
 
-    That is where a vertex draws its own random numbers, reads a value of its graph or gets states
-    from its parents, and where a feature of the user's might be taken for one of the compiler's
-    ("#...").
+    That is where a vertex draws its own random numbers, reads a value of its graph (in backward, to
+    know whether it is the maximum) or gets states from its parents, and where a feature of the
+    user's might be taken for one of the compiler's ("#...").
     """
     names: set[str] = set()
     for n in graph.nodes():
+        if n.op.name == "max_vertices":
+            return None
         if not n.type.domain.by_structure:
             continue
         if n.op.name == "uniform" or any(x.type.domain.base == "graph" for x in n.inputs):

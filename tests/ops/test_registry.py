@@ -89,6 +89,7 @@ OUTSIDE = {
     "count_rows": lambda m, b, h: h * apply("count_rows", base="vertex"),
     "replica_scale": lambda m, b, h: h * apply("replica_scale"),
     "sum_vertices": lambda m, b, h: ops.tanh(ops.sum_graph(h)),
+    "max_vertices": lambda m, b, h: ops.softmax_graph(h) * ops.tanh(ops.max_graph(h)),
     "sum_members": lambda m, b, h: ops.tanh(ops.sum_roots(h)),
     "to_members": lambda m, b, h: (
         h * apply("to_members", ops.tanh(ops.sum_graph(h)), members="roots")

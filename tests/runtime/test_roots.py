@@ -19,6 +19,10 @@ WHOLE = {
     "sum": ops.sum_graph,
     "mean": ops.mean_graph,
 }
+APART = {
+    "max": ops.max_graph,
+    "attended": lambda h: ops.sum_graph(ops.softmax_graph(h) * h),
+}
 CHILDREN = {
     "tree": [[], [], [0, 1], [], [2, 3]],
     "several roots": [[], [], [0], [1], [0, 1], []],  # the last one stands alone
@@ -60,7 +64,7 @@ class OfGraphs(cavs.Model):
     def forward(self, batch):
         graph = batch.graph.reversed() if self.top_down else batch.graph
         h = self.tree(graph, x=self.embedding(batch["token"]))
-        return self.output(self.dropout(WHOLE[self.whole](h)))
+        return self.output(self.dropout((WHOLE | APART)[self.whole](h)))
 
     def loss(self, batch):
         rows = self.forward(batch)
@@ -85,7 +89,7 @@ def compare(model, batch, passes=None, tolerance=1e-12):
     return session
 
 
-@pytest.mark.parametrize("whole", WHOLE)
+@pytest.mark.parametrize("whole", WHOLE | APART)
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_against_the_oracle(whole, rate):
     for graphs in (graphs_of(), graphs_of()[3:4], graphs_of()[1:2]):
@@ -102,6 +106,14 @@ def test_equal_vertices_are_computed_once(whole):
     assert schedule.batch.num_vertices < batch.num_vertices / 4
     apart = compare(OfGraphs(whole), batch, Passes(merge_vertices=False))
     assert apart.schedule(batch).batch.num_vertices == batch.num_vertices
+
+
+@pytest.mark.parametrize("whole", APART)
+def test_a_maximum_or_weights_keep_vertices_apart(whole):
+    """Each must know its graph's in backward."""
+    batch = cavs.batch(graphs_of(copies=30, words=3))
+    session = compare(OfGraphs(whole), batch)
+    assert session.schedule(batch).batch.num_vertices == batch.num_vertices
 
 
 @pytest.mark.parametrize("whole", ["leaves", "roots"])
@@ -190,7 +202,9 @@ def test_fit_evaluate_and_resume(tmp_path):
         np.testing.assert_array_equal(resumed.parameters()[name].value, p.value)
 
 
-@pytest.mark.parametrize("name", ["sum_roots", "sum_leaves", "sum_graph", "mean_graph"])
+@pytest.mark.parametrize(
+    "name", ["sum_roots", "sum_leaves", "sum_graph", "mean_graph", "max_graph", "softmax_graph"]
+)
 def test_values_that_are_not_of_vertices(name):
     class Wrong(cavs.Model):
         def loss(self, batch):
