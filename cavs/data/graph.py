@@ -293,6 +293,13 @@ class Graph:
 
         return from_ast(source, **options)
 
+    @classmethod
+    def join(cls, graphs: Sequence[Graph], *features: Any, **options: Any) -> Graph:
+        """Several graphs as one, under a new root; see ``cavs.data.join.join``."""
+        from cavs.data.join import join
+
+        return join(graphs, *features, **options)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (
             self._topology,

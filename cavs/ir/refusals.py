@@ -156,10 +156,13 @@ class Refusals:
         if name.startswith("_"):
             raise AttributeError(name)
         cure = _METHODS.get(name, "operators, .sum(), .mean(), .max(), .softmax() and cavs.ops")
+        if self._elsewhere and cure == _LATER:
+            cure = ""
+        cure = "write " * cure.startswith(("ops.", "x ", "W.")) + cure.format(name)
         raise NoAttributeError(
             f"{self._kind} has no {name!r}",
             where=user_line(),
-            hint="write " * cure.startswith(("ops.", "x ", "W.")) + cure.format(name),
+            hint=(cure + self._elsewhere).removeprefix("; "),
         )
 
     def __rpow__(self, base: Any) -> Any:

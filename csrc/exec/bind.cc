@@ -121,6 +121,34 @@ class Binder {
 
 }  // namespace
 
+IndexArrays segments_of(const Operand& o, const Schedule& s) {
+  const size_t vertices = s.order.size();
+  switch (o.array) {
+    case Array::kChildren:
+      return {s.child, s.edge_offsets};
+    case Array::kEdges:
+      return {{}, s.edge_offsets};
+    case Array::kOut:
+      return {s.out_edges, s.out_offsets};
+    case Array::kNthParents:
+      return segments(s.nth_parents(o.argument), vertices);
+    case Array::kGraphRows:
+      return {s.graph_rows, s.graph_offsets};
+    case Array::kGraphRoots:
+      return segments(s.graph_roots(), s.num_graphs());
+    case Array::kGraphLeaves:
+      return segments(s.graph_leaves(), s.num_graphs());
+    case Array::kRowGraphs:
+      return segments(s.row_graphs(), vertices);
+    case Array::kRootGraphs:
+      return segments(s.root_graphs(), vertices);
+    case Array::kLeafGraphs:
+      return segments(s.leaf_graphs(), vertices);
+    default:
+      return {};
+  }
+}
+
 IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
                          const IndexFeatures& features) {
   const size_t vertices = s.order.size(), edges = s.edge_order.size();
@@ -154,28 +182,9 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
     case Array::kPresentOrder:
     case Array::kPlace:
       return {features.present(o.array, o.argument), {}};
-    case Array::kChildren:
-      return {s.child, s.edge_offsets};
-    case Array::kEdges:
-      return {{}, s.edge_offsets};
-    case Array::kOut:
-      return {s.out_edges, s.out_offsets};
-    case Array::kGraphRows:
-      return {s.graph_rows, s.graph_offsets};
-    case Array::kNthParents:
-      return segments(s.nth_parents(o.argument), vertices);
-    case Array::kGraphRoots:
-      return segments(s.graph_roots(), s.num_graphs());
-    case Array::kRowGraphs:
-      return segments(s.row_graphs(), vertices);
-    case Array::kRootGraphs:
-      return segments(s.root_graphs(), vertices);
-    case Array::kGraphLeaves:
-      return segments(s.graph_leaves(), s.num_graphs());
-    case Array::kLeafGraphs:
-      return segments(s.leaf_graphs(), vertices);
+    default:
+      return segments_of(o, s);
   }
-  return {};
 }
 
 template <class T>

@@ -32,6 +32,7 @@ struct Addresses {
 struct IndexArrays {
   std::span<const int32_t> index, offsets;
 };
+IndexArrays segments_of(const Operand& o, const Schedule& schedule);  // empty: it names no segments
 IndexArrays index_arrays(const Operand& o, Space space, const Schedule& schedule,
                          const IndexFeatures& features);
 

@@ -1,5 +1,6 @@
 #include "exec/traffic.h"
 
+#include "exec/bind.h"
 #include "exec/spaces.h"
 
 namespace cavs {
@@ -10,15 +11,7 @@ int64_t gathered(const Operand& o, Space space, const Spaces& spaces, const Sche
   const RowRange rows = spaces.rows(space);
   if (o.map == RowMap::kIndex) return int64_t{rows.size()} * o.width;
   if (o.map != RowMap::kSegmentSum || rows.size() == 0) return 0;
-  const int32_t* offsets = o.array == Array::kOut           ? s.out_offsets.data()
-                           : o.array == Array::kGraphRows   ? s.graph_offsets.data()
-                           : o.array == Array::kNthParents  ? s.nth_parents(o.argument)
-                           : o.array == Array::kGraphRoots  ? s.graph_roots()
-                           : o.array == Array::kRowGraphs   ? s.row_graphs()
-                           : o.array == Array::kRootGraphs  ? s.root_graphs()
-                           : o.array == Array::kGraphLeaves ? s.graph_leaves()
-                           : o.array == Array::kLeafGraphs  ? s.leaf_graphs()
-                                                            : s.edge_offsets.data();
+  const auto offsets = segments_of(o, s).offsets;
   return int64_t{offsets[rows.end] - offsets[rows.begin]} * o.width;
 }
 

@@ -91,11 +91,54 @@ T exp_sum(const T* x, int64_t n, T shift, T* out) {
   return lane_sum<T>(sum);
 }
 
+// Of a few classes: as many rows at once as a vector has lanes, a vector a class. Each row's
+// numbers are the same wherever it stands.
+constexpr int64_t kFewClasses = 16;
+template <class T>
+void cross_entropy_of_few(const Source<T>& logits, const int32_t* label, int64_t r0, int64_t r1,
+                          T* loss, int64_t loss_stride, int64_t loss_base, T* grad,
+                          int64_t grad_stride, int64_t grad_base) {
+  constexpr int64_t kRows = kLanes<T>;
+  const int64_t n = logits.width;
+  alignas(64) T x[kFewClasses][kRows], p[kFewClasses][kRows];
+  for (int64_t r = r0; r < r1; r += kRows) {
+    const int64_t rows = r1 - r < kRows ? r1 - r : kRows;
+    for (int64_t i = 0; i < kRows; ++i) {
+      const T* row = i < rows && label[r + i] >= 0 ? plain_row(logits, r + i) : nullptr;
+      for (int64_t c = 0; c < n; ++c) x[c][i] = row != nullptr ? row[c] : T(0);
+    }
+    Vector<T> top = load(x[0]), sum{};
+    for (int64_t c = 1; c < n; ++c) top = maximum<T>(top, load(x[c]));
+    for (int64_t c = 0; c < n; ++c) {
+      const Vector<T> e = exponential<T>(load(x[c]) - top);
+      store(p[c], e);
+      sum += e;
+    }
+    const Vector<T> total = logarithm<T>(sum) + top, inverse = broadcast(T(1)) / sum;
+    for (int64_t c = 0; c < n; ++c) store(p[c], load(p[c]) * inverse);
+    for (int64_t i = 0; i < rows; ++i) {
+      const int32_t y = label[r + i];
+      T* l = loss != nullptr ? loss + (r + i - loss_base) * loss_stride : nullptr;
+      T* g = grad != nullptr ? grad + (r + i - grad_base) * grad_stride : nullptr;
+      const T truth = y >= 0 && y < n ? x[y][i] : static_cast<T>(__builtin_nan(""));
+      if (l != nullptr) *l = y < 0 ? T(0) : total[i] - truth;
+      if (g == nullptr) continue;
+      for (int64_t c = 0; c < n; ++c) g[c] = y < 0 ? T(0) : p[c][i];
+      if (y >= 0 && y < n) g[y] -= T(1);
+    }
+  }
+}
+
 template <class T>
 void cross_entropy(const Source<T>& logits, const int32_t* label, int64_t r0, int64_t r1, T* loss,
                    int64_t loss_stride, int64_t loss_base, T* grad, int64_t grad_stride,
                    int64_t grad_base) {
   const int64_t n = logits.width;
+  if (n <= kFewClasses) {
+    cross_entropy_of_few(logits, label, r0, r1, loss, loss_stride, loss_base, grad, grad_stride,
+                         grad_base);
+    return;
+  }
   for (int64_t r = r0; r < r1; ++r) {
     T* l = loss != nullptr ? loss + (r - loss_base) * loss_stride : nullptr;
     T* g = grad != nullptr ? grad + (r - grad_base) * grad_stride : nullptr;

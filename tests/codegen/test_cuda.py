@@ -34,6 +34,8 @@ ELEMENTWISE = sorted(
     n for n, op in REGISTRY.items() if op.elementwise and n not in ("constant", "uniform")
 )
 
+ATTRIBUTES = {"power": {"exponent": 1.7}}
+
 
 @both
 def test_every_elementwise_operator(runner, real):  # noqa: F811
@@ -47,7 +49,7 @@ def test_every_elementwise_operator(runner, real):  # noqa: F811
             apply("feature", name=x, dtype="f32", shape=(6,), domain=VERTEX, optional=False)
             for x in "abc"[:count]
         ]
-        node = apply(name, *inputs)
+        node = apply(name, *inputs, **ATTRIBUTES.get(name, {}))
         program = MapProgram(count)
         result = program.apply(node, [Register(program, i) for i in range(count)])
         operations, place, _ = program.finish({result.number})

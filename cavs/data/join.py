@@ -1,0 +1,99 @@
+"""Several graphs as one sample: pairs of sentences, a document of its sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cavs.data.features import Array
+from cavs.data.graph import Graph
+from cavs.errors import FeatureError, GraphError
+
+_NONE: Mapping[str, ArrayLike] = MappingProxyType({})
+
+
+def join(
+    graphs: Sequence[Graph],
+    features: Mapping[str, ArrayLike] = _NONE,
+    edge_features: Mapping[str, ArrayLike] = _NONE,
+    *,
+    graph_features: Mapping[str, ArrayLike] = _NONE,
+    name: str = "",
+) -> Graph:
+    """The graphs side by side, under a new last vertex whose children are their roots, in order.
+
+    A cell reads at it, or pushes, what it gathers from the k-th: ``v.gather(k).h``, and
+    ``ops.sum_roots`` takes that of the new vertex alone.
+
+    ``features``: of the new vertex, ``edge_features``: of its edges, one row for each, by the names
+    that the graphs have; where none is given integers are absent (-1) and floats 0.
+    ``graph_features``: of the whole; those of the parts are left out.
+    GraphError without a graph, FeatureError for names and rows that the graphs do not have.
+    """
+    graphs = list(graphs)
+    if not graphs or not all(isinstance(graph, Graph) for graph in graphs):
+        raise GraphError(f"graphs to join are needed, not {graphs!r:.80}")
+    first = np.cumsum([0, *(graph.num_vertices for graph in graphs)])
+    roots = [graph.roots + start for graph, start in zip(graphs, first[:-1], strict=True)]
+    parts = [graph.topology for graph in graphs]
+    arity = [np.diff(part.offsets) for part in parts]
+    children = [part.children + start for part, start in zip(parts, first[:-1], strict=True)]
+    top = np.concatenate(roots)
+    offsets = np.cumsum(np.concatenate([[0], *arity, [len(top)]])).astype(np.int32)
+    of_vertices = _stacked([graph.features for graph in graphs], features, 1, "vertex", name)
+    with_edges = [graph.edge_features for graph in graphs if graph.num_edges]
+    if not with_edges:
+        with_edges = [graph.edge_features for graph in graphs[:1]]
+    of_edges = _stacked(with_edges, edge_features, len(top), "edge", name)
+    return Graph(
+        (offsets, np.concatenate([*children, top]).astype(np.int32)),
+        of_vertices,
+        of_edges,
+        graph_features=graph_features,
+        name=name,
+    )
+
+
+def _stacked(
+    parts: Sequence[Mapping[str, Array]],
+    given: Mapping[str, ArrayLike],
+    rows: int,
+    kind: str,
+    name: str,
+) -> dict[str, Array]:
+    """Features of the parts one after the other, then ``rows`` more: those given, or absent."""
+    names = list(parts[0])
+    label = f'graph "{name}"' if name else "the joined graph"
+    for part in parts[1:]:
+        if set(part) != set(names):
+            raise FeatureError(
+                f"{label}: a part has the {kind} features {sorted(part)}, another {sorted(names)}",
+                hint="give all parts the same, -1 where an integer is absent",
+            )
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        raise FeatureError(
+            f"{label}: {kind} feature {unknown[0]!r} is given, but the parts have {sorted(names)}",
+            hint="give it to the parts too",
+        )
+    found = {}
+    for key in names:
+        last = parts[0][key]
+        shape = (rows, *last.shape[1:])
+        more = np.full(shape, -1 if last.dtype == np.int32 else 0.0, last.dtype)
+        if key in given:
+            row = np.asarray(given[key])
+            if row.shape not in (shape, shape[1:] if rows == 1 else shape):
+                raise FeatureError(
+                    f"{label}: {kind} feature {key!r} has the shape {row.shape}, the "
+                    f"{rows} new {'row needs' if rows == 1 else 'rows need'} {shape}"
+                )
+            more = row.reshape(shape)
+        try:
+            found[key] = np.concatenate([*(part[key] for part in parts), more])
+        except ValueError as error:
+            raise FeatureError(f"{label}: {kind} feature {key!r}: {error}") from None
+    return found
