@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.ratios import Summary, ratio, summary
 from benchmarks.refcheck import check
-from benchmarks.runner import RUNNERS, base_of
+from benchmarks.runner import RUNNERS, base_of, python_of
 from benchmarks.samples import ROOT
 from benchmarks.sessions import LocalSession, RemoteSession, Session, SessionError
 from benchmarks.workloads import Case
@@ -308,6 +308,9 @@ def run(
         "isolated": not given.in_process,
         "cases": [],
     }
+    elsewhere = [name for name in given.runners if python_of(name) != sys.executable]
+    if given.in_process and elsewhere:
+        raise ValueError(f"{elsewhere[0]} has a Python of its own, so it cannot run --in-process")
     kind = LocalSession if given.in_process else RemoteSession
     sessions: list[Session] = [kind(name) for name in given.runners]
     failed = False

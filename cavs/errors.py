@@ -66,6 +66,10 @@ class DTypeError(TraceError):
     """Operands whose dtypes do not fit."""
 
 
+class NoAttributeError(TraceError, AttributeError):
+    """What symbols of a trace do not have, such as a method of tensors; says what to write."""
+
+
 class FeatureError(CavsError):
     """A feature that is unknown, of the wrong length, dtype or range."""
 

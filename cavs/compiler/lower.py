@@ -171,6 +171,8 @@ class Lowering(RowLowering):
         add = self.program.instructions.append
         if name == "lookup_grad":
             index = self.program.int_features.index(n.inputs[1].attr("name"))
+            if n not in self.tables:
+                raise CompileError("rows of a table's gradient are read", where=n.where)
             for table in self.tables[n]:
                 add(
                     Instruction(

@@ -13,7 +13,7 @@ from cavs import _engine
 from cavs.data.features import Array, FeatureKind, FeatureSpec
 from cavs.data.graph import Graph
 from cavs.data.merge import MergedBatch
-from cavs.errors import FeatureError, TraceError, user_line
+from cavs.errors import FeatureError, NoAttributeError, user_line
 from cavs.passes.specialise import MAX_OPTIONAL
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
@@ -98,8 +98,8 @@ class GraphBatch:
 
     @property
     def graph(self) -> NoReturn:
-        """TraceError: models see symbols, which have a graph, and sessions give them these."""
-        raise TraceError(
+        """NoAttributeError: models see symbols, which have one, and sessions give them these."""
+        raise NoAttributeError(
             "a batch of data meets a model, which computes with symbols",
             where=user_line(),
             hint="cavs.Session(model).evaluate(batch) or .predict(batch) runs the model on it",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cavs.errors import FeatureError, TraceError, user_line
+from cavs.errors import FeatureError, NoAttributeError, user_line
 from cavs.ir import EDGE, FLOAT, GRAPH, INT, VERTEX, Node, apply
 
 _DOMAIN = {"vertex": VERTEX, "edge": EDGE, "graph": GRAPH}
@@ -42,9 +42,9 @@ class SymbolicGraph:
         return self.batch.graph if self.top_down else self.batch.reversed_graph
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
-        raise TraceError(
+        raise NoAttributeError(
             f"batch.graph has no {name!r} in a model, which is traced once for all batches",
             where=user_line(),
             hint="batch.graph.reversed() runs a cell top-down, ops.sum_roots(h) reads the roots; "
@@ -64,9 +64,9 @@ class SymbolicBatch:
         self.reversed_graph = SymbolicGraph(self, top_down=True)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
-        raise TraceError(
+        raise NoAttributeError(
             f"batch has no {name!r} in a model, which is traced once for all batches",
             where=user_line(),
             hint='it has batch.graph and features such as batch["token"]; ops.mean_rows and '

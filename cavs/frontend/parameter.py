@@ -75,7 +75,8 @@ class Parameter(Operand):
             raise ShapeError(
                 f"Parameter({given}) has {len(sizes) + 1} arguments before the named ones",
                 where=user_line(),
-                hint="the sizes of all axes are one tuple: cavs.Parameter((4, 4), init=0.5)",
+                hint="the sizes of all axes are one tuple, and the rest is given by name: "
+                "cavs.Parameter((4, 4), init=0.5)",
             )
         axes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         if not axes or any(not isinstance(s, Integral) or s < 1 for s in axes):

@@ -22,6 +22,7 @@ from cavs.ir import (
     Structure,
     apply,
     as_node,
+    next_serial,
     toposort,
 )
 from cavs.ir.trace import current_trace
@@ -199,12 +200,13 @@ def _pushed(value: Any) -> Node:
 _OVER_GRAPHS = ("sum_vertices", "sum_members", "max_vertices")
 
 
-def _check_rows(made: Iterable[Node], pulled: Iterable[Node], name: str) -> None:
-    """TraceError for a sum over the rows of the batch: a cell is written for one vertex."""
-    for n in toposort(made, set(pulled)):
+def _check_rows(made: Iterable[Node], before: int, name: str) -> None:
+    """TraceError for a sum over the rows of the batch that the cell makes, which is written for one
+    vertex. before: the serial from which on nodes are the cell's."""
+    for n in toposort(made):
         over = max((x.type.domain.rank for x in n.inputs), default=0)
         reduces = n.op.rule is BatchRule.REDUCE or n.op.name in _OVER_GRAPHS
-        if reduces and over and n not in pulled:
+        if reduces and over and n.serial > before:
             raise TraceError(
                 f"{name}.vertex is written for one vertex, [{n.op.name}] sums over the rows of "
                 "the batch",
@@ -274,6 +276,7 @@ class VertexFunction(Module):
         structure = Structure(type(self).__name__, where=where, top_down=top_down)
         slots = {n: Slot(n, structure, s) for n, s in self.state.shapes.items()}
         v = Vertex(self, slots, pulled)
+        before = next_serial()
         self.vertex(v)
         name = type(self).__name__
         if not v._scattered:
@@ -290,7 +293,7 @@ class VertexFunction(Module):
                 hint="gather it, or drop it from State and scatter",
             )
         named = v._pushed if isinstance(v._pushed, dict) else {"": v._pushed}
-        _check_rows([*v._scattered.values(), *named.values()], pulled.values(), name)
+        _check_rows([*v._scattered.values(), *named.values()], before, name)
         filled = {slot: v._scattered[n] for n, slot in slots.items()}
         if top_down:
             inner = [x.inputs[0] for x in named.values()]

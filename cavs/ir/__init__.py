@@ -12,6 +12,7 @@ from cavs.ir.node import (
     constant,
     defop,
     make,
+    next_serial,
     origin,
 )
 from cavs.ir.types import (
@@ -57,6 +58,7 @@ __all__ = [
     "join_domains",
     "make",
     "need_floats",
+    "next_serial",
     "origin",
     "rebuild",
     "rewrite",

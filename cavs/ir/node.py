@@ -363,6 +363,11 @@ def make(
         return node
 
 
+def next_serial() -> int:
+    """A number below those of all nodes that are made from now on."""
+    return next(_serial)
+
+
 class _Origin(threading.local):
     """Lines that passes work for on this thread, innermost last."""
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from cavs.errors import TraceError, user_line
+from cavs.errors import NoAttributeError, TraceError, user_line
 from cavs.ir.types import TO_FLOATS
 
 _ONES = ("tanh", "exp", "log", "sqrt", "square", "absolute")
@@ -64,6 +64,9 @@ _SIGNS = {
 }
 _LATER = "a traced value has no numbers yet: return it from forward, and read session.predict"
 
+_SHAPE = "x.shape is that of one row"
+_OPERATORS = "operators, .sum(), .mean(), .max(), .softmax() and cavs.ops"
+
 #: What to write in place of methods of arrays and tensors.
 _METHODS: dict[str, str] = {
     name: cure
@@ -71,7 +74,8 @@ _METHODS: dict[str, str] = {
         ("reshape view flatten ravel squeeze unsqueeze", "ops.reshape(x, shape)"),
         ("numpy item tolist cpu clone copy", _LATER),
         ("float double astype to type", TO_FLOATS),
-        ("size dim ndim", "x.shape is that of one row"),
+        ("size dim ndim", _SHAPE),
+        ("grad", "session.gradients(batch) gives those of all parameters"),
         ("argmax argmin topk sort", "return scores from forward, and sort session.predict"),
         ("dot inner mm matmul bmm", _DOT),
         ("cat append repeat expand", _CONCAT),
@@ -88,10 +92,6 @@ _METHODS: dict[str, str] = {
     )
     for name in names.split()
 }
-
-
-class NoAttributeError(TraceError, AttributeError):
-    """A method of arrays or tensors that a traced value does not have."""
 
 
 _NUMBERS = (int, float, complex, np.number, np.bool_, np.ndarray)
@@ -152,11 +152,13 @@ class Refusals:
     __invert__ = _refused("~ does not take {}", "1.0 - x of a comparison is 1 where it is false")
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _floor
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):  # a property raised AttributeError: that is said
+            return object.__getattribute__(self, name)
         if name.startswith("_"):
             raise AttributeError(name)
-        cure = _METHODS.get(name, "operators, .sum(), .mean(), .max(), .softmax() and cavs.ops")
-        if self._elsewhere and cure == _LATER:
+        cure = _METHODS.get(name, "" if self._elsewhere else _OPERATORS)
+        if self._elsewhere and cure in (_LATER, TO_FLOATS, _SHAPE):
             cure = ""
         cure = "write " * cure.startswith(("ops.", "x ", "W.")) + cure.format(name)
         raise NoAttributeError(

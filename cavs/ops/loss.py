@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from cavs.ir import (
     TensorType,
     apply,
     as_node,
+    broadcast_shapes,
     defop,
     toposort,
 )
@@ -158,10 +160,19 @@ def _mean(x: Node) -> Node:
     return total / apply("maximum", count, 1.0)
 
 
+def _same_elements(x: Node, t: Node) -> bool:
+    """Whether no element of either is repeated where they meet."""
+    try:
+        together = math.prod(broadcast_shapes([x.shape, t.shape]))
+    except ValueError:
+        return False
+    return x.type.width == t.type.width == together
+
+
 def _pair(name: str, prediction: Any, target: Any) -> tuple[Node, Node]:
     """Both as values; rows of one width, so that no element is compared with another's target."""
     x, t = as_node(prediction), as_node(target)
-    if ONE not in (x.type.domain, t.type.domain) and x.type.width != t.type.width:
+    if ONE not in (x.type.domain, t.type.domain) and not _same_elements(x, t):
         raise ShapeError(
             f"[{name}] predictions of shape {list(x.shape)}, targets of shape {list(t.shape)}",
             where=user_line(),

@@ -15,7 +15,7 @@ COPIES = "#copies"  # float feature: for how many vertices a distinct one stands
 PRESENT = "#present "  # + name: for how many where that int feature is present (>= 0)
 
 
-def distinguishing(graph: Graph) -> tuple[str, ...] | None:
+def distinguishing(graph: Graph, training: bool = True) -> tuple[str, ...] | None:
     """The features by which vertices of ``graph`` differ; None where copies must stay apart.
 
     That is where a vertex draws its own random numbers, reads a value of its graph (in backward, to
@@ -24,7 +24,7 @@ def distinguishing(graph: Graph) -> tuple[str, ...] | None:
     """
     names: set[str] = set()
     for n in graph.nodes():
-        if n.op.name == "max_vertices":
+        if training and n.op.name == "max_vertices":
             return None
         if not n.type.domain.by_structure:
             continue

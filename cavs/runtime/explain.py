@@ -220,7 +220,8 @@ def _rows(program: Program, schedule: Any, present: Mapping[str, int], buffer: B
         wanted = buffer.held == "inner"
         return sum(end - begin for key, (begin, end), _ in schedule.kinds if key % 2 == wanted)
     if space < 4:
-        return int((1, batch.num_graphs, batch.num_vertices, batch.num_edges)[space])
+        graphs = len(schedule.graph_offsets) - 1  # the caller's, where vertices are merged, too
+        return int((1, graphs, batch.num_vertices, batch.num_edges)[space])
     key = program.kinds[(space - 4) // 2]
     for found, vertices, edges in schedule.kinds:
         if found == key:

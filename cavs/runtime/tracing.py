@@ -53,7 +53,7 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
         edges=batch.topology.num_edges > 0,
     )
     if variant.merging:
-        variant.distinguishing = distinguishing(variant.traced)
+        variant.distinguishing = distinguishing(variant.traced, variant.training)
     optional, decided = variant.optional, variant.child_numbers
     set_child_numbers(variant, decided or 0)
     variant.child_numbers = decided

@@ -90,13 +90,17 @@ def _logits(outputs: Mapping[str, Any], output: str) -> NDArray[Any]:
     )
 
 
-def _labels(batch: Any, label: str, rows: int) -> NDArray[Any]:
+def _feature(batch: Any, label: str) -> NDArray[Any]:
     if label not in batch:
         raise FeatureError(
             f"the metric reads the labels {label!r}, which the batch has not: {batch!r}",
             hint="pass label=..., the name of the feature that is right",
         )
-    labels = np.asarray(batch[label])
+    return np.asarray(batch[label])
+
+
+def _labels(batch: Any, label: str, rows: int) -> NDArray[Any]:
+    labels = _feature(batch, label)
     if labels.shape != (rows,):
         raise FeatureError(f"label {label!r} has shape {labels.shape}, the output {rows} rows")
     return labels
@@ -153,7 +157,7 @@ def perplexity(label: str = "label", name: str = "perplexity") -> Metric:
     """``exp`` of the loss, for a loss that is the mean cross-entropy over labels >= 0."""
 
     def measure(outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
-        count = float(np.count_nonzero(np.asarray(batch[label]) >= 0))
+        count = float(np.count_nonzero(_feature(batch, label) >= 0))
         return float(outputs["loss"]) * count, count
 
     return Metric(name, measure, "lower", _exp)

@@ -109,7 +109,7 @@ class Binder {
     const int64_t rows = rows_needed(o, in.space, *at_.schedule);
     if (rows >= 0 && f.rows != rows) {
       complain("has " + std::to_string(f.rows) + " rows, the batch needs " + std::to_string(rows) +
-               " (read by " + (o.map == RowMap::kIndex ? array_name(o.array) : "row") + ")");
+               " (read by " + (o.array == Array::kNone ? "row" : array_name(o.array)) + ")");
     }
     s.data = f.data;
     s.base = 0;

@@ -267,6 +267,39 @@ def test_attributes_that_are_asked_for():
             getattr(cavs.Parameter(3), name)
 
 
+def test_errors_inside_properties_are_theirs():
+    wrong = cavs.Parameter(3, init=lambda rng, shape: rng.standard_norml(shape))
+    with pytest.raises(AttributeError, match="standard_norml"):
+        _ = wrong.value
+
+
+class Reader(cavs.VertexFunction):
+    """Reads what the model left in an attribute, which is made outside of it."""
+
+    def __init__(self):
+        self.state = cavs.State(h=4)
+
+    def vertex(self, v):
+        h = ops.tanh(self.context + v.gather().h.sum())
+        v.scatter(h=h)
+        v.push(h)
+
+
+@pytest.mark.parametrize("make", [ops.sum_graph, ops.mean_rows])
+def test_sums_that_are_made_outside_of_the_cell(make):
+    class Two(Classifier):
+        def __init__(self):
+            super().__init__(good)
+            self.reader = Reader()
+
+        def loss(self, batch):
+            x = batch["dense"] - make(batch["dense"])
+            self.reader.context = self.cell(batch.graph, x=x, relation=batch["relation"])
+            return ops.cross_entropy(self.reader(batch.graph), batch["label"])
+
+    assert "loss" in trace(Two()).outputs
+
+
 def test_sizes_that_are_no_tuple():
     with pytest.raises(ShapeError, match=r"Parameter\(4, 5\) has 2(.|\n)*one tuple") as caught:
         cavs.Parameter(4, 5)
@@ -279,10 +312,12 @@ def test_a_model_that_is_called():
         model(batch)
     with pytest.raises(TraceError, match=r"computes with symbols(.|\n)*evaluate\(batch\)"):
         model.loss(batch)
+    assert not hasattr(batch, "graph")
 
 
 def test_what_a_symbolic_batch_lacks():
     def call(model, batch):
+        assert not hasattr(batch, "num_vertices") and not hasattr(batch.graph, "roots")
         return ops.sum_rows(batch["dense"]) / batch.num_graphs
 
     with pytest.raises(TraceError, match=r"no 'num_graphs'(.|\n)*ops.mean_graph") as caught:
@@ -314,3 +349,26 @@ def test_labels_by_another_name():
         metrics.accuracy().measure({"output": np.zeros((1, 2))}, batch)
     with pytest.raises(FeatureError, match=r"has \[\](.|\n)*define forward"):
         metrics.accuracy().measure({}, batch)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "fits"),
+    [
+        (loss, shape, fits)
+        for loss in (ops.mean_squared_error, ops.binary_cross_entropy)
+        for shape, fits in (((3,), True), ((1, 3), True), ((3, 1), False), ((1,), False))
+    ],
+)
+def test_targets_of_another_shape(loss, shape, fits):
+    class Compared(cavs.Model):
+        def loss(self, batch):
+            return loss(ops.tanh(batch["x"]), batch["y"])
+
+    features = {"x": np.zeros((2, 3)), "y": np.full((2, *shape), 0.5)}
+    batch = cavs.batch([cavs.Graph([[], [0]], features)])
+    if fits:
+        assert cavs.Session(Compared()).evaluate(batch).loss > 0
+        return
+    with pytest.raises(ShapeError, match=r"predictions of shape \[3\], targets of shape") as caught:
+        cavs.Session(Compared()).evaluate(batch)
+    assert caught.value.where == line_in(Compared.loss, "return loss")

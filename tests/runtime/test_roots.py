@@ -114,6 +114,8 @@ def test_a_maximum_or_weights_keep_vertices_apart(whole):
     batch = cavs.batch(graphs_of(copies=30, words=3))
     session = compare(OfGraphs(whole), batch)
     assert session.schedule(batch).batch.num_vertices == batch.num_vertices
+    forward = session.schedule(batch, training=False).batch.num_vertices
+    assert (forward < batch.num_vertices) == (whole == "max")
 
 
 @pytest.mark.parametrize("whole", ["leaves", "roots"])
@@ -213,3 +215,10 @@ def test_values_that_are_not_of_vertices(name):
     with pytest.raises(TraceError, match=r"needs vertex values: f32\[\]@graph") as error:
         cavs.Session(Wrong()).gradients(cavs.batch(graphs_of()))
     assert "test_roots.py" in str(error.value)
+
+
+def test_the_report_counts_the_graphs_of_the_caller():
+    batch = cavs.batch(graphs_of(copies=60, words=3))
+    report = cavs.explain(Labelled(), batch)
+    of_graphs = [b for b in report.buffers if b.space == "graph" and b.width == CLASSES]
+    assert of_graphs and all(b.bytes == 4 * CLASSES * batch.num_graphs for b in of_graphs)
