@@ -25,8 +25,8 @@ def join(
 ) -> Graph:
     """The graphs side by side, under a new last vertex whose children are their roots, in order.
 
-    A cell reads at it, or pushes, what it gathers from the k-th: ``v.gather(k).h``, and
-    ``ops.sum_roots`` takes that of the new vertex alone.
+    There ``v.gather(k).h`` of a cell is the state of the k-th; pushed and taken by
+    ``ops.sum_roots`` it is a row a sample.
 
     ``features``: of the new vertex, ``edge_features``: of its edges, one row for each, by the names
     that the graphs have; where none is given integers are absent (-1) and floats 0.
@@ -90,6 +90,11 @@ def _stacked(
                 raise FeatureError(
                     f"{label}: {kind} feature {key!r} has the shape {row.shape}, the "
                     f"{rows} new {'row needs' if rows == 1 else 'rows need'} {shape}"
+                )
+            if last.dtype == np.int32 and row.dtype.kind == "f":
+                raise FeatureError(
+                    f"{label}: {kind} feature {key!r} holds integers, and is given {row.dtype}",
+                    hint="give its rows as integers, too: np.asarray(values, np.int32)",
                 )
             more = row.reshape(shape)
         try:
