@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from cavs.errors import FeatureError, NoAttributeError, user_line
 from cavs.ir import EDGE, FLOAT, GRAPH, INT, VERTEX, Node, apply
@@ -29,6 +29,17 @@ class Feature:
 Schema = Mapping[str, Feature]
 
 
+def _lacks(what: str, name: str, hint: str) -> NoReturn:
+    """AttributeError, with the cure where a user may have written ``name``."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    raise NoAttributeError(
+        f"{what} has no {name!r} in a model, which is traced once for all batches",
+        where=user_line(),
+        hint=hint,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class SymbolicGraph:
     """Stands for the input graphs of a batch."""
@@ -42,13 +53,11 @@ class SymbolicGraph:
         return self.batch.graph if self.top_down else self.batch.reversed_graph
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise NoAttributeError(
-            f"batch.graph has no {name!r} in a model, which is traced once for all batches",
-            where=user_line(),
-            hint="batch.graph.reversed() runs a cell top-down, ops.sum_roots(h) reads the roots; "
-            "give what else the model must know of the graphs as features",
+        _lacks(
+            "batch.graph",
+            name,
+            "batch.graph.reversed() runs a cell top-down, ops.sum_roots(h) reads the roots; give "
+            "what else the model must know of the graphs as features",
         )
 
 
@@ -64,12 +73,10 @@ class SymbolicBatch:
         self.reversed_graph = SymbolicGraph(self, top_down=True)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise NoAttributeError(
-            f"batch has no {name!r} in a model, which is traced once for all batches",
-            where=user_line(),
-            hint='it has batch.graph and features such as batch["token"]; ops.mean_rows and '
+        _lacks(
+            "batch",
+            name,
+            'it has batch.graph and features such as batch["token"]; ops.mean_rows and '
             "ops.mean_graph divide by the number of rows",
         )
 

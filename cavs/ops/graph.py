@@ -6,7 +6,7 @@ meaning (rule GRAPH), so they have no one-row reference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cavs.errors import TraceError, user_line
@@ -16,6 +16,7 @@ from cavs.ir import (
     GRAPH,
     VERTEX,
     BatchRule,
+    Domain,
     Node,
     TensorType,
     apply,
@@ -77,16 +78,22 @@ defop(
 )
 
 
-def _graph_sum_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-    if types[0].domain != VERTEX:
-        raise ValueError("needs a value of every vertex")
-    need_floats(types)
-    return TensorType(FLOAT, types[0].shape, GRAPH)
+def _between(source: Domain, target: Domain) -> Callable[..., TensorType]:
+    """infer of operators from rows of one domain to those of another."""
+
+    def infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+        if types[0].domain != source:
+            raise ValueError(f"needs a value of every {source}")
+        need_floats(types)
+        return TensorType(FLOAT, types[0].shape, target)
+
+    return infer
 
 
+_to_graphs, _from_graphs = _between(VERTEX, GRAPH), _between(GRAPH, VERTEX)
 defop(
     "sum_vertices",
-    infer=_graph_sum_infer,
+    infer=_to_graphs,
     vjp=lambda n, d: (d,),
     rule=BatchRule.GRAPH,
 )
@@ -97,14 +104,7 @@ def _graph_max_vjp(n: Node, d: Node) -> list[Node]:
     return [hit * (d / apply("maximum", apply("sum_vertices", hit), 1.0))]
 
 
-defop("max_vertices", infer=_graph_sum_infer, vjp=_graph_max_vjp, rule=BatchRule.GRAPH)
-
-
-def _to_members_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-    if types[0].domain != GRAPH:
-        raise ValueError("needs a value of every graph")
-    need_floats(types)
-    return TensorType(FLOAT, types[0].shape, VERTEX)
+defop("max_vertices", infer=_to_graphs, vjp=_graph_max_vjp, rule=BatchRule.GRAPH)
 
 
 # The sum over the vertices of a graph that are its members, and the reverse: the sum over the
@@ -112,13 +112,13 @@ def _to_members_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> Ten
 # none, or "vertices", all, where a vertex stands for copies in many graphs.
 defop(
     "sum_members",
-    infer=_graph_sum_infer,
+    infer=_to_graphs,
     vjp=lambda n, d: (apply("to_members", d, members=n.attr("members")),),
     rule=BatchRule.GRAPH,
 )
 defop(
     "to_members",
-    infer=_to_members_infer,
+    infer=_from_graphs,
     vjp=lambda n, d: (apply("sum_members", d, members=n.attr("members")),),
     rule=BatchRule.GRAPH,
 )
@@ -175,7 +175,10 @@ def _of_vertices(value: Any, name: str) -> Node:
 
 
 def sum_graph(value: Any) -> Node:
-    """The sum over the vertices of each graph: vertex rows to one row a graph."""
+    """The sum over the vertices of each graph: vertex rows to one row a graph, of the same shape.
+
+    Here and below: TraceError for a value that is not of vertices.
+    """
     return apply("sum_vertices", _of_vertices(value, "sum_graph"))
 
 
