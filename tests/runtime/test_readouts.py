@@ -214,7 +214,7 @@ def test_values_that_are_not_of_vertices(name):
 
     with pytest.raises(TraceError, match=r"needs vertex values: f32\[\]@graph") as error:
         cavs.Session(Wrong()).gradients(cavs.batch(graphs_of()))
-    assert "test_roots.py" in str(error.value)
+    assert "test_readouts.py" in str(error.value)
 
 
 def test_the_report_counts_the_graphs_of_the_caller():

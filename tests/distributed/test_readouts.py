@@ -7,7 +7,7 @@ import cavs
 from cavs.distributed import Trainer, by_counts
 from cavs.distributed.communicator import run_threads
 from cavs.runtime.session import MERGED_FROM
-from tests.runtime.test_roots import WHOLE, OfGraphs, graphs_of
+from tests.runtime.test_readouts import WHOLE, OfGraphs, graphs_of
 
 
 def model_of(whole):
