@@ -13,7 +13,7 @@ import numpy as np
 from cavs import _engine
 
 KERNELS = _engine.kernels
-UNITS = ("bfloat16x3", "bfloat16")  # products on a matrix unit
+UNITS = KERNELS.bfloat16_tables()  # of instructions for bfloat16
 CODE = KERNELS.MapOpcode
 
 
@@ -159,10 +159,8 @@ def report_map(table: Any, source: Any, store: Any, dtype: str, budget: float) -
 def main() -> None:
     """Parses the arguments and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    isas = [*KERNELS.supported_isas(), *(UNITS if _engine.has_matrix_unit() else ())]
-    parser.add_argument(
-        "--isa", default=_engine.isa(), choices=isas, help=f"{' or '.join(UNITS)}: a matrix unit's"
-    )
+    isas = [*KERNELS.supported_isas(), *UNITS]
+    parser.add_argument("--isa", default=_engine.isa(), choices=isas, help="instruction set")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
     parser.add_argument("--seconds", type=float, default=0.03, help="time for each figure")
     parser.add_argument("--only", choices=("products", "map"), help="print one part")
@@ -171,7 +169,7 @@ def main() -> None:
     if arguments.isa in UNITS:
         if dtype != "float32":
             parser.error(f"{arguments.isa} is for float32")
-        table = KERNELS.matrix_unit_table(arguments.isa)
+        table = UNITS[arguments.isa]
     else:
         table = getattr(KERNELS, f"table_{dtype}")(arguments.isa)
     source, store = (getattr(KERNELS, f"{x}_{dtype}") for x in ("Source", "Store"))

@@ -45,8 +45,8 @@ def _engine() -> str:
         from cavs import _engine as engine
     except ImportError as error:
         return f"not built ({error})"
-    unit = ", matrix unit for bfloat16" if engine.has_matrix_unit() else ""
-    return f"instruction set {engine.isa()}{unit}"
+    found = [engine.isa(products) for products in ("bfloat16x3", "bfloat16")]
+    return "instruction set " + ", ".join(dict.fromkeys([engine.isa(), *found]))
 
 
 def _gpu() -> list[tuple[str, str]]:

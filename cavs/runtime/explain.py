@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cavs import _engine
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.compiler.program import PRESENT_SPACE, Buffer, Program, Stage
 from cavs.compiler.text import buffer_name, cuda_text, map_text, program_text, space_name
@@ -159,7 +160,7 @@ def _run_lines(r: RunReport) -> list[str]:
         f"{r.peak_bytes:,}{ratio}; arena {r.arena_bytes:,}, packed weights {r.packed_bytes:,}"
     )
     if r.products != "float32":
-        lines.append(f"products: {r.products}, on the matrix unit")
+        lines.append(f"products: {r.products}, by {_engine.isa(r.products)}")
     lines += _replay_lines(r.replay)
     lines += [f"  {1e3 * s:9.3f} ms  {kind} {label}".rstrip() for label, kind, s in r.stages]
     lines.append("bytes gathered and written")

@@ -29,5 +29,7 @@ def require_precision(precision: object, on_cpu: bool, dtype: np.dtype[np.generi
 
 
 def products_of(precision: str) -> str:
-    """How this machine's CPU computes products of that precision: exactly without a matrix unit."""
-    return precision if _engine.has_matrix_unit() and precision in OF_THE_CPU else "float32"
+    """How this machine's CPU computes products of that precision: exactly where that is faster."""
+    if precision not in OF_THE_CPU or _engine.isa(precision) == _engine.isa():
+        return "float32"
+    return precision

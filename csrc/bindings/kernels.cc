@@ -357,10 +357,11 @@ void bind_pool(py::module_& m) {
 }  // namespace
 
 void bind_kernels(py::module_& m) {
-  m.def("isa", [] { return kernels<float>().name; }, "The instruction set the kernels use.");
   m.def(
-      "has_matrix_unit", [] { return matrix_unit_table(Products::kSplit) != nullptr; },
-      "Whether this machine has a matrix unit for products of bfloat16.");
+      "isa",
+      [](const std::string& products) { return kernels<float>(products_named(products)).name; },
+      py::arg("products") = name_of(Products::kExact),
+      "The instruction set the kernels use; another where it has such products of float32.");
   py::module_ k = m.def_submodule("kernels", "The kernel tables on numpy arrays, for tests.");
   py::enum_<RowMap>(k, "RowMap")
       .value("SELF", RowMap::kSelf)
@@ -390,10 +391,14 @@ void bind_kernels(py::module_& m) {
   k.def("table_float32", &isa_table<float>, py::arg("isa"), py::return_value_policy::reference);
   k.def("table_float64", &isa_table<double>, py::arg("isa"), py::return_value_policy::reference);
   k.def(
-      "matrix_unit_table",
-      [](const std::string& products) { return matrix_unit_table(products_named(products)); },
-      py::arg("products"), py::return_value_policy::reference,
-      "The best table of float32 with such products on the matrix unit, if this machine has one.");
+      "bfloat16_tables",
+      [] {
+        py::dict tables;
+        for (const IsaTable<float>& t : bfloat16_tables())
+          tables[t.kernels.name] = py::cast(&t, py::return_value_policy::reference);
+        return tables;
+      },
+      "Tables of float32 with products of bfloat16 that this machine runs, by name.");
   k.def(
       "peak_gflops", [] { return peak_gflops(isa_table<float>(kernels<float>().name)); },
       "The float32 multiply-add ceiling of one core with the chosen instruction set, measured.");

@@ -8,8 +8,10 @@
 
 #include "base/config_error.h"
 
-#ifdef CAVS_HAVE_AMX_SPLIT
+#ifdef CAVS_HAVE_AVX512_ROUNDED
 #include <cpuid.h>
+#endif
+#ifdef CAVS_HAVE_AMX_SPLIT
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -38,16 +40,28 @@ std::vector<Isa> built_isas() {
   };
 }
 
+// What a processor tells of its instructions: leaf 7 of cpuid and its next part.
+struct Features {
+  unsigned edx = 0, next_eax = 0;
+};
+[[maybe_unused]] Features features() {
+  Features f;
+#ifdef CAVS_HAVE_AVX512_ROUNDED
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) f.edx = d;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) f.next_eax = a;
+#endif
+  return f;
+}
+[[maybe_unused]] bool has_bfloat16() { return (features().next_eax & 1u << 5) != 0; }
+
 #ifdef CAVS_HAVE_AMX_SPLIT
 // Linux lends the unit's registers, 8 KiB a thread, to processes that ask for them.
 bool granted_matrix_unit() {
   constexpr unsigned kUnit = 1u << 24, kBfloat16 = 1u << 22;  // of edx
   constexpr long kRequest = 0x1023, kRegisters = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  constexpr unsigned kConversions = 1u << 5;          // of eax of the next leaf
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kUnit) == 0 || (d & kBfloat16) == 0)
-    return false;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kConversions) != 0 &&
+  const unsigned edx = features().edx;
+  return (edx & kUnit) != 0 && (edx & kBfloat16) != 0 && has_bfloat16() &&
          syscall(SYS_arch_prctl, kRequest, kRegisters) == 0;
 }
 #endif
@@ -103,27 +117,29 @@ Products products_named(const std::string& name) {
   return static_cast<Products>(found - std::begin(kProducts));
 }
 
-const IsaTable<float>* matrix_unit_table([[maybe_unused]] Products products) {
+const std::vector<IsaTable<float>>& bfloat16_tables() {
+  static const std::vector<IsaTable<float>> tables = [] {
+    std::vector<IsaTable<float>> made;
+    if (chosen_isa() != "avx512") return made;  // what they do not replace is its code
+    [[maybe_unused]] const auto add = [&](void (*take_products)(IsaTable<float>&)) {
+      take_products(made.emplace_back(isa_table<float>("avx512")));
+    };
 #ifdef CAVS_HAVE_AMX_SPLIT
-  static const bool granted = chosen_isa() == "avx512" && granted_matrix_unit();
-  if (!granted || products == Products::kExact) return nullptr;  // what follows is AVX-512 code
-  const auto with = [](void (*take_products)(IsaTable<float>&)) {
-    IsaTable<float> t = avx512::kFloat;
-    take_products(t);
-    return t;
-  };
-  static const IsaTable<float> split = with(amx_split::take_products);
-  static const IsaTable<float> rounded = with(amx_rounded::take_products);
-  return products == Products::kSplit ? &split : &rounded;
-#else
-  return nullptr;
+    if (granted_matrix_unit()) add(amx_split::take_products), add(amx_rounded::take_products);
 #endif
+#ifdef CAVS_HAVE_AVX512_ROUNDED
+    if (has_bfloat16()) add(avx512_rounded::take_products);
+#endif
+    return made;
+  }();
+  return tables;
 }
 
 template <class T>
 const Kernels<T>& kernels(Products products) {
   if constexpr (std::is_same_v<T, float>) {
-    if (const IsaTable<float>* table = matrix_unit_table(products)) return table->kernels;
+    for (const IsaTable<float>& table : bfloat16_tables())
+      if (table.kernels.products == products) return table.kernels;
   }
   return kernels<T>();
 }

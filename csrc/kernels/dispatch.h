@@ -19,8 +19,8 @@ const IsaTable<T>& isa_table(const std::string& isa);
 const char* name_of(Products products);
 Products products_named(const std::string& name);
 
-// The best table with such products on the matrix unit; null where the machine, the system or
-// CAVS_ISA has none, and for exact ones.
-const IsaTable<float>* matrix_unit_table(Products products);
+// The table of AVX-512 with products of bfloat16 instead, those of the faster unit first; none
+// where the machine, the system or CAVS_ISA has none.
+const std::vector<IsaTable<float>>& bfloat16_tables();
 
 }  // namespace cavs

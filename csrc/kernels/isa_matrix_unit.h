@@ -1,56 +1,14 @@
-// Products of float32 on the matrix unit of processors with AMX, which multiplies bfloat16 and adds
-// in float32, 16 times as many a cycle. A number is one piece, the nearest bfloat16, or two: what
-// is left of it, too, together its first 16 bits. Of two, three of the four products of pieces are
-// added; the fourth is left out, 2^-16 at most (Henry, Tang and Heinecke 2019, "Leveraging the
-// bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations").
-// CAVS_PIECES is their number: each has an object of its own.
+// Products of strips on the matrix unit of processors with AMX, which multiplies bfloat16 and adds
+// in float32, 16 times as many a cycle.
 #pragma once
 
-#include "kernels/isa_tile.h"
-#include "kernels/isa_transpose.h"
+#include "kernels/isa_strips.h"
 
 namespace cavs::CAVS_ISA {
 namespace {
 
-// A tile: 16 lines of 16 pairs of bfloat16, of 32 steps of the sum. Line i of a left operand is its
-// row i, pair j its numbers j and j + 16; line j of a right one its rows j and j + 16, pair i its
-// column i. A strip is 32 rows of a left or columns of a right operand: for each 32 steps the tile
-// of its first 16, that of what is left of them if there is one, and those of the last 16.
-constexpr bool kTwo = CAVS_PIECES == 2;
-constexpr int64_t kLines = 16, kDepthUnit = 32, kStrip = 32;
-constexpr int64_t kTileBytes = kLines * kLineBytes, kRest = kTileBytes;
-constexpr int64_t kSecond = CAVS_PIECES * kTileBytes, kUnitBytes = 2 * kSecond;
-
-CAVS_INLINE int64_t units_of(int64_t k) { return ceil_div(k, kDepthUnit); }
-
-using Line = Vector<float>;
-using Bits = VectorTypes<float>::UnsignedVector;
-
-// Sixteen pairs as a line of each of the tiles: the nearest bfloat16, and that of what is left, in
-// which infinity becomes a NaN. Masked forms as in isa_vector.h.
-CAVS_INLINE void split(Line x, Line y, Bits& nearest, Bits& rest) {
-  constexpr __mmask32 all = 0xffffffffu;
-  constexpr uint32_t kHigh = 0xffff0000u;
-  const Bits pairs = ((Bits)iota<float>() + 16u) << 16 | (Bits)iota<float>();  // of halves
-  const auto rounded = [&](Line first, Line second) {
-    const auto halves = (__m512i)_mm512_maskz_cvtne2ps_pbh(all, second, first);
-    return (Bits)_mm512_maskz_permutexvar_epi16(all, (__m512i)pairs, halves);
-  };
-  nearest = rounded(x, y);
-  if (kTwo) rest = rounded(x - (Line)(nearest << 16), y - (Line)(nearest & kHigh));
-}
-CAVS_INLINE void put_line(Line x, Line y, char* line) {
-  auto* out = reinterpret_cast<Bits*>(line);
-  Bits rest;
-  split(x, y, out[0], rest);
-  if (kTwo) out[kRest / kLineBytes] = rest;
-}
-
-// Lanes [0, n) of memory, zeros above; any n.
-CAVS_INLINE Line load_up_to(const float* p, int64_t n) {
-  if (n >= kLines) return load(p);
-  return n > 0 ? load_partial(p, static_cast<int>(n)) : Line{};
-}
+// Rows of a gradient that are added at once, of a large one: each time it is read and written.
+constexpr int64_t kRowsOfLarge = 512;
 
 // The unit's registers are this thread's while one of these lives. Tiles 0 to 3 hold sums, 4 and 5
 // left operands, 6 and 7 right ones.
@@ -120,13 +78,6 @@ CAVS_INLINE void multiply_add() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(Left), "i"(Right));
 }
 
-// Where a product goes.
-struct Result {
-  float* data;
-  int64_t stride, rows, cols;
-  bool accumulate;
-};
-
 template <int Tile>
 CAVS_INLINE void begin_sum(const Result& c, int64_t i, int64_t j) {
   if (c.accumulate)
@@ -165,8 +116,8 @@ CAVS_INLINE void sum_strips(const char* a, const char* b, int64_t units) {
   }
 }
 template <bool Wide>
-CAVS_INLINE void multiply_strips(Unit& unit, const char* a, const char* b, int64_t units,
-                                 const Result& c) {
+CAVS_INLINE void multiply_tall(Unit& unit, const char* a, const char* b, int64_t units,
+                               const Result& c) {
   unit.shape(c.rows, c.cols);
   begin_sum<0>(c, 0, 0);
   begin_sum<1>(c, kLines, 0);
@@ -217,24 +168,26 @@ CAVS_INLINE void multiply_flat(Unit& unit, const char* a, const char* b, int64_t
   if constexpr (Tiles == 4) end_sum<3>(c, 0, 3 * kLines);
 }
 
-// Of strips of any number of rows and columns.
-__attribute__((noinline)) void multiply_any(Unit& unit, const char* a, const char* b, int64_t units,
-                                            float* data, int64_t stride, int64_t rows, int64_t cols,
-                                            bool accumulate) {
-  const Result c{data, stride, rows, cols, accumulate};
+// How many whole right strips a left one of so few rows takes at once.
+CAVS_INLINE int64_t strips_beside(int64_t rows) { return rows <= kLines ? 2 : 1; }
+CAVS_INLINE void multiply_beside(Unit& unit, const char* a, const char* b, int64_t apart,
+                                 int64_t steps, const Result& c) {
+  multiply_flat<4>(unit, a, b, apart, units_of(steps), c);
+}
+
+// Strips of any number of rows and columns.
+__attribute__((noinline)) void multiply_strips(Unit& unit, const char* a, const char* b,
+                                               int64_t steps, const Result& c) {
+  const int64_t units = units_of(steps);
   if (c.rows > kLines && c.cols > kLines) {
-    multiply_strips<true>(unit, a, b, units, c);
+    multiply_tall<true>(unit, a, b, units, c);
   } else if (c.rows > kLines) {
-    multiply_strips<false>(unit, a, b, units, c);
+    multiply_tall<false>(unit, a, b, units, c);
   } else if (c.cols > kLines) {
     multiply_flat<2>(unit, a, b, 0, units, c);
   } else {
     multiply_flat<1>(unit, a, b, 0, units, c);
   }
-}
-
-CAVS_INLINE char* aligned(void* p) {
-  return reinterpret_cast<char*>(round_up(reinterpret_cast<intptr_t>(p), kLineBytes));
 }
 
 }  // namespace

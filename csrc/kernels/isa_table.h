@@ -22,12 +22,13 @@ CAVS_DECLARE_ISA(base)
 CAVS_DECLARE_ISA(avx2)
 CAVS_DECLARE_ISA(avx512)
 
-// Products on the matrix unit instead of the table's own.
-namespace amx_split {
-void take_products(IsaTable<float>& table);
-}
-namespace amx_rounded {
-void take_products(IsaTable<float>& table);
-}
+// Products of bfloat16 instead of the table's own.
+#define CAVS_DECLARE_PRODUCTS(unit)           \
+  namespace unit {                            \
+  void take_products(IsaTable<float>& table); \
+  }
+CAVS_DECLARE_PRODUCTS(amx_split)
+CAVS_DECLARE_PRODUCTS(amx_rounded)
+CAVS_DECLARE_PRODUCTS(avx512_rounded)
 
 }  // namespace cavs

@@ -113,7 +113,7 @@ struct ChunkRows {
   int32_t unit = 12, fewest = 48;
 };
 
-// How products of float32 are computed: exactly, or on a matrix unit for bfloat16, from numbers
+// How products of float32 are computed: exactly, or by instructions for bfloat16, from numbers
 // split into two of these ("bfloat16x3") or rounded to one ("bfloat16").
 enum class Products : uint8_t { kExact, kSplit, kRounded };
 
@@ -182,7 +182,8 @@ struct Kernels {
 template <class T>
 const Kernels<T>& kernels();
 
-// The same with such products; those of float64, and all where there is no matrix unit, are exact.
+// The same with such products, where there are instructions that make them faster; those of float64
+// are exact.
 template <class T>
 const Kernels<T>& kernels(Products products);
 

@@ -15,7 +15,9 @@ from cavs import _engine
 KERNELS = _engine.kernels
 RowMap = KERNELS.RowMap
 SIZES = (0, 1, 2, 5, 6, 7, 15, 16, 17, 31, 33, 63, 64, 65, 150, 300)
-UNITS = ("bfloat16x3", "bfloat16")  # products on a matrix unit
+# Instructions for bfloat16: what this machine has of them.
+UNITS = ("amx-bfloat16x3", "amx-bfloat16", "avx512-bfloat16")
+TABLES = KERNELS.bfloat16_tables()
 SENTINEL = -12345.5
 DTYPES = ("float32", "float64")
 
@@ -30,7 +32,7 @@ class Case:
     @property
     def table(self) -> Any:
         if self.isa in UNITS:
-            return KERNELS.matrix_unit_table(self.isa)
+            return TABLES[self.isa]
         return getattr(KERNELS, f"table_{self.dtype}")(self.isa)
 
     @property
@@ -41,7 +43,7 @@ class Case:
         """Of a sum of products, in parts of the sum of their absolute values."""
         if self.isa not in UNITS:
             return self.eps * (2 + terms / 2)
-        if self.isa == "bfloat16":  # each operand is within 2^-8
+        if not self.isa.endswith("x3"):  # each operand is within 2^-8
             return 2.0**-7 + 2.0**-16 + self.eps * (2 + terms / 2)
         # Each operand is within 2^-17, and the product of what is left of both, 2^-16 at most, is
         # left out; then a sum of three times as many terms.
@@ -64,14 +66,19 @@ every_case = pytest.mark.parametrize(
 )
 
 _PRODUCTS = [(isa, dtype) for isa in KERNELS.supported_isas() for dtype in DTYPES]
-_NO_UNIT = pytest.mark.skipif(not _engine.has_matrix_unit(), reason="needs a matrix unit (AMX)")
 every_product = pytest.mark.parametrize(
     "case",
     [Case(*of) for of in _PRODUCTS]
-    + [pytest.param(Case(unit, "float32"), marks=_NO_UNIT) for unit in UNITS],
+    + [
+        pytest.param(
+            Case(unit, "float32"),
+            marks=pytest.mark.skipif(unit not in TABLES, reason=f"needs {unit}"),
+        )
+        for unit in UNITS
+    ],
     ids=lambda c: f"{c.isa}-{c.dtype}",
 )
-PRODUCTS = _PRODUCTS + [(u, "float32") for u in UNITS if _engine.has_matrix_unit()]
+PRODUCTS = _PRODUCTS + [(unit, "float32") for unit in TABLES]
 
 
 class Guarded:

@@ -1,4 +1,4 @@
-"""precision="bfloat16x3" and "bfloat16": products on a CPU's matrix unit, float32 without one."""
+"""precision="bfloat16x3" and "bfloat16": by instructions for bfloat16 where a CPU has them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,23 @@ from cavs import _engine, nn, ops
 from cavs.errors import ConfigError
 from tests.runtime.trees import Classifier, treebank
 
-needs_unit = pytest.mark.skipif(not _engine.has_matrix_unit(), reason="needs a matrix unit (AMX)")
 SPLIT = "bfloat16x3"
 # Relative norms of differences: factors have 16 and 8 bits.
 BOUNDS = {SPLIT: 1e-4, "bfloat16": 1e-2}
 both = pytest.mark.parametrize("precision", BOUNDS)
+each_here = pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param(
+            precision,
+            marks=pytest.mark.skipif(
+                _engine.isa(precision) == _engine.isa(),
+                reason=f"this processor has no instructions for {precision}",
+            ),
+        )
+        for precision in BOUNDS
+    ],
+)
 
 
 class Chain(cavs.Model):
@@ -79,16 +91,15 @@ def test_a_precision_that_there_is_not(options, found, need):
 
 
 @both
-def test_without_a_matrix_unit_it_is_float32(precision):
+def test_without_instructions_for_it_it_is_float32(precision):
     batch = chains(3, 17, 40)
-    with mock.patch.object(_engine, "has_matrix_unit", lambda: False):
+    with mock.patch.object(_engine, "isa", lambda *_: "avx2"):
         found = gradients(batch, precision)
     expected = gradients(batch)
     assert all((found[name] == expected[name]).all() for name in expected)
 
 
-@needs_unit
-@both
+@each_here
 @pytest.mark.parametrize("lengths", [(1,), (1, 1, 2), (5, 33, 64), (17,) * 40, (2000,)])
 def test_close_to_float64_and_not_closer_than_its_factors(precision, lengths):
     batch = chains(*lengths)
@@ -98,8 +109,7 @@ def test_close_to_float64_and_not_closer_than_its_factors(precision, lengths):
     assert bound / 300 < difference(found, exact, precision) < bound
 
 
-@needs_unit
-@both
+@each_here
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_trees_in_training(precision, threads):
     before = _engine.num_threads()
@@ -126,8 +136,7 @@ def test_trees_in_training(precision, threads):
         _engine.set_num_threads(before)
 
 
-@needs_unit
-@both
+@each_here
 def test_nothing_hides_a_nan(precision):
     batch, model = chains(3, 20), Chain()
     model.cell.parameters()["U"].value[5, 7] = np.nan
@@ -181,9 +190,8 @@ def test_a_session_has_its_own():
         cavs.Trainer(model, cavs.optim.SGD(lr=0.1), session=cavs.Session(model), precision=SPLIT)
 
 
-@needs_unit
-@both
+@each_here
 def test_explain_says_so(precision):
     said = str(cavs.explain(Chain(), chains(3), precision=precision))
-    assert f"products: {precision}, on the matrix unit" in said
-    assert "on the matrix unit" not in str(cavs.explain(Chain(), chains(3)))
+    assert f"products: {precision}, by {_engine.isa(precision)}" in said
+    assert "products: " not in str(cavs.explain(Chain(), chains(3)))

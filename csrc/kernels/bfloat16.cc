@@ -1,10 +1,13 @@
-// The products of the matrix unit, as one object for each number of pieces: compiled with the flags
-// of AVX-512, whose other kernels stay as they are.
+// Products of bfloat16, as one object for each unit that multiplies them and number of pieces:
+// compiled with the flags of AVX-512, whose other kernels stay as they are.
+#include "kernels/isa_strip_products.h"
 #include "kernels/isa_table.h"
-#include "kernels/isa_unit_products.h"
 
 namespace cavs::CAVS_ISA {
 namespace {
+
+#ifdef CAVS_MATRIX_UNIT
+constexpr const char* kName = kTwo ? "amx-bfloat16x3" : "amx-bfloat16";
 
 int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
   alignas(64) static constexpr float zeros[kTileBytes / 4] = {};
@@ -22,12 +25,29 @@ int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
   const int64_t each = kTwo ? 3 : 1;  // make one of float32
   return iterations * 4 * kLines * kLines * kDepthUnit / each;
 }
+#else
+constexpr const char* kName = "avx512-bfloat16";
+
+int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
+  Line sum[kSums];
+  for (int i = 0; i < kSums; ++i) sum[i] = broadcast(static_cast<float>(i));
+  const auto x = (__m512bh)(broadcast(sink[0])), y = (__m512bh)(broadcast(sink[1]));
+  for (int64_t k = 0; k < iterations; ++k) {
+#pragma GCC unroll 32
+    for (Line& s : sum) s = add_pairs(s, x, y);
+  }
+  Line all{};
+  for (const Line& s : sum) all += s;
+  sink[0] = lane_sum<float>(all);
+  return iterations * kSums * kLines * 2;
+}
+#endif
 
 }  // namespace
 
 void take_products(IsaTable<float>& table) {
   Kernels<float>& k = table.kernels;
-  k.name = "avx512 and the matrix unit";
+  k.name = kName;
   k.products = kTwo ? Products::kSplit : Products::kRounded;
   k.panel = kStrip;
   k.depth = kDepthUnit;
