@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one engine thread a worker; set before cavs is imported
     os.environ.setdefault("CAVS_NUM_THREADS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, which wait by spinning
 import cavs._engine  # noqa: F401  # built anew here, once, where a source has changed
 
 # Programs that tests start find the tests, and do not look for changed sources again.

@@ -89,6 +89,9 @@ def join_domains(domains: list[Domain]) -> Domain:
 
     Raises ValueError when two kinds of vertices meet.
     """
+    first = domains[0]
+    if first.base != "present" and all(d is first or d == first for d in domains):
+        return first
     top = max(domains, key=lambda d: d.rank)
     some = next((d for d in domains if d.base == "present"), ONE)
     if some is not ONE and any(d not in (ONE, some) for d in domains):
@@ -101,6 +104,8 @@ def join_domains(domains: list[Domain]) -> Domain:
 
 def broadcast_shapes(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     """NumPy's rule on per-row shapes; ValueError names the two sizes that differ."""
+    if all(s == shapes[0] for s in shapes):
+        return shapes[0]
     rank = max(len(s) for s in shapes)
     result = [1] * rank
     for shape in shapes:

@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("CAVS_TWIN_CACHE", HERE.parents[2] / "build" / "twin"))
 COMPILER = os.environ.get("CAVS_TWIN_CXX", "g++")
 LIBRARY = ".twin.so"  # how the driver knows the path of a module
-DRIVER_FLAGS = ["-std=c++20", "-O1", "-ftree-vectorize", "-march=native", "-g1", "-fPIC"]
+DRIVER_FLAGS = ["-std=c++20", "-O2", "-march=native", "-g1", "-fPIC"]
 DRIVER_FLAGS += ["-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-Wall", "-Wextra", "-Werror"]
 
 

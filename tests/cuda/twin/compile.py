@@ -53,7 +53,7 @@ class TwinCompiler:
         Raises CompileError with g++'s errors and warnings, by line of the source.
         """
         flags = [*FLAGS, f"-DTWIN_CHECKED={int(self.checked)}", *definitions(options)]
-        flags += ["-O0" if name in BRIEF else "-O1"]
+        flags += ["-O0" if name in BRIEF else "-O2"]
         flags += CHECKED if self.checked else []
         flags += [f"-DTWIN_ARCHITECTURE={architecture(options)}"]
         language = [(HERE / header).read_text() for header in LANGUAGE]

@@ -19,6 +19,8 @@ struct Thread {
   void* stack = nullptr;  // of a thread that was left
   Wait wait = Wait::kNone;
   bool finished = false;
+  // Of the first thread of a warp: lanes that an operation of it waits for, and that came last.
+  uint8_t missing = 0, latest = 0;
   int line = 0;        // where it waits
   unsigned syncs = 0;  // calls of __syncwarp() that it came through
   // The warp operation it waits in, and its result.
@@ -28,6 +30,7 @@ struct Thread {
   unsigned size;
   uint64_t bits;
   void* all;
+  bool meets(const Thread& t) const { return line == t.line && op == t.op && mask == t.mask; }
 };
 
 class Run {
@@ -52,6 +55,8 @@ class Run {
   void note(Cell& cell, uintptr_t word, uint8_t bytes, bool write, const void* at);
   void resume(unsigned thread, void* stack);
   void leave(Wait wait, int line);
+  bool awaited(unsigned first, const Thread& me);
+  bool all_wait(unsigned first, const Thread& me);
   void complete_warp(unsigned first, unsigned mask);
   void release(unsigned thread);
   std::string stuck() const;

@@ -22,6 +22,41 @@ void Run::barrier(int line) {
   leave(complete ? Wait::kNone : Wait::kBarrier, line);
 }
 
+// Whether a lane is known to be missing, so that one that arrives need not look at all of them. It
+// looks at the latest alone.
+bool Run::awaited(unsigned first, const Thread& me) {
+  Thread& warp = threads_[first];
+  const auto expected = [&](unsigned lane) {
+    const unsigned t = first + lane;
+    return (me.mask >> lane & 1u) && t != running_ && t < size() && !threads_[t].finished;
+  };
+  const unsigned missing = warp.missing, latest = warp.latest;
+  warp.latest = static_cast<uint8_t>(running_ - first);
+  return expected(missing) && threads_[first + missing].wait != Wait::kWarp && expected(latest) &&
+         threads_[first + latest].wait == Wait::kWarp && threads_[first + latest].meets(me);
+}
+
+// Whether all lanes of the mask wait; fails where one never will, or waits for something else.
+bool Run::all_wait(unsigned first, const Thread& me) {
+  bool complete = true;
+  for (unsigned i = 0; i < kWarp; ++i) {
+    if (!(me.mask >> i & 1u)) continue;
+    const unsigned t = first + i;
+    if (t >= size() || threads_[t].finished)
+      fail(kLaunchFailed, "line " + std::to_string(me.line) + ": a warp operation waits for lane " +
+                              std::to_string(i) + ", which " +
+                              (t >= size() ? "is not in the block" : "has left the kernel"));
+    if (threads_[t].wait != Wait::kWarp) {
+      complete = false;
+      threads_[first].missing = static_cast<uint8_t>(i);
+    } else if (!threads_[t].meets(me)) {
+      fail(kLaunchFailed, "lanes of one warp meet in different warp operations: lines " +
+                              std::to_string(me.line) + " and " + std::to_string(threads_[t].line));
+    }
+  }
+  return complete;
+}
+
 uint64_t Run::warp(WarpOp op, unsigned mask, int line, uint64_t bits, int lane, int width,
                    void* all, unsigned size) {
   const unsigned first = running_ / kWarp * kWarp;
@@ -36,22 +71,7 @@ uint64_t Run::warp(WarpOp op, unsigned mask, int line, uint64_t bits, int lane, 
   me.op = op, me.mask = mask, me.lane = lane, me.width = width, me.size = size, me.bits = bits;
   me.all = all, me.line = line;
   me.wait = Wait::kWarp;
-  bool complete = true;
-  const unsigned count = this->size();
-  for (unsigned i = 0; i < kWarp; ++i) {
-    if (!(mask >> i & 1u)) continue;
-    const unsigned t = first + i;
-    if (t >= count || threads_[t].finished)
-      fail(kLaunchFailed, "line " + std::to_string(line) + ": a warp operation waits for lane " +
-                              std::to_string(i) + ", which " +
-                              (t >= count ? "is not in the block" : "has left the kernel"));
-    if (threads_[t].wait != Wait::kWarp) {
-      complete = false;
-    } else if (threads_[t].line != line || threads_[t].op != op || threads_[t].mask != mask) {
-      fail(kLaunchFailed, "lanes of one warp meet in different warp operations: lines " +
-                              std::to_string(line) + " and " + std::to_string(threads_[t].line));
-    }
-  }
+  const bool complete = !awaited(first, me) && all_wait(first, me);
   if (complete) complete_warp(first, mask);
   leave(complete ? Wait::kNone : Wait::kWarp, line);
   return me.bits;
