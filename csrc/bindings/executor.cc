@@ -38,9 +38,8 @@ void bind_class(py::module_& m) {
       .def(py::init(&make_executor), py::arg("program"), py::arg("parameters"),
            py::arg("products") = name_of(Products::kExact),
            "The parameters (all float32 or all float64, C-contiguous) are read and written in "
-           "place. products: of float32, \"float32\", or where the machine has instructions "
-           "for them, \"bfloat16x3\", of numbers split into two bfloat16, or \"bfloat16\", of "
-           "numbers "
+           "place. products: of float32: \"float32\", or, where the machine has instructions for "
+           "them, \"bfloat16x3\", of numbers split into two bfloat16, or \"bfloat16\", of numbers "
            "rounded to one.")
       .def(
           "run",
