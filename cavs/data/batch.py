@@ -44,8 +44,8 @@ class GraphBatch:
         self.ids: tuple[int, ...] | None = None if ids is None else _whole(ids, len(graphs))
         self.names: tuple[str, ...] = tuple(graph.name for graph in graphs)
         self.topology: _engine.GraphBatch = _engine.collate([graph.topology for graph in graphs])
-        first = graphs[0].schema
-        if any(graph.schema != first for graph in graphs):
+        schemas = [graph.schema for graph in graphs]
+        if schemas.count(schemas[0]) != len(schemas):
             graphs = _agree(graphs, self.graph_label)
         self._absent = frozenset().union(*(graph.absent for graph in graphs))
         self._features = _concatenate(graphs, lambda graph: graph.features)
@@ -216,9 +216,9 @@ def _frozen(array: Array) -> Array:
 def _concatenate(
     graphs: Sequence[Graph], features: Callable[[Graph], Mapping[str, Array]]
 ) -> Mapping[str, Array]:
+    if len(graphs) == 1 or not features(graphs[0]):  # as it is: it cannot be written to
+        return features(graphs[0])
     groups = [features(graph) for graph in graphs]
-    if len(groups) == 1:  # as it is: it cannot be written to
-        return groups[0]
     return MappingProxyType(
         {name: _frozen(np.concatenate([group[name] for group in groups])) for name in groups[0]}
     )

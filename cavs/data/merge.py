@@ -71,13 +71,13 @@ class MergedBatch:
         """
         found = self._schedules.get(optional)
         if found is None:
-            numbers = [name.removeprefix(LEAF) for name in optional if name.startswith(LEAF)]
+            numbers = [int(name.removeprefix(LEAF)) for name in optional if name.startswith(LEAF)]
             presence = self._batch.presence(optional[len(numbers) :])
             masks = np.zeros(self.num_vertices, np.uint32)
             if presence is not None:
                 masks |= presence[self._vertex] << np.uint32(len(numbers))
-            for bit, k in enumerate(numbers):
-                masks |= (self.leaf >> np.uint32(k) & np.uint32(1)) << np.uint32(bit)
+            for bit, k in enumerate(numbers):  # ascending, so no bit moves up
+                masks |= self.leaf >> np.uint32(k - bit) & np.uint32(1 << bit)
             merged_from = self._batch.topology, self.distinct
             found = _engine.make_schedule(self.topology, masks, merged_from)
             self._schedules[optional] = found

@@ -139,6 +139,7 @@ std::shared_ptr<const Graph> make_graph(std::vector<int32_t> offsets,
   check_offsets(*graph);
   const Numbering numbering = check_children(*graph);
   const int32_t n = graph->num_vertices();
+  graph->children_first = numbering == Numbering::kChildrenFirst;
   graph->level.assign(n, 0);
   switch (numbering) {
     case Numbering::kChildrenFirst:

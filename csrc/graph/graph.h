@@ -16,7 +16,8 @@ struct Graph {
   std::vector<int32_t> children;  // num_edges
   std::vector<int32_t> level;     // 1 + max level of the children, 0 without children
   int32_t num_levels = 0;
-  bool chains = false;  // no vertex has more than one child, or more than one parent
+  bool chains = false;          // no vertex has more than one child, or more than one parent
+  bool children_first = false;  // every child has a smaller number than its parents
 
   int32_t num_vertices() const { return static_cast<int32_t>(offsets.size()) - 1; }
   int32_t num_edges() const { return static_cast<int32_t>(children.size()); }

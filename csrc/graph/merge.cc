@@ -12,60 +12,48 @@ uint64_t mixed(uint64_t hash, uint64_t word) {
   return hash ^ (hash >> 32);
 }
 
-uint64_t mixed(uint64_t hash, const FeatureColumn& column, int32_t row) {
-  const std::byte* at = column.data + column.bytes * static_cast<size_t>(row);
-  for (size_t i = 0; i < column.bytes; i += sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, at + i, std::min(sizeof word, column.bytes - i));
+// Of a word for every row; most columns are an int32 or a float a row.
+template <typename Word>
+void mix(const FeatureColumn& column, std::vector<uint64_t>* hashes) {
+  const std::byte* at = column.data;
+  for (uint64_t& hash : *hashes) {
+    Word word;
+    std::memcpy(&word, at, sizeof word);
     hash = mixed(hash, word);
+    at += sizeof word;
   }
-  return hash;
+}
+
+void mix_bytes(const FeatureColumn& column, std::vector<uint64_t>* hashes) {
+  const std::byte* at = column.data;
+  for (uint64_t& hash : *hashes) {
+    for (size_t i = 0; i < column.bytes; i += sizeof(uint64_t)) {
+      uint64_t word = 0;
+      std::memcpy(&word, at + i, std::min(sizeof word, column.bytes - i));
+      hash = mixed(hash, word);
+    }
+    at += column.bytes;
+  }
+}
+
+// A hash of each row of the columns together.
+std::vector<uint64_t> hashes_of(const std::vector<FeatureColumn>& columns, int32_t rows) {
+  std::vector<uint64_t> hashes(rows);
+  for (const auto& column : columns) {
+    if (column.bytes == sizeof(uint32_t)) {
+      mix<uint32_t>(column, &hashes);
+    } else {
+      mix_bytes(column, &hashes);
+    }
+  }
+  return hashes;
 }
 
 bool equal(const FeatureColumn& column, int32_t a, int32_t b) {
-  return std::memcmp(column.data + column.bytes * static_cast<size_t>(a),
-                     column.data + column.bytes * static_cast<size_t>(b), column.bytes) == 0;
-}
-
-// Vertices of the whole batch by level, inside a level by number.
-struct ByLevel {
-  explicit ByLevel(const GraphBatch& batch) : graph_of(batch.num_vertices()) {
-    std::vector<int32_t> next;
-    for (const auto& graph : batch.graphs) {
-      next.resize(std::max(next.size(), static_cast<size_t>(graph->num_levels) + 1));
-      for (const int32_t level : graph->level) ++next[level + 1];
-    }
-    for (size_t i = 1; i < next.size(); ++i) next[i] += next[i - 1];
-    order.resize(graph_of.size());
-    for (int32_t g = 0; g < batch.num_graphs(); ++g) {
-      const auto& level = batch.graphs[g]->level;
-      for (size_t v = 0; v < level.size(); ++v) {
-        const auto id = batch.vertex_offsets[g] + static_cast<int32_t>(v);
-        graph_of[id] = g;
-        order[next[level[v]]++] = id;
-      }
-    }
-  }
-  std::vector<int32_t> order, graph_of;
-};
-
-// Bit k of the mask of a vertex without children: it is the k-th child of another, k < numbers.
-std::vector<uint32_t> uses_of(const GraphBatch& batch, int32_t numbers) {
-  std::vector<uint32_t> uses(batch.num_vertices());
-  for (int32_t g = 0; numbers > 0 && g < batch.num_graphs(); ++g) {
-    const Graph& graph = *batch.graphs[g];
-    for (int32_t v = 0; v < graph.num_vertices(); ++v) {
-      const int32_t begin = graph.offsets[v];
-      const int32_t end = std::min(graph.offsets[v + 1], begin + numbers);
-      for (int32_t e = begin; e < end; ++e) {
-        const int32_t c = graph.children[e];
-        if (graph.offsets[c] == graph.offsets[c + 1]) {
-          uses[batch.vertex_offsets[g] + c] |= uint32_t{1} << (e - begin);
-        }
-      }
-    }
-  }
-  return uses;
+  const std::byte* left = column.data + column.bytes * static_cast<size_t>(a);
+  const std::byte* right = column.data + column.bytes * static_cast<size_t>(b);
+  if (column.bytes == sizeof(uint32_t)) return std::memcmp(left, right, sizeof(uint32_t)) == 0;
+  return std::memcmp(left, right, column.bytes) == 0;
 }
 
 class Merging {
@@ -76,59 +64,105 @@ class Merging {
         of_vertices_(of_vertices),
         of_edges_(of_edges),
         child_numbers_(child_numbers),
-        uses_(uses_of(batch, child_numbers)) {
+        vertex_hashes_(hashes_of(of_vertices, batch.num_vertices())),
+        edge_hashes_(hashes_of(of_edges, of_edges.empty() ? 0 : batch.num_edges())) {
+    const auto n = static_cast<size_t>(batch.num_vertices());
     size_t size = 16;
-    while (size < 2 * static_cast<size_t>(batch.num_vertices())) size *= 2;
-    table_.assign(size, -1);
-    merged_.distinct.resize(batch.num_vertices());
+    while (size < 2 * n) size *= 2;
+    table_.resize(size);
+    merged_.distinct.resize(n);
+    graph_->offsets.reserve(n + 1);
+    graph_->children.reserve(batch.num_edges());
+    graph_->level.reserve(n);
+    for (auto* of_distinct : {&merged_.vertex, &merged_.copies}) of_distinct->reserve(n);
+    merged_.edge.reserve(batch.num_edges());
+    merged_.leaf.reserve(n);
     graph_->offsets.push_back(0);
+    graph_->children_first = true;
   }
 
+  // Graph by graph, children first: copies are of one level, so the first of them is found first.
   MergedGraph run() {
-    const ByLevel levels(batch_);
-    for (const int32_t v : levels.order) visit(v, levels.graph_of[v]);
-    graph_->num_levels = graph_->level.back() + 1;
+    for (int32_t g = 0; g < batch_.num_graphs(); ++g) {
+      const Graph& graph = *batch_.graphs[g];
+      const At at{graph, batch_.vertex_offsets[g], batch_.edge_offsets[g]};
+      note_uses(graph);
+      if (graph.children_first) {
+        for (int32_t v = 0; v < graph.num_vertices(); ++v) visit(at, v);
+      } else {
+        for (const int32_t v : by_level(graph)) visit(at, v);
+      }
+      graph_->num_levels = std::max(graph_->num_levels, graph.num_levels);
+    }
     merged_.graph = std::move(graph_);
     return std::move(merged_);
   }
 
  private:
-  void visit(int32_t v, int32_t g) {
-    const Graph& graph = *batch_.graphs[g];
-    const int32_t first = batch_.vertex_offsets[g], local = v - first;
-    const int32_t begin = graph.offsets[local], end = graph.offsets[local + 1];
+  struct At {
+    const Graph& graph;
+    int32_t vertex, edge;  // its first ones in the batch
+  };
+  struct Slot {
+    uint32_t tag = 0;  // the other half of the hash
+    int32_t distinct = -1;
+  };
+
+  // Bit k of the mask of a vertex without children: it is the k-th child of another.
+  void note_uses(const Graph& graph) {
+    uses_.assign(graph.num_vertices(), 0);
+    for (int32_t v = 0; child_numbers_ > 0 && v < graph.num_vertices(); ++v) {
+      const int32_t begin = graph.offsets[v];
+      const int32_t end = std::min(graph.offsets[v + 1], begin + child_numbers_);
+      for (int32_t e = begin; e < end; ++e) {
+        const int32_t c = graph.children[e];
+        if (graph.offsets[c] == graph.offsets[c + 1]) uses_[c] |= uint32_t{1} << (e - begin);
+      }
+    }
+  }
+
+  // A graph's vertices by level, inside a level by number.
+  const std::vector<int32_t>& by_level(const Graph& graph) {
+    std::vector<int32_t> next(graph.num_levels + 1);
+    for (const int32_t level : graph.level) ++next[level + 1];
+    for (size_t i = 1; i < next.size(); ++i) next[i] += next[i - 1];
+    order_.resize(graph.level.size());
+    for (int32_t v = 0; v < graph.num_vertices(); ++v) order_[next[graph.level[v]]++] = v;
+    return order_;
+  }
+
+  void visit(const At& at, int32_t local) {
+    const int32_t v = at.vertex + local;
+    const int32_t begin = at.graph.offsets[local], end = at.graph.offsets[local + 1];
+    const int32_t edge = at.edge + begin;  // its first, in the batch
+    uint64_t hash =
+        mixed(vertex_hashes_[v], static_cast<uint64_t>(end - begin) << 32 | uses_[local]);
     children_.clear();
     for (int32_t e = begin; e < end; ++e) {
-      children_.push_back(merged_.distinct[first + graph.children[e]]);
+      const int32_t child = merged_.distinct[at.vertex + at.graph.children[e]];
+      children_.push_back(child);
+      hash = mixed(hash, static_cast<uint64_t>(child));
+      if (!edge_hashes_.empty()) hash = mixed(hash, edge_hashes_[at.edge + e]);
     }
-    const int32_t edge = batch_.edge_offsets[g] + begin;  // its first, in the batch
-    const uint64_t hash = hash_of(v, edge);
+    const auto tag = static_cast<uint32_t>(hash >> 32);
     size_t slot = hash & (table_.size() - 1);
-    while (table_[slot] >= 0 && !(hashes_[table_[slot]] == hash && same(table_[slot], v, edge))) {
+    while (table_[slot].distinct >= 0 &&
+           !(table_[slot].tag == tag && same(table_[slot].distinct, v, edge, uses_[local]))) {
       slot = (slot + 1) & (table_.size() - 1);
     }
-    if (table_[slot] < 0) table_[slot] = add(v, edge, hash, graph.level[local]);
-    const int32_t found = table_[slot];
+    if (table_[slot].distinct < 0) {
+      table_[slot] = {tag, add(v, edge, uses_[local], at.graph.level[local])};
+    }
+    const int32_t found = table_[slot].distinct;
     merged_.distinct[v] = found;
     ++merged_.copies[found];
   }
 
-  uint64_t hash_of(int32_t v, int32_t edge) const {
-    uint64_t hash = mixed(children_.size(), uses_[v]);
-    for (const auto& column : of_vertices_) hash = mixed(hash, column, v);
-    for (size_t i = 0; i < children_.size(); ++i) {
-      hash = mixed(hash, static_cast<uint64_t>(children_[i]));
-      for (const auto& column : of_edges_)
-        hash = mixed(hash, column, edge + static_cast<int32_t>(i));
-    }
-    return hash;
-  }
-
-  bool same(int32_t distinct, int32_t v, int32_t edge) const {
+  bool same(int32_t distinct, int32_t v, int32_t edge, uint32_t uses) const {
     const int32_t begin = graph_->offsets[distinct], end = graph_->offsets[distinct + 1];
     if (!std::equal(children_.begin(), children_.end(), graph_->children.begin() + begin,
                     graph_->children.begin() + end) ||
-        (begin == end && merged_.leaf[distinct] != uses_[v])) {
+        (begin == end && merged_.leaf[distinct] != uses)) {
       return false;
     }
     for (const auto& column : of_vertices_) {
@@ -142,7 +176,7 @@ class Merging {
     return true;
   }
 
-  int32_t add(int32_t v, int32_t edge, uint64_t hash, int32_t level) {
+  int32_t add(int32_t v, int32_t edge, uint32_t uses, int32_t level) {
     for (const int32_t child : children_) {
       graph_->children.push_back(child);
       merged_.edge.push_back(edge++);
@@ -151,9 +185,8 @@ class Merging {
     graph_->level.push_back(level);
     merged_.vertex.push_back(v);
     merged_.copies.push_back(0);
-    merged_.leaf.push_back(children_.empty() ? uses_[v] : leaf_children());
-    hashes_.push_back(hash);
-    return static_cast<int32_t>(hashes_.size()) - 1;
+    merged_.leaf.push_back(children_.empty() ? uses : leaf_children());
+    return static_cast<int32_t>(merged_.vertex.size()) - 1;
   }
 
   // Bit k: the k-th of `children_` has no children.
@@ -170,11 +203,12 @@ class Merging {
   const GraphBatch& batch_;
   const std::vector<FeatureColumn>&of_vertices_, &of_edges_;
   const int32_t child_numbers_;
-  const std::vector<uint32_t> uses_;
+  const std::vector<uint64_t> vertex_hashes_, edge_hashes_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   MergedGraph merged_;
-  std::vector<int32_t> table_, children_;  // open addressing, at most half full
-  std::vector<uint64_t> hashes_;
+  std::vector<Slot> table_;  // open addressing, at most half full
+  std::vector<int32_t> children_, order_;
+  std::vector<uint32_t> uses_;  // of the vertices of the graph at hand
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ struct FeatureColumn {
 
 // The distinct vertices of a batch as one graph; a distinct vertex stands for all its copies.
 struct MergedGraph {
-  std::shared_ptr<const Graph> graph;  // numbered by level: children first
+  std::shared_ptr<const Graph> graph;  // children first, those of a level as in the batch
   std::vector<int32_t> vertex;         // distinct vertex -> its first copy in the batch
   std::vector<int32_t> edge;           // edge of graph -> that of the first copy, in the batch
   std::vector<int32_t> distinct;       // vertex of the batch -> distinct vertex
@@ -31,8 +31,8 @@ struct MergedGraph {
 // children, that its k-th child has none.
 //
 // Two vertices are copies if their rows of all columns are equal byte by byte and their children,
-// in order, are copies over equal edges. Hash-consing in the order of the levels: linear in
-// vertices, edges and bytes; equality is tested on the values, never on the hash alone.
+// in order, are copies over equal edges. Hash-consing, children first: linear in vertices, edges
+// and bytes; equality is tested on the values, never on the hash alone.
 MergedGraph merge_copies(const GraphBatch& batch, const std::vector<FeatureColumn>& of_vertices,
                          const std::vector<FeatureColumn>& of_edges, int32_t child_numbers = 0);
 

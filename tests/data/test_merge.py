@@ -73,6 +73,11 @@ def test_equals_the_plain_way(graphs, names):
             found = np.asarray(run.children)[offsets[d] : offsets[d + 1]].tolist()
             assert found == [int(merged.distinct[first + int(c)]) for c in g.children(v)]
             assert run.level[d] == g.topology.level[v]
+    parents = np.repeat(np.arange(merged.num_vertices), np.diff(offsets))
+    assert (np.asarray(run.children) < parents).all()
+    first_copy = [int(np.argmax(merged.distinct == d)) for d in range(merged.num_vertices)]
+    for name in ("token", "x"):
+        np.testing.assert_array_equal(merged[name], whole[name][first_copy])
     if "r" in names:
         assert len(merged["r"]) == run.num_edges
     assert whole.merged(tuple(names)) is merged

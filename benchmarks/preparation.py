@@ -1,0 +1,206 @@
+"""What comes before a step: collation, merging of equal vertices and the schedule, on one thread.
+
+Vertices a second batch after batch, the share of a training step where steps come between, whose
+values sweep the caches, and time and memory of graphs that grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.apart import apart
+from benchmarks.harness import RESULTS, markdown, write_report
+from benchmarks.ratios import summary
+from benchmarks.runner import make_runner
+from benchmarks.runners_cavs import CavsRunner
+from benchmarks.workloads import Case, load
+
+PATIENCE = 600  # seconds for one case
+GROWN = 8  # hidden units of the graphs that grow: what a vertex costs apart from its values
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def share(case: Case, rounds: int) -> dict[str, Any]:
+    """Seconds a batch: prepared after a ``step``, ``between`` two, and once again, ``alone``."""
+    workload = load(case)
+    runner = make_runner("cavs", workload)
+    assert isinstance(runner, CavsRunner)
+    plans = [runner.prepare(batch) for batch in workload.batches]
+    runner.train_all(plans)  # memory grows, programs compile
+
+    def prepare() -> float:
+        start = time.perf_counter()
+        for batch in workload.batches:  # one is dropped as the next comes, as in training
+            runner.prepare(batch)
+        return (time.perf_counter() - start) / len(plans)
+
+    def step() -> float:
+        start = time.perf_counter()
+        runner.train_all(plans)
+        return (time.perf_counter() - start) / len(plans)
+
+    rows = [(step(), prepare(), prepare()) for _ in range(rounds)]
+    steps, between, alone = map(list, zip(*rows, strict=True))
+    return {
+        "case": case.record(),
+        "vertices": sum(workload.vertices) / len(plans),
+        "step": summary(steps),
+        "between": summary(between),
+        "alone": summary(alone),
+        "share": summary([p / s for s, p, _ in rows]),
+    }
+
+
+def grown(shape: str, vertices: int) -> dict[str, Any]:
+    """One graph, in a process of its own: seconds to build it, to prepare it and for a step.
+
+    bytes: the most memory that the process took from then on, a vertex.
+    """
+    import cavs
+    from cavs import nn
+
+    random = np.random.default_rng(0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    features = {
+        "token": random.integers(0, 1000, vertices).astype(np.int32),
+        "label": random.integers(0, 5, vertices).astype(np.int32),
+    }
+    if shape == "chain":
+        make = lambda: cavs.Graph.chain(vertices, features=features)  # noqa: E731
+    else:  # every vertex hangs below a random one of the ten before it: deep, of any arity
+        back = np.minimum(random.integers(1, 11, vertices), np.arange(vertices))
+        parents = np.where(np.arange(vertices) > 0, np.arange(vertices) - back, -1)
+        make = lambda: cavs.Graph.from_parents(parents, features=features)  # noqa: E731
+    start = time.perf_counter()
+    graph = make()
+    built = time.perf_counter() - start
+
+    class Classifier(cavs.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(1000, GROWN)
+            self.cell = nn.ChildSumTreeLSTM(GROWN, GROWN)
+            self.out = nn.Linear(GROWN, 5)
+
+        def loss(self, batch: Any) -> Any:
+            states = self.cell(batch.graph, x=self.embed(batch["token"]))
+            return cavs.ops.cross_entropy(self.out(states), batch["label"])
+
+    trainer = cavs.Trainer(Classifier(), cavs.optim.SGD(lr=0.01))
+    batch = cavs.batch([graph])
+    prepare = seconds(lambda: trainer.session.prepare(batch))
+    trainer.step(batch)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    fresh = cavs.batch([graph])
+    return {
+        "shape": shape,
+        "vertices": vertices,
+        "levels": graph.depth,
+        "build": built,
+        "prepare": prepare + seconds(lambda: trainer.session.prepare(fresh)),
+        "step": seconds(lambda: trainer.step(fresh)),
+        "bytes": (peak - before) * 1024 / vertices,
+    }
+
+
+def shares_table(found: list[dict[str, Any]]) -> str:
+    headers = ["case", "vertices", "alone ms", "vertices/s", "between steps ms", "share of a step"]
+    return markdown(
+        headers,
+        [
+            [
+                Case(**entry["case"]).title,
+                f"{entry['vertices']:.0f}",
+                f"{entry['alone']['median'] * 1e3:.3f}",
+                f"{entry['vertices'] / entry['alone']['median'] / 1e6:.1f} M",
+                f"{entry['between']['median'] * 1e3:.3f}",
+                f"{entry['share']['median']:.1%}",
+            ]
+            for entry in found
+        ],
+    )
+
+
+def growth_table(found: list[dict[str, Any]]) -> str:
+    headers = [
+        "graph",
+        "vertices",
+        "levels",
+        "build s",
+        "preparation s",
+        "step s",
+        "bytes a vertex",
+    ]
+    return markdown(
+        headers,
+        [
+            [
+                entry["shape"],
+                f"{entry['vertices']:,}",
+                f"{entry['levels']:,}",
+                f"{entry['build']:.3f}",
+                f"{entry['prepare']:.3f}",
+                f"{entry['step']:.3f}",
+                f"{entry['bytes']:.0f}",
+            ]
+            for entry in found
+        ],
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.preparation",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--workloads", nargs="+", default=["tree-lstm", "tree-fc", "var-lstm"])
+    add("--hidden", type=int, nargs="+", default=[128], metavar="H")
+    add("--batch-size", type=int, nargs="+", default=[32, 256], metavar="N")
+    add("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="of the step")
+    add("--vertices", type=int, nargs="*", default=[5_000, 100_000, 1_000_000], metavar="N")
+    add("--rounds", type=int, default=20)
+    add("--batches", type=int, default=8)
+    add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR")
+    add("--out", type=Path, default=RESULTS / "preparation.json", help="result file")
+    given = parser.parse_args(arguments)
+    cases = [
+        replace(
+            Case(workload, hidden, size, batches=given.batches, data=given.data),
+            threads=threads,
+            embedding=hidden if workload == "tree-fc" else 300,
+        )
+        for workload in given.workloads
+        for hidden in given.hidden
+        for size in given.batch_size
+        for threads in given.threads
+    ]
+    shares = [apart(share, case, given.rounds, patience=PATIENCE) for case in cases]
+    text = shares_table(shares)
+    print(text, end="\n\n", flush=True)
+    shapes = [(shape, n) for shape in ("chain", "tree") for n in given.vertices]
+    growth = [apart(grown, shape, n, patience=PATIENCE) for shape, n in shapes]
+    print(growth_table(growth))
+    write_report(
+        given.out, f"{text}\n\n{growth_table(growth)}", {"shares": shares, "growth": growth}
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
