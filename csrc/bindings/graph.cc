@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -70,8 +71,13 @@ auto of_rows(const int32_t* (Schedule::*found)() const) {
   };
 }
 
-py::array owned(const std::vector<int32_t>& values) {
-  return py::array_t<int32_t>(static_cast<py::ssize_t>(values.size()), values.data());
+template <class T>
+py::array owned(std::vector<T> values) {
+  auto kept = std::make_unique<std::vector<T>>(std::move(values));
+  const auto* data = kept->data();
+  const auto size = static_cast<py::ssize_t>(kept->size());
+  const py::capsule owner(kept.release(), [](void* p) { delete static_cast<std::vector<T>*>(p); });
+  return py::array_t<T>(size, data, owner);
 }
 
 std::vector<int32_t> to_vector(const Indices& array, const char* name) {
@@ -157,10 +163,10 @@ void bind_structures(py::module_& m) {
           const py::gil_scoped_release release;
           merged = merge_copies(*batch, vertices, edges, child_numbers);
         }
-        return py::make_tuple(
-            std::const_pointer_cast<Graph>(merged.graph), owned(merged.vertex), owned(merged.edge),
-            owned(merged.distinct), owned(merged.copies),
-            Masks(static_cast<py::ssize_t>(merged.leaf.size()), merged.leaf.data()));
+        return py::make_tuple(std::const_pointer_cast<Graph>(merged.graph),
+                              owned(std::move(merged.vertex)), owned(std::move(merged.edge)),
+                              owned(std::move(merged.distinct)), owned(std::move(merged.copies)),
+                              owned(std::move(merged.leaf)));
       },
       py::arg("batch").none(false), py::arg("of_vertices"), py::arg("of_edges"),
       py::arg("child_numbers") = 0,

@@ -12,48 +12,55 @@ uint64_t mixed(uint64_t hash, uint64_t word) {
   return hash ^ (hash >> 32);
 }
 
-// Of a word for every row; most columns are an int32 or a float a row.
-template <typename Word>
-void mix(const FeatureColumn& column, std::vector<uint64_t>* hashes) {
-  const std::byte* at = column.data;
-  for (uint64_t& hash : *hashes) {
-    Word word;
-    std::memcpy(&word, at, sizeof word);
-    hash = mixed(hash, word);
-    at += sizeof word;
-  }
-}
-
-void mix_bytes(const FeatureColumn& column, std::vector<uint64_t>* hashes) {
-  const std::byte* at = column.data;
-  for (uint64_t& hash : *hashes) {
-    for (size_t i = 0; i < column.bytes; i += sizeof(uint64_t)) {
-      uint64_t word = 0;
-      std::memcpy(&word, at + i, std::min(sizeof word, column.bytes - i));
-      hash = mixed(hash, word);
-    }
-    at += column.bytes;
-  }
-}
-
-// A hash of each row of the columns together.
-std::vector<uint64_t> hashes_of(const std::vector<FeatureColumn>& columns, int32_t rows) {
-  std::vector<uint64_t> hashes(rows);
-  for (const auto& column : columns) {
-    if (column.bytes == sizeof(uint32_t)) {
-      mix<uint32_t>(column, &hashes);
-    } else {
-      mix_bytes(column, &hashes);
+// A word for each row of some columns: the row itself, if it has at most eight bytes, or a hash.
+struct Rows {
+  Rows(const std::vector<FeatureColumn>& columns, int32_t count) : words(count) {
+    size_t bytes = 0;
+    for (const auto& column : columns) bytes += column.bytes;
+    exact = bytes <= sizeof(uint64_t);
+    size_t at = 0;  // in the word
+    for (const auto& column : columns) {
+      if (exact && column.bytes == sizeof(uint32_t)) {  // most: an int32 or a float
+        place<sizeof(uint32_t)>(column, at);
+      } else if (exact && column.bytes == sizeof(uint64_t)) {
+        place<sizeof(uint64_t)>(column, at);
+      } else {
+        mix(column);
+      }
+      at += column.bytes;
     }
   }
-  return hashes;
-}
+
+  std::vector<uint64_t> words;
+  bool exact;  // rows are equal if their words are
+
+ private:
+  template <size_t bytes>
+  void place(const FeatureColumn& column, size_t at) {
+    const std::byte* row = column.data;
+    for (uint64_t& word : words) {
+      std::memcpy(reinterpret_cast<std::byte*>(&word) + at, row, bytes);
+      row += bytes;
+    }
+  }
+
+  void mix(const FeatureColumn& column) {
+    exact = false;
+    const std::byte* row = column.data;
+    for (uint64_t& word : words) {
+      for (size_t i = 0; i < column.bytes; i += sizeof(uint64_t)) {
+        uint64_t part = 0;
+        std::memcpy(&part, row + i, std::min(sizeof part, column.bytes - i));
+        word = mixed(word, part);
+      }
+      row += column.bytes;
+    }
+  }
+};
 
 bool equal(const FeatureColumn& column, int32_t a, int32_t b) {
-  const std::byte* left = column.data + column.bytes * static_cast<size_t>(a);
-  const std::byte* right = column.data + column.bytes * static_cast<size_t>(b);
-  if (column.bytes == sizeof(uint32_t)) return std::memcmp(left, right, sizeof(uint32_t)) == 0;
-  return std::memcmp(left, right, column.bytes) == 0;
+  return std::memcmp(column.data + column.bytes * static_cast<size_t>(a),
+                     column.data + column.bytes * static_cast<size_t>(b), column.bytes) == 0;
 }
 
 class Merging {
@@ -64,21 +71,19 @@ class Merging {
         of_vertices_(of_vertices),
         of_edges_(of_edges),
         child_numbers_(child_numbers),
-        vertex_hashes_(hashes_of(of_vertices, batch.num_vertices())),
-        edge_hashes_(hashes_of(of_edges, of_edges.empty() ? 0 : batch.num_edges())) {
+        vertices_(of_vertices, batch.num_vertices()),
+        edges_(of_edges, of_edges.empty() ? 0 : batch.num_edges()) {
     const auto n = static_cast<size_t>(batch.num_vertices());
     size_t size = 16;
     while (size < 2 * n) size *= 2;
     table_.resize(size);
-    merged_.distinct.resize(n);
-    graph_->offsets.reserve(n + 1);
-    graph_->children.reserve(batch.num_edges());
-    graph_->level.reserve(n);
-    for (auto* of_distinct : {&merged_.vertex, &merged_.copies}) of_distinct->reserve(n);
-    merged_.edge.reserve(batch.num_edges());
-    merged_.leaf.reserve(n);
-    graph_->offsets.push_back(0);
     graph_->children_first = true;
+    graph_->offsets.resize(n + 1);
+    graph_->level.resize(n);
+    for (auto* values : {&merged_.distinct, &merged_.vertex, &merged_.copies}) values->resize(n);
+    merged_.leaf.resize(n);
+    graph_->children.resize(batch.num_edges());
+    merged_.edge.resize(batch.num_edges());
   }
 
   // Graph by graph, children first: copies are of one level, so the first of them is found first.
@@ -94,6 +99,11 @@ class Merging {
       }
       graph_->num_levels = std::max(graph_->num_levels, graph.num_levels);
     }
+    const auto edges = static_cast<size_t>(graph_->offsets[count_]);
+    graph_->offsets.resize(count_ + 1);
+    for (auto* values : {&graph_->level, &merged_.vertex, &merged_.copies}) values->resize(count_);
+    merged_.leaf.resize(count_);
+    for (auto* values : {&graph_->children, &merged_.edge}) values->resize(edges);
     merged_.graph = std::move(graph_);
     return std::move(merged_);
   }
@@ -132,69 +142,67 @@ class Merging {
   }
 
   void visit(const At& at, int32_t local) {
-    const int32_t v = at.vertex + local;
-    const int32_t begin = at.graph.offsets[local], end = at.graph.offsets[local + 1];
+    const int32_t v = at.vertex + local, begin = at.graph.offsets[local];
+    const int32_t arity = at.graph.offsets[local + 1] - begin;
     const int32_t edge = at.edge + begin;  // its first, in the batch
-    uint64_t hash =
-        mixed(vertex_hashes_[v], static_cast<uint64_t>(end - begin) << 32 | uses_[local]);
-    children_.clear();
-    for (int32_t e = begin; e < end; ++e) {
-      const int32_t child = merged_.distinct[at.vertex + at.graph.children[e]];
-      children_.push_back(child);
-      hash = mixed(hash, static_cast<uint64_t>(child));
-      if (!edge_hashes_.empty()) hash = mixed(hash, edge_hashes_[at.edge + e]);
+    // Its children among the distinct vertices stand where they stay if it is new.
+    int32_t* const children = graph_->children.data() + graph_->offsets[count_];
+    uint64_t hash = mixed(mixed(0, vertices_.words[v]), uint64_t(arity) << 32 | uses_[local]);
+    for (int32_t i = 0; i < arity; ++i) {
+      children[i] = merged_.distinct[at.vertex + at.graph.children[begin + i]];
+      hash = mixed(hash, static_cast<uint64_t>(children[i]));
+      if (!of_edges_.empty()) hash = mixed(hash, edges_.words[edge + i]);
     }
     const auto tag = static_cast<uint32_t>(hash >> 32);
     size_t slot = hash & (table_.size() - 1);
-    while (table_[slot].distinct >= 0 &&
-           !(table_[slot].tag == tag && same(table_[slot].distinct, v, edge, uses_[local]))) {
+    while (
+        table_[slot].distinct >= 0 &&
+        !(table_[slot].tag == tag && same(table_[slot].distinct, v, edge, arity, uses_[local]))) {
       slot = (slot + 1) & (table_.size() - 1);
     }
     if (table_[slot].distinct < 0) {
-      table_[slot] = {tag, add(v, edge, uses_[local], at.graph.level[local])};
+      table_[slot] = {tag, add(v, edge, arity, uses_[local], at.graph.level[local])};
     }
-    const int32_t found = table_[slot].distinct;
-    merged_.distinct[v] = found;
-    ++merged_.copies[found];
+    merged_.distinct[v] = table_[slot].distinct;
+    ++merged_.copies[table_[slot].distinct];
   }
 
-  bool same(int32_t distinct, int32_t v, int32_t edge, uint32_t uses) const {
-    const int32_t begin = graph_->offsets[distinct], end = graph_->offsets[distinct + 1];
-    if (!std::equal(children_.begin(), children_.end(), graph_->children.begin() + begin,
-                    graph_->children.begin() + end) ||
-        (begin == end && merged_.leaf[distinct] != uses)) {
+  bool same(int32_t distinct, int32_t v, int32_t edge, int32_t arity, uint32_t uses) const {
+    const int32_t first = merged_.vertex[distinct], begin = graph_->offsets[distinct];
+    const int32_t* const children = graph_->children.data();
+    if (vertices_.words[first] != vertices_.words[v] ||
+        graph_->offsets[distinct + 1] - begin != arity ||
+        (arity == 0 && merged_.leaf[distinct] != uses) ||
+        !std::equal(children + begin, children + begin + arity,
+                    children + graph_->offsets[count_])) {
       return false;
     }
-    for (const auto& column : of_vertices_) {
-      if (!equal(column, merged_.vertex[distinct], v)) return false;
+    for (size_t c = 0; !vertices_.exact && c < of_vertices_.size(); ++c) {
+      if (!equal(of_vertices_[c], first, v)) return false;
     }
     for (const auto& column : of_edges_) {
-      for (int32_t e = begin; e < end; ++e) {
-        if (!equal(column, merged_.edge[e], edge + e - begin)) return false;
+      for (int32_t i = 0; i < arity; ++i) {
+        if (!equal(column, merged_.edge[begin + i], edge + i)) return false;
       }
     }
     return true;
   }
 
-  int32_t add(int32_t v, int32_t edge, uint32_t uses, int32_t level) {
-    for (const int32_t child : children_) {
-      graph_->children.push_back(child);
-      merged_.edge.push_back(edge++);
-    }
-    graph_->offsets.push_back(static_cast<int32_t>(graph_->children.size()));
-    graph_->level.push_back(level);
-    merged_.vertex.push_back(v);
-    merged_.copies.push_back(0);
-    merged_.leaf.push_back(children_.empty() ? uses : leaf_children());
-    return static_cast<int32_t>(merged_.vertex.size()) - 1;
+  int32_t add(int32_t v, int32_t edge, int32_t arity, uint32_t uses, int32_t level) {
+    const int32_t begin = graph_->offsets[count_];
+    for (int32_t i = 0; i < arity; ++i) merged_.edge[begin + i] = edge + i;
+    merged_.vertex[count_] = v;
+    merged_.leaf[count_] = arity == 0 ? uses : leaf_children(begin, arity);
+    graph_->level[count_] = level;
+    graph_->offsets[count_ + 1] = begin + arity;
+    return count_++;
   }
 
-  // Bit k: the k-th of `children_` has no children.
-  uint32_t leaf_children() const {
+  // Bit k: the k-th child has no children.
+  uint32_t leaf_children(int32_t begin, int32_t arity) const {
     uint32_t mask = 0;
-    const size_t numbers = std::min(children_.size(), static_cast<size_t>(child_numbers_));
-    for (size_t k = 0; k < numbers; ++k) {
-      const int32_t c = children_[k];
+    for (int32_t k = 0; k < std::min(arity, child_numbers_); ++k) {
+      const int32_t c = graph_->children[begin + k];
       if (graph_->offsets[c] == graph_->offsets[c + 1]) mask |= uint32_t{1} << k;
     }
     return mask;
@@ -203,11 +211,12 @@ class Merging {
   const GraphBatch& batch_;
   const std::vector<FeatureColumn>&of_vertices_, &of_edges_;
   const int32_t child_numbers_;
-  const std::vector<uint64_t> vertex_hashes_, edge_hashes_;
+  const Rows vertices_, edges_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   MergedGraph merged_;
+  int32_t count_ = 0;        // distinct vertices so far
   std::vector<Slot> table_;  // open addressing, at most half full
-  std::vector<int32_t> children_, order_;
+  std::vector<int32_t> order_;
   std::vector<uint32_t> uses_;  // of the vertices of the graph at hand
 };
 

@@ -104,7 +104,6 @@ void sort_vertices(const Vertices& vertices, Schedule* schedule) {
 void place_edges(Schedule* schedule) {
   const GraphBatch& batch = *schedule->batch;
   const int32_t n = batch.num_vertices(), m = batch.num_edges();
-  schedule->graph_of.resize(n);
   schedule->edge_offsets.assign(n + 1, 0);
   int32_t* counts = schedule->edge_offsets.data() + 1;
   for (int32_t g = 0; g < batch.num_graphs(); ++g) {
@@ -113,7 +112,6 @@ void place_edges(Schedule* schedule) {
     for (int32_t v = 0; v < graph.num_vertices(); ++v) {
       const int32_t arity = graph.offsets[v + 1] - graph.offsets[v];
       counts[row[v]] = arity;
-      schedule->graph_of[row[v]] = g;
       schedule->max_arity = std::max(schedule->max_arity, arity);
     }
   }
@@ -219,12 +217,18 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
   // A graph's vertices are contiguous ids, so its rows stand in `row` one after the other.
   schedule->graphs = merged_from.graphs ? merged_from.graphs : schedule->batch;
   schedule->graph_offsets = schedule->graphs->vertex_offsets;
-  schedule->graph_rows = schedule->row;
   if (merged_from.graphs) {
-    schedule->graph_of.clear();
     schedule->graph_rows.resize(schedule->graphs->num_vertices());
     for (size_t v = 0; v < schedule->graph_rows.size(); ++v) {
       schedule->graph_rows[v] = schedule->row[merged_from.distinct[v]];
+    }
+  } else {
+    schedule->graph_rows = schedule->row;
+    schedule->graph_of.resize(schedule->row.size());
+    for (int32_t g = 0; g < schedule->num_graphs(); ++g) {
+      for (int32_t v = schedule->graph_offsets[g]; v < schedule->graph_offsets[g + 1]; ++v) {
+        schedule->graph_of[schedule->row[v]] = g;
+      }
     }
   }
   return schedule;
