@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.apart import apart
-from benchmarks.harness import RESULTS, markdown, write_report
+from benchmarks.fresh import fresh
+from benchmarks.harness import RESULTS, batches_for, markdown, write_report
 from benchmarks.ratios import summary
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import CavsRunner
@@ -35,7 +36,10 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def share(case: Case, rounds: int) -> dict[str, Any]:
-    """Seconds a batch: prepared after a ``step``, ``between`` two, and once again, ``alone``."""
+    """Seconds a batch: prepared after a ``step``, ``between`` two, and once again, ``alone``.
+
+    loaded: how much longer steps take on batches that a DataLoader prepares in the background.
+    """
     workload = load(case)
     runner = make_runner("cavs", workload)
     assert isinstance(runner, CavsRunner)
@@ -62,6 +66,7 @@ def share(case: Case, rounds: int) -> dict[str, Any]:
         "between": summary(between),
         "alone": summary(alone),
         "share": summary([p / s for s, p, _ in rows]),
+        "loaded": fresh(case, rounds)["exposed"],
     }
 
 
@@ -118,7 +123,15 @@ def grown(shape: str, vertices: int) -> dict[str, Any]:
 
 
 def shares_table(found: list[dict[str, Any]]) -> str:
-    headers = ["case", "vertices", "alone ms", "vertices/s", "between steps ms", "share of a step"]
+    headers = [
+        "case",
+        "vertices",
+        "alone ms",
+        "vertices/s",
+        "between steps ms",
+        "share of a step",
+        "loaded",
+    ]
     return markdown(
         headers,
         [
@@ -129,6 +142,7 @@ def shares_table(found: list[dict[str, Any]]) -> str:
                 f"{entry['vertices'] / entry['alone']['median'] / 1e6:.1f} M",
                 f"{entry['between']['median'] * 1e3:.3f}",
                 f"{entry['share']['median']:.1%}",
+                f"{entry['loaded']['median']:+.1%}",
             ]
             for entry in found
         ],
@@ -174,14 +188,15 @@ def main(arguments: list[str] | None = None) -> int:
     add("--batch-size", type=int, nargs="+", default=[32, 256], metavar="N")
     add("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="of the step")
     add("--vertices", type=int, nargs="*", default=[5_000, 100_000, 1_000_000], metavar="N")
-    add("--rounds", type=int, default=20)
-    add("--batches", type=int, default=8)
+    add("--rounds", type=int, default=10)
+    add("--batches", type=int, default=0, help="batches of a pass; 0: by batch size")
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR")
     add("--out", type=Path, default=RESULTS / "preparation.json", help="result file")
     given = parser.parse_args(arguments)
     cases = [
         replace(
-            Case(workload, hidden, size, batches=given.batches, data=given.data),
+            Case(workload, hidden, size, data=given.data),
+            batches=given.batches or batches_for(size, quick=False),
             threads=threads,
             embedding=hidden if workload == "tree-fc" else 300,
         )
