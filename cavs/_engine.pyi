@@ -29,6 +29,12 @@ def merge_copies(
     of_edges: Sequence[NDArray[Any]],
     child_numbers: int = 0,
 ) -> tuple[Graph, _Indices, _Indices, _Indices, _Indices, NDArray[np.uint32]]: ...
+def presence_masks(
+    features: Sequence[NDArray[Any]],
+    rows: _Indices | None = None,
+    leaf: NDArray[np.uint32] | None = None,
+    child_numbers: Sequence[int] = (),
+) -> NDArray[np.uint32]: ...
 def make_schedule(
     batch: GraphBatch,
     presence: ArrayLike | None = None,

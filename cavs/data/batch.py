@@ -42,7 +42,6 @@ class GraphBatch:
                 raise FeatureError(f"a batch is made of cavs.Graph, but item {i} is {graph!r:.80}")
         self.graphs: tuple[Graph, ...] = tuple(graphs)
         self.ids: tuple[int, ...] | None = None if ids is None else _whole(ids, len(graphs))
-        self.names: tuple[str, ...] = tuple(graph.name for graph in graphs)
         self.topology: _engine.GraphBatch = _engine.collate([graph.topology for graph in graphs])
         schemas = [graph.schema for graph in graphs]
         if schemas.count(schemas[0]) != len(schemas):
@@ -59,6 +58,11 @@ class GraphBatch:
         self._schedules: dict[tuple[str, ...], _engine.Schedule] = {}
         self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
         self._schema: dict[str, FeatureSpec] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the graphs, "" where one has none."""
+        return tuple(graph.name for graph in self.graphs)
 
     @property
     def num_graphs(self) -> int:
@@ -118,7 +122,7 @@ class GraphBatch:
     def graph_label(self, index: int) -> str:
         """How errors call graph ``index`` of the batch: its id in the data set and its name."""
         number = index if self.ids is None else self.ids[index]
-        name = self.names[index]
+        name = self.graphs[index].name
         return f'graph {number} "{name}"' if name else f"graph {number}"
 
     def graph_of_vertex(self, vertex: int) -> int:
@@ -145,7 +149,9 @@ class GraphBatch:
         """
         found = self._schedules.get(optional)
         if found is None:
-            found = _engine.make_schedule(self.topology, self.presence(optional))
+            features = self.optional_features(optional)
+            masks = _engine.presence_masks(features) if features else None
+            found = _engine.make_schedule(self.topology, masks)
             self._schedules[optional] = found
         return found
 
@@ -157,17 +163,14 @@ class GraphBatch:
             found = self._merged[key] = MergedBatch(self, names, child_numbers)
         return found
 
-    def presence(self, optional: tuple[str, ...]) -> Array | None:
-        """uint32 [num_vertices]: the presence mask of every vertex, see `schedule`."""
-        if not optional:
-            return None
-        if len(optional) > MAX_OPTIONAL:
+    def optional_features(self, names: tuple[str, ...]) -> list[Array]:
+        """Int vertex features that may be absent, see `schedule`. FeatureError if one cannot."""
+        if len(names) > MAX_OPTIONAL:
             raise FeatureError(
-                f"{len(optional)} features may be absent; at most {MAX_OPTIONAL} can",
+                f"{len(names)} features may be absent; at most {MAX_OPTIONAL} can",
                 hint="give an index of its own, instead of -1, to what some of them lack",
             )
-        presence: Array | None = None
-        for bit, name in enumerate(optional):
+        for name in names:
             if name not in self._features:
                 raise self._unknown(name, "vertex ")
             values = self._features[name]
@@ -176,9 +179,7 @@ class GraphBatch:
                     f'feature "{name}" cannot be absent: it is {values.dtype} with rows of shape '
                     f"{values.shape[1:]}; only int features with one number a vertex can"
                 )
-            mask = (values >= 0).astype(np.uint32)
-            presence = mask if presence is None else presence | mask << np.uint32(bit)
-        return presence
+        return [self._features[name] for name in names]
 
     def _unknown(self, name: str, kind: str = "") -> FeatureError:
         known = ", ".join(f'"{k}" ({v.kind})' for k, v in self.feature_schema().items())

@@ -72,12 +72,8 @@ class MergedBatch:
         found = self._schedules.get(optional)
         if found is None:
             numbers = [int(name.removeprefix(LEAF)) for name in optional if name.startswith(LEAF)]
-            presence = self._batch.presence(optional[len(numbers) :])
-            masks = np.zeros(self.num_vertices, np.uint32)
-            if presence is not None:
-                masks |= presence[self._vertex] << np.uint32(len(numbers))
-            for bit, k in enumerate(numbers):  # ascending, so no bit moves up
-                masks |= self.leaf >> np.uint32(k - bit) & np.uint32(1 << bit)
+            features = self._batch.optional_features(optional[len(numbers) :])
+            masks = _engine.presence_masks(features, self._vertex, self.leaf, numbers)
             merged_from = self._batch.topology, self.distinct
             found = _engine.make_schedule(self.topology, masks, merged_from)
             self._schedules[optional] = found

@@ -272,6 +272,42 @@ void bind_schedule(py::module_& m) {
           py::arg("values"));
 
   m.def(
+      "presence_masks",
+      [](const std::vector<Indices>& features, const std::optional<Indices>& rows,
+         const std::optional<Masks>& leaf, const std::vector<int32_t>& child_numbers) {
+        if (features.size() + child_numbers.size() > 32) {
+          throw py::value_error("at most 32 features may be absent, found " +
+                                std::to_string(features.size() + child_numbers.size()));
+        }
+        for (const int32_t k : child_numbers) {
+          if (k < 0 || k > 31) throw py::value_error("no bit " + std::to_string(k) + " in leaf");
+        }
+        if (!child_numbers.empty() && !leaf) throw py::value_error("child_numbers need leaf");
+        if (!rows && !leaf && features.empty()) throw py::value_error("masks of no rows");
+        const int64_t vertices = features.empty() ? 0 : features.front().size();
+        const int64_t count = rows ? rows->size() : leaf ? leaf->size() : vertices;
+        if (leaf) check_size(*leaf, count, "leaf");
+        std::vector<const int32_t*> values;
+        for (const Indices& feature : features) {
+          check_size(feature, rows ? vertices : count, "a feature");
+          values.push_back(feature.data());
+        }
+        for (int64_t r = 0; rows && !features.empty() && r < count; ++r) {
+          const int32_t v = rows->data()[r];
+          if (v < 0 || v >= vertices) {
+            throw py::value_error("row " + std::to_string(r) + " is of vertex " +
+                                  std::to_string(v) + ", there are " + std::to_string(vertices));
+          }
+        }
+        return owned(presence_masks(static_cast<int32_t>(count), values,
+                                    rows ? rows->data() : nullptr, leaf ? leaf->data() : nullptr,
+                                    child_numbers));
+      },
+      py::arg("features"), py::arg("rows") = py::none(), py::arg("leaf") = py::none(),
+      py::arg("child_numbers") = py::tuple(),
+      "uint32 masks of optional features for make_schedule, see csrc/schedule/schedule.h.");
+
+  m.def(
       "make_schedule",
       [](std::shared_ptr<const GraphBatch> batch, const std::optional<Masks>& presence,
          const std::optional<std::pair<std::shared_ptr<const GraphBatch>, Indices>>& merged_from) {

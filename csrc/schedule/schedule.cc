@@ -201,6 +201,24 @@ int64_t derived_key(int32_t k, Derived what) {
 
 }  // namespace
 
+std::vector<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t*>& features,
+                                     const int32_t* rows, const uint32_t* leaf,
+                                     const std::vector<int32_t>& child_numbers) {
+  std::vector<uint32_t> masks(count);
+  uint32_t bit = 0;
+  for (const int32_t k : child_numbers) {
+    for (int32_t r = 0; r < count; ++r) masks[r] |= (leaf[r] >> k & 1u) << bit;
+    ++bit;
+  }
+  for (const int32_t* const values : features) {
+    for (int32_t r = 0; r < count; ++r) {
+      masks[r] |= static_cast<uint32_t>(values[rows ? rows[r] : r] >= 0) << bit;
+    }
+    ++bit;
+  }
+  return masks;
+}
+
 std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> batch,
                                               const uint32_t* presence,
                                               const MergedFrom& merged_from) {

@@ -94,6 +94,13 @@ struct MergedFrom {
   const int32_t* distinct;  // num_vertices of graphs
 };
 
+// Masks of optional features, one a row: bit i says that bit child_numbers[i] is set in `leaf`, see
+// merge_copies; the bits after those, that each of the features is there, which is >= 0, at the
+// vertex that `rows` names (null: at the row itself). At most 32 bits.
+std::vector<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t*>& features,
+                                     const int32_t* rows = nullptr, const uint32_t* leaf = nullptr,
+                                     const std::vector<int32_t>& child_numbers = {});
+
 // presence: one bit mask a vertex (null: all zero): which optional features it has, as the program
 // numbers them. merged_from: empty where vertices are those of the caller's graphs. Linear in
 // vertices and edges.

@@ -252,3 +252,22 @@ def test_threads_share_derived_arrays():
     for thread in threads:
         thread.join()
     assert len(found) == 8 and all(sums == found[0] for sums in found)
+
+
+def test_masks_of_what_may_be_absent():
+    a, b = np.array([3, -1, -1, 0], np.int32), np.array([-1, 0, 0, 5], np.int32)
+    assert _engine.presence_masks([a, b]).tolist() == [1, 2, 2, 3]
+    rows, leaf = np.array([3, 0], np.int32), np.array([0b10, 0b11], np.uint32)
+    assert _engine.presence_masks([a, b], rows, leaf, [1]).tolist() == [0b111, 0b011]
+    assert _engine.presence_masks([], None, leaf, [0, 1]).tolist() == [0b10, 0b11]
+    for wrong, message in (
+        (([],), "masks of no rows"),
+        (([a, b[:2]],), "a feature must be one-dimensional of 4 values, found 2"),
+        (([a], np.array([4], np.int32)), "row 0 is of vertex 4, there are 4"),
+        (([a], rows, leaf[:1]), "leaf must be one-dimensional of 2 values"),
+        (([a], rows, None, [0]), "child_numbers need leaf"),
+        (([a], rows, leaf, [32]), "no bit 32 in leaf"),
+        (([a] * 31, rows, leaf, [0, 1]), "at most 32 features may be absent, found 33"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _engine.presence_masks(*wrong)
