@@ -26,6 +26,7 @@ from benchmarks.runners_cavs import CavsRunner
 from benchmarks.workloads import Case, load
 
 PATIENCE = 600  # seconds for one case
+ALONE = 10  # passes in a row
 GROWN = 8  # hidden units of the graphs that grow: what a vertex costs apart from its values
 
 
@@ -36,7 +37,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def share(case: Case, rounds: int) -> dict[str, Any]:
-    """Seconds a batch: prepared after a ``step``, ``between`` two, and once again, ``alone``.
+    """Seconds a batch: prepared after a ``step``, ``between`` two, and on and on, ``alone``.
 
     loaded: how much longer steps take on batches that a DataLoader prepares in the background.
     """
@@ -46,18 +47,19 @@ def share(case: Case, rounds: int) -> dict[str, Any]:
     plans = [runner.prepare(batch) for batch in workload.batches]
     runner.train_all(plans)  # memory grows, programs compile
 
-    def prepare() -> float:
+    def prepare(passes: int) -> float:
         start = time.perf_counter()
-        for batch in workload.batches:  # one is dropped as the next comes, as in training
-            runner.prepare(batch)
-        return (time.perf_counter() - start) / len(plans)
+        for _ in range(passes):
+            for batch in workload.batches:  # one is dropped as the next comes, as in training
+                runner.prepare(batch)
+        return (time.perf_counter() - start) / len(plans) / passes
 
     def step() -> float:
         start = time.perf_counter()
         runner.train_all(plans)
         return (time.perf_counter() - start) / len(plans)
 
-    rows = [(step(), prepare(), prepare()) for _ in range(rounds)]
+    rows = [(step(), prepare(1), prepare(ALONE)) for _ in range(rounds)]
     steps, between, alone = map(list, zip(*rows, strict=True))
     return {
         "case": case.record(),

@@ -49,7 +49,7 @@ size_t Executor<T>::lay_out_scratch() {
     if (body < 0) return;
     rows[body] = std::max<int64_t>(rows[body], r.size());
     if (!is_vertex(analysis_.bodies[body].space)) return;
-    const std::vector<int32_t>& offsets = schedule_->edge_offsets;
+    const Recycled<int32_t>& offsets = schedule_->edge_offsets;
     edges[body] = std::max<int64_t>(edges[body], offsets[r.end] - offsets[r.begin]);
   };
   for (size_t s = 0; s < program_->stages.size(); ++s) {

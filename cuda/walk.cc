@@ -23,7 +23,7 @@ const void* of_halves(const T* at, int32_t column) {
 template <class T>
 RowRange Executor<T>::rows_of(int32_t id, Space body, RowRange rows) const {
   if (!is_vertex(body) || !is_edge(program_->instructions[id].space)) return rows;
-  const std::vector<int32_t>& offsets = schedule_->edge_offsets;
+  const Recycled<int32_t>& offsets = schedule_->edge_offsets;
   return {offsets[rows.begin], offsets[rows.end]};
 }
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cavs import _engine
-from cavs.data.features import Array, FeatureKind, FeatureSpec
+from cavs.data.features import Array, FeatureKind, FeatureSpec, FeatureTable
 from cavs.data.graph import Graph
 from cavs.data.merge import MergedBatch
 from cavs.errors import FeatureError, NoAttributeError, user_line
-from cavs.passes.specialise import MAX_OPTIONAL
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 _KINDS: tuple[FeatureKind, ...] = ("vertex", "edge", "graph")
@@ -46,18 +45,19 @@ class GraphBatch:
         schemas = [graph.schema for graph in graphs]
         if schemas.count(schemas[0]) != len(schemas):
             graphs = _agree(graphs, self.graph_label)
-        self._absent = frozenset().union(*(graph.absent for graph in graphs))
-        self._features = _concatenate(graphs, lambda graph: graph.features)
-        self._edge_features = _concatenate(graphs, lambda graph: graph.edge_features)
-        self._graph_features = MappingProxyType(
-            {
-                name: _frozen(np.stack([graph.graph_features[name] for graph in graphs]))
-                for name in graphs[0].graph_features
-            }
+        self._table = FeatureTable(
+            _concatenate(graphs, lambda graph: graph.features),
+            _concatenate(graphs, lambda graph: graph.edge_features),
+            MappingProxyType(
+                {
+                    name: _frozen(np.stack([graph.graph_features[name] for graph in graphs]))
+                    for name in graphs[0].graph_features
+                }
+            ),
+            frozenset().union(*(graph.absent for graph in graphs)),
         )
         self._schedules: dict[tuple[str, ...], _engine.Schedule] = {}
         self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
-        self._schema: dict[str, FeatureSpec] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,23 +82,20 @@ class GraphBatch:
     @property
     def features(self) -> Mapping[str, Array]:
         """Vertex features: [num_vertices, ...], int32 or float32, read-only."""
-        return self._features
+        return self._table.vertex
 
     @property
     def edge_features(self) -> Mapping[str, Array]:
         """Edge features: [num_edges, ...], int32 or float32, read-only."""
-        return self._edge_features
+        return self._table.edge
 
     @property
     def graph_features(self) -> Mapping[str, Array]:
         """Features of whole graphs: [num_graphs, ...], int32 or float32, read-only."""
-        return self._graph_features
+        return self._table.graph
 
     def __getitem__(self, name: str) -> Array:
-        for group in (self._features, self._edge_features, self._graph_features):
-            if name in group:
-                return group[name]
-        raise self._unknown(name)
+        return self._table[name]
 
     @property
     def graph(self) -> NoReturn:
@@ -110,9 +107,7 @@ class GraphBatch:
         )
 
     def __contains__(self, name: object) -> bool:
-        return any(
-            name in group for group in (self._features, self._edge_features, self._graph_features)
-        )
+        return name in self._table
 
     def select(self, indices: Sequence[int]) -> GraphBatch:
         """A batch of some of the graphs, by their place in this one."""
@@ -131,14 +126,7 @@ class GraphBatch:
 
     def feature_schema(self) -> dict[str, FeatureSpec]:
         """Every feature by name: kind, dtype, shape of a row, and whether -1 occurs."""
-        if self._schema is None:
-            groups = (self._features, self._edge_features, self._graph_features)
-            self._schema = {
-                name: _spec(kind, values, name in self._absent)
-                for kind, group in zip(_KINDS, groups, strict=True)
-                for name, values in group.items()
-            }
-        return dict(self._schema)
+        return self._table.schema()
 
     def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
         """The engine's schedule, kept for the next call with the same ``optional``.
@@ -149,7 +137,7 @@ class GraphBatch:
         """
         found = self._schedules.get(optional)
         if found is None:
-            features = self.optional_features(optional)
+            features = self._table.optional(optional)
             masks = _engine.presence_masks(features) if features else None
             found = _engine.make_schedule(self.topology, masks)
             self._schedules[optional] = found
@@ -160,30 +148,9 @@ class GraphBatch:
         key = names, child_numbers
         found = self._merged.get(key)
         if found is None:
-            found = self._merged[key] = MergedBatch(self, names, child_numbers)
+            found = MergedBatch(self.topology, self._table, names, child_numbers)
+            self._merged[key] = found
         return found
-
-    def optional_features(self, names: tuple[str, ...]) -> list[Array]:
-        """Int vertex features that may be absent, see `schedule`. FeatureError if one cannot."""
-        if len(names) > MAX_OPTIONAL:
-            raise FeatureError(
-                f"{len(names)} features may be absent; at most {MAX_OPTIONAL} can",
-                hint="give an index of its own, instead of -1, to what some of them lack",
-            )
-        for name in names:
-            if name not in self._features:
-                raise self._unknown(name, "vertex ")
-            values = self._features[name]
-            if values.dtype != np.int32 or values.ndim != 1:
-                raise FeatureError(
-                    f'feature "{name}" cannot be absent: it is {values.dtype} with rows of shape '
-                    f"{values.shape[1:]}; only int features with one number a vertex can"
-                )
-        return [self._features[name] for name in names]
-
-    def _unknown(self, name: str, kind: str = "") -> FeatureError:
-        known = ", ".join(f'"{k}" ({v.kind})' for k, v in self.feature_schema().items())
-        return FeatureError(f'no {kind}feature "{name}" in the batch; it has {known or "none"}')
 
     def __reduce__(self) -> tuple[Any, ...]:
         return GraphBatch, (self.graphs, self.ids)
@@ -223,11 +190,6 @@ def _concatenate(
     return MappingProxyType(
         {name: _frozen(np.concatenate([group[name] for group in groups])) for name in groups[0]}
     )
-
-
-def _spec(kind: FeatureKind, values: Array, has_absent: bool) -> FeatureSpec:
-    dtype: Literal["int", "float"] = "int" if values.dtype == np.int32 else "float"
-    return FeatureSpec(kind, dtype, values.shape[1:], has_absent)
 
 
 def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Graph]:

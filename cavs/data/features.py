@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cavs.errors import FeatureError
+from cavs.passes.specialise import MAX_OPTIONAL
 
 Array = NDArray[Any]
 FeatureKind = Literal["vertex", "edge", "graph"]
@@ -28,6 +29,72 @@ class FeatureSpec(NamedTuple):
     dtype: Literal["int", "float"]
     shape: tuple[int, ...]
     has_absent: bool
+
+
+class FeatureTable:
+    """The features of a batch: a mapping for each kind, whose names differ."""
+
+    def __init__(
+        self,
+        vertex: Mapping[str, Array],
+        edge: Mapping[str, Array],
+        graph: Mapping[str, Array],
+        absent: frozenset[str],
+    ) -> None:
+        self.vertex, self.edge, self.graph = vertex, edge, graph
+        self._absent = absent  # int features that hold -1
+        self._schema: dict[str, FeatureSpec] | None = None
+
+    def __getitem__(self, name: str) -> Array:
+        for group in (self.vertex, self.edge, self.graph):
+            if name in group:
+                return group[name]
+        raise self._unknown(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.vertex or name in self.edge or name in self.graph
+
+    def schema(self) -> dict[str, FeatureSpec]:
+        """What a model may know of each."""
+        if self._schema is None:
+            groups: dict[FeatureKind, Mapping[str, Array]] = {
+                "vertex": self.vertex,
+                "edge": self.edge,
+                "graph": self.graph,
+            }
+            self._schema = {
+                name: _spec(kind, values, name in self._absent)
+                for kind, group in groups.items()
+                for name, values in group.items()
+            }
+        return dict(self._schema)
+
+    def optional(self, names: Sequence[str]) -> list[Array]:
+        """Int features of vertices that may be absent. FeatureError if one of them cannot."""
+        if len(names) > MAX_OPTIONAL:
+            raise FeatureError(
+                f"{len(names)} features may be absent; at most {MAX_OPTIONAL} can",
+                hint="give an index of its own, instead of -1, to what some of them lack",
+            )
+        for name in names:
+            if name not in self.vertex:
+                raise self._unknown(name, "vertex ")
+            values = self.vertex[name]
+            if values.dtype != np.int32 or values.ndim != 1:
+                raise FeatureError(
+                    f'feature "{name}" cannot be absent: it is {values.dtype} with rows of shape '
+                    f"{values.shape[1:]}; only int features with one number a vertex can"
+                )
+        return [self.vertex[name] for name in names]
+
+    def _unknown(self, name: str, kind: str = "") -> FeatureError:
+        known = ", ".join(f'"{k}" ({v.kind})' for k, v in self.schema().items())
+        return FeatureError(f'no {kind}feature "{name}" in the batch; it has {known or "none"}')
+
+
+def _spec(kind: FeatureKind, values: Array, has_absent: bool) -> FeatureSpec:
+    dtype: Literal["int", "float"] = "int" if values.dtype == np.int32 else "float"
+    return FeatureSpec(kind, dtype, values.shape[1:], has_absent)
 
 
 def _first(wrong: NDArray[np.bool_], kind: FeatureKind) -> str:

@@ -10,13 +10,14 @@ from cavs import _engine
 from cavs.passes.at_nth_child import LEAF
 
 if TYPE_CHECKING:
-    from cavs.data.batch import GraphBatch
-    from cavs.data.features import Array
+    from cavs.data.features import Array, FeatureTable
 
 
 @final
 class MergedBatch:
     """The distinct vertices of ``batch``, as one input graph whose vertices share children.
+
+    It knows no `GraphBatch`, which keeps it: a cycle would keep both until the collector runs.
 
     Two vertices are copies of each other if the features ``names`` are equal there and at the
     edges below them, and their children are copies in the same order. Equal words, phrases and
@@ -29,14 +30,21 @@ class MergedBatch:
     the k-th child of a vertex has no children; copies agree in that too.
     """
 
-    def __init__(self, batch: GraphBatch, names: tuple[str, ...], child_numbers: int = 0) -> None:
-        self._batch = batch
-        of_vertices = [batch.features[n] for n in names if n in batch.features]
-        of_edges = [batch.edge_features[n] for n in names if n in batch.edge_features]
+    def __init__(
+        self,
+        batch: _engine.GraphBatch,
+        features: FeatureTable,
+        names: tuple[str, ...],
+        child_numbers: int = 0,
+    ) -> None:
+        self._batch, self._features = batch, features
+        of_vertices = [features.vertex[n] for n in names if n in features.vertex]
+        of_edges = [features.edge[n] for n in names if n in features.edge]
         if batch.num_edges and len(of_vertices) + len(of_edges) != len(names):
-            raise ValueError(f"{names} are not all features of vertices or edges of {batch}")
+            known = ", ".join((*features.vertex, *features.edge))
+            raise ValueError(f"{names} are not all features of vertices or edges: {known}")
         graph, self._vertex, self._edge, self.distinct, self.copies, self.leaf = (
-            _engine.merge_copies(batch.topology, of_vertices, of_edges, child_numbers)
+            _engine.merge_copies(batch, of_vertices, of_edges, child_numbers)
         )
         self._child_numbers = child_numbers
         self.topology: _engine.GraphBatch = _engine.collate([graph])
@@ -49,7 +57,7 @@ class MergedBatch:
 
     def copies_of(self, name: str) -> Array:
         """int32 [rows of a feature], for how many vertices or edges of the batch each stands."""
-        if name in self._batch.features:
+        if name in self._features.vertex:
             return self.copies
         (graph,) = self.topology.graphs
         arity = np.diff(np.asarray(graph.offsets)).astype(np.intp)
@@ -58,10 +66,10 @@ class MergedBatch:
 
     def __getitem__(self, name: str) -> Array:
         """A feature of graphs, or the rows of the distinct vertices or edges."""
-        if name in self._batch.graph_features:
-            return self._batch.graph_features[name]
-        rows = self._vertex if name in self._batch.features else self._edge
-        found: Array = self._batch[name][rows]
+        if name in self._features.graph:
+            return self._features.graph[name]
+        rows = self._vertex if name in self._features.vertex else self._edge
+        found: Array = self._features[name][rows]
         return found
 
     def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
@@ -72,9 +80,9 @@ class MergedBatch:
         found = self._schedules.get(optional)
         if found is None:
             numbers = [int(name.removeprefix(LEAF)) for name in optional if name.startswith(LEAF)]
-            features = self._batch.optional_features(optional[len(numbers) :])
+            features = self._features.optional(optional[len(numbers) :])
             masks = _engine.presence_masks(features, self._vertex, self.leaf, numbers)
-            merged_from = self._batch.topology, self.distinct
+            merged_from = self._batch, self.distinct
             found = _engine.make_schedule(self.topology, masks, merged_from)
             self._schedules[optional] = found
         return found

@@ -35,7 +35,7 @@ py::tuple segments(const int32_t* offsets, size_t count, const py::object& owner
 }
 
 template <class T>
-auto view_of(std::vector<int32_t> T::* member) {
+auto view_of(Recycled<int32_t> T::* member) {
   return [member](const py::object& self) {
     const auto& values = self.cast<const T&>().*member;
     return view(values.data(), values.size(), self);
@@ -72,15 +72,15 @@ auto of_rows(const int32_t* (Schedule::*found)() const) {
 }
 
 template <class T>
-py::array owned(std::vector<T> values) {
-  auto kept = std::make_unique<std::vector<T>>(std::move(values));
+py::array owned(Recycled<T> values) {
+  auto kept = std::make_unique<Recycled<T>>(std::move(values));
   const auto* data = kept->data();
   const auto size = static_cast<py::ssize_t>(kept->size());
-  const py::capsule owner(kept.release(), [](void* p) { delete static_cast<std::vector<T>*>(p); });
+  const py::capsule owner(kept.release(), [](void* p) { delete static_cast<Recycled<T>*>(p); });
   return py::array_t<T>(size, data, owner);
 }
 
-std::vector<int32_t> to_vector(const Indices& array, const char* name) {
+Recycled<int32_t> to_vector(const Indices& array, const char* name) {
   if (array.ndim() != 1) {
     throw py::value_error(std::string(name) + " must have one dimension, found " +
                           std::to_string(array.ndim()));
@@ -299,9 +299,9 @@ void bind_schedule(py::module_& m) {
                                   std::to_string(v) + ", there are " + std::to_string(vertices));
           }
         }
-        return owned(presence_masks(static_cast<int32_t>(count), values,
-                                    rows ? rows->data() : nullptr, leaf ? leaf->data() : nullptr,
-                                    child_numbers));
+        return owned<uint32_t>(presence_masks(static_cast<int32_t>(count), values,
+                                              rows ? rows->data() : nullptr,
+                                              leaf ? leaf->data() : nullptr, child_numbers));
       },
       py::arg("features"), py::arg("rows") = py::none(), py::arg("leaf") = py::none(),
       py::arg("child_numbers") = py::tuple(),

@@ -202,7 +202,7 @@ RowRange Worker<T>::rows_of(const Item& sum) const {
   if (sum.c == 0) return c_.spaces->rows(space);
   const RowRange rows = c_.schedule->tasks[sum.c - 1].rows;
   if (is_vertex(space)) return rows;
-  const std::vector<int32_t>& offsets = c_.schedule->edge_offsets;
+  const Recycled<int32_t>& offsets = c_.schedule->edge_offsets;
   return {offsets[rows.begin], offsets[rows.end]};
 }
 

@@ -7,14 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "base/recycled.h"
+
 namespace cavs {
 
 // One sample's structure in CSR form: vertex v gathers from
 // children[offsets[v] .. offsets[v + 1]), in order. Immutable once built.
 struct Graph {
-  std::vector<int32_t> offsets;   // num_vertices + 1
-  std::vector<int32_t> children;  // num_edges
-  std::vector<int32_t> level;     // 1 + max level of the children, 0 without children
+  Recycled<int32_t> offsets;   // num_vertices + 1
+  Recycled<int32_t> children;  // num_edges
+  Recycled<int32_t> level;     // 1 + max level of the children, 0 without children
   int32_t num_levels = 0;
   bool chains = false;          // no vertex has more than one child, or more than one parent
   bool children_first = false;  // every child has a smaller number than its parents
@@ -32,16 +34,15 @@ struct GraphError : std::runtime_error {
 
 // Checks offsets and children (dangling indices, cycles) and computes levels by one Kahn pass,
 // linear in vertices and edges, without recursion. Throws GraphError.
-std::shared_ptr<const Graph> make_graph(std::vector<int32_t> offsets,
-                                        std::vector<int32_t> children);
+std::shared_ptr<const Graph> make_graph(Recycled<int32_t> offsets, Recycled<int32_t> children);
 // Every edge turned round: children become parents. Order: by the original parent, then position.
 std::shared_ptr<const Graph> reverse_graph(const Graph& graph);
 
 // Several graphs side by side; vertex ids are shifted by the sizes of the graphs before.
 struct GraphBatch {
   std::vector<std::shared_ptr<const Graph>> graphs;
-  std::vector<int32_t> vertex_offsets;  // num_graphs + 1
-  std::vector<int32_t> edge_offsets;    // num_graphs + 1
+  Recycled<int32_t> vertex_offsets;  // num_graphs + 1
+  Recycled<int32_t> edge_offsets;    // num_graphs + 1
   int32_t num_graphs() const { return static_cast<int32_t>(graphs.size()); }
   int32_t num_vertices() const { return vertex_offsets.back(); }
   int32_t num_edges() const { return edge_offsets.back(); }

@@ -31,7 +31,7 @@ struct Rows {
     }
   }
 
-  std::vector<uint64_t> words;
+  Recycled<uint64_t> words;
   bool exact;  // rows are equal if their words are
 
  private:
@@ -132,8 +132,8 @@ class Merging {
   }
 
   // A graph's vertices by level, inside a level by number.
-  const std::vector<int32_t>& by_level(const Graph& graph) {
-    std::vector<int32_t> next(graph.num_levels + 1);
+  const Recycled<int32_t>& by_level(const Graph& graph) {
+    Recycled<int32_t> next(graph.num_levels + 1);
     for (const int32_t level : graph.level) ++next[level + 1];
     for (size_t i = 1; i < next.size(); ++i) next[i] += next[i - 1];
     order_.resize(graph.level.size());
@@ -214,10 +214,10 @@ class Merging {
   const Rows vertices_, edges_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   MergedGraph merged_;
-  int32_t count_ = 0;        // distinct vertices so far
-  std::vector<Slot> table_;  // open addressing, at most half full
-  std::vector<int32_t> order_;
-  std::vector<uint32_t> uses_;  // of the vertices of the graph at hand
+  int32_t count_ = 0;     // distinct vertices so far
+  Recycled<Slot> table_;  // open addressing, at most half full
+  Recycled<int32_t> order_;
+  Recycled<uint32_t> uses_;  // of the vertices of the graph at hand
 };
 
 }  // namespace

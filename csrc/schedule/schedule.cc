@@ -28,8 +28,8 @@ class KindTable {
   const std::vector<uint64_t>& keys() const { return keys_; }
 
   // Sorts the keys and returns the new number of each old one.
-  std::vector<int32_t> sort() {
-    std::vector<int32_t> by_key(keys_.size()), rank(keys_.size());
+  Recycled<int32_t> sort() {
+    Recycled<int32_t> by_key(keys_.size()), rank(keys_.size());
     std::iota(by_key.begin(), by_key.end(), 0);
     const auto before = [](uint64_t a, uint64_t b) { return a % 2 != b % 2 ? a % 2 == 1 : a < b; };
     std::sort(by_key.begin(), by_key.end(),
@@ -50,20 +50,20 @@ class KindTable {
 };
 
 // Counts to first positions: exclusive prefix sums in place.
-void to_positions(std::vector<int32_t>* counts) {
+void to_positions(Recycled<int32_t>* counts) {
   int32_t sum = 0;
   for (int32_t& count : *counts) sum += std::exchange(count, sum);
 }
 
 // What the sort of the vertices needs, by vertex id.
 struct Vertices {
-  std::vector<int32_t> kind, level;
+  Recycled<int32_t> kind, level;
   std::vector<uint64_t> keys;  // ascending, of the kinds
 };
 
 Vertices classify(const GraphBatch& batch, const uint32_t* presence) {
   const int32_t n = batch.num_vertices();
-  Vertices vertices{std::vector<int32_t>(n), std::vector<int32_t>(n), {}};
+  Vertices vertices{Recycled<int32_t>(n), Recycled<int32_t>(n), {}};
   KindTable table;
   for (int32_t g = 0; g < batch.num_graphs(); ++g) {
     const Graph& graph = *batch.graphs[g];
@@ -75,7 +75,7 @@ Vertices classify(const GraphBatch& batch, const uint32_t* presence) {
           table.id(presence ? presence[base + v] : 0, graph.offsets[v + 1] > graph.offsets[v]);
     }
   }
-  const std::vector<int32_t> rank = table.sort();
+  const Recycled<int32_t> rank = table.sort();
   for (int32_t& kind : vertices.kind) kind = rank[kind];
   vertices.keys = table.keys();
   return vertices;
@@ -85,12 +85,12 @@ Vertices classify(const GraphBatch& batch, const uint32_t* presence) {
 // linear even when kinds times levels is larger than the batch.
 void sort_vertices(const Vertices& vertices, Schedule* schedule) {
   const auto n = static_cast<int32_t>(vertices.kind.size());
-  std::vector<int32_t> level_next(schedule->num_levels, 0), kind_next(vertices.keys.size(), 0);
+  Recycled<int32_t> level_next(schedule->num_levels, 0), kind_next(vertices.keys.size(), 0);
   for (const int32_t level : vertices.level) ++level_next[level];
   for (const int32_t kind : vertices.kind) ++kind_next[kind];
   to_positions(&level_next);
   to_positions(&kind_next);
-  std::vector<int32_t> by_level(n);
+  Recycled<int32_t> by_level(n);
   for (int32_t v = 0; v < n; ++v) by_level[level_next[vertices.level[v]]++] = v;
   schedule->order.resize(n);
   schedule->row.resize(n);
@@ -144,7 +144,7 @@ void invert_children(Schedule* schedule) {
   offsets.assign(n + 1, 0);
   for (const int32_t child : schedule->child) ++offsets[child];
   to_positions(&offsets);
-  std::vector<int32_t> next(offsets.begin(), offsets.end() - 1);
+  Recycled<int32_t> next(offsets.begin(), offsets.end() - 1);
   schedule->out_edges.resize(m);
   for (int32_t e = 0; e < m; ++e) schedule->out_edges[next[schedule->child[e]]++] = e;
 }
@@ -153,7 +153,7 @@ void cut_tasks(const Vertices& vertices, Schedule* schedule) {
   const auto n = static_cast<int32_t>(schedule->order.size());
   const auto& edge_offsets = schedule->edge_offsets;
   std::vector<BatchTask> by_kind;  // ascending (kind, level), as the rows are
-  std::vector<int32_t> level_next(schedule->num_levels, 0);
+  Recycled<int32_t> level_next(schedule->num_levels, 0);
   for (int32_t r = 0; r < n;) {
     const int32_t v = schedule->order[r];
     const int32_t kind = vertices.kind[v], level = vertices.level[v];
@@ -201,10 +201,10 @@ int64_t derived_key(int32_t k, Derived what) {
 
 }  // namespace
 
-std::vector<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t*>& features,
-                                     const int32_t* rows, const uint32_t* leaf,
-                                     const std::vector<int32_t>& child_numbers) {
-  std::vector<uint32_t> masks(count);
+Recycled<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t*>& features,
+                                  const int32_t* rows, const uint32_t* leaf,
+                                  const std::vector<int32_t>& child_numbers) {
+  Recycled<uint32_t> masks(count);
   uint32_t bit = 0;
   for (const int32_t k : child_numbers) {
     for (int32_t r = 0; r < count; ++r) masks[r] |= (leaf[r] >> k & 1u) << bit;
@@ -314,7 +314,7 @@ const int32_t* Schedule::nth_parents(int32_t k) const {
   const auto [it, is_new] = derived_.try_emplace(key);
   if (is_new) {
     const auto n = static_cast<int32_t>(order.size());
-    std::vector<int32_t> rows;
+    Recycled<int32_t> rows;
     it->second.reserve(n + 1 + child.size());
     for (int32_t r = 0; r < n; ++r) {
       it->second.push_back(static_cast<int32_t>(rows.size()));
@@ -334,7 +334,7 @@ const int32_t* Schedule::graph_ends(bool leaves) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto [it, is_new] = derived_.try_emplace(key);
   if (is_new) {
-    std::vector<int32_t> rows;
+    Recycled<int32_t> rows;
     std::vector<char> inside;  // no end
     for (int32_t g = 0; g < num_graphs(); ++g) {
       const Graph& graph = *graphs->graphs[g];
@@ -360,7 +360,7 @@ const int32_t* Schedule::graphs_of(const int32_t* offsets, const int32_t* rows, 
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto [it, is_new] = derived_.try_emplace(key);
   if (is_new) {
-    std::vector<int32_t> next(order.size() + 1);
+    Recycled<int32_t> next(order.size() + 1);
     for (int32_t i = 0; i < offsets[num_graphs()]; ++i) ++next[rows[i]];
     to_positions(&next);
     it->second = next;
@@ -390,14 +390,14 @@ const int32_t* Schedule::leaf_graphs() const {
   return graphs_of(leaves, leaves + num_graphs() + 1, derived_key(0, kLeafGraphs));
 }
 
-std::vector<int32_t> Schedule::permute_vertices(const int32_t* values) const {
-  std::vector<int32_t> out(order.size());
+Recycled<int32_t> Schedule::permute_vertices(const int32_t* values) const {
+  Recycled<int32_t> out(order.size());
   for (size_t r = 0; r < out.size(); ++r) out[r] = values[order[r]];
   return out;
 }
 
-std::vector<int32_t> Schedule::permute_edges(const int32_t* values) const {
-  std::vector<int32_t> out(edge_order.size());
+Recycled<int32_t> Schedule::permute_edges(const int32_t* values) const {
+  Recycled<int32_t> out(edge_order.size());
   for (size_t e = 0; e < out.size(); ++e) out[e] = values[edge_order[e]];
   return out;
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -269,3 +272,25 @@ def test_too_many_children_are_named_in_the_batch(always):
     model = Classifier(nn.BinaryTreeLSTM(4, 3), input_size=4, hidden_size=3)
     with pytest.raises(cavs.errors.GraphError, match=r'vertex 3 of graph 1 "wide" has 3 children'):
         cavs.Session(model).gradients(batch([binary(3, np.random.default_rng(0)), wide]))
+
+
+def test_a_batch_goes_when_nobody_holds_it():
+    """Without the collector: what a batch holds is large."""
+    model = Classifier()
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.1))
+    many = treebank(40)
+    trainer.step(many)
+    gc.collect()
+    gc.disable()
+    try:
+        fresh = batch(many.graphs)
+        trainer.session.prepare(fresh)
+        trainer.step(fresh)
+        trainer.session.evaluate(fresh)
+        gone = weakref.ref(fresh)
+        del fresh
+        trainer.step(many)
+        trainer.session.evaluate(many)
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,33 @@
+// Vectors whose memory is used again. Every batch takes some thirty index arrays and gives them
+// back; a page that the system hands out anew costs more than what is computed into it.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace cavs {
+
+// Blocks from a few KiB on come from those given back before, where one of like size is there; of
+// these at most 64 MiB are kept. Thread safe. take_block throws std::bad_alloc.
+void* take_block(size_t bytes);
+void give_block(void* block, size_t bytes) noexcept;
+
+template <class T>
+struct Recycling {
+  using value_type = T;
+  Recycling() = default;
+  template <class U>
+  Recycling(const Recycling<U>&) {}  // NOLINT: allocators convert
+
+  T* allocate(size_t n) { return static_cast<T*>(take_block(n * sizeof(T))); }
+  void deallocate(T* block, size_t n) noexcept { give_block(block, n * sizeof(T)); }
+  template <class U>
+  bool operator==(const Recycling<U>&) const {
+    return true;
+  }
+};
+
+template <class T>
+using Recycled = std::vector<T, Recycling<T>>;
+
+}  // namespace cavs
