@@ -22,6 +22,8 @@ size_t rounded(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
+// Nobody waits for it: while another thread has it, or had it when this process was forked, blocks
+// are those of the system.
 struct Pool {
   std::mutex mutex;
   std::unordered_map<size_t, std::vector<void*>> blocks;  // by size
@@ -48,13 +50,15 @@ void* take_block(size_t bytes) {
   const size_t size = rounded(bytes);
   {
     Pool& p = pool();
-    const std::lock_guard<std::mutex> lock(p.mutex);
-    const auto found = p.blocks.find(size);
-    if (found != p.blocks.end() && !found->second.empty()) {
-      void* const block = found->second.back();
-      found->second.pop_back();
-      p.kept -= size;
-      return block;
+    const std::unique_lock<std::mutex> lock(p.mutex, std::try_to_lock);
+    if (lock) {
+      const auto found = p.blocks.find(size);
+      if (found != p.blocks.end() && !found->second.empty()) {
+        void* const block = found->second.back();
+        found->second.pop_back();
+        p.kept -= size;
+        return block;
+      }
     }
   }
   return ::operator new(size);
@@ -64,13 +68,15 @@ void give_block(void* block, size_t bytes) noexcept {
   const size_t size = bytes < kSmall ? bytes : rounded(bytes);
   if (bytes >= kSmall && size <= kKept / 4) {
     Pool& p = pool();
-    const std::lock_guard<std::mutex> lock(p.mutex);
-    if (p.kept + size > kKept) p.clear();  // sizes that do not come again make room
-    try {
-      p.blocks[size].push_back(block);
-      p.kept += size;
-      return;
-    } catch (const std::bad_alloc&) {  // no room to note it: it goes back to the system
+    const std::unique_lock<std::mutex> lock(p.mutex, std::try_to_lock);
+    if (lock) {
+      if (p.kept + size > kKept) p.clear();  // sizes that do not come again make room
+      try {
+        p.blocks[size].push_back(block);
+        p.kept += size;
+        return;
+      } catch (const std::bad_alloc&) {  // no room to note it: it goes back to the system
+      }
     }
   }
   ::operator delete(block);
