@@ -67,6 +67,10 @@ class Graph:
 
     outputs: dict[str, Node]
     slots: dict[Slot, Node] = field(default_factory=dict)
+    # The roots and nodes of the last call of `nodes`: passes ask again and again.
+    _sorted: tuple[list[Node], list[Node]] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def roots(self) -> list[Node]:
         """All nodes that must be computed."""
@@ -74,7 +78,10 @@ class Graph:
 
     def nodes(self) -> list[Node]:
         """Every node the roots need, inputs first."""
-        return toposort(self.roots())
+        roots = self.roots()
+        if self._sorted is None or self._sorted[0] != roots:
+            self._sorted = roots, toposort(roots)
+        return self._sorted[1].copy()
 
 
 def toposort(roots: Iterable[Node], stops: Collection[Node] = ()) -> list[Node]:

@@ -20,6 +20,7 @@ from cavs.ir import (
     TensorType,
     apply,
     constant,
+    origin,
     rebuild,
     rewrite,
 )
@@ -367,6 +368,13 @@ def simplify_node(node: Node, rules: Sequence[Rule] = RULES) -> Node:
     return node
 
 
+def _changes(node: Node, rules: Sequence[Rule]) -> bool:
+    if node.settled is rules:
+        return False
+    with origin(node.where):
+        return simplify_node(node, rules) is not node
+
+
 def prune(graph: Graph) -> Graph:
     """Drops slots that no output needs."""
     needed: set[Any] = set()
@@ -388,9 +396,10 @@ def prune(graph: Graph) -> Graph:
 
 def simplify(graph: Graph, rules: Sequence[Rule] = RULES) -> Graph:
     """Simplifies until nothing changes, and drops what no output needs."""
-    while True:
+    graph = prune(graph)
+    while any(_changes(node, rules) for node in graph.nodes()):
         new = prune(rewrite(graph, lambda n, inputs: simplify_node(rebuild(n, inputs), rules)))
-        # No rule fits a settled node, so that another round would change nothing.
-        if all(n.settled is rules for n in new.nodes()) or new.roots() == graph.roots():
+        if new.roots() == graph.roots():
             return new
         graph = new
+    return graph
