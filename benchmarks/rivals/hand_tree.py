@@ -8,11 +8,9 @@ output layer and loss once over all vertices; embedding rows unique, updated spa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -133,29 +131,3 @@ class HandTreeLSTMUnique(HandTreeLSTM):
     """Leaf states are computed once for each distinct token of the batch, not once a leaf."""
 
     leaf_states_by_token = True
-
-
-@contextmanager
-def _medium() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-class HandTreeLSTMMedium(HandTreeLSTM):
-    """Products of float32 may be computed in bfloat16: PyTorch's precision "medium".
-
-    On a processor with AMX or AVX-512 BF16 they are. Its "high" changes nothing on a CPU with this
-    version.
-    """
-
-    def forward(self, plan: HandPlan, embedding_rows: Tensor) -> Tensor:
-        with _medium():
-            return super().forward(plan, embedding_rows)
-
-    def compute_gradients(self, plan: Any) -> tuple[Tensor, Tensor]:
-        with _medium():
-            return super().compute_gradients(plan)

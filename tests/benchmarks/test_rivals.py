@@ -15,7 +15,10 @@ from benchmarks.sessions import RemoteSession
 from benchmarks.workloads import WORKLOADS, Case
 
 RIVALS = {
-    "tree-lstm": ["cavs", "hand", "hand-unique", "manual", "hand-graph", "manual-graph"],
+    "tree-lstm": [
+        *["cavs", "hand", "hand-unique", "hand-medium", "hand-autocast"],
+        *["manual", "manual-medium", "hand-graph", "manual-graph"],
+    ],
     "tree-fc": ["cavs", "hand", "manual", "hand-graph", "manual-graph"],
     "var-lstm": ["cavs", "padded", "packed", "hand", "manual", "hand-graph", "manual-graph"],
     "fixed-lstm": ["cavs", "padded", "packed", "hand", "manual", "hand-graph", "manual-graph"],
