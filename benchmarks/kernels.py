@@ -13,7 +13,7 @@ import numpy as np
 from cavs import _engine
 
 KERNELS = _engine.kernels
-UNITS = KERNELS.bfloat16_tables()  # of instructions for bfloat16
+UNITS = KERNELS.narrow_tables()  # of instructions for narrow numbers
 CODE = KERNELS.MapOpcode
 
 
@@ -38,7 +38,7 @@ def product_error(table: Any, source: Any, dtype: str) -> float:
     rng = np.random.default_rng(0)
     a, w = (rng.standard_normal(shape).astype(dtype) for shape in ((64, 300), (300, 750)))
     packed, c = table.packed(300, 750), np.zeros((64, 750), dtype)
-    table.pack(w, 0, 0, 300, 750, packed)
+    table.pack([(w, 0, 0)], 300, 750, packed)
     table.matmul([source(a)], 0, 64, packed, 750, c)
     exact = a.astype(np.longdouble) @ w.astype(np.longdouble)
     return float(np.linalg.norm(c - exact) / np.linalg.norm(exact))
@@ -56,7 +56,7 @@ def report_products(table: Any, source: Any, dtype: str, budget: float) -> None:
     for n, k in ((450, 150), (750, 300), (450, 300), (512, 512), (2560, 1024)):
         w = rng.standard_normal((k, n)).astype(dtype)
         packed = table.packed(k, n)
-        table.pack(w, 0, 0, k, n, packed)
+        table.pack([(w, 0, 0)], k, n, packed)
         line = f"{n:6}{k:6} "
         for m in rows:
             a, c = rng.standard_normal((m, k)).astype(dtype), np.zeros((m, n), dtype)

@@ -35,7 +35,7 @@ class EngineFloor(Timed):
             kept = random.random((rows, columns), np.float32)
             if use == "weight":
                 plain, kept = kept, self.table.packed(rows, columns)
-                self.table.pack(plain, 0, 0, rows, columns, kept)
+                self.table.pack([(plain, 0, 0)], rows, columns, kept)
             self.arrays[use, rows, columns] = kept
         return kept
 

@@ -45,7 +45,7 @@ def _engine() -> str:
         from cavs import _engine as engine
     except ImportError as error:
         return f"not built ({error})"
-    found = [engine.isa(products) for products in ("bfloat16x3", "bfloat16")]
+    found = [engine.isa(products) for products in ("int16", "bfloat16x3", "bfloat16")]
     return "instruction set " + ", ".join(dict.fromkeys([engine.isa(), *found]))
 
 

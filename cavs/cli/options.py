@@ -133,8 +133,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=PRECISIONS,
         default="float32",
-        help="of products (default: float32): on a CPU bfloat16, faster where it has AMX or "
-        "AVX-512 BF16, or bfloat16x3, where it has AMX; on a GPU tf32 or bfloat16",
+        help="of products (default: float32): on a CPU int16, faster where it has AVX-512 VNNI, "
+        "bfloat16, where it has AMX or AVX-512 BF16, or bfloat16x3, where it has AMX; on a GPU "
+        "tf32 or bfloat16",
     )
     group.add_argument(
         "--cudnn",

@@ -8,8 +8,9 @@ from cavs import _engine
 from cavs.config import require
 from cavs.cuda.engine import PRECISIONS as OF_DEVICES
 
-# Of the CPU: three products of numbers split into two bfloat16, one of numbers rounded to bfloat16.
-OF_THE_CPU = ("float32", "bfloat16x3", "bfloat16")
+# Of the CPU: exact products, of integers that share steps, three of numbers split into two
+# bfloat16, one of numbers rounded to bfloat16.
+OF_THE_CPU = ("float32", "int16", "bfloat16x3", "bfloat16")
 PRECISIONS = tuple(dict.fromkeys(OF_THE_CPU + OF_DEVICES))
 
 

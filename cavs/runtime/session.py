@@ -47,10 +47,11 @@ class Session(Inspected, Following):
     engine, process-wide; None leaves them. replicated: training batches are parts of global ones,
     see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1", or a cavs.cuda Device; there, the
     parameters' arrays are brought up to date when they are read.
-    precision: of products, "float32"; on a CPU with AMX also "bfloat16x3" and "bfloat16", with
-    AVX-512 BF16 the latter, which are "float32" on others; on a device "tf32" or "bfloat16", which
-    stores packed weights and most values in it, too; all with float32 sums. cudnn: whether cuDNN
-    runs LSTMs over chains on a device, "never", "auto" where it measures faster, or "always".
+    precision: of products, "float32"; on a CPU with AVX-512 VNNI also "int16", with AMX
+    "bfloat16x3" and "bfloat16", with AVX-512 BF16 the latter, which are "float32" on others; on a
+    device "tf32" or "bfloat16", which stores packed weights and most values in it, too. cudnn:
+    whether cuDNN runs LSTMs over chains on a device, "never", "auto" where it measures faster, or
+    "always".
     deterministic: what libraries of a device compute has one order of sums too, see docs/cuda.md;
     all else gives the same bits in every run anyway, on the CPU for one number of threads.
     Raises ConfigError for other threads than 1 to 256, DeviceError for a device out of use.

@@ -39,8 +39,8 @@ void bind_class(py::module_& m) {
            py::arg("products") = name_of(Products::kExact),
            "The parameters (all float32 or all float64, C-contiguous) are read and written in "
            "place. products: of float32: \"float32\", or, where the machine has instructions for "
-           "them, \"bfloat16x3\", of numbers split into two bfloat16, or \"bfloat16\", of numbers "
-           "rounded to one.")
+           "them, \"int16\", of integers, \"bfloat16x3\", of numbers split into two bfloat16, or "
+           "\"bfloat16\", of numbers rounded to one.")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,

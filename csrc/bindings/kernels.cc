@@ -120,6 +120,9 @@ double peak_gflops(const IsaTable<T>& table) {
 }
 
 template <class T>
+using Part = std::tuple<Values<T>, int64_t, int64_t>;
+
+template <class T>
 void bind_typed(py::module_& m, const std::string& dtype) {
   using S = BoundSource<T>;
   using Table = IsaTable<T>;
@@ -152,14 +155,18 @@ void bind_typed(py::module_& m, const std::string& dtype) {
           py::arg("k"), py::arg("n"))
       .def(
           "pack",
-          [](const Table& t, Values<T> w, int64_t k0, int64_t n0, int64_t k, int64_t n,
-             Values<T> packed) {
-            const int64_t size = sizeof(T);
-            t.kernels.pack(w.data(), w.strides(0) / size, w.strides(1) / size, w.shape(0),
-                           w.shape(1), k0, n0, k, n, packed.mutable_data());
+          [](const Table& t, const std::vector<Part<T>>& parts, int64_t k, int64_t n,
+             Values<T> packed, int64_t p0, int64_t p1) {
+            const int64_t panel = t.kernels.panel, size = sizeof(T);
+            std::vector<WeightPart<T>> plain;
+            for (const auto& [w, k0, n0] : parts)
+              plain.push_back({w.data(), w.strides(0) / size, w.strides(1) / size, w.shape(0),
+                               w.shape(1), k0, n0});
+            t.kernels.pack(plain.data(), static_cast<int32_t>(plain.size()), k, n, p0,
+                           p1 < 0 ? (n + panel - 1) / panel : p1, packed.mutable_data());
           },
-          py::arg("w").noconvert(), py::arg("k0"), py::arg("n0"), py::arg("k"), py::arg("n"),
-          py::arg("packed").noconvert())
+          py::arg("parts").noconvert(), py::arg("k"), py::arg("n"), py::arg("packed").noconvert(),
+          py::arg("p0") = 0, py::arg("p1") = -1, "parts: of (matrix, its row, its column).")
       .def(
           "matmul",
           [](const Table& t, const std::vector<S>& a, int64_t r0, int64_t r1,
@@ -391,14 +398,14 @@ void bind_kernels(py::module_& m) {
   k.def("table_float32", &isa_table<float>, py::arg("isa"), py::return_value_policy::reference);
   k.def("table_float64", &isa_table<double>, py::arg("isa"), py::return_value_policy::reference);
   k.def(
-      "bfloat16_tables",
+      "narrow_tables",
       [] {
         py::dict tables;
-        for (const IsaTable<float>& t : bfloat16_tables())
+        for (const IsaTable<float>& t : narrow_tables())
           tables[t.kernels.name] = py::cast(&t, py::return_value_policy::reference);
         return tables;
       },
-      "Tables of float32 with products of bfloat16 that this machine runs, by name.");
+      "Tables of float32 with products of narrow numbers that this machine runs, by name.");
   k.def(
       "peak_gflops", [] { return peak_gflops(isa_table<float>(kernels<float>().name)); },
       "The float32 multiply-add ceiling of one core with the chosen instruction set, measured.");

@@ -269,15 +269,15 @@ void Worker<T>::run_slots(const Item& item) {
 template <class T>
 void Worker<T>::pack(const Item& item) {
   const Weight& w = c_.program->weights[item.id];
-  const int64_t n0 = int64_t{item.a} * c_.kernels->panel;
-  const int64_t n1 = std::min(w.n, int64_t{item.b} * c_.kernels->panel);
+  const int64_t panel = c_.kernels->panel, begin = item.a * panel, end = item.b * panel;
+  parts_.clear();
   for (const WeightPiece& q : w.pieces) {
-    const int64_t from = std::max(n0, q.n0), to = std::min(n1, q.n0 + q.cols);
-    if (from >= to) continue;
-    c_.kernels->pack(c_.params[q.param] + q.offset + (from - q.n0) * q.col_stride, q.row_stride,
-                     q.col_stride, q.rows, to - from, q.k0, from, w.k, w.n,
-                     c_.packed[item.id].template as<T>());
+    if (q.n0 >= end || q.n0 + q.cols <= begin) continue;
+    parts_.push_back(
+        {c_.params[q.param] + q.offset, q.row_stride, q.col_stride, q.rows, q.cols, q.k0, q.n0});
   }
+  c_.kernels->pack(parts_.data(), static_cast<int32_t>(parts_.size()), w.k, w.n, item.a, item.b,
+                   c_.packed[item.id].template as<T>());
 }
 
 template class Worker<float>;

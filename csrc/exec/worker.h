@@ -70,6 +70,7 @@ class Worker {
   BoundProgram<T> own_;
   Memory scratch_, kernel_scratch_;
   std::vector<Source<T>> cut_;
+  std::vector<WeightPart<T>> parts_;  // of the weight that is packed
 };
 
 // Scratch elements the kernels need for any instruction of the program.

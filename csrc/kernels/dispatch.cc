@@ -8,7 +8,7 @@
 
 #include "base/config_error.h"
 
-#ifdef CAVS_HAVE_AVX512_ROUNDED
+#ifdef CAVS_HAVE_AVX512
 #include <cpuid.h>
 #endif
 #ifdef CAVS_HAVE_AMX_SPLIT
@@ -19,7 +19,7 @@
 namespace cavs {
 namespace {
 
-constexpr const char* kProducts[] = {"float32", "bfloat16x3", "bfloat16"};  // of Products
+constexpr const char* kProducts[] = {"float32", "int16", "bfloat16x3", "bfloat16"};  // of Products
 
 struct Isa {
   const char* name;
@@ -42,18 +42,19 @@ std::vector<Isa> built_isas() {
 
 // What a processor tells of its instructions: leaf 7 of cpuid and its next part.
 struct Features {
-  unsigned edx = 0, next_eax = 0;
+  unsigned ecx = 0, edx = 0, next_eax = 0;
 };
 [[maybe_unused]] Features features() {
   Features f;
-#ifdef CAVS_HAVE_AVX512_ROUNDED
+#ifdef CAVS_HAVE_AVX512
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) f.edx = d;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) f.ecx = c, f.edx = d;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) f.next_eax = a;
 #endif
   return f;
 }
 [[maybe_unused]] bool has_bfloat16() { return (features().next_eax & 1u << 5) != 0; }
+[[maybe_unused]] bool has_integers() { return (features().ecx & 1u << 11) != 0; }
 
 #ifdef CAVS_HAVE_AMX_SPLIT
 // Linux lends the unit's registers, 8 KiB a thread, to processes that ask for them.
@@ -117,7 +118,7 @@ Products products_named(const std::string& name) {
   return static_cast<Products>(found - std::begin(kProducts));
 }
 
-const std::vector<IsaTable<float>>& bfloat16_tables() {
+const std::vector<IsaTable<float>>& narrow_tables() {
   static const std::vector<IsaTable<float>> tables = [] {
     std::vector<IsaTable<float>> made;
     if (chosen_isa() != "avx512") return made;  // what they do not replace is its code
@@ -130,6 +131,9 @@ const std::vector<IsaTable<float>>& bfloat16_tables() {
 #ifdef CAVS_HAVE_AVX512_ROUNDED
     if (has_bfloat16()) add(avx512_rounded::take_products);
 #endif
+#ifdef CAVS_HAVE_AVX512_INTEGERS
+    if (has_integers()) add(avx512_integers::take_products);
+#endif
     return made;
   }();
   return tables;
@@ -138,7 +142,7 @@ const std::vector<IsaTable<float>>& bfloat16_tables() {
 template <class T>
 const Kernels<T>& kernels(Products products) {
   if constexpr (std::is_same_v<T, float>) {
-    for (const IsaTable<float>& table : bfloat16_tables())
+    for (const IsaTable<float>& table : narrow_tables())
       if (table.kernels.products == products) return table.kernels;
   }
   return kernels<T>();

@@ -15,12 +15,12 @@ std::vector<std::string> supported_isas();
 template <class T>
 const IsaTable<T>& isa_table(const std::string& isa);
 
-// "float32", "bfloat16x3" and "bfloat16"; throws ConfigError for other names.
+// "float32", "int16", "bfloat16x3" and "bfloat16"; throws ConfigError for other names.
 const char* name_of(Products products);
 Products products_named(const std::string& name);
 
-// The table of AVX-512 with products of bfloat16 instead, those of the faster unit first; none
-// where the machine, the system or CAVS_ISA has none.
-const std::vector<IsaTable<float>>& bfloat16_tables();
+// The table of AVX-512 with products of narrow numbers instead, those of the faster unit first;
+// none where the machine, the system or CAVS_ISA has none.
+const std::vector<IsaTable<float>>& narrow_tables();
 
 }  // namespace cavs

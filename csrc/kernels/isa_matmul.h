@@ -47,30 +47,36 @@ CAVS_INLINE void pack_columns(const T* in, int64_t stride, int64_t rows, int64_t
     for (int64_t c = 0; c < cols; ++c) out[i * width + c] = in[i + c * stride];
 }
 
+// Rows [r0, r1) of a part, of its columns those in panel `p`.
 template <class T>
-void pack(const T* w, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols,
-          int64_t k0, int64_t n0, int64_t k, int64_t, T* packed) {
+CAVS_INLINE void pack_part(const WeightPart<T>& w, int64_t r0, int64_t r1, int64_t k, int64_t p,
+                           T* packed) {
   constexpr int64_t width = kPanel<T>;
-  const bool by_row = col_stride == 1;
+  const int64_t begin = larger(w.n0, p * width);
+  const int64_t cols = smaller(w.n0 + w.cols, (p + 1) * width) - begin, rows = r1 - r0;
+  if (cols <= 0) return;
+  const T* in = w.data + r0 * w.row_stride + (begin - w.n0) * w.col_stride;
+  T* out = packed + (p * k + w.k0 + r0) * width + (begin - p * width);
+  if (w.col_stride == 1) {
+    for (int64_t i = 0; i < rows; ++i) copy(out + i * width, in + i * w.row_stride, cols);
+  } else if (w.row_stride == 1) {
+    pack_columns(in, w.col_stride, rows, cols, out);
+  } else {
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t c = 0; c < cols; ++c)
+        out[i * width + c] = in[i * w.row_stride + c * w.col_stride];
+  }
+}
+template <class T>
+void pack(const WeightPart<T>* parts, int32_t count, int64_t k, int64_t, int64_t p0, int64_t p1,
+          T* packed) {
   // Some rows at a time where these lie together, so that they are read along.
-  const int64_t block = by_row ? kLineBytes / static_cast<int64_t>(sizeof(T)) : larger(rows, 1);
-  for (int64_t r0 = 0; r0 < rows; r0 += block) {
-    const int64_t r1 = smaller(rows, r0 + block);
-    for (int64_t j = 0; j < cols;) {  // a run of columns inside one panel
-      const int64_t column = n0 + j, run = smaller(cols - j, width - column % width);
-      T* out = packed + (column / width) * k * width + (k0 + r0) * width + column % width;
-      const T* in = w + r0 * row_stride + j * col_stride;
-      if (by_row) {
-        for (int64_t i = 0; i < r1 - r0; ++i) copy(out + i * width, in + i * row_stride, run);
-      } else if (row_stride == 1) {
-        pack_columns(in, col_stride, r1 - r0, run, out);
-      } else {
-        for (int64_t i = 0; i < r1 - r0; ++i)
-          for (int64_t c = 0; c < run; ++c)
-            out[i * width + c] = in[i * row_stride + c * col_stride];
-      }
-      j += run;
-    }
+  constexpr int64_t kFew = kLineBytes / static_cast<int64_t>(sizeof(T));
+  for (int32_t i = 0; i < count; ++i) {
+    const WeightPart<T>& w = parts[i];
+    const int64_t each = w.col_stride == 1 ? kFew : larger(w.rows, 1);
+    for (int64_t r = 0; r < w.rows; r += each)
+      for (int64_t p = p0; p < p1; ++p) pack_part(w, r, smaller(w.rows, r + each), k, p, packed);
   }
 }
 

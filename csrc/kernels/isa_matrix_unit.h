@@ -2,7 +2,7 @@
 // in float32, 16 times as many a cycle.
 #pragma once
 
-#include "kernels/isa_strips.h"
+#include "kernels/isa_split.h"
 
 namespace cavs::CAVS_ISA {
 namespace {

@@ -1,8 +1,13 @@
-// Products of strips by the instruction that AVX-512 BF16 has for them: each lane adds the products
-// of a pair of bfloat16 to a float32, two steps of the sum for the time of one.
+// Products of strips by the instructions that AVX-512 BF16 and AVX-512 VNNI have for them: each
+// lane adds the products of a pair of bfloat16 to a float32, or of integers to an integer, two
+// steps of the sum for the time of one.
 #pragma once
 
-#include "kernels/isa_strips.h"
+#ifdef CAVS_INTEGERS
+#include "kernels/isa_integers.h"
+#else
+#include "kernels/isa_split.h"
+#endif
 
 namespace cavs::CAVS_ISA {
 namespace {
@@ -14,19 +19,68 @@ struct Unit {};  // nothing to hold
 // Rows of a gradient that are added at once, of a large one: a strip of them fits L1.
 constexpr int64_t kRowsOfLarge = 320;
 
+#ifdef CAVS_INTEGERS
+// In its own words: gcc 12 copies every sum where it knows the instruction.
+CAVS_INLINE Bits add_pairs(Bits sum, Bits x, Bits y) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+  return sum;
+}
+#else
 // Masked as in isa_vector.h.
-CAVS_INLINE Line add_pairs(Line sum, __m512bh x, __m512bh y) {
-  return _mm512_maskz_dpbf16_ps(0xffff, sum, x, y);
+CAVS_INLINE Line add_pairs(Line sum, Bits x, Bits y) {
+  return _mm512_maskz_dpbf16_ps(0xffff, sum, (__m512bh)x, (__m512bh)y);
+}
+#endif
+
+// Sums that fit the registers beside a line of each right tile and a pair of the left one: of
+// integers each is two, one of a unit.
+constexpr int kSums = kIntegers ? 14 : 24, kRowsOfSums = kSums / 2;
+
+// Adds the products of R lines of a left unit with V right tiles, whose strips are `apart` bytes
+// from each other.
+template <class Sum, int R, int V>
+CAVS_INLINE void add_lines(Sum (&sum)[R][V], const char* a, const char* b, int64_t apart,
+                           int64_t pairs) {
+  for (int64_t j = 0; j < pairs; ++j) {
+    Bits right[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v)
+      right[v] =
+          *reinterpret_cast<const Bits*>(b + v / 2 * apart + v % 2 * kSecond + j * kLineBytes);
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+      const auto pair = *reinterpret_cast<const int32_t*>(a + i * kLineBytes + j * 4);
+      const auto left = (Bits)_mm512_maskz_set1_epi32(0xffff, pair);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) sum[i][v] = add_pairs(sum[i][v], left, right[v]);
+    }
+  }
 }
 
-// Sums that fit the registers beside a line of each right tile and a pair of the left one.
-constexpr int kSums = 24, kRowsOfSums = kSums / 2;
-
-// R rows of a left strip with V right tiles, the strips of these `apart` bytes from each other. An
-// element is summed in one order for any R and V.
+// The same in float32: integers are summed for a unit, then multiplied by the right one's steps.
 template <int R, int V>
-__attribute__((noinline)) void multiply_pairs(const char* a, const char* b, int64_t apart,
-                                              int64_t steps, const Result& c) {
+CAVS_INLINE void add_unit(Line (&sum)[R][V], const char* a, const char* b, int64_t apart,
+                          int64_t pairs) {
+  if constexpr (kIntegers) {
+    Bits whole[R][V] = {};
+    add_lines(whole, a, b, apart, pairs);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      const Line steps = reinterpret_cast<const Line*>(b + v / 2 * apart + kSteps)[v % 2];
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i)
+        sum[i][v] += (Line)_mm512_maskz_cvtepi32_ps(0xffff, (__m512i)whole[i][v]) * steps;
+    }
+  } else {
+    add_lines(sum, a, b, apart, pairs);
+  }
+}
+
+// R rows of a left strip from `first` on with V right tiles, the strips of these `apart` bytes from
+// each other. An element is summed in one order for any R and V.
+template <int R, int V>
+__attribute__((noinline)) void multiply_pairs(const char* a, int64_t first, const char* b,
+                                              int64_t apart, int64_t steps, const Result& c) {
   Line sum[R][V];
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) {
@@ -37,28 +91,19 @@ __attribute__((noinline)) void multiply_pairs(const char* a, const char* b, int6
       __builtin_prefetch(c.data + i * c.stride + v * kLines, 1);
     }
   }
-  for (; steps > 0; steps -= kDepthUnit, a += kUnitBytes, b += kUnitBytes) {
-    for (int64_t j = 0, pairs = pairs_of(steps); j < pairs; ++j) {
-      __m512bh right[V];
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v)
-        right[v] = *reinterpret_cast<const __m512bh*>(b + v / 2 * apart + v % 2 * kSecond +
-                                                      j * kLineBytes);
-#pragma GCC unroll 16
-      for (int i = 0; i < R; ++i) {
-        const auto pair = *reinterpret_cast<const int32_t*>(a + i * kLineBytes + j * 4);
-        const auto left = (__m512bh)_mm512_maskz_set1_epi32(0xffff, pair);
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) sum[i][v] = add_pairs(sum[i][v], left, right[v]);
-      }
-    }
-  }
+  // Of integers: the left strip's steps; without any units it has none.
+  [[maybe_unused]] const float* left_steps =
+      steps > 0 ? reinterpret_cast<const float*>(a + kSteps) + first : nullptr;
+  a += first * kLineBytes;
+  for (; steps > 0; steps -= kDepthUnit, a += kUnitBytes, b += kUnitBytes)
+    add_unit(sum, a, b, apart, pairs_of(steps));
   const int tail = static_cast<int>(c.cols) - (V - 1) * static_cast<int>(kLines);
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       float* to = c.data + i * c.stride + v * kLines;
+      if (kIntegers && left_steps != nullptr) sum[i][v] *= broadcast(left_steps[i]);
       if (v < V - 1 || tail == kLines) {
         if (c.accumulate) sum[i][v] += load(to);
         store(to, sum[i][v]);
@@ -71,12 +116,12 @@ __attribute__((noinline)) void multiply_pairs(const char* a, const char* b, int6
 }
 
 template <int R, int V>
-CAVS_INLINE void multiply_rows(const char* a, const char* b, int64_t apart, int64_t steps,
-                               const Result& c) {
+CAVS_INLINE void multiply_rows(const char* a, int64_t first, const char* b, int64_t apart,
+                               int64_t steps, const Result& c) {
   if constexpr (R > 1) {
-    if (c.rows < R) return multiply_rows<R - 1, V>(a, b, apart, steps, c);
+    if (c.rows < R) return multiply_rows<R - 1, V>(a, first, b, apart, steps, c);
   }
-  multiply_pairs<R, V>(a, b, apart, steps, c);
+  multiply_pairs<R, V>(a, first, b, apart, steps, c);
 }
 
 // How many whole right strips a left one of so few rows takes at once: fewer sums would wait for
@@ -88,9 +133,9 @@ CAVS_INLINE int64_t strips_beside(int64_t rows) {
 CAVS_INLINE void multiply_beside(Unit&, const char* a, const char* b, int64_t apart, int64_t steps,
                                  const Result& c) {
   if (c.rows <= kRowsOfFour)
-    multiply_rows<kRowsOfFour, 8>(a, b, apart, steps, c);
+    multiply_rows<kRowsOfFour, 8>(a, 0, b, apart, steps, c);
   else
-    multiply_rows<kRowsOfTwo, 4>(a, b, apart, steps, c);
+    multiply_rows<kRowsOfTwo, 4>(a, 0, b, apart, steps, c);
 }
 
 // Strips of any number of rows and columns: as many rows at a time as there are sums.
@@ -100,11 +145,10 @@ CAVS_INLINE void multiply_strips(Unit&, const char* a, const char* b, int64_t st
   for (int64_t i = 0, first = 0; i < parts; ++i, first += c.rows) {
     c.rows = rows * (i + 1) / parts - first;
     c.data = data + first * c.stride;
-    const char* left = a + first * kLineBytes;
     if (c.cols > kLines)
-      multiply_rows<kRowsOfSums, 2>(left, b, 0, steps, c);
+      multiply_rows<kRowsOfSums, 2>(a, first, b, 0, steps, c);
     else
-      multiply_rows<kRowsOfSums, 1>(left, b, 0, steps, c);
+      multiply_rows<kRowsOfSums, 1>(a, first, b, 0, steps, c);
   }
 }
 

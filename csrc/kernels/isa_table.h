@@ -22,7 +22,7 @@ CAVS_DECLARE_ISA(base)
 CAVS_DECLARE_ISA(avx2)
 CAVS_DECLARE_ISA(avx512)
 
-// Products of bfloat16 instead of the table's own.
+// Products of narrow numbers instead of the table's own.
 #define CAVS_DECLARE_PRODUCTS(unit)           \
   namespace unit {                            \
   void take_products(IsaTable<float>& table); \
@@ -30,5 +30,6 @@ CAVS_DECLARE_ISA(avx512)
 CAVS_DECLARE_PRODUCTS(amx_split)
 CAVS_DECLARE_PRODUCTS(amx_rounded)
 CAVS_DECLARE_PRODUCTS(avx512_rounded)
+CAVS_DECLARE_PRODUCTS(avx512_integers)
 
 }  // namespace cavs

@@ -113,13 +113,21 @@ struct ChunkRows {
   int32_t unit = 12, fewest = 48;
 };
 
-// How products of float32 are computed: exactly, or by instructions for bfloat16, from numbers
-// split into two of these ("bfloat16x3") or rounded to one ("bfloat16").
-enum class Products : uint8_t { kExact, kSplit, kRounded };
+// How products of float32 are computed: exactly, from integers of 16 bits ("int16"), or by
+// instructions for bfloat16, from numbers split into two of these ("bfloat16x3") or rounded to one
+// ("bfloat16").
+enum class Products : uint8_t { kExact, kIntegers, kSplit, kRounded };
 
 // Of a product of transposed rows: a result of at most so many columns, where all are wanted, is
 // made as its transpose, whose panels are cut of the result's rows.
 constexpr int32_t kNarrowResult = 12;
+
+// Part of a matrix, at (k0, n0) of it: element (i, j) at data[i * row_stride + j * col_stride].
+template <class T>
+struct WeightPart {
+  const T* data;
+  int64_t row_stride, col_stride, rows, cols, k0, n0;
+};
 
 template <class T>
 struct Kernels {
@@ -133,10 +141,10 @@ struct Kernels {
   // padded to a multiple of `depth` rows, 64-byte aligned; the rows of a unit of `depth` lie in an
   // order of the table's own. packed_size in elements.
   size_t (*packed_size)(int64_t k, int64_t n);
-  // Places a piece of `rows` x `cols` (element (i, j) at w[i * row_stride + j * col_stride]) at
-  // (k0, n0) of the packed K x N matrix. Padding must have been zeroed before.
-  void (*pack)(const T* w, int64_t row_stride, int64_t col_stride, int64_t rows, int64_t cols,
-               int64_t k0, int64_t n0, int64_t k, int64_t n, T* packed);
+  // Panels [p0, p1) of a packed K x N matrix, put together of parts that do not overlap. Where none
+  // is, it must have been zeroed before.
+  void (*pack)(const WeightPart<T>* parts, int32_t count, int64_t k, int64_t n, int64_t p0,
+               int64_t p1, T* packed);
   // c[r] (+)= [sources side by side](r) @ W for r in [r0, r1), panels [p0, p1) only.
   // c addresses row r at c + (r - c_base) * c_stride. `scratch` holds matmul_scratch(k) elements.
   // W may be part of a packed matrix, whose panels have packed_k rows, from some panel and unit of

@@ -1,5 +1,7 @@
-// Products of bfloat16, as one object for each unit that multiplies them and number of pieces:
-// compiled with the flags of AVX-512, whose other kernels stay as they are.
+// Products of narrow numbers, as one object for each instruction that multiplies them and kind of
+// numbers: compiled with the flags of AVX-512, whose other kernels stay as they are.
+#include <type_traits>
+
 #include "kernels/isa_strip_products.h"
 #include "kernels/isa_table.h"
 
@@ -26,18 +28,19 @@ int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
   return iterations * 4 * kLines * kLines * kDepthUnit / each;
 }
 #else
-constexpr const char* kName = "avx512-bfloat16";
+constexpr const char* kName = kIntegers ? "avx512-int16" : "avx512-bfloat16";
 
 int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
-  Line sum[kSums];
-  for (int i = 0; i < kSums; ++i) sum[i] = broadcast(static_cast<float>(i));
-  const auto x = (__m512bh)(broadcast(sink[0])), y = (__m512bh)(broadcast(sink[1]));
+  using Sum = std::conditional_t<kIntegers, Bits, Line>;
+  Sum sum[kSums];
+  for (int i = 0; i < kSums; ++i) sum[i] = (Sum)broadcast(static_cast<float>(i));
+  const auto x = (Bits)broadcast(sink[0]), y = (Bits)broadcast(sink[1]);
   for (int64_t k = 0; k < iterations; ++k) {
 #pragma GCC unroll 32
-    for (Line& s : sum) s = add_pairs(s, x, y);
+    for (Sum& s : sum) s = add_pairs(s, x, y);
   }
   Line all{};
-  for (const Line& s : sum) all += s;
+  for (const Sum& s : sum) all += (Line)s;
   sink[0] = lane_sum<float>(all);
   return iterations * kSums * kLines * 2;
 }
@@ -48,7 +51,7 @@ int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
 void take_products(IsaTable<float>& table) {
   Kernels<float>& k = table.kernels;
   k.name = kName;
-  k.products = kTwo ? Products::kSplit : Products::kRounded;
+  k.products = kIntegers ? Products::kIntegers : kTwo ? Products::kSplit : Products::kRounded;
   k.panel = kStrip;
   k.depth = kDepthUnit;
   k.rows = {kStrip, 3 * kStrip};
