@@ -13,18 +13,22 @@ namespace {
 
 static_assert(!kTwo, "four products would take longer than one of float32");
 
-// The norm of 32 integers, a little below the square root of 2^31, as each is rounded; the same
-// where one of them is so large a part of it, in squares, that it would not fit 16 bits.
-constexpr float kNorm = 46330, kNormOfOne = 32760, kLargePart = 0.49f;
-constexpr float kLonger = (kNorm / kNormOfOne) * (kNorm / kNormOfOne);
-// Steps of what is smaller, all of whose integers are 0: its squares could underflow.
+// The norm of 32 integers at most, a little below the square root of 2^31, as each is rounded, and
+// the largest of them.
+constexpr float kNorm = 46330, kLargest = 32760;
+// The least step: squares of smaller numbers could underflow. Those below half of it become 0.
 constexpr float kLeastStep = 1e-22f;
 
-// What is no number makes a step that is none. Masked forms as in isa_vector.h.
-CAVS_INLINE Line steps_of(Line squares) {
-  return greater_or_second<float>(broadcast(kLeastStep),
-                                  square_root<float>(squares) * broadcast(1 / kNorm));
+// The square of a step, from the squared norm of a unit's numbers and the largest of their squares.
+// What is no number makes a step that is none.
+CAVS_INLINE Line squared_step(Line norm, Line largest) {
+  return maximum<float>(norm * broadcast(1 / (kNorm * kNorm)),
+                        largest * broadcast(1 / (kLargest * kLargest)));
 }
+CAVS_INLINE Line steps_of(Line squared) {
+  return greater_or_second<float>(broadcast(kLeastStep), square_root<float>(squared));
+}
+// Masked forms as in isa_vector.h.
 CAVS_INLINE Bits integers(Line x, Line y, Line inverse) {
   const auto rounded = [&](Line v) {
     return (Bits)_mm512_maskz_cvtps_epi32(0xffff, (__m512)(v * inverse));
@@ -32,25 +36,21 @@ CAVS_INLINE Bits integers(Line x, Line y, Line inverse) {
   return (rounded(x) & 0xffffu) | rounded(y) << 16;
 }
 
-// The squared norm of the pairs of one row or column of a unit, larger where one has a large part.
-CAVS_INLINE float squares_along_lanes(Line x, Line y) {
-  const Line first = x * x, second = y * y;
-  const float sum = lane_sum<float>(first + second);
-  const Line bound = broadcast(kLargePart * sum), most = greater_or_second<float>(first, second);
-  const bool large = _mm512_cmp_ps_mask((__m512)most, (__m512)bound, _CMP_GT_OQ) != 0;
-  return large ? sum * kLonger : sum;
-}
-// The same of those of 16, in the lanes, in the same order.
-CAVS_INLINE Line squares_along_lines(const Tile& tile) {
-  Line sum[kLines], most{};
-  for (int64_t t = 0; t < kLines; ++t) {
-    const Line first = tile.x[t] * tile.x[t], second = tile.y[t] * tile.y[t];
-    sum[t] = first + second;
-    most = greater_or_second<float>(most, greater_or_second<float>(first, second));
-  }
+// Lanes of 16 lines, added.
+CAVS_INLINE Line sum_lines(Line (&lines)[kLines]) {
   for (int64_t half = kLines / 2; half > 0; half /= 2)
-    for (int64_t t = 0; t < half; ++t) sum[t] += sum[t + half];
-  return most > kLargePart * sum[0] ? sum[0] * kLonger : sum[0];
+    for (int64_t t = 0; t < half; ++t) lines[t] += lines[t + half];
+  return lines[0];
+}
+// Of the numbers in each lane of a tile.
+CAVS_INLINE Line squared_steps(const Tile& tile) {
+  Line lines[kLines], largest{};
+  for (int64_t t = 0; t < kLines; ++t) {
+    const Line x = tile.x[t] * tile.x[t], y = tile.y[t] * tile.y[t];
+    lines[t] = x + y;
+    largest = greater_or_second<float>(largest, greater_or_second<float>(x, y));
+  }
+  return squared_step(sum_lines(lines), largest);
 }
 
 // Where the steps of 32 rows or columns lie: those of a left strip in its first unit.
@@ -61,22 +61,47 @@ CAVS_INLINE void store_pairs(Line (&pairs)[kLines], char* unit, int64_t half) {
   for (int64_t t = 0; t < kLines; ++t) out[t] = pairs[t];
 }
 
-// The largest norms of the units of a left strip's rows are found first, squared.
+// The step of row `line` of a left strip, from all its units.
+class Measure {
+ public:
+  CAVS_INLINE void add(Line x, Line y) {
+    const Line first = x * x, second = y * y;
+    lines_[count_++] = first + second;
+    largest_ = greater_or_second<float>(largest_, greater_or_second<float>(first, second));
+    if (count_ == kLines) sum();
+  }
+  // Returns how many of it are 1.
+  CAVS_INLINE float end(char* strip, int64_t line) {
+    sum();
+    const Line norm = broadcast(lane_max<float>(norm_)),
+               largest = broadcast(lane_max<float>(largest_));
+    const float step = steps_of(squared_step(norm, largest))[0];
+    steps_in(strip)[line] = step;
+    return 1 / step;
+  }
+
+ private:
+  // Of up to 16 units at once.
+  CAVS_INLINE void sum() {
+    while (count_ < kLines) lines_[count_++] = Line{};
+    transpose<float>(lines_);
+    norm_ = maximum<float>(sum_lines(lines_), norm_);
+    count_ = 0;
+  }
+  Line lines_[kLines], norm_{}, largest_{};
+  int64_t count_ = 0;
+};
+
+// The same of 32 rows that lie in the lanes of tiles: until the end there are squares of steps.
 CAVS_INLINE void begin_measuring(char* strip) { fill(steps_in(strip), 0.0f, kStrip); }
-CAVS_INLINE void measure_line(Line x, Line y, char* strip, int64_t line) {
-  float& most = steps_in(strip)[line];
-  most = greater(squares_along_lanes(x, y), most);
-}
 CAVS_INLINE void measure_tile(const Tile& tile, char* strip, int64_t half) {
   Line& most = reinterpret_cast<Line*>(steps_in(strip))[half];
-  most = maximum<float>(squares_along_lines(tile), most);
+  most = maximum<float>(squared_steps(tile), most);
 }
 CAVS_INLINE void end_measuring(char* strip) {
   auto* steps = reinterpret_cast<Line*>(steps_in(strip));
-  steps[0] = steps_of(steps[0]);
-  steps[1] = steps_of(steps[1]);
+  for (int64_t half = 0; half < 2; ++half) steps[half] = steps_of(steps[half]);
 }
-
 CAVS_INLINE Line inverse_steps(char* strip, int64_t half) {
   return broadcast(1.0f) / load(steps_in(strip) + half * kLines);
 }
@@ -92,18 +117,11 @@ CAVS_INLINE void put_left(const Tile& tile, char* unit, int64_t half, Line inver
   transpose<float>(pairs);
   store_pairs(pairs, unit, half);
 }
-// Half of a unit of a right operand. ByColumn: its columns are given as lines.
-template <bool ByColumn>
+// Half of a unit of a right operand.
 CAVS_INLINE void put_right(const Tile& tile, char* unit, int64_t half) {
-  Line pairs[kLines], squares;
-  if constexpr (ByColumn)
-    for (int64_t t = 0; t < kLines; ++t) squares[t] = squares_along_lanes(tile.x[t], tile.y[t]);
-  else
-    squares = squares_along_lines(tile);
-  const Line steps = steps_of(squares), inverse = broadcast(1.0f) / steps;
-  for (int64_t t = 0; t < kLines; ++t)
-    pairs[t] = (Line)integers(tile.x[t], tile.y[t], ByColumn ? broadcast(inverse[t]) : inverse);
-  if constexpr (ByColumn) transpose<float>(pairs);
+  const Line steps = steps_of(squared_steps(tile)), inverse = broadcast(1.0f) / steps;
+  Line pairs[kLines];
+  for (int64_t t = 0; t < kLines; ++t) pairs[t] = (Line)integers(tile.x[t], tile.y[t], inverse);
   store_pairs(pairs, unit, half);
   reinterpret_cast<Line*>(steps_in(unit))[half] = steps;
 }

@@ -76,11 +76,12 @@ CAVS_INLINE void add_unit(Line (&sum)[R][V], const char* a, const char* b, int64
   }
 }
 
-// R rows of a left strip from `first` on with V right tiles, the strips of these `apart` bytes from
-// each other. An element is summed in one order for any R and V.
+// R rows of left strips from `first` on with V right tiles, the strips of these `apart` bytes from
+// each other, and the steps of the left one's rows. An element is summed in one order for any R, V.
 template <int R, int V>
-__attribute__((noinline)) void multiply_pairs(const char* a, int64_t first, const char* b,
-                                              int64_t apart, int64_t steps, const Result& c) {
+__attribute__((noinline)) void multiply_pairs(const char* a, const float* left_steps, int64_t first,
+                                              const char* b, int64_t apart, int64_t steps,
+                                              const Result& c) {
   Line sum[R][V];
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) {
@@ -91,10 +92,9 @@ __attribute__((noinline)) void multiply_pairs(const char* a, int64_t first, cons
       __builtin_prefetch(c.data + i * c.stride + v * kLines, 1);
     }
   }
-  // Of integers: the left strip's steps; without any units it has none.
-  [[maybe_unused]] const float* left_steps =
-      steps > 0 ? reinterpret_cast<const float*>(a + kSteps) + first : nullptr;
   a += first * kLineBytes;
+  left_steps += first;
+  const bool any = steps > 0;  // of nothing there are no steps
   for (; steps > 0; steps -= kDepthUnit, a += kUnitBytes, b += kUnitBytes)
     add_unit(sum, a, b, apart, pairs_of(steps));
   const int tail = static_cast<int>(c.cols) - (V - 1) * static_cast<int>(kLines);
@@ -103,7 +103,7 @@ __attribute__((noinline)) void multiply_pairs(const char* a, int64_t first, cons
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       float* to = c.data + i * c.stride + v * kLines;
-      if (kIntegers && left_steps != nullptr) sum[i][v] *= broadcast(left_steps[i]);
+      if (kIntegers && any) sum[i][v] *= broadcast(left_steps[i]);
       if (v < V - 1 || tail == kLines) {
         if (c.accumulate) sum[i][v] += load(to);
         store(to, sum[i][v]);
@@ -116,12 +116,26 @@ __attribute__((noinline)) void multiply_pairs(const char* a, int64_t first, cons
 }
 
 template <int R, int V>
-CAVS_INLINE void multiply_rows(const char* a, int64_t first, const char* b, int64_t apart,
-                               int64_t steps, const Result& c) {
+CAVS_INLINE void multiply_rows(const char* a, const float* left_steps, int64_t first, const char* b,
+                               int64_t apart, int64_t steps, const Result& c) {
   if constexpr (R > 1) {
-    if (c.rows < R) return multiply_rows<R - 1, V>(a, first, b, apart, steps, c);
+    if (c.rows < R) return multiply_rows<R - 1, V>(a, left_steps, first, b, apart, steps, c);
   }
-  multiply_pairs<R, V>(a, first, b, apart, steps, c);
+  multiply_pairs<R, V>(a, left_steps, first, b, apart, steps, c);
+}
+
+// The few rows of a tile read its right operand often: a slice of the sum at a time, it stays in
+// L1.
+constexpr int64_t kUnitsOfSlice = 10;
+template <class Use>
+CAVS_INLINE void for_each_slice(const char* a, const char* b, int64_t steps, Result c, Use use) {
+  const int64_t units = units_of(steps), slices = larger(ceil_div(units, kUnitsOfSlice), 1);
+  const int64_t each = ceil_div(units, slices);
+  for (int64_t s = 0; s < slices; ++s, a += each * kUnitBytes, b += each * kUnitBytes) {
+    use(a, b, smaller(steps, each * kDepthUnit), c);
+    steps -= each * kDepthUnit;
+    c.accumulate = true;
+  }
 }
 
 // How many whole right strips a left one of so few rows takes at once: fewer sums would wait for
@@ -132,24 +146,30 @@ CAVS_INLINE int64_t strips_beside(int64_t rows) {
 }
 CAVS_INLINE void multiply_beside(Unit&, const char* a, const char* b, int64_t apart, int64_t steps,
                                  const Result& c) {
-  if (c.rows <= kRowsOfFour)
-    multiply_rows<kRowsOfFour, 8>(a, 0, b, apart, steps, c);
-  else
-    multiply_rows<kRowsOfTwo, 4>(a, 0, b, apart, steps, c);
+  const auto* left_steps = reinterpret_cast<const float*>(a + kSteps);
+  for_each_slice(a, b, steps, c, [&](const char* x, const char* y, int64_t n, const Result& to) {
+    if (to.rows <= kRowsOfFour)
+      multiply_rows<kRowsOfFour, 8>(x, left_steps, 0, y, apart, n, to);
+    else
+      multiply_rows<kRowsOfTwo, 4>(x, left_steps, 0, y, apart, n, to);
+  });
 }
 
 // Strips of any number of rows and columns: as many rows at a time as there are sums.
-CAVS_INLINE void multiply_strips(Unit&, const char* a, const char* b, int64_t steps, Result c) {
-  const int64_t rows = c.rows, parts = ceil_div(rows, kRowsOfSums);
-  float* data = c.data;
-  for (int64_t i = 0, first = 0; i < parts; ++i, first += c.rows) {
-    c.rows = rows * (i + 1) / parts - first;
-    c.data = data + first * c.stride;
-    if (c.cols > kLines)
-      multiply_rows<kRowsOfSums, 2>(a, first, b, 0, steps, c);
-    else
-      multiply_rows<kRowsOfSums, 1>(a, first, b, 0, steps, c);
-  }
+CAVS_INLINE void multiply_strips(Unit&, const char* a, const char* b, int64_t steps,
+                                 const Result& c) {
+  const auto* left_steps = reinterpret_cast<const float*>(a + kSteps);
+  const int64_t parts = ceil_div(c.rows, kRowsOfSums);
+  for_each_slice(a, b, steps, c, [&](const char* x, const char* y, int64_t n, Result to) {
+    for (int64_t i = 0, first = 0; i < parts; ++i, first += to.rows) {
+      to.rows = c.rows * (i + 1) / parts - first;
+      to.data = c.data + first * c.stride;
+      if (to.cols > kLines)
+        multiply_rows<kRowsOfSums, 2>(x, left_steps, first, y, 0, n, to);
+      else
+        multiply_rows<kRowsOfSums, 1>(x, left_steps, first, y, 0, n, to);
+    }
+  });
 }
 
 }  // namespace

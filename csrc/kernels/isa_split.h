@@ -25,10 +25,14 @@ CAVS_INLINE void split(Line x, Line y, Bits& nearest, Bits& rest) {
 
 // Each is rounded by itself: no steps of a left strip are measured.
 CAVS_INLINE void begin_measuring(char*) {}
-CAVS_INLINE void measure_line(Line, Line, char*, int64_t) {}
 CAVS_INLINE void measure_tile(const Tile&, char*, int64_t) {}
 CAVS_INLINE void end_measuring(char*) {}
 CAVS_INLINE Line inverse_steps(const char*, int64_t) { return broadcast(1.0f); }
+
+struct Measure {
+  CAVS_INLINE void add(Line, Line) {}
+  CAVS_INLINE float end(char*, int64_t) { return 1; }
+};
 
 // A line of each of the tiles.
 CAVS_INLINE void put_line(Line x, Line y, char* unit, int64_t line, float) {
@@ -38,8 +42,8 @@ CAVS_INLINE void put_line(Line x, Line y, char* unit, int64_t line, float) {
   if (kTwo) out[kRest / kLineBytes] = rest;
 }
 
-// All lines of the tiles of one half of a unit. Exchange: pairs of a left operand for those of a
-// right one, or the other way.
+// All lines of the tiles of one half of a unit. Exchange: pairs of a right operand for those of a
+// left one.
 template <bool Exchange>
 CAVS_INLINE void put_tile(const Tile& tile, char* unit, int64_t half) {
   Line nearest[kLines], rests[kLines];
@@ -56,14 +60,11 @@ CAVS_INLINE void put_tile(const Tile& tile, char* unit, int64_t half) {
   if constexpr (!kTwo) return;
   for (int64_t t = 0; t < kLines; ++t) out[kRest / kLineBytes + t] = rests[t];
 }
-// Of a left operand, given as lines of a right one.
 CAVS_INLINE void put_left(const Tile& tile, char* unit, int64_t half, Line) {
   put_tile<true>(tile, unit, half);
 }
-// Of a right one. ByColumn: its columns are given as lines.
-template <bool ByColumn>
 CAVS_INLINE void put_right(const Tile& tile, char* unit, int64_t half) {
-  put_tile<ByColumn>(tile, unit, half);
+  put_tile<false>(tile, unit, half);
 }
 
 }  // namespace

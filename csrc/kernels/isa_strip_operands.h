@@ -25,63 +25,83 @@ CAVS_INLINE Line line_within(const float* p, int64_t stride, int64_t first, int6
   return v;
 }
 
-// Adds what a part of a weight has of a right tile: columns [j, j + 16) of its rows
-// [i, i + 2 * pairs), or the same with each column a line. Outside of it, it has zeros.
-template <bool ByColumn>
-CAVS_INLINE void collect(const WeightPart<float>& w, int64_t i, int64_t j, int64_t pairs,
-                         Tile& tile) {
-  // The next unit's come from a farther cache meanwhile: rows of many widths share few sets of L1.
+// What a part of a weight has of columns [j, j + 16) and rows [i, i + 2 * pairs) of it: zeros
+// outside of it, which Whole says there is none of. Columns are read where their elements lie
+// together. The next unit's come from a farther cache meanwhile: rows of many widths share few sets
+// of L1.
+template <bool Whole>
+CAVS_INLINE void read_part(const WeightPart<float>& w, int64_t i, int64_t j, int64_t pairs,
+                           Tile& tile) {
+  const int64_t next = kDepthUnit * w.row_stride;
+  const auto line = [&](const float* from, int64_t stride, int64_t first, int64_t n,
+                        int64_t count) {
+    __builtin_prefetch(from + first * stride + next, 0, 2);
+    if (Whole && stride == 1) return load(from + first);
+    return line_within(from, stride, first, n, count);
+  };
   const auto row = [&](int64_t at) {
-    if (at < 0 || at >= w.rows) return Line{};
-    const float* from = w.data + at * w.row_stride;
-    __builtin_prefetch(from + kDepthUnit * w.row_stride + j, 0, 2);
-    return line_within(from, w.col_stride, j, kLines, w.cols);
+    if (!Whole && (at < 0 || at >= w.rows)) return Line{};
+    return line(w.data + at * w.row_stride, 1, j, kLines, w.cols);
   };
   const auto column = [&](int64_t at, int64_t first) {
-    if (at < 0 || at >= w.cols) return Line{};
-    const float* from = w.data + at * w.col_stride;
-    __builtin_prefetch(from + kDepthUnit * w.row_stride + first, 0, 2);
-    return line_within(from, w.row_stride, first, pairs, w.rows);
+    if (!Whole && (at < 0 || at >= w.cols)) return Line{};
+    return line(w.data + at * w.col_stride, w.row_stride, first, pairs, w.rows);
   };
-  for (int64_t t = 0; t < (ByColumn ? kLines : pairs); ++t) {
-    tile.x[t] += ByColumn ? column(j + t, i) : row(i + t);
-    tile.y[t] += ByColumn ? column(j + t, i + pairs) : row(i + pairs + t);
+  const bool by_row = w.col_stride == 1;
+  for (int64_t t = 0; t < kLines; ++t) {
+    if (by_row && t >= pairs) {
+      tile.x[t] = tile.y[t] = Line{};
+    } else {
+      tile.x[t] = by_row ? row(i + t) : column(j + t, i);
+      tile.y[t] = by_row ? row(i + pairs + t) : column(j + t, i + pairs);
+    }
+  }
+  if (by_row) return;
+  transpose<float>(tile.x);
+  transpose<float>(tile.y);
+}
+
+// A right tile of a weight put together of parts: columns [j, j + 16), rows [i, i + 2 * pairs).
+CAVS_INLINE void read_weight(const WeightPart<float>* parts, int32_t count, int64_t i, int64_t j,
+                             int64_t pairs, Tile& tile) {
+  for (int32_t p = 0; p < count; ++p) {
+    const WeightPart<float>& w = parts[p];
+    const int64_t row = i - w.k0, column = j - w.n0;
+    if (pairs == kLines && row >= 0 && row + kDepthUnit <= w.rows && column >= 0 &&
+        column + kLines <= w.cols)
+      return read_part<true>(w, row, column, pairs, tile);
+  }
+  tile = {};
+  for (int32_t p = 0; p < count; ++p) {
+    const WeightPart<float>& w = parts[p];
+    const int64_t row = i - w.k0, column = j - w.n0;
+    if (row >= w.rows || row + 2 * pairs <= 0 || column >= w.cols || column + kLines <= 0) continue;
+    Tile part;
+    read_part<false>(w, row, column, pairs, part);
+    for (int64_t t = 0; t < kLines; ++t) tile.x[t] += part.x[t], tile.y[t] += part.y[t];
   }
 }
 
-// See Kernels::pack. Parts are read along their columns if these lie together in all, else by row.
-template <bool ByColumn>
-void pack_parts(const WeightPart<float>* parts, int32_t count, int64_t k, int64_t n, int64_t p0,
-                int64_t p1, char* packed) {
+// See Kernels::pack.
+void pack_strips(const WeightPart<float>* parts, int32_t count, int64_t k, int64_t n, int64_t p0,
+                 int64_t p1, float* packed) {
   for (int64_t strip = p0; strip < p1; ++strip) {
     for (int64_t row = 0; row < k; row += kDepthUnit) {
-      char* unit = packed + (strip * units_of(k) + row / kDepthUnit) * kUnitBytes;
-      const int64_t pairs = pairs_of(k - row), end = row + 2 * pairs;
+      char* unit =
+          reinterpret_cast<char*>(packed) + (strip * units_of(k) + row / kDepthUnit) * kUnitBytes;
+      const int64_t pairs = pairs_of(k - row);
       for (int64_t half = 0; half < 2; ++half) {
         const int64_t column = strip * kStrip + half * kLines;
         if (column >= n) break;
-        for (int64_t t = 0; t <= kLines; ++t)
-          __builtin_prefetch(unit + kUnitBytes + (half * (kLines + 1) + t) * kLineBytes, 1);
         // What is written next is asked for: few writes wait at once.
         for (int64_t t = half * kUnitBytes / 2; t < (half + 1) * kUnitBytes / 2; t += kLineBytes)
           __builtin_prefetch(unit + kUnitBytes + t, 1);
-        Tile tile{};
-        for (int32_t i = 0; i < count; ++i) {
-          const WeightPart<float>& w = parts[i];
-          if (w.k0 < end && row < w.k0 + w.rows && w.n0 < column + kLines && column < w.n0 + w.cols)
-            collect<ByColumn>(w, row - w.k0, column - w.n0, pairs, tile);
-        }
-        put_right<ByColumn>(tile, unit, half);
+        Tile tile;
+        read_weight(parts, count, row, column, pairs, tile);
+        put_right(tile, unit, half);
       }
     }
   }
-}
-void pack_strips(const WeightPart<float>* parts, int32_t count, int64_t k, int64_t n, int64_t p0,
-                 int64_t p1, float* packed) {
-  bool by_row = true;
-  for (int32_t i = 0; i < count; ++i) by_row = by_row && parts[i].col_stride == 1;
-  const auto pack = by_row ? pack_parts<false> : pack_parts<true>;
-  pack(parts, count, k, n, p0, p1, reinterpret_cast<char*>(packed));
 }
 
 // Columns [begin, end) of row r of sources side by side: where they are all there is to read,
@@ -98,66 +118,57 @@ CAVS_INLINE const float* read_columns(const Source<float>* s, int32_t count, int
   return buffer;
 }
 
-// use(t, unit, x, y) for row r0 + t of sources side by side, k wide, and each unit of it. Some
-// units of a row are read at once: few enough that what is written stays in L1, enough that
-// processors foresee what is read.
-constexpr int64_t kUnitsAtOnce = 8;
-template <class Use>
-CAVS_INLINE void for_each_line(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
-                               int64_t k, Use use) {
-  const int64_t units = units_of(k);
+// Units of a row that are read at once: few enough that what is written stays in L1, enough that
+// processors foresee what is read; all where they are read twice.
+CAVS_INLINE int64_t units_at_once(int64_t k) { return kIntegers ? larger(units_of(k), 1) : 8; }
+
+// Rows [r0, r0 + rows) of sources side by side, k wide, to left strips. `buffer` takes units of a
+// row.
+void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows, int64_t k,
+                char* strips, float* buffer) {
+  const int64_t units = units_of(k), most = units_at_once(k);
   const bool in_place = count == 1 && s->map != RowMap::kSegmentSum;
-  const float* row[kStrip + 1];
-  if (in_place)
-    for (int64_t t = 0; t < rows; ++t) row[t] = plain_row(*s, r0 + t);
-  row[rows] = nullptr;
-  for (int64_t u0 = 0; u0 < units; u0 += kUnitsAtOnce) {
-    const int64_t u1 = smaller(u0 + kUnitsAtOnce, units), begin = u0 * kDepthUnit;
-    for (int64_t t = 0; t < rows; ++t) {
-      alignas(64) float buffer[kUnitsAtOnce * kDepthUnit];
-      const float* from = in_place && row[t] != nullptr ? row[t] + begin : nullptr;
-      const float* next = in_place && row[t + 1] != nullptr ? row[t + 1] + begin : nullptr;
-      if (!in_place)
-        from = read_columns(s, count, r0 + t, begin, smaller(u1 * kDepthUnit, k), buffer);
-      for (int64_t unit = u0; unit < u1; ++unit) {
-        const int64_t wide = smaller(kDepthUnit, k - unit * kDepthUnit), pairs = pairs_of(wide);
-        if (next != nullptr) {
-          __builtin_prefetch(next);
-          __builtin_prefetch(next + kLines);
-          next += kDepthUnit;
-        }
-        if (from == nullptr) {
-          use(t, unit, Line{}, Line{});
-          continue;
-        }
-        if (wide == kDepthUnit)
-          use(t, unit, load(from), load(from + kLines));
-        else
-          use(t, unit, load_up_to(from, pairs), load_up_to(from + pairs, wide - pairs));
-        from += kDepthUnit;
+  for (int64_t first = 0; first < rows; first += kStrip, strips += units * kUnitBytes) {
+    const int64_t high = smaller(kStrip, rows - first);
+    const float* row[kStrip + 1];
+    if (in_place)
+      for (int64_t t = 0; t < high; ++t) row[t] = plain_row(*s, r0 + first + t);
+    row[high] = nullptr;
+    for (int64_t u0 = 0; u0 < units; u0 += most) {
+      const int64_t u1 = smaller(u0 + most, units), begin = u0 * kDepthUnit;
+      for (int64_t t = 0; t < high; ++t) {
+        const float* from = in_place && row[t] != nullptr ? row[t] + begin : nullptr;
+        const float* next = in_place && row[t + 1] != nullptr ? row[t + 1] + begin : nullptr;
+        if (!in_place)
+          from = read_columns(s, count, r0 + first + t, begin, smaller(u1 * kDepthUnit, k), buffer);
+        const auto for_each_unit = [&](auto use) {
+          const float* p = from;
+          for (int64_t unit = u0; unit < u1; ++unit) {
+            const int64_t wide = smaller(kDepthUnit, k - unit * kDepthUnit), pairs = pairs_of(wide);
+            if (p == nullptr) {
+              use(unit, Line{}, Line{});
+              continue;
+            }
+            if (wide == kDepthUnit)
+              use(unit, load(p), load(p + kLines));
+            else
+              use(unit, load_up_to(p, pairs), load_up_to(p + pairs, wide - pairs));
+            p += kDepthUnit;
+          }
+        };
+        Measure measure;
+        if (kIntegers) for_each_unit([&](int64_t, Line x, Line y) { measure.add(x, y); });
+        const float inverse = measure.end(strips, t);
+        for_each_unit([&](int64_t unit, Line x, Line y) {
+          if (next != nullptr) {
+            __builtin_prefetch(next);
+            __builtin_prefetch(next + kLines);
+            next += kDepthUnit;
+          }
+          put_line(x, y, strips + unit * kUnitBytes, t, inverse);
+        });
       }
     }
-  }
-}
-
-// Rows [r0, r0 + rows) of sources side by side, k wide, to left strips.
-void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows, int64_t k,
-                char* strips) {
-  if (k == 0) return;
-  for (int64_t first = 0; first < rows; first += kStrip, strips += units_of(k) * kUnitBytes) {
-    const int64_t high = smaller(kStrip, rows - first);
-    alignas(64) float inverse[kStrip];
-    if (kIntegers) {
-      begin_measuring(strips);
-      for_each_line(s, count, r0 + first, high, k,
-                    [&](int64_t t, int64_t, Line x, Line y) { measure_line(x, y, strips, t); });
-      end_measuring(strips);
-    }
-    for (int64_t half = 0; half < 2; ++half)
-      store(inverse + half * kLines, inverse_steps(strips, half));
-    for_each_line(s, count, r0 + first, high, k, [&](int64_t t, int64_t unit, Line x, Line y) {
-      put_line(x, y, strips + unit * kUnitBytes, t, inverse[t]);
-    });
   }
 }
 
@@ -221,7 +232,7 @@ void round_right(const Source<float>* s, int32_t count, int64_t r0, int64_t rows
   for_each_tile(s, count, r0, rows, begin, columns, buffer,
                 [&](const Tile& tile, int64_t unit, int64_t j) {
                   char* strip = strips + j / kStrip * strip_bytes;
-                  put_right<false>(tile, strip + unit * kUnitBytes, j / kLines % 2);
+                  put_right(tile, strip + unit * kUnitBytes, j / kLines % 2);
                 });
 }
 

@@ -17,10 +17,10 @@ CAVS_INLINE int64_t rows_at_once(int64_t k) {
   return smaller(larger(fit, 1), 8) * kStrip;
 }
 
-// Scratch: the strips of a block.
+// Scratch: the strips of a block, then units of a row.
 size_t multiply_scratch(int64_t k) {
   const int64_t strips = rows_at_once(k) / kStrip * units_of(k) * kUnitBytes / 4;
-  return static_cast<size_t>(kLines + strips);
+  return static_cast<size_t>(kLines + strips + units_at_once(k) * kDepthUnit);
 }
 
 void multiply(const Source<float>* a, int32_t num_sources, int64_t r0, int64_t r1,
@@ -30,11 +30,12 @@ void multiply(const Source<float>* a, int32_t num_sources, int64_t r0, int64_t r
   const int64_t right_bytes = units_of(packed_k) * kUnitBytes;
   char* left = aligned(scratch);
   const int64_t most = rows_at_once(k), blocks = ceil_div(r1 - r0, most);
+  auto* buffer = reinterpret_cast<float*>(left + most / kStrip * left_bytes);
   const int64_t share = blocks > 0 ? round_up(ceil_div(r1 - r0, blocks), kStrip) : 0;
   Unit unit;
   for (int64_t b0 = r0; b0 < r1; b0 += share) {
     const int64_t rows = smaller(share, r1 - b0);
-    round_rows(a, num_sources, b0, rows, k, left);
+    round_rows(a, num_sources, b0, rows, k, left, buffer);
     float* out = c + (b0 - c_base) * c_stride;
     const int64_t most_beside = strips_beside(rows);
     for (int64_t p = p0, beside = 1; p < p1; p += beside) {

@@ -61,8 +61,8 @@ class Case:
 
         left, right = units(a), units(b.T)
         norms = [np.linalg.norm(x, axis=2) for x in (left, right)]
-        large = [np.abs(x).max(2) > 0.699 * n for x, n in zip((left, right), norms, strict=True)]
-        steps = [np.where(one, n / 32760, n / 46330) for one, n in zip(large, norms, strict=True)]
+        largest = [np.abs(x).max(2) for x in (left, right)]
+        steps = [np.maximum(n / 46330, m / 32760) for n, m in zip(norms, largest, strict=True)]
         of_rows = steps[0].max(1, initial=0.0)[:, None] * (1 + 8 * self.eps)
         of_columns = steps[1] * (1 + 8 * self.eps)
         error = 0.5 * of_rows * np.abs(right).sum((1, 2))
