@@ -198,7 +198,7 @@ def parser_for(
         default=list(runners),
         metavar="NAME",
         help="which to measure; cavs-without-PASS is cavs with a compiler pass off, "
-        "cavs-in-bfloat16x3 with products in that precision; a rival whose library wants another "
+        "cavs-in-int16 with products in that precision; a rival whose library wants another "
         "environment runs in the Python that CAVS_BENCH_PYTHON_NAME names, as "
         "CAVS_BENCH_PYTHON_DYNET",
     )

@@ -1,9 +1,8 @@
 // Numbers as integers of 16 bits times a step: dynamic fixed point (Das et al. 2018, "Mixed
-// Precision Training of Convolutional Neural Networks using Integer Operations", section 4), with
-// steps from norms instead of maxima, so that no bit of the 32 that a sum has stays unused: by
-// Cauchy and Schwarz it never overflows. A right operand has a step for each unit of a column; a
-// left one has one for each row, which its first unit holds, since a sum must pass through it but
-// once.
+// Precision Training of Convolutional Neural Networks using Integer Operations"), with steps from
+// norms instead of maxima, so that a sum uses all its 32 bits: by Cauchy and Schwarz it never
+// overflows. A right operand has a step for each unit of a column. A left one has a step for each
+// row, which its first unit holds: a sum is multiplied by it once, at the end.
 #pragma once
 
 #include "kernels/isa_strips.h"
