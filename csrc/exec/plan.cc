@@ -14,7 +14,7 @@ namespace {
 // Below these, handing work over costs more than it saves.
 constexpr double kSerialNs = 3000;   // a task
 constexpr double kSplitNs = 2000;    // one instruction of a task of few rows
-constexpr double kGlobalNs = 20000;  // a piece of a sum over all rows
+constexpr double kGlobalNs = 20000;  // a piece of a sum over all rows, one a thread at most
 constexpr int32_t kRowsEach = 16;    // fewer rows a thread: split by columns of the weight
 
 class Planner {
@@ -252,8 +252,7 @@ class Planner {
     pieces_.clear();
   }
   int32_t pieces_of(double cost) const {
-    return static_cast<int32_t>(
-        std::clamp(cost / kGlobalNs, 1.0, o_.threads == 1 ? 1.0 : 2.0 * o_.threads));
+    return static_cast<int32_t>(std::clamp<double>(cost / kGlobalNs, 1, o_.threads));
   }
 
   // This stage and those that may run beside it.

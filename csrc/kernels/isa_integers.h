@@ -117,8 +117,9 @@ CAVS_INLINE void put_left(const Tile& tile, char* unit, int64_t half, Line inver
   store_pairs(pairs, unit, half);
 }
 // Half of a unit of a right operand.
-CAVS_INLINE void put_right(const Tile& tile, char* unit, int64_t half) {
-  const Line steps = steps_of(squared_steps(tile)), inverse = broadcast(1.0f) / steps;
+CAVS_INLINE Line right_steps(const Tile& tile) { return steps_of(squared_steps(tile)); }
+CAVS_INLINE void put_right(const Tile& tile, char* unit, int64_t half, Line steps) {
+  const Line inverse = broadcast(1.0f) / steps;
   Line pairs[kLines];
   for (int64_t t = 0; t < kLines; ++t) pairs[t] = (Line)integers(tile.x[t], tile.y[t], inverse);
   store_pairs(pairs, unit, half);

@@ -16,8 +16,8 @@ static_assert(!kTwo, "three products would take longer than one of float32");
 
 struct Unit {};  // nothing to hold
 
-// Rows of a gradient that are added at once, of a large one: a strip of them fits L1.
-constexpr int64_t kRowsOfLarge = 320;
+// Rows of a gradient that are added at once, of a large one.
+constexpr int64_t kRowsOfLarge = 448;
 
 #ifdef CAVS_INTEGERS
 // In its own words: gcc 12 copies every sum where it knows the instruction.
@@ -37,16 +37,19 @@ CAVS_INLINE Line add_pairs(Line sum, Bits x, Bits y) {
 constexpr int kSums = kIntegers ? 14 : 24, kRowsOfSums = kSums / 2;
 
 // Adds the products of R lines of a left unit with V right tiles, whose strips are `apart` bytes
-// from each other.
+// from each other. The first rows of a strip find its right operand in L2 or farther: what they
+// read two units later is asked for, unless so few rows read so much that there is no time.
 template <class Sum, int R, int V>
 CAVS_INLINE void add_lines(Sum (&sum)[R][V], const char* a, const char* b, int64_t apart,
                            int64_t pairs) {
   for (int64_t j = 0; j < pairs; ++j) {
     Bits right[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v)
-      right[v] =
-          *reinterpret_cast<const Bits*>(b + v / 2 * apart + v % 2 * kSecond + j * kLineBytes);
+    for (int v = 0; v < V; ++v) {
+      const char* line = b + v / 2 * apart + v % 2 * kSecond + j * kLineBytes;
+      right[v] = *reinterpret_cast<const Bits*>(line);
+      if (V <= 2) __builtin_prefetch(line + 2 * kUnitBytes);
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
       const auto pair = *reinterpret_cast<const int32_t*>(a + i * kLineBytes + j * 4);
@@ -124,20 +127,6 @@ CAVS_INLINE void multiply_rows(const char* a, const float* left_steps, int64_t f
   multiply_pairs<R, V>(a, left_steps, first, b, apart, steps, c);
 }
 
-// The few rows of a tile read its right operand often: a slice of the sum at a time, it stays in
-// L1.
-constexpr int64_t kUnitsOfSlice = 10;
-template <class Use>
-CAVS_INLINE void for_each_slice(const char* a, const char* b, int64_t steps, Result c, Use use) {
-  const int64_t units = units_of(steps), slices = larger(ceil_div(units, kUnitsOfSlice), 1);
-  const int64_t each = ceil_div(units, slices);
-  for (int64_t s = 0; s < slices; ++s, a += each * kUnitBytes, b += each * kUnitBytes) {
-    use(a, b, smaller(steps, each * kDepthUnit), c);
-    steps -= each * kDepthUnit;
-    c.accumulate = true;
-  }
-}
-
 // How many whole right strips a left one of so few rows takes at once: fewer sums would wait for
 // each other.
 constexpr int kRowsOfTwo = kSums / 4, kRowsOfFour = kSums / 8;
@@ -147,12 +136,10 @@ CAVS_INLINE int64_t strips_beside(int64_t rows) {
 CAVS_INLINE void multiply_beside(Unit&, const char* a, const char* b, int64_t apart, int64_t steps,
                                  const Result& c) {
   const auto* left_steps = reinterpret_cast<const float*>(a + kSteps);
-  for_each_slice(a, b, steps, c, [&](const char* x, const char* y, int64_t n, const Result& to) {
-    if (to.rows <= kRowsOfFour)
-      multiply_rows<kRowsOfFour, 8>(x, left_steps, 0, y, apart, n, to);
-    else
-      multiply_rows<kRowsOfTwo, 4>(x, left_steps, 0, y, apart, n, to);
-  });
+  if (c.rows <= kRowsOfFour)
+    multiply_rows<kRowsOfFour, 8>(a, left_steps, 0, b, apart, steps, c);
+  else
+    multiply_rows<kRowsOfTwo, 4>(a, left_steps, 0, b, apart, steps, c);
 }
 
 // Strips of any number of rows and columns: as many rows at a time as there are sums.
@@ -160,16 +147,15 @@ CAVS_INLINE void multiply_strips(Unit&, const char* a, const char* b, int64_t st
                                  const Result& c) {
   const auto* left_steps = reinterpret_cast<const float*>(a + kSteps);
   const int64_t parts = ceil_div(c.rows, kRowsOfSums);
-  for_each_slice(a, b, steps, c, [&](const char* x, const char* y, int64_t n, Result to) {
-    for (int64_t i = 0, first = 0; i < parts; ++i, first += to.rows) {
-      to.rows = c.rows * (i + 1) / parts - first;
-      to.data = c.data + first * c.stride;
-      if (to.cols > kLines)
-        multiply_rows<kRowsOfSums, 2>(x, left_steps, first, y, 0, n, to);
-      else
-        multiply_rows<kRowsOfSums, 1>(x, left_steps, first, y, 0, n, to);
-    }
-  });
+  Result to = c;
+  for (int64_t i = 0, first = 0; i < parts; ++i, first += to.rows) {
+    to.rows = c.rows * (i + 1) / parts - first;
+    to.data = c.data + first * c.stride;
+    if (to.cols > kLines)
+      multiply_rows<kRowsOfSums, 2>(a, left_steps, first, b, 0, steps, to);
+    else
+      multiply_rows<kRowsOfSums, 1>(a, left_steps, first, b, 0, steps, to);
+  }
 }
 
 }  // namespace

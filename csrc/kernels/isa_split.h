@@ -63,7 +63,8 @@ CAVS_INLINE void put_tile(const Tile& tile, char* unit, int64_t half) {
 CAVS_INLINE void put_left(const Tile& tile, char* unit, int64_t half, Line) {
   put_tile<true>(tile, unit, half);
 }
-CAVS_INLINE void put_right(const Tile& tile, char* unit, int64_t half) {
+CAVS_INLINE Line right_steps(const Tile&) { return Line{}; }
+CAVS_INLINE void put_right(const Tile& tile, char* unit, int64_t half, Line) {
   put_tile<false>(tile, unit, half);
 }
 

@@ -27,15 +27,15 @@ CAVS_INLINE Line line_within(const float* p, int64_t stride, int64_t first, int6
 
 // What a part of a weight has of columns [j, j + 16) and rows [i, i + 2 * pairs) of it: zeros
 // outside of it, which Whole says there is none of. Columns are read where their elements lie
-// together. The next unit's come from a farther cache meanwhile: rows of many widths share few sets
-// of L1.
+// together. What lies so many elements behind comes from memory meanwhile, to L2: rows of many
+// widths share few sets of L1.
+constexpr int64_t kAhead = 2 * kStrip;
 template <bool Whole>
 CAVS_INLINE void read_part(const WeightPart<float>& w, int64_t i, int64_t j, int64_t pairs,
                            Tile& tile) {
-  const int64_t next = kDepthUnit * w.row_stride;
   const auto line = [&](const float* from, int64_t stride, int64_t first, int64_t n,
                         int64_t count) {
-    __builtin_prefetch(from + first * stride + next, 0, 2);
+    __builtin_prefetch(from + first * stride + kAhead, 0, 2);
     if (Whole && stride == 1) return load(from + first);
     return line_within(from, stride, first, n, count);
   };
@@ -82,25 +82,36 @@ CAVS_INLINE void read_weight(const WeightPart<float>* parts, int32_t count, int6
   }
 }
 
-// See Kernels::pack.
+// How many tiles beside each other hold so many columns of a strip, or more of several.
+CAVS_INLINE int64_t halves_of(int64_t columns) { return smaller(ceil_div(columns, kLines), 2); }
+
+// A right unit: the steps of the second tile are found while those of the first, which take long,
+// are waited for.
+CAVS_INLINE void put_unit(const Tile* tiles, int64_t halves, char* unit) {
+  Line steps[2];
+  for (int64_t half = 0; half < halves; ++half) steps[half] = right_steps(tiles[half]);
+  for (int64_t half = 0; half < halves; ++half) put_right(tiles[half], unit, half, steps[half]);
+}
+
+// See Kernels::pack. Units follow each other as their elements do in memory: along rows, or along
+// columns of a transposed weight.
 void pack_strips(const WeightPart<float>* parts, int32_t count, int64_t k, int64_t n, int64_t p0,
                  int64_t p1, float* packed) {
-  for (int64_t strip = p0; strip < p1; ++strip) {
-    for (int64_t row = 0; row < k; row += kDepthUnit) {
-      char* unit =
-          reinterpret_cast<char*>(packed) + (strip * units_of(k) + row / kDepthUnit) * kUnitBytes;
-      const int64_t pairs = pairs_of(k - row);
-      for (int64_t half = 0; half < 2; ++half) {
-        const int64_t column = strip * kStrip + half * kLines;
-        if (column >= n) break;
-        // What is written next is asked for: few writes wait at once.
-        for (int64_t t = half * kUnitBytes / 2; t < (half + 1) * kUnitBytes / 2; t += kLineBytes)
-          __builtin_prefetch(unit + kUnitBytes + t, 1);
-        Tile tile;
-        read_weight(parts, count, row, column, pairs, tile);
-        put_right(tile, unit, half);
-      }
-    }
+  const int64_t units = units_of(k), strips = p1 - p0;
+  const bool by_row = count > 0 && parts[0].col_stride == 1;
+  const int64_t inner = by_row ? strips : units, next = (by_row ? units : 1) * kUnitBytes;
+  for (int64_t at = 0; at < strips * units; ++at) {
+    const int64_t strip = p0 + (by_row ? at % inner : at / inner);
+    const int64_t u = by_row ? at / inner : at % inner, row = u * kDepthUnit;
+    char* unit = reinterpret_cast<char*>(packed) + (strip * units + u) * kUnitBytes;
+    const int64_t pairs = pairs_of(k - row);
+    // What is written next is asked for: few writes wait at once.
+    for (int64_t t = 0; t < kUnitBytes; t += kLineBytes) __builtin_prefetch(unit + next + t, 1);
+    const int64_t halves = halves_of(n - strip * kStrip);
+    Tile tiles[2];
+    for (int64_t half = 0; half < halves; ++half)
+      read_weight(parts, count, row, strip * kStrip + half * kLines, pairs, tiles[half]);
+    put_unit(tiles, halves, unit);
   }
 }
 
@@ -232,7 +243,7 @@ void round_right(const Source<float>* s, int32_t count, int64_t r0, int64_t rows
   for_each_tile(s, count, r0, rows, begin, columns, buffer,
                 [&](const Tile& tile, int64_t unit, int64_t j) {
                   char* strip = strips + j / kStrip * strip_bytes;
-                  put_right(tile, strip + unit * kUnitBytes, j / kLines % 2);
+                  put_right(tile, strip + unit * kUnitBytes, j / kLines % 2, right_steps(tile));
                 });
 }
 
