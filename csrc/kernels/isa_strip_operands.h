@@ -133,44 +133,54 @@ CAVS_INLINE const float* read_columns(const Source<float>* s, int32_t count, int
 // processors foresee what is read; all where they are read twice.
 CAVS_INLINE int64_t units_at_once(int64_t k) { return kIntegers ? larger(units_of(k), 1) : 8; }
 
-// Rows [r0, r0 + rows) of sources side by side, k wide, to left strips. `buffer` takes units of a
-// row.
+// Rows [r0, r0 + rows) of sources side by side, k wide, to left strips. `buffer` takes units of two
+// rows. A row's step, which takes long, is found before the row above is put.
 void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows, int64_t k,
                 char* strips, float* buffer) {
   const int64_t units = units_of(k), most = units_at_once(k);
   const bool in_place = count == 1 && s->map != RowMap::kSegmentSum;
   for (int64_t first = 0; first < rows; first += kStrip, strips += units * kUnitBytes) {
     const int64_t high = smaller(kStrip, rows - first);
-    const float* row[kStrip + 1];
+    const float* row[kStrip + 2];
     if (in_place)
       for (int64_t t = 0; t < high; ++t) row[t] = plain_row(*s, r0 + first + t);
-    row[high] = nullptr;
+    row[high] = row[high + 1] = nullptr;
     for (int64_t u0 = 0; u0 < units; u0 += most) {
       const int64_t u1 = smaller(u0 + most, units), begin = u0 * kDepthUnit;
-      for (int64_t t = 0; t < high; ++t) {
-        const float* from = in_place && row[t] != nullptr ? row[t] + begin : nullptr;
-        const float* next = in_place && row[t + 1] != nullptr ? row[t + 1] + begin : nullptr;
-        if (!in_place)
-          from = read_columns(s, count, r0 + first + t, begin, smaller(u1 * kDepthUnit, k), buffer);
-        const auto for_each_unit = [&](auto use) {
-          const float* p = from;
-          for (int64_t unit = u0; unit < u1; ++unit) {
-            const int64_t wide = smaller(kDepthUnit, k - unit * kDepthUnit), pairs = pairs_of(wide);
-            if (p == nullptr) {
-              use(unit, Line{}, Line{});
-              continue;
-            }
-            if (wide == kDepthUnit)
-              use(unit, load(p), load(p + kLines));
-            else
-              use(unit, load_up_to(p, pairs), load_up_to(p + pairs, wide - pairs));
-            p += kDepthUnit;
+      const auto place = [&](int64_t t) {
+        return in_place && row[t] != nullptr ? row[t] + begin : nullptr;
+      };
+      const auto read = [&](int64_t t) {
+        if (in_place || t == high) return place(t);
+        return read_columns(s, count, r0 + first + t, begin, smaller(u1 * kDepthUnit, k),
+                            buffer + t % 2 * most * kDepthUnit);
+      };
+      const auto for_each_unit = [&](const float* p, auto use) {
+        for (int64_t unit = u0; unit < u1; ++unit) {
+          const int64_t wide = smaller(kDepthUnit, k - unit * kDepthUnit), pairs = pairs_of(wide);
+          if (p == nullptr) {
+            use(unit, Line{}, Line{});
+            continue;
           }
-        };
+          if (wide == kDepthUnit)
+            use(unit, load(p), load(p + kLines));
+          else
+            use(unit, load_up_to(p, pairs), load_up_to(p + pairs, wide - pairs));
+          p += kDepthUnit;
+        }
+      };
+      const auto inverse_step = [&](int64_t t, const float* from) {
+        if (t == high) return 0.0f;
         Measure measure;
-        if (kIntegers) for_each_unit([&](int64_t, Line x, Line y) { measure.add(x, y); });
-        const float inverse = measure.end(strips, t);
-        for_each_unit([&](int64_t unit, Line x, Line y) {
+        if (kIntegers) for_each_unit(from, [&](int64_t, Line x, Line y) { measure.add(x, y); });
+        return measure.end(strips, t);
+      };
+      const float* from = read(0);
+      float inverse = inverse_step(0, from);
+      for (int64_t t = 0; t < high; ++t) {
+        const float *below = read(t + 1), *next = place(t + 2);
+        const float inverse_below = inverse_step(t + 1, below);
+        for_each_unit(from, [&](int64_t unit, Line x, Line y) {
           if (next != nullptr) {
             __builtin_prefetch(next);
             __builtin_prefetch(next + kLines);
@@ -178,6 +188,8 @@ void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
           }
           put_line(x, y, strips + unit * kUnitBytes, t, inverse);
         });
+        from = below;
+        inverse = inverse_below;
       }
     }
   }

@@ -17,10 +17,10 @@ CAVS_INLINE int64_t rows_at_once(int64_t k) {
   return smaller(larger(fit, 1), 8) * kStrip;
 }
 
-// Scratch: the strips of a block, then units of a row.
+// Scratch: the strips of a block, then units of two rows.
 size_t multiply_scratch(int64_t k) {
   const int64_t strips = rows_at_once(k) / kStrip * units_of(k) * kUnitBytes / 4;
-  return static_cast<size_t>(kLines + strips + units_at_once(k) * kDepthUnit);
+  return static_cast<size_t>(kLines + strips + 2 * units_at_once(k) * kDepthUnit);
 }
 
 void multiply(const Source<float>* a, int32_t num_sources, int64_t r0, int64_t r1,
