@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from cavs.ir.node import Node, make, origin
@@ -91,21 +92,18 @@ def toposort(roots: Iterable[Node], stops: Collection[Node] = ()) -> list[Node]:
     """
     order: list[Node] = []
     seen: set[Node] = set()
-
-    def inputs_of(node: Node) -> Iterator[Node]:
-        return iter(() if node in stops else node.inputs)
-
+    stopped = set(stops)
     for root in roots:
         if root in seen:
             continue
         seen.add(root)
-        stack = [(root, inputs_of(root))]
+        stack = [(root, iter(() if root in stopped else root.inputs))]
         while stack:
             node, inputs = stack[-1]
             for x in inputs:
                 if x not in seen:
                     seen.add(x)
-                    stack.append((x, inputs_of(x)))
+                    stack.append((x, iter(() if x in stopped else x.inputs)))
                     break
             else:
                 order.append(node)
@@ -124,12 +122,13 @@ def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
 
 def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) -> Node:
     """``node`` with other inputs; its type is inferred anew from them."""
-    if inputs == node.inputs and domain is None:
+    same = len(inputs) == len(node.inputs) and all(map(is_, inputs, node.inputs))
+    if same and domain is None:
         return node
     attrs: dict[str, Any] = dict(node.attrs)
     if domain is not None and "domain" in attrs:
         attrs["domain"] = domain
-    if inputs == node.inputs and attrs == dict(node.attrs):
+    if same and attrs == dict(node.attrs):
         return node
     tensor_type = node.op.infer([x.type for x in inputs], attrs)
     return make(node.op, inputs, attrs, tensor_type, node.where)

@@ -347,13 +347,15 @@ def make(
     where: str | None = None,
 ) -> Node:
     """The interned node; no inference."""
-    key = (op.name, inputs, tuple(sorted(attrs.items(), key=lambda kv: kv[0])), tensor_type)
+    named = tuple(sorted(attrs.items(), key=lambda kv: kv[0])) if attrs else ()
+    t, domain = tensor_type, tensor_type.domain
+    key = (op.name, inputs, named, t.dtype, t.shape, domain.base, domain.kind)  # hashed in C
     with _interning:
         found = _interned.get(key)
         if found is not None:
             return found
         node = Node.__new__(Node)
-        node.op, node.inputs, node.attrs, node.type = op, inputs, key[2], tensor_type
+        node.op, node.inputs, node.attrs, node.type = op, inputs, named, tensor_type
         if where is None:
             where = _origin.lines[-1] if _origin.lines else user_line()
         node.where = where

@@ -30,6 +30,9 @@ CHEAP, COSTLY = 1, 10
 def broadcast_type(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     """All operands floats, broadcast over rows and inside them."""
     need_floats(types)
+    first = types[0]
+    if all(t is first or t == first for t in types):
+        return first
     shape = broadcast_shapes([t.shape for t in types])
     return TensorType(FLOAT, shape, join_domains([t.domain for t in types]))
 

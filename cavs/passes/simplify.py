@@ -6,7 +6,6 @@ cut, cotangents of slices become concatenations, zeros vanish.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,39 +18,17 @@ from cavs.ir import (
     Node,
     TensorType,
     apply,
-    constant,
     origin,
     rebuild,
     rewrite,
 )
-
-Rule = Callable[[Node], Node | None]
-
-
-def zeros(t: TensorType) -> Node:
-    """Zeros of type ``t``."""
-    return full(0.0, t)
+from cavs.passes.rules import Rules, as_type, constant_of, full, of, where, zeros
 
 
-def full(value: float, t: TensorType) -> Node:
-    """The same number at every element of type ``t``."""
-    if t == constant(value).type:
-        return constant(value)
-    return apply("broadcast", constant(value), shape=t.shape, domain=t.domain)
-
-
-def constant_of(node: Node) -> float | None:
-    """The number that every element of ``node`` is known to be, or None."""
-    if node.op.name == "constant":
-        return float(node.attr("value"))
-    if node.op.name == "broadcast" and node.inputs[0].op.name == "constant":
-        return float(node.inputs[0].attr("value"))
-    return None
-
-
+@where(lambda op: op.elementwise and op.name != "broadcast")
 def _fold(node: Node) -> Node | None:
     """Elementwise operators of known numbers."""
-    if not node.op.elementwise or not node.inputs or node.op.name == "broadcast":
+    if not node.inputs:
         return None
     values = [constant_of(x) for x in node.inputs]
     if any(v is None for v in values):
@@ -61,11 +38,10 @@ def _fold(node: Node) -> Node | None:
         return full(float(node.op.evaluate(node, *(np.float64(v) for v in values))), node.type)
 
 
+@of("add", "sub", "mul", "div")
 def _identity(node: Node) -> Node | None:
     """x + 0, x * 1, x * 0, x / 1, and the like."""
     name = node.op.name
-    if name not in ("add", "sub", "mul", "div"):
-        return None
     a, b = node.inputs
     ca, cb = constant_of(a), constant_of(b)
     if name == "mul" and 0.0 in (ca, cb):
@@ -74,11 +50,11 @@ def _identity(node: Node) -> Node | None:
         return zeros(node.type)
     neutral = 0.0 if name in ("add", "sub") else 1.0
     if cb == neutral:
-        return _as(a, node.type)
+        return as_type(a, node.type)
     if ca == neutral and name in ("add", "mul"):
-        return _as(b, node.type)
+        return as_type(b, node.type)
     if ca == 0.0 and name == "sub":
-        return _as(-b, node.type)
+        return as_type(-b, node.type)
     if name == "sub" and b.op.name == "neg":
         return a + b.inputs[0]
     if name == "add" and b.op.name == "neg":
@@ -86,37 +62,55 @@ def _identity(node: Node) -> Node | None:
     return None
 
 
+@of("where")
 def _choice(node: Node) -> Node | None:
     """``where`` with equal branches, as dropout of an absent input, or with a known condition."""
-    if node.op.name != "where":
-        return None
     condition, a, b = node.inputs
     known, ca, cb = constant_of(condition), constant_of(a), constant_of(b)
     if a is b or known is not None:
-        return _as(b if known == 0.0 else a, node.type)
+        return as_type(b if known == 0.0 else a, node.type)
     return full(ca, node.type) if ca is not None and ca == cb else None
 
 
-def _as(x: Node, t: TensorType) -> Node:
-    return x if x.type == t else apply("broadcast", x, shape=t.shape, domain=t.domain)
+_LINEAR = (
+    "matmul",
+    "matmul_tn",
+    "sum_rows",
+    "sum_axis",
+    "sum_children",
+    "sum_vertices",
+    "sum_members",
+    "to_members",
+    "nth_child",
+    "to_nth_child",
+    "slice",
+    "pad",
+    "rows",
+    "pad_rows",
+    "reshape",
+    "keep_axis",
+    "neg",
+    "transpose",
+    "lookup_grad",
+    "push",
+    "take",
+    "place",
+)
 
 
+@of(*_LINEAR, "concat", "merge")
 def _zero(node: Node) -> Node | None:
     """Linear operators of zeros."""
-    linear = (
-        "matmul matmul_tn sum_rows sum_axis sum_children sum_vertices sum_members to_members"
-        " nth_child to_nth_child slice pad rows pad_rows reshape keep_axis neg transpose"
-        " lookup_grad push take place"
-    )
     name = node.op.name
-    if name in linear.split():
+    if name in ("concat", "merge"):
+        known = all(constant_of(x) == 0.0 for x in node.inputs)
+    else:
         data = node.inputs[:2] if name == "matmul_tn" else node.inputs[:1]
-        return zeros(node.type) if any(constant_of(x) == 0.0 for x in data) else None
-    if name in ("concat", "merge") and all(constant_of(x) == 0.0 for x in node.inputs):
-        return zeros(node.type)
-    return None
+        known = any(constant_of(x) == 0.0 for x in data)
+    return zeros(node.type) if known else None
 
 
+@where(lambda op: op.elementwise or op.name == "broadcast")
 def _broadcast(node: Node) -> Node | None:
     """Explicit repetition that the operator does anyway is dropped."""
     name = node.op.name
@@ -124,9 +118,7 @@ def _broadcast(node: Node) -> Node | None:
         (x,) = node.inputs
         if x.type == node.type:
             return x
-        return _as(x.inputs[0], node.type) if x.op.name == "broadcast" else None
-    if not node.op.elementwise or not node.inputs:
-        return None
+        return as_type(x.inputs[0], node.type) if x.op.name == "broadcast" else None
     for i, x in enumerate(node.inputs):
         if x.op.name != "broadcast":
             continue
@@ -140,12 +132,10 @@ def _broadcast(node: Node) -> Node | None:
     return None
 
 
+@of("keep_axis", "reshape", "slice", "concat", "push")
 def _shape(node: Node) -> Node | None:
     """Slices, concatenations and reshapes of each other."""
-    name = node.op.name
-    x = node.inputs[0] if node.inputs else None
-    if x is None:
-        return None
+    name, x = node.op.name, node.inputs[0]
     if name == "keep_axis":
         return apply("reshape", x, shape=node.shape)
     if name == "reshape":
@@ -181,7 +171,9 @@ def _slice(node: Node, x: Node) -> Node | None:
                 pieces.append(piece[low:high] if high - low < piece.shape[-1] else piece)
             at += piece.shape[-1]
         # The other pieces may have said which kind of vertices the rows are.
-        return _as(pieces[0] if len(pieces) == 1 else apply("concat", *pieces, axis=-1), node.type)
+        return as_type(
+            pieces[0] if len(pieces) == 1 else apply("concat", *pieces, axis=-1), node.type
+        )
     if x.op.name == "pad":
         at = x.attr("start")
         size = x.inputs[0].shape[-1]
@@ -243,10 +235,9 @@ def _placed(x: Node) -> list[tuple[tuple[int, int], Node]] | None:
     return result
 
 
+@of("add")
 def _pads(node: Node) -> Node | None:
     """Sums of pads, the cotangents of split, become one concatenation."""
-    if node.op.name != "add":
-        return None
     terms: list[Node] = []
     stack = [node]
     while stack:
@@ -285,21 +276,22 @@ def _pads(node: Node) -> Node | None:
     return total
 
 
+@of("transpose")
 def _transpose(node: Node) -> Node | None:
-    if node.op.name == "transpose":
-        x = node.inputs[0]
-        if x.op.name == "transpose":
-            return x.inputs[0]
-        if x.op.name == "matmul_tn":
-            return apply("matmul_tn", x.inputs[1], x.inputs[0])
-        if x.op.name == "add":
-            return apply("transpose", x.inputs[0]) + apply("transpose", x.inputs[1])
+    x = node.inputs[0]
+    if x.op.name == "transpose":
+        return x.inputs[0]
+    if x.op.name == "matmul_tn":
+        return apply("matmul_tn", x.inputs[1], x.inputs[0])
+    if x.op.name == "add":
+        return apply("transpose", x.inputs[0]) + apply("transpose", x.inputs[1])
     return None
 
 
+@where(lambda op: op.rule is BatchRule.ROWWISE)
 def _graph_at_edges(node: Node) -> Node | None:
     """A value of the graph reaches edges by way of the vertices."""
-    if node.op.rule is not BatchRule.ROWWISE or node.type.domain.base != "edge":
+    if node.type.domain.base != "edge":
         return None
     for i, x in enumerate(node.inputs):
         if x.type.domain.base == "graph":
@@ -309,27 +301,26 @@ def _graph_at_edges(node: Node) -> Node | None:
     return None
 
 
+@of("reshape", "keep_axis", "slice", "push")
 def _known(node: Node) -> Node | None:
     """A part or another shape of one number is that number."""
-    if node.op.name not in ("reshape", "keep_axis", "slice", "push"):
-        return None
     value = constant_of(node.inputs[0])
     return None if value is None else full(value, node.type)
 
 
+@of("stop_gradient")
 def _stopped(node: Node) -> Node | None:
     """After differentiation a gradient that was stopped says nothing more."""
-    return node.inputs[0] if node.op.name == "stop_gradient" else None
+    return node.inputs[0]
 
 
+@of("sum_rows")
 def _one_row(node: Node) -> Node | None:
     """The sum over one row is that row."""
-    if node.op.name == "sum_rows" and node.inputs[0].type.domain.base == "one":
-        return node.inputs[0]
-    return None
+    return node.inputs[0] if node.inputs[0].type.domain.base == "one" else None
 
 
-RULES: tuple[Rule, ...] = (
+RULES = Rules(
     _fold,
     _identity,
     _choice,
@@ -346,10 +337,10 @@ RULES: tuple[Rule, ...] = (
 
 
 # What the lowering relies on.
-CANONICAL: tuple[Rule, ...] = (_transpose, _graph_at_edges, _known, _one_row)
+CANONICAL = Rules(_transpose, _graph_at_edges, _known, _one_row)
 
 
-def simplify_node(node: Node, rules: Sequence[Rule] = RULES) -> Node:
+def simplify_node(node: Node, rules: Rules = RULES) -> Node:
     """Applies the rules to one node until none fits; its inputs are simplified already.
 
     A node never changes, and rules look at nothing else: those that did not fit never will.
@@ -357,7 +348,7 @@ def simplify_node(node: Node, rules: Sequence[Rule] = RULES) -> Node:
     for _ in range(100):
         if node.settled is rules:
             return node
-        for rule in rules:
+        for rule in rules.of(node.op):
             new = rule(node)
             if new is not None and new is not node:
                 node = new
@@ -368,7 +359,7 @@ def simplify_node(node: Node, rules: Sequence[Rule] = RULES) -> Node:
     return node
 
 
-def _changes(node: Node, rules: Sequence[Rule]) -> bool:
+def _changes(node: Node, rules: Rules) -> bool:
     if node.settled is rules:
         return False
     with origin(node.where):
@@ -394,7 +385,7 @@ def prune(graph: Graph) -> Graph:
     return Graph(dict(graph.outputs), {s: v for s, v in graph.slots.items() if s in needed})
 
 
-def simplify(graph: Graph, rules: Sequence[Rule] = RULES) -> Graph:
+def simplify(graph: Graph, rules: Rules = RULES) -> Graph:
     """Simplifies until nothing changes, and drops what no output needs."""
     graph = prune(graph)
     while any(_changes(node, rules) for node in graph.nodes()):

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild, users
 from cavs.passes.at_nth_child import LEAF
-from cavs.passes.simplify import simplify_node, zeros
+from cavs.passes.rules import zeros
+from cavs.passes.simplify import simplify_node
 
 MAX_OPTIONAL = 32  # presence bits of a vertex, as the engine numbers kinds
 _STRUCTURAL = [

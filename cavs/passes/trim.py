@@ -10,7 +10,8 @@ from __future__ import annotations
 from itertools import product
 
 from cavs.ir import Graph, Node, apply, rewrite, users
-from cavs.passes.simplify import constant_of, simplify_node
+from cavs.passes.rules import constant_of
+from cavs.passes.simplify import simplify_node
 
 Range = tuple[int, int]
 

@@ -10,7 +10,8 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.ir import REGISTRY, VERTEX, apply, constant
-from cavs.passes.simplify import constant_of, simplify_node
+from cavs.passes.rules import constant_of
+from cavs.passes.simplify import simplify_node
 from tests.oracle import assert_close, reference
 
 
