@@ -1,4 +1,4 @@
-"""Rules of simplification: which operators each is for, and what they build."""
+"""What rules of simplification are made of: the operators each is for, and constants."""
 
 from __future__ import annotations
 

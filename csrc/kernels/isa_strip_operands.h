@@ -27,7 +27,7 @@ CAVS_INLINE Line line_within(const float* p, int64_t stride, int64_t first, int6
 
 // What a part of a weight has of columns [j, j + 16) and rows [i, i + 2 * pairs) of it: zeros
 // outside of it, which Whole says there is none of. Columns are read where their elements lie
-// together. What lies so many elements behind comes from memory meanwhile, to L2: rows of many
+// together. What lies so many elements further on comes from memory meanwhile, to L2: rows of many
 // widths share few sets of L1.
 constexpr int64_t kAhead = 2 * kStrip;
 template <bool Whole>
