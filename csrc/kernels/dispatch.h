@@ -19,6 +19,11 @@ const IsaTable<T>& isa_table(const std::string& isa);
 const char* name_of(Products products);
 Products products_named(const std::string& name);
 
+// How fast the table's multiply-adds are: the ceiling of its products. Takes some microseconds a
+// thousand iterations; other work disturbs it.
+template <class T>
+double multiply_adds_per_second(const IsaTable<T>& table, int64_t iterations);
+
 // The table of AVX-512 with products of narrow numbers instead, those of the faster unit first;
 // none where the machine, the system or CAVS_ISA has none.
 const std::vector<IsaTable<float>>& narrow_tables();

@@ -19,26 +19,34 @@ struct Unit {};  // nothing to hold
 // Rows of a gradient that are added at once, of a large one.
 constexpr int64_t kRowsOfLarge = 448;
 
-#ifdef CAVS_INTEGERS
-// In its own words: gcc 12 copies every sum where it knows the instruction.
-CAVS_INLINE Bits add_pairs(Bits sum, Bits x, Bits y) {
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
-  return sum;
-}
-#else
+#ifndef CAVS_INTEGERS
 // Masked as in isa_vector.h.
 CAVS_INLINE Line add_pairs(Line sum, Bits x, Bits y) {
   return _mm512_maskz_dpbf16_ps(0xffff, sum, (__m512bh)x, (__m512bh)y);
 }
 #endif
 
-// Sums that fit the registers beside a line of each right tile and a pair of the left one: of
-// integers each is two, one of a unit.
-constexpr int kSums = kIntegers ? 14 : 24, kRowsOfSums = kSums / 2;
+// Sums that fit the registers beside two lines of each right tile, or one, and pairs of the left
+// one: of integers each is two, one of a unit.
+constexpr int kSums = kWinograd ? 12 : kIntegers ? 14 : 24, kRowsOfSums = kSums / 2;
 
-// Adds the products of R lines of a left unit with V right tiles, whose strips are `apart` bytes
-// from each other. The first rows of a strip find its right operand in L2 or farther: what they
-// read two units later is asked for, unless so few rows read so much that there is no time.
+// The first rows of a strip find its right operand in L2 or farther: what they read two parts later
+// is asked for, unless so few rows read so much that there is no time.
+template <int V>
+CAVS_INLINE void ask_for(const char* line) {
+  if (V <= 2) __builtin_prefetch(line + 2 / kParts * kUnitBytes);
+}
+// Pair j of left rows, in all lanes.
+CAVS_INLINE Bits left_pair(const char* a, int64_t j) {
+  return (Bits)_mm512_maskz_set1_epi32(0xffff, reinterpret_cast<const int32_t*>(a)[j]);
+}
+CAVS_INLINE Bits right_pairs(const char* line) { return *reinterpret_cast<const Bits*>(line); }
+// Where right tile v lies; strips are `apart` bytes from each other.
+CAVS_INLINE const char* right_tile(const char* b, int64_t apart, int v) {
+  return b + v / 2 * apart + v % 2 * kSecond;
+}
+
+// Adds the products of R lines of a left part with V right tiles.
 template <class Sum, int R, int V>
 CAVS_INLINE void add_lines(Sum (&sum)[R][V], const char* a, const char* b, int64_t apart,
                            int64_t pairs) {
@@ -46,36 +54,103 @@ CAVS_INLINE void add_lines(Sum (&sum)[R][V], const char* a, const char* b, int64
     Bits right[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
-      const char* line = b + v / 2 * apart + v % 2 * kSecond + j * kLineBytes;
-      right[v] = *reinterpret_cast<const Bits*>(line);
-      if (V <= 2) __builtin_prefetch(line + 2 * kUnitBytes);
+      const char* line = right_tile(b, apart, v) + j * kLineBytes;
+      right[v] = right_pairs(line);
+      ask_for<V>(line);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
-      const auto pair = *reinterpret_cast<const int32_t*>(a + i * kLineBytes + j * 4);
-      const auto left = (Bits)_mm512_maskz_set1_epi32(0xffff, pair);
+      const Bits left = left_pair(a + i * kLineBytes, j);
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) sum[i][v] = add_pairs(sum[i][v], left, right[v]);
     }
   }
 }
 
-// The same in float32: integers are summed for a unit, then multiplied by the right one's steps.
+// The same by half as many products and additions before them (Winograd 1968, "A New Algorithm for
+// Inner Product"): (a1 + b2) (a2 + b1) = a1 b1 + a2 b2 + a1 a2 + b1 b2 for pairs 1 and 2, modulo
+// 2^32, so to the bit. What is too much, the excess of each row and column, sums begin without.
+CAVS_INLINE Bits add_halves(Bits x, Bits y) {
+  return (Bits)_mm512_maskz_add_epi16(0xffffffffu, (__m512i)x, (__m512i)y);
+}
 template <int R, int V>
-CAVS_INLINE void add_unit(Line (&sum)[R][V], const char* a, const char* b, int64_t apart,
-                          int64_t pairs) {
-  if constexpr (kIntegers) {
-    Bits whole[R][V] = {};
-    add_lines(whole, a, b, apart, pairs);
+CAVS_INLINE void add_exchanged(Bits (&sum)[R][V], const char* a, const char* b, int64_t apart,
+                               int64_t pairs) {
+  for (int64_t j = 0; j < pairs; j += 2) {
+    Bits right[V], next[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
-      const Line steps = reinterpret_cast<const Line*>(b + v / 2 * apart + kSteps)[v % 2];
+      const char* line = right_tile(b, apart, v) + j * kLineBytes;
+      right[v] = right_pairs(line), next[v] = right_pairs(line + kLineBytes);
+      ask_for<V>(line), ask_for<V>(line + kLineBytes);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+      const char* row = a + i * kLineBytes;
+      const Bits left = left_pair(row, j), next_left = left_pair(row, j + 1);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v)
+        sum[i][v] =
+            add_pairs(sum[i][v], add_halves(left, next[v]), add_halves(next_left, right[v]));
+    }
+  }
+}
+
+// Adds the products of a unit, integers first for themselves, then multiplied by the right one's
+// steps. `excess` is that of left rows.
+template <int R, int V>
+CAVS_INLINE void add_unit(Line (&sum)[R][V], const char* a, const char* excess, const char* b,
+                          int64_t apart, int64_t steps) {
+  if constexpr (kIntegers) {
+    Bits whole[R][V];
+    // Of right tile v, a line after its unit's tiles.
+    const auto line_at = [&](int64_t offset, int v) {
+      return b + v / 2 * apart + offset + v % 2 * kLineBytes;
+    };
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) {
+        whole[i][v] = Bits{};
+        if (kWinograd) whole[i][v] = left_pair(excess, i) + right_pairs(line_at(kExcess, v));
+      }
+    }
+    for (int64_t part = 0; part < parts_of(steps); ++part) {
+      const char *left = a + part * kPartBytes, *right = b + part * kPartBytes;
+      const int64_t pairs = pairs_of(steps - part * kDepthPart);
+      if constexpr (kWinograd)
+        add_exchanged(whole, left, right, apart, pairs);
+      else
+        add_lines(whole, left, right, apart, pairs);
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      const Line right_steps = load(reinterpret_cast<const float*>(line_at(kSteps, v)));
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i)
-        sum[i][v] += (Line)_mm512_maskz_cvtepi32_ps(0xffff, (__m512i)whole[i][v]) * steps;
+        sum[i][v] += (Line)_mm512_maskz_cvtepi32_ps(0xffff, (__m512i)whole[i][v]) * right_steps;
     }
   } else {
-    add_lines(sum, a, b, apart, pairs);
+    add_lines(sum, a, b, apart, pairs_of(steps));
+  }
+}
+
+// Stores sums or adds them to what is there. Whole: all lanes of the last tile.
+template <bool Add, bool Whole, int R, int V>
+CAVS_INLINE void put_sums(Line (&sum)[R][V], float* to, int64_t stride, int tail) {
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i, to += stride) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      float* line = to + v * kLines;
+      if (Whole || v < V - 1) {
+        if (Add) sum[i][v] += load(line);
+        store(line, sum[i][v]);
+      } else {
+        if (Add) sum[i][v] += load_partial(line, tail);
+        store_partial(line, sum[i][v], tail);
+      }
+    }
   }
 }
 
@@ -91,31 +166,41 @@ __attribute__((noinline)) void multiply_pairs(const char* a, const float* left_s
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       sum[i][v] = Line{};
-      // C is touched once, at the end: its lines come while the sum runs.
-      __builtin_prefetch(c.data + i * c.stride + v * kLines, 1);
+      // C is touched once, at the end: its lines come from L2 while the sum runs, and to L2 while
+      // two strips before them are summed.
+      const float* line = c.data + i * c.stride + v * kLines;
+      __builtin_prefetch(line, 1);
+      __builtin_prefetch(line + 2 * kStrip, 1, 2);
     }
   }
+  const char* excess = a + kExcess + first * 4;
   a += first * kLineBytes;
   left_steps += first;
   const bool any = steps > 0;  // of nothing there are no steps
-  for (; steps > 0; steps -= kDepthUnit, a += kUnitBytes, b += kUnitBytes)
-    add_unit(sum, a, b, apart, pairs_of(steps));
-  const int tail = static_cast<int>(c.cols) - (V - 1) * static_cast<int>(kLines);
+  for (; steps > 0; steps -= kDepthUnit) {
+    add_unit(sum, a, excess, b, apart, steps);
+    a += kUnitBytes, excess += kUnitBytes, b += kUnitBytes;
+  }
+  if (kIntegers && any) {
 #pragma GCC unroll 16
-  for (int i = 0; i < R; ++i) {
+    for (int i = 0; i < R; ++i) {
+      const Line of_row = broadcast(left_steps[i]);
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      float* to = c.data + i * c.stride + v * kLines;
-      if (kIntegers && any) sum[i][v] *= broadcast(left_steps[i]);
-      if (v < V - 1 || tail == kLines) {
-        if (c.accumulate) sum[i][v] += load(to);
-        store(to, sum[i][v]);
-      } else {
-        if (c.accumulate) sum[i][v] += load_partial(to, tail);
-        store_partial(to, sum[i][v], tail);
-      }
+      for (int v = 0; v < V; ++v) sum[i][v] *= of_row;
     }
   }
+  // Read again: addresses that are kept from above would take registers from the sums.
+  const Result* to = &c;
+  asm("" : "+r"(to));
+  const int tail = static_cast<int>(to->cols) - (V - 1) * static_cast<int>(kLines);
+  if (tail == kLines && to->accumulate)
+    put_sums<true, true>(sum, to->data, to->stride, tail);
+  else if (tail == kLines)
+    put_sums<false, true>(sum, to->data, to->stride, tail);
+  else if (to->accumulate)
+    put_sums<true, false>(sum, to->data, to->stride, tail);
+  else
+    put_sums<false, false>(sum, to->data, to->stride, tail);
 }
 
 template <int R, int V>
@@ -129,7 +214,7 @@ CAVS_INLINE void multiply_rows(const char* a, const float* left_steps, int64_t f
 
 // How many whole right strips a left one of so few rows takes at once: fewer sums would wait for
 // each other.
-constexpr int kRowsOfTwo = kSums / 4, kRowsOfFour = kSums / 8;
+constexpr int kRowsOfTwo = kWinograd ? 2 : kSums / 4, kRowsOfFour = kSums / 8;
 CAVS_INLINE int64_t strips_beside(int64_t rows) {
   return rows <= kRowsOfFour ? 4 : rows <= kRowsOfTwo ? 2 : 1;
 }

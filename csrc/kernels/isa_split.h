@@ -25,7 +25,7 @@ CAVS_INLINE void split(Line x, Line y, Bits& nearest, Bits& rest) {
 
 // Each is rounded by itself: no steps of a left strip are measured.
 CAVS_INLINE void begin_measuring(char*) {}
-CAVS_INLINE void measure_tile(const Tile&, char*, int64_t) {}
+CAVS_INLINE void measure_tiles(const Tiles&, char*, int64_t) {}
 CAVS_INLINE void end_measuring(char*) {}
 CAVS_INLINE Line inverse_steps(const char*, int64_t) { return broadcast(1.0f); }
 
@@ -35,12 +35,14 @@ struct Measure {
 };
 
 // A line of each of the tiles.
-CAVS_INLINE void put_line(Line x, Line y, char* unit, int64_t line, float) {
-  auto* out = reinterpret_cast<Bits*>(line_of(unit, line));
+CAVS_INLINE void put_line(Line x, Line y, char* part, int64_t line, float) {
+  auto* out = reinterpret_cast<Bits*>(line_of(part, line));
   Bits rest;
   split(x, y, out[0], rest);
   if (kTwo) out[kRest / kLineBytes] = rest;
 }
+
+CAVS_INLINE void put_excess(char*, int64_t, int64_t) {}
 
 // All lines of the tiles of one half of a unit. Exchange: pairs of a right operand for those of a
 // left one.
@@ -60,12 +62,12 @@ CAVS_INLINE void put_tile(const Tile& tile, char* unit, int64_t half) {
   if constexpr (!kTwo) return;
   for (int64_t t = 0; t < kLines; ++t) out[kRest / kLineBytes + t] = rests[t];
 }
-CAVS_INLINE void put_left(const Tile& tile, char* unit, int64_t half, Line) {
-  put_tile<true>(tile, unit, half);
+CAVS_INLINE void put_left(const Tiles& tiles, char* unit, int64_t half, Line) {
+  put_tile<true>(tiles.part[0], unit, half);
 }
-CAVS_INLINE Line right_steps(const Tile&) { return Line{}; }
-CAVS_INLINE void put_right(const Tile& tile, char* unit, int64_t half, Line) {
-  put_tile<false>(tile, unit, half);
+CAVS_INLINE Line right_steps(const Tiles&) { return Line{}; }
+CAVS_INLINE void put_right(const Tiles& tiles, char* unit, int64_t half, Line) {
+  put_tile<false>(tiles.part[0], unit, half);
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ CAVS_INLINE void read_part(const WeightPart<float>& w, int64_t i, int64_t j, int
   transpose<float>(tile.y);
 }
 
-// A right tile of a weight put together of parts: columns [j, j + 16), rows [i, i + 2 * pairs).
+// A right tile of a weight put together of others: columns [j, j + 16), rows [i, i + 2 * pairs).
 CAVS_INLINE void read_weight(const WeightPart<float>* parts, int32_t count, int64_t i, int64_t j,
                              int64_t pairs, Tile& tile) {
   for (int32_t p = 0; p < count; ++p) {
@@ -87,7 +87,7 @@ CAVS_INLINE int64_t halves_of(int64_t columns) { return smaller(ceil_div(columns
 
 // A right unit: the steps of the second tile are found while those of the first, which take long,
 // are waited for.
-CAVS_INLINE void put_unit(const Tile* tiles, int64_t halves, char* unit) {
+CAVS_INLINE void put_unit(const Tiles* tiles, int64_t halves, char* unit) {
   Line steps[2];
   for (int64_t half = 0; half < halves; ++half) steps[half] = right_steps(tiles[half]);
   for (int64_t half = 0; half < halves; ++half) put_right(tiles[half], unit, half, steps[half]);
@@ -104,13 +104,18 @@ void pack_strips(const WeightPart<float>* parts, int32_t count, int64_t k, int64
     const int64_t strip = p0 + (by_row ? at % inner : at / inner);
     const int64_t u = by_row ? at / inner : at % inner, row = u * kDepthUnit;
     char* unit = reinterpret_cast<char*>(packed) + (strip * units + u) * kUnitBytes;
-    const int64_t pairs = pairs_of(k - row);
     // What is written next is asked for: few writes wait at once.
     for (int64_t t = 0; t < kUnitBytes; t += kLineBytes) __builtin_prefetch(unit + next + t, 1);
     const int64_t halves = halves_of(n - strip * kStrip);
-    Tile tiles[2];
-    for (int64_t half = 0; half < halves; ++half)
-      read_weight(parts, count, row, strip * kStrip + half * kLines, pairs, tiles[half]);
+    Tiles tiles[2];
+    for (int64_t half = 0; half < halves; ++half) {
+      tiles[half].parts = parts_of(k - row);
+      for (int64_t part = 0; part < tiles[half].parts; ++part) {
+        const int64_t i = row + part * kDepthPart;
+        read_weight(parts, count, i, strip * kStrip + half * kLines, pairs_of(k - i),
+                    tiles[half].part[part]);
+      }
+    }
     put_unit(tiles, halves, unit);
   }
 }
@@ -155,24 +160,24 @@ void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
         return read_columns(s, count, r0 + first + t, begin, smaller(u1 * kDepthUnit, k),
                             buffer + t % 2 * most * kDepthUnit);
       };
-      const auto for_each_unit = [&](const float* p, auto use) {
-        for (int64_t unit = u0; unit < u1; ++unit) {
-          const int64_t wide = smaller(kDepthUnit, k - unit * kDepthUnit), pairs = pairs_of(wide);
+      const auto for_each_part = [&](const float* p, auto use) {
+        for (int64_t at = u0 * kParts; at < u1 * kParts && at * kDepthPart < k; ++at) {
+          const int64_t wide = smaller(kDepthPart, k - at * kDepthPart), pairs = pairs_of(wide);
           if (p == nullptr) {
-            use(unit, Line{}, Line{});
+            use(at, Line{}, Line{});
             continue;
           }
-          if (wide == kDepthUnit)
-            use(unit, load(p), load(p + kLines));
+          if (wide == kDepthPart)
+            use(at, load(p), load(p + kLines));
           else
-            use(unit, load_up_to(p, pairs), load_up_to(p + pairs, wide - pairs));
-          p += kDepthUnit;
+            use(at, load_up_to(p, pairs), load_up_to(p + pairs, wide - pairs));
+          p += kDepthPart;
         }
       };
       const auto inverse_step = [&](int64_t t, const float* from) {
         if (t == high) return 0.0f;
         Measure measure;
-        if (kIntegers) for_each_unit(from, [&](int64_t, Line x, Line y) { measure.add(x, y); });
+        if (kIntegers) for_each_part(from, [&](int64_t, Line x, Line y) { measure.add(x, y); });
         return measure.end(strips, t);
       };
       const float* from = read(0);
@@ -180,23 +185,25 @@ void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
       for (int64_t t = 0; t < high; ++t) {
         const float *below = read(t + 1), *next = place(t + 2);
         const float inverse_below = inverse_step(t + 1, below);
-        for_each_unit(from, [&](int64_t unit, Line x, Line y) {
+        for_each_part(from, [&](int64_t at, Line x, Line y) {
           if (next != nullptr) {
             __builtin_prefetch(next);
             __builtin_prefetch(next + kLines);
-            next += kDepthUnit;
+            next += kDepthPart;
           }
-          put_line(x, y, strips + unit * kUnitBytes, t, inverse);
+          put_line(x, y, strips + at / kParts * kUnitBytes + at % kParts * kPartBytes, t, inverse);
         });
         from = below;
         inverse = inverse_below;
       }
+      for (int64_t unit = u0; unit < u1; ++unit)
+        put_excess(strips + unit * kUnitBytes, parts_of(k - unit * kDepthUnit), high);
     }
   }
 }
 
-// use(tile, unit, j) for each unit of rows [r0, r0 + rows) and 16 columns from j on. `buffer` takes
-// a unit of rows and one of zeros.
+// use(tiles, unit, j) for each unit of rows [r0, r0 + rows) and 16 columns from j on. `buffer`
+// takes a unit of rows and one of zeros.
 template <class Use>
 CAVS_INLINE void for_each_tile(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
                                int64_t begin, int64_t columns, float* buffer, Use use) {
@@ -204,28 +211,37 @@ CAVS_INLINE void for_each_tile(const Source<float>* s, int32_t count, int64_t r0
   const float* zeros = buffer + kDepthUnit * stride;
   fill(buffer + kDepthUnit * stride, 0.0f, columns);
   for (int64_t first = 0; first < rows; first += kDepthUnit) {
-    const int64_t pairs = pairs_of(rows - first);
-    const float *x[kLines], *y[kLines];  // rows of the pairs of a line
+    Tiles tiles;
+    tiles.parts = parts_of(rows - first);
+    const float *x[kParts][kLines], *y[kParts][kLines];  // rows of the pairs of a line
     const auto find = [&](int64_t t) {
       if (first + t >= rows) return zeros;
       const float* row =
           read_columns(s, count, r0 + first + t, begin, begin + columns, buffer + t * stride);
       return row != nullptr ? row : zeros;
     };
-    for (int64_t t = 0; t < kLines; ++t) {
-      x[t] = t < pairs ? find(t) : zeros;
-      y[t] = t < pairs ? find(pairs + t) : zeros;
+    for (int64_t part = 0; part < tiles.parts; ++part) {
+      const int64_t begin_part = part * kDepthPart, pairs = pairs_of(rows - first - begin_part);
+      for (int64_t t = 0; t < kLines; ++t) {
+        x[part][t] = t < pairs ? find(begin_part + t) : zeros;
+        y[part][t] = t < pairs ? find(begin_part + pairs + t) : zeros;
+      }
     }
     for (int64_t j = 0; j < columns; j += kLines) {
-      Tile tile;
       const auto take = [&](auto read) {
-        for (int64_t t = 0; t < kLines; ++t) tile.x[t] = read(x[t] + j), tile.y[t] = read(y[t] + j);
+        for (int64_t part = 0; part < tiles.parts; ++part) {
+          Tile& tile = tiles.part[part];
+          for (int64_t t = 0; t < kLines; ++t) {
+            tile.x[t] = read(x[part][t] + j);
+            tile.y[t] = read(y[part][t] + j);
+          }
+        }
       };
       if (j + kLines <= columns)
         take([](const float* from) { return load(from); });
       else
         take([&](const float* from) { return load_up_to(from, columns - j); });
-      use(tile, first / kDepthUnit, j);
+      use(tiles, first / kDepthUnit, j);
     }
   }
 }
@@ -238,24 +254,24 @@ void round_left(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
   if (kIntegers && rows > 0) {
     for (int64_t j = 0; j < columns; j += kStrip) begin_measuring(strip_of(j));
     for_each_tile(s, count, r0, rows, 0, columns, buffer,
-                  [&](const Tile& tile, int64_t, int64_t j) {
-                    measure_tile(tile, strip_of(j), j / kLines % 2);
+                  [&](const Tiles& tiles, int64_t, int64_t j) {
+                    measure_tiles(tiles, strip_of(j), j / kLines % 2);
                   });
     for (int64_t j = 0; j < columns; j += kStrip) end_measuring(strip_of(j));
   }
   for_each_tile(
-      s, count, r0, rows, 0, columns, buffer, [&](const Tile& tile, int64_t unit, int64_t j) {
+      s, count, r0, rows, 0, columns, buffer, [&](const Tiles& tiles, int64_t unit, int64_t j) {
         const int64_t half = j / kLines % 2;
-        put_left(tile, strip_of(j) + unit * kUnitBytes, half, inverse_steps(strip_of(j), half));
+        put_left(tiles, strip_of(j) + unit * kUnitBytes, half, inverse_steps(strip_of(j), half));
       });
 }
 void round_right(const Source<float>* s, int32_t count, int64_t r0, int64_t rows, int64_t begin,
                  int64_t columns, char* strips, float* buffer) {
   const int64_t strip_bytes = units_of(rows) * kUnitBytes;
   for_each_tile(s, count, r0, rows, begin, columns, buffer,
-                [&](const Tile& tile, int64_t unit, int64_t j) {
+                [&](const Tiles& tiles, int64_t unit, int64_t j) {
                   char* strip = strips + j / kStrip * strip_bytes;
-                  put_right(tile, strip + unit * kUnitBytes, j / kLines % 2, right_steps(tile));
+                  put_right(tiles, strip + unit * kUnitBytes, j / kLines % 2, right_steps(tiles));
                 });
 }
 

@@ -31,5 +31,6 @@ CAVS_DECLARE_PRODUCTS(amx_split)
 CAVS_DECLARE_PRODUCTS(amx_rounded)
 CAVS_DECLARE_PRODUCTS(avx512_rounded)
 CAVS_DECLARE_PRODUCTS(avx512_integers)
+CAVS_DECLARE_PRODUCTS(avx512_winograd)
 
 }  // namespace cavs

@@ -28,7 +28,9 @@ int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
   return iterations * 4 * kLines * kLines * kDepthUnit / each;
 }
 #else
-constexpr const char* kName = kIntegers ? "avx512-int16" : "avx512-bfloat16";
+constexpr const char* kName = kWinograd   ? "avx512-int16-winograd"
+                              : kIntegers ? "avx512-int16"
+                                          : "avx512-bfloat16";
 
 int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
   using Sum = std::conditional_t<kIntegers, Bits, Line>;
@@ -37,12 +39,20 @@ int64_t multiply_adds_of_unit(int64_t iterations, float* sink) {
   const auto x = (Bits)broadcast(sink[0]), y = (Bits)broadcast(sink[1]);
   for (int64_t k = 0; k < iterations; ++k) {
 #pragma GCC unroll 32
-    for (Sum& s : sum) s = add_pairs(s, x, y);
+    for (Sum& s : sum) {
+      if constexpr (kWinograd) {
+        Bits first = x, second = y;
+        asm volatile("" : "+v"(first), "+v"(second));  // others, as far as the compiler knows
+        s = add_pairs(s, add_halves(first, y), add_halves(second, x));
+      } else {
+        s = add_pairs(s, x, y);
+      }
+    }
   }
   Line all{};
   for (const Sum& s : sum) all += (Line)s;
   sink[0] = lane_sum<float>(all);
-  return iterations * kSums * kLines * 2;
+  return iterations * kSums * kLines * (kWinograd ? 4 : 2);
 }
 #endif
 

@@ -16,7 +16,8 @@ KERNELS = _engine.kernels
 RowMap = KERNELS.RowMap
 SIZES = (0, 1, 2, 5, 6, 7, 15, 16, 17, 31, 33, 63, 64, 65, 150, 300)
 # Instructions for products of narrow numbers: what this machine has of them.
-UNITS = ("amx-bfloat16x3", "amx-bfloat16", "avx512-bfloat16", "avx512-int16")
+INTEGERS = ("avx512-int16", "avx512-int16-winograd")
+UNITS = ("amx-bfloat16x3", "amx-bfloat16", "avx512-bfloat16", *INTEGERS)
 TABLES = KERNELS.narrow_tables()
 SENTINEL = -12345.5
 DTYPES = ("float32", "float64")
@@ -41,7 +42,7 @@ class Case:
 
     def product_error(self, terms: int) -> float:
         """Of a sum of products, in parts of the sum of their absolute values."""
-        if self.isa not in UNITS or self.isa == "avx512-int16":  # see rounding_error
+        if self.isa not in UNITS or self.isa in INTEGERS:  # see rounding_error
             return self.eps * (2 + terms / 2)
         if not self.isa.endswith("x3"):  # each operand is within 2^-8
             return 2.0**-7 + 2.0**-16 + self.eps * (2 + terms / 2)
@@ -51,23 +52,23 @@ class Case:
 
     def rounding_error(self, a: np.ndarray, b: np.ndarray) -> np.ndarray | float:
         """Of a @ b where factors become integers: half a step of each times the other."""
-        if self.isa != "avx512-int16":
+        if self.isa not in INTEGERS:
             return 0.0
 
         def units(x: np.ndarray) -> np.ndarray:
             """[row, unit, step] of the sum, zeros behind its end."""
-            padded = np.pad(x, ((0, 0), (0, -x.shape[1] % 32)))
-            return padded.reshape(len(x), padded.shape[1] // 32, 32)
+            padded = np.pad(x, ((0, 0), (0, -x.shape[1] % 64)))
+            return padded.reshape(len(x), padded.shape[1] // 64, 64)
 
         left, right = units(a), units(b.T)
         norms = [np.linalg.norm(x, axis=2) for x in (left, right)]
         largest = [np.abs(x).max(2) for x in (left, right)]
-        steps = [np.maximum(n / 46330, m / 32760) for n, m in zip(norms, largest, strict=True)]
+        steps = [np.maximum(n / 46325, m / 16380) for n, m in zip(norms, largest, strict=True)]
         of_rows = steps[0].max(1, initial=0.0)[:, None] * (1 + 8 * self.eps)
         of_columns = steps[1] * (1 + 8 * self.eps)
         error = 0.5 * of_rows * np.abs(right).sum((1, 2))
         error += 0.5 * np.abs(left).sum(2) @ of_columns.T
-        return np.asarray(error + 0.25 * 32 * of_rows * of_columns.sum(1))
+        return np.asarray(error + 0.25 * 64 * of_rows * of_columns.sum(1))
 
     def source(self, data: np.ndarray, **options: Any) -> Any:
         return getattr(KERNELS, f"Source_{self.dtype}")(data, **options)

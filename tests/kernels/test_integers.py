@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from .support import TABLES, Case, every_product, packed_weight
+from .support import INTEGERS, TABLES, Case, every_product, packed_weight
 from .test_matmul import assert_product
-
-CASE = Case("avx512-int16", "float32")
 
 
 def both_products(case: Case, a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -22,17 +20,9 @@ def both_products(case: Case, a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray,
     return by_weight, of_rows
 
 
+here = pytest.mark.skipif(INTEGERS[0] not in TABLES, reason="needs instructions of AVX-512 VNNI")
 integers = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(
-            CASE,
-            marks=pytest.mark.skipif(
-                CASE.isa not in TABLES, reason="needs instructions of AVX-512 VNNI"
-            ),
-        )
-    ],
-    ids=[CASE.isa],
+    "case", [pytest.param(Case(isa, "float32"), marks=here) for isa in INTEGERS], ids=INTEGERS
 )
 
 
@@ -43,8 +33,9 @@ def patterns(k: int) -> dict[str, np.ndarray]:
     return {
         "equal": np.ones(k, "f4"),
         "one": one,
-        "two": np.where(np.arange(k) % 32 < 2, 1, 1e-3).astype("f4"),
-        "nearly one": np.where(np.arange(k) % 32 == 3, 1, 0.17).astype("f4"),
+        "two": np.where(np.arange(k) % 64 < 2, 1, 1e-3).astype("f4"),
+        "nearly one": np.where(np.arange(k) % 64 == 3, 1, 0.17).astype("f4"),
+        "largest everywhere": np.where(np.arange(k) % 64 < 8, 1, 0).astype("f4"),
         "growing": np.exp2(np.arange(k) % 40).astype("f4"),
         "heavy tails": (rng.standard_normal(k) / (1e-3 + rng.random(k))).astype("f4"),
         "zero": np.zeros(k, "f4"),
@@ -52,7 +43,7 @@ def patterns(k: int) -> dict[str, np.ndarray]:
 
 
 @integers
-@pytest.mark.parametrize("k", [1, 2, 31, 32, 33, 150, 1000])
+@pytest.mark.parametrize("k", [1, 2, 31, 32, 33, 64, 65, 97, 150, 1000])
 def test_parallel_factors_do_not_overflow(case: Case, k: int) -> None:
     """The largest sum that norms allow, of both signs, for any shares of the numbers in a norm."""
     rows = np.array(list(patterns(k).values()))
@@ -64,8 +55,24 @@ def test_parallel_factors_do_not_overflow(case: Case, k: int) -> None:
 @integers
 def test_equal_numbers_take_all_their_bits(case: Case) -> None:
     a = np.full((1, 320), 3.0, "f4")
+    half_a_step = 0.5 * 8 / 46325  # of a number: eight times it is the norm of a unit of 64
     for got in both_products(case, a, np.ascontiguousarray(a.T)):
-        assert abs(got[0, 0] / 2880 - 1) < 2.0**-13
+        assert abs(got[0, 0] / 2880 - 1) < 2 * half_a_step + half_a_step**2
+
+
+@here
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 16, 31, 32, 33, 70])
+def test_fewer_products_are_the_same_to_the_bit(rows: int) -> None:
+    """Winograd's identity holds for integers modulo 2^32, whatever its terms exceed."""
+    plain, winograd = (Case(isa, "float32") for isa in INTEGERS)
+    rng = np.random.default_rng(rows)
+    for k in (1, 2, 3, 31, 33, 63, 64, 65, 96, 130, 700):
+        a = (rng.standard_normal((rows, k)) / (1e-2 + rng.random((rows, k)))).astype("f4")
+        w = (rng.standard_normal((k, 75)) / (1e-2 + rng.random((k, 75)))).astype("f4")
+        for got, expected in zip(
+            both_products(winograd, a, w), both_products(plain, a, w), strict=True
+        ):
+            assert np.array_equal(got, expected)
 
 
 @integers
