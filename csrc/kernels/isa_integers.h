@@ -73,33 +73,23 @@ CAVS_INLINE Bits& excess_in(char* unit, int64_t half) {
 // The step of row `line` of a left strip, from all its parts.
 class Measure {
  public:
-  CAVS_INLINE void add(Line x, Line y) {
-    const Line first = x * x, second = y * y, sum = first + second;
+  CAVS_INLINE void add(Line x, Line y, bool end_of_unit) {
+    const Line first = x * x, second = y * y;
     largest_ = greater_or_second<float>(largest_, greater_or_second<float>(first, second));
-    Line& line = lines_[count_ / kParts];
-    line = count_ % kParts == 0 ? sum : line + sum;
-    if (++count_ == kLines * kParts) end_lines();
+    unit_ += first + second;
+    if (!end_of_unit) return;
+    norm_ = maximum<float>(sum_of_lanes<float>(unit_), norm_);
+    unit_ = Line{};
   }
   // Returns how many of it are 1.
   CAVS_INLINE float end(char* strip, int64_t line) {
-    end_lines();
-    const Line norm = broadcast(lane_max<float>(norm_)),
-               largest = broadcast(lane_max<float>(largest_));
-    const float step = steps_of(squared_step(norm, largest))[0];
+    const float step = steps_of(squared_step(norm_, max_of_lanes<float>(largest_)))[0];
     steps_in(strip)[line] = step;
     return 1 / step;
   }
 
  private:
-  // Of up to 16 units at once.
-  CAVS_INLINE void end_lines() {
-    for (int64_t t = ceil_div(count_, kParts); t < kLines; ++t) lines_[t] = Line{};
-    transpose<float>(lines_);
-    norm_ = maximum<float>(sum_lines(lines_), norm_);
-    count_ = 0;
-  }
-  Line lines_[kLines], norm_{}, largest_{};
-  int64_t count_ = 0;
+  Line unit_{}, norm_{}, largest_{};
 };
 
 // The same of 32 rows that lie in the lanes of tiles: until the end there are squares of steps.

@@ -177,7 +177,11 @@ void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
       const auto inverse_step = [&](int64_t t, const float* from) {
         if (t == high) return 0.0f;
         Measure measure;
-        if (kIntegers) for_each_part(from, [&](int64_t, Line x, Line y) { measure.add(x, y); });
+        const int64_t last = ceil_div(k, kDepthPart) - 1;
+        if (kIntegers)
+          for_each_part(from, [&](int64_t at, Line x, Line y) {
+            measure.add(x, y, at % kParts == kParts - 1 || at == last);
+          });
         return measure.end(strips, t);
       };
       const float* from = read(0);

@@ -170,12 +170,24 @@ CAVS_INLINE Vector<T> minimum(Vector<T> a, Vector<T> b) {
   return a != a ? a : lesser_or_second<T>(a, b);
 }
 
-// Lanes are added pairwise, always in the same order.
+// The sum or maximum of all lanes, in each. They are added pairwise, always in the same order.
+template <class T, class Join>
+CAVS_INLINE Vector<T> join_lanes(Vector<T> v, Join join) {
+  for (int half = kLanes<T> / 2; half > 0; half /= 2)
+    v = join(v, __builtin_shuffle(v, iota<T>() ^ half));
+  return v;
+}
+template <class T>
+CAVS_INLINE Vector<T> sum_of_lanes(Vector<T> v) {
+  return join_lanes<T>(v, [](Vector<T> a, Vector<T> b) { return a + b; });
+}
+template <class T>
+CAVS_INLINE Vector<T> max_of_lanes(Vector<T> v) {
+  return join_lanes<T>(v, [](Vector<T> a, Vector<T> b) { return maximum<T>(a, b); });
+}
 template <class T>
 CAVS_INLINE T lane_sum(Vector<T> v) {
-  for (int half = kLanes<T> / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) v[i] += v[i + half];
-  return v[0];
+  return sum_of_lanes<T>(v)[0];
 }
 template <class T>
 CAVS_INLINE T greater(T a, T b) {
@@ -183,9 +195,7 @@ CAVS_INLINE T greater(T a, T b) {
 }
 template <class T>
 CAVS_INLINE T lane_max(Vector<T> v) {
-  T best = v[0];
-  for (int i = 1; i < kLanes<T>; ++i) best = greater(v[i], best);
-  return best;
+  return max_of_lanes<T>(v)[0];
 }
 
 // for_each_vector(n, full, partial): full(i) for every whole vector, partial(i, count) for the
