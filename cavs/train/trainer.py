@@ -52,7 +52,7 @@ class Trainer:
         optimizer: Such as `cavs.optim.Adagrad(lr=0.05)`. Of a `Plateau` in it a trainer has its own
             that starts anew, in `Trainer.optimizer`.
         device: ``"cpu"``, or ``"cuda"``, ``"cuda:1"`` for an NVIDIA GPU: the same results.
-        precision: Of products: ``"float32"``; faster are ``"int16"``, within about 5e-5 of their
+        precision: Of products: ``"float32"``; faster are ``"int16"``, within about 8e-5 of their
             norm, more where rows have outliers, on a CPU with AVX-512 VNNI, ``"bfloat16"``, 8 bits
             of each factor, on one with AMX or AVX-512 BF16, and ``"bfloat16x3"``, 16 bits, on one
             with AMX, all ``"float32"`` on others; on a GPU ``"tf32"``, 11 bits, and

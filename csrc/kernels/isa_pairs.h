@@ -67,12 +67,14 @@ CAVS_INLINE void add_lines(Sum (&sum)[R][V], const char* a, const char* b, int64
   }
 }
 
-// The same by half as many products and additions before them (Winograd 1968, "A New Algorithm for
-// Inner Product"): (a1 + b2) (a2 + b1) = a1 b1 + a2 b2 + a1 a2 + b1 b2 for pairs 1 and 2, modulo
-// 2^32, so to the bit. What is too much, the excess of each row and column, sums begin without.
+// Sums of 16 bits, which fit.
 CAVS_INLINE Bits add_halves(Bits x, Bits y) {
   return (Bits)_mm512_maskz_add_epi16(0xffffffffu, (__m512i)x, (__m512i)y);
 }
+
+// The same by half as many products and additions before them (Winograd 1968, "A New Algorithm for
+// Inner Product"): (a1 + b2) (a2 + b1) = a1 b1 + a2 b2 + a1 a2 + b1 b2 for pairs 1 and 2, modulo
+// 2^32, so to the bit. What is too much, the excess of each row and column, sums begin without.
 template <int R, int V>
 CAVS_INLINE void add_exchanged(Bits (&sum)[R][V], const char* a, const char* b, int64_t apart,
                                int64_t pairs) {
@@ -96,6 +98,10 @@ CAVS_INLINE void add_exchanged(Bits (&sum)[R][V], const char* a, const char* b, 
   }
 }
 
+// One or two rows wait for memory instead, and would read twice as much of the left operand.
+template <int R>
+constexpr bool kExchanged = kWinograd && R > 2;
+
 // Adds the products of a unit, integers first for themselves, then multiplied by the right one's
 // steps. `excess` is that of left rows.
 template <int R, int V>
@@ -112,13 +118,13 @@ CAVS_INLINE void add_unit(Line (&sum)[R][V], const char* a, const char* excess, 
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         whole[i][v] = Bits{};
-        if (kWinograd) whole[i][v] = left_pair(excess, i) + right_pairs(line_at(kExcess, v));
+        if (kExchanged<R>) whole[i][v] = left_pair(excess, i) + right_pairs(line_at(kExcess, v));
       }
     }
     for (int64_t part = 0; part < parts_of(steps); ++part) {
       const char *left = a + part * kPartBytes, *right = b + part * kPartBytes;
       const int64_t pairs = pairs_of(steps - part * kDepthPart);
-      if constexpr (kWinograd)
+      if constexpr (kExchanged<R>)
         add_exchanged(whole, left, right, apart, pairs);
       else
         add_lines(whole, left, right, apart, pairs);
