@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -277,6 +279,7 @@ def test_a_steady_step_moves_gradients_and_no_parameters_and_allocates_nothing(t
         t = trainer(c, twin, Wide, cavs.optim.SGD(lr=0.1, momentum=0.9))
         for _ in range(3):
             t.advance(part)
+        gc.collect()  # what earlier tests left must not go in between
         before = twin.live()
         twin.calls.twin_reset()
         t.advance(part)
@@ -309,6 +312,7 @@ def test_of_a_table_that_ranks_own_only_rows_that_changed_go_up(twin):
         t = trainer(c, twin, Wide, cavs.optim.SGD(lr=0.1, momentum=0.9), strategy="Parallax")
         for _ in range(3):
             t.advance(part)
+        gc.collect()  # what earlier tests left must not go in between
         before = twin.live()
         twin.reset()
         t.advance(part)
