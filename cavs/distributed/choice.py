@@ -72,7 +72,7 @@ def agreed_strategy(
             variables = measured_variables(model, batch, dtype=dtype)
             made = make_strategy(name, variables, cluster, compute)
             fits(made, c.size + len(gone))
-            made = without(made, gone, variables) if gone else made
+            made = without(made, gone, {v.name: v.shape for v in variables}) if gone else made
             text = to_text(made)
         except Exception as error:  # the other ranks must learn of it, whatever it is
             failed = error

@@ -26,7 +26,7 @@ from cavs.distributed.shards import ShardedBatch, Split, WholeBatch, contiguous,
 from cavs.distributed.stale import StaleSide
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.synchronisers import DeviceGroup, Exchange, exchanges_of
-from cavs.distributed.synchronisers.plan import is_served
+from cavs.distributed.synchronisers.plan import served_by
 from cavs.distributed.synchronisers.servers import SparseServers
 from cavs.distributed.synchronisers.stale import StalePush, StaleServers
 from cavs.errors import CommunicationError
@@ -64,7 +64,6 @@ class DistributedSession:
         self._held = HeldBack(list(session.parameters))
         self._roles: Roles | None = None
         self.wants_stop = self.stopping = False  # this rank's wish; what all know of
-        self._trainable = [p.trainable for p in session.parameters.values()]
         self.stale = StaleSide(self)
         self.writes = 0  # from outside
 
@@ -127,6 +126,7 @@ class DistributedSession:
             new = lost or self._exchanging is None or self.session.is_new(part.local)
             if not new:
                 executor, inputs, _ = self.ready(part)
+                new = executor is not self._exchanging  # whose memory the exchanges send
         except Exception as error:  # the other ranks must learn of it, whatever it is
             failed = error
         stop = self.wants_stop and not self.free
@@ -262,7 +262,8 @@ class DistributedSession:
             clip = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
             lists = [list(s) for s in states]
             pieces = [p.as_tuple() for p in run.pieces]
-            run.executor.apply(pieces, hyper, lists, self._trainable, clip / over)
+            trainable = [p.trainable for p in self.session.parameters.values()]
+            run.executor.apply(pieces, hyper, lists, trainable, clip / over)
             for exchange in self._exchanges:
                 exchange.distribute(c)
                 exchange.commit()
@@ -380,10 +381,7 @@ class DistributedSession:
     @property
     def served(self) -> list[int]:
         """Parameters that are owned by ranks, or parts of which are; by number."""
-        if self.strategy is None:
-            return []
-        nodes = [self.strategy.node(name) for name in self.session.parameters]
-        return [i for i, n in enumerate(nodes) if n is not None and is_served(n)]
+        return served_by(self.strategy, self.session.parameters)
 
     def leave(self) -> None:
         """Ends what other ranks wait for, because one of them is gone."""

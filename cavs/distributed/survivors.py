@@ -24,7 +24,6 @@ from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.keeper import tell
 from cavs.distributed.run import StepReport
 from cavs.distributed.snapshot import Snapshots
-from cavs.distributed.strategy import variables_of
 from cavs.distributed.strategy.lose import without
 from cavs.errors import DeviceError
 
@@ -138,9 +137,8 @@ class Survivors:
             trainer.restart()
         strategy = self.strategy
         if strategy is not None:
-            model: Any = trainer.model
-            variables = variables_of(model, dtype=str(session.session.dtype))
-            strategy = without(strategy, set(self.gone), variables)
+            shapes = {name: p.current().shape for name, p in trainer.parameters.items()}
+            strategy = without(strategy, set(self.gone), shapes)
         session.move_to(c, strategy)
         trainer.place()
         if all(begun) and session.owns:

@@ -28,7 +28,7 @@ from cavs.runtime.inputs import features
 from cavs.runtime.looking import Inspected, report_of
 from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.recurrence import CUDNN, Lstms
-from cavs.runtime.tracing import lacks, lump, may_lump, set_child_numbers, trace
+from cavs.runtime.tracing import fits, lump, may_lump, set_child_numbers, trace
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
 
 Array = npt.NDArray[Any]
@@ -229,7 +229,9 @@ class Session(Inspected, Following):
     def is_new(self, batch: BatchLike) -> bool:
         """Whether a step on `batch` would compile the model anew."""
         variant = self._known(batch, True, True)
-        if variant is None or variant.executor is None or lacks(variant, batch):
+        if variant is None or variant.executor is None or not fits(variant, batch):
+            return True
+        if self._other_gradients(variant):
             return True
         schedule = self._source(variant, batch).schedule(variant.optional)
         return not {k for k, _, _ in schedule.kinds} <= set(variant.kinds)
@@ -294,8 +296,8 @@ class Session(Inspected, Following):
         if variant.shared is None:
             many = schedule.batch.num_edges > schedule.batch.num_vertices
             variant.shared = many and not self._agreed(training)
-        thawed = training and any(self.parameters[name].trainable for name in variant.frozen)
-        if variant.executor is None or thawed or not found <= set(variant.kinds):
+        others = training and self._other_gradients(variant)
+        if variant.executor is None or others or not found <= set(variant.kinds):
             try:
                 self._compile(variant, found)
             except DeviceError as error:
@@ -321,6 +323,14 @@ class Session(Inspected, Following):
     def _agreed(self, training: bool) -> bool:
         """Whether other replicas must run the same program, whatever their batches look like."""
         return self.replicated and training
+
+    def _frozen(self) -> frozenset[str]:
+        return frozenset(n for n, p in self.parameters.items() if not p.trainable)
+
+    def _other_gradients(self, variant: Variant) -> bool:
+        """Whether the program lacks gradients; or has some that replicas would exchange in vain."""
+        frozen = self._frozen()
+        return variant.frozen != frozen if self.replicated else not variant.frozen <= frozen
 
     def _merges(self, batch: BatchLike, training: bool) -> bool:
         large = bool(batch.topology.num_vertices >= MERGED_FROM)
@@ -370,7 +380,7 @@ class Session(Inspected, Following):
         kinds = set(variant.kinds) | found
         variant.grown += variant.executor is not None and len(kinds) > len(variant.kinds)
         variant.kinds = tuple(sorted(kinds))
-        variant.frozen = frozenset(n for n, p in self.parameters.items() if not p.trainable)
+        variant.frozen = self._frozen()
         with origin(""):
             variant.compiled = compile_graph(
                 variant.traced,

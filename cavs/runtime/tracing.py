@@ -23,8 +23,7 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
     schema: type of every feature of ``batch``. Raises what tracing raises, and FeatureError where
     a feature is not what it was.
     """
-    guessed = variant.without_edges and batch.topology.num_edges > 0
-    if variant.traced is not None and not guessed:
+    if variant.traced is not None and not guessed(variant, batch):
         if schema == variant.passed:
             return
         check_schema(variant.traced, variant.schema, schema)
@@ -65,6 +64,16 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
     if variant.restored:
         variant.kinds, variant.restored = variant.restored, ()
     variant.executor = None
+
+
+def fits(variant: Variant, batch: BatchLike) -> bool:
+    """Whether the trace of ``variant`` holds for ``batch``, too."""
+    return not guessed(variant, batch) and not lacks(variant, batch)
+
+
+def guessed(variant: Variant, batch: BatchLike) -> bool:
+    """Whether features of edges were traced where there were none, and are in ``batch``."""
+    return variant.without_edges and batch.topology.num_edges > 0
 
 
 def lacks(variant: Variant, batch: BatchLike) -> bool:

@@ -100,6 +100,26 @@ def assert_same(found, expected):
             assert a.sent_bytes == b.sent_bytes or i == 0
 
 
+@pytest.mark.parametrize("strategy", [None, "PSLoadBalancing"])
+def test_parameters_frozen_and_thawed_in_mid_training(twin, strategy):
+    def flipped(twin):
+        def work(c):
+            with trainer(c, twin, model=Tree, strategy=strategy) as t:
+                if strategy is None:  # a strategy knows what it was made for
+                    t.parameters["output.weight"].trainable = False
+                for i, part in enumerate(BATCHES[:4]):
+                    t.parameters["cell.U"].trainable = i % 2 == 0
+                    t.parameters["output.weight"].trainable |= i == 2
+                    t.advance(cavs.batch(part))
+            return values_of(t)
+
+        return run_threads(2, work)
+
+    for found, expected in zip(flipped(twin), flipped(None), strict=True):
+        for name, value in expected.items():
+            assert_close(found[name], value, name)
+
+
 def factors(size):
     """Sufficient factors for every matrix; biases have none and are reduced, tables gathered."""
     nodes = tuple(

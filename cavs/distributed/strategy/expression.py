@@ -272,7 +272,8 @@ class Strategy:
         if name not in self._by_name:
             raise ConfigError(
                 f"the strategy says nothing about parameter {name}",
-                hint="build it anew for this model",
+                hint="build it anew for this model; one that was frozen then stays so: thaw it "
+                "before, or resume from a checkpoint, with which a new strategy is made",
             )
         return self._by_name[name]
 

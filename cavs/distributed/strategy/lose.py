@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
 from cavs.distributed.strategy.expression import NodeConfig, ParameterServer, Strategy
 from cavs.distributed.strategy.partition import shards_of
-from cavs.distributed.strategy.variable import Variable
 from cavs.errors import ConfigError
 
 
-def without(strategy: Strategy, lost: Collection[int], variables: Sequence[Variable]) -> Strategy:
+def without(
+    strategy: Strategy, lost: Collection[int], shapes: Mapping[str, tuple[int, ...]]
+) -> Strategy:
     """The strategy of the ranks that are left when those of numbers `lost` are gone.
 
     What they owned goes to the rank that owns the fewest bytes, among those that own parameters
-    alone while there are some. Raises `ConfigError` if nobody is left to compute.
+    alone while there are some. shapes: of the parameters, by name. Raises `ConfigError` if nobody
+    is left to compute.
     """
     graph = strategy.graph
     gone = {graph.ranks[rank] for rank in lost}
@@ -27,7 +29,6 @@ def without(strategy: Strategy, lost: Collection[int], variables: Sequence[Varia
             f"all {len(graph.replicas)} ranks that compute are gone",
             hint="resume from the last checkpoint",
         )
-    shapes = {variable.name: variable.shape for variable in variables}
     sizes = {
         leaf.name: math.prod(shard.shape)
         for node in strategy.nodes

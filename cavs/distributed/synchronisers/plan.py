@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cavs.distributed.compressors import parse
@@ -66,8 +66,7 @@ def exchanges_of(
             builder.sparse(i, shape, node, strategy)
         else:
             builder.dense(i, shape, node, strategy)
-    served = {i for i, name in enumerate(names) if _served_in(strategy, name)}
-    exchanges = builder.finish(group, served)
+    exchanges = builder.finish(group, served_by(strategy, parameters))
     at = {parameter: place for place, parameter in enumerate(order)}
     return sorted(exchanges, key=lambda e: max(at[p] for p in e.parameters))
 
@@ -77,8 +76,10 @@ def is_served(node: NodeConfig | None) -> bool:
     return node is not None and any(isinstance(x.sync, ParameterServer) for x in node.leaves)
 
 
-def _served_in(strategy: Strategy | None, name: str) -> bool:
-    return strategy is not None and is_served(strategy.node(name))
+def served_by(strategy: Strategy | None, parameters: Iterable[str]) -> list[int]:
+    """Numbers of the parameters that servers own, or parts of which they do."""
+    nodes = {} if strategy is None else {node.name: node for node in strategy.nodes}
+    return [i for i, name in enumerate(parameters) if is_served(nodes.get(name))]
 
 
 def _without_nccl(name: str, group: DeviceGroup | None) -> ConfigError:

@@ -1,0 +1,104 @@
+"""Ranks whose programs change in mid-training: parameters are frozen or thawed, edges come late."""
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs.distributed import Trainer
+from cavs.distributed.builders import REGISTRY
+from cavs.distributed.communicator import run_threads
+from cavs.errors import ConfigError
+from tests.distributed.test_trainer import Tree, trees
+from tests.runtime.test_without_edges import ALONE, TREE, Relations
+
+BATCHES = [cavs.batch(trees(8, seed)) for seed in range(5)]
+CHANGE = 2  # the step before which parameters are frozen or thawed
+
+
+def seeded(model):
+    rng = np.random.default_rng(0)
+    for p in model.parameters().values():
+        p.value[...] = rng.normal(size=p.shape) * 0.3
+    return model
+
+
+def train(model, c, batches, change=(), **options):
+    """Loss and norm of every step, and the parameters at the end. change: those that flip."""
+    optimizer = cavs.optim.SGD(lr=0.1, momentum=0.9)
+    if c is None:
+        session = cavs.Session(model, dtype=np.float64)
+        trainer = cavs.Trainer(model, optimizer, session=session)
+    else:
+        trainer = Trainer(model, optimizer, communicator=c, dtype=np.float64, **options)
+    steps = []
+    for i, batch in enumerate(batches):
+        for name in change if i == CHANGE else ():
+            trainer.parameters[name].trainable ^= True
+        found = trainer.advance(batch)
+        steps.append([found.loss, found.grad_norm])
+    return steps, {name: p.value.copy() for name, p in trainer.parameters.items()}
+
+
+def tree(frozen=()):
+    model = Tree()
+    for name in frozen:
+        model.parameters()[name].trainable = False
+    return model
+
+
+def equal(alone, ranks):
+    for found in ranks:
+        np.testing.assert_allclose(found[0], alone[0], rtol=1e-12)
+        for name, value in alone[1].items():
+            np.testing.assert_allclose(found[1][name], value, rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["cell.U", "embedding.weight"])
+@pytest.mark.parametrize("strategy", [None, *REGISTRY])
+def test_frozen_from_the_beginning(strategy, name):
+    alone = train(tree([name]), None, BATCHES)
+    ranks = run_threads(2, lambda c: train(tree([name]), c, BATCHES, strategy=strategy))
+    equal(alone, ranks)
+
+
+@pytest.mark.parametrize("name", ["cell.U", "embedding.weight"])
+@pytest.mark.parametrize("strategy", [None, "AllReduce", "Parallax", "PSLoadBalancing", "Poseidon"])
+def test_frozen_in_mid_training(strategy, name):
+    alone = train(tree(), None, BATCHES, [name])
+    ranks = run_threads(2, lambda c: train(tree(), c, BATCHES, [name], strategy=strategy))
+    equal(alone, ranks)
+
+
+@pytest.mark.parametrize("change", [["cell.U"], ["embedding.weight", "output.bias", "cell.U"]])
+def test_thawed_in_mid_training(change):
+    alone = train(tree(["cell.U"]), None, BATCHES, change)
+    ranks = run_threads(2, lambda c: train(tree(["cell.U"]), c, BATCHES, change))
+    equal(alone, ranks)
+
+
+@pytest.mark.parametrize("strategy", ["AllReduce", "PSLoadBalancing", "PS(staleness=1)"])
+def test_what_a_strategy_does_not_know_cannot_be_thawed(strategy):
+    def work(c):
+        with pytest.raises(Exception, match=r"says nothing about parameter cell\.U") as found:
+            train(tree(["cell.U"]), c, BATCHES, ["cell.U"], strategy=strategy)
+        return isinstance(found.value, ConfigError)
+
+    assert any(run_threads(2, work))
+
+
+def test_frozen_on_one_rank_alone():
+    def work(c):
+        with pytest.raises(ConfigError, match="the ranks do not train the same"):
+            train(tree(), c, BATCHES, ["cell.U"] if c.rank == 0 else [])
+
+    run_threads(2, work)
+
+
+@pytest.mark.parametrize("strategy", [None, "AllReduce", "PSLoadBalancing"])
+def test_a_part_without_edges_and_then_one_with_them(strategy):
+    """Of edge features: the second rank guesses their types first."""
+    parts = [(TREE, TREE, ALONE, ALONE), (TREE, ALONE, TREE, TREE), (TREE, TREE, TREE, ALONE)]
+    batches = [cavs.batch(list(graphs)) for graphs in parts]
+    alone = train(seeded(Relations()), None, batches)
+    ranks = run_threads(2, lambda c: train(seeded(Relations()), c, batches, strategy=strategy))
+    equal(alone, ranks)
