@@ -10,10 +10,10 @@ namespace twin {
 namespace {
 
 constexpr size_t kPage = 64 << 10;
-constexpr size_t kAlignment = 256;                // what cuMemAlloc promises
-constexpr size_t kRegion = size_t{1} << 40;       // addresses, not memory
-constexpr size_t kMargin = size_t{1} << 36;       // for addresses before the first allocation
-constexpr uint16_t kGuard[2] = {0xFFFE, 0xFFFE};  // NaN as float, double and bfloat16
+constexpr size_t kAlignment = 256;               // what cuMemAlloc promises
+constexpr size_t kRegion = size_t{1} << 40;      // addresses, not memory
+constexpr size_t kMargin = size_t{1} << 36;      // for addresses before the first allocation
+constexpr uint64_t kGuard = 0xFFFEFFFEFFFEFFFE;  // NaN as float, double and bfloat16
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
@@ -22,16 +22,30 @@ void* reserve(size_t bytes) {
   return at == MAP_FAILED ? nullptr : at;
 }
 
+// Guards are looked at before and after every test: word by word, as they begin at addresses
+// divisible by their size.
+constexpr uintptr_t kWord = sizeof kGuard;
+
+unsigned char guard_byte(uintptr_t at) { return kGuard >> at % kWord * 8 & 0xFF; }
+
 void fill_guard(uintptr_t from, uintptr_t to) {
-  for (uintptr_t at = from; at < to; ++at)
-    *reinterpret_cast<unsigned char*>(at) = reinterpret_cast<const unsigned char*>(kGuard)[at % 2];
+  const auto fill = [&](uintptr_t end) {
+    for (; from < end; ++from) *reinterpret_cast<unsigned char*>(from) = guard_byte(from);
+  };
+  fill(std::min(to, round_up(from, kWord)));
+  for (; from + kWord <= to; from += kWord) *reinterpret_cast<uint64_t*>(from) = kGuard;
+  fill(to);
 }
 
 // The first byte of [from, to) that is not as it was filled; `to` if all are.
 uintptr_t first_broken(uintptr_t from, uintptr_t to) {
-  while (from < to && *reinterpret_cast<const unsigned char*>(from) ==
-                          reinterpret_cast<const unsigned char*>(kGuard)[from % 2])
-    ++from;
+  const auto whole = [&](uintptr_t end) {
+    while (from < end && *reinterpret_cast<const unsigned char*>(from) == guard_byte(from)) ++from;
+    return from >= end;
+  };
+  if (!whole(std::min(to, round_up(from, kWord)))) return from;
+  while (from + kWord <= to && *reinterpret_cast<const uint64_t*>(from) == kGuard) from += kWord;
+  whole(to);
   return from;
 }
 
@@ -100,7 +114,7 @@ bool Memory::free(uintptr_t address) {
 }
 
 uintptr_t Memory::allocate_pinned(size_t bytes) {
-  const size_t page_bytes = round_up(round_up(bytes, kAlignment) + kAlignment, kPage);
+  const size_t page_bytes = round_up(round_up(bytes, kAlignment) + kAlignment, 4096);
   void* at = reserve(page_bytes + kPage);
   return at == nullptr ? 0 : add(pinned_, reinterpret_cast<uintptr_t>(at), bytes, page_bytes);
 }
