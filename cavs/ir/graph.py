@@ -134,11 +134,19 @@ def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) 
     return make(node.op, inputs, attrs, tensor_type, node.where)
 
 
-def rewrite(graph: Graph, rule: Callable[[Node, tuple[Node, ...]], Node | None]) -> Graph:
-    """Rebuilds ``graph`` bottom-up; ``rule(node, new_inputs)`` may return a replacement."""
+def rewrite(
+    graph: Graph, rule: Callable[[Node, tuple[Node, ...]], Node | None], rules: object = None
+) -> Graph:
+    """Rebuilds ``graph`` bottom-up; ``rule(node, new_inputs)`` may return a replacement.
+
+    rules: those for which nodes are settled that ``rule`` need not be asked about.
+    """
     new: dict[Node, Node] = {}
     for node in graph.nodes():
-        inputs = tuple(new[x] for x in node.inputs)
+        inputs = tuple([new[x] for x in node.inputs])
+        if rules is not None and node.settled is rules and inputs == node.inputs:
+            new[node] = node
+            continue
         with origin(node.where):
             replacement = rule(node, inputs)
             new[node] = rebuild(node, inputs) if replacement is None else replacement

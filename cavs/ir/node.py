@@ -348,8 +348,7 @@ def make(
 ) -> Node:
     """The interned node; no inference."""
     named = tuple(sorted(attrs.items(), key=lambda kv: kv[0])) if attrs else ()
-    t, domain = tensor_type, tensor_type.domain
-    key = (op.name, inputs, named, t.dtype, t.shape, domain.base, domain.kind)  # hashed in C
+    key = op.name, inputs, named, tensor_type
     with _interning:
         found = _interned.get(key)
         if found is not None:

@@ -20,7 +20,7 @@ def number(graph: Graph) -> dict[Node, str]:
 
 
 def _attribute(key: str, value: Any) -> str:
-    return f"{key}={value!r}" if isinstance(value, (str, bool, tuple)) else f"{key}={value}"
+    return f"{key}={value!r}" if type(value) in (str, bool, tuple) else f"{key}={value}"
 
 
 def print_node(node: Node, names: dict[Node, str]) -> str:

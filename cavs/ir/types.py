@@ -1,10 +1,10 @@
-"""Types of values: dtype, per-row shape and domain."""
+"""Types of values: dtype, per-row shape and domain. They are tuples, hashed and compared in C."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 FLOAT = "f32"  # the floating type of the session: float32, or float64 for checks
 INT = "i32"
@@ -26,8 +26,7 @@ def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
             raise TypeError(f"needs floats, not {t.dtype}", cure)
 
 
-@dataclass(frozen=True)
-class Domain:
+class Domain(NamedTuple):
     """What a row of a value is: one row in all, or one a graph, a vertex, an edge.
 
     ``kind`` restricts vertices (or the edges below them) to those specialised alike; None is all.
@@ -64,8 +63,7 @@ def _of_kind(base: str, kind: int | str | None) -> Domain:
 ONE, GRAPH, VERTEX, EDGE = Domain("one"), Domain("graph"), Domain("vertex"), Domain("edge")
 
 
-@dataclass(frozen=True)
-class TensorType:
+class TensorType(NamedTuple):
     """dtype, shape of one row, and domain of a value."""
 
     dtype: str

@@ -7,6 +7,7 @@ with ``e`` (see cavs.ops.expression) and symbolic or NumPy operands.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,12 @@ CHEAP, COSTLY = 1, 10
 
 def broadcast_type(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     """All operands floats, broadcast over rows and inside them."""
+    return _broadcast(tuple(types))
+
+
+@lru_cache(maxsize=4096)  # the same few types meet again and again
+def _broadcast(types: tuple[TensorType, ...]) -> TensorType:
     need_floats(types)
-    first = types[0]
-    if all(t is first or t == first for t in types):
-        return first
     shape = broadcast_shapes([t.shape for t in types])
     return TensorType(FLOAT, shape, join_domains([t.domain for t in types]))
 

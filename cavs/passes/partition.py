@@ -81,7 +81,7 @@ def loops_of(graph: Graph) -> dict[Node, Loop]:
         after: set[Node] = set()
         for n in nodes:
             reads = n.op.name in ("gather", "gather_grad") and n.attr("slot") in slots
-            if reads or any(x in after for x in n.inputs):
+            if reads or not after.isdisjoint(n.inputs):
                 after.add(n)
         for n in toposort(graph.slots[s] for s in slots):
             if n in after and not is_view(n):

@@ -389,7 +389,9 @@ def simplify(graph: Graph, rules: Rules = RULES) -> Graph:
     """Simplifies until nothing changes, and drops what no output needs."""
     graph = prune(graph)
     while any(_changes(node, rules) for node in graph.nodes()):
-        new = prune(rewrite(graph, lambda n, inputs: simplify_node(rebuild(n, inputs), rules)))
+        new = prune(
+            rewrite(graph, lambda n, inputs: simplify_node(rebuild(n, inputs), rules), rules)
+        )
         if new.roots() == graph.roots():
             return new
         graph = new

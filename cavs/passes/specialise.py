@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild, users
 from cavs.passes.at_nth_child import LEAF
@@ -145,7 +146,7 @@ class _Specialiser:
             columns = zip(*(v.inputs for v in values), strict=True)
             return apply("concat", *(self._of_parents(kinds, c) for c in columns), axis=-1)
         domain = first.type.domain.of_kind(None)
-        attrs = {"kinds": tuple(kinds), "shape": first.shape, "domain": domain}
+        attrs: dict[str, Any] = {"kinds": tuple(kinds), "shape": first.shape, "domain": domain}
         if inner < len(self.kinds):
             attrs["held"] = "inner"
         return apply("merge", *values, **attrs)
@@ -204,7 +205,7 @@ class _Specialiser:
         attrs = dict(x.attrs)
         if "domain" in attrs:
             attrs["domain"] = domain
-        return make(x.op, inputs, attrs, replace(x.type, domain=domain), x.where)
+        return make(x.op, inputs, attrs, x.type._replace(domain=domain), x.where)
 
     def _free(self, x: Node) -> bool:
         if x.op.name == "feature":
@@ -259,12 +260,13 @@ class _Specialiser:
         """
         if n not in self.dependent:
             return self.whole[n]
-        which = range(len(self.kinds)) if kinds is None else kinds
-        parts = [(k, self.kinded[n, k]) for k in which]
+        asked = range(len(self.kinds)) if kinds is None else kinds
+        parts = [(k, self.kinded[n, k]) for k in asked]
         found = [(k, x) for k, x in parts if x is not None]
         if not found:
             return zeros(n.type)
-        attrs = {"kinds": tuple(k for k, _ in found), "shape": n.shape, "domain": n.type.domain}
+        kept = tuple(k for k, _ in found)
+        attrs: dict[str, Any] = {"kinds": kept, "shape": n.shape, "domain": n.type.domain}
         if held != "all":
             attrs["held"] = held
         return apply("merge", *(x for _, x in found), **attrs)
