@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass, field, replace
 
 from cavs.codegen.map import MapProgram, Register
@@ -39,11 +39,16 @@ class _Group:
 
 
 class RowLowering(Storage):
-    """Lowers the nodes of one body; rows stay in a chunk from instruction to instruction."""
+    """Lowers the nodes of one body; rows stay in a chunk from instruction to instruction.
 
-    def __init__(self, partition: Partition, program: Program, fuse: bool) -> None:
+    reached: parameters whose gradients are dense, see `dense_gradients`.
+    """
+
+    def __init__(
+        self, partition: Partition, program: Program, fuse: bool, reached: Collection[str] = ()
+    ) -> None:
         super().__init__(partition, program)
-        self.fuse = fuse
+        self.fuse, self.reached = fuse, reached
         self.weights: dict[Node, int] = {}
 
     def _rows(self, body: Body) -> None:

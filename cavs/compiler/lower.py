@@ -117,6 +117,7 @@ class Lowering(RowLowering):
         owner: dict[Node, list[tuple[str, int]]] = defaultdict(list)
         self.other_terms: dict[str, list[Node]] = {}
         columns: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
         for key, value in self.graph.outputs.items():
             if not key.startswith("grad:"):
                 continue
@@ -124,6 +125,7 @@ class Lowering(RowLowering):
             start = int(place.partition("@")[2].partition(".")[0] or 0)  # "1@300.0": a window
             self.other_terms.setdefault(name, [])
             columns[name] = value.shape[-1] if value.shape else 1
+            self.sizes[name] = value.type.width
             if value.op.rule is BatchRule.REDUCE and not is_leaf(value):
                 owner[value].append((name, start))
             elif start > 0:
@@ -146,6 +148,8 @@ class Lowering(RowLowering):
         sparse = {name for names in self.tables.values() for name in names}
         dense = {name for t, name in result.items() if t not in self.tables}
         dense |= {n for n, terms in self.other_terms.items() if terms}
+        self.zeros = set(self.other_terms).intersection(self.reached) - dense
+        dense |= self.zeros
         for name in self.other_terms:
             kind = "dense" if name in dense else "sparse" if name in sparse else "none"
             self.program.gradients[name] = kind
@@ -245,13 +249,13 @@ class Lowering(RowLowering):
         p.instructions.append(i)
 
     def _finish_gradients(self, gradients: dict[Node, str]) -> None:
-        """Terms that are no reductions of their own are added at the end."""
+        """Terms that are no reductions of their own are added at the end; some have no others."""
         for name, terms in self.other_terms.items():
-            if not terms:
+            if not terms and name not in self.zeros:
                 continue
             self.stage = len(self.program.stages)
             self.local = {}
-            width = terms[0].type.width
+            width = self.sizes[name]
             grad: Operand = (self.grad_buffers[name], 0, width, "one", "none", 0)
             loads = [(grad, 0, False)]
             for t in terms:

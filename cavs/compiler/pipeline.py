@@ -15,7 +15,7 @@ from cavs.passes.access import insert_copies
 from cavs.passes.at_child import at_child
 from cavs.passes.at_labelled import at_labelled
 from cavs.passes.at_nth_child import at_nth_child
-from cavs.passes.differentiate import differentiate, split_gradients
+from cavs.passes.differentiate import dense_gradients, differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.merge_vertices import merge_vertices
 from cavs.passes.partition import Partition, partition
@@ -105,6 +105,7 @@ def compile_graph(
     if training:
         graph = done("differentiate", differentiate(graph))
     graph = done("simplify", simplify(graph, rules))
+    reached = dense_gradients(graph)
     if passes.specialise:
         known = [Kind.of(key, optional) for key in kinds]
         graph = done("specialise", simplify(specialise(graph, known, not passes.partition), rules))
@@ -129,7 +130,7 @@ def compile_graph(
         float_features=sorted({n.attr("name") for n in features if n.type.dtype != INT}),
         optional=optional,
     )
-    Lowering(parts, program, fuse=passes.fuse).run()
+    Lowering(parts, program, passes.fuse, reached).run()
     if passes.plan_memory:
         plan_reuse(program)
     else:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
-from cavs.errors import DTypeError, ShapeError, TraceError, line_of, user_line
+from cavs.errors import ConfigError, DTypeError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import Schema, SymbolicBatch
-from cavs.frontend.parameter import Module
+from cavs.frontend.parameter import Module, Parameter
 from cavs.frontend.values import Pushed
 from cavs.ir import FLOAT, Graph, Node, apply
 from cavs.ir.trace import tracing
@@ -23,6 +23,13 @@ class Model(Module):
 
     # Features of edges that its batches had: dtype and row shape by name. Sessions write it.
     _edge_types: Mapping[str, tuple[str, tuple[int, ...]]] = MappingProxyType({})
+
+    def parameters(self) -> dict[str, Parameter]:
+        """All parameters by dotted name, which is theirs from now on."""
+        found = self._found()
+        for name, parameter in found.items():
+            parameter.name = name  # another model that holds it may have called it else
+        return found
 
     def __call__(self, *batches: object) -> NoReturn:
         """TraceError: a session runs a model."""
@@ -42,6 +49,24 @@ class Model(Module):
 
 
 _RESERVED = ("loss", "weight")
+
+
+class _Holder(Protocol):
+    def parameters(self) -> Mapping[str, Any]: ...
+
+
+def require_same_parameters(model: _Holder, parameters: Mapping[str, object]) -> None:
+    """ConfigError unless ``parameters`` are those that the model holds now, and by their names."""
+    held = model.parameters()
+    for name in dict.fromkeys([*held, *parameters]):
+        if held.get(name) is not parameters.get(name):
+            how = "lost" if name not in held else "got" if name not in parameters else "replaced"
+            raise ConfigError(
+                f"{type(model).__name__} has {how} the parameter {name!r} since its session or "
+                "trainer was made, which trains those of then",
+                where=held[name].where if name in held else "",
+                hint="make a new Session or Trainer when layers of a model change",
+            )
 
 
 def _number(x: Node) -> Node:

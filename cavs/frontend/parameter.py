@@ -216,6 +216,12 @@ class Module:
 
     def parameters(self) -> dict[str, Parameter]:
         """All parameters by dotted name; one shared by two modules keeps its first name."""
+        found = self._found()
+        for name, parameter in found.items():
+            parameter.name = parameter.name or name  # until a model gives it its whole name
+        return found
+
+    def _found(self) -> dict[str, Parameter]:
         found: dict[str, Parameter] = {}
         seen: set[int] = set()
 
@@ -225,8 +231,7 @@ class Module:
                     continue
                 seen.add(id(value))
                 if isinstance(value, Parameter):
-                    value.name = prefix + name
-                    found[value.name] = value
+                    found[prefix + name] = value
                 else:
                     visit(f"{prefix}{name}.", value)
 
@@ -243,7 +248,7 @@ class Module:
 
     def __repr__(self) -> str:
         """The class, and how much is trained: ``LSTM(3 parameters, 1,234 numbers)``."""
-        shapes = [p.shape for p in self.parameters().values()]
+        shapes = [p.shape for p in self._found().values()]
         return (
             f"{type(self).__name__}({len(shapes)} parameters, "
             f"{sum(map(math.prod, shapes)):,} numbers)"

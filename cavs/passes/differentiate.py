@@ -27,6 +27,7 @@ from cavs.ir import (
     toposort,
     users,
 )
+from cavs.passes.rules import constant_of
 
 
 def reduce_to(d: Node, target: TensorType) -> Node:
@@ -177,6 +178,24 @@ def differentiate(graph: Graph) -> Graph:
     for node, d in zip(parameters, found, strict=True):
         outputs[f"grad:{node.attr('parameter').name}"] = d
     return Graph(outputs, {**graph.slots, **slots})
+
+
+def dense_gradients(graph: Graph) -> set[str]:
+    """Names of the parameters whose gradients are more than rows of a table, and not always zero.
+
+    Where the kinds of vertices at hand leave such a gradient nothing, it is zero, not absent:
+    momentum and weight decay are not to depend on what a program has met.
+    """
+    found = set()
+    for key, value in graph.outputs.items():
+        stack = [value] if key.startswith("grad:") else []
+        while stack:
+            x = stack.pop()
+            if x.op.name == "add":
+                stack += x.inputs
+            elif x.op.name != "lookup_grad" and constant_of(x) != 0.0:
+                found.add(key.removeprefix("grad:"))
+    return found
 
 
 def split_gradients(graph: Graph) -> Graph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import CudaEngine
 from cavs.errors import CheckpointError, CompileError, ConfigError, DeviceError
-from cavs.frontend.model import Model
+from cavs.frontend.model import Model, require_same_parameters
 from cavs.ir import origin
 from cavs.passes.at_nth_child import multiplied_children
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
@@ -94,6 +95,7 @@ class Session(Inspected, Following):
         self._arrays: list[Array] = []
         self._profiling = False
         self._serial = False
+        self._turn = threading.RLock()  # a thread takes its results before another one runs
 
     def _on_device(self, device: str | Device, precision: str) -> CudaEngine | None:
         require_precision(precision, device == "cpu", self.dtype)
@@ -168,12 +170,14 @@ class Session(Inspected, Following):
     ) -> Any:
         """A step of the engine: what its call returns."""
         require_seed(seed)
-        executor, inputs, _ = self.ready(batch)
-        run = executor.launch if self.overlaps else executor.step
-        trainable = [p.trainable for p in self.parameters.values()]
-        with self.readable_errors(batch):
-            found = run(*inputs, seed, step, hyper, [list(s) for s in states], trainable, *options)
-        self.moved(executor)
+        with self._turn:
+            executor, inputs, _ = self.ready(batch)
+            run = executor.launch if self.overlaps else executor.step
+            trainable = [p.trainable for p in self.parameters.values()]
+            own = [list(s) for s in states]
+            with self.readable_errors(batch):
+                found = run(*inputs, seed, step, hyper, own, trainable, *options)
+            self.moved(executor)
         return found
 
     def evaluate(self, batch: BatchLike) -> EvalResult:
@@ -189,21 +193,26 @@ class Session(Inspected, Following):
     ) -> tuple[float, dict[str, Array]]:
         """Loss and dense gradients of all trainable parameters, without an update."""
         require_seed(seed)
-        variant, executor, _, inputs = self._prepare(batch, training=True, with_loss=True)
-        with readable_errors(variant.traced, batch):
-            loss = executor.run(*inputs, seed, step)
-        assert variant.compiled is not None
-        found = variant.compiled.program.gradients
-        names = list(self.parameters)
-        return loss, {
-            name: executor.gradient(names.index(name))
-            if found.get(name, "none") != "none"
-            else np.zeros(self.parameters[name].shape, self.dtype)
-            for name in names
-            if self.parameters[name].trainable
-        }
+        with self._turn:
+            variant, executor, _, inputs = self._prepare(batch, training=True, with_loss=True)
+            with readable_errors(variant.traced, batch):
+                loss = executor.run(*inputs, seed, step)
+            assert variant.compiled is not None
+            found = variant.compiled.program.gradients
+            names = list(self.parameters)
+            return loss, {
+                name: executor.gradient(names.index(name))
+                if found.get(name, "none") != "none"
+                else np.zeros(self.parameters[name].shape, self.dtype)
+                for name in names
+                if self.parameters[name].trainable
+            }
 
     def _forward(self, batch: BatchLike, with_loss: bool) -> EvalResult:
+        with self._turn:
+            return self._run_forward(batch, with_loss)
+
+    def _run_forward(self, batch: BatchLike, with_loss: bool) -> EvalResult:
         variant, executor, source, inputs = self._prepare(
             batch, training=False, with_loss=with_loss
         )
@@ -377,14 +386,13 @@ class Session(Inspected, Following):
 
     def _compile(self, variant: Variant, found: set[int], record: bool = False) -> None:
         assert variant.traced is not None
-        kinds = set(variant.kinds) | found
-        variant.grown += variant.executor is not None and len(kinds) > len(variant.kinds)
-        variant.kinds = tuple(sorted(kinds))
-        variant.frozen = self._frozen()
+        require_same_parameters(self.model, self.parameters)
+        kinds = tuple(sorted(set(variant.kinds) | found))
+        frozen = self._frozen()
         with origin(""):
-            variant.compiled = compile_graph(
+            compiled = compile_graph(
                 variant.traced,
-                variant.kinds,
+                kinds,
                 list(self.parameters),
                 training=variant.training,
                 merging=variant.distinguishing is not None,
@@ -395,7 +403,7 @@ class Session(Inspected, Following):
                 replicated=self.replicated,
                 recurrent=variant.recurrent,
             )
-        program = variant.compiled.program
+        program = compiled.program
         if program.optional != variant.optional:
             raise CompileError(
                 f"kinds of vertices are numbered by {variant.optional}, "
@@ -404,12 +412,18 @@ class Session(Inspected, Following):
         # The engine takes its precision from the parameters; a model may have none.
         self._arrays = [p.current() for p in self.parameters.values()]
         values = self._arrays or [np.zeros(1, self.dtype)]
+        executor: Executor
         if self._cuda is None:
-            variant.executor = _engine.Executor(encode(program), values, self._products)
-            variant.executor.set_serial(self._serial)
+            executor = _engine.Executor(encode(program), values, self._products)
+            executor.set_serial(self._serial)
         else:
-            variant.executor = self._cuda.executor(program, encode(program), values)
-        variant.executor.set_profiling(self._profiling)
+            executor = self._cuda.executor(program, encode(program), values)
+        executor.set_profiling(self._profiling)
+        # Whatever broke this off, the variant is as it was, or has no executor.
+        variant.grown += variant.executor is not None and len(kinds) > len(variant.kinds)
+        variant.executor = None
+        variant.kinds, variant.frozen, variant.compiled = kinds, frozen, compiled
+        variant.executor = executor
 
     # ---- resuming ------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
         if not lacks(variant, batch):
             variant.passed = schema
             return
-    variant.passed = {}
+    variant.passed, variant.traced, variant.executor = {}, None, None
     old = variant.schema
     variant.schema = {
         n: Feature(
@@ -63,7 +63,6 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
         variant.kinds = ()
     if variant.restored:
         variant.kinds, variant.restored = variant.restored, ()
-    variant.executor = None
 
 
 def fits(variant: Variant, batch: BatchLike) -> bool:

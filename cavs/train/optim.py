@@ -119,10 +119,17 @@ class Optimizer:
             for p in parameters
         ]
 
+    def lacks_states(
+        self, parameters: Iterable[TrainableParameter], states: Iterable[list[Array]]
+    ) -> bool:
+        """Whether parameters are trainable now that were not before."""
+        stateful, pairs = self.num_states() > 0, zip(parameters, states, strict=True)
+        return stateful and any(p.trainable and not arrays for p, arrays in pairs)
+
     def complete_states(
         self, parameters: Iterable[TrainableParameter], states: Iterable[list[Array]]
     ) -> None:
-        """Fresh arrays, in place, for parameters that are trainable now and were not before."""
+        """Fresh arrays, in place, for those."""
         for p, arrays in zip(parameters, states, strict=True):
             if p.trainable and not arrays:
                 arrays.extend(self.init_states([p])[0])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cavs.config import require, require_number, require_seed, require_threads
 from cavs.cuda.device import Device
 from cavs.errors import ConfigError, DeviceError, DeviceWarning, NumericsError
-from cavs.frontend.model import Model
+from cavs.frontend.model import Model, require_same_parameters
 from cavs.runtime import PendingStep, Session, StepResult
 from cavs.train.checkpoint import (
     Checkpoint,
@@ -118,6 +118,7 @@ class Trainer:
             else _new_session(model, threads, device, precision, cudnn, deterministic)
         )
         self._factors = optimizer.factors(self.parameters)
+        self.session.keep_dtype()  # states have the parameters'
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
         self._flying: list[tuple[Any, PendingStep]] = []  # launched, not ended
@@ -210,7 +211,10 @@ class Trainer:
 
     def _terms(self, number: int) -> dict[str, Any]:
         """What the engine is told of step `number`, counted from 0."""
-        self.optimizer.complete_states(self.parameters.values(), self.states)
+        parameters = self.parameters.values()
+        if self.optimizer.lacks_states(parameters, self.states):
+            self.session.keep_dtype()  # which a session of another dtype may have changed
+            self.optimizer.complete_states(parameters, self.states)
         return {
             "hyper": self.optimizer.hyper(number) | self._factors,
             "states": self.states,
@@ -412,6 +416,7 @@ class Trainer:
             "session": self.session.state_dict(),
         }
         self.session.keep_dtype()
+        require_same_parameters(self.model, self.parameters)
         save_checkpoint(
             path,
             self.model,

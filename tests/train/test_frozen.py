@@ -97,3 +97,70 @@ def test_states_of_another_optimizer_are_still_refused(tmp_path):
     trainer.save(path)
     with pytest.raises(CheckpointError):
         cavs.Trainer(Classifier(), optim.Adam(lr=0.1)).resume(path)
+
+
+class Tied(cavs.Model):
+    """Reads its table by rows everywhere, and as a matrix where vertices have children."""
+
+    def __init__(self):
+        self.embedding, self.output = nn.Embedding(6, 4), nn.Linear(4, 3)
+        self.cell = TiedCell(self.embedding.weight)
+
+    def loss(self, batch):
+        h = self.cell(batch.graph, x=self.embedding(batch["token"]))
+        return ops.cross_entropy(self.output(h), batch["label"])
+
+
+class TiedCell(cavs.VertexFunction):
+    def __init__(self, table):
+        self.state = cavs.State(h=4)
+        self.table = table
+
+    def vertex(self, v):
+        scores = ops.softmax(v.gather().h.sum() @ self.table.T)
+        h = ops.tanh(v.pull("x") + scores @ self.table)
+        v.scatter(h=h)
+        v.push(h)
+
+
+LEAVES = cavs.batch([cavs.Graph([[], []], {"token": [1, 2], "label": [0, 1]})])
+CHAIN = cavs.batch([cavs.Graph.chain(3, features={"token": [1, 2, 3], "label": [0, 1, 0]})])
+DECAYING = [optim.AdamW(lr=0.01, weight_decay=0.1), optim.SGD(lr=0.1, momentum=0.9)]
+
+
+@pytest.mark.parametrize("kind", [Classifier, Tied])
+@pytest.mark.parametrize("optimizer", DECAYING, ids=["decay", "momentum"])
+def test_updates_do_not_depend_on_what_a_program_was_compiled_for(kind, optimizer):
+    """Leaves leave the recurrent matrix no gradient: it decays, and keeps its momentum."""
+    found = []
+    for met in ([], [CHAIN]):
+        model = kind()
+        model.initialize(0)
+        session = cavs.Session(model)
+        for batch in met:
+            session.gradients(batch)
+        trainer = cavs.Trainer(model, optimizer, session=session)
+        for arrays in trainer.states:
+            for array in arrays:
+                array[...] = 0.5
+        before = values(model)
+        trainer.step(LEAVES)
+        found.append({name: value - before[name] for name, value in values(model).items()})
+    for name, moved in found[0].items():
+        assert np.abs(moved).max() > 0, name
+        np.testing.assert_allclose(moved, found[1][name], rtol=1e-5, atol=1e-8, err_msg=name)
+
+
+def test_thawed_after_a_session_of_another_dtype():
+    model, batch = Classifier(), chains()
+    model.cell.U.trainable = False
+    trainer = cavs.Trainer(model, optim.Adam(lr=0.01))
+    trainer.step(batch)
+    cavs.Session(model, dtype=np.float64).gradients(batch)
+    model.cell.U.trainable = True
+    trainer.step(batch)
+    cavs.Session(model, dtype=np.float64).gradients(batch)
+    other = cavs.Trainer(model, optim.Adam(lr=0.01), session=trainer.session)
+    other.step(batch)
+    for arrays in (*trainer.states, *other.states):
+        assert all(array.dtype == np.float32 for array in arrays)
