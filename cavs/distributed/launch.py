@@ -249,7 +249,8 @@ class _Run:
             self.say(f"cavs: {waiting}")
         if self.watch.aborted:  # mpirun may miss those that were just coming to MPI_Init
             self.patient = self.patient or now + _ABORTING
-        elif self.elastic or self.watch.death is None:
+        elif self.watch.death is None or (self.elastic and not self.watch.starting):
+            self.patient = None  # who waited for the dead has begun
             return
         if self.patient is None:
             self.patient = now + _GRACE

@@ -63,6 +63,7 @@ class Watch:
     failed: set[int] = field(default_factory=set)  # have said themselves why they end all
     left: dict[int, int] = field(default_factory=dict)  # calls of MPI's that each rank came out of
     saved: tuple[str, int] | None = None  # the last checkpoint, and its step
+    early: bool = False  # ranks have waited for one that died before they began
 
     def __post_init__(self) -> None:
         self.path = self.folder / "ranks"
@@ -105,6 +106,7 @@ class Watch:
             case "ended", [int(status)]:
                 self.ends[rank] = status
                 self.waits.pop(rank, None)
+        self.early = self.early or self.starting
 
     def miss(self) -> None:
         """Ranks whose processes are gone, and whose keepers with them: call it now and then.
@@ -178,6 +180,12 @@ class Watch:
         return bad[0] if bad and not self.failed else None
 
     @property
+    def starting(self) -> bool:
+        """Whether ranks that have not begun wait for one that has died: there MPI waits for all."""
+        waiting = (r for r, wait in self.waits.items() if wait.call != FINALIZE)
+        return self.death is not None and any(self.left.get(r, 0) < _FIRST for r in waiting)
+
+    @property
     def aborted(self) -> bool:
         """Whether a rank that has said why it ends all has ended itself."""
         return any(self.ends.get(rank, 0) != 0 for rank in self.failed)
@@ -205,7 +213,7 @@ class Watch:
             where = f"the checkpoint is {path}, of step {step}"
         said = f"rank {rank} of {self.ranks} {_ended(status)}, and the others stopped; {where}."
         left = self.ranks - 1
-        if elastic or left == 0:
+        if elastic or self.early or left == 0:
             return said
         return f"{said} With --elastic {left} rank{'s' * (left != 1)} would have gone on."
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from cavs.cli import main
 from cavs.distributed import launch
 from cavs.errors import ConfigError, DeviceError
 from tests.distributed.mpirun import needs_mpi
@@ -27,6 +28,32 @@ except KeyboardInterrupt:
     Path(sys.argv[1], rank).write_text("stopped")
     sys.exit(7)
 """
+
+
+EARLY = """
+import os, sys
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    sys.exit(3)
+from cavs.distributed import world
+world(300).barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "elastic"),
+    [
+        (["--elastic", "train", "x"], True),
+        (["train", "x", "--elastic"], True),  # of the command: it means the same
+        (["train", "x"], False),
+    ],
+)
+def test_elastic_may_stand_on_either_side_of_the_command(monkeypatch, words, elastic):
+    told = {}
+    monkeypatch.setattr(
+        "cavs.cli.launch.launch", lambda ranks, words, **options: told.update(options) or 0
+    )
+    assert main(["launch", "-n", "2", *words]) == 0
+    assert told["elastic"] is elastic
 
 
 def test_options_of_open_mpi_are_given_to_open_mpi_alone(monkeypatch):
@@ -167,6 +194,17 @@ class TestRanks:
         started.process.communicate(timeout=patience(30))
         assert started.process.returncode != 0
         wait_for(lambda: not any(map(alive, started.pids)))
+
+    @pytest.mark.parametrize("elastic", [True, False])
+    def test_nobody_waits_for_a_rank_that_ended_before_it_began(self, tmp_path, elastic):
+        """Of the three calls of MPI that wait for all, none may wait for the dead."""
+        program, said = tmp_path / "early.py", []
+        program.write_text(EARLY)
+        begun = time.monotonic()
+        status = launch.launch(2, [str(program)], elastic=elastic, say=said.append)
+        assert status == 3 and time.monotonic() - begun < patience(60)  # it would wait 300 s
+        assert "rank 1 of 2 ended with status 3, and the others stopped" in said[-1]
+        assert "would have gone on" not in said[-1]
 
     def test_ranks_end_with_a_killed_launcher(self, tmp_path):
         started = Started(tmp_path)

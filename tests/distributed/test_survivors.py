@@ -3,13 +3,15 @@
 import os
 import signal
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import cavs
 from cavs.distributed import Trainer, snapshot
-from cavs.distributed.communicator import LostPeerError, run_threads
+from cavs.distributed.communicator import LostPeerError, MPICommunicator, run_threads
+from cavs.distributed.communicator.ulfm import check_survivable
 from cavs.errors import CommunicationError, ConfigError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi, run_ranks
@@ -257,6 +259,18 @@ def unprotected(c):
     with Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c) as t:
         t.advance(next(iter(loader())))
     return str(caught.value), caught.value.agreed
+
+
+def test_elastic_under_a_launcher_that_ends_all_is_refused(monkeypatch):
+    c = mock.Mock(spec=MPICommunicator, size=3)
+    monkeypatch.setenv("OMPI_MCA_mpi_ft_enable", "1")
+    monkeypatch.setenv("CAVS_LAUNCHED", "3")
+    monkeypatch.delenv("CAVS_ELASTIC", raising=False)
+    with pytest.raises(ConfigError, match="ends all ranks when one dies") as found:
+        check_survivable(c)
+    assert "cavs launch --elastic -n 3" in str(found.value)
+    monkeypatch.setenv("CAVS_ELASTIC", "1")
+    check_survivable(c)
 
 
 class TestProcesses:

@@ -6,6 +6,7 @@ import os
 
 from cavs.distributed.communicator.mpi import MPICommunicator
 from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.launch import ELASTIC, LAUNCHED
 from cavs.errors import ConfigError
 
 _SWITCH = "OMPI_MCA_mpi_ft_enable"  # what ``mpirun --with-ft ulfm`` sets for the ranks
@@ -25,4 +26,9 @@ def check_survivable(c: Communicator) -> None:
             "do the others",
             hint="start with: cavs launch --elastic, or mpirun --with-ft ulfm --mca "
             f"async_mpi_finalize 1; where it is switched on otherwise, set {_SWITCH}=1",
+        )
+    if LAUNCHED in os.environ and ELASTIC not in os.environ:
+        raise ConfigError(
+            "elastic=True under cavs launch without --elastic, which ends all ranks when one dies",
+            hint=f"cavs launch --elastic -n {c.size} ...",
         )
