@@ -89,7 +89,8 @@ def build(args, assets=None):
         return (str(w) for w in vocabulary.decode(outputs["output"][ends].argmax(axis=1)))
 
     def read(text):  # the word after each line is asked for: a last, unknown one makes room for it
-        return chains([[*line.split(), "<unk>"] for line in text.splitlines()], vocabulary)
+        lines = text.removesuffix("\n").split("\n") if text else []
+        return chains([[*line.split(), "<unk>"] for line in lines], vocabulary)
 
     model = LanguageModel(len(vocabulary), args.embedding_size, args.hidden_size, args.dropout)
     model.initialize(args.seed)

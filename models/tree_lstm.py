@@ -75,8 +75,8 @@ def build(args, assets=None):
         train, vocabulary = None, Vocabulary(assets["words"])
 
     def read(text):
-        lines = [line for line in text.splitlines() if line.strip()]
-        return graphs(lowered([parse_tree(line, number=i) for i, line in enumerate(lines, 1)]))
+        lines = enumerate(text.split("\n"), 1)  # splitlines would cut tokens of the treebank too
+        return graphs(lowered([parse_tree(line, number=i) for i, line in lines if line.strip()]))
 
     def predict(outputs, batch):
         best = outputs["output"].argmax(axis=1)

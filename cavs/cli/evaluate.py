@@ -11,6 +11,7 @@ from typing import Any
 
 from cavs.cli import options
 from cavs.cli.registry import SPLITS, Task
+from cavs.data.source import decode, read_bytes
 from cavs.errors import ConfigError, DataError
 from cavs.train import DataLoader, Trainer, optim
 from cavs.train.log import plain
@@ -97,7 +98,8 @@ def predict(args: argparse.Namespace) -> int:
 
 def _read(read: Callable[[str], Sequence[Any]], path: str) -> Sequence[Any]:
     """The graphs in a file; errors, in which readers call what they read <text>, name it."""
-    text, name = _text(path), "the standard input" if path == "-" else path
+    name = "the standard input" if path == "-" else path
+    text = _text(path, name)
     try:
         graphs = read(text)
     except DataError as error:
@@ -108,10 +110,12 @@ def _read(read: Callable[[str], Sequence[Any]], path: str) -> Sequence[Any]:
     return graphs
 
 
-def _text(path: str) -> str:
-    try:
-        if path == "-":
-            return sys.stdin.read()
-        return Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+def _text(path: str, name: str) -> str:
+    if path != "-":
+        raw = read_bytes(Path(path))
+    else:
+        try:
+            raw = sys.stdin.buffer.read()  # its text depends on the locale
+        except OSError as error:
+            raise DataError(f"cannot read {name}: {error.strerror or error}") from error
+    return decode(raw, name).replace("\r\n", "\n")

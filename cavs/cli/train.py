@@ -60,7 +60,24 @@ def _kept(args: argparse.Namespace) -> dict[str, Any]:
     if not args.resume or not checkpoint.exists():
         return {}
     config = read_checkpoint(checkpoint).config
+    trained, name = config.get("model"), args.entry.name
+    if isinstance(trained, str) and not _same_model(trained, name):
+        raise ConfigError(
+            f"--resume with {name}, but the run in {checkpoint.parent} is of {trained}",
+            hint=f"resume it by cavs train {trained}, or pass the --out of a run of {name}",
+        )
     return {"data": config.get("data"), **config.get("options", {}), **config.get("training", {})}
+
+
+def _same_model(trained: str, name: str) -> bool:
+    """Whether `name` may be the model of a run of `trained`: a file may have been moved since."""
+    if trained.endswith(".py") and name.endswith(".py"):
+        return Path(trained).name == Path(name).name or not Path(trained).exists()
+    return _known_as(trained) == _known_as(name)
+
+
+def _known_as(name: str) -> str:
+    return Path(name).stem.replace("_", "-")
 
 
 def _checkpoint(args: argparse.Namespace) -> Path:

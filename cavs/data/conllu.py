@@ -55,9 +55,9 @@ class Sentence:
 def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
     """All sentences of a file. Comments, ranges (1-2) and empty nodes (1.1) are skipped.
 
-    Raises DataError with file and line for rows that have not ten columns, words out of order,
-    heads out of range, heads that run in a circle, a last sentence without its empty line (a
-    truncated file) and text that is not UTF-8.
+    Raises DataError with file and line for rows that have not ten columns, words out of order or
+    without a form, heads out of range, heads that run in a circle, a last sentence without its
+    empty line (a truncated file) and text that is not UTF-8.
     """
     return parse_conllu(read_lines(Path(path)), Path(path))
 
@@ -96,6 +96,8 @@ def _sentence(path: Path, rows: list[tuple[int, list[str]]]) -> Sentence:
             )
         identity = columns[0]
         if identity == str(len(words) + 1):
+            if not columns[1]:
+                raise data_error(path, number, "an empty FORM", "a word, or _ for none")
             words.append((number, columns))
         elif not _is_skipped(identity):
             raise data_error(path, number, f"word number {shown(identity)}", f"{len(words) + 1}")

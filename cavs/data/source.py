@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 from cavs.errors import DataError
 
 
-def data_error(path: Path, line: int, found: str, needed: str) -> DataError:
+def data_error(path: Path | str, line: int, found: str, needed: str) -> DataError:
     """A DataError at ``path:line``: what stands there and what should."""
     return DataError(f"{path}:{line}: {found}; expected {needed}")
 
@@ -17,25 +18,36 @@ def shown(text: str, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
+def read_bytes(path: Path) -> bytes:
+    """What is in a file; DataError if it is missing or unreadable."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def decode(raw: bytes, path: Path | str) -> str:
+    """UTF-8 as text, without a mark of byte order; DataError with the line of what is not UTF-8."""
+    raw = raw.removeprefix(codecs.BOM_UTF8)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise data_error(
+            path, line, f"byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason})", "UTF-8 text"
+        ) from None
+
+
 def read_lines(path: Path) -> list[str]:
     r"""The lines of a UTF-8 file without their ends (``\n`` or ``\r\n``); at least one.
 
     A last line without an end counts; the emptiness after the last end does not. DataError for
     a file that is missing, unreadable, empty, or not UTF-8.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    raw = read_bytes(path)
     if not raw.strip():
         raise data_error(path, 1, "the file is empty", "at least one line of text")
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise data_error(
-            path, line, f"byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason})", "UTF-8 text"
-        ) from None
+    text = decode(raw, path)
     # str.splitlines would also cut at characters that treebanks have inside tokens.
     lines = text.split("\n")
     if lines[-1] == "":

@@ -47,6 +47,11 @@ class Model(Module):
         """What training lowers: one number."""
         raise NotImplementedError
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copied or pickled model has named its parameters: each is drawn from its own name."""
+        self.parameters()
+        return vars(self)
+
 
 _RESERVED = ("loss", "weight")
 

@@ -98,7 +98,8 @@ class Parameter(Operand):
                 "(generator, shape)",
             )
         self.trainable, self.sparse = trainable, sparse
-        self.name = ""
+        self._name = ""
+        self._provisional = False  # drawn because it was read, and in no trace yet
         if not isinstance(self.init, str) and not callable(self.init):
             self._check(self.init, self.where)
         self._value: npt.NDArray[Any] | None = None
@@ -111,13 +112,39 @@ class Parameter(Operand):
         ConfigError unless the seed is a whole number of 64 bits, 0 or more.
         """
         require_seed(seed)
-        rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
-        drawn = self._check(_draw(self.init, rng, self.shape), self.where)
+        drawn = self._drawn(seed)
         if self._value is None or self._value.dtype != dtype:
             self._value = np.array(drawn, dtype=dtype, order="C")  # a copy: the engine writes it
         else:
             self.current()[...] = drawn  # the array that sessions have
+        self._provisional = False
         self.written()
+
+    def _drawn(self, seed: int) -> npt.NDArray[Any]:
+        rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
+        return self._check(_draw(self.init, rng, self.shape), self.where)
+
+    @property
+    def name(self) -> str:
+        """Dotted name in the model; empty before there is one.
+
+        A value that was drawn because somebody read it under another name is drawn anew, into the
+        same array: what was looked at starts as what was not. Not so if it was written or traced.
+        """
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        again = self._provisional and name != self._name and self._unwritten()
+        self._name = name
+        if again:
+            self.initialize(0, self.current().dtype)
+            self._provisional = True
+
+    def _unwritten(self) -> bool:
+        """Whether the value is still what ``current`` drew; who got the array may have written."""
+        value = self.current()
+        return bool((value == self._drawn(0).astype(value.dtype)).all())
 
     def _check(self, given: Any, where: str) -> npt.NDArray[Any]:
         """An array, or one number for all, that the parameter can hold: of its shape, finite."""
@@ -152,6 +179,7 @@ class Parameter(Operand):
             copy.download()
         if self._value is None:
             self.initialize(0)
+            self._provisional = True
         assert self._value is not None
         return self._value
 
@@ -176,6 +204,7 @@ class Parameter(Operand):
         """Copies into the array; ShapeError, DTypeError or NumericsError for what does not fit."""
         new = self._check(array, user_line())
         self.value[...] = new
+        self._provisional = False
 
     def keep_copy(self, copy: Copy) -> None:
         """Asks ``copy`` too from now on; those that nobody uses any more are asked a last time."""
@@ -185,11 +214,13 @@ class Parameter(Operand):
         self.copies = [*(old for old in self.copies if old.used()), copy]
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickled or copied parameter is on the host alone."""
-        return {**vars(self), "_value": self.current(), "copies": []}
+        """A pickled or copied parameter is on the host alone, and keeps the value that it has."""
+        value, self._provisional = self.current(), False
+        return {**vars(self), "_value": value, "copies": []}
 
     def as_node(self) -> Node:
         """The parameter as a value of the trace."""
+        self._provisional = False  # a model computes with it: other names no longer change it
         return apply("parameter", parameter=self)
 
     def __repr__(self) -> str:

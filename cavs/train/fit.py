@@ -93,6 +93,7 @@ class Run:
         self.log = JsonLines(log) if log is not None else None
         self.interrupt = DeferredInterrupt()
         self.since_checkpoint = 0
+        self.judged_from: dict[str, Any] | None = None  # the loader before a running evaluation
 
     def _continue(self, resumed: Resumed) -> None:
         stored = resumed.progress
@@ -113,7 +114,7 @@ class Run:
 
     def progress(self) -> dict[str, Any]:
         """Where the run stands, as checkpoints keep it."""
-        fit, loader = asdict(self.standing), self.train.state_dict()
+        fit, loader = asdict(self.standing), self.judged_from or self.train.state_dict()
         judged = {"monitor": self.monitor.name, "dev": self.dev is not None}
         return {"fit": fit, **judged, "loader": loader}
 
@@ -209,9 +210,11 @@ class Run:
         if self.dev is None:
             return {}
         asked = self.interrupt
+        self.judged_from = self.train.state_dict()  # dev may be the same loader, which moves on
         values = self.trainer.evaluate(self.dev, self.options.metrics, stop=lambda: asked.requested)
         if self.trainer.stops(asked.requested):
             self._stop()
+        self.judged_from = None
         return values
 
     def _judge(self, epoch: int, value: float) -> bool:

@@ -111,7 +111,10 @@ def read_best(path: Path, standing: Standing, model: ParameterizedModel) -> Mapp
     Raises `CheckpointError` if the file does not hold them.
     """
     what = f"restore_best=True: the best epoch of the resumed run is {standing.best_epoch}"
-    hint = "put the file of that run there, or pass restore_best=False"
+    hint = (
+        "put the file of that run there; without it, restore_best=False goes on in Python, and on "
+        "the command line --overwrite starts anew"
+    )
     try:
         stored = read_checkpoint(path)
     except CheckpointError as error:

@@ -459,9 +459,10 @@ class Trainer:
         recall_edge_types(self.model, stored)
         for (name, array), arrays in zip(own.items(), self.states, strict=True):
             np.copyto(array, stored.parameters[name])
-            if stored.states[name]:
-                for state, saved in zip(arrays, stored.states[name], strict=True):
-                    np.copyto(state, saved)
+            if not stored.states[name]:
+                arrays.clear()  # frozen then: where it is trained now, its next step makes them
+            for state, saved in zip(arrays, stored.states[name], strict=True):
+                np.copyto(state, saved)
         self.session.invalidate()
         self.steps, self.seed = stored.progress["step"], stored.progress["seed"]
         self._stood = standing_in(stored.progress)

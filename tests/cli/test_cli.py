@@ -51,6 +51,12 @@ def train(*words):
     return cavs("train", TOY, "--quiet", *words)
 
 
+def given(monkeypatch, raw):
+    """The standard input holds `raw`, and its text would pass what is not UTF-8."""
+    text = io.TextIOWrapper(io.BytesIO(raw), "utf-8", "surrogateescape")
+    monkeypatch.setattr("sys.stdin", text)
+
+
 RUN = Path("runs/toy")
 LAST, BEST = RUN / "checkpoint.safetensors", RUN / "checkpoint.best.safetensors"
 
@@ -83,7 +89,7 @@ def test_train_evaluate_predict_info(monkeypatch, capsys):
     Path("input").write_text("1 0\n")
     assert cavs("predict", BEST, "input") == 1
     assert "DataError: input: a line needs 6 numbers" in capsys.readouterr().err
-    monkeypatch.setattr("sys.stdin", io.StringIO())
+    given(monkeypatch, b"")
     assert cavs("predict", BEST, "-") == 1
     assert "DataError: the standard input has no graphs" in capsys.readouterr().err
     assert cavs("predict", BEST, "--split", "test", "--limit", "7") == 0
@@ -94,6 +100,38 @@ def test_train_evaluate_predict_info(monkeypatch, capsys):
     assert "offset=0.5" in out
     assert "3 epochs finished" in out
     assert "float32[6, 3]" in out
+
+
+def test_the_standard_input_is_read_as_a_file_is(monkeypatch, capsys):
+    assert train("--epochs", "1") == 0
+    text = b"1 0 0 0 0 0\r\n0 9 0 0 0 0\r\n"
+    for raw in (b"\xef\xbb\xbf" + text, text + b"\n0 \xff", b"\xef\xbb\xbf\xff"):
+        Path("input").write_bytes(raw)
+        capsys.readouterr()
+        done = cavs("predict", BEST, "input")
+        of_file = capsys.readouterr()
+        given(monkeypatch, raw)
+        assert cavs("predict", BEST, "-") == done
+        found = capsys.readouterr()
+        assert found.out == of_file.out
+        assert found.err == of_file.err.replace("input:", "the standard input:")
+        if done == 1:
+            line = 1 + raw.count(b"\n")
+            assert f"DataError: input:{line}: byte 0xff is not UTF-8" in of_file.err
+        else:
+            assert len(found.out.splitlines()) == 2
+
+
+def test_a_standard_input_that_cannot_be_read(monkeypatch, capsys):
+    class Broken(io.BytesIO):
+        def read(self, *size):
+            raise OSError(5, "Input/output error")
+
+    assert train("--epochs", "1") == 0
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Broken()))
+    assert cavs("predict", BEST, "-") == 1
+    told = capsys.readouterr().err
+    assert "DataError: cannot read the standard input: Input/output error" in told
 
 
 def test_ctrl_c_then_resume_equals_an_uninterrupted_run(monkeypatch, capsys):

@@ -81,6 +81,7 @@ def test_heads_are_a_forest_or_an_error(tmp_path_factory, heads, data):
     [
         (sentence(row(1, "a", 0) + "\tmore"), 1, "11 columns between tabs; expected 10"),
         (sentence("1\ta"), 1, "2 columns"),
+        (sentence(row(1, "a", 0), row(2, "", 1)), 2, "an empty FORM; expected a word, or _ for"),
         (sentence(row(1, "a", 0), row(3, "b", 1)), 2, "word number '3'; expected 2"),
         (sentence(row("x", "a", 0)), 1, "word number 'x'; expected 1"),
         (sentence(row("1-x", "a", 0)), 1, "word number '1-x'"),

@@ -180,6 +180,21 @@ def test_predictions_of_new_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert len(capsys.readouterr().out.splitlines()) == count
 
 
+def test_lines_of_new_text_are_those_of_a_file(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("tree-lstm", "lstm-lm")}
+    for folder in folders.values():
+        folder.mkdir()
+    tree, text = (build(registry.find(name), folder) for name, folder in folders.items())
+    assert tree.read is not None and text.read is not None
+    with pytest.raises(DataError, match="<text>:3: column 10"):
+        tree.read("\n\n(3 (2 It)\n")
+    (graph,) = tree.read("\n(3 (2 a\u2028b) (2 c\x85d))\n\n")
+    assert (graph.name, graph.num_vertices) == ("<text>:2", 3)
+    assert [g.num_vertices for g in text.read("the\u2028dog\n\nthe\x85\n")] == [3, 1, 2]
+    assert [g.num_vertices for g in text.read("the dog")] == [3]
+    assert text.read("") == []
+
+
 def test_fixed_length_chains(tmp_path: Path) -> None:
     task = build(registry.find("lstm-lm"), tmp_path, length=5)
     assert {graph.num_vertices for graph in task.required("train")} == {5}

@@ -90,6 +90,27 @@ def test_resumed_with_others_frozen(now, tmp_path):
         assert np.abs(saved[0]).max() > 0
 
 
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "sgd"])
+def test_resumed_where_training_went_on_it_forgets_later_states(optimizer, tmp_path):
+    batch, path = chains(), tmp_path / "c.safetensors"
+    model = Classifier()
+    model.cell.U.trainable = False
+    trainer = cavs.Trainer(model, OPTIMIZERS[optimizer]())
+    trainer.step(batch)
+    trainer.save(path)
+
+    def thawed():
+        model.cell.U.trainable = True
+        trainer.step(batch), trainer.step(batch)
+        return values(model)
+
+    first = thawed()
+    model.cell.U.trainable = False
+    trainer.resume(path)
+    second = thawed()
+    assert all((second[name] == value).all() for name, value in first.items())
+
+
 def test_states_of_another_optimizer_are_still_refused(tmp_path):
     batch, path = chains(), tmp_path / "c.safetensors"
     trainer = cavs.Trainer(Classifier(), optim.SGD(lr=0.1))

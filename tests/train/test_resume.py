@@ -191,6 +191,39 @@ def test_a_run_killed_between_its_two_files_goes_on(tmp_path):
     assert result.best_epoch == 3
 
 
+def test_an_evaluation_of_the_training_data_begins_anew(tmp_path):
+    seen = []
+
+    def metric(outputs, batch):
+        seen.append(batch.num_graphs)
+        if stop and len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return 0.0, 1.0
+
+    def fit(trainer, checkpoint=None):
+        loader, used = train_loader(), {"m": metric}
+        more = {"dev": loader, "metrics": used, "checkpoint": checkpoint, "progress": False}
+        return [e["dev_loss"] for e in trainer.fit(loader, epochs=2, **more).epochs]
+
+    stop, whole = False, make()
+    losses = fit(whole)
+    assert len(seen) == 2 * BATCHES
+    stop, stopped = True, make()
+    seen.clear()
+    with pytest.raises(KeyboardInterrupt):
+        fit(stopped, tmp_path / "run")
+    assert len(seen) == 3
+    stop = False
+    for trainer in (make(), stopped):  # by the file, and by what the trainer itself remembers
+        if trainer is stopped:
+            trainer.save(tmp_path / "run")
+        seen.clear()
+        trainer.resume(tmp_path / "run")
+        assert fit(trainer) == losses
+        assert len(seen) == 2 * BATCHES
+        assert bits(trainer) == bits(whole)
+
+
 def test_the_best_loss_in_training_is_not_that_on_dev(tmp_path):
     path = tmp_path / "run"
     make().fit(train_loader(), epochs=2, checkpoint=path, progress=False)

@@ -1,0 +1,38 @@
+"""`cavs train --resume` where the run is not what it takes it for."""
+
+from pathlib import Path
+
+from tests.cli.test_cli import BEST, TOY, cavs, numpy_engine, own_folder, train
+
+__all__ = ["numpy_engine", "own_folder"]  # fixtures of every test here
+
+
+def test_resume_of_a_run_of_another_model_is_refused(capsys):
+    assert train("--epochs", "1", "--out", "mine") == 0
+    kept = {path: path.read_bytes() for path in Path("mine").iterdir()}
+    Path("other.py").write_text(Path(TOY).read_text())
+    for name in ("tree-fc", "other.py"):
+        capsys.readouterr()
+        assert cavs("train", name, "--out", "mine", "--resume", "--quiet") == 1
+        told = capsys.readouterr().err
+        assert f"ConfigError: --resume with {name}, but the run in mine is of {TOY}\n" in told
+        assert f"hint: resume it by cavs train {TOY}, or pass the --out of a run of {name}" in told
+    assert {path: path.read_bytes() for path in Path("mine").iterdir()} == kept
+
+
+def test_resume_by_a_file_that_was_moved():
+    first, last = Path("first.py"), Path("last.py")
+    first.write_text(Path(TOY).read_text())
+    assert cavs("train", first, "--quiet", "--epochs", "1", "--out", "mine") == 0
+    first.rename(last)
+    assert cavs("train", last, "--quiet", "--epochs", "2", "--out", "mine", "--resume") == 0
+
+
+def test_resume_without_the_best_names_a_cure_of_the_command_line(capsys):
+    assert train("--epochs", "1") == 0
+    BEST.unlink()
+    assert train("--resume", "--epochs", "2") == 1
+    told = capsys.readouterr().err
+    assert "CheckpointError: restore_best=True" in told
+    assert "on the command line --overwrite starts anew" in told
+    assert train("--overwrite", "--epochs", "1") == 0
