@@ -13,6 +13,7 @@ import cavs._engine
 from cavs.compiler.pipeline import Compiled
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
+from cavs.distributed.resources import ResourceSpec
 from cavs.ir import Graph
 from cavs.ir.printer import number, print_node
 from cavs.train.checkpoint import model_name, version
@@ -50,6 +51,16 @@ def facts(
         "strategy": strategy,
         **{name: str(value) for name, value in more.items()},
     }
+
+
+def cluster(resources: ResourceSpec | None) -> str:
+    """What ranks compare of a resource specification."""
+    if resources is None:
+        return "none"
+    addresses = [node.address for node in resources.nodes]
+    shown = ", ".join(addresses[:4]) + ", ..." * (len(addresses) > 4)
+    nodes = f"{len(addresses)} node{'s' * (len(addresses) > 1)}"
+    return f"{nodes} ({shown}), digest {_digest(resources)}"
 
 
 def guesses(batch: GraphBatch) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,12 @@ from cavs import ops
 from cavs.compiler.pipeline import Passes
 from cavs.distributed import Trainer
 from cavs.distributed.agreement import Agreement
+from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.digest import facts, same_program
+from cavs.distributed.resources import Network
+from cavs.distributed.shards import WholeBatch
+from cavs.distributed.strategy import variables_of
 from cavs.errors import ConfigError
 from cavs.train.schedules import Cosine, Plateau, StepDecay, WarmUp
 from tests.distributed.mpirun import needs_mpi, run_ranks
@@ -135,6 +141,41 @@ FACTS = {
     "passes": [lambda c: trainer(c, passes=Passes(trim=bool(c.rank)))],
     "elastic": [lambda c: trainer(c, elastic=bool(c.rank))],
 }
+
+
+SLOWER = dataclasses.replace(hosts(2), network=Network(latency=1e-3))
+RESOURCES = [(None, hosts(2)), (hosts(2), None), (hosts(2), SLOWER)]
+
+
+@pytest.mark.parametrize("resources", RESOURCES)
+@pytest.mark.parametrize("strategy", [None, "auto", "PartitionedPS", "given"])
+def test_resources_are_compared(resources, strategy):
+    if strategy == "given":
+        cluster = next(spec for spec in resources if spec is not None)
+        strategy = build("AllReduce", variables_of(Tree()), cluster)
+
+    def work(c):
+        t = trainer(c, strategy=strategy, resources=resources[c.rank])
+        t.advance(cavs.batch(BATCHES[0]))
+
+    found = outcomes(2, work)
+    (text,) = {str(error) for error in found}
+    assert all(isinstance(error, ConfigError) and error.agreed for error in found)
+    assert "resources: rank 0 has " in text and "1 node (" in text and ", rank 1 has " in text
+
+
+@pytest.mark.parametrize("strategy", ["auto", "PartitionedPS"])
+def test_a_first_batch_that_one_rank_cannot_collate_is_an_error_on_all(strategy):
+    def work(c):
+        def make(graphs, ids):
+            if c.rank == 1:
+                raise ConfigError("no room")
+            return cavs.batch(graphs, ids)
+
+        trainer(c, strategy=strategy).advance(WholeBatch(tuple(BATCHES[0]), None, make))
+
+    first, second = outcomes(2, work)
+    assert isinstance(second, ConfigError) and "rank 1: ConfigError: no room" in str(first)
 
 
 @pytest.mark.parametrize(
