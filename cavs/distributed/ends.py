@@ -40,7 +40,12 @@ def ends_of(
     part: what this rank computed, if it did. sums: its loss and squares.
     """
     c, split = session.communicator, session.split
-    told: tuple[float, ...] = getattr(split, "use", tuple)()
+    told = [0.0] * getattr(split, "reports", 0)
+    if told and part is not None and error is None:
+        try:
+            told = list(split.report(c.rank, run.compute_seconds))  # type: ignore[attr-defined]
+        except Exception as failed:  # the other ranks must learn of it, whatever it is
+            error = failed
     head = [*sums, error is not None]
     row = [run.compute_seconds, *((0, 0) if part is None else (part.mark, part.computed)), *told]
     ends = np.zeros(len(head) + c.size * len(row))
