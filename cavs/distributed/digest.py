@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cavs._engine
+from cavs._engine import isa
 from cavs.compiler.pipeline import Compiled
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
@@ -49,8 +50,16 @@ def facts(
         "optimizer": _rule(optimizer),
         "seed": str(seed),
         "strategy": strategy,
+        "instructions": _instructions(),
         **{name: str(value) for name, value in more.items()},
     }
+
+
+def _instructions() -> str:
+    """All ranks apply the same updates, which are to come out in the same bits."""
+    if isa() != "base":
+        return "those that round a sum of products once"
+    return "base, which round it twice (as all ranks do with CAVS_ISA=base)"
 
 
 def cluster(resources: ResourceSpec | None) -> str:
@@ -124,8 +133,9 @@ def _rule(optimizer: Any) -> str:
 
 
 def _rate(optimizer: Any, step: int) -> str:
+    """In 12 digits: a cosine may have another last bit elsewhere, and rank 0's counts."""
     try:
-        return repr(optimizer.rate(step))
+        return repr(float(f"{optimizer.rate(step):.12g}"))
     except Exception as error:  # a schedule of the user's own that ends before: so it says there
         return type(error).__name__
 

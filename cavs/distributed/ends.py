@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 class Ends:
     """The same on all ranks, in every bit.
 
-    loss, squares: sums over the ranks.
+    loss, squares: sums over the ranks. hyper: the numbers of the update, as rank 0 has them.
     seconds, reports: of the ranks that compute; see `StepReport`.
     """
 
     loss: float
     squares: float
+    hyper: dict[str, Any]
     seconds: tuple[float, ...]
     reports: tuple[tuple[float, ...], ...]
 
@@ -32,6 +33,7 @@ def ends_of(
     session: DistributedSession,
     run: Run,
     part: ShardedBatch | None,
+    hyper: dict[str, Any],
     sums: tuple[float, float],
     error: Exception | None,
 ) -> Ends:
@@ -46,7 +48,11 @@ def ends_of(
             told = list(split.report(c.rank, run.compute_seconds))  # type: ignore[attr-defined]
         except Exception as failed:  # the other ranks must learn of it, whatever it is
             error = failed
-    head = [*sums, error is not None]
+    # A schedule may end in another bit on another processor: rank 0's numbers are those of all.
+    numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
+    head = np.array([*sums, error is not None, *numbers.values()], np.float64)
+    if c.rank != 0:
+        head[3:] = 0
     row = [run.compute_seconds, *((0, 0) if part is None else (part.mark, part.computed)), *told]
     ends = np.zeros(len(head) + c.size * len(row))
     ends[: len(head)] = head
@@ -59,9 +65,11 @@ def ends_of(
         if part is not None and not alike:
             error = error or part.divided_differently(every[:, 1:3].astype(int).tolist())
         session.agreement.meet("end of step", error)
+    same = dict(zip(numbers, ends[3 : len(head)].tolist(), strict=True))
     return Ends(
         float(ends[0]),
         float(ends[1]),
+        {**hyper, **same},
         tuple(every[:, 0].tolist()),
         tuple(map(tuple, every[:, 3:].tolist())) if told else (),
     )

@@ -249,8 +249,8 @@ class DistributedSession:
             # Each is applied alone: one of them counts, as the mean of all.
             weight = over**2 / (replicas * len(self.roles.team)) if self.roles.computes else 0.0
             squares += run.executor.squared_norm(self.own_pieces()) * weight
-        ends = ends_of(self, run, part, (loss, squares), error)
-        loss, norm = ends.loss / replicas, math.sqrt(ends.squares) / over
+        ends = ends_of(self, run, part, hyper, (loss, squares), error)
+        hyper, loss, norm = ends.hyper, ends.loss / replicas, math.sqrt(ends.squares) / over
         if math.isfinite(loss) and math.isfinite(norm):
             clip = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
             lists = [list(s) for s in states]
