@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import cavs._engine
+from cavs._engine import isa
 from cavs.compiler.pipeline import Compiled
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
+from cavs.distributed.resources import ResourceSpec
 from cavs.ir import Graph
 from cavs.ir.printer import number, print_node
 from cavs.train.checkpoint import model_name, version
@@ -48,8 +50,26 @@ def facts(
         "optimizer": _rule(optimizer),
         "seed": str(seed),
         "strategy": strategy,
+        "instructions": _instructions(),
         **{name: str(value) for name, value in more.items()},
     }
+
+
+def _instructions() -> str:
+    """All ranks apply the same updates, which are to come out in the same bits."""
+    if isa() != "base":
+        return "those that round a sum of products once"
+    return "base, which round it twice (as all ranks do with CAVS_ISA=base)"
+
+
+def cluster(resources: ResourceSpec | None) -> str:
+    """What ranks compare of a resource specification."""
+    if resources is None:
+        return "none"
+    addresses = [node.address for node in resources.nodes]
+    shown = ", ".join(addresses[:4]) + ", ..." * (len(addresses) > 4)
+    nodes = f"{len(addresses)} node{'s' * (len(addresses) > 1)}"
+    return f"{nodes} ({shown}), digest {_digest(resources)}"
 
 
 def guesses(batch: GraphBatch) -> bool:
@@ -113,8 +133,9 @@ def _rule(optimizer: Any) -> str:
 
 
 def _rate(optimizer: Any, step: int) -> str:
+    """In 12 digits: a cosine may have another last bit elsewhere, and rank 0's counts."""
     try:
-        return repr(optimizer.rate(step))
+        return repr(float(f"{optimizer.rate(step):.12g}"))
     except Exception as error:  # a schedule of the user's own that ends before: so it says there
         return type(error).__name__
 

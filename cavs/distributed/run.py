@@ -22,7 +22,7 @@ class StepReport:
     part of it tells of them. compute_seconds: this rank's forward and backward.
     communication_seconds: spent in reducing gradients; exposed_seconds: the part of it outside
     of backward. sent_bytes: by this rank. rank_seconds: compute_seconds of every rank, where known.
-    rank_use: the shares of CPU and memory in use where they run, if the split asks for them.
+    rank_reports: what the split of every rank had to tell the others (`Balancer.report`).
     """
 
     loss: float
@@ -32,7 +32,7 @@ class StepReport:
     exposed_seconds: float
     sent_bytes: int
     rank_seconds: tuple[float, ...] = ()
-    rank_use: tuple[tuple[float, ...], ...] = ()
+    rank_reports: tuple[tuple[float, ...], ...] = ()
 
     @property
     def overlap(self) -> float:

@@ -16,6 +16,7 @@ from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.devices import join_devices
 from cavs.distributed.digest import guesses, same_program
+from cavs.distributed.ends import ends_of
 from cavs.distributed.free_step import free_step
 from cavs.distributed.held import HeldBack
 from cavs.distributed.idle import idle_executor
@@ -98,16 +99,14 @@ class DistributedSession:
             options = seed, step, max_norm
             return free_step(self, self.servers, batch, hyper, options, waited, failed)
         if not computes:
-            return self._finish(self._serve(), 0.0, None, (hyper, states, max_norm), sent)
+            return self._finish(self._serve(), None, 0.0, None, (hyper, states, max_norm), sent)
         part, executor, inputs = self.prepare_together(batch)
         totals = self._totals(part)
         scale = self.scale(part)
         run = Run(executor, self._exchanges, self.roles, self.wait_free, self.group)
         words = self.session.readable_errors(part.local)
         loss, error = run.go(words, (*inputs, self.own_seed(seed), step, scale, totals))
-        if self.average and totals[0] != part.num_graphs:
-            error = error or part.divided_differently(int(totals[0]))
-        return self._finish(run, loss, error, (hyper, states, max_norm), sent)
+        return self._finish(run, part, loss, error, (hyper, states, max_norm), sent)
 
     def prepare_together(
         self, batch: GraphBatch | ShardedBatch, failed: Exception | None = None
@@ -231,6 +230,7 @@ class DistributedSession:
     def _finish(
         self,
         run: Run,
+        part: ShardedBatch | None,
         loss: float,
         error: Exception | None,
         update: tuple[dict[str, Any], Sequence[Sequence[Array]], float | None],
@@ -249,15 +249,8 @@ class DistributedSession:
             # Each is applied alone: one of them counts, as the mean of all.
             weight = over**2 / (replicas * len(self.roles.team)) if self.roles.computes else 0.0
             squares += run.executor.squared_norm(self.own_pieces()) * weight
-        use: tuple[float, ...] = getattr(self.split, "use", tuple)()
-        ends = np.zeros(3 + (1 + len(use)) * c.size)
-        ends[:3] = loss, squares, error is not None
-        ranks = ends[3:].reshape(c.size, -1)
-        ranks[c.rank] = run.compute_seconds, *use
-        c.all_reduce(ends)
-        if ends[2]:
-            self.agreement.meet("end of step", error)
-        loss, norm = ends[0] / replicas, math.sqrt(ends[1]) / over
+        ends = ends_of(self, run, part, hyper, (loss, squares), error)
+        hyper, loss, norm = ends.hyper, ends.loss / replicas, math.sqrt(ends.squares) / over
         if math.isfinite(loss) and math.isfinite(norm):
             clip = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
             lists = [list(s) for s in states]
@@ -281,8 +274,8 @@ class DistributedSession:
             run.communication_seconds,
             run.exposed_seconds,
             self.sent_bytes - sent,
-            tuple(ranks[:replicas, 0].tolist()),
-            tuple(map(tuple, ranks[:replicas, 1:].tolist())) if use else (),
+            ends.seconds,
+            ends.reports,
         )
 
     # ---- stale parameters ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ class ShardedBatch:
 
     local: its graphs; where it has none, one that stands in and counts for nothing (`empty`).
     graphs, ids: the global batch. place: rank and number of ranks that it was divided for. split,
-    make: what divided it, and what collates.
+    make: what divided it, and what collates. mark: a checksum of which graphs each rank has, equal
+    on ranks that divided the same batch alike.
     """
 
     local: GraphBatch
@@ -55,11 +57,17 @@ class ShardedBatch:
     place: tuple[int, int]
     split: Split
     make: Make
+    mark: int = 0
 
     @property
     def num_graphs(self) -> int:
         """Of the global batch."""
         return len(self.graphs)
+
+    @property
+    def computed(self) -> int:
+        """Graphs of the global batch that this rank computes."""
+        return 0 if self.empty else self.local.num_graphs
 
     def counts(self, features: Sequence[str]) -> NDArray[np.float64]:
         """Graphs, vertices, edges and values present of `features` in what this rank computes."""
@@ -78,11 +86,16 @@ class ShardedBatch:
         """Whether `split` made it for `place`."""
         return self.split is split and self.place == place
 
-    def divided_differently(self, computed: int) -> ConfigError:
-        """What is wrong if all ranks together computed so many graphs."""
+    def divided_differently(self, ways: Sequence[Sequence[int]]) -> ConfigError:
+        """What is wrong if ranks have other marks. ways: `mark` and `computed` of each."""
+        alike: dict[int, list[str]] = {}
+        for rank, (mark, _) in enumerate(ways):
+            alike.setdefault(mark, []).append(str(rank))
+        groups = [f"rank{'s' * (len(r) > 1)} {', '.join(r)}" for r in alike.values()]
         return ConfigError(
-            f"the ranks computed {computed} graphs of a batch of {self.num_graphs}: they split it "
-            "differently",
+            f"the ranks split a batch in {len(groups)} ways: {groups[0]} in one, "
+            f"{' in another, '.join(groups[1:])} in another; they computed "
+            f"{sum(n for _, n in ways)} graphs of a batch of {self.num_graphs}",
             hint="give all ranks the same batches, and a split that gives the same on all of them",
         )
 
@@ -127,7 +140,8 @@ def shard(
             f"the split of {len(graphs)} graphs over {ranks} ranks gives {parts}",
             hint="give the place of every graph to exactly one rank",
         )
-    return _part(parts[rank], graphs, ids, (rank, ranks), split, make)
+    mark = _mark(parts, ids)
+    return _part(parts[rank], graphs, ids, (rank, ranks), split, make, mark)
 
 
 def _part(
@@ -137,6 +151,7 @@ def _part(
     place: tuple[int, int],
     split: Split,
     make: Make,
+    mark: int = 0,
 ) -> ShardedBatch:
     mine = part or [0]
     own = None if ids is None else [ids[i] for i in mine]
@@ -148,7 +163,13 @@ def _part(
         place,
         split,
         make,
+        mark,
     )
+
+
+def _mark(parts: Sequence[Sequence[int]], ids: Sequence[int] | None) -> int:
+    numbers = [n for part in parts for n in (len(part), *part)]
+    return zlib.crc32(np.array([*numbers, *(ids or ())], np.int64).tobytes())
 
 
 def _size(graph: Graph) -> tuple[int, int]:

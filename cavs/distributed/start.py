@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cavs.data import GraphBatch
 from cavs.distributed.choice import agreed_strategy, possible_variables
-from cavs.distributed.digest import facts, guesses, same_trace
+from cavs.distributed.digest import cluster, facts, guesses, same_trace
 from cavs.distributed.hosts import check_places, devices_of, hosts_of
 from cavs.distributed.shards import ShardedBatch, contiguous, make_of, shard
 from cavs.distributed.strategy.measure import trace_of
@@ -44,7 +44,12 @@ def _choose(trainer: Trainer, batch: Any) -> None:
     session, c = trainer.session, trainer.communicator
     gpus = bool(c.share(session.session.device is not None)[0])  # rank 0 computes, others may not
     if isinstance(trainer.asked, str):
-        example = _example(trainer, batch)
+        example, failed = None, None
+        try:
+            example = _example(trainer, batch)
+        except Exception as error:  # the other ranks must learn of it, whatever it is
+            failed = error
+        trainer.agreement.meet("start", failed)
         session.strategy = agreed_strategy(
             trainer.asked,
             trainer.model,
@@ -98,6 +103,7 @@ def _facts(trainer: Trainer) -> dict[str, str]:
         deterministic=trainer.deterministic,
         passes=session.session.passes,
         collectives=session.collectives,
+        resources=cluster(trainer.resources),
         split=getattr(split, "__qualname__", type(split).__name__),
         elastic=trainer.elastic,
         loader=trainer.loader,

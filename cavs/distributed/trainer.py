@@ -208,8 +208,8 @@ class Trainer(LocalTrainer):
         update = getattr(self.session.split, "update", None)
         if update is not None and self.session.roles.computes:
             # Freely running ranks do not know each other's times.
-            use = (outcome.rank_use,) if outcome.rank_use else ()
-            update(outcome.rank_seconds or None, *use)
+            reports = (outcome.rank_reports,) if outcome.rank_reports else ()
+            update(outcome.rank_seconds or None, *reports)
             self._say(getattr(self.session.split, "warnings", ()))
         return outcome
 

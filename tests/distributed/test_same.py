@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,13 +12,18 @@ from cavs import ops
 from cavs.compiler.pipeline import Passes
 from cavs.distributed import Trainer
 from cavs.distributed.agreement import Agreement
+from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.digest import facts, same_program
+from cavs.distributed.resources import Network
+from cavs.distributed.shards import WholeBatch
+from cavs.distributed.strategy import variables_of
 from cavs.errors import ConfigError
 from cavs.train.schedules import Cosine, Plateau, StepDecay, WarmUp
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.test_faults import loader, outcomes, trainer
 from tests.distributed.test_roles import hosts
+from tests.distributed.test_stale import assert_same_bits, values_of
 from tests.distributed.test_trainer import BATCHES, Tree, trees
 
 
@@ -135,6 +142,72 @@ FACTS = {
     "passes": [lambda c: trainer(c, passes=Passes(trim=bool(c.rank)))],
     "elastic": [lambda c: trainer(c, elastic=bool(c.rank))],
 }
+
+
+SLOWER = dataclasses.replace(hosts(2), network=Network(latency=1e-3))
+RESOURCES = [(None, hosts(2)), (hosts(2), None), (hosts(2), SLOWER)]
+
+
+@pytest.mark.parametrize("resources", RESOURCES)
+@pytest.mark.parametrize("strategy", [None, "auto", "PartitionedPS", "given"])
+def test_resources_are_compared(resources, strategy):
+    if strategy == "given":
+        cluster = next(spec for spec in resources if spec is not None)
+        strategy = build("AllReduce", variables_of(Tree()), cluster)
+
+    def work(c):
+        t = trainer(c, strategy=strategy, resources=resources[c.rank])
+        t.advance(cavs.batch(BATCHES[0]))
+
+    found = outcomes(2, work)
+    (text,) = {str(error) for error in found}
+    assert all(isinstance(error, ConfigError) and error.agreed for error in found)
+    assert "resources: rank 0 has " in text and "1 node (" in text and ", rank 1 has " in text
+
+
+@pytest.mark.parametrize(("size", "gradients"), [(2, "mean"), (2, "sum"), (3, "mean")])
+def test_splits_that_differ_but_compute_as_many_graphs_are_refused(size, gradients):
+    """Two ranks take the same half of a batch; a third would only own parameters."""
+    halves = [range(4), range(4, 8)]
+    options = {"strategy": "PSLoadBalancing(servers=1)"}
+    if size == 2:
+        made = build("AllReduce", variables_of(Tree()), hosts(2))
+        graph = dataclasses.replace(made.graph, gradients=gradients)
+        options = {"strategy": dataclasses.replace(made, graph=graph), "resources": hosts(2)}
+
+    def work(c):
+        t = trainer(c, split=lambda graphs, ranks: halves[:: 1 - 2 * (c.rank == 1)], **options)
+        before = values_of(t)
+        try:
+            t.advance(cavs.batch(trees(8, 1)))
+        finally:
+            assert_same_bits([before, values_of(t)])
+
+    for error in outcomes(size, work):
+        assert "the ranks split a batch in 2 ways: rank 0 in one, rank 1 in another" in str(error)
+        assert "they computed 8 graphs of a batch of 8" in str(error)
+
+
+def test_ranks_that_give_other_batches_of_the_same_size_are_told():
+    def work(c):
+        trainer(c).advance(cavs.batch(trees(4, c.rank), range(4 * c.rank, 4 * c.rank + 4)))
+
+    for error in outcomes(2, work):
+        assert isinstance(error, ConfigError) and "give all ranks the same batches" in str(error)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "PartitionedPS"])
+def test_a_first_batch_that_one_rank_cannot_collate_is_an_error_on_all(strategy):
+    def work(c):
+        def make(graphs, ids):
+            if c.rank == 1:
+                raise ConfigError("no room")
+            return cavs.batch(graphs, ids)
+
+        trainer(c, strategy=strategy).advance(WholeBatch(tuple(BATCHES[0]), None, make))
+
+    first, second = outcomes(2, work)
+    assert isinstance(second, ConfigError) and "rank 1: ConfigError: no room" in str(first)
 
 
 @pytest.mark.parametrize(

@@ -151,12 +151,14 @@ def test_everybody_hears_of_the_use_of_cpu_and_memory():
         use = (0.1 * (c.rank + 1), 0.5 + 0.1 * c.rank)
         t = trainer(c, split=SpeedBalancer(predictor=Spy, usage=lambda: use))
         report = [t.advance(cavs.batch(DATA[:8])) for _ in range(2)][-1]
-        return report.rank_use, seen[threading.get_ident()]
+        return report.rank_reports, seen[threading.get_ident()]
 
     both = ((0.1, 0.5), (0.2, 0.6))
-    for use, told in run_threads(2, work):
-        assert use == both
-        assert told == [(0, 0), (0, 0), *both]  # a step is learned with the use it began with
+    for rank, (reports, told) in enumerate(run_threads(2, work)):
+        assert tuple(report[:2] for report in reports) == both
+        # A step is learned with the use it began with; by its own rank, which tells the speed.
+        assert told == [(0, 0), both[rank]]
+        assert all(report[2] > 0 for report in reports)
 
 
 def test_no_more_graphs_for_full_memory():

@@ -12,7 +12,7 @@ from cavs.errors import ConfigError
 
 Known = TypeVar("Known")  # what a split is made by
 Dealt = TypeVar("Dealt")  # what is kept of a split until its times are known
-Use = Sequence[tuple[float, float]]
+Reports = Sequence[tuple[float, ...]]
 
 
 class Balancer(ABC, Generic[Known, Dealt]):
@@ -29,6 +29,7 @@ class Balancer(ABC, Generic[Known, Dealt]):
     """
 
     needs_times = True  # without the times of all ranks it is of no use
+    reports = 0  # numbers of a `report`
 
     def __init__(self, ranks: int | None, lag: int, timeout: float) -> None:
         if lag < 0:
@@ -86,11 +87,24 @@ class Balancer(ABC, Generic[Known, Dealt]):
             self._dealt[number] = dealt
         return parts
 
-    def update(self, seconds: Sequence[float] | None, use: Use = ()) -> None:
+    def report(self, rank: int, seconds: float) -> tuple[float, ...]:
+        """What `rank`, this one, tells the others of the step that ends, before its `update`.
+
+        seconds: that it computed. What hangs on more than sums, products and comparisons is to be
+        found by one rank and told: elsewhere it may come out in other bits. Nothing unless needed.
+        """
+        return ()
+
+    @property
+    def dealt(self) -> Dealt | None:
+        """What is kept of the split of the step at hand; None if that teaches nothing."""
+        with self._changed:
+            return self._dealt.get(self._updated)
+
+    def update(self, seconds: Sequence[float] | None, reports: Reports = ()) -> None:
         """The next step has ended.
 
-        seconds: that each rank computed; None if they say nothing. use: the shares of CPU and
-        memory that are in use where each rank runs, now; of balancers with a method ``use``.
+        seconds: that each rank computed; None if they say nothing. reports: the `report` of each.
         """
         with self._changed:
             if self._updated not in self._dealt:
@@ -100,7 +114,7 @@ class Balancer(ABC, Generic[Known, Dealt]):
                 )
             dealt = self._dealt.pop(self._updated)
             if dealt is not None and seconds is not None:
-                self._learn(dealt, seconds, use)
+                self._learn(dealt, seconds, reports)
             self._updated += 1
             self._known[self._updated] = self._now()
             self._changed.notify_all()
@@ -118,5 +132,5 @@ class Balancer(ABC, Generic[Known, Dealt]):
         """The positions of each rank's graphs, one at least, and what to keep of it."""
 
     @abstractmethod
-    def _learn(self, dealt: Dealt, seconds: Sequence[float], use: Use) -> None:
+    def _learn(self, dealt: Dealt, seconds: Sequence[float], reports: Reports) -> None:
         """The times of a step on what was `dealt`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from cavs.distributed.balance.balancer import Balancer, Use
+from cavs.distributed.balance.balancer import Balancer, Reports
 from cavs.distributed.balance.lbbsp import PairRule, SpeedRule
 from cavs.distributed.balance.narx import NARX
 from cavs.distributed.balance.predictors import ARIMA, EMA, Memoryless, Predictor
@@ -32,7 +32,12 @@ class SpeedBalancer(Balancer[list[float], list[int]]):
     predictor: makes the `Predictor` of a rank; the paper's unless given, which is `EMA` for 500
     steps. usage: gives the shares of CPU and memory that are in use where this rank runs. The rest:
     see `Balancer`; the paper has no lag.
+
+    Each rank predicts its own speed and reports it, since predictions may differ by processor;
+    `update` without reports, or with two numbers each, predicts those of all ranks here.
     """
+
+    reports = 3  # use of CPU and memory, and the speed predicted
 
     def __init__(
         self,
@@ -43,7 +48,7 @@ class SpeedBalancer(Balancer[list[float], list[int]]):
         usage: Usage = host_usage,
         timeout: float = 600.0,
     ) -> None:
-        self.predictor, self.use = predictor, usage
+        self.predictor, self.usage = predictor, usage
         self.speeds: list[float] = []  # predicted, in graphs a second; equal until one is known
         super().__init__(ranks, lag, timeout)
 
@@ -58,8 +63,18 @@ class SpeedBalancer(Balancer[list[float], list[int]]):
         counts = whole_shares(len(graphs), known)
         return _in_order(counts), counts
 
-    def _learn(self, dealt: list[int], seconds: Sequence[float], use: Use) -> None:
-        cpu, memory = zip(*use, strict=True) if use else (None, None)
+    def report(self, rank: int, seconds: float) -> tuple[float, ...]:
+        """See `Balancer.report`: the shares of CPU and memory in use, and its next speed."""
+        use, counts = self.usage(), self.dealt
+        if counts is None:
+            return (*use, 0.0)
+        return (*use, self._rule.foresee(rank, counts[rank], seconds, *use))
+
+    def _learn(self, dealt: list[int], seconds: Sequence[float], reports: Reports) -> None:
+        if reports and len(reports[0]) == self.reports:
+            self.speeds = [speed for *_, speed in reports]
+            return
+        cpu, memory = zip(*reports, strict=True) if reports else (None, None)
         self.speeds = self._rule.learn(dealt, seconds, cpu, memory)
 
 
@@ -72,6 +87,8 @@ class PairBalancer(Balancer[list[int], list[int]]):
     of `SpeedBalancer`; of memory, 95 % in use are too much to get more graphs.
     """
 
+    reports = 2  # use of CPU and memory
+
     def __init__(
         self,
         ranks: int | None = None,
@@ -80,7 +97,7 @@ class PairBalancer(Balancer[list[int], list[int]]):
         usage: Usage = host_usage,
         timeout: float = 600.0,
     ) -> None:
-        self.use = usage
+        self.usage = usage
         self.rule: PairRule | None = None  # from the first times on
         self._first: list[int] = []
         super().__init__(ranks, lag, timeout)
@@ -100,9 +117,13 @@ class PairBalancer(Balancer[list[int], list[int]]):
         counts = whole_shares(len(graphs), known)
         return _in_order(counts), counts
 
-    def _learn(self, dealt: list[int], seconds: Sequence[float], use: Use) -> None:
+    def report(self, rank: int, seconds: float) -> tuple[float, ...]:
+        """See `Balancer.report`: the shares of CPU and memory in use."""
+        return self.usage()
+
+    def _learn(self, dealt: list[int], seconds: Sequence[float], reports: Reports) -> None:
         if self.rule is None or sum(dealt) > sum(self.rule.counts):
             # The first, or all before were the short ends of epochs.
             self.rule = PairRule(dealt, step=max(1, min(5, min(dealt) // 6)))
         if dealt == self.rule.counts:
-            self.rule.update(seconds, [memory for _, memory in use] if use else None)
+            self.rule.update(seconds, [memory for _, memory in reports] if reports else None)

@@ -1,7 +1,8 @@
 """The two rules of LB-BSP for how many samples each worker gets (Chen et al. 2020).
 
 Both keep the global batch constant, change counts only between iterations, and must be run with the
-same input on all ranks, or on one that tells the others.
+same input on all ranks, or on one that tells the others: predictions may come out in other bits on
+another processor, what follows from them does not.
 """
 
 from __future__ import annotations
@@ -60,13 +61,18 @@ class SpeedRule:
         workers = len(self.counts)
         _check("seconds", seconds, workers)
         zeros = [0.0] * workers
-        use = list(zip(cpu or zeros, memory or zeros, strict=True))
-        speeds = []
-        for i, predictor in enumerate(self.predictors):
-            predictor.update(counts[i] / seconds[i], *self._use[i])
-            speeds.append(predictor.predict(*use[i]))
-        self._use = use
-        return speeds
+        each = zip(counts, seconds, cpu or zeros, memory or zeros, strict=True)
+        return [self.foresee(i, *told) for i, told in enumerate(each)]
+
+    def foresee(
+        self, worker: int, count: int, seconds: float, cpu: float = 0.0, memory: float = 0.0
+    ) -> float:
+        """As `learn`, of one worker alone; others may ask it, where processors differ."""
+        _check("seconds", [seconds], 1)
+        predictor = self.predictors[worker]
+        predictor.update(count / seconds, *self._use[worker])
+        self._use[worker] = cpu, memory
+        return predictor.predict(cpu, memory)
 
 
 @dataclass

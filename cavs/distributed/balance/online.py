@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.distributed.balance.balancer import Balancer, Use
+from cavs.distributed.balance.balancer import Balancer, Reports
 from cavs.distributed.balance.model import CostModel
 from cavs.distributed.balance.split import split_batch
 from cavs.errors import ConfigError
@@ -57,5 +57,7 @@ class StructureBalancer(Balancer[CostModel, NDArray[np.float64]]):
         split = split_batch(graphs, known)
         return split.parts, split.features
 
-    def _learn(self, dealt: NDArray[np.float64], seconds: Sequence[float], use: Use) -> None:
+    def _learn(
+        self, dealt: NDArray[np.float64], seconds: Sequence[float], reports: Reports
+    ) -> None:
         self.model.update(dealt, seconds)

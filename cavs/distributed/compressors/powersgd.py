@@ -18,6 +18,8 @@ from cavs.distributed.compressors.exchange import (
     State,
 )
 
+_STRETCH = 1 << 15  # elements
+
 
 @dataclass(frozen=True)
 class PowerSGD(Compressor):
@@ -56,7 +58,7 @@ class PowerSGD(Compressor):
         left = yield Exchange("all_reduce", (matrix @ state["right"],))
         left = orthonormal(left)
         right = yield Exchange("all_reduce", (matrix.T @ left,))
-        total = (left @ right.T).reshape(gradient.shape)
+        total = product(left, right).reshape(gradient.shape)
         # Every rank's share of the result is an equal one, so the errors of all ranks add up to
         # what the result lacks.
         sent = total / ranks
@@ -81,6 +83,23 @@ class PowerSGD(Compressor):
 
     def __str__(self) -> str:
         return f"powersgd(rank={self.rank})"
+
+
+def product(left: Array, right: Array) -> Array:
+    """``left @ right.T`` of narrow matrices, term by term, in stretches that stay in the cache.
+
+    Not by BLAS, which rounds otherwise on another processor: all ranks must find the same.
+    """
+    columns = np.ascontiguousarray(right.T)
+    total = np.empty((len(left), len(right)), left.dtype)
+    stretch = max(1, _STRETCH // len(right))
+    term = np.empty((min(stretch, len(left)), len(right)), left.dtype)
+    for begin in range(0, len(left), stretch):
+        rows, part = left[begin : begin + stretch], total[begin : begin + stretch]
+        np.multiply(rows[:, :1], columns[0], out=part)
+        for i in range(1, left.shape[1]):
+            part += np.multiply(rows[:, i : i + 1], columns[i], out=term[: len(rows)])
+    return total
 
 
 def orthonormal(matrix: Array) -> Array:
