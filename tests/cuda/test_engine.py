@@ -246,6 +246,23 @@ def test_a_loss_that_is_not_finite_updates_nothing(device):
         np.testing.assert_array_equal(p.value, before[k])
 
 
+def test_momentum_moves_what_leaves_make_no_gradient_of(device):
+    leaves = cavs.batch([cavs.Graph([[]], {"token": [3], "label": [1]})] * 2)
+    moved = []
+    for where in (device, "cpu"):
+        model = classifier(dtype=np.float32)
+        trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.1, momentum=0.9), device=where)
+        for arrays in trainer.states:
+            for array in arrays:
+                array[...] = 1.0
+        before = {k: p.value.copy() for k, p in model.parameters().items()}
+        trainer.step(leaves)
+        moved.append({k: p.value - before[k] for k, p in model.parameters().items()})
+    for k, expected in moved[1].items():
+        assert np.abs(expected).max() > 0.08, k
+        assert_close(moved[0][k], expected, 1e-5, k)
+
+
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_whatever_the_order_of_the_streams(twin, twin_device, seed):
     twin.adversarial(seed)
