@@ -57,11 +57,9 @@ class TopK(Compressor):
         velocity += self._clipped(gradient.reshape(-1), ranks)
         unsent = state["unsent"].reshape(-1) + velocity
         finite = np.isfinite(unsent)
-        # Equal magnitudes go by their place. What is not finite goes first, so that the step is
-        # refused, and is forgotten.
+        # What is not finite goes first, so that the step is refused, and is forgotten.
         magnitude = np.where(finite, np.abs(unsent), np.inf)
-        order = np.argsort(-magnitude, kind="stable")
-        chosen = np.sort(order[: self.count(unsent.size, state["step"])]).astype(np.int32)
+        chosen = _largest(magnitude, self.count(unsent.size, state["step"]))
         values = unsent[chosen]
         payload = np.concatenate([chosen.view(np.uint8), values.view(np.uint8)])
         gathered = yield Exchange("all_gather", (payload,))
@@ -106,3 +104,15 @@ class TopK(Compressor):
             f"topk(ratio={self.ratio:g}, momentum={self.momentum:g}, clip={self.clip:g}, "
             f"warm_up={self.warm_up})"
         )
+
+
+def _largest(magnitude: Array, count: int) -> Array:
+    """The places of the `count` largest, int32, rising; of equal ones those that come first."""
+    if count == magnitude.size:
+        return np.arange(count, dtype=np.int32)
+    # Smallest of the negative ones: NumPy takes long for the largest where nearly all are zero.
+    least = -np.partition(-magnitude, count - 1)[count - 1]
+    chosen = magnitude > least
+    equal = np.flatnonzero(magnitude == least)
+    chosen[equal[: count - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen).astype(np.int32)
