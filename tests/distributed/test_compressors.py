@@ -315,6 +315,10 @@ def test_topk_clips_each_rank_to_its_share():
     results, _ = lockstep(compressor, gradients, starts(compressor, 4, (2,)))
     assert np.allclose(results[0].sent, [0.6, 0.8])  # norm 2 / sqrt(4)
     assert np.allclose(results[0].total, [2.4, 3.2])
+    averaged = compressor.averaged(4)  # whoever divides by 4 gets the same again
+    results, _ = lockstep(averaged, gradients, starts(averaged, 4, (2,)))
+    assert np.allclose(results[0].total / 4, [2.4, 3.2])
+    assert parse("float16").averaged(4) == parse("float16")
 
 
 def test_topk_warms_up():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,8 +28,10 @@ class TopK(Compressor):
 
     momentum: of the local accumulation (momentum correction); what comes out then already has
     momentum, and the optimiser must be plain SGD. Where a number is sent, its momentum is forgotten
-    too (factor masking). clip: the largest norm of the whole gradient of this parameter; each of N
-    ranks cuts its own to clip / sqrt(N) first; 0 is none. warm_up: over so many steps the ratio
+    too (factor masking). clip: of the norm of the total of N ranks, in which each may have a part
+    of norm clip / sqrt(N): what is longer is cut before it gathers up. So independent gradients
+    total to about `clip`, aligned ones to clip * sqrt(N); 0 is none. Where the total is then
+    divided by N, the limits hold of the mean (`averaged`). warm_up: over so many steps the ratio
     goes down from 1/4, each step by the same factor.
     """
 
@@ -45,6 +47,10 @@ class TopK(Compressor):
         if step < self.warm_up and ratio < _WARM_UP_RATIO:
             ratio = _WARM_UP_RATIO * (ratio / _WARM_UP_RATIO) ** (step / self.warm_up)
         return min(size, max(1, math.ceil(ratio * size)))
+
+    def averaged(self, ranks: int) -> Compressor:
+        """See `Compressor`."""
+        return replace(self, clip=self.clip * ranks)
 
     def start(self, shape: tuple[int, ...], dtype: Any, *, seed: int = 0) -> State:
         """See `Compressor`."""
