@@ -92,6 +92,24 @@ def test_load_balancing():
     assert [d[0] for d in destinations(strategy)] == ["a", "b", "b", "b", "a"]
 
 
+def test_load_is_balanced_over_processes():
+    """Eight names of one process are one server, for Poseidon's rule, too."""
+    many = Node(address="a", chief=True, gpus=(0,), cpus=tuple(range(8)))
+    others = [Node(address=address, gpus=(0,)) for address in "bcd"]
+    cluster = ResourceSpec(nodes=(many, *others))
+    model = [v(f"w{i}", 8) for i in range(8)]
+    for name in ("PSLoadBalancing", "BytePS", "Parallax"):
+        strategy = build(name, [*model, v("table", 8, 2, sparse=True)], cluster)
+        owned = [leaf.sync for leaf in strategy.leaves if isinstance(leaf.sync, ParameterServer)]
+        assert {sync.destination for sync in owned} <= {f"{node}:CPU:0" for node in "abcd"}
+    shards = destinations(build("PartitionedPS", [v("w", 25)], cluster))
+    assert [d[0] for d in shards] == list("abcda")
+    served = destinations(build("PSLoadBalancing", model, cluster))
+    assert [d[0] for d in served] == list("abcdabcd")
+    factored = build("Poseidon", [v("fc", 64, 64, factors=16)], cluster)
+    assert isinstance(factored.leaves[0].sync, SufficientFactors)
+
+
 def test_partitioned():
     model = [v("even", 12, 3), v("prime", 5, 2), v("one", 1, 9), v("scalar"), v("odd", 9)]
     strategy = build("PartitionedPS", model, TWO)

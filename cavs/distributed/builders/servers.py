@@ -13,6 +13,7 @@ from cavs.distributed.builders.rules import (
     cut,
     few_shards,
     is_hierarchical,
+    owners,
     rows_of,
     smallest_divisor,
     smallest_non_divisor,
@@ -52,7 +53,8 @@ class ServerBuilder(Builder):
         """Who runs a replica, and which devices own parameters."""
         devices = resources.replicas
         if not self.servers:
-            return GraphConfig(replicas=devices), resources.cpu_devices or devices
+            graph = GraphConfig(replicas=devices)
+            return graph, owners(resources, graph)
         if self.servers >= len(devices):
             raise ConfigError(
                 f"{type(self).__name__}: servers={self.servers} of {len(devices)} devices leave "
@@ -165,8 +167,8 @@ class BytePS(ServerBuilder):
         idle = tuple(d for d in resources.replicas if d not in gpus)
         if not gpus or not idle:
             graph = all_replicas(resources)
-            servers = resources.cpu_devices or graph.replicas
-            return Strategy(graph=graph, nodes=self.balanced(variables, servers, graph))
+            nodes = self.balanced(variables, owners(resources, graph), graph)
+            return Strategy(graph=graph, nodes=nodes)
         graph = GraphConfig(replicas=gpus)
         nodes = self.balanced(variables, idle, graph)
         used = {n.sync.destination for n in nodes if isinstance(n.sync, ParameterServer)}
