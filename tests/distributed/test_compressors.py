@@ -369,6 +369,12 @@ def test_names_that_make_no_sense(text, words):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("value", [3, None, [1], {}])
+def test_names_that_are_no_strings(value):
+    with pytest.raises(ConfigError, match="which is no string"):
+        parse(value)
+
+
 class Group:
     """Ranks as threads that meet at barriers: what a communicator must offer."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cavs.distributed.builders.builder import Builder, at_least, register
+from cavs.distributed.builders.builder import Builder, at_least, one_of, register
 from cavs.distributed.builders.rules import (
     MAX_SHARDS,
     Loads,
@@ -48,6 +48,10 @@ class ServerBuilder(Builder):
 
     def __post_init__(self) -> None:
         at_least(self, "servers", 0)
+        at_least(self, "staleness", 0)
+        one_of(self, "local_replication", (False, True))
+        one_of(self, "sync", (False, True))
+        one_of(self, "two_level", (None, False, True))
 
     def places(self, resources: ResourceSpec) -> tuple[GraphConfig, tuple[str, ...]]:
         """Who runs a replica, and which devices own parameters."""
@@ -133,6 +137,10 @@ class PartitionedPS(_Partitioned):
     """
 
     max_shards: int = MAX_SHARDS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "max_shards", 1)
 
     def parts(self, size: int) -> int:
         """See `_Partitioned`."""
