@@ -92,6 +92,24 @@ def test_load_balancing():
     assert [d[0] for d in destinations(strategy)] == ["a", "b", "b", "b", "a"]
 
 
+def test_load_is_balanced_over_processes():
+    """Eight names of one process are one server, for Poseidon's rule, too."""
+    many = Node(address="a", chief=True, gpus=(0,), cpus=tuple(range(8)))
+    others = [Node(address=address, gpus=(0,)) for address in "bcd"]
+    cluster = ResourceSpec(nodes=(many, *others))
+    model = [v(f"w{i}", 8) for i in range(8)]
+    for name in ("PSLoadBalancing", "BytePS", "Parallax"):
+        strategy = build(name, [*model, v("table", 8, 2, sparse=True)], cluster)
+        owned = [leaf.sync for leaf in strategy.leaves if isinstance(leaf.sync, ParameterServer)]
+        assert {sync.destination for sync in owned} <= {f"{node}:CPU:0" for node in "abcd"}
+    shards = destinations(build("PartitionedPS", [v("w", 25)], cluster))
+    assert [d[0] for d in shards] == list("abcda")
+    served = destinations(build("PSLoadBalancing", model, cluster))
+    assert [d[0] for d in served] == list("abcdabcd")
+    factored = build("Poseidon", [v("fc", 64, 64, factors=16)], cluster)
+    assert isinstance(factored.leaves[0].sync, SufficientFactors)
+
+
 def test_partitioned():
     model = [v("even", 12, 3), v("prime", 5, 2), v("one", 1, 9), v("scalar"), v("odd", 9)]
     strategy = build("PartitionedPS", model, TWO)
@@ -270,6 +288,17 @@ def test_names_and_options_are_kept():
         ("absent.py:Mine", "there is no file absent.py"),
         ("PS(staleness=2, local_replication=True)", "local_replication with staleness 2"),
         ("AllReduce(spec='tree')", "spec is 'tree'"),
+        ("AllReduce(compressor=3)", "compressor is 3"),
+        ("AllReduce(compressor=None)", "compressor is None"),
+        ("Horovod(compressor=[1])", "compressor is [1]"),
+        ("Parallax(compressor={})", "compressor is {}"),
+        ("PartitionedPS(max_shards='a')", "max_shards is 'a'"),
+        ("PartitionedPS(max_shards=0)", "max_shards is 0"),
+        ("RandomAxisPartitionAR(max_shards=-3)", "max_shards is -3"),
+        ("PS(local_replication='x')", "local_replication is 'x'"),
+        ("PS(sync=1)", "sync is 1"),
+        ("PS(two_level='no')", "two_level is 'no'"),
+        ("PS(servers={[1]: 2})", "names no strategy builder"),
     ],
 )
 def test_builders_that_make_no_sense(text, words):
@@ -324,6 +353,45 @@ def test_a_builder_of_ones_own(tmp_path):
         with pytest.raises(ConfigError) as caught:
             build(f"{path}:{name}", MODEL, TWO)
         assert words in str(caught.value)
+
+
+BROKEN = """
+from cavs.distributed.builders import Builder
+
+class Unfinished(Builder):
+    pass
+
+class Raises(Builder):
+    def build(self, variables, resources):
+        return self._strategy(variables[0])
+
+    def _strategy(self, variable):
+        return variable.absent
+
+class Adds(Raises):
+    def __init__(self, n):
+        self.n = n + 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words", "line"),
+    [
+        (BROKEN, "Unfinished", "has no method build", 0),
+        (BROKEN, "Raises", "builder Raises: AttributeError: 'Variable' object has no", 12),
+        (BROKEN, "Adds(n=1)", "builder Adds: AttributeError", 12),
+        (BROKEN, "Adds(n='x')", "Adds(n='x'): TypeError: can only concatenate", 16),
+        ("\ndef f(:\n", "F", "cannot be loaded: SyntaxError: invalid syntax", 2),
+        ("import absent_module\n", "F", "cannot be loaded: ModuleNotFoundError: No module", 1),
+    ],
+)
+def test_the_line_of_a_builder_of_ones_own_that_fails(text, name, words, line, tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        build(f"{path}:{name}", MODEL, TWO)
+    assert words in caught.value.what and caught.value.hint
+    assert caught.value.where == (f"broken.py:{line}" if line else "")
 
 
 def test_a_name_stands_for_one_builder():

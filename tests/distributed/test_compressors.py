@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -271,12 +272,53 @@ def test_topk_momentum_correction_and_factor_masking():
     assert state["unsent"].tolist() == [0, 1 + 1.5 + 1.75]
 
 
+@given(
+    st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -3.0, math.inf, math.nan]), min_size=1),
+    st.floats(0.01, 1.0),
+)
+def test_topk_chooses_among_equals_by_their_place(numbers, ratio):
+    gradient = np.array(numbers)
+    compressor = TopK(ratio=ratio)
+    (result,), _ = lockstep(compressor, [gradient], starts(compressor, 1, gradient.shape))
+    magnitude = np.where(np.isfinite(gradient), np.abs(gradient), np.inf)
+    first = np.argsort(-magnitude, kind="stable")[: compressor.count(gradient.size, 0)]
+    expected = np.zeros_like(gradient)
+    expected[first] = gradient[first]
+    assert np.array_equal(result.sent, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.95])
+def test_topk_takes_less_time_than_sorting(zeros):
+    rng = np.random.default_rng(0)
+    random = rng.standard_normal(1 << 18).astype(np.float32)
+    gradient = np.where(rng.random(random.size) < zeros, 0, random).astype(np.float32)
+    compressor, seconds = TopK(), {"topk": [], "sort": []}
+    for _ in range(4):
+        state = compressor.start(gradient.shape, gradient.dtype)
+        begin = time.thread_time()
+        lockstep(compressor, [gradient], [state])
+        seconds["topk"].append(time.thread_time() - begin)
+        begin = time.thread_time()
+        np.argsort(-np.abs(random), kind="stable")
+        seconds["sort"].append(time.thread_time() - begin)
+    assert min(seconds["topk"]) < min(seconds["sort"]) / 2
+
+
+def test_topk_of_nothing():
+    (result,), _ = lockstep(TopK(), [np.empty(0)], starts(TopK(), 1, (0,)))
+    assert result.total.size == 0
+
+
 def test_topk_clips_each_rank_to_its_share():
     compressor = TopK(ratio=1.0, clip=2.0)
     gradients = [np.array([30.0, 40.0])] * 4
     results, _ = lockstep(compressor, gradients, starts(compressor, 4, (2,)))
     assert np.allclose(results[0].sent, [0.6, 0.8])  # norm 2 / sqrt(4)
     assert np.allclose(results[0].total, [2.4, 3.2])
+    averaged = compressor.averaged(4)  # whoever divides by 4 gets the same again
+    results, _ = lockstep(averaged, gradients, starts(averaged, 4, (2,)))
+    assert np.allclose(results[0].total / 4, [2.4, 3.2])
+    assert parse("float16").averaged(4) == parse("float16")
 
 
 def test_topk_warms_up():
@@ -325,6 +367,12 @@ def test_names_that_make_no_sense(text, words):
         parse(text)
     assert words in str(caught.value)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("value", [3, None, [1], {}])
+def test_names_that_are_no_strings(value):
+    with pytest.raises(ConfigError, match="which is no string"):
+        parse(value)
 
 
 class Group:

@@ -179,6 +179,15 @@ def test_two_levels_cross_the_network_once_a_node():
     ]
 
 
+@pytest.mark.parametrize("option", ["local_replication=True", "two_level=True"])
+def test_within_one_node_nobody_speaks_for_others(option):
+    """So it is in the run, where replicas of one node speak to the servers directly."""
+    three, model = ResourceSpec.local(3), [W, E, B]
+    plain = build("PSLoadBalancing(servers=1)", model, three)
+    asked = build(f"PSLoadBalancing(servers=1, {option})", model, three)
+    assert plan(asked, model) == plan(plain, model) and asked.digest != plain.digest
+
+
 def test_dedicated_servers_contribute_nothing():
     mixed = ResourceSpec(nodes=(Node(address="a", gpus=(0, 1), chief=True), Node(address="b")))
     strategy = build("BytePS(two_level=False)", [W], mixed)

@@ -142,6 +142,7 @@ def test_files(tmp_path):
         (("nodes", 0, "placement"), [3], r"nodes\[0\].placement\[0\] is 3"),
         (("nodes", 0, "synchroniser"), None, "W: its synchroniser is None"),
         (("nodes", 0, "synchroniser", "type"), "gossip", "nodes.0..synchroniser is .*gossip"),
+        (("nodes", 0, "synchroniser", "type"), [], r"nodes.0..synchroniser is .*\[\]"),
         (("nodes", 0, "synchroniser", "group"), -1, "AllReduce: group is -1"),
         (("nodes", 0, "synchroniser", "group"), 1.5, "AllReduce: group is 1.5"),
         (("nodes", 0, "synchroniser", "spec"), "tree", "AllReduce: spec is 'tree'"),
@@ -201,6 +202,11 @@ def test_shards_that_make_no_sense(fields, message):
     with pytest.raises(ConfigError) as caught:
         NodeConfig(name="W", partition=(2, 1), **fields)
     assert re.search(message, str(caught.value))
+
+
+def test_a_compressor_that_is_no_name():
+    with pytest.raises(ConfigError, match="W: compressor is 3"):
+        NodeConfig(name="W", synchroniser=AllReduce(), compressor=3)
 
 
 def test_nodes_by_name():

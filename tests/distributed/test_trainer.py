@@ -1,6 +1,7 @@
 """Ranks that are threads train like one process."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
 from cavs.distributed import Trainer, by_counts, choice
 from cavs.distributed.agreement import Agreement
+from cavs.distributed.builders import build
 from cavs.distributed.communicator import SingleCommunicator, run_threads
 from cavs.distributed.cost import Compute
 from cavs.distributed.resources import ResourceSpec
@@ -20,6 +22,7 @@ from cavs.distributed.strategy import (
     NodeConfig,
     Strategy,
     SufficientFactors,
+    variables_of,
 )
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
@@ -200,6 +203,28 @@ def test_compressed_gradients_train_and_all_ranks_have_the_same_bits(compressor)
         )
         cosine = moved @ exact / np.linalg.norm(moved) / np.linalg.norm(exact)
         assert cosine > 0.7
+
+
+@pytest.mark.parametrize("gradients", ["mean", "sum"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_clipping_before_compression_is_of_the_gradient_that_is_applied(size, gradients):
+    """Ranks that agree may apply clip * sqrt(ranks), as in Deep Gradient Compression."""
+    graphs, clip = trees(1, 1) * size, 1e-4
+
+    def work(c):
+        model = Tree()
+        start = {n: p.value.copy() for n, p in model.parameters().items()}
+        resources, variables = ResourceSpec.local(size), variables_of(model)
+        made = build(f"AllReduce(compressor='topk(ratio=1, clip={clip})')", variables, resources)
+        made = replace(made, graph=replace(made.graph, gradients=gradients))
+        optimizer = cavs.optim.SGD(lr=1.0)
+        trainer = Trainer(model, optimizer, communicator=c, strategy=made, dtype=np.float64)
+        trainer.advance(cavs.batch(graphs))
+        return {n: np.linalg.norm(p.value - start[n]) for n, p in model.parameters().items()}
+
+    for moved in run_threads(size, work):
+        assert moved.pop("embedding.weight") > 10 * clip  # rows of a table are never compressed
+        assert list(moved.values()) == pytest.approx([clip * size**0.5] * len(moved))
 
 
 @pytest.mark.parametrize("size", [1, 2])

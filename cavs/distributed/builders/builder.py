@@ -6,16 +6,19 @@ import ast
 import dataclasses
 import importlib.util
 import inspect
+import os
 import sys
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.strategy import Strategy, Variable
 from cavs.distributed.strategy.verify import verify
-from cavs.errors import ConfigError
+from cavs.errors import CavsError, ConfigError
 
 
 class Builder(ABC):
@@ -70,7 +73,11 @@ def find(text: str) -> Builder:
         inspect.signature(kind).bind(**options)
     except TypeError as error:
         raise ConfigError(f"builder {text}: {error}", hint=f"{_signature(kind)}") from None
-    return kind(**options)
+    if inspect.isabstract(kind):
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise ConfigError(f"builder {text} has no method {missing}", hint=f"add it to {name}")
+    with _own_line(f"builder {text}", kind.__module__, _signature(kind)):
+        return kind(**options)
 
 
 def _signature(kind: type[Builder]) -> str:
@@ -87,7 +94,7 @@ def _call(call: str, text: str) -> tuple[str, dict[str, Any]]:
         names = [keyword.arg for keyword in tree.keywords]
         assert None not in names and len(set(names)) == len(names)
         return tree.func.id, {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords}
-    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
+    except (SyntaxError, TypeError, ValueError, AssertionError, RecursionError, MemoryError):
         raise ConfigError(
             f"{text!r} names no strategy builder",
             hint="write NAME, NAME(option=value) or FILE.py:NAME",
@@ -101,7 +108,8 @@ def _from_file(path: Path, name: str) -> type[Builder]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    with _own_line(f"{path} cannot be loaded", spec.name, "mend the file"):
+        spec.loader.exec_module(module)
     kind = getattr(module, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Builder)):
         raise ConfigError(
@@ -111,6 +119,27 @@ def _from_file(path: Path, name: str) -> type[Builder]:
     return kind
 
 
+@contextmanager
+def _own_line(what: str, module: str, hint: str) -> Iterator[None]:
+    """What code of the user's `module` raises is a `ConfigError` that names its line there."""
+    try:
+        yield
+    except CavsError:
+        raise
+    except Exception as error:
+        if module.partition(".")[0] == "cavs":
+            raise  # ours: nothing that the user could mend
+        file, said = getattr(sys.modules.get(module), "__file__", None), str(error)
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [(file, line) for frame, line in frames if frame.f_code.co_filename == file]
+        if isinstance(error, SyntaxError):
+            said = error.msg
+            lines.append((error.filename, error.lineno or 0))
+        where = f"{os.path.basename(str(lines[-1][0]))}:{lines[-1][1]}" if lines else ""
+        said = f"{what}: {type(error).__name__}: {said}"
+        raise ConfigError(said, where=where, hint=hint) from error
+
+
 def build(
     builder: Builder | str, variables: Sequence[Variable], resources: ResourceSpec
 ) -> Strategy:
@@ -118,13 +147,24 @@ def build(
     chosen = find(builder) if isinstance(builder, str) else builder
     if not variables:
         raise ConfigError("the model has no trainable parameter", hint="there is nothing to share")
-    strategy = chosen.build(variables, resources)
+    with _own_line(f"builder {chosen}", type(chosen).__module__, "mend its method build"):
+        strategy = chosen.build(variables, resources)
     if not isinstance(strategy, Strategy):
         raise ConfigError(
             f"builder {chosen} returned {type(strategy).__name__}", hint="return a Strategy"
         )
     verify(strategy, variables, resources)
     return dataclasses.replace(strategy, builder=str(chosen))
+
+
+def one_of(builder: object, option: str, values: Sequence[bool | None]) -> None:
+    """Refuses an option that is none of `values`."""
+    value = getattr(builder, option)
+    if not any(value is allowed for allowed in values):
+        raise ConfigError(
+            f"{type(builder).__name__}: {option} is {value!r}",
+            hint=f"give {' or '.join(map(str, values))}",
+        )
 
 
 def at_least(builder: object, option: str, least: int) -> None:

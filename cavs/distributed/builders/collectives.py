@@ -61,6 +61,10 @@ class _Partitioned(CollectiveBuilder):
 
     max_shards: int = MAX_SHARDS
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "max_shards", 1)
+
     def axis(self, variable: Variable, rng: random.Random) -> int:
         """The axis to cut."""
         raise NotImplementedError

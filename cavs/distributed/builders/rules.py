@@ -87,6 +87,18 @@ def all_replicas(resources: ResourceSpec) -> GraphConfig:
     return GraphConfig(replicas=resources.replicas)
 
 
+def owners(resources: ResourceSpec, graph: GraphConfig) -> tuple[str, ...]:
+    """Where servers can be beside the replicas of `graph`: a CPU device of each process.
+
+    The devices that run no replica are all served by the first process of their node: load that is
+    spread over them would stay in one place.
+    """
+    runs, found = set(graph.replicas), dict[str, str]()
+    for device in resources.cpu_devices or graph.replicas:
+        found.setdefault(device if device in runs else node_of(device), device)
+    return tuple(found.values())
+
+
 def is_hierarchical(graph: GraphConfig) -> bool:
     """Whether a first sum inside the nodes saves messages between them."""
     replicas = Counter(node_of(device) for device in graph.replicas)

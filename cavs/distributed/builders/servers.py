@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cavs.distributed.builders.builder import Builder, at_least, register
+from cavs.distributed.builders.builder import Builder, at_least, one_of, register
 from cavs.distributed.builders.rules import (
     MAX_SHARDS,
     Loads,
@@ -13,6 +13,7 @@ from cavs.distributed.builders.rules import (
     cut,
     few_shards,
     is_hierarchical,
+    owners,
     rows_of,
     smallest_divisor,
     smallest_non_divisor,
@@ -47,12 +48,17 @@ class ServerBuilder(Builder):
 
     def __post_init__(self) -> None:
         at_least(self, "servers", 0)
+        at_least(self, "staleness", 0)
+        one_of(self, "local_replication", (False, True))
+        one_of(self, "sync", (False, True))
+        one_of(self, "two_level", (None, False, True))
 
     def places(self, resources: ResourceSpec) -> tuple[GraphConfig, tuple[str, ...]]:
         """Who runs a replica, and which devices own parameters."""
         devices = resources.replicas
         if not self.servers:
-            return GraphConfig(replicas=devices), resources.cpu_devices or devices
+            graph = GraphConfig(replicas=devices)
+            return graph, owners(resources, graph)
         if self.servers >= len(devices):
             raise ConfigError(
                 f"{type(self).__name__}: servers={self.servers} of {len(devices)} devices leave "
@@ -132,6 +138,10 @@ class PartitionedPS(_Partitioned):
 
     max_shards: int = MAX_SHARDS
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "max_shards", 1)
+
     def parts(self, size: int) -> int:
         """See `_Partitioned`."""
         return few_shards(smallest_divisor(size), self.max_shards)
@@ -165,8 +175,8 @@ class BytePS(ServerBuilder):
         idle = tuple(d for d in resources.replicas if d not in gpus)
         if not gpus or not idle:
             graph = all_replicas(resources)
-            servers = resources.cpu_devices or graph.replicas
-            return Strategy(graph=graph, nodes=self.balanced(variables, servers, graph))
+            nodes = self.balanced(variables, owners(resources, graph), graph)
+            return Strategy(graph=graph, nodes=nodes)
         graph = GraphConfig(replicas=gpus)
         nodes = self.balanced(variables, idle, graph)
         used = {n.sync.destination for n in nodes if isinstance(n.sync, ParameterServer)}

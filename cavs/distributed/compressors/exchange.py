@@ -88,6 +88,10 @@ class Compressor(ABC):
     ) -> tuple[Round, ...]:
         """The exchanges of `reduce` at `step` (from 0), in order, in bytes."""
 
+    def averaged(self, ranks: int) -> Compressor:
+        """The same compressor where the total of `ranks` is then divided by `ranks`."""
+        return self
+
     def __str__(self) -> str:
         return self.name
 

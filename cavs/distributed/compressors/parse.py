@@ -37,12 +37,20 @@ _LIMITS = {
 }
 
 
-@lru_cache(maxsize=256)
 def parse(text: str) -> Compressor:
     """The compressor called `text`: ``none``, ``float16``, ``bfloat16``, ``onebit``,
     ``powersgd(rank=2)``, ``topk(ratio=0.01, momentum=0.9, clip=5, warm_up=1000)``, or
     ``error_feedback(float16)`` and so on. Raises `ConfigError`.
     """
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"compressor is {text!r}, which is no string", hint=f"use one of {', '.join(NAMES)}"
+        )
+    return _parsed(text)
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Compressor:
     form = _FORM.fullmatch(text)
     name, inside = form.groups() if form else ("", None)
     if name not in NAMES:

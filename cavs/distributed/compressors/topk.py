@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,8 +28,10 @@ class TopK(Compressor):
 
     momentum: of the local accumulation (momentum correction); what comes out then already has
     momentum, and the optimiser must be plain SGD. Where a number is sent, its momentum is forgotten
-    too (factor masking). clip: the largest norm of the whole gradient of this parameter; each of N
-    ranks cuts its own to clip / sqrt(N) first; 0 is none. warm_up: over so many steps the ratio
+    too (factor masking). clip: of the norm of the total of N ranks, in which each may have a part
+    of norm clip / sqrt(N): what is longer is cut before it gathers up. So independent gradients
+    total to about `clip`, aligned ones to clip * sqrt(N); 0 is none. Where the total is then
+    divided by N, the limits hold of the mean (`averaged`). warm_up: over so many steps the ratio
     goes down from 1/4, each step by the same factor.
     """
 
@@ -46,6 +48,10 @@ class TopK(Compressor):
             ratio = _WARM_UP_RATIO * (ratio / _WARM_UP_RATIO) ** (step / self.warm_up)
         return min(size, max(1, math.ceil(ratio * size)))
 
+    def averaged(self, ranks: int) -> Compressor:
+        """See `Compressor`."""
+        return replace(self, clip=self.clip * ranks)
+
     def start(self, shape: tuple[int, ...], dtype: Any, *, seed: int = 0) -> State:
         """See `Compressor`."""
         return {"step": 0, "velocity": np.zeros(shape, dtype), "unsent": np.zeros(shape, dtype)}
@@ -57,11 +63,9 @@ class TopK(Compressor):
         velocity += self._clipped(gradient.reshape(-1), ranks)
         unsent = state["unsent"].reshape(-1) + velocity
         finite = np.isfinite(unsent)
-        # Equal magnitudes go by their place. What is not finite goes first, so that the step is
-        # refused, and is forgotten.
+        # What is not finite goes first, so that the step is refused, and is forgotten.
         magnitude = np.where(finite, np.abs(unsent), np.inf)
-        order = np.argsort(-magnitude, kind="stable")
-        chosen = np.sort(order[: self.count(unsent.size, state["step"])]).astype(np.int32)
+        chosen = _largest(magnitude, self.count(unsent.size, state["step"]))
         values = unsent[chosen]
         payload = np.concatenate([chosen.view(np.uint8), values.view(np.uint8)])
         gathered = yield Exchange("all_gather", (payload,))
@@ -106,3 +110,15 @@ class TopK(Compressor):
             f"topk(ratio={self.ratio:g}, momentum={self.momentum:g}, clip={self.clip:g}, "
             f"warm_up={self.warm_up})"
         )
+
+
+def _largest(magnitude: Array, count: int) -> Array:
+    """The places of the `count` largest, int32, rising; of equal ones those that come first."""
+    if count == magnitude.size:
+        return np.arange(count, dtype=np.int32)
+    # Smallest of the negative ones: NumPy takes long for the largest where nearly all are zero.
+    least = -np.partition(-magnitude, count - 1)[count - 1]
+    chosen = magnitude > least
+    equal = np.flatnonzero(magnitude == least)
+    chosen[equal[: count - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen).astype(np.int32)

@@ -204,9 +204,10 @@ class _Planner:
         else:
             received = float(math.prod(shard.shape) * variable.itemsize)
             sent = np.full(len(self.replicas), received)
+        many = len(self.by_node) > 1  # else there is nobody to speak for a node, as in the run
         operations: list[Operation] = []
         senders = dict(zip(self.replicas, sent.tolist(), strict=True))
-        if server.two_level:
+        if server.two_level and many:
             senders = {}
             for ranks in self.by_node.values():
                 leader = root if root in ranks else ranks[0]
@@ -215,7 +216,7 @@ class _Planner:
                 if variable.sparse:
                     senders[leader] = self.rows(variable, shard, ranks)[1] * row_bytes
         operations += _rooted(push, senders, root)
-        if server.local_replication:
+        if server.local_replication and many:
             leaders = [root if root in ranks else ranks[0] for ranks in self.by_node.values()]
             operations += _rooted(pull, dict.fromkeys(leaders, received), root)
             for ranks, leader in zip(self.by_node.values(), leaders, strict=True):

@@ -131,6 +131,10 @@ class NodeConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"a node of a strategy is called {self.name!r}", hint="name it")
+        if not isinstance(self.compressor, str):
+            raise ConfigError(
+                f"{self.name}: compressor is {self.compressor!r}", hint='name it, such as "float16"'
+            )
         object.__setattr__(self, "partition", tuple(self.partition))
         object.__setattr__(self, "placement", _names(self.name, "placement", self.placement))
         object.__setattr__(self, "shards", tuple(self.shards))

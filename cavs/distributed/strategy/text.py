@@ -90,7 +90,7 @@ def _node(content: Any, place: str) -> NodeConfig:
 
 def _synchroniser(content: Any, place: str) -> Synchroniser:
     kinds = {kind.type: kind for kind in SYNCHRONISERS}
-    if not isinstance(content, Mapping) or content.get("type") not in kinds:
+    if not isinstance(content, Mapping) or content.get("type") not in list(kinds):
         raise ConfigError(f"{place} is {content!r}", hint=f"give a type of {', '.join(kinds)}")
     kind = kinds[content["type"]]
     known = dataclasses.fields(kind)

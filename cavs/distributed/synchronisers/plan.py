@@ -154,10 +154,11 @@ class _Plan:
                 if sync.spec == "nccl":
                     self.by_nccl.setdefault(sync.group, leaf.name)
             else:
+                compressor = parse(leaf.compressor)
+                if strategy.graph.gradients == "mean":  # a sum here, divided with the update
+                    compressor = compressor.averaged(self.roles.count)
                 self.exchanges.append(
-                    CompressedAllReduce(
-                        part, self.values, self.executor, parse(leaf.compressor), seed=i
-                    )
+                    CompressedAllReduce(part, self.values, self.executor, compressor, seed=i)
                 )
 
     def _factor(self, part: Part, leaf: NodeConfig, node: NodeConfig) -> None:
