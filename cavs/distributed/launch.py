@@ -217,7 +217,7 @@ class _Run:
         if death is None or self.failed:
             return status or int(self.failed or any(self.watch.ends.values()))
         last = list(self.watch.ends.values())[-1]
-        if self.elastic and last >= 0:  # those that went on have said how it ended
+        if self.elastic and last >= 0 and self.ended is None:  # who went on has said how it ended
             return status if 0 in self.watch.ends.values() else last
         text = self.watch.told(stopped=self.ended is not None, elastic=self.elastic)
         if text is not None and not self.asked:
@@ -249,7 +249,7 @@ class _Run:
             self.say(f"cavs: {waiting}")
         if self.watch.aborted:  # mpirun may miss those that were just coming to MPI_Init
             self.patient = self.patient or now + _ABORTING
-        elif self.elastic or self.watch.death is None:
+        elif self.watch.death is None or (self.elastic and not self.watch.starting):
             return
         if self.patient is None:
             self.patient = now + _GRACE

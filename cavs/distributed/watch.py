@@ -183,6 +183,11 @@ class Watch:
         return any(self.ends.get(rank, 0) != 0 for rank in self.failed)
 
     @property
+    def starting(self) -> bool:
+        """Whether ranks wait in MPI_Init, which needs all of them: none survives another there."""
+        return any(wait.call == INIT for wait in self.waits.values())
+
+    @property
     def alone(self) -> bool:
         """Whether all ranks that are left have done what can be done without the dead."""
         idle = {r for r, wait in self.waits.items() if wait.call in (INIT, FINALIZE)}
@@ -205,7 +210,7 @@ class Watch:
             where = f"the checkpoint is {path}, of step {step}"
         said = f"rank {rank} of {self.ranks} {_ended(status)}, and the others stopped; {where}."
         left = self.ranks - 1
-        if elastic or left == 0:
+        if elastic or left == 0 or self.left.get(rank, 0) < _FIRST:
             return said
         return f"{said} With --elastic {left} rank{'s' * (left != 1)} would have gone on."
 

@@ -109,6 +109,8 @@ def test_the_end_may_be_waited_for_as_long_as_it_takes_but_is_told_once(tell):
 
 
 def test_the_first_death_is_told_with_what_was_saved(tell):
+    for _ in ("MPI_Init", "MPI_Comm_dup"):
+        tell(2, "out")
     tell(0, "saved", "a.safetensors", 12)
     tell(1, "ended", 0)
     assert tell.watch.death is None
@@ -121,6 +123,17 @@ def test_the_first_death_is_told_with_what_was_saved(tell):
         "the checkpoint is a.safetensors, of step 12. With --elastic 2 ranks would have gone on."
     )
     assert tell.watch.told(stopped=False, elastic=True).endswith("of step 12.")
+
+
+def test_nobody_goes_on_without_a_rank_that_never_began(tell):
+    tell(1, "ended", 1)
+    assert not tell.watch.starting  # the others load their data
+    tell(0, "in", "MPI_Init", 300)
+    assert tell.watch.starting
+    assert "--elastic" not in tell.watch.told(stopped=True)
+    tell(0, "out")
+    tell(0, "in", "MPIX_Comm_shrink", 300)
+    assert not tell.watch.starting
 
 
 def test_one_that_is_gone_with_its_keeper_is_missed(tell):
