@@ -15,6 +15,7 @@ from pathlib import Path
 from cavs.distributed.keeper import PIPE, tell
 
 INIT, FINALIZE = "MPI_Init", "MPI_Finalize"  # to the last, ranks may come late with good reason
+ELASTIC = "CAVS_ELASTIC"  # in a rank's environment: whether the launcher lets others outlive one
 STARTING = 30.0  # seconds that ranks have to come to MPI_Init in any case
 # Seconds after which ranks that all are in a call of MPI's start do not go on: more for more ranks,
 # which may share a core.
@@ -38,6 +39,11 @@ def inside(call: str, timeout: float) -> Iterator[None]:
 def is_watched() -> bool:
     """In a rank: whether a launcher says on behalf of all what becomes of them."""
     return PIPE in os.environ
+
+
+def ends_all() -> bool:
+    """In a rank: whether a launcher ends all ranks when one dies."""
+    return is_watched() and not os.environ.get(ELASTIC)
 
 
 @dataclass

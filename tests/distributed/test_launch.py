@@ -118,6 +118,27 @@ def test_no_rank_waits_for_one_that_died_before_the_start(fake_mpirun, monkeypat
     assert "rank 1 of 2 ended with status 3, and the others stopped" in " ".join(said)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (["train", "tree-lstm", "--elastic"], True),
+        (["train", "tree-lstm"], False),
+        (["own.py", "--elastic"], False),  # whatever that means there
+    ],
+)
+def test_ranks_and_launcher_are_elastic_together(
+    arguments, asked, fake_mpirun, tmp_path, monkeypatch
+):
+    """Else the launcher would end ranks that go on."""
+    monkeypatch.setenv("CAVS_ELASTIC", "1")  # left from elsewhere
+    told = tmp_path / "told"
+    fake_mpirun(f'echo "$CAVS_ELASTIC" "$@" > {told}; say \'[1, "ended", -9]\'')
+    said = []
+    assert launch.launch(2, arguments, say=said.append) == 128 + 9
+    assert told.read_text().startswith("1 " if asked else " ")
+    assert ("async_mpi_finalize" in told.read_text()) == asked
+
+
 def alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as f:

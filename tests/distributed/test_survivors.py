@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import Trainer, snapshot
+from cavs.distributed import Trainer, keeper, snapshot, watch
 from cavs.distributed.communicator import LostPeerError, run_threads
 from cavs.errors import CommunicationError, ConfigError
 from cavs.train.checkpoint import read_checkpoint
@@ -259,12 +259,26 @@ def unprotected(c):
     return str(caught.value), caught.value.agreed
 
 
+def unlaunched(c):
+    """What each rank says where the launcher would end it when another dies."""
+    with pytest.raises(ConfigError) as caught:
+        Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, elastic=True)
+    return str(caught.value), caught.value.agreed
+
+
 class TestProcesses:
     pytestmark = needs_mpi
 
     def test_elastic_under_a_plain_mpirun_is_refused_at_the_start(self):
         text, agreed = run_ranks(2, __name__, "unprotected")
         assert agreed and "elastic=True, but this MPI was started without fault tolerance" in text
+        assert "start with: cavs launch --elastic" in text
+
+    def test_elastic_under_a_launcher_that_is_not_is_refused_at_the_start(self):
+        """It would end the others a while after they have gone on."""
+        watched = {keeper.PIPE: "/nowhere", watch.ELASTIC: ""}
+        text, agreed = run_ranks(2, __name__, "unlaunched", elastic=True, env=watched)
+        assert agreed and "elastic=True, but cavs launch was started without --elastic" in text
         assert "start with: cavs launch --elastic" in text
 
     def test_a_killed_rank_is_survived(self, tmp_path):
