@@ -97,8 +97,8 @@ def test_two_ranks_may_die(alone, capsys):
             np.testing.assert_allclose(results[r][0][name], value, rtol=1e-8, atol=1e-10)
 
 
-def test_an_evaluation_done_again_sees_the_same_batches(alone, monkeypatch):
-    """Its loader shuffles, and the loss depends on the batches."""
+def evaluations_with_a_death(monkeypatch, work):
+    """What the ranks make of `work` where rank 1 of 3 dies at the end of its first evaluation."""
     combined = Trainer._combined
 
     def dying(self, sums):
@@ -107,10 +107,32 @@ def test_an_evaluation_done_again_sees_the_same_batches(alone, monkeypatch):
             raise Killed
         return combined(self, sums)
 
+    def mortal(c):
+        try:
+            return work(c)
+        except Killed:
+            return None
+
     monkeypatch.setattr(Trainer, "_combined", dying)
-    results = survive(3, [])
+    return run_threads(3, mortal, timeout=patience(30))
+
+
+def test_an_evaluation_done_again_sees_the_same_batches(alone, monkeypatch):
+    """Its loader shuffles, and the loss depends on the batches."""
+    results = evaluations_with_a_death(monkeypatch, fit)
     assert results[1] is None
     assert results[0][1] == results[2][1] == pytest.approx(alone[1], rel=1e-9)
+
+
+def test_an_evaluation_of_an_iterator_done_again_sees_all_of_it(monkeypatch):
+    def work(c):
+        t = Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, elastic=True, dtype=np.float64)
+        return t.evaluate(batch for batch in loader())["loss"]
+
+    expected = run_threads(1, work)[0]
+    results = evaluations_with_a_death(monkeypatch, work)
+    assert results[1] is None
+    assert results[0] == results[2] == pytest.approx(expected, rel=1e-9)
 
 
 def test_without_elastic_a_lost_rank_is_an_error():
