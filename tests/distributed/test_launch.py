@@ -118,6 +118,54 @@ def test_ranks_of_the_wheels_mpirun_start_without_a_look_at_fabrics(monkeypatch,
     assert setting() is None
 
 
+FAKE = """#!/bin/sh
+say() { printf '%s\\n' "$1" > "$CAVS_LAUNCH_PIPE"; }
+"""
+
+
+@pytest.fixture
+def fake_mpirun(monkeypatch, tmp_path):
+    """Makes a shell script be mpirun; in it, `say` tells the launcher something as a rank would."""
+
+    def make(text):
+        path = tmp_path / "mpirun"
+        path.write_text(FAKE + text)
+        path.chmod(0o755)
+        monkeypatch.setattr(launch, "find_mpirun", lambda: launch.Launcher(str(path), True, True))
+
+    return make
+
+
+def test_no_rank_waits_for_one_that_died_before_the_start(fake_mpirun, monkeypatch):
+    """Not with --elastic either: from MPI_Init they come out together or not at all."""
+    monkeypatch.setattr(launch, "_FAREWELL", 0.0)
+    fake_mpirun("""say '[0, "in", "MPI_Init", 300]'; say '[1, "ended", 3]'; exec sleep 20""")
+    said = []
+    assert launch.launch(2, ["train"], elastic=True, say=said.append) == 3
+    assert "rank 1 of 2 ended with status 3, and the others stopped" in " ".join(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (["train", "tree-lstm", "--elastic"], True),
+        (["train", "tree-lstm"], False),
+        (["own.py", "--elastic"], False),  # whatever that means there
+    ],
+)
+def test_ranks_and_launcher_are_elastic_together(
+    arguments, asked, fake_mpirun, tmp_path, monkeypatch
+):
+    """Else the launcher would end ranks that go on."""
+    monkeypatch.setenv("CAVS_ELASTIC", "1")  # left from elsewhere
+    told = tmp_path / "told"
+    fake_mpirun(f'echo "$CAVS_ELASTIC" "$@" > {told}; say \'[1, "ended", -9]\'')
+    said = []
+    assert launch.launch(2, arguments, say=said.append) == 128 + 9
+    assert told.read_text().startswith("1 " if asked else " ")
+    assert ("async_mpi_finalize" in told.read_text()) == asked
+
+
 def alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as f:

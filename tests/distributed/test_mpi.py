@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from cavs.distributed.communicator import mpi, nccl_group
+from cavs.distributed.communicator import SingleCommunicator, mpi, nccl_group, world
+from cavs.distributed.communicator.started import started
 from cavs.errors import CommunicationError, DeviceError
 from tests.distributed.mpirun import ROOT, needs_mpi, run_ranks
 from tests.patience import patience
@@ -154,6 +156,42 @@ def test_a_foreign_mpirun_is_a_clear_error():
         timeout=patience(60),
     )
     assert "mpirun started 4 ranks, but the MPI library of mpi4py (Open MPI" in done.stderr
+
+
+@pytest.fixture
+def of_one(monkeypatch):
+    """An MPI library that sees this process alone, and no word of who started it."""
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "PMI_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    one = SimpleNamespace(Get_size=lambda: 1)
+    library = {"Get_version": lambda: (4, 0), "Get_library_version": lambda: "Open MPI v5, a"}
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(COMM_WORLD=one, **library))
+
+
+@pytest.mark.parametrize("told", [{}, {"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.7.0"}])
+def test_an_srun_that_does_not_reach_this_mpi_is_a_clear_error(told, of_one, monkeypatch):
+    """Else each of the four trained alone."""
+    for name, value in ({"SLURM_STEP_NUM_TASKS": "4"} | told).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DeviceError) as caught:
+        world()
+    assert "srun started 4 ranks, but the MPI library of mpi4py (Open MPI v5) sees 1\n" in str(
+        caught.value
+    )
+    assert "start with: srun --mpi=pmix" in str(caught.value)
+
+
+def test_ranks_inside_a_task_of_slurm_are_not_counted_by_it(of_one, monkeypatch):
+    """Slurm starts the daemons of a mpirun, and these the ranks."""
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    for name, value, ranks in (("PMIX_RANK", "0", None), ("OMPI_COMM_WORLD_SIZE", "1", 1)):
+        monkeypatch.setenv(name, value)
+        assert started().by == "mpirun" and started().ranks == ranks
+        mpi.load_mpi()
+    for name in ("PMIX_RANK", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert isinstance(world(), SingleCommunicator)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is there")

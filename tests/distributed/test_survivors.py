@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import Trainer, snapshot
-from cavs.distributed.communicator import LostPeerError, MPICommunicator, run_threads
-from cavs.distributed.communicator.ulfm import check_survivable
+from cavs.distributed import Trainer, keeper, snapshot, watch
+from cavs.distributed.communicator import LostPeerError, run_threads
 from cavs.errors import CommunicationError, ConfigError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi, run_ranks
@@ -99,8 +98,8 @@ def test_two_ranks_may_die(alone, capsys):
             np.testing.assert_allclose(results[r][0][name], value, rtol=1e-8, atol=1e-10)
 
 
-def test_an_evaluation_done_again_sees_the_same_batches(alone, monkeypatch):
-    """Its loader shuffles, and the loss depends on the batches."""
+def evaluations_with_a_death(monkeypatch, work):
+    """What the ranks make of `work` where rank 1 of 3 dies at the end of its first evaluation."""
     combined = Trainer._combined
 
     def dying(self, sums):
@@ -109,10 +108,32 @@ def test_an_evaluation_done_again_sees_the_same_batches(alone, monkeypatch):
             raise Killed
         return combined(self, sums)
 
+    def mortal(c):
+        try:
+            return work(c)
+        except Killed:
+            return None
+
     monkeypatch.setattr(Trainer, "_combined", dying)
-    results = survive(3, [])
+    return run_threads(3, mortal, timeout=patience(30))
+
+
+def test_an_evaluation_done_again_sees_the_same_batches(alone, monkeypatch):
+    """Its loader shuffles, and the loss depends on the batches."""
+    results = evaluations_with_a_death(monkeypatch, fit)
     assert results[1] is None
     assert results[0][1] == results[2][1] == pytest.approx(alone[1], rel=1e-9)
+
+
+def test_an_evaluation_of_an_iterator_done_again_sees_all_of_it(monkeypatch):
+    def work(c):
+        t = Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, elastic=True, dtype=np.float64)
+        return t.evaluate(batch for batch in loader())["loss"]
+
+    expected = run_threads(1, work)[0]
+    results = evaluations_with_a_death(monkeypatch, work)
+    assert results[1] is None
+    assert results[0] == results[2] == pytest.approx(expected, rel=1e-9)
 
 
 def test_without_elastic_a_lost_rank_is_an_error():
@@ -261,16 +282,11 @@ def unprotected(c):
     return str(caught.value), caught.value.agreed
 
 
-def test_elastic_under_a_launcher_that_ends_all_is_refused(monkeypatch):
-    c = mock.Mock(spec=MPICommunicator, size=3)
-    monkeypatch.setenv("OMPI_MCA_mpi_ft_enable", "1")
-    monkeypatch.setenv("CAVS_LAUNCHED", "3")
-    monkeypatch.delenv("CAVS_ELASTIC", raising=False)
-    with pytest.raises(ConfigError, match="ends all ranks when one dies") as found:
-        check_survivable(c)
-    assert "cavs launch --elastic -n 3" in str(found.value)
-    monkeypatch.setenv("CAVS_ELASTIC", "1")
-    check_survivable(c)
+def unlaunched(c):
+    """What each rank says where the launcher would end it when another dies."""
+    with pytest.raises(ConfigError) as caught:
+        Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, elastic=True)
+    return str(caught.value), caught.value.agreed
 
 
 class TestProcesses:
@@ -279,6 +295,13 @@ class TestProcesses:
     def test_elastic_under_a_plain_mpirun_is_refused_at_the_start(self):
         text, agreed = run_ranks(2, __name__, "unprotected")
         assert agreed and "elastic=True, but this MPI was started without fault tolerance" in text
+        assert "start with: cavs launch --elastic" in text
+
+    def test_elastic_under_a_launcher_that_is_not_is_refused_at_the_start(self):
+        """It would end the others a while after they have gone on."""
+        watched = {keeper.PIPE: "/nowhere", watch.ELASTIC: ""}
+        text, agreed = run_ranks(2, __name__, "unlaunched", elastic=True, env=watched)
+        assert agreed and "elastic=True, but cavs launch was started without --elastic" in text
         assert "start with: cavs launch --elastic" in text
 
     def test_a_killed_rank_is_survived(self, tmp_path):

@@ -24,6 +24,7 @@ from cavs.distributed.communicator.collectives import Collectives, Message
 from cavs.distributed.communicator.common_memory import map_common
 from cavs.distributed.communicator.mpi_mailbox import MPIMailbox
 from cavs.distributed.communicator.protocol import Array, LostPeerError
+from cavs.distributed.communicator.started import started
 from cavs.distributed.keeper import tell
 from cavs.distributed.watch import FINALIZE, INIT, inside
 from cavs.errors import CommunicationError, DeviceError
@@ -78,12 +79,12 @@ def load_mpi(timeout: float = 300.0) -> ModuleType:
         raise DeviceError(f"{library} implements MPI {has}, cavs needs {needs}", hint=INSTALL)
     if begins:
         atexit.register(tell, "in", FINALIZE, timeout)
-    expected = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")
-    if expected is not None and int(expected) != MPI.COMM_WORLD.Get_size():
+    told, size = started(), MPI.COMM_WORLD.Get_size()
+    if told is not None and told.ranks not in (None, size):
         raise DeviceError(
-            f"mpirun started {expected} ranks, but the MPI library of mpi4py "
-            f"({MPI.Get_library_version().split(',')[0]}) sees {MPI.COMM_WORLD.Get_size()}",
-            hint="start with the mpirun of the same MPI, or with: cavs launch",
+            f"{told.by} started {told.ranks} ranks, but the MPI library of mpi4py "
+            f"({MPI.Get_library_version().split(',')[0]}) sees {size}",
+            hint=told.hint,
         )
     module: ModuleType = MPI
     return module

@@ -6,7 +6,7 @@ import os
 
 from cavs.distributed.communicator.mpi import MPICommunicator
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.launch import ELASTIC, LAUNCHED
+from cavs.distributed.watch import ends_all
 from cavs.errors import ConfigError
 
 _SWITCH = "OMPI_MCA_mpi_ft_enable"  # what ``mpirun --with-ft ulfm`` sets for the ranks
@@ -20,6 +20,12 @@ def check_survivable(c: Communicator) -> None:
     """
     if not isinstance(c, MPICommunicator) or c.size == 1:
         return
+    if ends_all():
+        raise ConfigError(
+            "elastic=True, but cavs launch was started without --elastic: when a rank dies, it "
+            "ends the others",
+            hint="start with: cavs launch --elastic",
+        )
     if os.environ.get(_SWITCH, "").lower() not in _ON:
         raise ConfigError(
             "elastic=True, but this MPI was started without fault tolerance: when a rank dies, so "
