@@ -8,8 +8,6 @@ from typing import Any
 from cavs.cli import options
 from cavs.distributed.launch import launch
 
-ELASTIC_OPTION = "--elastic"
-
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
@@ -24,7 +22,7 @@ def add_parser(commands: Any) -> None:
         help="of the engine of each rank, default: %(default)s",
     )
     parser.add_argument(
-        ELASTIC_OPTION, action="store_true", help="go on with the ranks that are left if one dies"
+        "--elastic", action="store_true", help="go on with the ranks that are left if one dies"
     )
     parser.add_argument(
         "arguments",
@@ -37,5 +35,4 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the ranks and wait for them."""
-    elastic = args.elastic or ELASTIC_OPTION in args.arguments  # of the command: it means the same
-    return launch(args.ranks, args.arguments, threads=args.threads, elastic=elastic)
+    return launch(args.ranks, args.arguments, threads=args.threads, elastic=args.elastic)

@@ -69,7 +69,6 @@ class Watch:
     failed: set[int] = field(default_factory=set)  # have said themselves why they end all
     left: dict[int, int] = field(default_factory=dict)  # calls of MPI's that each rank came out of
     saved: tuple[str, int] | None = None  # the last checkpoint, and its step
-    early: bool = False  # ranks have waited for one that died before they began
 
     def __post_init__(self) -> None:
         self.path = self.folder / "ranks"
@@ -112,7 +111,6 @@ class Watch:
             case "ended", [int(status)]:
                 self.ends[rank] = status
                 self.waits.pop(rank, None)
-        self.early = self.early or self.starting
 
     def miss(self) -> None:
         """Ranks whose processes are gone, and whose keepers with them: call it now and then.
@@ -184,12 +182,6 @@ class Watch:
         """The first rank that did not end well, and its status, if it has not said why itself."""
         bad = [(rank, status) for rank, status in self.ends.items() if status != 0]
         return bad[0] if bad and not self.failed else None
-
-    @property
-    def starting(self) -> bool:
-        """Whether ranks that have not begun wait for one that has died: there MPI waits for all."""
-        waiting = (r for r, wait in self.waits.items() if wait.call != FINALIZE)
-        return self.death is not None and any(self.left.get(r, 0) < _FIRST for r in waiting)
 
     @property
     def aborted(self) -> bool:

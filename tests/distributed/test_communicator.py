@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavs.distributed.communicator import (
-    SingleCommunicator,
-    ThreadCommunicator,
-    run_threads,
-    world,
-)
+from cavs.distributed.communicator import SingleCommunicator, ThreadCommunicator, run_threads
 from cavs.distributed.communicator.collectives import SMALL
 from cavs.distributed.communicator.parts import bounds, even_counts
 from cavs.errors import CommunicationError, ConfigError
@@ -245,14 +240,3 @@ def test_ranks_that_disagree_about_sizes_are_told():
 
     with pytest.raises(CommunicationError, match="sent 16 bytes, rank 0 expects 8"):
         run_threads(2, work)
-
-
-def test_processes_of_srun_that_cannot_find_each_other_are_refused(monkeypatch):
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    assert world().size == 1
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    with pytest.raises(ConfigError, match="srun has started 4 processes") as found:
-        world()
-    assert "srun --mpi=pmix" in str(found.value)

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from cavs.cli import main
 from cavs.distributed import launch
 from cavs.errors import ConfigError, DeviceError
 from tests.distributed.mpirun import needs_mpi
@@ -37,23 +36,6 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
 from cavs.distributed import world
 world(300).barrier()
 """
-
-
-@pytest.mark.parametrize(
-    ("words", "elastic"),
-    [
-        (["--elastic", "train", "x"], True),
-        (["train", "x", "--elastic"], True),  # of the command: it means the same
-        (["train", "x"], False),
-    ],
-)
-def test_elastic_may_stand_on_either_side_of_the_command(monkeypatch, words, elastic):
-    told = {}
-    monkeypatch.setattr(
-        "cavs.cli.launch.launch", lambda ranks, words, **options: told.update(options) or 0
-    )
-    assert main(["launch", "-n", "2", *words]) == 0
-    assert told["elastic"] is elastic
 
 
 def test_options_of_open_mpi_are_given_to_open_mpi_alone(monkeypatch):

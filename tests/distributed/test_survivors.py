@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from unittest import mock
 
 import numpy as np
 import pytest

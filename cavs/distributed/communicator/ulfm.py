@@ -33,8 +33,3 @@ def check_survivable(c: Communicator) -> None:
             hint="start with: cavs launch --elastic, or mpirun --with-ft ulfm --mca "
             f"async_mpi_finalize 1; where it is switched on otherwise, set {_SWITCH}=1",
         )
-    if LAUNCHED in os.environ and ELASTIC not in os.environ:
-        raise ConfigError(
-            "elastic=True under cavs launch without --elastic, which ends all ranks when one dies",
-            hint=f"cavs launch --elastic -n {c.size} ...",
-        )
