@@ -1,11 +1,14 @@
-"""``cavs strategy show|check|compare MODEL``: how a model would be trained on many workers."""
+"""``cavs strategy show|check|compare MODEL``: how a model would be trained on many workers.
+
+``cavs strategy measure`` is in `cavs.cli.measure`.
+"""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from cavs.cli import options
+from cavs.cli import measure, options
 from cavs.cli.registry import Entry
 from cavs.data import GraphBatch, batch
 from cavs.distributed.builders import REGISTRY
@@ -42,12 +45,13 @@ ACTIONS = {
 
 def add_parser(commands: Any, argv: list[str]) -> None:
     """Add the command."""
-    text = "show, check or compare strategies of data-parallel training"
+    text = "show, check or compare strategies of data-parallel training, or measure a cluster"
     parser = commands.add_parser("strategy", help=text, description=text)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     below = argv[1:] if argv[:1] == ["strategy"] else []
     for name, summary in ACTIONS.items():
         options.add_models(actions, name, summary, below, _ADD[name])
+    measure.add_parser(actions)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

@@ -55,16 +55,13 @@ def agreed_strategy(
     compute, places = Compute(), hosts_of(c)
     if name == "auto" and run is not None:
         compute = _measured(run, agreement)
-    if resources is None:
+    if resources is not None:
+        cluster = in_rank_order(resources, places)
+    elif name == "auto":
+        cluster = measured_cluster(c, gpus=gpus)
+    else:
         named = devices_of if is_file(name) else cluster_of
         cluster = named(places, gpus=gpus)
-        if name == "auto":
-            network = calibrate(c, places, cluster.network)
-            if gpus:  # whose gradients lie elsewhere
-                network = dataclasses.replace(network, common_bandwidth=0.0)
-            cluster = dataclasses.replace(cluster, network=network)
-    else:
-        cluster = in_rank_order(resources, places)
     text, failed = "", None
     if c.rank == 0:
         try:
@@ -81,6 +78,16 @@ def agreed_strategy(
     if not gone:
         check_places(strategy, places, gpus=gpus)
     return strategy
+
+
+def measured_cluster(c: Communicator, *, gpus: bool = False) -> ResourceSpec:
+    """The hosts of the ranks, and the network between them as it is measured; all ranks call it."""
+    places = hosts_of(c)
+    cluster = cluster_of(places, gpus=gpus)
+    network = calibrate(c, places, cluster.network)
+    if gpus:  # whose gradients lie elsewhere
+        network = dataclasses.replace(network, common_bandwidth=0.0)
+    return dataclasses.replace(cluster, network=network)
 
 
 def number_of_replicas(

@@ -6,9 +6,12 @@ a file can create objects.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+import numpy as np
 
 from cavs.distributed.resources import GIGABIT, Network, Node, ResourceSpec
 from cavs.errors import ConfigError
@@ -42,6 +45,40 @@ def parse_resources(text: str, source: str = "resources") -> ResourceSpec:
     except RecursionError:
         raise ConfigError(f"{source} is nested too deeply") from None
     return _Reader(source).spec(root)
+
+
+def text_of(spec: ResourceSpec) -> str:
+    """YAML text that `parse_resources` reads, with four digits of a number and no order of ranks.
+
+    What nobody measured, so that it is as in `Network()`, is left out, as are infinite bandwidths.
+    """
+    lines = ["nodes:"]
+    for node in spec.nodes:
+        lines.append(f"  - address: {json.dumps(node.address)}")
+        lines += ["    chief: true"] * node.chief
+        lines.append(f"    cpus: {_devices(node.cpus)}")
+        lines += [f"    gpus: {_devices(node.gpus)}"] * bool(node.gpus)
+        if node.bandwidth is not None:
+            lines.append(f"    bandwidth: {_number(node.bandwidth / GIGABIT)}")
+    network: list[str] = []
+    for names, unit, factor in (
+        (_BANDWIDTHS, "Gbit/s", 1 / GIGABIT),
+        (_LATENCIES, "microseconds", 1e6),
+    ):
+        for name in names:
+            value = getattr(spec.network, name)
+            if value != getattr(Network, name) and math.isfinite(value):
+                network.append(f"  {name}: {_number(value * factor)}  # {unit}")
+    return "\n".join([*lines, *(["network:"] if network else []), *network, ""])
+
+
+def _devices(numbers: tuple[int, ...]) -> str:
+    return str(len(numbers) if numbers == tuple(range(len(numbers))) else list(numbers))
+
+
+def _number(value: float) -> str:
+    """In digits alone: YAML takes 1e-09 for a word."""
+    return np.format_float_positional(value, 4, unique=False, fractional=False, trim="-")
 
 
 class _Reader:

@@ -10,8 +10,13 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.cli import main
+from cavs.cli.measure import measured
+from cavs.distributed.agreement import is_agreed
+from cavs.distributed.communicator import run_threads
+from cavs.distributed.resources import ResourceSpec, load_resources
 from cavs.distributed.strategy import load
 from cavs.distributed.strategy.measure import measured_variables
+from cavs.errors import CavsError, CommunicationError, ConfigError
 
 TREE = str(Path(__file__).with_name("tree_toy.py"))
 RESOURCES = """\
@@ -86,6 +91,41 @@ def test_compare(capsys):
     assert len(capsys.readouterr().out.splitlines()) > 6
 
 
+def test_a_measured_cluster_is_one_to_plan_for(capsys):
+    texts = run_threads(2, lambda c: measured(c, "cluster.yaml"))
+    assert texts[0] == texts[1] == Path("cluster.yaml").read_text()
+    spec = load_resources("cluster.yaml")
+    assert spec.replicas == ("localhost:CPU:0", "localhost:CPU:1")
+    assert spec.network != ResourceSpec.local(2).network
+    (gpus, _) = run_threads(2, lambda c: measured(c, gpus=True))
+    Path("gpus.yaml").write_text(gpus)
+    spec = load_resources("gpus.yaml")
+    assert spec.replicas == ("localhost:GPU:0", "localhost:GPU:1")
+    assert spec.cpu_devices == () and spec.network.common_bandwidth == 0
+    words = ("--strategy", "PSLoadBalancing", "--resources", "cluster.yaml")
+    assert strategy("show", *words, "--out", "s.json") == 0
+    assert strategy("check", "--strategy", "s.json", *words[2:]) == 0
+    assert strategy("compare", *words[2:]) == 0
+    assert "s.json fits" in capsys.readouterr().out
+
+
+def test_a_cluster_that_cannot_be_written_is_an_error_on_all_ranks():
+    def work(c):
+        with pytest.raises(CavsError) as caught:
+            measured(c, "absent/cluster.yaml")
+        return type(caught.value), str(caught.value), is_agreed(caught.value)
+
+    (first, text, _), (second, quoted, _) = found = run_threads(2, work)
+    assert first is ConfigError and text.startswith("cannot write absent/cluster.yaml: ")
+    assert second is CommunicationError and "rank 0: ConfigError: cannot write" in quoted
+    assert all(agreed for _, _, agreed in found)
+
+
+def test_one_rank_has_nothing_to_measure(capsys):
+    assert main(["strategy", "measure"]) == 1
+    assert "cavs launch -n 4 strategy measure" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -93,11 +133,13 @@ def test_compare(capsys):
         (("show", "--strategy", "absent.json"), "cannot read absent.json"),
         (("show", "--resources", "absent.yaml"), "cannot read absent.yaml"),
         (("show", "--out", "absent/s.json"), "cannot write absent/s.json"),
+        (("show", "--out", "."), "cannot write ."),
         (("compare", "--strategy", "AllReduce(chunk=0)"), "chunk is 0"),
     ],
 )
 def test_bad_input(words, text, capsys):
     assert strategy(*words) == 1
+    assert not list(Path().glob("**/*part"))
     assert text in capsys.readouterr().err
 
 

@@ -119,6 +119,20 @@ def cavs_command(*arguments, **options):
     )
 
 
+def test_what_was_measured_is_trained_on(tmp_path):
+    def launched(*words):
+        process = cavs_command("launch", "-n", 2, *words)
+        text, errors = process.communicate(timeout=patience(60))
+        assert process.returncode == 0, errors
+        return text
+
+    file = tmp_path / "cluster.yaml"
+    text = launched("strategy", "measure", "--out", file)
+    assert file.read_text() == text and text.count("nodes:") == 1
+    words = ("--strategy", "auto", "--resources", file, "--epochs", 1, "--quiet")
+    assert "best epoch" in launched("train", TOY, "--out", tmp_path / "run", *words)
+
+
 def test_cavs_train_writes_once_and_the_checkpoint_fits_one_process(tmp_path):
     out = tmp_path / "run"
     process = cavs_command("launch", "-n", 2, "train", TOY, "--out", out, "--quiet")

@@ -2,12 +2,13 @@
 
 import builtins
 import contextlib
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavs.distributed.resource_text import parse_resources
+from cavs.distributed.resource_text import parse_resources, text_of
 from cavs.distributed.resources import GIGABIT, Network, Node, ResourceSpec, load_resources, node_of
 from cavs.errors import ConfigError
 
@@ -47,6 +48,27 @@ def test_a_specification(tmp_path):
     assert spec.link("h2:CPU:1", "h2:CPU:0") == (80.5 * GIGABIT, 0)
     with pytest.raises(ConfigError, match="there is no node h3"):
         spec.node("h3")
+
+
+def test_what_is_written_is_read(tmp_path):
+    network = Network(
+        latency=1234.5678e-6, local_latency=0.0, local_bandwidth=1.5e-6 * GIGABIT, bandwidth=8e20
+    )
+    nodes = (
+        Node(address="10.0.0.1", chief=True, gpus=(0, 1, 3), cpus=(), bandwidth=25 * GIGABIT),
+        Node(address="1e5", cpus=(0, 1)),
+        Node(address="on", cpus=(1,)),
+    )
+    spec = ResourceSpec(nodes=nodes, network=network)
+    text = text_of(spec)
+    assert "latency: 1235  # microseconds" in text and "flow_bandwidth" not in text
+    read = parse_resources(text)
+    assert read.nodes == spec.nodes
+    assert dataclasses.astuple(read.network) == pytest.approx(
+        dataclasses.astuple(network), rel=1e-3, abs=0
+    )
+    plain = ResourceSpec.local(3)
+    assert "network" not in text_of(plain) and parse_resources(text_of(plain)) == plain
 
 
 def test_processes_of_this_machine():

@@ -16,6 +16,7 @@ from cavs.distributed.strategy.expression import (
     Strategy,
     Synchroniser,
 )
+from cavs.distributed.whole_file import write_whole
 from cavs.errors import ConfigError
 
 FORMAT = 1
@@ -148,14 +149,7 @@ def from_text(text: str, source: str = "strategy") -> Strategy:
 
 def save(strategy: Strategy, path: str | os.PathLike[str]) -> None:
     """Writes the strategy to a file, whole or not at all."""
-    target = Path(path)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        part.write_text(to_text(strategy), encoding="utf-8")
-        part.replace(target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
+    write_whole(path, to_text(strategy))
 
 
 def load(path: str | os.PathLike[str]) -> Strategy:

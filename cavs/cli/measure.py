@@ -1,0 +1,65 @@
+"""``cavs strategy measure``: the resource specification of the ranks that it runs on."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cavs.cli.distributed import one_voice
+from cavs.distributed import world
+from cavs.distributed.agreement import Agreement
+from cavs.distributed.choice import measured_cluster
+from cavs.distributed.communicator import Communicator
+from cavs.distributed.resource_text import text_of
+from cavs.distributed.whole_file import write_whole
+from cavs.errors import CavsError, ConfigError
+
+
+def add_parser(actions: Any) -> None:
+    """Add ``measure`` to the actions of ``cavs strategy``."""
+    text = "the hosts of the ranks that run this, and how fast messages are between them"
+    parser = actions.add_parser(
+        "measure",
+        help=text,
+        description=f"{text}: a resource specification for --resources, YAML. Start it on the "
+        "ranks that are to train, by cavs launch -n N strategy measure, or by mpirun or srun.",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write it to a file, too")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="what the ranks are to compute on, default: %(default)s",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, and print what rank 0 found."""
+    communicator = world()
+    with one_voice(communicator):
+        text = measured(communicator, args.out, gpus=args.device == "cuda")
+    if communicator.rank == 0:
+        print(text, end="")
+    return 0
+
+
+def measured(communicator: Communicator, out: str | None = None, *, gpus: bool = False) -> str:
+    """The specification as YAML text; rank 0 writes it to `out`.
+
+    All ranks call it. `ConfigError` where there is one rank, or where `out` cannot be written; the
+    other ranks get a `CommunicationError` then.
+    """
+    if communicator.size == 1:
+        raise ConfigError(
+            "1 rank has nobody to send messages to",
+            hint="start several: cavs launch -n 4 strategy measure",
+        )
+    text, failed = text_of(measured_cluster(communicator, gpus=gpus)), None
+    try:
+        if communicator.rank == 0 and out is not None:
+            write_whole(out, text)
+    except CavsError as error:  # the other ranks must learn of it
+        failed = error
+    Agreement(communicator).same(None, failed)
+    return text
