@@ -70,10 +70,9 @@ def _kept(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _same_model(trained: str, name: str) -> bool:
-    """Whether `name` may be the model of a run of `trained`: a file may have been moved since."""
-    if trained.endswith(".py") and name.endswith(".py"):
-        return Path(trained).name == Path(name).name or not Path(trained).exists()
-    return _known_as(trained) == _known_as(name)
+    """Whether `name` may be the model of a run of `trained`; of files, parameters tell later."""
+    files = trained.endswith(".py") and name.endswith(".py")
+    return files or _known_as(trained) == _known_as(name)
 
 
 def _known_as(name: str) -> str:
