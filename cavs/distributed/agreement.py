@@ -33,11 +33,11 @@ class Meeting:
 
 
 class Agreement:
-    """Meetings of the ranks of one communicator. names: their numbers among all, for errors."""
+    """Meetings of the ranks of one communicator."""
 
-    def __init__(self, communicator: Communicator, names: Sequence[int] | None = None) -> None:
+    def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
-        self.names = range(communicator.size) if names is None else names
+        self.names = communicator.names
 
     def meet(
         self,

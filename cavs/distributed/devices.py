@@ -111,11 +111,11 @@ def join_devices(
     except DeviceError as error:
         missing = error.what
     told = replicas.share([missing, uuid])
-    reasons = [f"rank {r}: {text}" for r, (text, _) in enumerate(told) if text]
+    reasons = [f"rank {replicas.names[r]}: {text}" for r, (text, _) in enumerate(told) if text]
     names = [name for _, name in told]
     if not reasons and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        ranks = [str(r) for r, name in enumerate(names) if name == twice]
+        ranks = [str(replicas.names[r]) for r, name in enumerate(names) if name == twice]
         reasons = [f"ranks {' and '.join(ranks)} share a GPU"]
     if reasons and collectives == "nccl":
         raise DeviceError(

@@ -302,7 +302,7 @@ class DistributedSession:
     @property
     def team_agreement(self) -> Agreement:
         """Where those meet who go through a step together: all, or the replicas of a host."""
-        return Agreement(self.roles.local, self.roles.team) if self.free else self.agreement
+        return Agreement(self.roles.local) if self.free else self.agreement
 
     @property
     def exchanges(self) -> list[Exchange]:

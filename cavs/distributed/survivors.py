@@ -54,6 +54,7 @@ class Survivors:
         """The strategy is one of the present ranks."""
         c = self.trainer.communicator
         self.number, self.ranks, self.strategy = c.rank, c.size, self.trainer.strategy
+        self.names = c.names
 
     @property
     def ends(self) -> bool:
@@ -91,7 +92,7 @@ class Survivors:
         """What a `fit` raises that has saved what there was; `stopped` says what and where."""
         tell("parted")
         error = LostPeerError(
-            f"ranks {self.gone} of {self.ranks} are gone; {stopped}",
+            f"ranks {[self.names[r] for r in self.gone]} of {self.ranks} are gone; {stopped}",
             hint="resume from it; with --elastic the others would have gone on",
         )
         error.agreed = True  # type: ignore[attr-defined]  # all that are left know

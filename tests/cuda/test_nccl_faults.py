@@ -96,9 +96,8 @@ def test_a_rank_that_does_not_come_ends_the_operation(nccl):
             return
         c.timeout = 0.2
         handle = c.start(c.all_reduce, wrapped.put(np.ones(5)))
-        with pytest.raises(
-            CommunicationError, match=r"0 waited 0.2 s for NCCL in all-reduce of 40"
-        ):
+        late = r"0 waited 0.2 s for NCCL in all-reduce of 40 bytes: rank 1 did not come"
+        with pytest.raises(CommunicationError, match=late):
             handle.wait()
         with pytest.raises(CommunicationError, match=r"waited 0.2 s"):
             c.barrier()
@@ -107,6 +106,30 @@ def test_a_rank_that_does_not_come_ends_the_operation(nccl):
             c.sum_ranges([(8, 1)], "float64", 0)
 
     assert outcomes_on_devices(nccl, 2, work) == [None, None]
+
+
+def test_only_who_is_needed_is_named_and_by_its_number_in_the_world(nccl):
+    """Rank 3 waits in a part for rank 2, which waits on the host for rank 1; nobody for rank 0."""
+    gave_up = threading.Semaphore(0)
+
+    def work(wrapped):
+        c = wrapped.c
+        part = wrapped.split(c.rank // 2)
+        part.c.timeout = c._control.timeout = 0.3
+        try:
+            if c.rank < 2:
+                assert gave_up.acquire(timeout=20)
+            elif c.rank == 2:
+                c._control.receive(np.zeros(1), 1)
+            else:
+                part.c.receive(part.put(np.ones(2)), 0)
+        finally:
+            gave_up.release()
+            part.c.abort()
+
+    *_, third, fourth = outcomes_on_devices(nccl, 4, work)
+    assert "rank 2 waited 0.3 s in receive from rank 1: rank 1 did not come" in str(third)
+    assert "NCCL in receive of 16 bytes from rank 2: rank 1 did not come" in str(fourth)
 
 
 def test_a_send_that_nobody_receives_is_an_error_and_no_hang(nccl):

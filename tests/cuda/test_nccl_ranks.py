@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
+import threading
+import types
 
 import numpy as np
 import pytest
@@ -260,6 +263,34 @@ def test_sums_that_never_end_are_given_up(twin, nccl, met):
             (CommunicationError, "waited 0.2 s for NCCL") if met is None else (DeviceError, met)
         )
         assert isinstance(error, kind) and text in str(error)
+
+
+def test_who_has_sums_that_others_miss_says_where_it_is(twin, nccl):
+    """And those that wait like oneself say so."""
+    both = threading.Barrier(2)
+
+    def work(c):
+        group = join_devices("nccl", device_of(twin, c.rank), c, None)
+        try:
+            if c.rank == 1:
+                group.finish(types.SimpleNamespace(wait_collectives=lambda seconds: True), None)
+                c.receive(np.zeros(1), 0)
+                return
+            c.timeout = 0.3
+            with contextlib.ExitStack() as after:
+                after.callback(c.send, np.zeros(1), 1)
+                after.callback(both.wait, 20)
+                group.finish(Never(), None)
+        finally:
+            group.abort()
+
+    first, _, third = outcomes(3, work)
+    for rank, error in ((0, first), (2, third)):
+        assert isinstance(error, CommunicationError)
+        (line, _) = str(error).splitlines()
+        assert line.startswith(f"rank {rank} waited 0.3 s for NCCL: ")
+        assert "rank 1 is in receive from rank 0; " in line + "; "
+        assert re.search(f"rank {2 - rank} (is|has given up) in sums by NCCL", line)
 
 
 def test_survivors_make_a_group_of_their_own(twin, nccl):

@@ -25,7 +25,7 @@ class Comm:
 class Control(SingleCommunicator):
     """Rank 1 of 3, as far as the stand-in needs it."""
 
-    rank, size = 1, 3
+    rank, size, names = 1, 3, (0, 1, 2)
     told = ([7, 8], "tuple", "")
 
     def share(self, value):

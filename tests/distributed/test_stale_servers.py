@@ -19,6 +19,7 @@ from cavs.distributed.strategy import GraphConfig, NodeConfig, ParameterServer, 
 from cavs.distributed.synchronisers.stale import StaleServers, layout_of
 from cavs.distributed.synchronisers.stale.clocks import Clocks
 from cavs.errors import CommunicationError
+from tests.distributed.test_faults import outcomes
 from tests.distributed.test_launch import wait_for
 from tests.patience import patience
 
@@ -259,6 +260,35 @@ def test_who_stands_still_is_named_by_all_that_wait():
     first, _, third = run_threads(3, work)
     for text in (first, third):
         assert "waited 1.5 s for step 4: rank 1 is still in its step 2" in text
+
+
+def test_who_waits_for_a_step_is_no_culprit_for_those_who_wait_elsewhere():
+    gave_up = threading.Semaphore(0)
+
+    def work(c):
+        c.timeout = 0.8
+        marks = Marks(c, 9, [1] * 4, [0, 1, 1, 0])
+        marks.servers.fetch()
+        marks.push(0)
+        marks.servers.commit(1.0, 1.0)
+        if c.rank == 2:
+            assert gave_up.acquire(timeout=20) and gave_up.acquire(timeout=20)
+            return
+        c.timeout = 1.2
+        try:
+            if c.rank == 1:
+                for step in (1, 2, 3):
+                    marks.servers.fetch()
+                    marks.push(step)
+                    marks.servers.commit(1.0, 1.0)
+            else:
+                c.receive(np.zeros(1), 1)
+        finally:
+            gave_up.release()
+
+    first, second, _ = outcomes(3, work)
+    assert "rank 0 waited 1.2 s in receive from rank 1: rank 2 did not come" in str(first)
+    assert "rank 1 waited 0.8 s for step 4: rank 2 is still in its step 2" in str(second)
 
 
 def test_progress_of_a_slow_worker_is_no_hang():

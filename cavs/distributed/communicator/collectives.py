@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from cavs.distributed.communicator.parts import (
 )
 from cavs.distributed.communicator.progress import DeferredJob, Job, Progress
 from cavs.distributed.communicator.protocol import Array, Handle
+from cavs.distributed.communicator.waits import Desk, Known, Waiting, nothing
 from cavs.errors import CommunicationError
 
 T = TypeVar("T")
@@ -36,10 +37,24 @@ Message = tuple[Array, int]  # an array and the rank it goes to or comes from
 
 
 class Collectives(ABC):
-    """A `Communicator` for whoever provides `_exchange`; see there for the operations."""
+    """A `Communicator` for whoever provides `_exchange`; see there for the operations.
 
-    def __init__(self, rank: int, size: int, *, timeout: float, overlaps: bool = True) -> None:
-        self._rank, self._size, self.timeout = rank, size, timeout
+    names: the numbers of the ranks in the world. group: what all of them, and nobody else, call it.
+    desk: where this rank tells what it waits for.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        names: Sequence[int],
+        *,
+        timeout: float,
+        overlaps: bool = True,
+        desk: Desk,
+        group: str,
+    ) -> None:
+        self._rank, self._size, self.timeout = rank, len(names), timeout
+        self._names, self._desk, self._group = tuple(names), desk, group
         self._overlaps = overlaps
         self._sent = 0
         self._progress = Progress()
@@ -63,6 +78,11 @@ class Collectives(ABC):
         return self._size
 
     @property
+    def names(self) -> Sequence[int]:
+        """See `Communicator`."""
+        return self._names
+
+    @property
     def sent_bytes(self) -> int:
         """See `Communicator`."""
         return self._sent
@@ -79,6 +99,38 @@ class Collectives(ABC):
     @abstractmethod
     def abort(self, message: str) -> None:
         """See `Communicator`."""
+
+    # ---- who hangs -----------------------------------------------------------------------------
+
+    def waiting(
+        self,
+        operation: str,
+        peers: Callable[[], Iterable[int]] | None = None,
+        known: Known = nothing,
+    ) -> Waiting:
+        """See `Communicator`."""
+        group = f"{self._group} beside"
+        return self._waiting(group, 0, operation, peers or self._others, known)
+
+    def _waiting(
+        self,
+        group: str,
+        begun: int,
+        operation: str,
+        peers: Callable[[], Iterable[int]],
+        known: Known = nothing,
+    ) -> Waiting:
+        def named() -> list[int]:
+            return [self._names[r] for r in peers()]
+
+        return Waiting(self._desk, group, begun, operation, named, self._check_alive, known)
+
+    def _others(self) -> list[int]:
+        return [r for r in range(self._size) if r != self._rank]
+
+    @abstractmethod
+    def _check_alive(self) -> None:
+        """Raises LostPeerError if a rank of the group is known to have died."""
 
     # ---- order ---------------------------------------------------------------------------------
 
@@ -289,7 +341,10 @@ class Collectives(ABC):
         """See `Communicator`."""
         check_rank(root, self._size)
         self._run(
-            f"reduce of {array.nbytes} bytes to rank {root}", self._reduce, _flat(array), root
+            f"reduce of {array.nbytes} bytes to rank {self._names[root]}",
+            self._reduce,
+            _flat(array),
+            root,
         )
 
     def _reduce(self, flat: Array, root: int) -> None:
@@ -312,7 +367,8 @@ class Collectives(ABC):
         """See `Communicator`."""
         check_rank(root, self._size)
         flat = _flat(array)
-        self._run(f"broadcast of {array.nbytes} bytes by rank {root}", self._broadcast, flat, root)
+        name = f"broadcast of {array.nbytes} bytes by rank {self._names[root]}"
+        self._run(name, self._broadcast, flat, root)
 
     def _broadcast(self, flat: Array, root: int) -> None:
         if self._rank == root:
@@ -323,12 +379,14 @@ class Collectives(ABC):
     def send(self, array: Array, to: int) -> None:
         """See `Communicator`."""
         check_rank(to, self._size)
-        self._run(f"send to rank {to}", self._send, [(_flat(array), to)], [])
+        self._run(f"send to rank {self._names[to]}", self._send, [(_flat(array), to)], [])
 
     def receive(self, array: Array, source: int) -> None:
         """See `Communicator`."""
         check_rank(source, self._size)
-        self._run(f"receive from rank {source}", self._send, [], [(_flat(array), source)])
+        self._run(
+            f"receive from rank {self._names[source]}", self._send, [], [(_flat(array), source)]
+        )
 
     def barrier(self) -> None:
         """See `Communicator`."""

@@ -78,10 +78,11 @@ class Mailbox(ABC):
     """The letters of one rank. Any thread posts; one thread takes.
 
     Letters from one rank to another keep their order. A letter to oneself costs no bytes.
+    names: the numbers of the ranks in the world, for errors.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int, names: Sequence[int]) -> None:
+        self.rank, self.size, self.names = rank, len(names), names
         self.changed = threading.Condition()
         self._own: deque[Letter] = deque()
         self._sent = 0
@@ -97,7 +98,7 @@ class Mailbox(ABC):
         coded = encode(words, arrays)
         with self.changed:
             if self.closed:
-                raise CommunicationError(f"rank {self.rank} has closed its mailbox")
+                raise CommunicationError(f"rank {self.names[self.rank]} has closed its mailbox")
             if to == self.rank:
                 self._own.append(decode(to, coded))
                 self.changed.notify_all()

@@ -8,11 +8,12 @@ MPI_THREAD_SERIALIZED is enough; with less, nothing overlaps.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import threading
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from types import ModuleType, TracebackType
@@ -22,6 +23,7 @@ import numpy as np
 
 from cavs.distributed.communicator.collectives import Collectives, Message
 from cavs.distributed.communicator.common_memory import map_common
+from cavs.distributed.communicator.mpi_desk import MPIDesk
 from cavs.distributed.communicator.mpi_mailbox import MPIMailbox
 from cavs.distributed.communicator.protocol import Array, LostPeerError
 from cavs.distributed.communicator.started import started
@@ -43,11 +45,10 @@ _SPINS = 400  # polls before the first pause
 # Seconds between two polls: a waiting rank leaves its core to those that compute. At most this part
 # of the time waited so far, so that long waits, which are for a peer that computes, cost little.
 _SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
-_LISTEN = 0.1  # seconds between two looks at what peers ask
-_GRACE = 3.0  # seconds that peers have to answer
+_GLANCE = 0.05  # seconds between two looks at whether to go on waiting
 _LAST_WORDS = 1.0  # seconds that ranks have to say why they end, when one of them ends all
-_ASK, _ANSWER, _FOUND = 1, 2, 3
-_CALLS = threading.Lock()  # held for each call of MPI by whichever thread makes it
+_CALLS = threading.RLock()  # held for each call of MPI by whichever thread makes it
+_MADE: Counter[tuple[int, ...]] = Counter()  # groups of this process, by their ranks in the world
 
 
 def load_mpi(timeout: float = 300.0) -> ModuleType:
@@ -96,134 +97,119 @@ class MPICommunicator(Collectives):
     timeout: seconds that an operation waits for a peer before it raises, naming it.
     """
 
-    def __init__(self, comm: Any = None, *, timeout: float = 300.0) -> None:
+    def __init__(
+        self, comm: Any = None, *, timeout: float = 300.0, desk: MPIDesk | None = None
+    ) -> None:
+        """desk: of the group that this one is a part of."""
         self._mpi: Any = load_mpi(timeout)
         # Its own messages cannot meet those of the program that uses cavs.
         with inside("MPI_Comm_dup", timeout):
             self._comm: Any = (comm if comm is not None else self._mpi.COMM_WORLD).Dup()
-            self._control: Any = self._comm.Dup()
+            names = _names(self._mpi, self._comm)
+            self._is_part = desk is not None
+            if desk is None:
+                desk = MPIDesk(self._mpi, self._comm.Dup(), names, _CALLS)
+        # All ranks of a group make all groups of the same ranks in one order.
+        group = f"{zlib.crc32(repr(names).encode()):x}.{_MADE[names]}"
+        _MADE[names] += 1
         overlaps = self._mpi.Query_thread() >= self._mpi.THREAD_SERIALIZED
-        super().__init__(
-            self._comm.Get_rank(), self._comm.Get_size(), timeout=timeout, overlaps=overlaps
-        )
-        self._answers: dict[int, tuple[int, str]] = {}
-        self._found: tuple[int, str] | None = None  # who found out which rank hangs, and that
+        rank = self._comm.Get_rank()
+        super().__init__(rank, names, timeout=timeout, overlaps=overlaps, desk=desk, group=group)
+        self._asks = desk
         self._orphans: list[Message] = []
-        names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-        self._lost = {getattr(self._mpi, n) for n in names if hasattr(self._mpi, n)}
+        lost = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+        self._lost = {getattr(self._mpi, n) for n in lost if hasattr(self._mpi, n)}
         if comm is None and self._size > 1:
             _end_all_on_uncaught_error(self)
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         comm, byte = self._comm, self._mpi.BYTE
+        peers: list[int] = []  # of each request
         try:
             with _CALLS:
                 requests = [
                     comm.Irecv([piece, byte], source)
                     for array, source in receives
-                    for piece in _pieces(array)
+                    for piece in _pieces(array, source, peers)
                 ]
                 requests += [
-                    comm.Isend([piece, byte], to) for array, to in sends for piece in _pieces(array)
+                    comm.Isend([piece, byte], to)
+                    for array, to in sends
+                    for piece in _pieces(array, to, peers)
                 ]
-            self._complete(requests, sorted({r for _, r in (*sends, *receives)}))
+            self._complete(requests, peers)
         except self._mpi.Exception as error:
+            self._orphan(sends, receives)
             lost = error.Get_error_class() in self._lost or self._lost_anyone()
-            # Requests that will not end keep their memory.
-            self._orphans += [*sends, *receives]
-            kind = LostPeerError if lost else CommunicationError
-            raise kind(
-                f"rank {self._rank} in {self.operation} with ranks "
-                f"{sorted({r for _, r in (*sends, *receives)})}: {error}"
+            raise self._failed(
+                LostPeerError if lost else CommunicationError, peers, error
             ) from error
+        except CommunicationError:
+            self._orphan(sends, receives)
+            raise
+
+    def _orphan(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Requests that will not end keep their memory."""
+        self._orphans += [*sends, *receives]
+
+    def _failed(
+        self, kind: type[CommunicationError], peers: Sequence[int], why: object
+    ) -> CommunicationError:
+        """kind: of the error."""
+        others = sorted({self._names[r] for r in peers})
+        me = self._names[self._rank]
+        return kind(f"rank {me} in {self.operation} with ranks {others}: {why}")
 
     def _lost_anyone(self) -> bool:
         """Whether a rank has died or another has found that out; only ULFM tells."""
         try:
-            return bool(self._comm.Is_revoked() or self._comm.Get_failed().Get_size() > 0)
+            with _CALLS:
+                return bool(self._comm.Is_revoked() or self._comm.Get_failed().Get_size() > 0)
         except (AttributeError, NotImplementedError, self._mpi.Exception):
             return False
+
+    def _check_alive(self) -> None:
+        if self._asks.missed and self._lost_anyone():
+            raise self._failed(LostPeerError, self._others(), "a rank has died")
 
     def _complete(self, requests: list[Any], peers: list[int]) -> None:
         testall = self._mpi.Request.Testall
 
-        def test(requests: list[Any]) -> bool:
+        def test() -> bool:
             with _CALLS:
                 return bool(testall(requests))
 
-        for _ in range(_SPINS):
-            if test(requests):
-                return
-        started = listened = now = time.monotonic()
-        while not test(requests):
-            time.sleep(min(max(_SHORTEST, (now - started) * _PART), _LONGEST))
-            now = time.monotonic()
-            if now - listened > _LISTEN:
-                listened = now
-                with _CALLS:
-                    self._listen()
-                if self._found is not None:
-                    raise self._told(*self._found)
-                if now - started > self.timeout:
-                    raise self._hung(peers)
-
-    # ---- who hangs -----------------------------------------------------------------------------
-
-    def _listen(self) -> None:
-        """Answer peers that ask how far this rank is, and keep what they answer."""
-        status = self._mpi.Status()
-        while self._control.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status):
-            source, tag = status.Get_source(), status.Get_tag()
-            text = bytearray(status.Get_count(self._mpi.BYTE))
-            self._control.Recv([text, self._mpi.BYTE], source, tag)
-            if tag == _ASK:
-                answer = json.dumps([self.operations, self.operation]).encode()
-                self._control.Isend([answer, self._mpi.BYTE], source, _ANSWER).Free()
-            elif tag == _FOUND:
-                self._found = source, text.decode()
-            else:
-                count, operation = json.loads(text)
-                self._answers[source] = (int(count), str(operation))
-
-    def _hung(self, peers: list[int]) -> CommunicationError:
-        """Ask every rank where it is; those that are behind, or silent, are to blame."""
-        self._answers.clear()
-        others = [r for r in range(self._size) if r != self._rank]
-        with _CALLS:
-            for r in others:
-                self._control.Isend([b"", self._mpi.BYTE], r, _ASK).Free()
-        limit = time.monotonic() + _GRACE
-        while len(self._answers) < len(others) and time.monotonic() < limit:
+        def pending() -> list[int]:
             with _CALLS:
-                self._listen()
-            time.sleep(1e-3)
-        behind = [f"rank {r} does not answer" for r in others if r not in self._answers]
-        behind += [
-            f"rank {r} is still in {operation}"
-            for r, (count, operation) in sorted(self._answers.items())
-            if count < self.operations
-        ]
-        found = "; ".join(behind) or f"no answer from ranks {peers}"
-        with _CALLS:  # the others need not wait as long
-            for r in self._answers:
-                self._control.Isend([found.encode(), self._mpi.BYTE], r, _FOUND).Free()
-        return CommunicationError(
-            f"rank {self._rank} waited {self.timeout:g} s in {self.operation}: {found}",
-            hint="look at what that rank does, or pass a longer timeout",
-        )
+                return list({p for r, p in zip(requests, peers, strict=True) if self._is_open(r)})
 
-    def _told(self, source: int, found: str) -> CommunicationError:
-        return CommunicationError(
-            f"rank {self._rank} in {self.operation}: {found}, as rank {source} found out",
-            hint="look at what that rank does, or pass a longer timeout",
-        )
+        for _ in range(_SPINS):
+            if test():
+                return
+        started = looked = now = time.monotonic()
+        with self._waiting(self._group, self.operations, self.operation, pending) as waiting:
+            while not test():
+                time.sleep(min(max(_SHORTEST, (now - started) * _PART), _LONGEST))
+                now = time.monotonic()
+                if now - looked > _GLANCE:
+                    looked = now
+                    waiting.look()
+                    if now - started > self.timeout:
+                        raise waiting.hung(self.timeout)
+
+    def _is_open(self, request: Any) -> bool:
+        """Whether it has not ended; nothing changes."""
+        try:
+            return not request.Get_status()
+        except self._mpi.Exception:  # its peer is gone
+            return True
 
     # ---- groups --------------------------------------------------------------------------------
 
     def split(self, color: int, key: int = 0) -> MPICommunicator:
         """See `Communicator`."""
         part = self._run("split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key)
-        return MPICommunicator(part, timeout=self.timeout)
+        return MPICommunicator(part, timeout=self.timeout, desk=self._asks)
 
     def _map_common(self, nbytes: int) -> list[Array] | None:
         return map_common(self._rank, nbytes, self.share)
@@ -237,7 +223,7 @@ class MPICommunicator(Collectives):
                 hint="use staleness=0 and sync=True, or another MPI",
             )
         comm = self._run("mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
-        return MPIMailbox(self._mpi, comm, _CALLS)
+        return MPIMailbox(self._mpi, comm, _CALLS, self._names, self._asks)
 
     def _all_come(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
         """`call`, in which MPI waits for all ranks and names none, once all are there."""
@@ -248,7 +234,8 @@ class MPICommunicator(Collectives):
     def leave(self) -> None:
         """See `Communicator`: by ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
         self._surviving(self._comm.Revoke)
-        self._surviving(self._control.Revoke)
+        if not self._is_part:  # parts ask where the whole does
+            self._surviving(self._asks.revoke)
 
     def shrink(self) -> MPICommunicator:
         """See `Communicator`."""
@@ -270,7 +257,7 @@ class MPICommunicator(Collectives):
     def abort(self, message: str) -> None:
         """See `Communicator`."""
         tell("failed")
-        print(f"cavs: rank {self._rank}: {message}", file=sys.stderr, flush=True)
+        print(f"cavs: rank {self._names[self._rank]}: {message}", file=sys.stderr, flush=True)
         if self._broken is not None:  # the others find that out now, too
             time.sleep(_LAST_WORDS)
         self._mpi.COMM_WORLD.Abort(1)
@@ -288,7 +275,15 @@ def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
     sys.excepthook = hook
 
 
-def _pieces(array: Array) -> Iterator[Array]:
+def _names(mpi: Any, comm: Any) -> tuple[int, ...]:
+    """The numbers in MPI_COMM_WORLD of the ranks of `comm`; its own if they are of several."""
+    found = comm.Get_group().Translate_ranks(None, mpi.COMM_WORLD.Get_group())
+    return tuple(range(len(found)) if mpi.UNDEFINED in found else found)
+
+
+def _pieces(array: Array, peer: int, peers: list[int]) -> Iterator[Array]:
+    """The bytes of an array in messages; `peer` is noted for each."""
     data = array.reshape(-1).view(np.uint8)
     for begin in range(0, data.size, PIECE):
+        peers.append(peer)
         yield data[begin : begin + PIECE]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from cavs.distributed.communicator.mailbox import Letter, Mailbox, decode
 from cavs.distributed.communicator.protocol import Array, LostPeerError
+from cavs.distributed.communicator.waits import Desk
 
 LARGEST = 1 << 30  # bytes a message: MPI counts in 32 bits
 _MORE, _LAST = 1, 2  # tags of the pieces of a letter
@@ -20,11 +22,21 @@ _FLUSH = 5.0  # seconds that a closing rank waits until its letters have left
 
 
 class MPIMailbox(Mailbox):
-    """Over a communicator of its own. calls: held for each call of MPI, by all of the process."""
+    """Over a communicator of its own. calls: held for each call of MPI, by all of the process.
 
-    def __init__(self, mpi: Any, comm: Any, calls: threading.Lock) -> None:
-        super().__init__(comm.Get_rank(), comm.Get_size())
-        self._mpi, self._comm, self._calls = mpi, comm, calls
+    desk: whoever reads here answers what others ask there, while the process does something else.
+    """
+
+    def __init__(
+        self,
+        mpi: Any,
+        comm: Any,
+        calls: AbstractContextManager[Any],
+        names: Sequence[int],
+        desk: Desk,
+    ) -> None:
+        super().__init__(comm.Get_rank(), names)
+        self._mpi, self._comm, self._calls, self._desk = mpi, comm, calls, desk
         self._leaving: deque[tuple[Any, Array]] = deque()  # requests and the memory they read
         self._coming: dict[int, deque[tuple[Any, Array, bool]]] = defaultdict(deque)
         self._pieces: dict[int, list[Array]] = defaultdict(list)
@@ -38,9 +50,12 @@ class MPIMailbox(Mailbox):
                     request = self._comm.Isend([piece, self._mpi.BYTE], to, tag)
                     self._leaving.append((request, piece))
         except self._mpi.Exception as error:
-            raise LostPeerError(f"rank {self.rank} writes to rank {to}: {error}") from error
+            raise LostPeerError(
+                f"rank {self.names[self.rank]} writes to rank {self.names[to]}: {error}"
+            ) from error
 
     def _arrived(self) -> Letter | None:
+        self._desk.listen()
         try:
             with self._calls:
                 self._progress()
@@ -51,7 +66,7 @@ class MPIMailbox(Mailbox):
                         if last:
                             return decode(source, self._whole(source))
         except self._mpi.Exception as error:
-            raise LostPeerError(f"rank {self.rank} reads its mail: {error}") from error
+            raise LostPeerError(f"rank {self.names[self.rank]} reads its mail: {error}") from error
         return None
 
     def _progress(self) -> None:

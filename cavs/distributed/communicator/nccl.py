@@ -51,7 +51,7 @@ class NCCLCommunicator(NCCLGroup):
         """Made when the first operation is asked for: sums of gradients need none."""
         with self._changing:
             if self._made is None:
-                self._made = NCCLStream(self)
+                self._made = NCCLStream(self, self._control)
             return self._made
 
     def start(self, operation: Callable[..., T], *arguments: Any) -> Started[T]:
@@ -81,7 +81,7 @@ class NCCLCommunicator(NCCLGroup):
         def calls(comm: Any, stream: int) -> None:
             comm.reduce(own.address, own.address, own.size, kind, add, root, stream)
 
-        self._stream.run(f"reduce of {own.nbytes} bytes to rank {root}", [own], calls)
+        self._stream.run(f"reduce of {own.nbytes} bytes to rank {self.names[root]}", [own], calls)
         self.sent_bytes += own.nbytes if self.rank != root else 0
 
     def reduce_scatter(self, array: OnDevice, counts: Sequence[int]) -> DeviceArray:
@@ -166,7 +166,9 @@ class NCCLCommunicator(NCCLGroup):
         def calls(comm: Any, stream: int) -> None:
             comm.broadcast(own.address, own.address, own.size, kind, root, stream)
 
-        self._stream.run(f"broadcast of {own.nbytes} bytes by rank {root}", [own], calls)
+        self._stream.run(
+            f"broadcast of {own.nbytes} bytes by rank {self.names[root]}", [own], calls
+        )
         self.sent_bytes += (self.size - 1) * own.nbytes if self.rank == root else 0
 
     def send(self, array: OnDevice, to: int) -> None:
@@ -176,7 +178,8 @@ class NCCLCommunicator(NCCLGroup):
         def calls(comm: Any, stream: int) -> None:
             comm.send(own.address, own.size, kind, to, stream)
 
-        self._stream.run(f"send of {own.nbytes} bytes to rank {to}", [own], calls)
+        name = f"send of {own.nbytes} bytes to rank {self.names[to]}"
+        self._stream.run(name, [own], calls, [to])
         self.sent_bytes += own.nbytes
 
     def receive(self, array: OnDevice, source: int) -> None:
@@ -186,7 +189,8 @@ class NCCLCommunicator(NCCLGroup):
         def calls(comm: Any, stream: int) -> None:
             comm.recv(own.address, own.size, kind, source, stream)
 
-        self._stream.run(f"receive of {own.nbytes} bytes from rank {source}", [own], calls)
+        name = f"receive of {own.nbytes} bytes from rank {self.names[source]}"
+        self._stream.run(name, [own], calls, [source])
 
     def barrier(self) -> None:
         """See `Operations`."""
@@ -245,7 +249,7 @@ class NCCLCommunicator(NCCLGroup):
             if device != self.ordinal:
                 where = "the host" if device < 0 else f"cuda:{device}"
                 raise ConfigError(
-                    f"an array is in the memory of {where}, but rank {self.rank} sends from "
+                    f"an array is in the memory of {where}, but rank {self._name} sends from "
                     f"cuda:{self.ordinal}",
                     hint=f"move it there, as with cupy.cuda.Device({self.ordinal})",
                 )

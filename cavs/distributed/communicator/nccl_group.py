@@ -62,7 +62,7 @@ class NCCLGroup:
     def __init__(self, control: Communicator, ordinal: int) -> None:
         self._cupy, self._nccl = load_nccl()
         self.rank, self.size, self.ordinal = control.rank, control.size, ordinal
-        self.timeout = control.timeout
+        self.names, self.timeout = control.names, control.timeout
         self.sent_bytes = 0  # by the formulas of rings
         self._comm: Any = None
         self._given_up, self._changing = False, threading.Lock()
@@ -74,7 +74,7 @@ class NCCLGroup:
         kind = type(own).__name__  # bytes, or of older CuPys a tuple
         numbers, kind, failed = control.share([own and list(own), kind, failed])[0]
         if numbers is None:
-            raise DeviceError(f"NCCL on rank 0 makes no id: {failed}")
+            raise DeviceError(f"NCCL on rank {self.names[0]} makes no id: {failed}")
         unique = bytes(numbers) if kind == "bytes" else tuple(numbers)
         progress = Progress()  # NCCL waits in C for those that do not come
         job = progress.start(self.call, (lambda: self._join(unique),))
@@ -89,7 +89,7 @@ class NCCLGroup:
         if late:
             self._give_up()
             raise DeviceError(
-                f"NCCL on rank {self.rank}: ranks {late} have not joined the group of {self.size} "
+                f"NCCL on rank {self._name}: ranks {late} have not joined the group of {self.size} "
                 f"within {control.timeout:g} s",
                 hint="NCCL_DEBUG=INFO tells more; collectives='mpi' does without",
             )
@@ -97,7 +97,7 @@ class NCCLGroup:
             self._give_up()
 
     def _late(self, job: Job[None], control: Communicator) -> list[int]:
-        """Waits until all ranks have joined or one has failed; the ranks that take too long."""
+        """Waits until all ranks have joined or one has failed; the names of those that are late."""
         end = time.monotonic() + control.timeout
         while True:
             done = job.ends_within(_GLANCE)
@@ -107,7 +107,7 @@ class NCCLGroup:
             if told[0] == self.size or told[1]:
                 return []
             if told[2]:
-                return [r for r, here in enumerate(control.share(joined)) if not here]
+                return [self.names[r] for r, here in enumerate(control.share(joined)) if not here]
 
     def _join(self, unique: bytes | tuple[int, ...]) -> None:
         made = self._nccl.NcclCommunicator(self.size, unique, self.rank)
@@ -139,6 +139,11 @@ class NCCLGroup:
         self.sent_bytes += 2 * (self.size - 1) * total // self.size
 
     @property
+    def _name(self) -> int:
+        """Of this rank in the world."""
+        return self.names[self.rank]
+
+    @property
     def cuda(self) -> Any:
         """CuPy's module for devices, streams and events."""
         return self._cupy.cuda
@@ -152,7 +157,7 @@ class NCCLGroup:
     def comm(self) -> Any:
         """CuPy's communicator; DeviceError if the group has been given up."""
         if self._comm is None:
-            raise DeviceError(f"NCCL on rank {self.rank}: the group of {self.size} was given up")
+            raise DeviceError(f"NCCL on rank {self._name}: the group of {self.size} was given up")
         return self._comm
 
     def kind(self, dtype: str) -> int:
@@ -194,6 +199,6 @@ class NCCLGroup:
                 return work()
         except ERRORS as error:
             raise DeviceError(
-                f"NCCL on rank {self.rank}, cuda:{self.ordinal}: {_text(error)}",
+                f"NCCL on rank {self._name}, cuda:{self.ordinal}: {_text(error)}",
                 hint="NCCL_DEBUG=INFO tells more; collectives='mpi' does without",
             ) from error

@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 from cavs.distributed.communicator.device_array import DeviceArray
 from cavs.distributed.communicator.nccl_group import NCCLGroup
 from cavs.distributed.communicator.progress import Job, Progress
+from cavs.distributed.communicator.protocol import Communicator
+from cavs.distributed.communicator.waits import Waiting
 from cavs.errors import CommunicationError, DeviceError
 
 T = TypeVar("T")
@@ -24,25 +26,31 @@ _GLANCE = 1.0  # seconds between two looks at what NCCL has met
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """An operation that the thread hands over; what comes of that is an event behind it."""
+    """An operation that the thread hands over; what comes of that is an event behind it.
+
+    peers: the ranks that have to do their part in it, or in those before it.
+    """
 
     name: str
     handing: Job[Any]
+    peers: Sequence[int]
 
 
 class NCCLStream:
     """One operation after another of `group`, behind what the streams of their arrays were given.
 
-    An operation may take `group.timeout` seconds from when it is waited for.
+    An operation may take `group.timeout` seconds from when it is waited for. control: what ranks
+    tell of such waits goes over it.
     """
 
-    def __init__(self, group: NCCLGroup) -> None:
-        self._group, self._cuda = group, group.cuda
+    def __init__(self, group: NCCLGroup, control: Communicator) -> None:
+        self._group, self._cuda, self._control = group, group.cuda, control
         self._stream = group.call(lambda: self._cuda.Stream(non_blocking=True))
         self._launches = Progress()
         self._last: Asked | None = None
         self._turn, self._waits = threading.RLock(), True
         self._kept: list[DeviceArray] = []  # what NCCL may still read or write
+        self._peers: set[int] = set()  # of what it may still be at
         self._broken: CommunicationError | DeviceError | None = None
 
     def start(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> Started[T]:
@@ -57,11 +65,15 @@ class NCCLStream:
             return Started(self, job, self._last)
 
     def run(
-        self, name: str, arrays: Sequence[DeviceArray], calls: Callable[[Any, int], None]
+        self,
+        name: str,
+        arrays: Sequence[DeviceArray],
+        calls: Callable[[Any, int], None],
+        peers: Sequence[int] | None = None,
     ) -> None:
         """What `calls` asks of CuPy's communicator on a stream, as one operation.
 
-        arrays: what it reads and writes.
+        arrays: what it reads and writes. peers: the ranks that it is with, unless all.
         """
         with self._turn:
             if self._broken is not None:
@@ -78,7 +90,9 @@ class NCCLStream:
                 return self._mark(stream)
 
             self._kept += arrays
-            last = self._last = Asked(name, self._launches.start(group.call, (launch,)))
+            self._peers.update(range(group.size) if peers is None else peers)
+            others = sorted(self._peers - {group.rank})
+            last = self._last = Asked(name, self._launches.start(group.call, (launch,)), others)
             waits = self._waits
         if waits:
             self.finish(last)
@@ -114,8 +128,17 @@ class NCCLStream:
         with self._turn:
             if last is self._last:
                 self._kept.clear()
+                self._peers.clear()
 
     def _wait(self, last: Asked) -> None:
+        if not self.reached(last):
+            with self._control.waiting(last.name, lambda: last.peers) as waiting:
+                self._wait_and_tell(last, waiting)
+        if self._broken is not None:
+            raise self._broken
+        _ = self._group.comm  # given up by somebody else: says so
+
+    def _wait_and_tell(self, last: Asked, waiting: Waiting) -> None:
         begin = look = time.monotonic()
         pause = _SHORTEST
         while not self.reached(last):
@@ -124,17 +147,11 @@ class NCCLStream:
             pause = min(2 * pause, _LONGEST)
             now = time.monotonic()
             if now - begin > self._group.timeout:
-                raise CommunicationError(
-                    f"rank {self._group.rank} waited {self._group.timeout:g} s for NCCL in "
-                    f"{last.name}",
-                    hint="look at what the other ranks do, or pass a longer timeout",
-                )
+                raise waiting.hung(self._group.timeout, f"for NCCL in {last.name}")
             if now - look > _GLANCE:
                 self._group.check()
+                waiting.look()
                 look = now
-        if self._broken is not None:
-            raise self._broken
-        _ = self._group.comm  # given up by somebody else: says so
 
     def close(self) -> None:
         """Ends the thread, once all that was started has ended or been given up."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from cavs.errors import CommunicationError
 
 if TYPE_CHECKING:
     from cavs.distributed.communicator.mailbox import Mailbox
+    from cavs.distributed.communicator.waits import Waiting
 
 Array = NDArray[Any]
 A = TypeVar("A")
@@ -136,6 +137,14 @@ class Operations(Protocol[A]):
 class Communicator(Operations[Array], Protocol):
     """`Operations` on the host, and what only it can do."""
 
+    @property
+    def names(self) -> Sequence[int]:
+        """The number of every rank in the world, by rank: what errors call it.
+
+        A part of the world and its survivors count ranks anew, but keep these.
+        """
+        ...
+
     def share(self, value: Any) -> list[Any]:
         """Every rank's JSON value, by rank."""
         ...
@@ -154,6 +163,19 @@ class Communicator(Operations[Array], Protocol):
 
     def mailbox(self) -> Mailbox:
         """A mailbox beside the collectives, for another thread; all ranks call it."""
+        ...
+
+    def waiting(
+        self,
+        operation: str,
+        peers: Callable[[], Iterable[int]] | None = None,
+        known: Callable[[int], str] = ...,
+    ) -> Waiting:
+        """A wait beside the operations, ``with`` which others are told of it when they ask.
+
+        operation: what it is in. peers: gives the ranks that it waits for by then; all others
+        unless given. known: what is known of a rank of the world that is behind, or nothing.
+        """
         ...
 
     def leave(self) -> None:

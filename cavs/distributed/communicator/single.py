@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cavs.distributed.communicator.collectives import Collectives, Message
 from cavs.distributed.communicator.mailbox import LonelyMailbox
+from cavs.distributed.communicator.waits import Desk
 from cavs.errors import ConfigError
 
 
@@ -14,11 +15,15 @@ class SingleCommunicator(Collectives):
     """A group of one rank: every operation is done at once, and nothing is sent."""
 
     def __init__(self) -> None:
-        super().__init__(0, 1, timeout=0.0, overlaps=False)  # nothing to wait for
+        # Nothing to wait for, and nobody to tell.
+        super().__init__(0, [0], timeout=0.0, overlaps=False, desk=Desk(0), group="alone")
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         if sends or receives:
             raise ConfigError("one rank has nobody to send to", hint="run it on 2 ranks or more")
+
+    def _check_alive(self) -> None:
+        """This rank is."""
 
     def split(self, color: int, key: int = 0) -> SingleCommunicator:
         """See `Communicator`."""
@@ -26,7 +31,7 @@ class SingleCommunicator(Collectives):
 
     def mailbox(self) -> LonelyMailbox:
         """See `Communicator`."""
-        return LonelyMailbox(0, 1)
+        return LonelyMailbox(0, self.names)
 
     def leave(self) -> None:
         """See `Communicator`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,19 +13,41 @@ import numpy as np
 from cavs.distributed.communicator.collectives import Collectives, Message
 from cavs.distributed.communicator.mailbox import Letter, Mailbox, decode
 from cavs.distributed.communicator.protocol import Array, LostPeerError
+from cavs.distributed.communicator.waits import Desk, Wait
 from cavs.errors import CommunicationError
 
 T = TypeVar("T")
 
 
-class _World:
-    """Mail between the ranks of one group, and what they have begun."""
+class _Board:
+    """What all ranks and groups of a world share."""
 
-    def __init__(self, size: int) -> None:
-        self.changed = threading.Condition()
-        self.mail: dict[tuple[int, int], deque[Array]] = defaultdict(deque)
-        self.begun = [0] * size
+    def __init__(self, names: Iterable[int]) -> None:
+        self.changed = threading.Condition()  # of all groups: one lock, so that nothing moves
         self.aborted = ""
+        self.desks = {name: _Desk(name, self) for name in names}
+
+
+class _Desk(Desk):
+    """Of one rank; the others see what it tells."""
+
+    def __init__(self, number: int, board: _Board) -> None:
+        super().__init__(number)
+        self._board = board
+
+    def ask(self) -> dict[int, list[Wait]]:
+        """See `Desk`."""
+        with self._board.changed:
+            return {number: desk.own() for number, desk in self._board.desks.items()}
+
+
+class _World:
+    """Mail between the ranks of one group. names: their numbers on the board."""
+
+    def __init__(self, board: _Board, names: Sequence[int]) -> None:
+        self.board, self.changed = board, board.changed
+        self.names = list(names)
+        self.mail: dict[tuple[int, int], deque[Array]] = defaultdict(deque)
         self.dead: set[int] = set()
         self.leaving: set[int] = set()  # survivors that wait for a smaller group
         self.smaller: _World | None = None
@@ -33,12 +55,17 @@ class _World:
         self.memory: dict[int, Array] = {}  # common, the last of each rank
         self.boxes: dict[tuple[int, int], ThreadMailbox] = {}  # by number and rank
 
+    def lost(self) -> LostPeerError:
+        """That ranks have died."""
+        return LostPeerError(f"ranks {sorted(self.names[r] for r in self.dead)} are gone")
+
 
 class ThreadCommunicator(Collectives):
     """Rank `rank` of a group whose ranks live in one process; `run_threads` makes them."""
 
-    def __init__(self, world: _World, rank: int, size: int, *, timeout: float = 60.0) -> None:
-        super().__init__(rank, size, timeout=timeout)
+    def __init__(self, world: _World, rank: int, *, timeout: float = 60.0) -> None:
+        desk = world.board.desks[world.names[rank]]
+        super().__init__(rank, world.names, timeout=timeout, desk=desk, group=str(id(world)))
         self._world = world
         self._splits = self._mailboxes = 0
         self._parts: list[ThreadCommunicator] = []
@@ -46,44 +73,51 @@ class ThreadCommunicator(Collectives):
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         world, limit = self._world, time.monotonic() + self.timeout
         with world.changed:
-            world.begun[self._rank] = self.operations
             for array, to in sends:
                 world.mail[self._rank, to].append(array.copy())
             world.changed.notify_all()
-            for array, source in receives:
-                letters = world.mail[source, self._rank]
-                while not letters:
-                    if world.aborted:
-                        raise CommunicationError(world.aborted)
-                    if world.leaving or source in world.dead:
-                        raise LostPeerError(f"ranks {sorted(world.dead)} are gone")
-                    if not world.changed.wait(limit - time.monotonic()):
-                        raise self._hung()
-                letter = letters.popleft()
+            for i, (array, source) in enumerate(receives):
+                self._await([r for _, r in receives[i:]], limit)
+                letter = world.mail[source, self._rank].popleft()
                 if letter.nbytes != array.nbytes:
                     raise CommunicationError(
-                        f"rank {source} sent {letter.nbytes} bytes, rank {self._rank} expects "
-                        f"{array.nbytes} in {self.operation}"
+                        f"rank {self._names[source]} sent {letter.nbytes} bytes, rank "
+                        f"{self._names[self._rank]} expects {array.nbytes} in {self.operation}"
                     )
                 array[...] = letter.view(array.dtype).reshape(array.shape)
 
-    def _hung(self) -> CommunicationError:
-        late = [r for r, n in enumerate(self._world.begun) if n < self.operations]
-        who = ", ".join(f"rank {r}" for r in late) or "a rank"
-        return CommunicationError(
-            f"rank {self._rank} waited {self.timeout:g} s in {self.operation}: {who} did not come",
-            hint="look at what that rank does, or pass a longer timeout",
-        )
+    def _await(self, sources: Sequence[int], limit: float) -> None:
+        """A letter of the first of `sources`, of which those behind it are to come, too."""
+        world = self._world
+
+        def silent() -> list[int]:
+            return [r for r in sources if not world.mail[r, self._rank]]
+
+        if world.mail[sources[0], self._rank]:
+            return
+        with self._waiting(self._group, self.operations, self.operation, silent) as waiting:
+            while not world.mail[sources[0], self._rank]:
+                if world.board.aborted:
+                    raise CommunicationError(world.board.aborted)
+                if world.leaving or sources[0] in world.dead:
+                    raise world.lost()
+                if not world.changed.wait(limit - time.monotonic()):
+                    raise waiting.hung(self.timeout)
+
+    def _check_alive(self) -> None:
+        if self._world.leaving or self._world.dead:
+            raise self._world.lost()
 
     def split(self, color: int, key: int = 0) -> ThreadCommunicator:
         """See `Communicator`."""
         every = self.share([color, key])
-        members = sorted((k, r) for r, (c, k) in enumerate(every) if c == color)
+        members = [r for _, r in sorted((k, r) for r, (c, k) in enumerate(every) if c == color)]
         self._splits += 1
-        with self._world.changed:
-            group = self._world.groups.setdefault((self._splits, color), _World(len(members)))
-        rank = [r for _, r in members].index(self._rank)
-        part = ThreadCommunicator(group, rank, len(members), timeout=self.timeout)
+        world = self._world
+        with world.changed:
+            names = [world.names[r] for r in members]
+            group = world.groups.setdefault((self._splits, color), _World(world.board, names))
+        part = ThreadCommunicator(group, members.index(self._rank), timeout=self.timeout)
         self._parts.append(part)
         return part
 
@@ -100,7 +134,7 @@ class ThreadCommunicator(Collectives):
 
     def mailbox(self) -> ThreadMailbox:
         """See `Communicator`."""
-        box = ThreadMailbox(self._world, self._mailboxes, self._rank, self._size)
+        box = ThreadMailbox(self._world, self._mailboxes, self._rank)
         self._mailboxes += 1
         with self._world.changed:
             self._world.boxes[box.number, self._rank] = box
@@ -133,29 +167,35 @@ class ThreadCommunicator(Collectives):
         """See `Communicator`."""
         self.leave()
         world = self._world
+
+        def missing() -> list[int]:
+            return [r for r in range(self._size) if r not in world.leaving | world.dead]
+
         with world.changed:
-            while len(world.leaving | world.dead) < self._size:
-                if not world.changed.wait(self.timeout):
-                    raise self._hung()
+            with self._waiting(self._group, self.operations, "shrink", missing) as waiting:
+                while missing():
+                    if not world.changed.wait(self.timeout):
+                        raise waiting.hung(self.timeout)
             members = sorted(world.leaving - world.dead)
             if world.smaller is None:
-                world.smaller = _World(len(members))
+                names = [world.names[r] for r in members]
+                world.smaller = _World(_Board(names), names)
         self.close()
-        rank = members.index(self._rank)
-        return ThreadCommunicator(world.smaller, rank, len(members), timeout=self.timeout)
+        return ThreadCommunicator(world.smaller, members.index(self._rank), timeout=self.timeout)
 
     def abort(self, message: str) -> None:
         """See `Communicator`."""
-        with self._world.changed:
-            self._world.aborted = message
-            self._world.changed.notify_all()
+        board = self._world.board
+        with board.changed:
+            board.aborted = message
+            board.changed.notify_all()
 
 
 class ThreadMailbox(Mailbox):
     """Of a rank that is a thread."""
 
-    def __init__(self, world: _World, number: int, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+    def __init__(self, world: _World, number: int, rank: int) -> None:
+        super().__init__(rank, world.names)
         self.number, self._world = number, world
         self._others: deque[Letter] = deque()
 
@@ -172,10 +212,10 @@ class ThreadMailbox(Mailbox):
             if self._others:
                 return self._others.popleft()
         with self._world.changed:
-            if self._world.aborted:
-                raise CommunicationError(self._world.aborted)
+            if self._world.board.aborted:
+                raise CommunicationError(self._world.board.aborted)
             if self._world.dead:
-                raise LostPeerError(f"ranks {sorted(self._world.dead)} are gone")
+                raise self._world.lost()
         return None
 
     def _wait(self, longest: float, before: float) -> float:
@@ -192,16 +232,16 @@ def run_threads(
 
     If ranks raise, the others are ended and the first exception by rank is raised again here.
     """
-    world = _World(size)
+    world = _World(_Board(range(size)), range(size))
     results: list[Any] = [None] * size
     errors: list[tuple[bool, int, BaseException]] = []
 
     def main(rank: int) -> None:
-        communicator = ThreadCommunicator(world, rank, size, timeout=timeout)
+        communicator = ThreadCommunicator(world, rank, timeout=timeout)
         try:
             results[rank] = work(communicator)
         except BaseException as error:  # raised again by the caller's thread
-            told = bool(world.aborted)
+            told = bool(world.board.aborted)
             errors.append((told, rank, error))
             communicator.abort(f"rank {rank} failed: {error}")
         finally:

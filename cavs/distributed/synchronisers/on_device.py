@@ -59,8 +59,8 @@ class DeviceGroup:
     def finish(self, executor: Any, failed: Exception | None) -> None:
         """Waits for the sums of a step; all ranks call it. failed: what kept this one from them.
 
-        CommunicationError if another rank does not come, DeviceError if NCCL says why, with the
-        group given up; `failed` is left to the caller.
+        CommunicationError if they do not end in time, which says where the other ranks are;
+        DeviceError if NCCL says why. The group is given up then; `failed` is left to the caller.
         """
         missing = np.array([float(failed is not None)])
         try:
@@ -72,19 +72,16 @@ class DeviceGroup:
             self.abort()
             return
         end = time.monotonic() + self.control.timeout
-        while not executor.wait_collectives(min(_GLANCE, self.control.timeout)):
-            try:
-                self.nccl.check()
-            except DeviceError:
-                self.abort()
-                raise
-            if time.monotonic() > end:
-                self.abort()
-                self.control.barrier()  # if a rank has died, that is the error
-                raise CommunicationError(
-                    f"rank {self.control.rank} waited {self.control.timeout:g} s for NCCL",
-                    hint="collectives='mpi' does without NCCL; or pass a longer timeout",
-                )
+        try:
+            with self.control.waiting("sums by NCCL") as waiting:
+                while not executor.wait_collectives(min(_GLANCE, self.control.timeout)):
+                    self.nccl.check()
+                    waiting.look()
+                    if time.monotonic() > end:
+                        raise waiting.hung(self.control.timeout, "for NCCL")
+        except (CommunicationError, DeviceError):
+            self.abort()
+            raise
 
     def abort(self) -> None:
         """Ends what is under way; the group is of no more use."""

@@ -50,6 +50,7 @@ class StaleServers:
         self.teams = [[w] for w in workers] if teams is None else [list(team) for team in teams]
         self.layout, self.values, self.timeout = layout, list(values), c.timeout
         self.rank, self.size, self.workers = c.rank, c.size, list(workers)
+        self.names, self._waiting = c.names, c.waiting
         self.reduction = 1.0 / len(self.workers) if average else 1.0
         self.changed = threading.Condition()
         self.failed: BaseException | None = None
@@ -255,14 +256,21 @@ class StaleServers:
     def _wait(self, ready: Callable[[], bool], why: str) -> None:
         """Until `ready`, or this rank or another failed, or workers stand still for too long."""
         before: Mapping[int, Sequence[int]] | None = None
-        while True:
-            with self.changed:
-                if self.changed.wait_for(lambda: self.failed or ready(), self.timeout / 2):
-                    break
-            standing = self._ask()
-            if standing == before:
-                raise self._hung(why, standing)
-            before = standing
+        behind: dict[int, str] = {}
+
+        def known(name: int) -> str:
+            return behind.get(self.names.index(name), "")
+
+        with self._waiting(f"the wait {why}", lambda: tuple(behind), known) as waiting:
+            while True:
+                with self.changed:
+                    if self.changed.wait_for(lambda: self.failed or ready(), self.timeout / 2):
+                        break
+                standing = self._ask()
+                behind = self._behind(standing)
+                if standing == before:
+                    raise waiting.hung(self.timeout, why)
+                before = standing
         self._check()
 
     def _ask(self) -> dict[int, tuple[int, ...]]:
@@ -276,22 +284,16 @@ class StaleServers:
             self.changed.wait_for(lambda: len(self._answers) == len(owners), _GRACE)
             return dict(self._answers)
 
-    def _hung(self, why: str, standing: Mapping[int, Sequence[int]]) -> CommunicationError:
+    def _behind(self, standing: Mapping[int, Sequence[int]]) -> dict[int, str]:
+        """Whom all wait for, as owners tell it, and what can be said of them."""
         silent = [r for r in self.layout.owners if r not in standing]
-        found = [f"rank {r} does not answer" for r in silent]
+        found = dict.fromkeys(silent, "does not answer")
         for clocks in standing.values():
             slowest = min((clock for clock in clocks if clock >= 0), default=-1)
-            found += [
-                f"rank {worker} is still in its step {clock + 1}"
-                for team, clock in zip(self.teams, clocks, strict=True)
-                for worker in team
-                if clock == slowest >= 0 and self.rank not in team
-            ]
-        said = "; ".join(dict.fromkeys(found)) or "nobody is behind"
-        return CommunicationError(
-            f"rank {self.rank} waited {self.timeout:g} s {why}: {said}",
-            hint="look at what that rank does, or pass a longer timeout",
-        )
+            for team, clock in zip(self.teams, clocks, strict=True):
+                if clock == slowest >= 0 and self.rank not in team:
+                    found.update(dict.fromkeys(team, f"is still in its step {clock + 1}"))
+        return found
 
     def _check(self) -> None:
         if self.failed is not None:
@@ -389,7 +391,7 @@ class StaleServers:
                     self._announce()
                 case kinds.FAIL if self.failed is None:
                     error = CommunicationError(
-                        f"another rank failed\n  rank {letter.source}: {letter.text()}",
+                        f"another rank failed\n  rank {self.names[letter.source]}: {letter.text()}",
                         hint="mend what it says; this rank is well",
                     )
                     error.agreed = True  # type: ignore[attr-defined]

@@ -1,0 +1,197 @@
+"""Who hangs: what ranks wait for, as they tell each other, and whom that leads to.
+
+A rank that is waited for in one group may itself wait in another, for a rank that hangs. So each
+tells what it waits for in all its groups, by the numbers of the world, and who asks follows that
+from rank to rank, up to those that wait for nobody.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cavs.errors import CommunicationError
+
+_SERIALS = itertools.count(1)
+HINT = "look at what that rank does, or pass a longer timeout"
+_NOT_COME = "did not come"
+
+
+def nothing(rank: int) -> str:
+    """What is known of a rank that may be behind."""
+    return ""
+
+
+class Wait(NamedTuple):
+    """What a rank says of one of its waits.
+
+    group: a name of those who wait for each other, the same on all of them. begun: operations of
+    the rank there so far; 0 where nobody counts. peers: whom it waits for, as far as it knows.
+    over: it has given up. serial: of the process, one for each wait.
+    """
+
+    group: str
+    begun: int
+    operation: str
+    peers: tuple[int, ...]
+    over: bool
+    serial: int
+
+
+Known = Callable[[int], str]
+Said = Mapping[int, Sequence[Wait]]  # by rank of the world; without those that do not answer
+
+
+class Found(NamedTuple):
+    """What rank `source` found out."""
+
+    source: int
+    text: str
+
+
+class Desk:
+    """Where a rank says what it waits for, and asks others. This one is of a rank all alone.
+
+    number: of the rank in the world, as in whatever is said here.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.waits: list[Waiting] = []
+
+    def own(self) -> list[Wait]:
+        """What this rank waits for."""
+        return [waiting.now() for waiting in tuple(self.waits)]
+
+    def listen(self) -> None:
+        """Answer those that ask; never waits."""
+
+    def ask(self) -> dict[int, list[Wait]]:
+        """What ranks wait for, this one too; ends soon, whoever answers."""
+        return {self.number: self.own()}
+
+    def tell(self, group: str, text: str, stuck: Said) -> None:
+        """Tell ranks in which waits they are `stuck`, and that nothing goes on in `group`, if any.
+
+        text: who is to blame.
+        """
+
+    def told(self, group: str, serial: int) -> Found | None:
+        """What another rank found out that ends a wait."""
+        return None
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A wait of this rank, told while it lasts; one given up until the next of that group.
+
+    peers: whom it waits for by now; called on any thread. check: raises if nobody can come any
+    more. known: what is known of a rank of the world that is behind, or nothing.
+    """
+
+    desk: Desk
+    group: str
+    begun: int
+    operation: str
+    peers: Callable[[], Iterable[int]]
+    check: Callable[[], None]
+    known: Known
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        self.serial = next(_SERIALS)
+
+    def now(self) -> Wait:
+        """What there is to tell."""
+        peers = tuple(sorted(self.peers()))
+        return Wait(self.group, self.begun, self.operation, peers, self.over, self.serial)
+
+    def __enter__(self) -> Waiting:
+        waits = self.desk.waits
+        for other in tuple(waits):
+            if other.over and other.group == self.group:
+                waits.remove(other)
+        waits.append(self)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if not self.over:
+            self.desk.waits.remove(self)
+
+    def look(self) -> None:
+        """Answers those that ask; to be called every second or so.
+
+        CommunicationError if another rank has found out that this wait cannot end, LostPeerError if
+        a rank of the group has died.
+        """
+        self.desk.listen()
+        self.check()
+        if error := self._told():
+            raise error
+
+    def hung(self, seconds: float, where: str = "") -> CommunicationError:
+        """What to raise after `seconds`: it names who hangs. where: instead of the operation."""
+        wait, me = self.now(), self.desk.number
+        said = self.desk.ask()
+        if error := self._told():  # another was faster, and answers no more
+            return error
+        self.over = True
+        text, blamed = find(me, wait, said, self.known)
+        stuck = {
+            rank: [w for w in waits if not w.over and not blamed.isdisjoint(led(w.peers, said))]
+            for rank, waits in said.items()
+            if rank != me
+        }
+        group = wait.group if wait.begun else ""
+        self.desk.tell(group, text, {rank: waits for rank, waits in stuck.items() if waits})
+        return CommunicationError(
+            f"rank {me} waited {seconds:g} s {where or f'in {self.operation}'}: {text}", hint=HINT
+        )
+
+    def _told(self) -> CommunicationError | None:
+        found = self.desk.told(self.group, self.serial)
+        if found is None:
+            return None
+        self.over = True
+        return CommunicationError(
+            f"rank {self.desk.number} in {self.operation}: {found.text}, as rank {found.source} "
+            "found out",
+            hint=HINT,
+        )
+
+
+def led(peers: Iterable[int], said: Said) -> set[int]:
+    """Those that `peers` wait for, those that these wait for, and so on; and `peers`."""
+    reached, todo = set[int](), list(peers)
+    while todo:
+        rank = todo.pop()
+        if rank not in reached:
+            reached.add(rank)
+            todo += [peer for wait in said.get(rank, ()) for peer in wait.peers]
+    return reached
+
+
+def find(me: int, wait: Wait, said: Said, known: Known) -> tuple[str, set[int]]:
+    """Who is to blame that rank `me` waits, in words and by number."""
+    ranks = sorted(led(wait.peers, said) - {me})
+    silent = [r for r in ranks if r not in said]
+    absent = [r for r in ranks if r in said and not said[r]]
+    if silent or absent:
+        texts = [f"rank {r} does not answer" for r in silent]
+        texts += [f"rank {r} {known(r) or _NOT_COME}" for r in absent]
+        return "; ".join(texts), {*silent, *absent}
+    behind = [f"rank {r} {known(r)}" for r in ranks if known(r)]
+    behind += [
+        f"rank {r} is still in {w.operation}"
+        for r in ranks
+        for w in said[r]
+        if w.group == wait.group and w.begun < wait.begun
+    ]
+    all_wait = [
+        f"rank {r} {'has given up' if w.over else 'is'} in {w.operation}"
+        for r in ranks
+        for w in said[r]
+    ]
+    return "; ".join(dict.fromkeys(behind or all_wait)) or "nobody is missing", set(ranks)
