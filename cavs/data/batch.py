@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cavs import _engine
 from cavs.data.features import Array, FeatureKind, FeatureSpec, FeatureTable
-from cavs.data.graph import Graph
+from cavs.data.graph import Graph, parts_of
 from cavs.data.merge import MergedBatch
 from cavs.errors import FeatureError, NoAttributeError, user_line
 
@@ -36,25 +36,27 @@ class GraphBatch:
         graphs = list(graphs)
         if not graphs:
             raise FeatureError("an empty batch: it needs at least one graph")
-        for i, graph in enumerate(graphs):
-            if not isinstance(graph, Graph):
-                raise FeatureError(f"a batch is made of cavs.Graph, but item {i} is {graph!r:.80}")
+        if set(map(type, graphs)) != {Graph}:
+            i, other = next((i, g) for i, g in enumerate(graphs) if not isinstance(g, Graph))
+            raise FeatureError(f"a batch is made of cavs.Graph, but item {i} is {other!r:.80}")
         self.graphs: tuple[Graph, ...] = tuple(graphs)
         self.ids: tuple[int, ...] | None = None if ids is None else _whole(ids, len(graphs))
-        self.topology: _engine.GraphBatch = _engine.collate([graph.topology for graph in graphs])
-        schemas = [graph.schema for graph in graphs]
+        topologies, schemas, absent, columns = zip(*map(parts_of, graphs), strict=True)
+        self.topology: _engine.GraphBatch = _engine.collate(topologies)
         if schemas.count(schemas[0]) != len(schemas):
             graphs = _agree(graphs, self.graph_label)
+            *_, columns = zip(*map(parts_of, graphs), strict=True)
+        of_vertices, of_edges = zip(*columns, strict=True)
         self._table = FeatureTable(
-            _concatenate(graphs, lambda graph: graph.features),
-            _concatenate(graphs, lambda graph: graph.edge_features),
+            _concatenate(graphs[0].features, of_vertices),
+            _concatenate(graphs[0].edge_features, of_edges),
             MappingProxyType(
                 {
                     name: _frozen(np.stack([graph.graph_features[name] for graph in graphs]))
                     for name in graphs[0].graph_features
                 }
             ),
-            frozenset().union(*(graph.absent for graph in graphs)),
+            frozenset().union(*set(absent if None not in absent else (g.absent for g in graphs))),
         )
         self._schedules: dict[tuple[str, ...], _engine.Schedule] = {}
         self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
@@ -182,14 +184,17 @@ def _frozen(array: Array) -> Array:
 
 
 def _concatenate(
-    graphs: Sequence[Graph], features: Callable[[Graph], Mapping[str, Array]]
+    first: Mapping[str, Array], columns: Sequence[tuple[Array, ...]]
 ) -> Mapping[str, Array]:
-    if len(graphs) == 1 or not features(graphs[0]):  # as it is: it cannot be written to
-        return features(graphs[0])
-    groups = [features(graph) for graph in graphs]
-    return MappingProxyType(
-        {name: _frozen(np.concatenate([group[name] for group in groups])) for name in groups[0]}
-    )
+    """The features of the ``first`` graph, and behind them those of the others.
+
+    ``columns``: of each graph, by ascending name.
+    """
+    if len(columns) == 1 or not first:  # as it is: it cannot be written to
+        return first
+    joined = zip(sorted(first), zip(*columns, strict=True), strict=True)
+    found = {name: _engine.joined_rows(arrays) for name, arrays in joined}
+    return MappingProxyType({name: found[name] for name in first})
 
 
 def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Graph]:

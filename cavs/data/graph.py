@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, final
 
@@ -16,6 +18,20 @@ from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_lab
 from cavs.errors import FeatureError
 
 _NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
+
+
+@lru_cache(1024)
+def _shared(value: Any) -> Any:
+    """One object for all equal values: a batch reads, and compares, that of every graph."""
+    return value
+
+
+def _row_types(features: Mapping[str, Array]) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    return tuple(sorted((k, v.dtype.char, v.shape[1:]) for k, v in features.items()))
+
+
+def _columns(features: Mapping[str, Array]) -> tuple[Array, ...]:
+    return tuple(features[name] for name in sorted(features))
 
 
 @final
@@ -39,6 +55,7 @@ class Graph:
 
     __slots__ = (
         "_absent",
+        "_columns",
         "_edge_features",
         "_features",
         "_graph_features",
@@ -67,11 +84,14 @@ class Graph:
         self._graph_features = check_features(graph_features, "graph", None, label)
         # Names share one space, so that batch["x"] means one thing; equal schemas compare as
         # plain tuples when graphs are collated.
-        self._schema = (
-            tuple(sorted((k, v.dtype.char, v.shape[1:]) for k, v in self._features.items())),
-            tuple(sorted((k, v.dtype.char, v.shape[1:]) for k, v in self._edge_features.items())),
-            tuple(sorted((k, v.dtype.char, v.shape) for k, v in self._graph_features.items())),
+        self._schema = _shared(
+            (
+                _row_types(self._features),
+                _row_types(self._edge_features),
+                tuple(sorted((k, v.dtype.char, v.shape) for k, v in self._graph_features.items())),
+            )
         )
+        self._columns = _columns(self._features), _columns(self._edge_features)
         self._absent: frozenset[str] | None = None
         names = [entry[0] for group in self._schema for entry in group]
         if len(set(names)) != len(names):
@@ -117,7 +137,7 @@ class Graph:
         if self._absent is None:
             groups = (self._features, self._edge_features, self._graph_features)
             ints = ((k, v) for group in groups for k, v in group.items() if v.dtype == np.int32)
-            self._absent = frozenset(k for k, v in ints if v.size and v.min() < 0)
+            self._absent = _shared(frozenset(k for k, v in ints if v.size and v.min() < 0))
         return self._absent
 
     @property
@@ -317,6 +337,13 @@ class Graph:
             f"Graph({name}{self.num_vertices} vertices, {self.num_edges} edges, "
             f"depth {self.depth}{features})"
         )
+
+
+# What a batch takes of a graph: its topology, schema and names of absent features (None: nobody
+# asked yet), and the columns of vertices and of edges, each by ascending name.
+parts_of: Callable[[Graph], tuple[Any, ...]] = attrgetter(
+    "_topology", "_schema", "_absent", "_columns"
+)
 
 
 def _rebuild(

@@ -7,6 +7,8 @@
 namespace cavs {
 namespace {
 
+constexpr uint64_t kSpread = 0xbf58476d1ce4e5b9u;  // odd, without a pattern
+
 uint64_t mixed(uint64_t hash, uint64_t word) {
   hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
   return hash ^ (hash >> 32);
@@ -86,23 +88,12 @@ class Merging {
     merged_.edge.resize(batch.num_edges());
   }
 
-  // Graph by graph, children first: copies are of one level, so the first of them is found first.
   MergedGraph run() {
-    for (int32_t g = 0; g < batch_.num_graphs(); ++g) {
-      const Graph& graph = *batch_.graphs[g];
-      const At at{graph, batch_.vertex_offsets[g], batch_.edge_offsets[g]};
-      note_uses(graph);
-      if (graph.children_first) {
-        for (int32_t v = 0; v < graph.num_vertices(); ++v) visit(at, v);
-      } else {
-        for (const int32_t v : by_level(graph)) visit(at, v);
-      }
-      graph_->num_levels = std::max(graph_->num_levels, graph.num_levels);
-    }
-    const auto edges = static_cast<size_t>(graph_->offsets[count_]);
-    graph_->offsets.resize(count_ + 1);
-    for (auto* values : {&graph_->level, &merged_.vertex, &merged_.copies}) values->resize(count_);
-    merged_.leaf.resize(count_);
+    const bool plain = vertices_.exact && of_edges_.empty();
+    const auto [count, edges] = plain ? walk<true>() : walk<false>();
+    graph_->offsets.resize(count + 1);
+    for (auto* values : {&graph_->level, &merged_.vertex, &merged_.copies}) values->resize(count);
+    merged_.leaf.resize(count);
     for (auto* values : {&graph_->children, &merged_.edge}) values->resize(edges);
     merged_.graph = std::move(graph_);
     return std::move(merged_);
@@ -114,9 +105,34 @@ class Merging {
     int32_t vertex, edge;  // its first ones in the batch
   };
   struct Slot {
-    uint32_t tag = 0;  // the other half of the hash
-    int32_t distinct = -1;
+    uint32_t tag = 0;     // the other half of the hash
+    int32_t vertices = 0;  // distinct ones up to that of the slot; 0 if it is free
   };
+  // The distinct vertices so far. A local variable: its members stay in registers.
+  struct Found {
+    int32_t *offsets, *children, *level, *vertex, *edge, *copies;
+    uint32_t* leaf;
+    int32_t count = 0, edges = 0;
+  };
+
+  // Graph by graph, children first: copies are of one level, so the first of them is found first.
+  // `plain`: rows are equal if their words are, and edges have none. The number of distinct
+  // vertices, and of their edges.
+  template <bool plain>
+  std::pair<int32_t, int32_t> walk() {
+    Found found{graph_->offsets.data(), graph_->children.data(), graph_->level.data(),
+                merged_.vertex.data(),  merged_.edge.data(),     merged_.copies.data(),
+                merged_.leaf.data()};
+    for (int32_t g = 0; g < batch_.num_graphs(); ++g) {
+      const Graph& graph = *batch_.graphs[g];
+      const At at{graph, batch_.vertex_offsets[g], batch_.edge_offsets[g]};
+      note_uses(graph);
+      const int32_t* const order = graph.children_first ? nullptr : by_level(graph);
+      for (int32_t i = 0; i < graph.num_vertices(); ++i) visit<plain>(at, order ? order[i] : i, found);
+      graph_->num_levels = std::max(graph_->num_levels, graph.num_levels);
+    }
+    return {found.count, found.edges};
+  }
 
   // Bit k of the mask of a vertex without children: it is the k-th child of another.
   void note_uses(const Graph& graph) {
@@ -132,78 +148,88 @@ class Merging {
   }
 
   // A graph's vertices by level, inside a level by number.
-  const Recycled<int32_t>& by_level(const Graph& graph) {
+  const int32_t* by_level(const Graph& graph) {
     Recycled<int32_t> next(graph.num_levels + 1);
     for (const int32_t level : graph.level) ++next[level + 1];
     for (size_t i = 1; i < next.size(); ++i) next[i] += next[i - 1];
     order_.resize(graph.level.size());
     for (int32_t v = 0; v < graph.num_vertices(); ++v) order_[next[graph.level[v]]++] = v;
-    return order_;
+    return order_.data();
   }
 
-  void visit(const At& at, int32_t local) {
+  template <bool plain>
+  void visit(const At& at, int32_t local, Found& found) {
     const int32_t v = at.vertex + local, begin = at.graph.offsets[local];
     const int32_t arity = at.graph.offsets[local + 1] - begin;
     const int32_t edge = at.edge + begin;  // its first, in the batch
+    const uint32_t uses = uses_[local];
+    int32_t* const distinct = merged_.distinct.data();
+    const int32_t* const below = at.graph.children.data() + begin;
     // Its children among the distinct vertices stand where they stay if it is new.
-    int32_t* const children = graph_->children.data() + graph_->offsets[count_];
-    uint64_t hash = mixed(mixed(0, vertices_.words[v]), uint64_t(arity) << 32 | uses_[local]);
+    int32_t* const children = found.children + found.edges;
+    uint64_t hash = mixed(vertices_.words[v], (uint64_t(arity) << 32 | uses) * kSpread);
     for (int32_t i = 0; i < arity; ++i) {
-      children[i] = merged_.distinct[at.vertex + at.graph.children[begin + i]];
+      children[i] = distinct[at.vertex + below[i]];
       hash = mixed(hash, static_cast<uint64_t>(children[i]));
-      if (!of_edges_.empty()) hash = mixed(hash, edges_.words[edge + i]);
+      if (!plain && !of_edges_.empty()) hash = mixed(hash, edges_.words[edge + i]);
     }
     const auto tag = static_cast<uint32_t>(hash >> 32);
-    size_t slot = hash & (table_.size() - 1);
-    while (
-        table_[slot].distinct >= 0 &&
-        !(table_[slot].tag == tag && same(table_[slot].distinct, v, edge, arity, uses_[local]))) {
-      slot = (slot + 1) & (table_.size() - 1);
+    const size_t last = table_.size() - 1;
+    for (size_t slot = hash & last;; slot = (slot + 1) & last) {
+      const Slot there = table_[slot];
+      if (there.vertices == 0) {
+        add(found, v, edge, arity, uses, at.graph.level[local]);
+        table_[slot] = {tag, found.count};
+        distinct[v] = found.count - 1;
+        return;
+      }
+      const int32_t d = there.vertices - 1;
+      if (there.tag == tag && same<plain>(found, d, v, edge, arity, uses)) {
+        distinct[v] = d;
+        ++found.copies[d];
+        return;
+      }
     }
-    if (table_[slot].distinct < 0) {
-      table_[slot] = {tag, add(v, edge, arity, uses_[local], at.graph.level[local])};
-    }
-    merged_.distinct[v] = table_[slot].distinct;
-    ++merged_.copies[table_[slot].distinct];
   }
 
-  bool same(int32_t distinct, int32_t v, int32_t edge, int32_t arity, uint32_t uses) const {
-    const int32_t first = merged_.vertex[distinct], begin = graph_->offsets[distinct];
-    const int32_t* const children = graph_->children.data();
-    if (vertices_.words[first] != vertices_.words[v] ||
-        graph_->offsets[distinct + 1] - begin != arity ||
-        (arity == 0 && merged_.leaf[distinct] != uses) ||
-        !std::equal(children + begin, children + begin + arity,
-                    children + graph_->offsets[count_])) {
+  template <bool plain>
+  bool same(const Found& found, int32_t d, int32_t v, int32_t edge, int32_t arity,
+            uint32_t uses) const {
+    const int32_t first = found.vertex[d], begin = found.offsets[d];
+    if (vertices_.words[first] != vertices_.words[v] || found.offsets[d + 1] - begin != arity ||
+        (arity == 0 && found.leaf[d] != uses)) {
       return false;
     }
-    for (size_t c = 0; !vertices_.exact && c < of_vertices_.size(); ++c) {
+    for (int32_t i = 0; i < arity; ++i) {
+      if (found.children[begin + i] != found.children[found.edges + i]) return false;
+    }
+    for (size_t c = 0; !plain && !vertices_.exact && c < of_vertices_.size(); ++c) {
       if (!equal(of_vertices_[c], first, v)) return false;
     }
-    for (const auto& column : of_edges_) {
+    for (size_t c = 0; !plain && c < of_edges_.size(); ++c) {
       for (int32_t i = 0; i < arity; ++i) {
-        if (!equal(column, merged_.edge[begin + i], edge + i)) return false;
+        if (!equal(of_edges_[c], found.edge[begin + i], edge + i)) return false;
       }
     }
     return true;
   }
 
-  int32_t add(int32_t v, int32_t edge, int32_t arity, uint32_t uses, int32_t level) {
-    const int32_t begin = graph_->offsets[count_];
-    for (int32_t i = 0; i < arity; ++i) merged_.edge[begin + i] = edge + i;
-    merged_.vertex[count_] = v;
-    merged_.leaf[count_] = arity == 0 ? uses : leaf_children(begin, arity);
-    graph_->level[count_] = level;
-    graph_->offsets[count_ + 1] = begin + arity;
-    return count_++;
+  void add(Found& found, int32_t v, int32_t edge, int32_t arity, uint32_t uses, int32_t level) {
+    const int32_t d = found.count++, begin = found.edges;
+    for (int32_t i = 0; i < arity; ++i) found.edge[begin + i] = edge + i;
+    found.vertex[d] = v;
+    found.copies[d] = 1;
+    found.leaf[d] = arity == 0 ? uses : leaf_children(found, begin, arity);
+    found.level[d] = level;
+    found.edges = found.offsets[d + 1] = begin + arity;
   }
 
   // Bit k: the k-th child has no children.
-  uint32_t leaf_children(int32_t begin, int32_t arity) const {
+  uint32_t leaf_children(const Found& found, int32_t begin, int32_t arity) const {
     uint32_t mask = 0;
     for (int32_t k = 0; k < std::min(arity, child_numbers_); ++k) {
-      const int32_t c = graph_->children[begin + k];
-      if (graph_->offsets[c] == graph_->offsets[c + 1]) mask |= uint32_t{1} << k;
+      const int32_t c = found.children[begin + k];
+      mask |= uint32_t{found.offsets[c] == found.offsets[c + 1]} << k;
     }
     return mask;
   }
@@ -214,7 +240,6 @@ class Merging {
   const Rows vertices_, edges_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   MergedGraph merged_;
-  int32_t count_ = 0;     // distinct vertices so far
   Recycled<Slot> table_;  // open addressing, at most half full
   Recycled<int32_t> order_;
   Recycled<uint32_t> uses_;  // of the vertices of the graph at hand

@@ -81,24 +81,33 @@ Vertices classify(const GraphBatch& batch, const uint32_t* presence) {
   return vertices;
 }
 
-// Fills order and row: two stable counting sorts, by level and then by kind, so that the work is
-// linear even when kinds times levels is larger than the batch.
+// A stable counting sort of `order`, by keys in [0, keys).
+template <class Key>
+Recycled<int32_t> sorted(const Recycled<int32_t>& order, size_t keys, Key key) {
+  Recycled<int32_t> next(keys, 0), result(order.size());
+  for (size_t v = 0; v < order.size(); ++v) ++next[key(static_cast<int32_t>(v))];
+  to_positions(&next);
+  for (const int32_t v : order) result[next[key(v)]++] = v;
+  return result;
+}
+
+// Fills order and row: by kind, and inside a kind by level. At once, unless kinds times levels are
+// so many that the work would not be linear.
 void sort_vertices(const Vertices& vertices, Schedule* schedule) {
-  const auto n = static_cast<int32_t>(vertices.kind.size());
-  Recycled<int32_t> level_next(schedule->num_levels, 0), kind_next(vertices.keys.size(), 0);
-  for (const int32_t level : vertices.level) ++level_next[level];
-  for (const int32_t kind : vertices.kind) ++kind_next[kind];
-  to_positions(&level_next);
-  to_positions(&kind_next);
-  Recycled<int32_t> by_level(n);
-  for (int32_t v = 0; v < n; ++v) by_level[level_next[vertices.level[v]]++] = v;
-  schedule->order.resize(n);
-  schedule->row.resize(n);
-  for (const int32_t v : by_level) {
-    const int32_t row = kind_next[vertices.kind[v]]++;
-    schedule->order[row] = v;
-    schedule->row[v] = row;
+  const auto& [kind, level, keys] = vertices;
+  const size_t n = kind.size(), levels = schedule->num_levels;
+  Recycled<int32_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  if (keys.size() * levels <= 2 * n) {
+    order = sorted(order, keys.size() * levels,
+                   [&](int32_t v) { return kind[v] * levels + level[v]; });
+  } else {
+    order = sorted(order, levels, [&](int32_t v) { return level[v]; });
+    order = sorted(order, keys.size(), [&](int32_t v) { return kind[v]; });
   }
+  schedule->row.resize(n);
+  for (size_t r = 0; r < n; ++r) schedule->row[order[r]] = static_cast<int32_t>(r);
+  schedule->order = std::move(order);
 }
 
 void place_edges(Schedule* schedule) {
