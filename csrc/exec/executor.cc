@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <thread>
+#include <tuple>
 
 #include "base/thread_pool.h"
 #include "exec/caller.h"
@@ -224,7 +225,8 @@ template <class T>
 void Executor<T>::bind(const Inputs<T>& inputs) {
   if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
   ran_ = false;
-  std::vector<int64_t> rows;
+  std::vector<int64_t>& rows = feature_rows_;
+  rows.clear();
   for (const FloatFeature<T>& f : inputs.float_features) rows.push_back(f.rows);
   for (const Buffer& b : program_->buffers) {
     if (b.role == Role::kFeature) rows.resize(std::max<size_t>(rows.size(), b.index + 1), 0);
@@ -269,12 +271,12 @@ void Executor<T>::plan_prologue() {
     }
   }
   // In the order of the parameters, as they are updated: a thread packs what it has just written.
-  const auto parameter = [&](const Item& item) {
+  const auto key = [&](const Item& item) {
     const Weight& w = program_->weights[item.id];
-    return w.pieces.empty() ? 0 : w.pieces[0].param;
+    return std::tuple(w.pieces.empty() ? 0 : w.pieces[0].param, item.id, item.a);
   };
-  std::stable_sort(prologue_.begin(), prologue_.end(),
-                   [&](const Item& a, const Item& b) { return parameter(a) < parameter(b); });
+  std::sort(prologue_.begin(), prologue_.end(),
+            [&](const Item& a, const Item& b) { return key(a) < key(b); });
   for (size_t i = 0; i < context_.grads.size(); ++i) {
     if (!analysis_.zero_gradient[i]) continue;
     const auto pieces = static_cast<int32_t>(context_.sizes[i] / kPieceElements + 1);

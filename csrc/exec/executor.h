@@ -207,6 +207,8 @@ class Executor {
   std::vector<bool> stale_;                       // weight must be packed again
   std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights
   std::vector<double> partial_;
+  std::vector<GradientPiece<T>> pieces_;  // of an update
+  std::vector<int64_t> feature_rows_;
   GradientProgress progress_;
   Counters counters_;
   int64_t small_gradients_ = 0;  // elements of dense gradients, 0 if caches cannot hold them

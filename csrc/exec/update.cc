@@ -41,13 +41,14 @@ std::vector<GradientPiece<T>> stretches(const std::vector<GradientPiece<T>>& pie
 
 // Every thread takes the same pieces in each step, so that parameters and states stay in its cache,
 // then what is left of the others'.
-template <class F>
-void for_each_piece(int64_t pieces, int32_t threads, F&& f) {
+template <class Counters, class F>
+void for_each_piece(int64_t pieces, int32_t threads, Counters& counters, F&& f) {
   if (pieces < kParallelPieces || threads == 1) {
     for (int64_t i = 0; i < pieces; ++i) f(i);
     return;
   }
-  std::vector<std::atomic<int64_t>> next(threads);
+  counters.reset(threads);
+  auto& next = counters.data;
   thread_pool().parallel(threads, [&](int32_t thread) {
     for (int32_t i = 0; i < threads; ++i) {
       const int32_t share = (thread + i) % threads;
@@ -71,7 +72,7 @@ template <class T>
 double Executor<T>::square(const std::vector<GradientPiece<T>>& work) {
   const auto pieces = static_cast<int64_t>(work.size());
   partial_.assign(work.size(), 0);
-  for_each_piece(pieces, threads_of_update(), [&](int64_t i) {
+  for_each_piece(pieces, threads_of_update(), counters_, [&](int64_t i) {
     partial_[i] = kernels_.sum_of_squares(work[i].values, work[i].count * work[i].width);
   });
   double squares = 0;
@@ -83,7 +84,7 @@ template <class T>
 void Executor<T>::move(const Update<T>& update, const std::vector<GradientPiece<T>>& work,
                        double scale) {
   const auto pieces = static_cast<int64_t>(work.size());
-  for_each_piece(pieces, threads_of_update(), [&](int64_t i) {
+  for_each_piece(pieces, threads_of_update(), counters_, [&](int64_t i) {
     const GradientPiece<T>& p = work[i];
     OptimizerStep step = update.of(p.param);
     step.grad_scale *= scale;
@@ -112,12 +113,12 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
   const std::lock_guard lock(mutex_);
   check_update(update, context_.sizes.size());
   const double loss = run_locked(inputs);
-  std::vector<GradientPiece<T>> work;
-  stretches(context_, update.trainable, work);
-  const double norm = std::sqrt(square(work));
+  pieces_.clear();
+  stretches(context_, update.trainable, pieces_);
+  const double norm = std::sqrt(square(pieces_));
   if (!std::isfinite(loss) || !std::isfinite(norm)) return {loss, norm};
   const bool clip = update.max_norm && norm > *update.max_norm;
-  move(update, work, clip ? *update.max_norm / norm : 1);
+  move(update, pieces_, clip ? *update.max_norm / norm : 1);
   return {loss, norm};
 }
 
