@@ -103,12 +103,18 @@ class MPICommunicator(Collectives):
         """desk: of the group that this one is a part of."""
         self._mpi: Any = load_mpi(timeout)
         # Its own messages cannot meet those of the program that uses cavs.
-        with inside("MPI_Comm_dup", timeout):
-            self._comm: Any = (comm if comm is not None else self._mpi.COMM_WORLD).Dup()
-            names = _names(self._mpi, self._comm)
-            self._is_part = desk is not None
-            if desk is None:
-                desk = MPIDesk(self._mpi, self._comm.Dup(), names, _CALLS)
+        try:
+            with inside("MPI_Comm_dup", timeout):
+                self._comm: Any = (comm if comm is not None else self._mpi.COMM_WORLD).Dup()
+                names = _names(self._mpi, self._comm)
+                self._is_part = desk is not None
+                if desk is None:
+                    desk = MPIDesk(self._mpi, self._comm.Dup(), names, _CALLS)
+        except self._mpi.Exception as error:  # MPI names none: it knows of no message yet
+            raise CommunicationError(
+                f"a rank is gone before all of them had begun: {error}",
+                hint="look for the first error that a rank printed, and start anew",
+            ) from error
         # All ranks of a group make all groups of the same ranks in one order.
         group = f"{zlib.crc32(repr(names).encode()):x}.{_MADE[names]}"
         _MADE[names] += 1
