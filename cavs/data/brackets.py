@@ -79,10 +79,6 @@ class Style:
         """Where the tree ends."""
         return "the end of the line" if self.strict else "the end of the text"
 
-    def is_label(self, token: str) -> bool:
-        """Whether a token may stand where a label is needed."""
-        return token not in ("(", ")") if self.known is None else token in self.known
-
 
 def _parse(tokens: list[str], style: Style, name: str) -> BracketTree:
     labels: list[str | None] = []
@@ -93,7 +89,7 @@ def _parse(tokens: list[str], style: Style, name: str) -> BracketTree:
     open_starts: list[int] = []
     done: list[int] = []  # vertices that still wait for their parent
     alone = -1  # the vertex of a word that is all the innermost bracket holds so far
-    labelled, strict = style.labelled, style.strict
+    labelled, strict, known = style.labelled, style.strict, style.known
     wrapped = labelled and not strict and tokens[:2] == ["(", "("]
     i, end = 0, len(tokens)
     while i < end:
@@ -102,7 +98,7 @@ def _parse(tokens: list[str], style: Style, name: str) -> BracketTree:
             label = None
             if labelled and not (wrapped and i == 0):
                 label = tokens[i + 1] if i + 1 < end else None
-                if label is None or not style.is_label(label):
+                if label is None or (label in "()" if known is None else label not in known):
                     found = style.end if label is None else f"label {shown(label)}"
                     hint = _UNLABELLED if label == "(" and not strict else ""
                     raise _Malformed(i + 1, found, f"{style.needed} after the bracket", hint)
