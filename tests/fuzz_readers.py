@@ -37,6 +37,7 @@ SEEDS = {
         b"# text\n1\tI\t_\tPRON\t_\t_\t2\tnsubj\t_\t_\n1-2\tIx\t_\t_\t_\t_\t_\t_\t_\t_\n"
         b"2\tsee\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n1\tYes\t_\tX\t_\t_\t0\troot\t_\t_\n\n"
     ),
+    "brackets": b"( (S (NP the -LRB-)\n (VP (V a) b)) )",
     "text": b" = Title = \n\n a b <unk> c\nd\n",
     "python": b"def get_a(x, *y):\n    '''s'''\n    return [get_a(z) for z in y if x.get_a]\n",
 }
@@ -80,6 +81,11 @@ def read(kind, folder):
     path = folder / "input.py"
     if kind == "sst":
         return sst_graphs(read_sst(path), WORDS)
+    if kind == "brackets":
+        text = path.read_bytes().decode(errors="replace")
+        make = Graph.from_conllu if "\t" in text else Graph.from_brackets
+        options = {"tags": WORDS} if "\t" in text else {"labelled": "S" in text, "labels": WORDS}
+        return [make(text, vocabulary=WORDS, **options)]
     if kind == "conllu":
         return dependency_graphs(read_conllu(path), WORDS, Vocabulary(["nsubj"]))
     if kind == "text":

@@ -113,9 +113,9 @@ def compile_graph(
         graph = done("trim", simplify(trim(graph), rules))
     if passes.merge_products:
         graph = done("merge_products", simplify(merge_products(graph), rules))
-    graph = split_gradients(graph)
+    graph = verify(split_gradients(graph), "split_gradients")
     if passes.trim:
-        graph = simplify(trim_gradients(graph), rules)
+        graph = verify(simplify(trim_gradients(graph), rules), "trim_gradients")
     graph = done("insert_copies", insert_copies(graph))
     parts = partition(
         graph, hoist=passes.partition, sink=passes.plan_memory, recompute=passes.plan_memory

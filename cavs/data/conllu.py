@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from cavs.data.graph import Graph
+from cavs.data.numbering import Numbering, numbered
 from cavs.data.source import data_error, read_lines, shown
+from cavs.data.structure import graph_error
 from cavs.data.vocabulary import Vocabulary
-from cavs.errors import DataError
 
+_NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
 #: The seventeen universal parts of speech; a label is an index into this tuple.
 UPOS = (
     "ADJ",
@@ -93,6 +97,7 @@ def _sentence(path: Path, rows: list[tuple[int, list[str]]]) -> Sentence:
                 number,
                 f"{len(columns)} columns between tabs",
                 f"{len(_COLUMNS)}: {' '.join(_COLUMNS)}",
+                hint="" if len(columns) > 1 else "tabs stand between columns, not blanks",
             )
         identity = columns[0]
         if identity == str(len(words) + 1):
@@ -166,32 +171,78 @@ def dependency_graphs(
     ``_``); with ``relations``, the edge feature ``relation`` (deprel of the dependent). DataError
     for a part of speech that ``tags`` does not have.
     """
-    number_of = {tag: i for i, tag in enumerate(tags)} | {"_": -1}
-    graphs = []
-    for sentence in sentences:
-        unknown = next((tag for tag in sentence.upos if tag not in number_of), None)
-        if unknown is not None:
-            word = sentence.upos.index(unknown) + 1
-            raise DataError(
-                f"{sentence.name}: word {word} has part of speech {shown(unknown)}; "
-                f"expected one of {' '.join(tags)} or _"
-            )
-        edge_features = {}
-        if relations is not None:
-            # Edges stand by (head, dependent), as Graph.from_parents sorts them.
-            heads = np.array(sentence.heads)
-            order = np.argsort(heads, kind="stable")
-            of_edges = order[heads[order] >= 0]
-            edge_features["relation"] = relations.encode(sentence.deprel)[of_edges]
-        graphs.append(
-            Graph.from_parents(
-                sentence.heads,
-                features={
-                    "token": vocabulary.encode(sentence.forms),
-                    "label": np.array([number_of[tag] for tag in sentence.upos], np.int32),
-                },
-                edge_features=edge_features,
-                name=sentence.name,
-            )
+    numbers = {tag: i for i, tag in enumerate(tags)}
+    return [
+        from_conllu(sentence, vocabulary=vocabulary, tags=numbers, relations=relations)
+        for sentence in sentences
+    ]
+
+
+def from_conllu(
+    source: str | Sentence,
+    *,
+    vocabulary: Numbering | None = None,
+    tags: Numbering | None = None,
+    relations: Numbering | None = None,
+    graph_features: Mapping[str, ArrayLike] = _NO_FEATURES,
+    name: str = "",
+) -> Graph:
+    """The graph of one sentence in CoNLL-U: a word gathers from its dependents, in their order.
+
+    ``vocabulary`` numbers the words: the int feature ``token``. ``tags``, such as ``UPOS``, numbers
+    their parts of speech: the int feature ``label``, -1 for ``_``. ``relations`` numbers what a
+    word is to its head: the int edge feature ``relation``. Each is a ``Vocabulary``, a list of
+    names, a mapping or a function; without it the graph lacks the feature. What there is to number,
+    ``parse_conllu`` tells: its sentences may be given in the place of the text.
+    ``graph_features`` are those of ``Graph``.
+
+    DataError for malformed text, as from ``read_conllu``, for several sentences, and for what has
+    no number.
+    """
+    if isinstance(source, str):
+        sentence = _only(source, name)
+    elif isinstance(source, Sentence):
+        sentence, name = source, name or source.name
+    else:
+        raise graph_error(
+            name, f"from_conllu takes a text or a Sentence of parse_conllu, not {source!r:.80}"
         )
-    return graphs
+    where = f"{name or '<text>'}: word"
+    features, edge_features = {}, {}
+    if vocabulary is not None:
+        features["token"] = numbered(sentence.forms, vocabulary, "form", where, 1)
+    if tags is not None:
+        known = [None if tag == "_" else tag for tag in sentence.upos]
+        features["label"] = numbered(known, tags, "part of speech", where, 1)
+    if relations is not None:
+        # Edges stand by (head, dependent), as Graph.from_parents sorts them.
+        heads = np.array(sentence.heads)
+        order = np.argsort(heads, kind="stable")
+        of_edges = order[heads[order] >= 0]
+        found = [None if h < 0 else r for h, r in zip(sentence.heads, sentence.deprel, strict=True)]
+        edge_features["relation"] = numbered(found, relations, "relation", where, 1)[of_edges]
+    return Graph.from_parents(
+        sentence.heads,
+        features=features,
+        edge_features=edge_features,
+        graph_features=graph_features,
+        name=name,
+    )
+
+
+def _only(text: str, name: str) -> Sentence:
+    """The one sentence of a text, whose last line need not be empty."""
+    path = Path(name or "<text>")
+    if not text.strip():
+        raise data_error(path, 1, "an empty text", "a sentence in CoNLL-U")
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    first, *others = parse_conllu([*lines, ""], path)
+    if others:
+        raise data_error(
+            path,
+            int(others[0].name.rpartition(":")[2]),
+            "a second sentence",
+            "the end of the text",
+            hint="parse_conllu(text.splitlines()) gives all, from_conllu takes each of them",
+        )
+    return first

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +16,10 @@ from cavs._engine import Graph as EngineGraph
 from cavs.data.features import Array, check_features
 from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_label, make_topology
 from cavs.errors import FeatureError
+
+if TYPE_CHECKING:
+    from cavs.data.brackets import BracketTree
+    from cavs.data.conllu import Sentence
 
 _NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
 
@@ -129,7 +133,8 @@ class Graph:
     @property
     def schema(self) -> tuple[Any, ...]:
         """Names, dtypes and row shapes of all features; equal for graphs that batch together."""
-        return self._schema
+        found: tuple[Any, ...] = self._schema
+        return found
 
     @property
     def absent(self) -> frozenset[str]:
@@ -312,6 +317,20 @@ class Graph:
         from cavs.data.builders import from_ast
 
         return from_ast(source, **options)
+
+    @classmethod
+    def from_brackets(cls, source: BracketTree | str, **options: Any) -> Graph:
+        """A graph from a bracketed tree; see ``cavs.data.brackets.from_brackets``."""
+        from cavs.data.brackets import from_brackets
+
+        return from_brackets(source, **options)
+
+    @classmethod
+    def from_conllu(cls, source: Sentence | str, **options: Any) -> Graph:
+        """A graph from a sentence in CoNLL-U; see ``cavs.data.conllu.from_conllu``."""
+        from cavs.data.conllu import from_conllu
+
+        return from_conllu(source, **options)
 
     @classmethod
     def join(cls, graphs: Sequence[Graph], *features: Any, **options: Any) -> Graph:

@@ -8,9 +8,9 @@ from pathlib import Path
 from cavs.errors import DataError
 
 
-def data_error(path: Path | str, line: int, found: str, needed: str) -> DataError:
+def data_error(path: Path | str, line: int, found: str, needed: str, hint: str = "") -> DataError:
     """A DataError at ``path:line``: what stands there and what should."""
-    return DataError(f"{path}:{line}: {found}; expected {needed}")
+    return DataError(f"{path}:{line}: {found}; expected {needed}", hint=hint)
 
 
 def shown(text: str, limit: int = 60) -> str:

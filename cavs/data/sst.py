@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from cavs.config import require_count
+from cavs.data.brackets import Style, parse_text
 from cavs.data.graph import Graph
-from cavs.data.source import data_error, read_lines, shown
+from cavs.data.source import data_error, read_lines
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError, DataError
-
-# ASCII blanks only: some tokens of the treebank contain a no-break space.
-_TOKEN = re.compile(r"[()]|[^() \t\r\f\v]+")
-_ESCAPES = {
-    "-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +37,6 @@ class Tree:
         return [word for word in self.words if word is not None]
 
 
-def unescape(word: str) -> str:
-    r"""A Penn Treebank token as text: ``-LRB-`` is ``(``, ``\/`` is ``/``, ``\*`` is ``*``."""
-    if word in _ESCAPES:
-        return _ESCAPES[word]
-    return word.replace("\\/", "/").replace("\\*", "*") if "\\" in word else word
-
-
-class _Malformed(Exception):
-    """What is wrong at which token of a line; ``parse_tree`` adds file, line and column."""
-
-    def __init__(self, token: int, found: str, needed: str) -> None:
-        super().__init__(found)
-        self.token, self.found, self.needed = token, found, needed
-
-
 def _numbers(num_classes: int, labels: Sequence[str] | None) -> tuple[dict[str, int], str]:
     """The number of every label, and what the labels are in words."""
     if labels is None:
@@ -65,56 +44,6 @@ def _numbers(num_classes: int, labels: Sequence[str] | None) -> tuple[dict[str, 
     if isinstance(labels, str):
         raise ConfigError(f"labels are a list, not the text {labels!r:.80}", hint="labels.split()")
     return {label: i for i, label in enumerate(labels)}, f"one of {' '.join(labels):.80}"
-
-
-def _parse(tokens: list[str], names: Mapping[str, int], needed: str, name: str) -> Tree:
-    labels: list[int] = []
-    words: list[str | None] = []
-    offsets, children = [0], list[int]()
-    # Of every open bracket: its label, its word, and where its finished children start.
-    open_labels: list[int] = []
-    open_words: list[str | None] = []
-    open_starts: list[int] = []
-    done: list[int] = []  # vertices that still wait for their parent
-    i, end = 0, len(tokens)
-    while i < end:
-        token = tokens[i]
-        if token == "(":
-            label = names.get(tokens[i + 1]) if i + 1 < end else None
-            if label is None:
-                found = f"label {shown(tokens[i + 1])}" if i + 1 < end else "the end of the line"
-                raise _Malformed(i + 1, found, f"{needed} after the bracket")
-            if not open_labels and labels:
-                raise _Malformed(i, "a second tree", "the end of the line")
-            if open_words and open_words[-1] is not None:
-                raise _Malformed(i, "a bracket after a word", "')': a leaf has one word")
-            open_labels.append(label)
-            open_words.append(None)
-            open_starts.append(len(done))
-            i += 2
-            continue
-        if not open_labels:
-            raise _Malformed(i, shown(token), "'('" if not labels else "the end of the line")
-        if token == ")":
-            start, word = open_starts.pop(), open_words.pop()
-            if start == len(done) and word is None:
-                raise _Malformed(i, "')'", "a word or a tree after the label")
-            children += done[start:]
-            del done[start:]
-            done.append(len(labels))
-            labels.append(open_labels.pop())
-            words.append(word)
-            offsets.append(len(children))
-        elif open_words[-1] is not None:
-            raise _Malformed(i, f"a second word {shown(token)}", "')': a leaf has one word")
-        elif open_starts[-1] != len(done):
-            raise _Malformed(i, f"word {shown(token)} beside a tree", "'(' or ')'")
-        else:
-            open_words[-1] = unescape(token)
-        i += 1
-    if open_labels:
-        raise _Malformed(end, f"{len(open_labels)} open brackets at the end", "')' for each")
-    return Tree(name, labels, words, offsets, children)
 
 
 def parse_tree(
@@ -134,16 +63,11 @@ def parse_tree(
     tree.
     """
     where = path or Path("<text>")
-    tokens: list[str] = _TOKEN.findall(line)
-    if not tokens:
-        raise data_error(where, number, "an empty line", "a tree")
-    try:
-        return _parse(tokens, *_numbers(num_classes, labels), f"{where.name}:{number}")
-    except _Malformed as error:
-        starts = [match.start() for match in _TOKEN.finditer(line)]
-        column = starts[error.token] if error.token < len(starts) else len(line)
-        found = f"column {column + 1}: {error.found}"
-        raise data_error(where, number, found, error.needed) from None
+    numbers, needed = _numbers(num_classes, labels)
+    style = Style(strict=True, known=numbers, needed=needed)
+    tree = parse_text(line, style, str(where), number, f"{where.name}:{number}")
+    found = [numbers[label] for label in tree.labels if label is not None]  # every vertex has one
+    return Tree(tree.name, found, tree.words, tree.offsets, tree.children)
 
 
 def read_sst(

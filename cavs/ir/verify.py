@@ -40,8 +40,11 @@ def _check(graph: Graph, node: Node, stage: str) -> None:
         _fail(graph, node, stage, f"unknown operator {node.op.name}")
     try:
         inferred = node.op.infer([x.type for x in node.inputs], dict(node.attrs))
-    except (TypeError, ValueError) as error:
-        _fail(graph, node, stage, str(error))
+    except (LookupError, TypeError, ValueError) as error:
+        reason = str(error.args[0]) if error.args else ""  # a cure may follow, for users
+        if isinstance(error, KeyError):
+            reason = f"attribute {reason} is missing"
+        _fail(graph, node, stage, reason)
     if node.op.name != "constant" and inferred != node.type:
         _fail(graph, node, stage, f"type {node.type}, inferred {inferred}")
     if node.op.rule is BatchRule.ROWWISE and any(

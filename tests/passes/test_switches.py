@@ -1,0 +1,156 @@
+"""Every switch of the compiler changes the program as its pass promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.compiler.pipeline import Passes
+from cavs.compiler.text import space_name
+from tests.runtime.trees import Classifier, graph, treebank
+
+RNG = np.random.default_rng(0)
+TREES = treebank(40)  # enough vertices to look for copies
+FEW = cavs.batch([graph([[], [], [0, 1]], RNG), graph([[]], RNG)])
+DAG = cavs.batch([graph([[], [], [0, 1], [0, 1], [0, 1]], RNG)])  # more edges than vertices
+ROOTS = cavs.batch([FEW.graphs[0].with_features({"label": [-1, -1, 1]})])
+WORDS = cavs.batch([graph([[], [], [0, 1]], RNG, absent=lambda kids: False)])
+
+
+class Gated(cavs.VertexFunction):
+    """Two products of one value."""
+
+    def __init__(self):
+        self.state = cavs.State(h=6)
+        self.W, self.U, self.V = (cavs.Parameter((n, 6)) for n in (8, 6, 6))
+
+    def vertex(self, v):
+        s = v.gather().h.sum()
+        h = ops.sigmoid(s @ self.U) * ops.tanh(s @ self.V) + v.pull("x") @ self.W
+        v.scatter(h=h)
+        v.push(h)
+
+
+def products(program, parameter=""):
+    """Where the products with a parameter run, and the sizes of their weights."""
+    found = []
+    for i in program.instructions:
+        if i.kind == "matmul":
+            weight = program.weights[i.weight]
+            names = {program.parameters[p[0]] for p in weight.pieces}
+            if not parameter or names == {parameter}:
+                found.append((space_name(program, i.space), weight.k, weight.n))
+    return found
+
+
+def of_leaves_alone(compiled):
+    """Whether leaves multiply by no recurrent weight."""
+    return not any(space == "vertex.1" for space, *_ in products(compiled.program, "tree.U"))
+
+
+def in_loops(compiled):
+    """Labels of what runs a task at a time."""
+    p = compiled.program
+    inside = [i for s in p.stages if s.kind == "loop" for body in s.bodies for i in body]
+    return [p.instructions[i].label for i in inside]
+
+
+def maps(compiled):
+    return sum(i.kind == "map" for i in compiled.program.instructions)
+
+
+def lifetimes(compiled):
+    """Through which part of the stages a value keeps its place, on average."""
+    values = [b for b in compiled.program.buffers if b.role in ("arena", "scratch")]
+    return np.mean([b.last - b.first + 1 for b in values]) / len(compiled.program.stages)
+
+
+def pads(compiled):
+    return sum(n.op.name == "pad" for n in compiled.graph.nodes())
+
+
+BINARY, CHILD_SUM = nn.BinaryTreeLSTM, nn.ChildSumTreeLSTM
+# Of each switch: a cell, a batch, what is read of the compiled program, and what that is with the
+# pass; without the pass it is not so.
+SWITCHES = {
+    "at_labelled": (
+        BINARY,
+        ROOTS,
+        lambda c: products(c.program, "output.weight"),
+        lambda found: {space for space, *_ in found} == {"present.label"},
+    ),
+    "at_child": (
+        CHILD_SUM,
+        DAG,
+        lambda c: products(c.program, "tree.U_f"),
+        lambda found: found and not any(space.startswith("edge") for space, *_ in found),
+    ),
+    "at_nth_child": (
+        BINARY,
+        TREES,
+        lambda c: [b for b in c.program.buffers if b.held == "leaves"],
+        lambda found: len(found) == 1,
+    ),
+    "specialise": (BINARY, FEW, of_leaves_alone, bool),
+    "trim": (  # leaves have no use for a forget gate
+        CHILD_SUM,
+        FEW,
+        lambda c: products(c.program, "tree.W"),
+        lambda found: ("vertex.1", 8, 18) in found and ("vertex.1", 8, 24) not in found,
+    ),
+    "merge_products": (
+        lambda *sizes: Gated(),
+        FEW,
+        lambda c: [size for size in products(c.program) if size[0] == "vertex.0"],
+        lambda found: found == [("vertex.0", 6, 12), ("vertex.0", 12, 6)],
+    ),
+    "partition": (
+        BINARY,
+        WORDS,
+        lambda c: [label for label in in_loops(c) if label.startswith("gradient")],
+        lambda found: not found,
+    ),
+    "fuse": (BINARY, FEW, maps, lambda found: found < 10),
+    "plan_memory": (BINARY, FEW, lifetimes, lambda found: found < 0.7),
+}
+
+
+def compiled(cell, batch, **switches):
+    session = cavs.Session(Classifier(cell(8, 6)), passes=replace(Passes(), **switches))
+    return session.compiled(batch)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_changes_the_program(name):
+    cell, batch, read, promise = SWITCHES[name]
+    on, off = (read(compiled(cell, batch, **{name: flag})) for flag in (True, False))
+    assert promise(on), on
+    assert not promise(off), off
+
+
+def test_without_simplify_cotangents_of_slices_are_padded_and_added():
+    """Where nothing is specialised; for specialise and trim simplify all that they make anyway."""
+    on, off = (compiled(BINARY, FEW, simplify=flag, specialise=False) for flag in (True, False))
+    assert pads(on) == 0 and pads(off) >= 5
+    assert len(off.program.instructions) > 1.5 * len(on.program.instructions)
+    before = [
+        dict(compiled(BINARY, FEW, simplify=flag).stages)["simplify"].count(" pad ")
+        for flag in (True, False)
+    ]
+    assert before[0] == 0 and before[1] >= 5
+
+
+def test_without_merge_vertices_every_vertex_is_a_row():
+    def rows(on):
+        session = cavs.Session(Classifier(), passes=Passes(merge_vertices=on))
+        return len(session.schedule(TREES).order)
+
+    assert rows(False) == TREES.num_vertices > 1.2 * rows(True)
+
+
+def test_no_switch_is_left_out():
+    assert {*SWITCHES, "simplify", "merge_vertices"} == set(vars(Passes()))

@@ -1,0 +1,116 @@
+"""A training step is one call from Python into the engine, and other threads run meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import time
+
+import pytest
+
+import cavs
+from cavs import _engine, optim
+from tests.runtime.trees import Classifier, treebank
+
+
+class Counted:
+    """An executor whose methods are noted when they are called."""
+
+    def __init__(self, executor, calls):
+        self.executor, self.calls = executor, calls
+
+    def __getattr__(self, name):
+        method = getattr(self.executor, name)
+        return noted(method, name, self.calls) if callable(method) else method
+
+
+def noted(function, name, calls):
+    """The function; calls of it on this thread are noted."""
+    mine = threading.get_ident()
+
+    @functools.wraps(function)
+    def call(*arguments, **options):
+        if threading.get_ident() == mine:
+            calls.append(name)
+        return function(*arguments, **options)
+
+    return call
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of what this thread calls of the engine, in order."""
+    found: list[str] = []
+    for name, value in list(vars(_engine).items()):
+        if inspect.isbuiltin(value):
+            monkeypatch.setattr(_engine, name, noted(value, name, found))
+    make = _engine.Executor
+    monkeypatch.setattr(_engine, "Executor", lambda *options: Counted(make(*options), found))
+    return found
+
+
+def trained():
+    model = Classifier()
+    model.initialize(0)
+    return cavs.Trainer(model, optim.Adagrad(0.05), max_norm=1.0)
+
+
+def test_a_step_is_one_call(calls):
+    trainer, batches = trained(), [treebank(40, seed) for seed in (0, 1)]
+    for batch in batches:
+        trainer.step(batch)  # compiles, makes schedules
+    assert {"make_schedule", "merge_copies", "step"} < set(calls)
+    for batch in batches:
+        calls.clear()
+        trainer.step(batch)
+        assert calls == ["step"]
+
+
+def test_nor_does_the_thread_that_trains_make_more_of_them_in_a_fit(calls):
+    """Batches and their schedules are made by that of the loader."""
+    graphs = [graph for seed in range(4) for graph in treebank(20, seed).graphs]
+    trainer, loader = trained(), cavs.DataLoader(graphs, 20)
+    trainer.fit(loader, epochs=1, progress=False)
+    calls.clear()
+    trainer.fit(loader, epochs=1, progress=False)
+    assert calls == ["step"] * 4
+
+
+def test_other_threads_run_during_a_step():
+    """They get no turn here but where the engine gives it: the interpreter never switches."""
+    turns, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            turns[0] += 1
+            time.sleep(1e-4)
+
+    trainer, batch = trained(), treebank(400)
+    trainer.step(batch)
+    executor, inputs, _ = trainer.session.ready(batch)
+    hyper = trainer.optimizer.hyper(2)
+    trainable = [p.trainable for p in trainer.parameters.values()]
+
+    def during(work):
+        before = turns[0]
+        work()
+        return turns[0] - before
+
+    def step():
+        executor.step(*inputs, 0, 2, hyper, trainer.states, trainable, None)
+
+    other, interval = threading.Thread(target=count), sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(30)  # longer than any step
+        other.start()
+        while not turns[0]:
+            time.sleep(1e-3)
+        assert during(lambda: sum(range(10**6))) == 0  # what keeps the lock lets nobody in
+        # However busy the machine is: one of many steps sees the other thread move.
+        assert any(during(step) for _ in range(1000))
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        other.join()
