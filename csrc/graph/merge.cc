@@ -105,7 +105,7 @@ class Merging {
     int32_t vertex, edge;  // its first ones in the batch
   };
   struct Slot {
-    uint32_t tag = 0;     // the other half of the hash
+    uint32_t tag = 0;      // the other half of the hash
     int32_t vertices = 0;  // distinct ones up to that of the slot; 0 if it is free
   };
   // The distinct vertices so far. A local variable: its members stay in registers.
@@ -128,7 +128,8 @@ class Merging {
       const At at{graph, batch_.vertex_offsets[g], batch_.edge_offsets[g]};
       note_uses(graph);
       const int32_t* const order = graph.children_first ? nullptr : by_level(graph);
-      for (int32_t i = 0; i < graph.num_vertices(); ++i) visit<plain>(at, order ? order[i] : i, found);
+      for (int32_t i = 0; i < graph.num_vertices(); ++i)
+        visit<plain>(at, order ? order[i] : i, found);
       graph_->num_levels = std::max(graph_->num_levels, graph.num_levels);
     }
     return {found.count, found.edges};

@@ -99,8 +99,8 @@ void sort_vertices(const Vertices& vertices, Schedule* schedule) {
   Recycled<int32_t> order(n);
   std::iota(order.begin(), order.end(), 0);
   if (keys.size() * levels <= 2 * n) {
-    order = sorted(order, keys.size() * levels,
-                   [&](int32_t v) { return kind[v] * levels + level[v]; });
+    order =
+        sorted(order, keys.size() * levels, [&](int32_t v) { return kind[v] * levels + level[v]; });
   } else {
     order = sorted(order, levels, [&](int32_t v) { return level[v]; });
     order = sorted(order, keys.size(), [&](int32_t v) { return kind[v]; });
