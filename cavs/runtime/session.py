@@ -442,6 +442,8 @@ class Session(Inspected, Following):
             self._lstms.restore(state.get("cudnn", ()))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the state of the session is {state!r}") from error
+        if not (self.passes.at_nth_child and self.passes.specialise):  # what they made is made anew
+            found = [v for v in found if not v.child_numbers]
         self._variants = {(v.training, v.with_loss, v.merging, v.recurrent): v for v in found}
 
     # ---- looking inside ------------------------------------------------------------------------

@@ -152,5 +152,15 @@ def test_without_merge_vertices_every_vertex_is_a_row():
     assert rows(False) == TREES.num_vertices > 1.2 * rows(True)
 
 
+def test_what_a_switched_off_pass_has_decided_is_not_resumed():
+    model = Classifier(BINARY(8, 6))
+    on = cavs.Session(model)
+    _, _, read, promise = SWITCHES["at_nth_child"]
+    assert promise(read(on.compiled(TREES)))
+    off = cavs.Session(model, passes=Passes(at_nth_child=False))
+    off.load_state_dict(on.state_dict())
+    assert not promise(read(off.compiled(TREES)))
+
+
 def test_no_switch_is_left_out():
     assert {*SWITCHES, "simplify", "merge_vertices"} == set(vars(Passes()))
