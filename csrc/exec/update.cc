@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "base/lap.h"
 #include "base/thread_pool.h"
 #include "exec/caller.h"
 
@@ -112,6 +113,7 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
   const std::lock_guard lock(mutex_);
   check_update(update, context_.sizes.size());
   const double loss = run_locked(inputs);
+  const Lap lap(context_.profiling ? &update_seconds_ : nullptr);
   std::vector<GradientPiece<T>> work;
   stretches(context_, update.trainable, work);
   const double norm = std::sqrt(square(work));
