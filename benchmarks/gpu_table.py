@@ -116,12 +116,12 @@ def _ceilings(record: Any) -> Iterator[Row]:
         share = f"{record['timeline']['busy']:.1%}"
         yield "time in which the device is busy, on batches made meanwhile", share, "", ""
     if "timeline" in record and "bytes" in top:
-        moved = record["timeline"]["gather_bytes"] + record["timeline"]["write_bytes"]
+        moved = record["timeline"]["indexed_bytes"] + record["timeline"]["write_bytes"]
         for entry in _entries(record, "sst"):
             if "cavs" in entry["runners"]:
                 rate = moved / entry["runners"]["cavs"]["step"]["median"]
                 text = f"{rate / 1e9:,.1f} GB/s, {rate / top['bytes']:.1%} of the ceiling"
-                yield f"{entry['title']}: gathered and written", text, "", ""
+                yield f"{entry['title']}: read by index and written", text, "", ""
 
 
 def _measured(record: Any) -> Iterator[Row]:

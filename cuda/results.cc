@@ -215,14 +215,14 @@ Report Executor<T>::report() const {
   for (size_t i = 0; i < program_->stages.size(); ++i) {
     const Stage& stage = program_->stages[i];
     report.stages.push_back(
-        {stage.label, kKinds[static_cast<int>(stage.kind)], stage_seconds_[i], 0, 0, 0, 0});
+        {stage.label, kKinds[static_cast<int>(stage.kind)], stage_seconds_[i], 0, 0, 0, 0, 0});
   }
   if (schedule_ != nullptr) {
     for (const BatchTask& task : schedule_->tasks) report.widths.push_back(task.rows.size());
   }
   for (size_t i = 0; i < program_->instructions.size(); ++i) {
-    report.instructions.push_back(
-        traffic(*program_, static_cast<int32_t>(i), bound_, spaces_, schedule_.get(), tables_));
+    report.instructions.push_back(traffic(*program_, static_cast<int32_t>(i), bound_, spaces_,
+                                          schedule_.get(), index_features_, tables_));
     report.instructions.back().calls = calls_[i];
   }
   return report;

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     entry: Entry = args.entry
     task = entry.build(args)
     graphs = task.required("train")[: args.batches * args.batch_size]
-    optimizer = options.make_optimizer(_training_defaults(entry), 1)
+    optimizer = options.make_optimizer(options.training_defaults(entry), 1)
     trainer = Trainer(
         task.model,
         optimizer,
@@ -65,13 +65,6 @@ def run(args: argparse.Namespace) -> int:
     }
     print(json.dumps(record) if args.json else _table(record))
     return 0
-
-
-def _training_defaults(entry: Entry) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(add_help=False)
-    options.add_training_arguments(parser)
-    parser.set_defaults(**entry.defaults)
-    return parser.parse_args([])
 
 
 def _measure(

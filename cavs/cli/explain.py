@@ -23,11 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     options.add_data_arguments(parser)
     options.add_engine_arguments(parser)
     parser.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
+    parser.add_argument(
+        "--inference", action="store_true", help="without gradients and update (default: training)"
+    )
     parser.set_defaults(run=run, seed=0)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every stage of the compiler, the program, and what one training step of it did."""
+    """Print every stage of the compiler, the program, and what one step of it did.
+
+    A step of training, with the optimiser that ``cavs train`` takes for the model, or of inference.
+    """
     entry: Entry = args.entry
     task = entry.build(args)
     graphs = task.required("train")[: args.batch_size]
@@ -35,5 +41,15 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         set_num_threads(args.threads)
     where = {"device": args.device, "precision": args.precision, "cudnn": args.cudnn}
-    print(explain(task.model, batch, **where, deterministic=args.deterministic))
+    optimizer = options.make_optimizer(options.training_defaults(entry), 1)
+    print(
+        explain(
+            task.model,
+            batch,
+            training=not args.inference,
+            **where,
+            deterministic=args.deterministic,
+            optimizer=optimizer,
+        )
+    )
     return 0

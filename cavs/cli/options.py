@@ -238,6 +238,14 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=count(0), default=0, metavar="N", help="default: %(default)s")
 
 
+def training_defaults(entry: Entry) -> argparse.Namespace:
+    """What the options of training are without any: those of the model, else those of cavs."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_training_arguments(parser)
+    parser.set_defaults(**entry.defaults)
+    return parser.parse_args([])
+
+
 def make_optimizer(args: argparse.Namespace, steps_an_epoch: int) -> optim.Optimizer:
     """The optimiser the options ask for."""
     lr: float | schedules.Schedule = args.lr

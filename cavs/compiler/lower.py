@@ -29,6 +29,7 @@ class Lowering(RowLowering):
     def run(self) -> None:
         """Lowers every body, in order of stages; gradients leave as soon as they are known."""
         gradients = self._gradient_terms()
+        self.needed: dict[str, set[Node]] = {}
         loops: dict[object, Stage] = {}
         for body in self.partition.bodies:
             if body.loop is not None and body.loop in loops:
@@ -43,6 +44,7 @@ class Lowering(RowLowering):
             if body.loop is not None:
                 self._loop_body(stage, body, gradients)
             elif body.reduction:
+                stage.label = f"reduce {self._made_of(body.nodes[0], gradients)}"
                 self._attach_reductions(
                     stage, self._emitted(self._reduction, body.nodes[0], gradients)
                 )
@@ -71,8 +73,7 @@ class Lowering(RowLowering):
             )
         base = "vertex" if body.base == "rows" else body.base
         kind = "global" if body.reduction else "rows"
-        label = f"{'reduce' if body.reduction else 'rows'} {base}"
-        label += "" if body.kind is None else f".{body.kind}"
+        label = f"rows {base}" + ("" if body.kind is None else f".{body.kind}")
         return Stage(kind, self._space_of(Domain(base, body.kind)), label=label)
 
     def _loop_body(self, stage: Stage, body: Body, gradients: dict[Node, str]) -> None:
@@ -91,8 +92,33 @@ class Lowering(RowLowering):
         for n in sums:
             self._reduction(n, gradients)
 
+    def _made_of(self, n: Node, gradients: dict[Node, str]) -> str:
+        """What a sum over rows is for: gradients by their parameters, or outputs as the loss is."""
+        owners = [gradients[n]] if n in gradients else []
+        owners += [name for name, terms in self.other_terms.items() if n in terms]
+        owners = self.tables.get(n, owners)
+        if owners:
+            return f"gradient {', '.join(owners)}"
+        outputs = [key for key in self.graph.outputs if not key.startswith("grad:")]
+        return ", ".join(x for x in outputs if n in self._needed_by(x)) or "for gradients"
+
+    def _needed_by(self, output: str) -> set[Node]:
+        """The values that an output depends on, through slots too."""
+        if output not in self.needed:
+            found: set[Node] = set()
+            waiting = [self.graph.outputs[output]]
+            while waiting:
+                n = waiting.pop()
+                if n not in found:
+                    found.add(n)
+                    waiting += n.inputs
+                    if n.op.name in ("gather", "gather_grad"):
+                        waiting.append(self.graph.slots[n.attr("slot")])
+            self.needed[output] = found
+        return self.needed[output]
+
     def _attach_reductions(self, stage: Stage, ids: list[int]) -> None:
-        """One instruction a global stage."""
+        """One instruction a global stage; rows of several tables are summed by one for each."""
         at = self.program.stages.index(stage)
         stage.body = ids[:1]
         for i, extra in enumerate(ids[1:], 1):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from cavs.compiler.lower import Lowering
 from cavs.compiler.program import Program
 from cavs.compiler.reuse import plan_reuse
+from cavs.compiler.scatter import mark_scatters
 from cavs.ir import INT, Graph
 from cavs.ir.printer import print_graph
 from cavs.ir.verify import verify
@@ -131,6 +132,7 @@ def compile_graph(
         optional=optional,
     )
     Lowering(parts, program, passes.fuse, reached).run()
+    mark_scatters(program)
     if passes.plan_memory:
         plan_reuse(program)
     else:

@@ -70,6 +70,7 @@ class Instruction:
     registers: int = 0
     outer: int = 1
     inner: int = 0
+    scatters: int = 0  # columns of what it writes that gather reads; for reports alone
     label: str = ""
 
 

@@ -16,28 +16,36 @@ PRESENT = "#present "  # + name: for how many where that int feature is present 
 
 
 def distinguishing(graph: Graph, training: bool = True) -> tuple[str, ...] | None:
-    """The features by which vertices of ``graph`` differ; None where copies must stay apart.
+    """The features by which vertices of ``graph`` differ; None where copies must stay apart."""
+    return None if why_apart(graph, training) else features_of_vertices(graph)
 
-    That is where a vertex draws its own random numbers, reads a value of its graph (in backward, to
-    know whether it is the maximum) or gets states from its parents, and where a feature of the
-    user's might be taken for one of the compiler's ("#...").
-    """
-    names: set[str] = set()
+
+def features_of_vertices(graph: Graph) -> tuple[str, ...]:
+    """The features of vertices and edges that ``graph`` reads."""
+    found = (n for n in graph.nodes() if n.op.name == "feature" and n.type.domain.by_structure)
+    return tuple(sorted({n.attr("name") for n in found}))
+
+
+def why_apart(graph: Graph, training: bool = True) -> str:
+    """Why copies must be computed one by one, in words; empty where they need not."""
     for n in graph.nodes():
         if training and n.op.name == "max_vertices":
-            return None
+            return "backward has to know which vertex of its graph is the maximum"
         if not n.type.domain.by_structure:
             continue
-        if n.op.name == "uniform" or any(x.type.domain.base == "graph" for x in n.inputs):
-            return None
-        if n.op.name == "feature":
-            names.add(n.attr("name"))
+        if n.op.name == "uniform":
+            return "each draws random numbers of its own (dropout in the cell or of what it pushes)"
+        if any(x.type.domain.base == "graph" for x in n.inputs):
+            return "each reads a value of its graph"
     if any(n.type.domain.base == "edge" for n in graph.outputs.values()):
-        return None
+        return "values of edges are asked for"
     if any(slot.backward for slot in graph.slots):
-        return None
-    reserved = any(name.startswith("#") for name in names)
-    return tuple(sorted(names)) if graph.slots and not reserved else None
+        return "states come from parents"
+    if not graph.slots:
+        return "no vertex function hands states on"
+    if any(name.startswith("#") for name in features_of_vertices(graph)):  # as COPIES does
+        return "a feature's name begins with #, as those of the compiler do"
+    return ""
 
 
 def _feature(name: str, domain: Domain = VERTEX) -> Node:

@@ -17,7 +17,7 @@ def encode(program: Program) -> _engine.Program:
     for w in program.weights:
         p.add_weight(w.k, w.n, w.pieces)
     for i in program.instructions:
-        fields = dict(vars(i))
+        fields = {k: v for k, v in vars(i).items() if k != "scatters"}
         if i.out is None:
             del fields["out"]
         p.add_instruction(fields)

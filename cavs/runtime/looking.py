@@ -30,6 +30,10 @@ class Inspected:
                 return variant.optional
         return ()
 
+    def latest(self, training: bool = True) -> Variant | None:
+        """The way in which the model is compiled that a batch was last prepared for."""
+        return self._latest.get(training)
+
     def set_profiling(self, on: bool) -> None:
         """Times every stage and instruction of later runs; see report()."""
         self._profiling = on

@@ -455,22 +455,31 @@ class Session(Inspected, Following):
             if variant is not None and variant.executor is not None:
                 self._source(variant, batch).schedule(variant.optional)
 
-    def compiled(self, batch: BatchLike, *, training: bool = True, record: bool = True) -> Compiled:
+    def compiled(
+        self,
+        batch: BatchLike,
+        *,
+        training: bool = True,
+        with_loss: bool = True,
+        record: bool = True,
+    ) -> Compiled:
         """The compiled program for batches like ``batch``, with the text of every stage."""
-        variant, *_ = self._prepare(batch, training, True)
+        variant, *_ = self._prepare(batch, training, with_loss)
         if variant.compiled is None or not variant.compiled.stages:
             self._compile(variant, set(), record=record)
         assert variant.compiled is not None
         return variant.compiled
 
-    def schedule(self, batch: BatchLike, *, training: bool = True) -> Any:
+    def schedule(self, batch: BatchLike, *, training: bool = True, with_loss: bool = True) -> Any:
         """The schedule that runs for ``batch``; of distinct vertices where copies are merged."""
-        _, _, _, (schedule, *_) = self._prepare(batch, training, True)
+        _, _, _, (schedule, *_) = self._prepare(batch, training, with_loss)
         return schedule
 
-    def present(self, batch: BatchLike, *, training: bool = True) -> dict[str, int]:
+    def present(
+        self, batch: BatchLike, *, training: bool = True, with_loss: bool = True
+    ) -> dict[str, int]:
         """In how many of the rows that run for ``batch`` each integer feature is present."""
-        variant, _, _, (_, _, ints) = self._prepare(batch, training, True)
+        variant, _, _, (_, _, ints) = self._prepare(batch, training, with_loss)
         assert variant.compiled is not None
         names = variant.compiled.program.int_features
         return {n: int((x >= 0).sum()) for n, x in zip(names, ints, strict=True)}

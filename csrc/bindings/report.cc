@@ -20,6 +20,7 @@ py::dict to_dict(const Report& r) {
       if (instruction) {
         d["calls"] = line.calls;
         d["flops"] = line.flops;
+        d["indexed_bytes"] = line.indexed_bytes;
         d["gather_bytes"] = line.gather_bytes;
         d["write_bytes"] = line.write_bytes;
       }
@@ -28,10 +29,11 @@ py::dict to_dict(const Report& r) {
     return out;
   };
   double products = 0, maps = 0, other = 0, flops = 0;
-  int64_t gather = 0, write = 0;
+  int64_t indexed = 0, gather = 0, write = 0;
   for (const Report::Line& line : r.instructions) {
     (line.flops > 0 ? products : line.kind == "map" ? maps : other) += line.seconds;
     flops += line.flops;
+    indexed += line.indexed_bytes;
     gather += line.gather_bytes;
     write += line.write_bytes;
   }
@@ -42,15 +44,18 @@ py::dict to_dict(const Report& r) {
   d["packed_bytes"] = r.packed_bytes;
   d["runs"] = r.runs;
   d["pack_seconds"] = r.pack_seconds;
+  d["update_seconds"] = r.update_seconds;
   d["product_seconds"] = products;
   d["map_seconds"] = maps;
   d["other_seconds"] = other;
   d["flops"] = flops;
+  d["indexed_bytes"] = indexed;
   d["gather_bytes"] = gather;
   d["write_bytes"] = write;
   d["tasks"] = r.widths.size();
   d["widths"] = r.widths;
   d["segments"] = r.segments;
+  d["shared_segments"] = r.shared_segments;
   d["threads"] = r.threads;
   d["estimated_seconds"] = r.estimated_seconds;
   d["products"] = name_of(r.products);

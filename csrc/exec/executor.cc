@@ -394,7 +394,7 @@ void Executor<T>::set_profiling(bool on) {
   const std::lock_guard lock(mutex_);
   context_.profiling = on;
   runs_ = 0;
-  pack_seconds_ = 0;
+  pack_seconds_ = update_seconds_ = 0;
   std::fill(stage_seconds_.begin(), stage_seconds_.end(), 0);
   for (auto& worker : workers_) worker->profile.clear();
 }

@@ -84,17 +84,20 @@ struct Report {
     std::string kind;
     double seconds = 0;
     int64_t calls = 0;
-    double flops = 0;          // of the last run
-    int64_t gather_bytes = 0;  // read through index and segment maps, last run
-    int64_t write_bytes = 0;   // last run
+    double flops = 0;  // of the last run
+    // Of the last run: read through index and segment maps; of those, through the edges of the
+    // graphs, as gather and its gradient do; written.
+    int64_t indexed_bytes = 0, gather_bytes = 0, write_bytes = 0;
   };
   size_t arena_bytes = 0, peak_bytes = 0, scratch_bytes = 0, packed_bytes = 0;
   int64_t runs = 0;  // while profiling
   double pack_seconds = 0;
+  double update_seconds = 0;  // gradient norm and optimiser, of steps
   // Global stages that ran side by side have their common time at the first of them.
   std::vector<Line> stages, instructions;
   std::vector<int32_t> widths;  // rows of each task
   int32_t segments = 0, threads = 0;
+  int32_t shared_segments = 0;  // on which several threads work
   double estimated_seconds = 0;
   Products products = Products::kExact;
 };
@@ -214,7 +217,7 @@ class Executor {
   int64_t small_gradients_ = 0;  // elements of dense gradients, 0 if caches cannot hold them
   bool serial_ = false;
   std::vector<double> stage_seconds_;
-  double pack_seconds_ = 0;
+  double pack_seconds_ = 0, update_seconds_ = 0;
   int64_t runs_ = 0;
   mutable std::mutex mutex_;
 };

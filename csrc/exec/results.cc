@@ -88,7 +88,9 @@ Report Executor<T>::report() const {
   report.runs = runs_;
   report.products = kernels_.products;
   report.pack_seconds = pack_seconds_;
+  report.update_seconds = update_seconds_;
   report.segments = static_cast<int32_t>(plan_.segments.size());
+  for (const Segment& s : plan_.segments) report.shared_segments += !s.serial;
   report.threads = planned_threads_;
   report.estimated_seconds = plan_.cost * 1e-9;
   for (size_t i = 0; i < p.stages.size(); ++i) {
@@ -103,8 +105,8 @@ Report Executor<T>::report() const {
     for (const BatchTask& task : schedule_->tasks) report.widths.push_back(task.rows.size());
   }
   for (size_t i = 0; i < p.instructions.size(); ++i) {
-    Report::Line line =
-        traffic(p, static_cast<int32_t>(i), bound_, spaces_, schedule_.get(), context_.tables);
+    Report::Line line = traffic(p, static_cast<int32_t>(i), bound_, spaces_, schedule_.get(),
+                                index_features_, context_.tables);
     for (const auto& worker : workers_) {
       if (i >= worker->profile.size()) continue;
       line.seconds += worker->profile[i].seconds;

@@ -1,15 +1,33 @@
 #include "exec/traffic.h"
 
+#include <algorithm>
+
 #include "exec/bind.h"
 #include "exec/spaces.h"
 
 namespace cavs {
 namespace {
 
-// Values one operand reads through its index or segments, over all rows it is read for.
-int64_t gathered(const Operand& o, Space space, const Spaces& spaces, const Schedule& s) {
+// From children to parents or back, as gather and its gradient go. What else goes along edges stays
+// at one vertex: its own values, and those of the edges below it.
+bool is_gather(Array a) {
+  return a == Array::kChild || a == Array::kChildren || a == Array::kNthChild ||
+         a == Array::kNthLeaf || a == Array::kOut || a == Array::kNthParents;
+}
+
+// Values one operand reads through its index or segments, over all rows it is read for. Where the
+// index is -1 it reads none.
+int64_t indexed(const Operand& o, Space space, const Spaces& spaces, const Schedule& s,
+                const IndexFeatures& features) {
   const RowRange rows = spaces.rows(space);
-  if (o.map == RowMap::kIndex) return int64_t{rows.size()} * o.width;
+  if (o.map == RowMap::kIndex) {
+    const auto index = index_arrays(o, space, s, features).index;
+    int64_t found = 0;
+    for (size_t r = rows.begin; r < std::min<size_t>(rows.end, index.size()); ++r) {
+      found += index[r] >= 0;
+    }
+    return found * o.width;
+  }
   if (o.map != RowMap::kSegmentSum || rows.size() == 0) return 0;
   const auto offsets = segments_of(o, s).offsets;
   return int64_t{offsets[rows.end] - offsets[rows.begin]} * o.width;
@@ -19,7 +37,7 @@ int64_t gathered(const Operand& o, Space space, const Spaces& spaces, const Sche
 
 template <class T>
 Report::Line traffic(const Program& program, int32_t instruction, const BoundProgram<T>& bound,
-                     const Spaces& spaces, const Schedule* schedule,
+                     const Spaces& spaces, const Schedule* schedule, const IndexFeatures& features,
                      const std::vector<Table>& tables) {
   const Instruction& in = program.instructions[instruction];
   Report::Line line;
@@ -27,9 +45,14 @@ Report::Line traffic(const Program& program, int32_t instruction, const BoundPro
   line.kind = instruction_name(in.kind);
   if (schedule == nullptr) return line;
   const int64_t rows = spaces.rows(in.space).size();
-  int64_t read = 0, written = 0;
-  for (const Operand& o : in.inputs) read += gathered(o, in.space, spaces, *schedule);
-  for (const MapLoadSpec& l : in.loads) read += gathered(l.operand, in.space, spaces, *schedule);
+  int64_t read = 0, gathered = 0, written = 0;
+  const auto count = [&](const Operand& o) {
+    const int64_t values = indexed(o, in.space, spaces, *schedule, features);
+    read += values;
+    if (is_gather(o.array)) gathered += values;
+  };
+  for (const Operand& o : in.inputs) count(o);
+  for (const MapLoadSpec& l : in.loads) count(l.operand);
   for (const MapStoreSpec& s : in.stores) {
     written += rows * in.outer * (s.mode == StoreMode::kWrite ? in.inner : 1);
   }
@@ -54,14 +77,15 @@ Report::Line traffic(const Program& program, int32_t instruction, const BoundPro
   } else if (in.kind != InstructionKind::kMap) {
     written = rows * in.out.width;
   }
-  line.gather_bytes = read * static_cast<int64_t>(sizeof(T));
+  line.indexed_bytes = read * static_cast<int64_t>(sizeof(T));
+  line.gather_bytes = gathered * static_cast<int64_t>(sizeof(T));
   line.write_bytes = written * static_cast<int64_t>(sizeof(T));
   return line;
 }
 
 template Report::Line traffic(const Program&, int32_t, const BoundProgram<float>&, const Spaces&,
-                              const Schedule*, const std::vector<Table>&);
+                              const Schedule*, const IndexFeatures&, const std::vector<Table>&);
 template Report::Line traffic(const Program&, int32_t, const BoundProgram<double>&, const Spaces&,
-                              const Schedule*, const std::vector<Table>&);
+                              const Schedule*, const IndexFeatures&, const std::vector<Table>&);
 
 }  // namespace cavs

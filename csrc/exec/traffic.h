@@ -11,7 +11,7 @@ namespace cavs {
 // too.
 template <class T>
 Report::Line traffic(const Program& program, int32_t instruction, const BoundProgram<T>& bound,
-                     const Spaces& spaces, const Schedule* schedule,
+                     const Spaces& spaces, const Schedule* schedule, const IndexFeatures& features,
                      const std::vector<Table>& tables);
 
 }  // namespace cavs

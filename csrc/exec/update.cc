@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "base/lap.h"
 #include "base/thread_pool.h"
 #include "exec/caller.h"
 
@@ -113,6 +114,7 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
   const std::lock_guard lock(mutex_);
   check_update(update, context_.sizes.size());
   const double loss = run_locked(inputs);
+  const Lap lap(context_.profiling ? &update_seconds_ : nullptr);
   pieces_.clear();
   stretches(context_, update.trainable, pieces_);
   const double norm = std::sqrt(square(pieces_));

@@ -235,7 +235,7 @@ def test_bounds_are_judged() -> None:
             "exposed": {"median": 0.04},
         },
         "curve": {"steps": 1000, "worst": 0.05, "first": 1.6, "last": 0.9},
-        "timeline": {"gather_bytes": 10**9, "write_bytes": 10**9},
+        "timeline": {"indexed_bytes": 10**9, "write_bytes": 10**9},
     }
     cells = [
         [c.strip() for c in line.split("|")[1:-1]] for line in summary_table(record).split("\n")
@@ -261,7 +261,7 @@ def test_bounds_are_judged() -> None:
         "yes",
     ]
     assert rows["sst: products"][0] == "0.25 TFLOP/s, 2.5% of the ceiling"
-    assert rows["sst: gathered and written"][0] == "500.0 GB/s, 50.0% of the ceiling"
+    assert rows["sst: read by index and written"][0] == "500.0 GB/s, 50.0% of the ceiling"
     assert rows["p"] == ["failed: first", "", "NO"]
     assert rows["q"][0] == "left out: time was up"
 

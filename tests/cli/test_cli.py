@@ -472,3 +472,7 @@ def test_all_commands_on_the_engine(capsys):
     out = capsys.readouterr().out
     for part in ("== trace", "== differentiate", "== program", "== one step", "tasks", "gather"):
         assert part in out
+    assert "states of the optimiser" in out and "update " in out
+    assert cavs("explain", tree, "--inference") == 0
+    out = capsys.readouterr().out
+    assert "== one step" in out and "== differentiate" not in out and "update " not in out

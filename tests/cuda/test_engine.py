@@ -374,12 +374,15 @@ def test_the_report_counts_what_instructions_move(device):
         reports.append(session.report())
     host, found = reports
     for line, other in zip(found["instructions"], host["instructions"], strict=True):
-        names = ("label", "kind", "flops", "gather_bytes", "write_bytes")
+        names = ("label", "kind", "flops", "indexed_bytes", "gather_bytes", "write_bytes")
         assert [line[n] for n in names] == [other[n] for n in names]
         assert (line["calls"] > 0) == (other["calls"] > 0)
     assert found["gather_bytes"] == host["gather_bytes"] > 0
+    assert found["indexed_bytes"] == host["indexed_bytes"] > host["gather_bytes"]
     assert found["write_bytes"] == host["write_bytes"] > 0
     run = cavs.explain(model, batch, device=device).run
-    assert (run.gather_bytes, run.write_bytes) == (host["gather_bytes"], host["write_bytes"])
-    assert sum(read for _, _, read, _ in run.instructions) == run.gather_bytes
-    assert sum(written for *_, written in run.instructions) == run.write_bytes
+    assert run.gather_bytes == host["gather_bytes"]
+    assert run.gather_bytes + run.other_read_bytes == host["indexed_bytes"]
+    assert run.write_bytes == host["write_bytes"] > run.scatter_bytes > 0
+    assert sum(i.gather for i in run.instructions) == run.gather_bytes
+    assert run.times.wall > run.times.stages > 0 and run.updated

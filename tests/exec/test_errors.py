@@ -415,7 +415,8 @@ def test_report():
     lines = {line["label"]: line for line in r["instructions"] if line["label"]}
     assert lines["h U"]["calls"] >= 3 * 9 and lines["h U"]["seconds"] > 0
     assert lines["h U"]["flops"] == 2 * 180 * 48 * 48
-    assert lines["h U"]["gather_bytes"] == 180 * 48 * 8
+    assert lines["h U"]["gather_bytes"] == lines["h U"]["indexed_bytes"] == 180 * 48 * 8
+    assert 0 < r["gather_bytes"] < r["indexed_bytes"]  # words are looked up
     assert lines["dU"]["flops"] == lines["h U"]["flops"]
     assert r["product_seconds"] > 0 and r["map_seconds"] > 0
     stages = {s["label"]: s["seconds"] for s in r["stages"]}

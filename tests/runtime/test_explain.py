@@ -77,10 +77,12 @@ def test_one_run(explained):
     assert (run.graphs, run.vertices, run.edges) == (6, batch.num_vertices, batch.num_edges)
     depth = max(int(t.num_levels) for t in batch.topology.graphs)
     assert run.task_bound == run.tasks == depth - 1  # leaves have no task of their own
-    assert sum(run.widths) == batch.num_vertices
-    assert run.product_seconds > 0 and run.map_seconds > 0
+    assert run.backward_tasks == run.backward_bound == run.tasks == len(run.widths)
+    inner = [v for t in batch.graphs for v in range(t.num_vertices) if len(t.children(v))]
+    assert sum(run.widths) == len(inner)
+    mean = sum(run.widths) / run.tasks
+    assert f"mean {mean:.1f}: {sum(run.widths)} vertices in {run.tasks} tasks" in str(explained)
     assert 0 < run.kept_bytes <= run.peak_bytes <= run.arena_bytes
-    assert run.gather_bytes > 0 and run.write_bytes > 0
     assert len(run.stages) == explained.program.count("stage ")
 
 
@@ -88,14 +90,23 @@ def test_what_was_not_batched():
     rng = np.random.default_rng(0)
     chain = graph([[], *([i] for i in range(9))], rng)
     alone = cavs.explain(Classifier(nn.LSTM(8, 6)), cavs.batch([chain]))
-    assert any(x.startswith("9 of 9 tasks have one vertex") for x in alone.not_batched)
+    nothing = "nothing else is ready at their level"
+    assert f"9 of 9 tasks have one vertex: {nothing}" in alone.not_batched
     both = cavs.batch([chain, graph(chain_lists(9), rng, absent=lambda kids: False)])
     mixed = cavs.explain(Classifier(nn.LSTM(8, 6)), both)
-    assert any("levels run as several tasks" in x for x in mixed.not_batched)
+    kinds = "what else is ready at their level is of another kind"
+    assert f"18 of 18 tasks have one vertex: {kinds}" in mixed.not_batched
+    (levels,) = [x for x in mixed.not_batched if x.startswith("9 levels run as several tasks")]
+    assert "with children, without token; with children, with token" in levels
+    longer = cavs.batch([chain, graph(chain_lists(12), rng, absent=lambda kids: False)])
+    both_reasons = cavs.explain(Classifier(nn.LSTM(8, 6)), longer, run=False)
+    found = f"21 of 21 tasks have one vertex: 3 because {nothing}, 18 because {kinds}"
+    assert found in both_reasons.not_batched
     assert mixed.run.tasks == mixed.run.task_bound == 18  # two chains of 9, of different kinds
     assert any("computed again" in x for x in mixed.not_batched)
     off = cavs.explain(Classifier(nn.LSTM(8, 6)), both, passes=Passes(specialise=False), run=False)
     assert "passes switched off: specialise" in off.not_batched
+    assert any(x.startswith("at_nth_child is off, too") for x in off.not_batched)
 
 
 def chain_lists(n):

@@ -1,0 +1,70 @@
+"""The batch tasks of a program's loops over a schedule: how many, how wide, how few can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cavs.compiler.program import PRESENT_SPACE, Program, Stage
+from cavs.runtime.bound import fewest_tasks
+
+
+@dataclass(frozen=True)
+class LoopReport:
+    """The tasks of one loop that have work in it.
+
+    stage: its number. gradient: a loop of cotangents. levels and widths: of every task its level
+    and its vertices. bound: no policy of batching needs fewer tasks, see
+    `cavs.runtime.bound.fewest_tasks`. keys: of the kinds of vertices with work in it, see
+    `cavs.passes.specialise.Kind`.
+    """
+
+    label: str
+    stage: int
+    gradient: bool
+    levels: tuple[int, ...]
+    widths: tuple[int, ...]
+    bound: int
+    keys: tuple[int, ...]
+
+    @property
+    def tasks(self) -> int:
+        """How many there are."""
+        return len(self.widths)
+
+
+def loops_of(program: Program, schedule: Any) -> tuple[LoopReport, ...]:
+    """The loops of ``program`` over ``schedule``, in the order they run."""
+    loops = ((n, s) for n, s in enumerate(program.stages) if s.kind == "loop")
+    return tuple(_loop(program, schedule, n, s) for n, s in loops)
+
+
+def _loop(program: Program, schedule: Any, number: int, stage: Stage) -> LoopReport:
+    keys = [key for key, _, _ in schedule.kinds]
+    working = {i for i, key in enumerate(keys) if stage.bodies[program.kinds.index(key)]}
+    tasks = [t for t in schedule.tasks if t[0] in working]
+    return LoopReport(
+        stage.label,
+        number,
+        stage.gradient,
+        tuple(int(level) for _, level, _, _ in tasks),
+        tuple(int(end - begin) for _, _, (begin, end), _ in tasks),
+        fewest_tasks(schedule, working),
+        tuple(int(keys[i]) for i in sorted(working)),
+    )
+
+
+def rows_of(program: Program, schedule: Any, present: dict[str, int], space: int) -> int:
+    """How many rows a space has."""
+    if space <= PRESENT_SPACE:
+        return present[program.int_features[PRESENT_SPACE - space]]
+    if space < 4:
+        graphs = len(schedule.graph_offsets) - 1  # the caller's, where vertices are merged, too
+        batch = schedule.batch
+        return int((1, graphs, batch.num_vertices, batch.num_edges)[space])
+    key = program.kinds[(space - 4) // 2]
+    for found, vertices, edges in schedule.kinds:
+        if found == key:
+            begin, end = edges if space % 2 else vertices
+            return int(end - begin)
+    return 0

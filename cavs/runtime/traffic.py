@@ -1,0 +1,52 @@
+"""What instructions move: states through edges by gather and scatter, and all the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cavs.compiler.program import Program
+from cavs.runtime.loops import rows_of
+
+
+@dataclass(frozen=True)
+class InstructionReport:
+    """Bytes of one instruction in one run.
+
+    gather: of states, or their cotangents, read through the edges of the graphs. scatter: written
+    to the rows that gather reads. other_reads: through other indices, such as lookups; operands
+    that are read as they lie are not counted. other_writes: all else that is written, values that
+    stay in a cache among it.
+    """
+
+    label: str
+    kind: str
+    gather: int
+    scatter: int
+    other_reads: int
+    other_writes: int
+
+
+def traffic_of(
+    program: Program,
+    schedule: Any,
+    present: dict[str, int],
+    counted: list[dict[str, Any]],
+    size: int,
+) -> tuple[InstructionReport, ...]:
+    """What the engine ``counted`` of each instruction, divided; ``size``: bytes of a number."""
+    found = []
+    for i, line in zip(program.instructions, counted, strict=True):
+        rows = rows_of(program, schedule, present, i.space) if i.scatters else 0
+        scatter = rows * i.scatters * size
+        found.append(
+            InstructionReport(
+                line["label"],
+                line["kind"],
+                line["gather_bytes"],
+                scatter,
+                line["indexed_bytes"] - line["gather_bytes"],
+                line["write_bytes"] - scatter,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,154 @@
+"""What of a batch ran in more or smaller pieces than it might, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from cavs.compiler.pipeline import Compiled, Passes
+from cavs.ir import BatchRule, Node
+from cavs.passes.at_nth_child import LEAF
+from cavs.passes.merge_vertices import features_of_vertices, why_apart
+from cavs.passes.specialise import Kind
+from cavs.runtime.loops import LoopReport
+from cavs.runtime.session import MERGED_FROM
+from cavs.runtime.variant import BatchLike, Variant
+
+
+def not_batched(
+    compiled: Compiled,
+    variant: Variant,
+    batch: BatchLike,
+    passes: Passes,
+    loops: Sequence[LoopReport],
+    report: dict[str, Any],
+) -> tuple[str, ...]:
+    """A line for each of them. report: that of a session; empty where nothing ran."""
+    return (
+        *_narrow(compiled, loops),
+        *_apart(variant, batch, passes),
+        *_lumped(variant),
+        *_alone(report),
+        *_repeated(compiled),
+        *_switched_off(passes),
+    )
+
+
+def _narrow(compiled: Compiled, loops: Sequence[LoopReport]) -> Iterator[str]:
+    """Tasks of one vertex, levels of several tasks; loops that fare alike share lines."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    forward = [loop for loop in loops if not loop.gradient]
+    for loop in forward:
+        lines = tuple(_narrow_in(loop, compiled.program.optional))
+        alike.setdefault(lines, []).append(f"{loop.label} (stage {loop.stage})")
+    for lines, labels in alike.items():
+        where = f"{', '.join(labels)}: " if len(forward) > 1 else ""
+        yield from (where + line for line in lines)
+
+
+def _narrow_in(loop: LoopReport, optional: Sequence[str]) -> Iterator[str]:
+    levels = Counter(loop.levels)
+    narrow = [lv for lv, width in zip(loop.levels, loop.widths, strict=True) if width == 1]
+    alone = sum(1 for level in narrow if levels[level] == 1)
+    nothing = "nothing else is ready at their level"
+    kinds = "what else is ready at their level is of another kind"
+    if narrow:
+        why = {0: kinds, len(narrow): nothing}.get(
+            alone, f"{alone} because {nothing}, {len(narrow) - alone} because {kinds}"
+        )
+        yield f"{len(narrow)} of {loop.tasks} tasks have one vertex: {why}"
+    split = [level for level, count in levels.items() if count > 1]
+    if split:
+        found = "; ".join(_kind_text(key, optional) for key in loop.keys)
+        yield (
+            f"{len(split)} levels run as several tasks: their vertices are of different kinds, "
+            f"which have different bodies ({sum(levels[x] - 1 for x in split)} more tasks): {found}"
+        )
+
+
+def _kind_text(key: int, optional: Sequence[str]) -> str:
+    """A kind in words: ``with children, without token``."""
+    kind = Kind.of(key, optional)
+    words = ["with children" if kind.inner else "without children"]
+    for name in optional:
+        own = name in kind.present
+        if not name.startswith(LEAF):
+            words.append(f"{'with' if own else 'without'} {name}")
+        elif kind.inner:
+            words.append(f"child {name.removeprefix(LEAF)} {'a' if own else 'no'} leaf")
+        elif own:
+            words.append(f"child {name.removeprefix(LEAF)} of others")
+    return ", ".join(words)
+
+
+def _apart(variant: Variant, batch: BatchLike, passes: Passes) -> Iterator[str]:
+    """Vertices that look like another one and run all the same."""
+    graph = variant.traced
+    if graph is None or not graph.slots or variant.distinguishing is not None:
+        return
+    vertices = int(batch.topology.num_vertices)
+    if variant.recurrent:
+        why = "LSTMs over chains run as a whole"
+    elif not passes.merge_vertices:
+        why = "the pass merge_vertices is off"
+    else:
+        why = why_apart(graph, variant.training)
+        if not why and vertices < MERGED_FROM:
+            why = f"in a batch of fewer than {MERGED_FROM} vertices looking for them costs too much"
+    names = features_of_vertices(graph)
+    if any(name.startswith("#") for name in names):
+        yield f"equal vertices are not looked for: {why}"
+        return
+    equal = vertices - int(batch.merged(names).num_vertices)
+    if equal:
+        same = "although another has the same features and children"
+        yield f"{equal} of {vertices} vertices run {same}: {why}"
+
+
+def _lumped(variant: Variant) -> Iterator[str]:
+    if variant.lumped:
+        names = ", ".join(sorted(variant.lumped))
+        yield (
+            f"with or without {names} makes no kinds any more, there were too many: "
+            "vertices without read rows of zeros"
+        )
+
+
+def _alone(report: dict[str, Any]) -> Iterator[str]:
+    threads = report.get("threads", 0)
+    if threads > 1 and report["segments"] and not report["shared_segments"]:
+        work = f"about {1e6 * report['estimated_seconds']:.0f} microseconds of work"
+        yield f"one thread of {threads} runs all stages: {work} are too little to share"
+
+
+def _repeated(compiled: Compiled) -> Iterator[str]:
+    bodies: Counter[Node] = Counter(
+        n for b in compiled.partition.bodies for n in b.nodes if n.op.rule is not BatchRule.REDUCE
+    )
+    repeated = [n for n, count in bodies.items() if count > 1]
+    if repeated:
+        yield (
+            f"{len(repeated)} values are computed again where they are read, which costs less than "
+            f"keeping them: {counted(n.op.name for n in repeated)}"
+        )
+    copies = [i.label for i in compiled.program.instructions if i.label.startswith("copy ")]
+    if copies:
+        yield (
+            f"{len(copies)} copies: two row maps that cannot be one, or a value two readers own: "
+            f"{counted(copies)}"
+        )
+
+
+def _switched_off(passes: Passes) -> Iterator[str]:
+    default = vars(Passes())
+    off = [name for name, on in vars(passes).items() if default[name] and not on]
+    if off:
+        yield f"passes switched off: {', '.join(off)}"
+    if passes.at_nth_child and not passes.specialise:
+        yield "at_nth_child is off, too: it needs kinds of vertices, which specialise makes"
+
+
+def counted(names: Iterable[str]) -> str:
+    """Names, each with how often it comes: ``add, mul x2``."""
+    return ", ".join(f"{n} x{c}" if c > 1 else n for n, c in Counter(names).items())

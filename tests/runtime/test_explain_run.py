@@ -1,0 +1,260 @@
+"""What explain() says of one run: tasks by loop, a whole step on the clock, bytes, memory, and why
+parts of a batch did not run together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.compiler.pipeline import Passes
+from cavs.errors import ConfigError, TraceError
+from tests.runtime import test_lumped
+from tests.runtime.trees import CLASSES, WORDS, Classifier, binary, treebank
+
+WIDTH = 8
+
+
+class Stacked(cavs.Model):
+    """Cells over each other; a sequence may be read from both ends."""
+
+    def __init__(self, cells, both_ways=False):
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.cells = [nn.LSTM(WIDTH, WIDTH) for _ in range(cells)]
+        self.output = nn.Linear(WIDTH, CLASSES)
+        self.both_ways = both_ways
+
+    def loss(self, batch):
+        x = self.embedding(batch["token"])
+        for number, cell in enumerate(self.cells):
+            turned = self.both_ways and number % 2
+            x = cell(batch.graph.reversed() if turned else batch.graph, x=x)
+        return ops.cross_entropy(self.output(x), batch["label"])
+
+
+class Forward(cavs.Model):
+    """Predicts; nothing trains it."""
+
+    def __init__(self):
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.cell = nn.LSTM(WIDTH, WIDTH)
+
+    def forward(self, batch):
+        return self.cell(batch.graph, x=self.embedding(batch["token"]))
+
+
+class Flat(cavs.Model):
+    """No vertex function: nothing goes along edges."""
+
+    def __init__(self):
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.output = nn.Linear(WIDTH, CLASSES)
+
+    def loss(self, batch):
+        return ops.cross_entropy(self.output(self.embedding(batch["token"])), batch["label"])
+
+
+def chains(count=4, length=10):
+    rng = np.random.default_rng(0)
+    features = [
+        {"token": rng.integers(0, WORDS, length), "label": rng.integers(0, CLASSES, length)}
+        for _ in range(count)
+    ]
+    return cavs.batch([cavs.Graph.chain(length, features=f) for f in features])
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("cells", [1, 2, 3])
+def test_tasks_are_counted_by_loop(cells, both_ways):
+    explained = cavs.explain(Stacked(cells, both_ways), chains())
+    run = explained.run
+    assert [loop.tasks for loop in run.loops] == [9] * 2 * cells
+    assert run.tasks == run.task_bound == run.backward_tasks == run.backward_bound == 9 * cells
+    assert run.widths == (4,) * 9 * cells
+    assert f"tasks {9 * cells} in {cells} loop" in str(explained)
+    assert f"backward {9 * cells} more, in reverse" in str(explained)
+
+
+def test_a_run_of_training_is_a_whole_step():
+    explained = cavs.explain(Classifier(), treebank(20))
+    t, text = explained.run.times, str(explained)
+    assert explained.run.updated
+    assert t.packing > 0 and t.update > 0 and t.stages > 0  # weights are packed after an update
+    assert t.collate > 0 and t.prepare > 0
+    assert t.wall >= t.packing + t.stages + t.update + t.rest - 1e-9
+    for part in ("packing", "stages", "update", "rest", "products", "maps", "other"):
+        assert any(line.startswith(part + " ") for line in text.splitlines())
+    assert "collation" in text and "copies and schedule" in text
+    assert ("added up over" in text) == (t.threads > 1)
+
+
+def test_work_of_several_threads_is_said_to_be_added_up():
+    before = cavs.config.num_threads()
+    cavs.set_num_threads(2)
+    try:
+        large = cavs.explain(Classifier(nn.BinaryTreeLSTM(64, 64), input_size=64), treebank(60))
+        small = cavs.explain(Classifier(), treebank(2))
+    finally:
+        cavs.set_num_threads(before)
+    assert large.run.times.threads == 2
+    assert "added up over 2 threads, which is not the time on the clock" in str(large)
+    assert not any("one thread" in line for line in large.not_batched)
+    assert small.run.times.threads == 1 and "added up" not in str(small)
+    assert any(line.startswith("one thread of 2 runs all stages") for line in small.not_batched)
+
+
+def test_a_step_without_an_update_says_so():
+    model = Classifier()
+    model.initialize(0)
+    model.output.bias.value[0] = np.nan
+    explained = cavs.explain(model, treebank(3))
+    assert not explained.run.updated
+    assert "no update: loss or gradient is not finite" in str(explained)
+
+
+def trained(explained):
+    model = Classifier(rate=0.3)
+    model.initialize(3)
+    trainer = cavs.Trainer(model, cavs.optim.Adam(0.01), seed=5)
+    batch = treebank(12)
+    trainer.step(batch)
+    if explained:
+        cavs.explain(model, batch, optimizer=trainer.optimizer)
+    losses = [trainer.step(batch) for _ in range(3)]
+    return losses, {n: p.value.tobytes() for n, p in model.parameters().items()}
+
+
+def test_training_goes_on_as_if_nothing_had_been_explained():
+    assert trained(explained=True) == trained(explained=False)
+
+
+def test_every_bit_of_the_parameters_stays():
+    model = Classifier()
+    model.initialize(0)
+    for p in model.parameters().values():
+        p.value[...] = np.where(p.value < 0, np.float32(-0.0), p.value)  # -0 - 0 * g may be +0
+    model.output.bias.trainable = False
+    before = {n: p.value.tobytes() for n, p in model.parameters().items()}
+    for rule in (None, cavs.optim.AdamW(0.1), cavs.optim.SGD(0.1, momentum=0.9)):
+        cavs.explain(model, treebank(5), optimizer=rule)
+        assert {n: p.value.tobytes() for n, p in model.parameters().items()} == before
+
+
+def test_what_is_no_optimiser_is_refused():
+    with pytest.raises(ConfigError, match=r"optimizer is 'adam', but must be a cavs\.optim"):
+        cavs.explain(Classifier(), treebank(2), optimizer="adam")
+
+
+def test_types_of_edge_features_are_not_remembered():
+    graph = cavs.Graph([[], [0]], {"token": [1, 2], "label": [0, 1]}, edge_features={"d": [0.5]})
+    model = Classifier(nn.LSTM(8, 6))
+    cavs.explain(model, cavs.batch([graph]))
+    assert model._edge_types == {}
+
+
+def test_gather_and_scatter_are_of_states_alone():
+    run = cavs.explain(Forward(), chains(), training=False).run
+    states = 2 * WIDTH * 4  # c and h
+    assert run.gather_bytes == 36 * states and run.scatter_bytes == 40 * states
+    assert run.other_read_bytes == 40 * WIDTH * 4  # of the table
+    flat = cavs.explain(Flat(), chains()).run
+    assert flat.gather_bytes == flat.scatter_bytes == flat.tasks == 0
+    assert flat.other_read_bytes > 0 and flat.other_write_bytes > 0
+
+
+def test_places_that_values_share_do_not_make_them_states():
+    batch = treebank(30)
+    planned, plain = (
+        cavs.explain(Classifier(), batch, passes=Passes(plan_memory=switch)).run
+        for switch in (True, False)
+    )
+    assert planned.scatter_bytes == plain.scatter_bytes > 0
+
+
+def test_children_that_are_not_there_are_not_read():
+    class First(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=WIDTH)
+
+        def vertex(self, v):
+            h = ops.tanh(v.pull("x") + v.gather(0).h + v.gather(1).h)
+            v.scatter(h=h)
+            v.push(h)
+
+    class Model(cavs.Model):
+        def __init__(self):
+            self.embedding, self.cell = nn.Embedding(WORDS, WIDTH), First()
+
+        def forward(self, batch):
+            return self.cell(batch.graph, x=self.embedding(batch["token"]))
+
+    graph = cavs.Graph([[], [0], [0, 1]], {"token": [1, 2, 3]})
+    off = Passes(specialise=False, at_child=False, merge_vertices=False)
+    run = cavs.explain(Model(), cavs.batch([graph]), training=False, passes=off).run
+    assert run.gather_bytes == 3 * WIDTH * 4  # edges
+
+
+def test_why_equal_vertices_run_apart():
+    rng = np.random.default_rng(0)
+    twice = [binary(20, rng) for _ in range(8)] * 2
+
+    def why(model=None, graphs=twice, **options):
+        found = cavs.explain(model or Classifier(), cavs.batch(graphs), run=False, **options)
+        return [line for line in found.not_batched if "the same features and children" in line]
+
+    assert why() == []
+    (dropout,) = why(Classifier(rate=0.2))
+    assert int(dropout.split()[0]) >= 312 and "of 624 vertices" in dropout
+    assert "draws random numbers of its own (dropout in the cell or of what it pushes)" in dropout
+    assert why(Classifier(rate=0.2), training=False) == []
+    (off,) = why(passes=Passes(merge_vertices=False))
+    assert off.endswith("the pass merge_vertices is off")
+    (small,) = why(graphs=[twice[0]] * 2)
+    assert "fewer than 256 vertices" in small
+    one_of_each = cavs.Graph([[], [], [0, 1]], {"token": [1, 2, -1], "label": [0, 1, 1]})
+    assert why(graphs=[one_of_each]) == []
+
+
+def test_features_that_make_no_kinds_are_named():
+    found = cavs.explain(test_lumped.Many(7), test_lumped.chains(7, 20), run=False)
+    (line,) = [x for x in found.not_batched if "makes no kinds any more" in x]
+    assert "f0, f1" in line
+
+
+def test_a_model_without_a_loss_is_explained_in_inference():
+    explained = cavs.explain(Forward(), chains(), training=False)
+    assert explained.run.tasks == 9 and explained.run.backward_tasks == 0
+    assert not explained.run.updated and explained.run.times.update == 0
+    assert "return output" in dict(explained.stages)["trace"]
+    assert "loss" not in dict(explained.stages)["trace"]
+    assert "backward" not in str(explained).partition("== one step")[2]
+    with pytest.raises(TraceError, match="has no loss"):
+        cavs.explain(Forward(), chains())
+
+
+def test_sums_are_named_by_what_they_make():
+    model = Classifier()
+    explained = cavs.explain(model, treebank(6))
+    made = [label for label, kind, _ in explained.run.stages if kind == "global"]
+    assert "reduce loss" in made and not any("one" in label for label in made)
+    for name in model.parameters():
+        assert f"reduce gradient {name}" in made
+    assert "global reduce gradient tree.U" in str(explained)
+
+
+def test_memory_besides_the_arena():
+    model = Classifier()
+    run = cavs.explain(model, treebank(6), optimizer=cavs.optim.Adam(0.01)).run
+    sizes = {n: p.value.nbytes for n, p in model.parameters().items()}
+    table = sizes.pop("embedding.weight")
+    assert run.gradient_bytes == sum(sizes.values())
+    assert 0 < run.sparse_bytes <= table
+    assert run.state_bytes == 2 * (table + run.gradient_bytes)
+    assert run.packed_bytes > 0 and run.scratch_bytes > 0
+    text = str(cavs.explain(model, treebank(6)))
+    assert "the peak, of values in the arena alone, is" in text
+    besides = next(line for line in text.splitlines() if line.startswith("besides: "))
+    for part in ("scratch of a thread", "packed weights", "dense gradients", "rows of sparse"):
+        assert part in besides
+    assert "states" not in besides  # of no optimiser that is known
