@@ -118,7 +118,7 @@ def read_best(path: Path, standing: Standing, model: ParameterizedModel) -> Mapp
     try:
         stored = read_checkpoint(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{what}, but {error.what}", hint=hint) from error
+        raise CheckpointError(f"{what}, but {error.what}", where=error.where, hint=hint) from error
     fit = standing_in(stored.progress).get("fit")
     kept = Standing() if fit is None else Standing.from_json(fit)
     same = (kept.best_epoch, kept.best) == (standing.best_epoch, standing.best)
