@@ -16,6 +16,7 @@ from cavs.data.source import data_error, read_lines, shown
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError, DataError
 
+_FORMAT = "a tree is (label word) or (label tree ...), such as (3 (2 It) (4 works)), one a line"
 # ASCII blanks only: some tokens of the treebank contain a no-break space.
 _TOKEN = re.compile(r"[()]|[^() \t\r\f\v]+")
 _ESCAPES = {
@@ -134,16 +135,21 @@ def parse_tree(
     tree.
     """
     where = path or Path("<text>")
+    if not isinstance(line, str):
+        raise DataError(
+            f"{where}:{number}: {line!r:.80} is no text; expected a tree",
+            hint="decode bytes first: line.decode()" if isinstance(line, bytes) else _FORMAT,
+        )
     tokens: list[str] = _TOKEN.findall(line)
     if not tokens:
-        raise data_error(where, number, "an empty line", "a tree")
+        raise data_error(where, number, "an empty line", "a tree", _FORMAT)
     try:
         return _parse(tokens, *_numbers(num_classes, labels), f"{where.name}:{number}")
     except _Malformed as error:
         starts = [match.start() for match in _TOKEN.finditer(line)]
         column = starts[error.token] if error.token < len(starts) else len(line)
         found = f"column {column + 1}: {error.found}"
-        raise data_error(where, number, found, error.needed) from None
+        raise data_error(where, number, found, error.needed, _FORMAT) from None
 
 
 def read_sst(
@@ -162,7 +168,7 @@ def read_sst(
         if line.strip()
     ]
     if not trees:
-        raise data_error(path, 1, "no tree in the file", "at least one")
+        raise data_error(path, 1, "no tree in the file", "at least one", _FORMAT)
     return trees
 
 
@@ -180,5 +186,5 @@ def sst_graphs(trees: Iterable[Tree], vocabulary: Vocabulary) -> list[Graph]:
         for tree in trees
     ]
     if not graphs:
-        raise DataError("no trees to make graphs of")
+        raise DataError("no trees to make graphs of", hint="read some with cavs.data.read_sst")
     return graphs
