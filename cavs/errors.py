@@ -57,6 +57,10 @@ def line_of(function: object) -> str:
     return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
+#: The hint of an error that no model should be able to cause.
+FAULT = "this is a fault of cavs, not of the model: please report it with the lines of the model"
+
+
 def _again(kind: type[CavsError], args: tuple[Any, ...], state: dict[str, Any]) -> CavsError:
     """A copied or pickled error: its text is whole, and its line that of the first."""
     error = kind.__new__(kind, *args)

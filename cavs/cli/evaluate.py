@@ -108,7 +108,7 @@ def _read(read: Callable[[str], Sequence[Any]], path: str) -> Sequence[Any]:
             what.replace("<text>", name, 1), where=error.where, hint=error.hint
         ) from error
     if len(graphs) == 0:
-        raise DataError(f"{name} has no graphs")
+        raise DataError(f"{name} has no graphs", hint="give at least one sample")
     return graphs
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cavs.config import is_whole
-from cavs.errors import ShapeError, TraceError, user_line
+from cavs.errors import FAULT, ShapeError, TraceError, user_line
 from cavs.ir import (
     FLOAT,
     Node,
@@ -79,7 +79,7 @@ def _concat_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorT
 
 def _concat_vjp(node: Node, d: Node) -> list[Node]:
     if node.attr("axis") != -1:
-        raise ShapeError("the gradient of a concatenation of rows is not defined")
+        raise ShapeError("the gradient of a concatenation of rows is not defined", hint=FAULT)
     result, start = [], 0
     for x in node.inputs:
         result.append(d[start : start + x.shape[-1]])
