@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
+from typing import TypeGuard
 
 from cavs import _engine
 from cavs.errors import ConfigError
 
 MAX_THREADS: int = _engine.MAX_THREADS
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether ``value`` counts or indexes something; True and False do not, though Python's can."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def require(holds: bool, name: str, value: object, need: str) -> None:
@@ -28,8 +34,7 @@ def require_number(name: str, value: object, need: str, holds: Callable[[float],
 def require_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
     """`require` for a whole number of at least `least` and, where given, at most `most`."""
     need = f"of at least {least}" if most is None else f"from {least} to {most}"
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    fits = whole and value >= least and (most is None or value <= most)  # type: ignore[operator]
+    fits = is_whole(value) and value >= least and (most is None or value <= most)
     require(fits, name, value, f"a whole number {need}")
 
 

@@ -1,30 +1,49 @@
 """Every exception cavs raises on purpose.
 
-A message names what was found, what was needed and, where one is known, the cure. Errors found
-while tracing carry the line of the user's own code.
+A message names what was found, what was needed, the line of the user's own code and, where one is
+known, the cure. An error that is given no line finds it by itself.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
+# Who calls the command line wrote no line that is to blame: a console script, a test.
+_COMMAND_LINE = os.path.join(_PACKAGE, "cli", "__init__.py")
+_MODELS = os.path.join(os.path.dirname(_PACKAGE), "models")  # in a checkout, they are not inside
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__))  # of Python: threads, contexts, copies
 
 
-def _is_users(filename: str) -> bool:
+@lru_cache(maxsize=4096)
+def _is_users(filename: str, module: str) -> bool:
     """Whether code is the user's; what is typed at a prompt has a name such as ``<stdin>``."""
-    if filename.startswith("<"):
-        return not filename.startswith("<frozen ")
-    return not os.path.abspath(filename).startswith(_PACKAGE + os.sep)
+    if filename.startswith("<"):  # the constructors of our dataclasses have such a name too
+        return not filename.startswith("<frozen ") and module.partition(".")[0] != "cavs"
+    path = os.path.abspath(filename)
+    if path.startswith(_LIBRARY + os.sep):
+        return f"-packages{os.sep}" in path and not path.startswith(_PACKAGE + os.sep)
+    return not path.startswith(_PACKAGE + os.sep)
 
 
-def user_line() -> str:
-    """The innermost calling line outside the package, as ``file.py:12``; empty if there is none."""
+def user_line(models: bool = True) -> str:
+    """The innermost calling line outside the package, as ``file.py:12``; empty if there is none.
+
+    That is so in a background thread, and for what the command line does. models: whether a line
+    of the models that come with cavs is the user's: they are there to be changed.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if _is_users(name):
+        if name == _COMMAND_LINE:
+            return ""
+        if _is_users(name, str(frame.f_globals.get("__name__", ""))) and (
+            models or os.path.dirname(os.path.abspath(name)) != _MODELS
+        ):
             return f"{os.path.basename(name)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
@@ -33,18 +52,34 @@ def user_line() -> str:
 def line_of(function: object) -> str:
     """Where a function of the user is defined, as ``file.py:12``; empty for our own."""
     code = getattr(function, "__code__", None)
-    if code is None or not _is_users(code.co_filename):
+    if code is None or not _is_users(code.co_filename, str(getattr(function, "__module__", ""))):
         return ""
     return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+
+
+#: The hint of an error that no model should be able to cause.
+FAULT = "this is a fault of cavs, not of the model: please report it with the lines of the model"
+
+
+def _again(kind: type[CavsError], args: tuple[Any, ...], state: dict[str, Any]) -> CavsError:
+    """A copied or pickled error: its text is whole, and its line that of the first."""
+    error = kind.__new__(kind, *args)
+    vars(error).update(state)
+    return error
 
 
 class CavsError(Exception):
     """Base of all errors of cavs.
 
     ``what`` says what was found and what was needed, ``where`` the user's line, ``hint`` the cure.
+    Without ``where`` it is the line whose call raises it, where there is one.
     """
 
+    _has_line = True
+
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        if not where and self._has_line:
+            where = user_line(models=False)
         self.what, self.where, self.hint = what, where, hint
         text = what
         if where:
@@ -52,6 +87,9 @@ class CavsError(Exception):
         if hint:
             text += f"\n  hint: {hint}"
         super().__init__(text)
+
+    def __reduce__(self) -> tuple[Callable[..., CavsError], tuple[Any, ...]]:
+        return _again, (type(self), self.args, vars(self))
 
 
 class TraceError(CavsError):
@@ -109,6 +147,8 @@ class DeviceWarning(DeviceError, RuntimeWarning):
 
     Where warnings are made errors, it is raised, as the `DeviceError` that it is.
     """
+
+    _has_line = False  # Python shows that of a warning
 
 
 class CacheWarning(DeviceWarning):

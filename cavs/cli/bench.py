@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print milliseconds a batch (median, quartiles), graphs and vertices a second."""
     if not 0 < args.seconds < 3600:
-        raise ConfigError(f"--seconds is {args.seconds}, but must be above 0 and below 3600")
+        raise ConfigError(
+            f"--seconds is {args.seconds}, but must be above 0 and below 3600", hint="--seconds 5"
+        )
     entry: Entry = args.entry
     task = entry.build(args)
     graphs = task.required("train")[: args.batches * args.batch_size]

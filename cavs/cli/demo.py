@@ -112,7 +112,7 @@ def majority(task: Task) -> tuple[float, str]:
     """Share of the test labels that are the most frequent one of the training, and its name."""
     most = _labels(task.required("train")).most_common(1)
     if not most:
-        raise DataError("no training graph has a label")
+        raise DataError("no training graph has a label", hint="give more graphs to train on")
     counts = _labels(task.required("test"))
     label = most[0][0]
     return counts[label] / max(counts.total(), 1), str(task.assets["classes"][label])

@@ -104,9 +104,11 @@ def _read(read: Callable[[str], Sequence[Any]], path: str) -> Sequence[Any]:
         graphs = read(text)
     except DataError as error:
         what = error.what if error.what.startswith("<text>:") else f"<text>: {error.what}"
-        raise DataError(what.replace("<text>", name, 1), hint=error.hint) from error
+        raise DataError(
+            what.replace("<text>", name, 1), where=error.where, hint=error.hint
+        ) from error
     if len(graphs) == 0:
-        raise DataError(f"{name} has no graphs")
+        raise DataError(f"{name} has no graphs", hint="give at least one sample")
     return graphs
 
 

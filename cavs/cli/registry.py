@@ -111,7 +111,8 @@ class Entry:
         task = self.module.build(args, assets)
         if not isinstance(task, Task):
             raise ConfigError(
-                f"build() of {self.name} returned {type(task).__name__}, not cavs.cli.Task"
+                f"build() of {self.name} returned {type(task).__name__}, not cavs.cli.Task",
+                hint="return cavs.cli.Task(model, train=graphs)",
             )
         task.limit = getattr(args, "limit", None)
         return task

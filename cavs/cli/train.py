@@ -50,7 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     group.add_argument("--quiet", action="store_true", help="no progress bar")
     unknown = sorted(set(entry.defaults) - set(vars(parser.parse_args([]))))
     if unknown:
-        raise ConfigError(f"DEFAULTS of {entry.name} has {unknown[0]!r}, which is no option")
+        raise ConfigError(
+            f"DEFAULTS of {entry.name} has {unknown[0]!r}, which is no option",
+            hint="cavs train MODEL --help lists the options; those of its own it adds itself",
+        )
     parser.set_defaults(run=run)
 
 

@@ -9,7 +9,7 @@ from cavs.codegen.map import MapProgram, Register
 from cavs.compiler.program import Instruction, Operand, Program
 from cavs.compiler.storage import Storage, name_of
 from cavs.compiler.weights import weight_of
-from cavs.errors import CompileError
+from cavs.errors import FAULT, CompileError
 from cavs.ir import Node
 from cavs.passes.access import LOCAL_ARRAYS, Piece
 from cavs.passes.partition import Body, Partition, is_elementwise
@@ -262,7 +262,12 @@ class RowLowering(Storage):
             index = self.program.int_features.index(n.inputs[1].attr("name"))
             add(Instruction(kind, space, inputs=pieces, out=out, argument=index, label=kind))
         else:
-            raise CompileError(f"operator {name} cannot be lowered", where=n.where)
+            raise CompileError(
+                f"operator {name} cannot be lowered",
+                where=n.where,
+                hint="an operator of your own needs expr=, from which its kernel is made; or "
+                "compose it of those of cavs.ops",
+            )
 
     def _rearrange(self, n: Node) -> None:
         """Rank-2 slices and concatenations, pads and transposes: strided copies."""
@@ -279,7 +284,7 @@ class RowLowering(Storage):
             self._copy_map(n, None, buffer, 0, outer, size, 0, size)
             column = n.attr("start")
         if n.op.name == "concat" and n.attr("axis") != -1:
-            raise CompileError("rows of values cannot be concatenated", where=n.where)
+            raise CompileError("rows of values cannot be concatenated", where=n.where, hint=FAULT)
         for x, pieces in self.accesses.operands(n):
             inner = n.shape[-1] if n.op.name == "slice" else x.shape[-1]
             source = self.operand(pieces[0])

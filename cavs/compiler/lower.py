@@ -17,7 +17,7 @@ from cavs.compiler.program import (
     Weight,
 )
 from cavs.compiler.storage import name_of
-from cavs.errors import CompileError
+from cavs.errors import FAULT, CompileError
 from cavs.ir import BatchRule, Domain, Node
 from cavs.passes.access import is_leaf
 from cavs.passes.partition import Body
@@ -155,7 +155,9 @@ class Lowering(RowLowering):
             if value.op.rule is BatchRule.REDUCE and not is_leaf(value):
                 owner[value].append((name, start))
             elif start > 0:
-                raise CompileError(f"rows {start}: of a gradient are no product", where=value.where)
+                raise CompileError(
+                    f"rows {start}: of a gradient are no product", where=value.where, hint=FAULT
+                )
             elif not _is_zero(value):
                 self.other_terms[name].append(value)
         result = {}
@@ -169,7 +171,9 @@ class Lowering(RowLowering):
             else:
                 for name, start in places:
                     if start > 0:
-                        raise CompileError(f"rows {start}: of two gradients", where=t.where)
+                        raise CompileError(
+                            f"rows {start}: of two gradients", where=t.where, hint=FAULT
+                        )
                     self.other_terms[name].append(t)
         sparse = {name for names in self.tables.values() for name in names}
         dense = {name for t, name in result.items() if t not in self.tables}
@@ -202,7 +206,12 @@ class Lowering(RowLowering):
         if name == "lookup_grad":
             index = self.program.int_features.index(n.inputs[1].attr("name"))
             if n not in self.tables:
-                raise CompileError("rows of a table's gradient are read", where=n.where)
+                raise CompileError(
+                    "rows of a table's gradient are read",
+                    where=n.where,
+                    hint="compute with the rows that are looked up, ops.lookup(table, index), not "
+                    "with the table",
+                )
             for table in self.tables[n]:
                 add(
                     Instruction(
@@ -256,7 +265,9 @@ class Lowering(RowLowering):
         i = Instruction(n.op.name, VERTEX_SPACE, inputs=inputs, argument=number)
         if n.op.name == "lstm_weight_grad":
             if owner is None:
-                raise CompileError("the gradient of a weight has no parameter", where=n.where)
+                raise CompileError(
+                    "the gradient of a weight has no parameter", where=n.where, hint=FAULT
+                )
             i.out = (self.grad_buffers[owner], 0, n.type.width, "self", "none", 0)
             i.accumulate, i.argument2 = True, p.parameters.index(owner)
             i.label = f"gradient {owner}"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs import _engine
+from cavs.config import is_whole
 from cavs.data.features import Array, FeatureKind, FeatureSpec, FeatureTable
 from cavs.data.graph import Graph, parts_of
 from cavs.data.merge import MergedBatch
@@ -17,6 +18,7 @@ from cavs.errors import FeatureError, NoAttributeError, user_line
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 _KINDS: tuple[FeatureKind, ...] = ("vertex", "edge", "graph")
+_IDS = "ids are places in the data set, as range(len(graphs)); without them graphs count from 0"
 
 
 @final
@@ -35,10 +37,16 @@ class GraphBatch:
             )
         graphs = list(graphs)
         if not graphs:
-            raise FeatureError("an empty batch: it needs at least one graph")
+            raise FeatureError(
+                "an empty batch: it needs at least one graph",
+                hint="leave it out; a DataLoader makes none without graphs",
+            )
         if set(map(type, graphs)) != {Graph}:
             i, other = next((i, g) for i, g in enumerate(graphs) if not isinstance(g, Graph))
-            raise FeatureError(f"a batch is made of cavs.Graph, but item {i} is {other!r:.80}")
+            raise FeatureError(
+                f"a batch is made of cavs.Graph, but item {i} is {other!r:.80}",
+                hint="make a graph of every sample: cavs.Graph(children, features)",
+            )
         self.graphs: tuple[Graph, ...] = tuple(graphs)
         self.ids: tuple[int, ...] | None = None if ids is None else _whole(ids, len(graphs))
         topologies, schemas, absent, columns = zip(*map(parts_of, graphs), strict=True)
@@ -112,9 +120,17 @@ class GraphBatch:
         return name in self._table
 
     def select(self, indices: Sequence[int]) -> GraphBatch:
-        """A batch of some of the graphs, by their place in this one."""
-        ids = None if self.ids is None else [self.ids[i] for i in indices]
-        return GraphBatch([self.graphs[i] for i in indices], ids)
+        """A batch of some of the graphs, by their place in this one; FeatureError for others."""
+        chosen = list(indices) if isinstance(indices, Iterable) else [indices]
+        for i in chosen:
+            if not is_whole(i) or not 0 <= i < self.num_graphs:
+                raise FeatureError(
+                    f"no graph {i!r:.80} in a batch of {self.num_graphs} graphs",
+                    hint=f"select takes a list of numbers, 0 to {self.num_graphs - 1}; of a mask "
+                    "np.flatnonzero(mask) gives them",
+                )
+        ids = None if self.ids is None else [self.ids[i] for i in chosen]
+        return GraphBatch([self.graphs[i] for i in chosen], ids)
 
     def graph_label(self, index: int) -> str:
         """How errors call graph ``index`` of the batch: its id in the data set and its name."""
@@ -171,10 +187,10 @@ def batch(graphs: Iterable[Graph], ids: Ids | None = None) -> GraphBatch:
 
 def _whole(ids: Ids, count: int) -> tuple[int, ...]:
     found = tuple(ids) if isinstance(ids, Iterable) else None
-    if found is None or not all(isinstance(i, int | np.integer) for i in found):
-        raise FeatureError(f"ids are whole numbers, found {ids!r:.80}")
+    if found is None or not all(map(is_whole, found)):
+        raise FeatureError(f"ids are whole numbers, found {ids!r:.80}", hint=_IDS)
     if len(found) != count:
-        raise FeatureError(f"{len(found)} ids for {count} graphs; give one for each")
+        raise FeatureError(f"{len(found)} ids for {count} graphs; give one for each", hint=_IDS)
     return tuple(int(i) for i in found)
 
 

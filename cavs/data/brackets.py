@@ -66,13 +66,15 @@ class Style:
 
     ``labelled``: first a label, one of those ``known``, which are ``needed`` in words. ``strict``:
     then one word or trees, all on one line; else any of both, and an outermost bracket without a
-    label, around one tree, is left out, as the Penn Treebank has it.
+    label, around one tree, is left out, as the Penn Treebank has it. ``hint``: how to mend a text
+    that is none, where nothing better is known.
     """
 
     labelled: bool = True
     strict: bool = False
     known: Collection[str] | None = None
     needed: str = "a label"
+    hint: str = "brackets hold a label and words or trees, such as (S (NP the cat) (VP sat))"
 
     @property
     def end(self) -> str:
@@ -154,7 +156,8 @@ def parse_text(text: str, style: Style, where: str, line: int, name: str) -> Bra
     """The tree of a text that starts at ``where:line``; DataError with the column, too."""
     tokens: list[str] = _TOKEN.findall(text)
     if not tokens:
-        raise data_error(where, line, f"an empty {'line' if style.strict else 'text'}", "a tree")
+        empty = f"an empty {'line' if style.strict else 'text'}"
+        raise data_error(where, line, empty, "a tree", style.hint)
     try:
         return _parse(tokens, style, name)
     except _Malformed as error:
@@ -163,7 +166,7 @@ def parse_text(text: str, style: Style, where: str, line: int, name: str) -> Bra
         column = at - text.rfind("\n", 0, at)
         line += text.count("\n", 0, at)
         found = f"column {column}: {error.found}"
-        raise data_error(where, line, found, error.needed, error.hint) from None
+        raise data_error(where, line, found, error.needed, error.hint or style.hint) from None
 
 
 def parse_brackets(text: str, *, labelled: bool = True, name: str = "") -> BracketTree:
@@ -203,7 +206,9 @@ def from_brackets(
         source = parse_brackets(source, labelled=labelled, name=name)
     if not isinstance(source, BracketTree):
         raise graph_error(
-            name, f"from_brackets takes a text or what parse_brackets gives, not {source!r:.80}"
+            name,
+            f"from_brackets takes a text or what parse_brackets gives, not {source!r:.80}",
+            hint="decode bytes first: source.decode()" if isinstance(source, bytes) else "",
         )
     name = name or source.name
     features = {}

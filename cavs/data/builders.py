@@ -88,18 +88,30 @@ def from_ast(
         try:
             source = ast.parse(source)
         except (SyntaxError, ValueError) as error:
-            raise graph_error(name, f"the source is not Python: {error}") from None
+            raise graph_error(
+                name,
+                f"the source is not Python: {error}",
+                hint="give code that this version of Python can parse",
+            ) from None
         except (RecursionError, MemoryError):
-            raise graph_error(name, "the source nests too deep for Python's parser") from None
+            raise graph_error(
+                name, "the source nests too deep for Python's parser", hint="leave it out"
+            ) from None
     if not isinstance(source, ast.AST):
-        raise graph_error(name, f"from_ast takes Python code or a node of ast, not {source!r:.80}")
+        raise graph_error(
+            name,
+            f"from_ast takes Python code or a node of ast, not {source!r:.80}",
+            hint='Graph.from_ast("x = 1"), or the result of ast.parse',
+        )
     found = ast_postorder(source)
     assert found is not None  # no limit was given
     nodes, children = found
     try:
         types = [_TYPE_INDEX[type(node).__name__] for node in nodes]
     except KeyError as error:
-        raise graph_error(name, f"{error} is no class of the module ast") from None
+        raise graph_error(
+            name, f"{error} is no class of the module ast", hint="convert it to nodes of ast"
+        ) from None
     features = {"type": np.array(types, np.int32)}
     return Graph(children, features, graph_features=graph_features, name=name)
 
@@ -120,7 +132,9 @@ def _attributes(
             found = sorted({str(name) for row in rows for name in row})
             raise FeatureError(
                 f'{label}: no {kind} has an attribute "{key}"; they have '
-                f"{', '.join(found) or 'none'}"
+                f"{', '.join(found) or 'none'}",
+                hint="mend the name, or set the attribute: graph.nodes[node][name] = value, "
+                "graph.edges[edge][name] = value, graph.graph[name] = value",
             )
         whole = all(isinstance(value, int | np.integer) for value in known)
         if len(known) < len(values) and not whole:
@@ -150,9 +164,18 @@ def from_networkx(
     cycles, FeatureError for missing attributes that are not integers.
     """
     if not hasattr(graph, "is_directed"):
-        raise graph_error(name, f"a networkx graph is needed, not {graph!r:.80}")
+        raise graph_error(
+            name,
+            f"a networkx graph is needed, not {graph!r:.80}",
+            hint="Graph(children) takes lists, Graph.from_edges pairs",
+        )
     if not graph.is_directed():
-        raise graph_error(name, "an undirected networkx graph; edges must go from child to parent")
+        raise graph_error(
+            name,
+            "an undirected networkx graph; edges must go from child to parent",
+            hint="networkx.bfs_tree(graph, root) directs a tree away from its root, for "
+            "to_children=True; networkx.DiGraph(edges) takes (child, parent) pairs",
+        )
     label = graph_label(name)
     nodes = list(graph.nodes(data=True))
     number = {node: i for i, (node, _) in enumerate(nodes)}

@@ -38,6 +38,8 @@ UPOS = (
     "VERB",
     "X",
 )
+_SEPARATE = "an empty line ends a sentence, comments stand before it"
+_FORMAT = "see https://universaldependencies.org/format.html; blanks between columns are tabs"
 _COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 
 
@@ -73,7 +75,9 @@ def parse_conllu(lines: Sequence[str], path: Path = Path("<text>")) -> list[Sent
     for number, line in enumerate(lines, 1):
         if line.startswith("#"):
             if rows:
-                raise data_error(path, number, "a comment inside a sentence", "a word or a blank")
+                raise data_error(
+                    path, number, "a comment inside a sentence", "a word or a blank", _SEPARATE
+                )
         elif line.strip():
             rows.append((number, line.split("\t")))
         elif rows:
@@ -81,10 +85,14 @@ def parse_conllu(lines: Sequence[str], path: Path = Path("<text>")) -> list[Sent
             rows = []
     if rows:
         raise data_error(
-            path, len(lines), "the file ends inside a sentence", "an empty line after each sentence"
+            path,
+            len(lines),
+            "the file ends inside a sentence",
+            "an empty line after each sentence",
+            "it may be cut off: fetch it anew, or end it with an empty line",
         )
     if not sentences:
-        raise data_error(path, len(lines), "no sentence in the file", "at least one")
+        raise data_error(path, len(lines), "no sentence in the file", "at least one", _FORMAT)
     return sentences
 
 
@@ -97,17 +105,29 @@ def _sentence(path: Path, rows: list[tuple[int, list[str]]]) -> Sentence:
                 number,
                 f"{len(columns)} columns between tabs",
                 f"{len(_COLUMNS)}: {' '.join(_COLUMNS)}",
-                hint="" if len(columns) > 1 else "tabs stand between columns, not blanks",
+                hint=_FORMAT if len(columns) > 1 else "tabs stand between columns, not blanks",
             )
         identity = columns[0]
         if identity == str(len(words) + 1):
             if not columns[1]:
-                raise data_error(path, number, "an empty FORM", "a word, or _ for none")
+                raise data_error(path, number, "an empty FORM", "a word, or _ for none", _FORMAT)
             words.append((number, columns))
         elif not _is_skipped(identity):
-            raise data_error(path, number, f"word number {shown(identity)}", f"{len(words) + 1}")
+            raise data_error(
+                path,
+                number,
+                f"word number {shown(identity)}",
+                f"{len(words) + 1}",
+                f"words of a sentence count from 1; {_SEPARATE}",
+            )
     if not words:
-        raise data_error(path, rows[0][0], "a sentence without words", "at least one word")
+        raise data_error(
+            path,
+            rows[0][0],
+            "a sentence without words",
+            "at least one word",
+            "ranges (1-2) and empty nodes (1.1) are no words: leave the sentence out",
+        )
     heads = [_head(path, number, columns[6], len(words)) for number, columns in words]
     circle = _circle(heads)
     if circle is not None:
@@ -116,6 +136,7 @@ def _sentence(path: Path, rows: list[tuple[int, list[str]]]) -> Sentence:
             words[circle][0],
             f"word {circle + 1} ({shown(words[circle][1][1])}) heads itself through its heads",
             "heads that end in a root (0)",
+            "give one word of the circle the head 0, or a word outside",
         )
     return Sentence(
         f"{path.name}:{words[0][0]}",
@@ -142,7 +163,13 @@ def _is_number(text: str) -> bool:
 def _head(path: Path, number: int, text: str, num_words: int) -> int:
     # The length is bounded first: a head of thousands of digits is no number worth parsing.
     if not _is_number(text) or len(text) > 9 or int(text) > num_words:
-        raise data_error(path, number, f"head {shown(text)}", f"0 (root) or a word 1..{num_words}")
+        raise data_error(
+            path,
+            number,
+            f"head {shown(text)}",
+            f"0 (root) or a word 1..{num_words}",
+            "the head is the number of a word of the same sentence",
+        )
     return int(text) - 1
 
 

@@ -169,7 +169,9 @@ def render(dot: str, path: str | os.PathLike[str]) -> Path:
             hint="install Graphviz (apt install graphviz), or keep the DOT text",
         ) from None
     except (ValueError, graphviz.CalledProcessError) as error:
-        raise ConfigError(f"Graphviz cannot draw {target.name}: {error}") from None
+        raise ConfigError(
+            f"Graphviz cannot draw {target.name}: {error}", hint="use .svg, .png or .pdf"
+        ) from None
     try:
         target.write_bytes(picture)
     except OSError as error:

@@ -16,6 +16,12 @@ Array = NDArray[Any]
 FeatureKind = Literal["vertex", "edge", "graph"]
 
 _INT32 = np.iinfo(np.int32)
+_ROWS: dict[FeatureKind, str] = {
+    "vertex": "give a row for every vertex, -1 where an integer is absent; graph_features= takes "
+    "what is of the whole graph",
+    "edge": "give a row for every edge, ordered by parent and place of the child",
+    "graph": "",
+}
 
 
 class FeatureSpec(NamedTuple):
@@ -83,13 +89,17 @@ class FeatureTable:
             if values.dtype != np.int32 or values.ndim != 1:
                 raise FeatureError(
                     f'feature "{name}" cannot be absent: it is {values.dtype} with rows of shape '
-                    f"{values.shape[1:]}; only int features with one number a vertex can"
+                    f"{values.shape[1:]}; only int features with one number a vertex can",
+                    hint="give each column as a feature of its own",
                 )
         return [self.vertex[name] for name in names]
 
     def _unknown(self, name: str, kind: str = "") -> FeatureError:
         known = ", ".join(f'"{k}" ({v.kind})' for k, v in self.schema().items())
-        return FeatureError(f'no {kind}feature "{name}" in the batch; it has {known or "none"}')
+        return FeatureError(
+            f'no {kind}feature "{name}" in the batch; it has {known or "none"}',
+            hint="mend the name, or give it to every graph: cavs.Graph(children, {name: rows})",
+        )
 
 
 def _spec(kind: FeatureKind, values: Array, has_absent: bool) -> FeatureSpec:
@@ -118,7 +128,9 @@ def _integers(array: Array, kind: FeatureKind, what: str) -> Array:
         if too_large.any():
             found = array[too_large][0]
             raise FeatureError(
-                f"{what} holds {found}{_first(too_large, kind)}; the largest index is {_INT32.max}"
+                f"{what} holds {found}{_first(too_large, kind)}; the largest index is {_INT32.max}",
+                hint="number what occurs from 0, as cavs.data.Vocabulary does; give numbers that "
+                "are no indices as floats",
             )
     return array.astype(np.int32)
 
@@ -155,7 +167,10 @@ def check_feature(
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise FeatureError(f"{what} has rows of unequal length: {error}") from None
+        raise FeatureError(
+            f"{what} has rows of unequal length: {error}",
+            hint="fill all rows to one length; what has any length is vertices of a graph",
+        ) from None
     if array.dtype.kind not in "biuf":
         raise FeatureError(
             f"{what} needs integers, booleans or floats, found dtype {array.dtype}",
@@ -163,7 +178,9 @@ def check_feature(
         )
     if rows is not None and (array.ndim == 0 or array.shape[0] != rows):
         found = "a single number" if array.ndim == 0 else f"{array.shape[0]} rows"
-        raise FeatureError(f"{what} has {found}, but the graph has {rows} {_plural(kind)}")
+        raise FeatureError(
+            f"{what} has {found}, but the graph has {rows} {_plural(kind)}", hint=_ROWS[kind]
+        )
     checked = (_floats if array.dtype.kind == "f" else _integers)(array, kind, what)
     checked.flags.writeable = False
     return checked
@@ -181,10 +198,15 @@ def check_features(
     An empty list for no edges has no type: it is left out.
     """
     if not isinstance(features, Mapping):
-        raise FeatureError(f"{label}: {kind} features are a dict of arrays, not {features!r:.80}")
+        raise FeatureError(
+            f"{label}: {kind} features are a dict of arrays, not {features!r:.80}",
+            hint='give them by name: {"token": rows}',
+        )
     for name in features:
         if not isinstance(name, str):
-            raise FeatureError(f"{label}: names of features are texts, found {name!r:.80}")
+            raise FeatureError(
+                f"{label}: names of features are texts, found {name!r:.80}", hint=f'"{name}"'
+            )
     return MappingProxyType(
         {
             name: check_feature(name, values, kind, rows, label)

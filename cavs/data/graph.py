@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs._engine import Graph as EngineGraph
+from cavs.config import is_whole
 from cavs.data.features import Array, check_features
 from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_label, make_topology
 from cavs.errors import FeatureError
@@ -22,6 +23,29 @@ if TYPE_CHECKING:
     from cavs.data.conllu import Sentence
 
 _NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
+
+
+_PAIRS = "Graph.from_edges(3, [(0, 2), (1, 2)]): vertex 2 gathers from 0 and 1"
+
+
+def _check_count(count: object, what: str, name: str) -> None:
+    """GraphError for what is no number of vertices."""
+    if not is_whole(count):
+        raise graph_error(
+            name,
+            f"{what} has a whole number of vertices, found {count!r:.80}",
+            hint=f"pass an int: {what} of 3 vertices has 3",
+        )
+    if count < 1:
+        raise graph_error(
+            name,
+            f"{what} needs at least one vertex, found {count}",
+            hint="leave empty samples out of the data",
+        )
+    if count > np.iinfo(np.int32).max:
+        raise graph_error(
+            name, f"{count} vertices; indices have 32 bits", hint="cut it into several graphs"
+        )
 
 
 @lru_cache(1024)
@@ -77,6 +101,12 @@ class Graph:
         graph_features: Mapping[str, ArrayLike] = _NO_FEATURES,
         name: str = "",
     ) -> None:
+        if not isinstance(name, str):
+            raise graph_error(
+                "",
+                f"the name of a graph is a text, found {name!r:.80}",
+                hint=f"name={str(name)!r:.80}, or leave it out",
+            )
         self._name = name
         if isinstance(children, EngineGraph):
             self._topology = children
@@ -88,7 +118,7 @@ class Graph:
         self._graph_features = check_features(graph_features, "graph", None, label)
         # Names share one space, so that batch["x"] means one thing; equal schemas compare as
         # plain tuples when graphs are collated.
-        self._schema = _shared(
+        self._schema: tuple[Any, ...] = _shared(
             (
                 _row_types(self._features),
                 _row_types(self._edge_features),
@@ -174,9 +204,13 @@ class Graph:
 
     def children(self, vertex: int) -> Indices:
         """The children of one vertex in order; GraphError if there is no such vertex."""
-        if not 0 <= vertex < self.num_vertices:
+        whole = is_whole(vertex)
+        if not whole or not 0 <= vertex < self.num_vertices:
             raise graph_error(
-                self._name, f"no vertex {vertex}; vertices are 0..{self.num_vertices - 1}", vertex
+                self._name,
+                f"no vertex {vertex!r:.80}; vertices are 0..{self.num_vertices - 1}",
+                int(vertex) if whole else -1,
+                "vertices are whole numbers, counted from 0",
             )
         offsets = self._topology.offsets
         found: Indices = self._topology.children[offsets[vertex] : offsets[vertex + 1]]
@@ -231,6 +265,7 @@ class Graph:
                 name,
                 f"vertex {v} has parent {up[v]}, but vertices are 0..{len(up) - 1} (-1: none)",
                 v,
+                "parents are counted from 0; that of a root is -1",
             )
         child = np.flatnonzero(up >= 0).astype(np.int32)
         return cls(csr(len(up), child, up[child])[0], **features)
@@ -239,10 +274,7 @@ class Graph:
     def chain(cls, length: int, **features: Any) -> Graph:
         """A sequence: vertex i gathers from vertex i - 1, vertex 0 from nobody."""
         name = features.get("name", "")
-        if not isinstance(length, int | np.integer) or length < 1:
-            raise graph_error(name, f"a chain needs at least one vertex, found {length!r}")
-        if length > np.iinfo(np.int32).max:
-            raise graph_error(name, f"{length} vertices; indices have 32 bits")
+        _check_count(length, "a chain", name)
         offsets = np.arange(-1, length, dtype=np.int32)
         offsets[0] = 0
         return cls((offsets, np.arange(length - 1, dtype=np.int32)), **features)
@@ -260,7 +292,9 @@ class Graph:
         try:
             pairs = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))
         except (TypeError, ValueError) as error:
-            raise graph_error(name, f"edges must be (child, parent) pairs: {error}") from None
+            raise graph_error(
+                name, f"edges must be (child, parent) pairs: {error}", hint=_PAIRS
+            ) from None
         if pairs.size == 0:
             pairs = pairs.reshape(0, 2).astype(np.int32)
         if pairs.ndim != 2 or pairs.shape[1] != 2:
@@ -268,6 +302,7 @@ class Graph:
                 name,
                 f"edges must be (child, parent) pairs, found an array of shape {pairs.shape}; "
                 "for an array [2, num_edges] use Graph.from_edge_index",
+                hint=_PAIRS,
             )
         return cls.from_edge_index(num_vertices, pairs.T, **features)
 
@@ -279,24 +314,29 @@ class Graph:
         Order of children and of ``edge_features`` as in ``from_edges``.
         """
         name = features.get("name", "")
-        if not isinstance(num_vertices, int | np.integer) or num_vertices < 1:
-            raise graph_error(name, f"a graph needs at least one vertex, found {num_vertices!r}")
+        _check_count(num_vertices, "a graph", name)
         try:
             index = np.asarray(edge_index)
         except ValueError as error:
-            raise graph_error(name, f"edge_index must be [2, num_edges]: {error}") from None
+            raise graph_error(
+                name, f"edge_index must be [2, num_edges]: {error}", hint=_PAIRS
+            ) from None
         if index.ndim != 2 or index.shape[0] != 2:
-            raise graph_error(name, f"edge_index must be [2, num_edges], found {index.shape}")
+            raise graph_error(
+                name, f"edge_index must be [2, num_edges], found {index.shape}", hint=_PAIRS
+            )
         child = as_indices(index[0], f"{graph_label(name)}: edge_index[0]")
         parent = as_indices(index[1], f"{graph_label(name)}: edge_index[1]")
-        wrong = np.flatnonzero((parent < 0) | (parent >= num_vertices))
+        ends = np.stack([child, parent])
+        wrong = np.flatnonzero(((ends < 0) | (ends >= num_vertices)).any(0))
         if len(wrong):
             e = int(wrong[0])
             raise graph_error(
                 name,
                 f"edge {e} goes from vertex {child[e]} to {parent[e]}, "
                 f"but vertices are 0..{num_vertices - 1}",
-                int(child[e]),
+                int(child[e] if 0 <= child[e] < num_vertices else parent[e]),
+                "both ends of an edge are vertices, counted from 0 to num_vertices - 1",
             )
         topology, order = csr(num_vertices, child, parent)
         given = features.pop("edge_features", {})

@@ -35,7 +35,10 @@ def join(
     """
     graphs = list(graphs)
     if not graphs or not all(isinstance(graph, Graph) for graph in graphs):
-        raise GraphError(f"graphs to join are needed, not {graphs!r:.80}")
+        raise GraphError(
+            f"graphs to join are needed, not {graphs!r:.80}",
+            hint="Graph.join([graph, ...]) takes a list of one or more cavs.Graph",
+        )
     first = np.cumsum([0, *(graph.num_vertices for graph in graphs)])
     roots = [graph.roots + start for graph, start in zip(graphs, first[:-1], strict=True)]
     parts = [graph.topology for graph in graphs]
@@ -89,7 +92,8 @@ def _stacked(
             if row.shape not in (shape, shape[1:] if rows == 1 else shape):
                 raise FeatureError(
                     f"{label}: {kind} feature {key!r} has the shape {row.shape}, the "
-                    f"{rows} new {'row needs' if rows == 1 else 'rows need'} {shape}"
+                    f"{rows} new {'row needs' if rows == 1 else 'rows need'} {shape}",
+                    hint="the new vertex has one row, and an edge to every root of the parts",
                 )
             if last.dtype == np.int32 and row.dtype.kind == "f":
                 raise FeatureError(
@@ -100,5 +104,8 @@ def _stacked(
         try:
             found[key] = np.concatenate([*(part[key] for part in parts), more])
         except ValueError as error:
-            raise FeatureError(f"{label}: {kind} feature {key!r}: {error}") from None
+            raise FeatureError(
+                f"{label}: {kind} feature {key!r}: {error}",
+                hint="rows of a feature have one shape in all parts",
+            ) from None
     return found

@@ -39,7 +39,10 @@ def numbered(
         told = f"{where} {first + i} has {what} {shown(text)}"
         if isinstance(by, Mapping):
             if text not in by:
-                raise DataError(f"{told}; expected one of {' '.join(map(str, by)):.160}")
+                raise DataError(
+                    f"{told}; expected one of {' '.join(map(str, by)):.160}",
+                    hint=f"number every {what} that occurs; a Vocabulary has a number for the rest",
+                )
             number = by[text]
         else:
             number = _called(by, text, what, told)
@@ -56,9 +59,13 @@ def _called(by: Callable[[str], int], text: str, what: str, told: str) -> int:
     if not callable(by):
         raise ConfigError(
             f"a {what} is numbered by a Vocabulary, a list of names, a mapping or a function, "
-            f"not by {by!r:.80}"
+            f"not by {by!r:.80}",
+            hint="Vocabulary.build(texts) numbers all of some texts",
         )
     try:
         return by(text)
     except (LookupError, ValueError) as error:
-        raise DataError(f"{told}, which has no number: {error}") from None
+        raise DataError(
+            f"{told}, which has no number: {type(error).__name__}: {error}",
+            hint=f"the function is to number every {what} that occurs",
+        ) from None

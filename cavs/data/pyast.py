@@ -164,7 +164,10 @@ def read_functions(
         require_count("limit", limit)
     folder = Path(sysconfig.get_paths()["stdlib"] if root is None else root)
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; expected one with Python sources")
+        raise DataError(
+            f"{folder}: no such folder; expected one with Python sources",
+            hint="check the path; without one it is Python's own library",
+        )
     functions: list[Function] = []
     seen: set[tuple[object, ...]] = set()
     for module, path in _modules(folder):
@@ -188,7 +191,8 @@ def read_functions(
                 return functions
     if not functions:
         raise DataError(
-            f"{folder}: no function of {sizes[0]}..{sizes[1]} vertices in its .py files"
+            f"{folder}: no function of {sizes[0]}..{sizes[1]} vertices in its .py files",
+            hint="pass another folder, or other sizes=(least, most)",
         )
     return functions
 
@@ -290,6 +294,7 @@ def load_functions(
         if not part:
             raise DataError(
                 f"no function for the {name} split: {len(train)} functions to train on; "
-                "expected more modules, or a larger limit"
+                "expected more modules, or a larger limit",
+                hint="a split is drawn by the names of modules: give more of them",
             )
     return FunctionData(graphs["train"], graphs["dev"], graphs["test"], types, names, classes)

@@ -9,7 +9,7 @@ from cavs.errors import DataError
 
 
 def data_error(path: Path | str, line: int, found: str, needed: str, hint: str = "") -> DataError:
-    """A DataError at ``path:line``: what stands there and what should."""
+    """A DataError at ``path:line``: what stands there and what should, and how to mend it."""
     return DataError(f"{path}:{line}: {found}; expected {needed}", hint=hint)
 
 
@@ -23,7 +23,10 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise DataError(
+            f"{path}: cannot be read: {error.strerror or error}",
+            hint="check the path, and that the file may be read",
+        ) from None
 
 
 def decode(raw: bytes, path: Path | str) -> str:
@@ -34,7 +37,11 @@ def decode(raw: bytes, path: Path | str) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise data_error(
-            path, line, f"byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason})", "UTF-8 text"
+            path,
+            line,
+            f"byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason})",
+            "UTF-8 text",
+            "convert the file: iconv -f latin1 -t utf-8, with the encoding that it has",
         ) from None
 
 
@@ -46,7 +53,7 @@ def read_lines(path: Path) -> list[str]:
     """
     raw = read_bytes(path)
     if not raw.strip():
-        raise data_error(path, 1, "the file is empty", "at least one line of text")
+        raise data_error(path, 1, "the file is empty", "at least one line of text", "fetch it anew")
     text = decode(raw, path)
     # str.splitlines would also cut at characters that treebanks have inside tokens.
     lines = text.split("\n")

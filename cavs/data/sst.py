@@ -16,6 +16,8 @@ from cavs.data.source import data_error, read_lines
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError, DataError
 
+_FORMAT = "a tree is (label word) or (label tree ...), such as (3 (2 It) (4 works)), one a line"
+
 
 @dataclass(frozen=True, slots=True)
 class Tree:
@@ -63,8 +65,13 @@ def parse_tree(
     tree.
     """
     where = path or Path("<text>")
+    if not isinstance(line, str):
+        raise DataError(
+            f"{where}:{number}: {line!r:.80} is no text; expected a tree",
+            hint="decode bytes first: line.decode()" if isinstance(line, bytes) else _FORMAT,
+        )
     numbers, needed = _numbers(num_classes, labels)
-    style = Style(strict=True, known=numbers, needed=needed)
+    style = Style(strict=True, known=numbers, needed=needed, hint=_FORMAT)
     tree = parse_text(line, style, str(where), number, f"{where.name}:{number}")
     found = [numbers[label] for label in tree.labels if label is not None]  # every vertex has one
     return Tree(tree.name, found, tree.words, tree.offsets, tree.children)
@@ -86,7 +93,7 @@ def read_sst(
         if line.strip()
     ]
     if not trees:
-        raise data_error(path, 1, "no tree in the file", "at least one")
+        raise data_error(path, 1, "no tree in the file", "at least one", _FORMAT)
     return trees
 
 
@@ -104,5 +111,5 @@ def sst_graphs(trees: Iterable[Tree], vocabulary: Vocabulary) -> list[Graph]:
         for tree in trees
     ]
     if not graphs:
-        raise DataError("no trees to make graphs of")
+        raise DataError("no trees to make graphs of", hint="read some with cavs.data.read_sst")
     return graphs

@@ -15,6 +15,16 @@ Indices = NDArray[np.int32]
 _ACYCLIC = (
     "no vertex may come below itself: leave out an edge of the cycle, such as one that leads back"
 )
+#: What the engine says of a structure, and the cure.
+_CURES = {
+    "cycle": _ACYCLIC,
+    "has child": "children are vertices of the same graph, counted from 0; a leaf has the empty "
+    "list []",
+    "at least one vertex": "a sample that is one value is a graph of one vertex: cavs.Graph([[]])",
+    "offsets": "vertex v gathers from children[offsets[v]:offsets[v + 1]], so there are "
+    "num_vertices + 1 offsets, from 0 to len(children); or give lists of children",
+}
+_INTEGERS = "indices are whole numbers: np.asarray(values, np.int32)"
 
 
 def as_indices(values: ArrayLike, what: str) -> Indices:
@@ -22,16 +32,23 @@ def as_indices(values: ArrayLike, what: str) -> Indices:
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
-        raise GraphError(f"{what} must be integers in one dimension: {error}") from None
+        raise GraphError(
+            f"{what} must be integers in one dimension: {error}", hint=_INTEGERS
+        ) from None
     if array.size == 0:
         return np.zeros(0, np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise GraphError(
             f"{what} must be integers in one dimension, found dtype {array.dtype} "
-            f"of shape {array.shape}"
+            f"of shape {array.shape}",
+            hint=_INTEGERS,
         )
     if array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min:
-        raise GraphError(f"{what} must fit 32 bits, found {array.min()}..{array.max()}")
+        raise GraphError(
+            f"{what} must fit 32 bits, found {array.min()}..{array.max()}",
+            hint="vertices are counted from 0 in each graph; names of another source are mapped to "
+            "such numbers first",
+        )
     return array.astype(np.int32)
 
 
@@ -53,7 +70,10 @@ def _flatten(children: Sequence[Sequence[int]], name: str) -> tuple[Indices, Ind
         flat = [child for group in children for child in group]
     except TypeError:
         raise graph_error(
-            name, "children must be a sequence of child indices for every vertex"
+            name,
+            "children must be a sequence of child indices for every vertex, found "
+            f"{children!r:.80}",
+            hint="a list of lists, such as [[], [], [0, 1]]: vertex 2 gathers from 0 and 1",
         ) from None
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
@@ -76,7 +96,7 @@ def make_topology(children: Any, name: str) -> EngineGraph:
     try:
         return EngineGraph(offsets, flat)
     except GraphError as error:
-        hint = _ACYCLIC if "cycle" in error.what else ""
+        hint = next((cure for text, cure in _CURES.items() if text in error.what), "")
         raise graph_error(name, error.what, error.vertex, hint) from None
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from cavs.config import require_count
 from cavs.data.graph import Graph
 from cavs.data.source import data_error, read_lines
 from cavs.data.vocabulary import Vocabulary
@@ -24,8 +25,8 @@ def read_text(
     ``= Title =``. DataError for a file that is missing, not UTF-8, or
     without a token.
     """
-    if max_length is not None and max_length < 2:
-        raise ConfigError(f"max_length must be at least 2, found {max_length}")
+    if max_length is not None:
+        require_count("max_length", max_length, 2)
     found: list[list[str]] = []
     words: dict[str, str] = {}  # so that a word of the language is one text, however often it comes
     for line in read_lines(Path(path)):
@@ -36,7 +37,13 @@ def read_text(
         step = max_length or len(tokens)
         found += (tokens[begin : begin + step] for begin in range(0, len(tokens), step))
     if not found:
-        raise data_error(Path(path), 1, "no token in the file", "at least one line of text")
+        raise data_error(
+            Path(path),
+            1,
+            "no token in the file",
+            "at least one line of text",
+            "headings=True keeps lines such as = Title =" if not headings else "",
+        )
     return found
 
 

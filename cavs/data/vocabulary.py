@@ -12,9 +12,11 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import require_count
 from cavs.errors import ConfigError, DataError
 
 UNKNOWN = "<unk>"
+_SAVED = "give a file that Vocabulary.save wrote"
 
 
 @final
@@ -35,7 +37,10 @@ class Vocabulary:
         self._index = {token: i for i, token in enumerate(self._tokens)}
         if len(self._index) != len(self._tokens):
             twice = next(t for t, n in Counter(self._tokens).items() if n > 1)
-            raise ConfigError(f"a vocabulary holds each token once, found {twice!r} twice")
+            raise ConfigError(
+                f"a vocabulary holds each token once, found {twice!r} twice",
+                hint="Vocabulary.build(tokens) counts the tokens of a text",
+            )
 
     @classmethod
     def build(
@@ -47,8 +52,8 @@ class Vocabulary:
         vocabularies.
         """
         _check_listed(tokens)
-        if max_size is not None and max_size < 1:
-            raise ConfigError(f'max_size must be at least 1 (for "{UNKNOWN}"), found {max_size}')
+        if max_size is not None:
+            require_count("max_size", max_size)
         counts = Counter(tokens)
         del counts[UNKNOWN]
         kept = [token for token, n in counts.items() if n >= min_count]
@@ -87,7 +92,10 @@ class Vocabulary:
         out: list[str | None] = []
         for index in indices:
             if not -1 <= index < len(self._tokens):
-                raise ConfigError(f"index {index} is outside a vocabulary of {len(self)} tokens")
+                raise ConfigError(
+                    f"index {index} is outside a vocabulary of {len(self)} tokens",
+                    hint=f"indices are 0 to {len(self) - 1}, or -1 for no token",
+                )
             out.append(None if index == -1 else self._tokens[index])
         return out
 
@@ -106,7 +114,10 @@ class Vocabulary:
             finally:
                 part.unlink(missing_ok=True)
         except OSError as error:
-            raise DataError(f"{target}: cannot be written: {error.strerror or error}") from None
+            raise DataError(
+                f"{target}: cannot be written: {error.strerror or error}",
+                hint="choose a folder and file that you may write to",
+            ) from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
@@ -114,11 +125,16 @@ class Vocabulary:
         try:
             tokens = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+            raise DataError(
+                f"{path}: cannot be read: {error.strerror or error}",
+                hint="check the path, and that the file may be read",
+            ) from None
         except ValueError as error:
-            raise DataError(f"{path}: no vocabulary: {error}") from None
+            raise DataError(f"{path}: no vocabulary: {error}", hint=_SAVED) from None
         if not _is_token_list(tokens):
-            raise DataError(f"{path}: no vocabulary; expected a JSON list of distinct strings")
+            raise DataError(
+                f"{path}: no vocabulary; expected a JSON list of distinct strings", hint=_SAVED
+            )
         return cls(tokens)
 
 

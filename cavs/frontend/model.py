@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol
 from cavs.errors import ConfigError, DTypeError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import Schema, SymbolicBatch
 from cavs.frontend.parameter import Module, Parameter
-from cavs.frontend.values import Pushed
+from cavs.frontend.values import Pushed, listed
 from cavs.ir import FLOAT, Graph, Node, apply
 from cavs.ir.trace import tracing
 from cavs.ops.loss import mean_terms
@@ -130,7 +130,7 @@ def trace_model(
                     raise TraceError(
                         f"{name}.forward returned {type(node).__name__} for {key!r}",
                         where=line_of(type(model).forward),
-                        hint=f"return {node.listed}, or one of them"
+                        hint=f"return {listed(node)}, or one of them"
                         if isinstance(node, Pushed)
                         else "return one traced value, or a dict of them by name",
                     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from numbers import Integral
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from cavs.config import require_seed
+from cavs.config import is_whole, require, require_seed
 from cavs.errors import ConfigError, DTypeError, NumericsError, ShapeError, user_line
 from cavs.ir import REGISTRY, Node, Operand, apply
 
@@ -23,7 +23,7 @@ Initializer = str | float | npt.ArrayLike | Callable[[np.random.Generator, tuple
 def _draw(init: Initializer, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
     if not isinstance(init, str):
         drawn = init(rng, shape) if callable(init) else init
-        return drawn if np.ndim(drawn) else np.full(shape, drawn, np.float64)
+        return np.full(shape, drawn, np.float64) if isinstance(drawn, Real) else drawn
     fan_in = shape[0] if len(shape) > 1 else 1
     fan_out = shape[-1]
     if init == "zeros":
@@ -36,6 +36,17 @@ def _draw(init: Initializer, rng: np.random.Generator, shape: tuple[int, ...]) -
     if init == "normal":
         return rng.normal(0.0, 0.01, shape)
     return rng.uniform(-0.05, 0.05, shape)  # "uniform": the constructor knows the names
+
+
+def _float_type(dtype: Any) -> np.dtype[Any]:
+    """What a session computes in; ConfigError for any other type, in which values would be lost."""
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:  # no type at all
+        found = np.dtype(object)
+    fits = found in (np.float32, np.float64)
+    require(fits, "dtype", dtype, "np.float32 or np.float64")
+    return found
 
 
 class Copy(Protocol):
@@ -79,11 +90,11 @@ class Parameter(Operand):
                 "cavs.Parameter((4, 4), init=0.5)",
             )
         axes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
-        if not axes or any(not isinstance(s, Integral) or s < 1 for s in axes):
+        if not axes or any(not is_whole(s) or s < 1 for s in axes):
             raise ShapeError(
                 f"a parameter of shape {list(axes)}",
                 where=user_line(),
-                hint="give at least one axis, every size at least 1",
+                hint="give at least one axis, every size a whole number of at least 1",
             )
         self.shape = tuple(int(s) for s in axes)
         self.init: Initializer = (
@@ -97,7 +108,16 @@ class Parameter(Operand):
                 hint=f"use {', '.join(map(repr, _NAMED))}, a number, an array or a function of "
                 "(generator, shape)",
             )
-        self.trainable, self.sparse = trainable, sparse
+        for name, value in (("trainable", trainable), ("sparse", sparse)):
+            require(isinstance(value, bool | np.bool_), name, value, "True or False")
+        if sparse and len(self.shape) != 2:
+            raise ShapeError(
+                f"a sparse parameter of shape {list(self.shape)}",
+                where=self.where,
+                hint="sparse=True is for tables of two axes, whose rows ops.lookup reads: "
+                "cavs.Parameter((num_rows, width), sparse=True)",
+            )
+        self.trainable, self.sparse = bool(trainable), bool(sparse)
         self._name = ""
         self._provisional = False  # drawn because it was read, and in no trace yet
         if not isinstance(self.init, str) and not callable(self.init):
@@ -109,9 +129,11 @@ class Parameter(Operand):
     def initialize(self, seed: int, dtype: npt.DTypeLike = np.float32) -> None:
         """Draws the value from ``seed`` and the parameter's name, whatever the order of others.
 
-        ConfigError unless the seed is a whole number of 64 bits, 0 or more.
+        ConfigError unless the seed is a whole number of 64 bits, 0 or more, and the dtype float32
+        or float64.
         """
         require_seed(seed)
+        dtype = _float_type(dtype)
         drawn = self._drawn(seed)
         if self._value is None or self._value.dtype != dtype:
             self._value = np.array(drawn, dtype=dtype, order="C")  # a copy: the engine writes it
@@ -148,8 +170,16 @@ class Parameter(Operand):
 
     def _check(self, given: Any, where: str) -> npt.NDArray[Any]:
         """An array, or one number for all, that the parameter can hold: of its shape, finite."""
-        array = np.asarray(given)
         what = f"parameter {self.name!r}" if self.name else f"the parameter made at {self.where}"
+        try:
+            array = np.asarray(given)
+        except ValueError as error:
+            raise ShapeError(
+                f"{what} has shape {list(self.shape)}, the value given rows of unequal length: "
+                f"{error}",
+                where=where,
+                hint="give a number, or an array of the parameter's own shape",
+            ) from None
         if array.dtype.kind not in "biuf":
             raise DTypeError(
                 f"{what} holds floats, not {array.dtype}",
@@ -165,7 +195,9 @@ class Parameter(Operand):
         if not np.isfinite(array).all():
             found = array[~np.isfinite(array)].flat[0]
             raise NumericsError(
-                f"{what}, of shape {list(self.shape)}, is given {found}", where=where
+                f"{what}, of shape {list(self.shape)}, is given {found}",
+                where=where,
+                hint="look where the value is made: np.isfinite(value) is False there",
             )
         return array
 
@@ -184,8 +216,11 @@ class Parameter(Operand):
         return self._value
 
     def convert(self, dtype: npt.DTypeLike) -> None:
-        """Changes the dtype of the value, by an array in its place; sessions notice."""
-        self._value = np.ascontiguousarray(self.current(), dtype=dtype)
+        """Changes the dtype of the value, by an array in its place; sessions notice.
+
+        ConfigError unless it is float32 or float64.
+        """
+        self._value = np.ascontiguousarray(self.current(), dtype=_float_type(dtype))
         self.written()
 
     @property
@@ -272,7 +307,8 @@ class Module:
     def initialize(self, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> None:
         """Draws every parameter anew from ``seed``; each depends on its own name only.
 
-        ConfigError unless the seed is a whole number of 64 bits, 0 or more.
+        ConfigError unless the seed is a whole number of 64 bits, 0 or more, and the dtype float32
+        or float64.
         """
         for parameter in self.parameters().values():
             parameter.initialize(seed, dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from cavs.errors import TraceError, user_line
@@ -23,7 +23,7 @@ class Values:
             raise TraceError(
                 f"no {self._one} {name!r}; {self._all} has {', '.join(self._values)}",
                 where=user_line(),
-                hint=f"name one of its values, {self.first}" + self._more(name),
+                hint=f"name one of its values, {self._first}" + self._more(name),
             )
         return self._values[name]
 
@@ -36,7 +36,7 @@ class Values:
         return name in self._values
 
     @property
-    def first(self) -> str:
+    def _first(self) -> str:
         """How to write one of them."""
         return f"{self._example}.{next(iter(self._values))}"
 
@@ -49,7 +49,7 @@ class Values:
         raise TraceError(
             f"{self._all} has the values {', '.join(self._values)}, and is none itself",
             where=user_line(),
-            hint=f"name the one that is meant: {self.first}",
+            hint=f"name the one that is meant: {self._first}",
         )
 
     def _no_operand(self, *others: object) -> NoReturn:
@@ -61,26 +61,29 @@ class Values:
     __lt__ = __le__ = __gt__ = __ge__ = _no_operand
 
 
+def check_names(names: Iterable[str], kind: type[Values], what: str) -> None:
+    """TraceError for a name that ``kind`` has for itself: read as an attribute it is another."""
+    own = [name for name in dir(kind) if not name.startswith("__")]
+    for name in names:
+        if name in own or name.startswith("__"):
+            raise TraceError(
+                f"{what} cannot be called {name!r}: {kind._all} has that for itself",
+                where=user_line(),
+                hint=f"choose another name; taken are {', '.join(own)}, and what begins with __",
+            )
+
+
 class Gathered(Values):
     """States of children, by the state's names."""
 
-    __slots__ = ("_read",)
+    __slots__ = ()
     _all, _one, _example = "the gathered state", "state", "v.gather()"
-
-    def __init__(self, values: Mapping[str, Node], read: set[str]) -> None:
-        super().__init__(values)
-        self._read = read
-
-    def __getitem__(self, name: str) -> Node:
-        found = super().__getitem__(name)
-        self._read.add(name)
-        return found
 
     def _more(self, name: object) -> str:
         if isinstance(name, int):
             return f"; of one child it is v.gather({name}).{next(iter(self._values))}"
         if name in ("sum", "mean", "max", "min", "softmax"):
-            return f", and fold that: {self.first}.{name}()"
+            return f", and fold that: {self._first}.{name}()"
         return f", or add {name}=... to State"
 
 
@@ -96,7 +99,7 @@ class Pushed(Values):
     def _more(self, name: object) -> str:
         return f", or push {name}=..., too"
 
-    @property
-    def listed(self) -> str:
-        """A dict of all of them, as ``forward`` may return it."""
-        return "{" + ", ".join(f"{name!r}: out.{name}" for name in self._values) + "}"
+
+def listed(pushed: Pushed) -> str:
+    """A dict of all of them, as ``forward`` may return it."""
+    return "{" + ", ".join(f"{name!r}: out.{name}" for name in pushed._values) + "}"

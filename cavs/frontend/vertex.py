@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from numbers import Integral
 from typing import Any
 
+from cavs.config import is_whole
 from cavs.errors import DTypeError, FeatureError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import SymbolicGraph
 from cavs.frontend.parameter import Module
 from cavs.frontend.top_down import turned
-from cavs.frontend.values import Gathered, Pushed
+from cavs.frontend.values import Gathered, Pushed, check_names
 from cavs.ir import (
     EDGE,
     FLOAT,
@@ -31,18 +31,19 @@ from cavs.ir.trace import current_trace
 class State:
     """What a vertex scatters and its parents gather: names and shapes, ``State(c=150, h=150)``."""
 
-    def __init__(self, *sizes: object, **shapes: int | tuple[int, ...]) -> None:
+    def __init__(self, /, *sizes: object, **shapes: int | tuple[int, ...]) -> None:
         if sizes or not shapes:
             raise TraceError("a state has values by name", where=user_line(), hint="State(h=128)")
+        check_names(shapes, Gathered, "a state")
         self.shapes: dict[str, tuple[int, ...]] = {
             k: tuple(s) if isinstance(s, tuple | list) else (s,) for k, s in shapes.items()
         }
         for name, shape in self.shapes.items():
-            if not all(isinstance(s, Integral) and s >= 1 for s in shape):
+            if not all(is_whole(s) and s >= 1 for s in shape):
                 raise ShapeError(
                     f"a state {name!r} of shape {list(shape)}",
                     where=user_line(),
-                    hint=f"every size is at least 1: State({name}=128)",
+                    hint=f"every size is a whole number of at least 1: State({name}=128)",
                 )
 
 
@@ -53,7 +54,6 @@ class Vertex:
         self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]
     ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
-        self._read: set[str] = set()
         self._arity: int | None = 0  # children looked at; None: every child
         self._scattered: dict[str, Node] = {}
         self._pushed: dict[str, Node] | Node | None = None
@@ -63,8 +63,8 @@ class Vertex:
         edge = {n: apply("gather", slot=s, domain=EDGE) for n, s in self._slots.items()}
         if k is None:
             self._arity = None
-            return Gathered(edge, self._read)
-        if not isinstance(k, Integral) or isinstance(k, bool) or k < 0:
+            return Gathered(edge)
+        if not is_whole(k) or k < 0:
             raise TraceError(
                 f"gather({k!r}) is not the number of a child",
                 where=user_line(),
@@ -74,14 +74,14 @@ class Vertex:
         if self._arity is not None:
             self._arity = max(self._arity, k + 1)
         nth = {n: apply("nth_child", x, k=k) for n, x in edge.items()}
-        return Gathered(nth, self._read)
+        return Gathered(nth)
 
     @property
     def num_children(self) -> Node:
         """How many children the vertex has, as a float."""
         return apply("num_children")
 
-    def scatter(self, *values: Any, **states: Any) -> None:
+    def scatter(self, /, *values: Any, **states: Any) -> None:
         """Gives states to the parents; every value of the declared state by name, once."""
         where = user_line()
         if values:
@@ -127,6 +127,7 @@ class Vertex:
 
     def pull(self, name: str) -> Node:
         """An input of this vertex, by its keyword in the call ``cell(batch.graph, x=...)``."""
+        self._check_name("pull", name)
         if name not in self._pulled:
             raise FeatureError(
                 f"pull({name!r}): the call passes {', '.join(self._pulled) or 'nothing'}",
@@ -144,6 +145,7 @@ class Vertex:
 
     def edge(self, name: str) -> Node:
         """A feature of the edges to the children: one row a child."""
+        self._check_name("edge", name)
         if name not in self._pulled:
             raise FeatureError(
                 f"edge({name!r}): the call passes {', '.join(self._pulled) or 'nothing'}",
@@ -159,7 +161,18 @@ class Vertex:
             )
         return value
 
-    def push(self, value: Any = None, *more: object, **values: Any) -> None:
+    def _check_name(self, method: str, name: object) -> None:
+        if not isinstance(name, str):
+            found = f"{name!r:.60}"
+            raise FeatureError(
+                f"{method}({found}): an input has a name, which is a text; "
+                f"the call passes {', '.join(self._pulled) or 'nothing'}",
+                where=user_line(),
+                hint=f"v.{method}({next(iter(self._pulled), 'x')!r}) reads what the call passes by "
+                "that name; v.gather(k) reads the state of the k-th child",
+            )
+
+    def push(self, /, value: Any = None, *more: object, **values: Any) -> None:
         """Gives a value (or several by name) to the world outside the structure.
 
         Values of the vertex have a row a vertex there, those of its edges a row an edge, in the
@@ -173,6 +186,7 @@ class Vertex:
                 where=user_line(),
                 hint="v.push(h) or v.push(h=h, c=c)",
             )
+        check_names(values, Pushed, "a pushed value")
         for v in values.values() if value is None else (value,):
             if as_node(v).type.domain.base not in ("vertex", "edge", "one"):
                 raise TraceError(
@@ -200,10 +214,10 @@ def _pushed(value: Any) -> Node:
 _OVER_GRAPHS = ("sum_vertices", "sum_members", "max_vertices")
 
 
-def _check_rows(made: Iterable[Node], before: int, name: str) -> None:
+def _check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
     """TraceError for a sum over the rows of the batch that the cell makes, which is written for one
     vertex. before: the serial from which on nodes are the cell's."""
-    for n in toposort(made):
+    for n in nodes:
         over = max((x.type.domain.rank for x in n.inputs), default=0)
         reduces = n.op.rule is BatchRule.REDUCE or n.op.name in _OVER_GRAPHS
         if reduces and over and n.serial > before:
@@ -285,15 +299,19 @@ class VertexFunction(Module):
             )
         if v._pushed is None:
             raise TraceError(f"{name}.vertex never calls push", where=where, hint="v.push(h)")
-        unread = sorted(set(slots) - v._read)
+        named = v._pushed if isinstance(v._pushed, dict) else {"": v._pushed}
+        nodes = toposort([*v._scattered.values(), *named.values()])
+        _check_rows(nodes, before, name)
+        # Asking for a state is not reading it: what comes of it may be thrown away.
+        read = {n.attr("slot") for n in nodes if n.op.name == "gather"}
+        unread = sorted(n for n, slot in slots.items() if slot not in read)
         if unread:
             raise TraceError(
-                f"{name} never reads its state {', '.join(unread)}",
+                f"{name} never reads its state {', '.join(unread)}: nothing that it scatters or "
+                "pushes comes from what is gathered of it",
                 where=where,
-                hint="gather it, or drop it from State and scatter",
+                hint="gather it and compute with it, or drop it from State and scatter",
             )
-        named = v._pushed if isinstance(v._pushed, dict) else {"": v._pushed}
-        _check_rows([*v._scattered.values(), *named.values()], before, name)
         filled = {slot: v._scattered[n] for n, slot in slots.items()}
         if top_down:
             inner = [x.inputs[0] for x in named.values()]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from cavs.errors import DTypeError, ShapeError, TraceError, user_line
+from cavs.config import is_whole
+from cavs.errors import DTypeError, NumericsError, ShapeError, TraceError, user_line
 from cavs.ir.refusals import Refusals
 from cavs.ir.types import ONE, TensorType
 
@@ -122,6 +125,12 @@ class Operand(Refusals):
                 where=user_line(),
                 hint="for a ** b with a above 0 write ops.exp(b * ops.log(a))",
             )
+        if not -math.inf < exponent < math.inf:
+            raise TraceError(
+                f"an exponent is a finite number, not {exponent}",
+                where=user_line(),
+                hint="look where it is computed",
+            )
         if exponent < 0:
             return 1.0 / x**-exponent
         if exponent == 0.5:
@@ -167,12 +176,30 @@ class Operand(Refusals):
                 hint="write value[a:b]" + f"; {_OF_CHILDREN}" * (x.type.domain.base == "edge"),
             )
         if not x.shape:
-            raise ShapeError("a scalar cannot be sliced", where=user_line())
-        start, stop, _ = key.indices(x.shape[-1])
-        if start >= stop:
             raise ShapeError(
-                f"[slice] {key.start}:{key.stop} of {x.shape[-1]} elements is empty: {x.type}",
+                f"a scalar cannot be sliced: {x.type}",
                 where=user_line(),
+                hint="use it as it is: every row of it is one number",
+            )
+        size, bounds = x.shape[-1], (key.start, key.stop)
+        for bound in bounds:
+            if isinstance(bound, Refusals):
+                operator.index(bound)  # says what to do instead
+            if bound is not None and not is_whole(bound):
+                raise TraceError(
+                    f"the bounds of a slice are whole numbers, not {bound!r:.60}",
+                    where=user_line(),
+                    hint="sizes are known when a model is traced: write value[a:b], a and b ints",
+                )
+        start, stop, _ = key.indices(size)
+        # Shapes are static, so a bound outside is a mistake; Python would cut it off.
+        if start >= stop or any(b is not None and not -size <= b <= size for b in bounds):
+            shown = ":".join("" if b is None else str(b) for b in bounds)
+            raise ShapeError(
+                f"[slice] {shown} of {size} elements "
+                f"{'is empty' if start >= stop else 'reaches outside'}: {x.type}",
+                where=user_line(),
+                hint=f"bounds are 0 to {size}, or count from the end: -{size} to -1",
             )
         return apply("slice", x, start=start, stop=stop)
 
@@ -410,10 +437,19 @@ def as_node(value: Any) -> Node:
             where=user_line(),
             hint="compare by <, <=, >, >= or cavs.ops.equal(a, b); == asks if both are one object",
         )
-    if isinstance(value, (int, float, np.integer, np.floating)):
-        return constant(float(value))
-    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf":
-        return constant(float(value))
+    number = isinstance(value, (int, float, np.integer, np.floating))
+    if number or (isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf"):
+        try:
+            found = float(value)
+        except OverflowError:  # an int of any length
+            found = math.nan
+        if math.isnan(found):  # infinities are fine: they mask
+            raise NumericsError(
+                f"a traced value meets {value!r:.60}, which makes all NaN",
+                where=user_line(),
+                hint="look where the number is computed",
+            )
+        return constant(found)
     array = isinstance(value, (np.ndarray, list, tuple))
     raise TraceError(
         f"a {type(value).__name__} cannot take part in a vertex function: {value!r:.60}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cavs.errors import CompileError
+from cavs.errors import FAULT, CompileError
 from cavs.ir.graph import Graph
 from cavs.ir.node import REGISTRY, BatchRule, Node
 from cavs.ir.printer import number, print_node
@@ -11,7 +11,9 @@ from cavs.ir.printer import number, print_node
 def _fail(graph: Graph, node: Node, stage: str, reason: str) -> None:
     names = number(graph)
     raise CompileError(
-        f"after pass {stage}: {reason}\n  in {print_node(node, names)}", where=node.where
+        f"after pass {stage}: {reason}\n  in {print_node(node, names)}",
+        where=node.where,
+        hint=FAULT,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cavs import ops
+from cavs.config import require_number
 from cavs.frontend.parameter import Initializer, Module, Parameter
 from cavs.ir import Node, apply, as_node
 from cavs.nn.cells import (
@@ -62,6 +63,8 @@ class LayerNorm(Module):
     def __init__(self, size: int, eps: float = 1e-5) -> None:
         self.scale = Parameter((size,), init="ones")
         self.shift = Parameter((size,), init="zeros")
+        # Rows of zeros, such as those of vertices without an input, have no variance.
+        require_number("eps", eps, "a number above 0", lambda x: x > 0)
         self.eps = eps
 
     def __call__(self, x: Any) -> Node:

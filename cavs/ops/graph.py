@@ -167,10 +167,21 @@ defop(
 )
 
 
+_NO_VERTICES = {
+    "edge": "fold the children first, x.sum(); of what a cell pushes, ops.sum_rows(x) sums all",
+    "graph": "it has a row for each graph already",
+    "one": "it is the same for all graphs: use it as it is, next to values of graphs",
+}
+
+
 def _of_vertices(value: Any, name: str) -> Node:
     x = as_node(value)
     if x.type.domain.base != "vertex":
-        raise TraceError(f"[{name}] needs vertex values: {x.type}", where=user_line())
+        raise TraceError(
+            f"[{name}] needs vertex values: {x.type}",
+            where=user_line(),
+            hint=_NO_VERTICES.get(x.type.domain.base, "give a row of every vertex"),
+        )
     return x
 
 

@@ -116,8 +116,15 @@ def matmul(x: Any, w: Any) -> Node:
 
 
 def dot(x: Any, y: Any) -> Node:
-    """The inner product of two rows (k,): one number a row."""
-    return (as_node(x) * as_node(y)).sum(-1)
+    """The inner product of two rows (k,): one number a row. ShapeError for rows of two widths."""
+    a, b = as_node(x), as_node(y)
+    if a.shape[-1:] != b.shape[-1:]:
+        raise ShapeError(
+            f"[dot] rows of one width are needed: {a.type}, {b.type}",
+            where=user_line(),
+            hint="multiply by one number a row with a * b",
+        )
+    return (a * b).sum(-1)
 
 
 def bilinear(x: Any, v: Any, y: Any) -> Node:
@@ -128,10 +135,18 @@ def bilinear(x: Any, v: Any, y: Any) -> Node:
     """
     right = as_node(y)
     t = matmul(as_node(x), v)
-    b = right.shape[-1]
+    if len(right.shape) != 1:
+        raise ShapeError(
+            f"[bilinear] y is a row with one axis, not {right.type}",
+            where=user_line(),
+            hint="for one number a row write (x @ V) * y",
+        )
+    b = right.shape[0]
     if t.type.width % b:
         raise ShapeError(
             f"[bilinear] {t.type.width} columns of V are no multiple of {b} elements of y",
             where=user_line(),
+            hint=f"for c results V has c * {b} columns: cavs.Parameter(({t.inputs[0].type.width}, "
+            f"c * {b}))",
         )
     return (apply("reshape", t, shape=(t.type.width // b, b)) * right).sum(-1)

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from cavs.errors import ShapeError, TraceError, user_line
-from cavs.ir import FLOAT, Node, TensorType, apply, as_node, defop, join_domains, need_floats
+from cavs.config import is_whole
+from cavs.errors import FAULT, ShapeError, TraceError, user_line
+from cavs.ir import (
+    FLOAT,
+    Node,
+    Operand,
+    TensorType,
+    apply,
+    as_node,
+    defop,
+    join_domains,
+    need_floats,
+)
 
 _APART = "integers are read as they were given: make each a feature of its own, one a row"
 
@@ -68,7 +79,7 @@ def _concat_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorT
 
 def _concat_vjp(node: Node, d: Node) -> list[Node]:
     if node.attr("axis") != -1:
-        raise ShapeError("the gradient of a concatenation of rows is not defined")
+        raise ShapeError("the gradient of a concatenation of rows is not defined", hint=FAULT)
     result, start = [], 0
     for x in node.inputs:
         result.append(d[start : start + x.shape[-1]])
@@ -90,6 +101,8 @@ def _reshape_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tensor
     result = TensorType(FLOAT, attrs["shape"], types[0].domain)
     if result.width != types[0].width:
         raise ValueError(f"{types[0].width} elements do not fill {list(attrs['shape'])}")
+    if min(attrs["shape"], default=1) < 1:
+        raise ValueError(f"every size of {list(attrs['shape'])} must be at least 1")
     return result
 
 
@@ -110,11 +123,33 @@ defop(
 )
 
 
+def _is_list(values: Any) -> bool:
+    return isinstance(values, Sequence) or (isinstance(values, np.ndarray) and values.ndim > 0)
+
+
+def _whole_numbers(values: Any, name: str, what: str) -> list[int]:
+    """One number or several as ints, for floats that are whole too: sizes are often quotients.
+
+    ShapeError for anything else.
+    """
+    found = list(values) if _is_list(values) else [values]
+    if not all(
+        is_whole(s) or (isinstance(s, float | np.floating) and float(s).is_integer()) for s in found
+    ):
+        raise ShapeError(
+            f"[{name}] takes {what}, as whole numbers, not {values!r:.60}",
+            where=user_line(),
+            hint=f"write ops.{name}(x, 4) or ops.{name}(x, [2, 2])",
+        )
+    return [int(s) for s in found]
+
+
 def concat(values: Sequence[Any], *more: object) -> Node:
     """Joins rows on their last axis: shapes (..., a), (..., b) give (..., a + b)."""
-    if isinstance(values, Node) or more:
+    if isinstance(values, Operand) or more or not isinstance(values, Iterable):
+        found = f", found {values!r:.60}" if not more else ""
         raise TraceError(
-            "concat takes one list", where=user_line(), hint="write ops.concat([a, b])"
+            f"concat takes one list{found}", where=user_line(), hint="write ops.concat([a, b])"
         )
     nodes = [as_node(v) for v in values]
     if not nodes:
@@ -125,20 +160,37 @@ def concat(values: Sequence[Any], *more: object) -> Node:
 def split(value: Any, n: int | Sequence[int]) -> list[Node]:
     """Cuts the last axis into ``n`` equal parts, or into parts of the sizes ``n``."""
     x = as_node(value)
-    size = x.shape[-1] if x.shape else 0
-    if isinstance(n, int | float | np.number):
-        if n < 1 or size == 0 or size % n:
-            raise ShapeError(
-                f"[split] {size} elements do not divide by {n}: {x.type}", where=user_line()
-            )
-        n = [size // int(n)] * int(n)
-    ends = [0, *itertools.accumulate(n)]
-    if ends[-1] != size or min(n, default=0) < 1:
+    if not x.shape:
         raise ShapeError(
-            f"[split] sizes {list(n)} add up to {ends[-1]}, not {size}: {x.type}",
+            f"[split] a scalar has no axis to cut: {x.type}",
             where=user_line(),
-            hint="every size is at least 1, and their sum is that of the last axis",
+            hint="use it as it is: every row of it is one number",
         )
+    size = x.shape[-1]
+    parts = _whole_numbers(n, "split", "a number of parts, or the sizes of all")
+    if not _is_list(n):
+        (count,) = parts
+        if count < 1 or size % count:
+            fitting = ", ".join(str(k) for k in range(1, size + 1) if size % k == 0)
+            raise ShapeError(
+                f"[split] {size} elements do not divide by {n}: {x.type}",
+                where=user_line(),
+                hint=f"there can be {fitting} equal parts; a list of sizes cuts unequal ones",
+            )
+        parts = [size // count] * count
+    if min(parts, default=0) < 1:
+        raise ShapeError(
+            f"[split] sizes {parts} of {size} elements: {x.type}",
+            where=user_line(),
+            hint="every size is at least 1",
+        )
+    if sum(parts) != size:
+        raise ShapeError(
+            f"[split] sizes {parts} add up to {sum(parts)}, not {size}: {x.type}",
+            where=user_line(),
+            hint="the sum of the sizes is that of the last axis",
+        )
+    ends = [0, *itertools.accumulate(parts)]
     return [x[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
@@ -148,7 +200,7 @@ def reshape(value: Any, shape: int | Sequence[int]) -> Node:
     ShapeError where the elements do not fill it.
     """
     x = as_node(value)
-    sizes = [int(s) for s in (shape if isinstance(shape, Sequence) else [shape])]
+    sizes = _whole_numbers(shape, "reshape", "the sizes of all axes")
     if sizes.count(-1) == 1:
         others = -math.prod(sizes)
         sizes[sizes.index(-1)] = x.type.width // others if others > 0 else 0

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cavs.errors import CompileError
+from cavs.errors import FAULT, CompileError
 from cavs.ir import (
     EDGE,
     ONE,
@@ -68,7 +68,12 @@ def _reduce_shape(d: Node, shape: tuple[int, ...]) -> Node:
             return _reduce_shape(_sum_of_axis(d, axis), shape)
     if target[-1] == 1 < d.shape[-1]:
         return _reduce_shape(apply("keep_axis", apply("sum_axis", d)), shape)
-    raise CompileError(f"cannot reduce a cotangent of shape {list(d.shape)} to {list(shape)}")
+    raise CompileError(
+        f"cannot reduce a cotangent of shape {list(d.shape)} to {list(shape)}",
+        where=d.where,
+        hint="vjp= of an operator gives a cotangent for each input, which broadcasts with it; if "
+        f"the operator is none of yours, {FAULT}",
+    )
 
 
 def _sum_of_axis(d: Node, axis: int) -> Node:
@@ -136,7 +141,12 @@ def gradients(
         if d is None or not node.inputs or node in stops:
             continue
         if node.op.vjp is None:
-            raise CompileError(f"operator {node.op.name} has no gradient", where=node.where)
+            raise CompileError(
+                f"operator {node.op.name} has no gradient",
+                where=node.where,
+                hint="give vjp= where the operator is defined, or read it through "
+                "ops.stop_gradient(x), so that training takes it for a constant",
+            )
         with origin(node.where):
             for x, dx in zip(node.inputs, node.op.vjp(node, d), strict=True):
                 add(x, dx)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cavs.errors import CompileError
+from cavs.errors import FAULT, CompileError
 from cavs.ir import BatchRule, Graph, Node, Structure, toposort
 from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind, is_leaf, is_view
 from cavs.passes.unhoist import Unhoist
@@ -275,7 +275,9 @@ class _Partitioner:
             base, kind = _space(n)
             if own is not None and base == "present":
                 raise CompileError(
-                    f"{n.op.name} of {n.type} is in a loop, which runs whole levels", where=n.where
+                    f"{n.op.name} of {n.type} is in a loop, which runs whole levels",
+                    where=n.where,
+                    hint=FAULT,
                 )
             if own is not None:
                 key: object = (own, base, kind)

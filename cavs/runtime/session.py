@@ -16,7 +16,7 @@ from cavs.compiler.pipeline import Compiled, Passes, compile_graph
 from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import CudaEngine
-from cavs.errors import CheckpointError, CompileError, ConfigError, DeviceError
+from cavs.errors import FAULT, CheckpointError, CompileError, ConfigError, DeviceError
 from cavs.frontend.model import Model, require_same_parameters
 from cavs.ir import origin
 from cavs.passes.at_nth_child import multiplied_children
@@ -407,7 +407,8 @@ class Session(Inspected, Following):
         if program.optional != variant.optional:
             raise CompileError(
                 f"kinds of vertices are numbered by {variant.optional}, "
-                f"the program reads them by {program.optional}"
+                f"the program reads them by {program.optional}",
+                hint=FAULT,
             )
         # The engine takes its precision from the parameters; a model may have none.
         self._arrays = [p.current() for p in self.parameters.values()]
@@ -438,13 +439,13 @@ class Session(Inspected, Following):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; CheckpointError, changing nothing, on anything else."""
         try:
-            found = [Variant.from_json(entry) for entry in state["variants"]]
+            variants = Variant.all_from_json(state["variants"], self.passes)
             self._lstms.restore(state.get("cudnn", ()))
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the state of the session is {state!r}") from error
-        if not (self.passes.at_nth_child and self.passes.specialise):  # what they made is made anew
-            found = [v for v in found if not v.child_numbers]
-        self._variants = {(v.training, v.with_loss, v.merging, v.recurrent): v for v in found}
+            raise CheckpointError(
+                f"the state of the session is {state!r:.200}", hint="take an older checkpoint"
+            ) from error
+        self._variants = variants
 
     # ---- looking inside ------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from cavs import _cuda, _engine
-from cavs.compiler.pipeline import Compiled
+from cavs.compiler.pipeline import Compiled, Passes
 from cavs.frontend.batch import Feature
 from cavs.ir import Graph
 
@@ -159,3 +159,15 @@ class Variant:
             restored=tuple(sorted(int(k) for k in entry["kinds"])),
             shared=entry.get("shared"),
         )
+
+    @staticmethod
+    def all_from_json(
+        entries: Iterable[Mapping[str, Any]], passes: Passes
+    ) -> dict[tuple[bool, bool, bool, bool], Variant]:
+        """Those of a session, as it keeps them.
+
+        What a pass has decided that is off here is left out: such a variant is traced anew.
+        """
+        shares = passes.at_nth_child and passes.specialise
+        found = [v for v in map(Variant.from_json, entries) if shares or not v.child_numbers]
+        return {(v.training, v.with_loss, v.merging, v.recurrent): v for v in found}

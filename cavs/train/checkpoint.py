@@ -25,6 +25,7 @@ from cavs.train.optim import TrainableParameter
 
 Array = NDArray[Any]
 _FORMAT = "1"
+_OLDER = "it was written by something else than cavs, or changed: take an older checkpoint"
 
 
 class ParameterizedModel(Protocol):
@@ -164,11 +165,12 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         kept = [name for name in tensors if name.startswith("session.")]
         extra = {name.removeprefix("session."): tensors.pop(name) for name in kept}
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: its metadata is damaged ({error})") from error
+        raise CheckpointError(f"{path}: its metadata is damaged ({error})", hint=_OLDER) from error
     if tensors:
-        raise CheckpointError(f"{path}: tensor {min(tensors)!r} belongs to no parameter")
+        orphan = min(tensors)
+        raise CheckpointError(f"{path}: tensor {orphan!r} belongs to no parameter", hint=_OLDER)
     if not isinstance(config, dict) or not isinstance(progress, dict):
-        raise CheckpointError(f"{path}: its config or progress is no JSON object")
+        raise CheckpointError(f"{path}: its config or progress is no JSON object", hint=_OLDER)
     return Checkpoint(
         parameters,
         states,

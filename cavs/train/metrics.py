@@ -102,7 +102,11 @@ def _feature(batch: Any, label: str) -> NDArray[Any]:
 def _labels(batch: Any, label: str, rows: int) -> NDArray[Any]:
     labels = _feature(batch, label)
     if labels.shape != (rows,):
-        raise FeatureError(f"label {label!r} has shape {labels.shape}, the output {rows} rows")
+        raise FeatureError(
+            f"label {label!r} has shape {labels.shape}, the output {rows} rows",
+            hint="labels are one number a row of the output: of vertices, or of graphs where "
+            "ops.sum_roots or ops.mean_graph makes it one row a graph",
+        )
     return labels
 
 

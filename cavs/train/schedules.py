@@ -166,7 +166,10 @@ class Plateau:
             rate, bad = float(state["rate"]), int(state["bad"])
             best = None if best is None else float(best)
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the state of the plateau schedule is {state!r}") from error
+            raise CheckpointError(
+                f"the state of the plateau schedule is {state!r}",
+                hint="take an older checkpoint",
+            ) from error
         self._rate, self._best, self._bad = rate, best, bad
 
 

@@ -52,7 +52,9 @@ class Standing:
                 int(values.get("step", 0)),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the standing of the run is {values!r}") from error
+            raise CheckpointError(
+                f"the standing of the run is {values!r}", hint="take an older checkpoint"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,10 @@ def read_resumable(
     kept = stored.progress.get("optimizer")
     step, seed = stored.progress.get("step"), stored.progress.get("seed")
     if not isinstance(kept, dict) or not isinstance(step, int) or not isinstance(seed, int):
-        raise CheckpointError(f"{path} does not say where the training stood")
+        raise CheckpointError(
+            f"{path} does not say where the training stood",
+            hint="load() takes over the parameters alone; save() of a Trainer writes all",
+        )
     if kept.get("kind") != kind:
         raise CheckpointError(
             f"{path} was trained with {kept.get('kind')!r}, not {kind!r}",
@@ -118,7 +123,7 @@ def read_best(path: Path, standing: Standing, model: ParameterizedModel) -> Mapp
     try:
         stored = read_checkpoint(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{what}, but {error.what}", hint=hint) from error
+        raise CheckpointError(f"{what}, but {error.what}", where=error.where, hint=hint) from error
     fit = standing_in(stored.progress).get("fit")
     kept = Standing() if fit is None else Standing.from_json(fit)
     same = (kept.best_epoch, kept.best) == (standing.best_epoch, standing.best)

@@ -189,7 +189,7 @@ class Trainer:
         lost = self._lost() if isinstance(error, DeviceError) else ""
         if isinstance(error, DeviceError) and lost:
             hint = f"{error.hint}\n  save() and resume() go on from step {self.steps}"
-            raise DeviceError(f"{error.what}\n  {lost}", hint=hint) from error
+            raise DeviceError(f"{error.what}\n  {lost}", where=error.where, hint=hint) from error
 
     def _lost(self) -> str:
         """What is lost with a device that has failed, in words; `steps` goes back by it."""

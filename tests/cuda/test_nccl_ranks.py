@@ -287,7 +287,7 @@ def test_who_has_sums_that_others_miss_says_where_it_is(twin, nccl):
     first, _, third = outcomes(3, work)
     for rank, error in ((0, first), (2, third)):
         assert isinstance(error, CommunicationError)
-        (line, _) = str(error).splitlines()
+        (line,) = error.what.splitlines()
         assert line.startswith(f"rank {rank} waited 0.3 s for NCCL: ")
         assert "rank 1 is in receive from rank 0; " in line + "; "
         assert re.search(f"rank {2 - rank} (is|has given up) in sums by NCCL", line)

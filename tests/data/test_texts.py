@@ -23,7 +23,7 @@ def test_lines_become_token_lists(tmp_path):
     assert read_text(path, max_length=2, headings=False) == [
         ["a", "b"], ["c", "d"], ["<eos>"], ["e", "<unk>"], ["<eos>"],
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match="max_length must be at least 2, found 1"):
+    with pytest.raises(ConfigError, match=r"max_length is 1, but must be .* at least 2"):
         read_text(path, max_length=1)
     with pytest.raises(DataError, match="cannot be read"):
         read_text(tmp_path)
@@ -66,7 +66,7 @@ def test_vocabulary_orders_by_count_then_token():
         vocabulary.decode([5])
     with pytest.raises(ConfigError, match="'a' twice"):
         Vocabulary(["a", "a"])
-    with pytest.raises(ConfigError, match="max_size must be at least 1"):
+    with pytest.raises(ConfigError, match=r"max_size is 0, but must be .* at least 1"):
         Vocabulary.build([], max_size=0)
 
 

@@ -148,7 +148,7 @@ def test_a_model_without_data_says_what_it_needs(name: str) -> None:
 def test_options_and_folders_that_make_no_data(tmp_path: Path) -> None:
     for name, options in (("tree-fc", {"trees": 0}), ("lstm-lm", {"length": 0})):
         with pytest.raises(
-            ConfigError, match=f"--{next(iter(options))} 0\n  hint: choose at least 1"
+            ConfigError, match=f"--{next(iter(options))} 0(.|\n)*  hint: choose at least 1"
         ):
             build(registry.find(name), tmp_path, **options)
     empty = tmp_path / "empty"

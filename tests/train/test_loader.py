@@ -198,7 +198,9 @@ def test_an_error_of_the_data_set_names_the_graph_with_buckets_too(error):
         told = f"cannot prepare graph 17 of the data set: {type(error).__name__}: {error}"
     with pytest.raises(DataError) as caught:
         loader(Data(), bucket="size")
-    assert str(caught.value) == told
+    here = f"\n  from {caught.value.where}"
+    assert here.startswith("\n  from test_loader.py:")
+    assert str(caught.value).replace(here, "") == told
 
 
 def test_an_error_in_prepare_is_carried_too():

@@ -144,7 +144,7 @@ def from_text(text: str, source: str = "strategy") -> Strategy:
     try:
         return from_dict(content)
     except ConfigError as error:
-        raise ConfigError(f"{source}: {error.what}", hint=error.hint) from None
+        raise ConfigError(f"{source}: {error.what}", where=error.where, hint=error.hint) from None
 
 
 def save(strategy: Strategy, path: str | os.PathLike[str]) -> None:

@@ -1,0 +1,257 @@
+"""Arguments that make no sense are an error of cavs that says so, and are never computed with."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.data import parse_tree
+from cavs.errors import (
+    ConfigError,
+    DataError,
+    DTypeError,
+    FeatureError,
+    GraphError,
+    NumericsError,
+    ShapeError,
+    TraceError,
+    line_of,
+)
+from tests.frontend.test_errors import Classifier, good, trace
+
+V = cavs.Parameter((8, 16), init="ones")
+NAN, INF = float("nan"), float("inf")
+
+
+def traced(body):
+    """Traces a cell that computes ``body`` of a row of eight numbers, beside a good cell."""
+
+    def vertex(f, v):
+        x = v.pull("x") @ f.W
+        body(ops.concat([x, x]))
+        good(f, v)
+
+    trace(Classifier(vertex))
+
+
+OPERATORS = [
+    (lambda x: ops.bilinear(x, V, x.sum(-1)), ShapeError, r"\[bilinear\].*one axis.*\* y"),
+    (lambda x: ops.bilinear(x, V, x[:3]), ShapeError, r"no multiple of 3.*\(8, c \* 3\)"),
+    (lambda x: ops.split(x, None), ShapeError, r"\[split\].*whole numbers, not None"),
+    (lambda x: ops.split(x, [4.5, 3.5]), ShapeError, r"whole numbers, not \[4.5, 3.5\]"),
+    (lambda x: ops.split(x, "a"), ShapeError, "whole numbers, not 'a'"),
+    (lambda x: ops.split(x, True), ShapeError, "whole numbers, not True"),
+    (lambda x: ops.split(x, x), ShapeError, "whole numbers, not <"),
+    (lambda x: ops.split(x, [-1, 9]), ShapeError, r"sizes \[-1, 9\] of 8.*at least 1"),
+    (lambda x: ops.split(x, [4, 5]), ShapeError, r"\[4, 5\] add up to 9, not 8"),
+    (lambda x: ops.split(x, 3), ShapeError, "8 elements do not divide by 3.*1, 2, 4, 8 equal"),
+    (lambda x: ops.split(x, 0), ShapeError, "do not divide by 0"),
+    (lambda x: ops.split(x.sum(-1), 1), ShapeError, "a scalar has no axis"),
+    (lambda x: ops.concat(3), TraceError, r"one list, found 3.*concat\(\[a, b\]\)"),
+    (lambda x: ops.concat(V), TraceError, "one list, found Parameter"),
+    (lambda x: ops.reshape(x, "ab"), ShapeError, "whole numbers, not 'ab'"),
+    (lambda x: ops.reshape(x, "8"), ShapeError, "whole numbers, not '8'"),
+    (lambda x: ops.reshape(x, None), ShapeError, "whole numbers, not None"),
+    (lambda x: ops.reshape(x, (2.5, 4)), ShapeError, r"not \(2.5, 4\)"),
+    (lambda x: ops.reshape(x, (-2, -4)), ShapeError, "must be at least 1"),
+    (lambda x: x["a":], TraceError, "bounds of a slice are whole numbers, not 'a'"),
+    (lambda x: x[2.0:], TraceError, "whole numbers, not 2.0"),
+    (lambda x: x[:x], TraceError, "counts and indexes nothing"),
+    (lambda x: x[4:99], ShapeError, "4:99 of 8 elements reaches outside.*0 to 8, or.*-8 to -1"),
+    (lambda x: x[-9:], ShapeError, "-9: of 8 elements reaches outside"),
+    (lambda x: x[4:4], ShapeError, "4:4 of 8 elements is empty"),
+    (lambda x: x.sum(-1)[0:1], ShapeError, "a scalar cannot be sliced.*as it is"),
+    (lambda x: x**NAN, TraceError, "finite number, not nan"),
+    (lambda x: x**-INF, TraceError, "finite number, not -inf"),
+    (lambda x: x * NAN, NumericsError, "meets nan, which makes all NaN"),
+    (lambda x: np.float32(NAN) + x, NumericsError, "meets .*nan"),
+    (lambda x: x + 10**400, NumericsError, "meets 1000"),
+    (lambda x: ops.dot(x, x[:1]), ShapeError, r"\[dot\] rows of one width.*a \* b"),
+    (lambda x: ops.dot(x, x[:4]), ShapeError, r"f32\[8\]@vertex, f32\[4\]@vertex"),
+    (lambda x: ops.dot(x, 2.0), ShapeError, r"\[dot\]"),
+    (lambda x: ops.sum_graph(1.0), TraceError, "needs vertex values.*as it is"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), OPERATORS)
+def test_operators(call, kind, message):
+    with pytest.raises(kind, match=re.compile(message, re.DOTALL)) as caught:
+        traced(call)
+    assert type(caught.value) is kind
+    assert caught.value.where == line_of(call) and caught.value.hint
+
+
+def test_sizes_that_make_sense():
+    shapes = []
+
+    def body(x):
+        for sizes in (np.array([2, 4]), (2, 4.0), [-1, 4], (np.int64(2), 4)):
+            shapes.append(ops.reshape(x, sizes).shape)
+        for parts in ([4.0, 4.0], 2, 2.0, np.array([4, 4]), np.int64(2), (4, 4)):
+            shapes.extend(part.shape for part in ops.split(x, parts))
+
+    def cut(x):
+        for part in (x[:8], x[-8:], x[4:], x[:-4], x[np.int64(2) : -1], x[0:8:1]):
+            shapes.append(part.shape)
+        ops.where(x > 0.0, x, -INF)  # an infinity masks
+        ops.dot(x, x)
+
+    traced(body)
+    assert shapes == [(2, 4)] * 4 + [(4,)] * 12
+    shapes.clear()
+    traced(cut)
+    assert shapes == [(8,), (8,), (4,), (4,), (5,), (8,)]
+
+
+def test_a_state_that_is_asked_for_and_thrown_away_is_unread():
+    def unused(f, v):
+        g = v.gather()
+        h = ops.tanh(v.pull("x") @ f.W + g.h.sum() @ f.U)
+        assert g.c is not None
+        v.scatter(h=h, c=h)
+        v.push(h)
+
+    def dropped(f, v):
+        v.gather().h.sum()
+        v.scatter(h=v.pull("x") @ f.W)
+        v.push(v.pull("x") @ f.W)
+
+    for body, states in ((unused, {"h": 4, "c": 4}), (dropped, {"h": 4})):
+        name = next(iter(states.keys() - {"h"}), "h")
+        with pytest.raises(TraceError, match=f"never reads its state {name}: nothing") as caught:
+            trace(Classifier(body, **states))
+        assert caught.value.where.startswith("test_errors.py:")  # where vertex is defined
+
+
+@pytest.mark.parametrize("top_down", [False, True])
+def test_a_state_is_read_where_it_reaches_a_scatter_or_a_push(top_down):
+    def scattered(f, v):
+        child = v.gather()
+        h = ops.tanh(v.pull("x") @ f.W + child.h.sum() @ f.U)
+        v.scatter(h=h, c=child.c.sum() + h)  # c alone reads c
+        v.push(h)
+
+    def pushed(f, v):
+        first = v.gather(0)
+        h = ops.tanh(v.pull("x") @ f.W)
+        v.scatter(h=h, c=h)
+        v.push(h=h + first.h, of_edges=v.gather().c)
+
+    def called(m, b):
+        graph = b.graph.reversed() if top_down else b.graph
+        h = m.cell(graph, x=b["dense"])
+        return ops.cross_entropy(h if body is scattered else h.h, b["label"])
+
+    for body in (scattered, pushed):
+        trace(Classifier(body, called, h=4, c=4))
+
+
+GRAPH = cavs.Graph([[], [0], [1]], name="g")
+BATCH = cavs.batch([GRAPH, GRAPH])
+
+VALUES = [
+    (lambda: BATCH.select([4]), FeatureError, "no graph 4 in a batch of 2 graphs.*0 to 1"),
+    (lambda: BATCH.select([-1]), FeatureError, "no graph -1"),
+    (lambda: BATCH.select([True, False]), FeatureError, "no graph True.*np.flatnonzero"),
+    (lambda: BATCH.select(1.5), FeatureError, "no graph 1.5"),
+    (lambda: GRAPH.children("a"), GraphError, r"no vertex 'a'; vertices are 0..2"),
+    (lambda: GRAPH.children(1.0), GraphError, "no vertex 1.0"),
+    (lambda: GRAPH.children(True), GraphError, "no vertex True"),
+    (lambda: GRAPH.children(3), GraphError, "no vertex 3"),
+    (lambda: parse_tree(b"(3 It)"), DataError, r"b'\(3 It\)' is no text.*decode"),
+    (lambda: parse_tree(None), DataError, "None is no text"),
+    (lambda: cavs.Parameter(2, init=lambda r, s: "x").value, DTypeError, "holds floats, not <U1"),
+    (lambda: cavs.Parameter(2, init=lambda r, s: None).value, DTypeError, "not object"),
+    (lambda: cavs.Parameter(2, init=[[1], [1, 2]]), ShapeError, "rows of unequal length"),
+    (lambda: cavs.Parameter(2).initialize(0, np.int32), ConfigError, "dtype is .*int32.*float32"),
+    (lambda: cavs.Parameter(2).initialize(0, "no"), ConfigError, "dtype is 'no'"),
+    (lambda: cavs.Parameter(2).convert(np.float16), ConfigError, "dtype is .*float16"),
+    (lambda: cavs.Parameter(2, trainable="no"), ConfigError, "trainable is 'no'.*True or False"),
+    (lambda: cavs.Parameter((2, 2), sparse=1), ConfigError, "sparse is 1"),
+    (lambda: cavs.Parameter(4, sparse=True), ShapeError, r"sparse parameter of shape \[4\].*two"),
+    (lambda: cavs.Parameter((True, 2)), ShapeError, r"shape \[True, 2\]"),
+    (lambda: cavs.State(h=True), ShapeError, r"'h' of shape \[True\]"),
+    (lambda: cavs.State(as_node=8), TraceError, "cannot be called 'as_node'.*_values, as_node"),
+    (lambda: cavs.State(_values=8), TraceError, "cannot be called '_values': the gathered state"),
+    (lambda: cavs.State(__h=8), TraceError, "begins with __"),
+    (lambda: nn.LayerNorm(4, eps=-1), ConfigError, "eps is -1, but must be a number above 0"),
+    (lambda: nn.LayerNorm(4, eps=0), ConfigError, "eps is 0"),
+    (lambda: cavs.Graph([[]], name=3), GraphError, "a graph is a text, found 3.*name='3'"),
+    (lambda: cavs.Graph.chain(2, name=3), GraphError, "a graph is a text, found 3"),
+    (lambda: cavs.Graph.chain(True), GraphError, "a whole number of vertices, found True"),
+    (lambda: cavs.Graph.chain(2.0), GraphError, "a whole number of vertices, found 2.0"),
+    (lambda: cavs.Graph.from_edges("3", []), GraphError, "a whole number of vertices, found '3'"),
+    (
+        lambda: cavs.Graph.from_edges(3, [(0, 1), (7, 1)]),
+        GraphError,
+        "edge 1 .* vertex 7 to 1, but",
+    ),
+    (lambda: cavs.Graph.from_edges(3, [(-1, 1)]), GraphError, "edge 0 goes from vertex -1 to 1"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), VALUES)
+def test_values(call, kind, message):
+    with pytest.raises(kind, match=re.compile(message, re.DOTALL)) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert caught.value.where == line_of(call) and caught.value.hint
+
+
+def test_a_dangling_child_of_an_edge_blames_its_parent():
+    for edges, vertex in (([(7, 1)], 1), ([(1, 7)], 1), ([(7, 8)], 8)):
+        with pytest.raises(GraphError) as caught:
+            cavs.Graph.from_edges(3, edges)
+        assert caught.value.vertex == vertex
+
+
+def test_what_is_selected_by_numbers_of_numpy():
+    ids = cavs.batch([GRAPH, GRAPH], ids=[5, 6]).select(np.array([1, 0, 1])).ids
+    assert ids == (6, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (
+            lambda v: v.pull(3),
+            r"pull\(3\): an input has a name.*passes x, rel.*v.pull\('x'\) reads",
+        ),
+        (lambda v: v.edge(0), r"edge\(0\): an input has a name.*v.gather\(k\)"),
+        (lambda v: v.pull(None), r"pull\(None\)"),
+    ],
+)
+def test_inputs_are_named(read, message):
+    with pytest.raises(FeatureError, match=re.compile(message, re.DOTALL)) as caught:
+        trace(Classifier(lambda f, v: read(v)))
+    assert caught.value.where == line_of(read)
+
+
+def test_pushed_values_that_would_be_hidden():
+    def body(f, v):
+        v.push(h=v.pull("x"), as_node=v.pull("x"))
+
+    with pytest.raises(TraceError, match="pushed value cannot be called 'as_node'"):
+        trace(Classifier(body))
+
+
+def test_states_and_pushed_values_of_any_other_name():
+    names = ("first", "listed", "_h", "sum", "values")
+    states = dict.fromkeys(names, 3)
+
+    def body(f, v):
+        child = v.gather()
+        values = {name: v.pull("x") + getattr(child, name).sum() for name in names}
+        v.scatter(**values)
+        v.push(**values)
+
+    def call(m, b):
+        out = m.cell(b.graph, x=b["dense"])
+        return sum((ops.mean_squared_error(getattr(out, n), out[n]) for n in names), 0.0)
+
+    trace(Classifier(body, call, **states))
+    assert cavs.State(**{"self": 3}).shapes == {"self": (3,)}
