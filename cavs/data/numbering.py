@@ -66,6 +66,6 @@ def _called(by: Callable[[str], int], text: str, what: str, told: str) -> int:
         return by(text)
     except (LookupError, ValueError) as error:
         raise DataError(
-            f"{told}, which has no number: {type(error).__name__}: {error}",
+            f"{told}, which has no number: {error}",
             hint=f"the function is to number every {what} that occurs",
         ) from None
