@@ -15,7 +15,7 @@ from cavs import _engine
 from cavs.compiler.pipeline import Passes
 from cavs.runtime import session as session_module
 from cavs.runtime import tracing
-from tests.oracle import assert_close, numeric_slope, reference, slope_of
+from tests.oracle import amplified, assert_close, numeric_slope, reference, slope_of
 from tests.random_cells import RandomModel, batches, graph_of, models, traced_parameters
 
 FLOAT64, FLOAT32 = 1e-9, 1e-4
@@ -24,9 +24,22 @@ CASES = 250  # twice: values and gradients in each
 
 
 def compare(
-    model, batch, tolerance, *, dtype=np.float64, passes=None, serial=False, shared=None, **options
+    model,
+    batch,
+    tolerance,
+    *,
+    dtype=np.float64,
+    passes=None,
+    serial=False,
+    shared=None,
+    bound=0.0,
+    **options,
 ):
-    """Loss, predictions and gradients of the engine against the oracle."""
+    """Loss, predictions and gradients of the engine against the oracle.
+
+    bound: of products of fewer bits. What the oracle's own values move by, if its products are off
+    by as much, may be missing beyond the tolerance.
+    """
     traced_parameters(model, batch)
     graph, expected = reference(model, batch, seed=5, step=2)
     _, forward = reference(model, batch, training=False)
@@ -36,17 +49,25 @@ def compare(
     if shared is None:
         shared = 0.0 if batch.num_vertices % 2 else np.inf
     with mock.patch.multiple(session_module, MERGED_FROM=1, SHARED_FROM=shared):
-        check(session, batch, expected, forward, tolerance)
+        try:
+            check(session, batch, expected, forward, tolerance)
+        except AssertionError:
+            if not bound:
+                raise
+            moved = amplified(graph, batch, expected, bound, seed=5, step=2)
+            check(session, batch, expected, forward, tolerance, moved)
     return graph, expected
 
 
-def check(session, batch, expected, forward, tolerance):
-    """The three programs of ``session`` on ``batch``."""
+def check(session, batch, expected, forward, tolerance, moved=None):
+    """The three programs of ``session`` on ``batch``; moved: what may be missing beyond tolerance."""
+    more = (moved or {}).get
     loss, gradients = session.gradients(batch, seed=5, step=2)
-    assert_close(loss, expected["loss"], tolerance, "loss")
+    assert_close(loss, expected["loss"], tolerance, "loss", more("loss", 0.0))
     for name, g in gradients.items():
         unused = np.zeros(session.parameters[name].shape)
-        assert_close(g, expected.get(f"grad:{name}", unused), tolerance, name)
+        key = f"grad:{name}"
+        assert_close(g, expected.get(key, unused), tolerance, name, more(key, 0.0))
     result = session.evaluate(batch)
     assert_close(result.loss, forward["loss"], tolerance, "loss without dropout")
     assert result.weight == forward.get("weight", batch.num_graphs)
@@ -67,15 +88,17 @@ def test_float32_equals_the_oracle(model, batch):
 
 
 @pytest.mark.parametrize(
-    ("precision", "tolerance"), [("int16", 1e-2), ("bfloat16x3", 1e-3), ("bfloat16", 0.3)]
+    ("precision", "tolerance", "bound"),
+    [("int16", 1e-2, 1e-4), ("bfloat16x3", 1e-3, 2**-16), ("bfloat16", 0.3, 2**-8)],
 )
 @settings(max_examples=100)
 @given(models(smooth=True), batches())
-def test_narrow_products_are_close_to_the_oracle(precision, tolerance, model, batch):
-    """Factors have 16 or 8 bits: models are within 1e-4 or 1e-2, the worst random cells beyond."""
+def test_narrow_products_are_close_to_the_oracle(precision, tolerance, bound, model, batch):
+    """Factors have 16 or 8 bits: models are within 1e-4 or 1e-2, the worst random cells beyond, and
+    a few so far that their own values move as much when products are off by the bound."""
     if _engine.isa(precision) == _engine.isa():
         pytest.skip(f"this processor has no instructions for {precision}")
-    compare(model, batch, tolerance, dtype=np.float32, precision=precision)
+    compare(model, batch, tolerance, dtype=np.float32, precision=precision, bound=bound)
 
 
 @settings(max_examples=60)
