@@ -51,8 +51,11 @@ def reference(model, batch, *, training=True, seed=0, step=0):
 
 
 def amplified(graph, batch, exact, bound, *, seed=0, step=0, draws=8):
-    """How far each output of ``graph`` moves if every product is off by up to ``bound``, relative to
-    the norms of its factors: what products of that precision do to a model, whoever makes them."""
+    """How far each output of ``graph`` moves if every product is off by up to ``bound``.
+
+    Relative to the norms of its factors: what products of that precision do to a model, whoever
+    makes them.
+    """
     rng = np.random.default_rng(0)
     matmul, matmul_tn = REGISTRY["matmul"], REGISTRY["matmul_tn"]
     of_rows, of_gradients = matmul.evaluate, matmul_tn.evaluate

@@ -60,7 +60,7 @@ def compare(
 
 
 def check(session, batch, expected, forward, tolerance, moved=None):
-    """The three programs of ``session`` on ``batch``; moved: what may be missing beyond tolerance."""
+    """The three programs of ``session`` on ``batch``; moved: what may be missing besides."""
     more = (moved or {}).get
     loss, gradients = session.gradients(batch, seed=5, step=2)
     assert_close(loss, expected["loss"], tolerance, "loss", more("loss", 0.0))
