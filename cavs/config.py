@@ -7,6 +7,8 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import TypeGuard
 
+import numpy as np
+
 from cavs import _engine
 from cavs.errors import ConfigError
 
@@ -29,6 +31,11 @@ def require_number(name: str, value: object, need: str, holds: Callable[[float],
     """`require` for a finite number; anything that is no number fails too."""
     number = not isinstance(value, bool) and isinstance(value, Real)
     require(number and math.isfinite(value) and holds(value), name, value, need)  # type: ignore[arg-type]
+
+
+def require_flag(name: str, value: object) -> None:
+    """`require` for True or False; a text such as "no" would be taken for True."""
+    require(isinstance(value, bool | np.bool_), name, value, "True or False")
 
 
 def require_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:

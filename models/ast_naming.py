@@ -9,16 +9,20 @@ the root. Needs no download.
 
 from __future__ import annotations
 
+import ast
 import functools
+import sys
+import warnings
 
 import cavs
 from cavs import nn, ops
 from cavs.cli import Task
 from cavs.data import Vocabulary, function_graphs, read_functions
-from cavs.data.pyast import function_vocabularies, functions_of, split_of
+from cavs.data.pyast import function_vocabularies, functions_of, split_of, words_of
 from cavs.errors import DataError
 from cavs.train import metrics
 
+MOST = 1000  # nodes of a function that is asked about
 DEFAULTS = {"epochs": 10, "batch_size": 16, "lr": 0.05, "schedule": "cosine"}
 
 
@@ -51,6 +55,21 @@ def add_arguments(parser):
     parser.add_argument("--min-count", type=int, default=3, help="rarer identifiers are <unk>")
 
 
+def left_out(text, found):
+    """A line for every function of a file that is not among those `found`, with the reason."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nodes = list(ast.walk(ast.parse(text)))
+    kept = {(function.line, function.name) for function in found}
+    defined = (n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    for node in sorted(defined, key=lambda n: n.lineno):
+        if (node.lineno, node.name) not in kept:
+            large = len(list(ast.walk(node))) > MOST
+            why = f"it has more than {MOST} nodes" if large else "its tree is a single node"
+            why = why if words_of(node.name) else "there is no word in its name"
+            yield f"{node.name} in line {node.lineno}: {why}"
+
+
 def build(args, assets=None):
     """The model and the functions, split by module; most are trained on, a tenth is tested."""
 
@@ -72,10 +91,12 @@ def build(args, assets=None):
 
     def read(text):
         try:
-            found = list(functions_of(text, "input", sizes=(2, 1000)))
+            found = list(functions_of(text, "input", sizes=(2, MOST)))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None) or 1
             raise DataError(f"<text>:{line}: {getattr(error, 'msg', error)}") from error
+        for line in left_out(text, found):
+            print(f"cavs: left out: {line}", file=sys.stderr)
         return function_graphs(found, types, names, classes, keep_other=True)
 
     def predict(outputs, batch):

@@ -16,7 +16,7 @@ import numpy as np
 
 import cavs
 from cavs import nn, ops
-from cavs.cli import Task
+from cavs.cli import Task, data_file
 from cavs.data import Vocabulary, chains, read_text
 from cavs.errors import ConfigError, DataError
 from cavs.train import metrics
@@ -70,7 +70,8 @@ def build(args, assets=None):
     def sentences(split):
         cut = args.max_length if args.length is None else None
         file = {"train": "train" if has_train else "valid", "dev": "valid", "test": "test"}[split]
-        found = read_text(Path(args.data, f"{file}.txt"), cut, headings=False)
+        path = data_file(args.data, f"{file}.txt", "train.txt (optional), valid.txt and test.txt")
+        found = read_text(path, cut, headings=False)
         if not has_train and split != "test":
             found = found[::10] if split == "dev" else [s for i, s in enumerate(found) if i % 10]
         return found if args.length is None else stretches(found, args.length)

@@ -11,11 +11,10 @@ embeddings the defaults reach 81.6 % of all vertices and 46.2 % of the roots of 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import cavs
 from cavs import nn, ops
-from cavs.cli import Task
+from cavs.cli import Task, data_file
 from cavs.data import Tree, Vocabulary, parse_tree, read_sst, sst_graphs
 from cavs.errors import DataError
 from cavs.train import metrics
@@ -62,7 +61,10 @@ def build(args, assets=None):
         raise DataError("tree-lstm has no data of its own", hint="pass --data DIR: see --help")
 
     def split(name):
-        return None if args.data is None else lowered(read_sst(Path(args.data, f"{name}.txt")))
+        if args.data is None:
+            return None
+        layout = "train.txt, dev.txt and test.txt"
+        return lowered(read_sst(data_file(args.data, f"{name}.txt", layout)))
 
     def graphs(trees):
         return None if trees is None else sst_graphs(trees, vocabulary)

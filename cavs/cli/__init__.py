@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from cavs.cli import bench, demo, evaluate, explain, info, launch, strategy, streams, train
-from cavs.cli.registry import Task
+from cavs.cli.registry import Task, data_file
 from cavs.errors import CavsError
 from cavs.train.checkpoint import version
 
-__all__ = ["Task", "main"]
+__all__ = ["Task", "data_file", "main"]
 
 
 def parser_for(argv: list[str]) -> argparse.ArgumentParser:

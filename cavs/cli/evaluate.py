@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cavs.cli import options
 from cavs.cli.registry import SPLITS, Task
 from cavs.data.source import decode, read_bytes
-from cavs.errors import ConfigError, DataError
+from cavs.errors import ConfigError, DataError, FeatureError, GraphError
 from cavs.train import DataLoader, Trainer, optim
 from cavs.train.log import plain
 
@@ -90,26 +91,44 @@ def predict(args: argparse.Namespace) -> int:
         graphs = _read(task.read, args.input)
     loader = DataLoader(graphs, args.batch_size)
     loader.prepare = trainer.session.prepare
-    for batch in loader:
-        for line in task.predict(trainer.session.predict(batch), batch):
-            print(line)
+    with _naming(_name(args.input)):
+        for batch in loader:
+            for line in task.predict(trainer.session.predict(batch), batch):
+                print(line)
     return 0
 
 
 def _read(read: Callable[[str], Sequence[Any]], path: str) -> Sequence[Any]:
-    """The graphs in a file; errors, in which readers call what they read <text>, name it."""
-    name = "the standard input" if path == "-" else path
+    """The graphs in a file."""
+    name = _name(path)
     text = _text(path, name)
-    try:
+    with _naming(name, whole=True):
         graphs = read(text)
-    except DataError as error:
-        what = error.what if error.what.startswith("<text>:") else f"<text>: {error.what}"
-        raise DataError(
-            what.replace("<text>", name, 1), where=error.where, hint=error.hint
-        ) from error
     if len(graphs) == 0:
         raise DataError(f"{name} has no graphs", hint="give at least one sample")
     return graphs
+
+
+def _name(path: str | None) -> str:
+    return "the standard input" if path == "-" else str(path)
+
+
+@contextmanager
+def _naming(name: str, *, whole: bool = False) -> Iterator[None]:
+    """Errors of data, in which readers call what they read <text>, name it.
+
+    whole: Also those that do not say <text>.
+    """
+    try:
+        yield
+    except (DataError, GraphError, FeatureError) as error:
+        what = error.what
+        if "<text>" not in what:
+            if not whole:
+                raise
+            what = f"<text>: {what}"
+        told = type(error)(what.replace("<text>", name), where=error.where, hint=error.hint)
+        raise told from error
 
 
 def _text(path: str, name: str) -> str:

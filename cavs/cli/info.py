@@ -15,8 +15,15 @@ from cavs.train.checkpoint import read_checkpoint, version
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("info", help="the installation, or what a checkpoint holds")
-    parser.add_argument("checkpoint", nargs="?", metavar="CHECKPOINT")
+    text = "the installation, or what a checkpoint holds"
+    parser = commands.add_parser("info", help=text, description=text)
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        metavar="CHECKPOINT",
+        help="its model, options, epochs and parameters (default: versions, engine, GPU and models "
+        "of this installation)",
+    )
     parser.set_defaults(run=run)
 
 

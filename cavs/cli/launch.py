@@ -13,7 +13,14 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     text = "run a cavs command, or a Python file, on several ranks of this machine"
     parser = commands.add_parser("launch", help=text, description=text)
-    parser.add_argument("-n", "--ranks", type=options.count(1), required=True, metavar="N")
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=options.count(1),
+        required=True,
+        metavar="N",
+        help="processes to start, each a rank of the training",
+    )
     parser.add_argument(
         "--threads",
         type=options.count(1),

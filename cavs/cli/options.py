@@ -310,20 +310,29 @@ def reopen(path: str | os.PathLike[str], args: argparse.Namespace) -> tuple[Task
         )
     name = args.model or config["model"]
     # A file may hold any model, also one that is known by a name elsewhere.
-    if not name.endswith(".py") and name != Path(config["model"]).stem.replace("_", "-"):
-        raise ConfigError(
-            f"--model {name}, but {path} holds the model {config['model']}",
-            hint="leave --model out, or pass the checkpoint of that model",
-        )
+    other = ConfigError(
+        f"--model {name}, but {path} holds the model {config['model']}",
+        hint="leave --model out, or pass the checkpoint of that model",
+    )
+    named = not name.endswith(".py")
+    if named and name != Path(config["model"]).stem.replace("_", "-"):
+        raise other
     if name.endswith(".py") and not Path(name).is_file():
         raise CheckpointError(
             f"{path} was trained with the model of {name}, but there is no such file",
             hint="pass --model FILE.py, where it is now",
         )
     entry = find(name)
+    if named and set(entry.options()) != set(config["options"]):
+        raise other
     own = argparse.Namespace(**{**entry.options(), **config["options"]})
     own.seed, own.limit = config.get("seed", 0), args.limit
     own.data = args.data if args.data is not None else config.get("data")
     if args.data is None and own.data is not None and not Path(own.data).exists():
         own.data = None
-    return entry.build(own, config["assets"]), stored
+    try:
+        return entry.build(own, config["assets"]), stored
+    except (KeyError, TypeError) as error:
+        if named and name != config["model"]:  # a file of that name, whose assets are others
+            raise other from error
+        raise

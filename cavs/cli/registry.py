@@ -19,6 +19,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,17 @@ from cavs.train.metrics import Metric
 SPLITS = ("train", "dev", "test")
 PACKAGES = ("cavs.models", "models")  # installed; a checkout that is not
 Graphs = Sequence[Any]
+
+
+def data_file(folder: str, name: str, layout: str) -> Path:
+    """The file `name` of a data set; where there is none, the error says what `folder` holds."""
+    path = Path(folder, name)
+    if not path.exists():
+        hint = f"--data is the folder that holds {layout}"
+        below = next(Path(folder).glob(f"*/{name}"), None) if Path(folder).is_dir() else None
+        hint += f": pass --data {below.parent}" if below is not None else ""
+        raise DataError(f"cannot read {path}: there is no such file", hint=hint)
+    return path
 
 
 @dataclass
@@ -183,5 +195,31 @@ def _from_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)  # as for `python my_model.py`, also when build() imports
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        del sys.modules[name]
+        if isinstance(error, SyntaxError) and not Path(error.filename or "").is_file():
+            raise  # of what the file itself parses
+        raise _unreadable(path, error) from error
     return module
+
+
+def _unreadable(path: Path, error: SyntaxError | ImportError) -> ConfigError:
+    """What is wrong in a file of the user's own, or in one that it imports, and in which line."""
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename or path}:{error.lineno or 1}"
+        return ConfigError(f"{path} is no Python: {error.msg}", where=where, hint="mend that line")
+    frames = traceback.extract_tb(error.__traceback__)
+    files = [f for f in frames if not f.filename.startswith("<frozen ")]
+    folder = path.resolve().parent  # rather than the line of a library that is not the user's
+    own = [f for f in files if Path(f.filename).resolve().parent == folder] or files
+    name = (error.name or "").partition(".")[0]
+    hint = f"install {name} in this environment, or put its file beside {path.name}"
+    if not isinstance(error, ModuleNotFoundError):
+        hint = "mend that import: the module is there, what is asked of it is not"
+    return ConfigError(
+        f"{path} cannot be imported: {error}",
+        where=f"{own[-1].filename}:{own[-1].lineno}",
+        hint=hint,
+    )

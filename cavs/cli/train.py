@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from cavs.cli import distributed, options, streams
-from cavs.cli.claim import Claim
 from cavs.cli.distributed import one_voice
 from cavs.cli.registry import Entry, Task
 from cavs.distributed import Trainer as DistributedTrainer
@@ -22,6 +21,7 @@ from cavs.distributed.resources import load_resources
 from cavs.errors import ConfigError, DataError
 from cavs.train import DataLoader, Trainer
 from cavs.train.checkpoint import read_checkpoint
+from cavs.train.claim import Claim
 from cavs.train.fit import FitResult, best_path, check_writable
 from cavs.train.log import JsonLines
 
@@ -102,9 +102,18 @@ def run(args: argparse.Namespace) -> int:
     """Train, keep the best, and report the test split."""
     take_stop_signal()
     communicator = world(args.timeout)
-    with one_voice(communicator), closing(Claim()) as claim, _no_empty_folder(args):
+    with one_voice(communicator), claiming(args) as claim:
         train(args, communicator, claim)
     return 0
+
+
+@contextmanager
+def claiming(args: argparse.Namespace) -> Iterator[Claim]:
+    """The claim that `train` takes on ``--out``; a training that fails leaves no new folder."""
+    checkpoint, hint = _checkpoint(args), "wait for it or end it, or pass another --out"
+    claim = Claim(checkpoint, shown=checkpoint.parent, hint=hint)
+    with _no_empty_folder(args), closing(claim):
+        yield claim
 
 
 @contextmanager
@@ -137,7 +146,7 @@ def train(
     if first:
         _check_folder(args, checkpoint)
     if claim is not None:
-        _claim(claim, folder, communicator)
+        _claim(claim, communicator)
     task = entry.build(args)
     loader = DataLoader(
         task.required("train"),
@@ -147,6 +156,8 @@ def train(
         bucket=None if args.bucket == "none" else args.bucket,
     )
     dev_graphs = task.graphs("dev")
+    if args.patience is not None and not dev_graphs:
+        _check_patience(args)
     dev = DataLoader(dev_graphs, args.batch_size, cache=True) if dev_graphs else None
     common: dict[str, Any] = {
         "device": args.device,
@@ -166,8 +177,9 @@ def train(
         trainer = Trainer(task.model, optimizer, **common)
     else:
         trainer = distributed.trainer(args, task.model, optimizer, communicator, common)
-    if args.resume:
-        trainer.resume(checkpoint)
+    trainer.claim = claim
+    if args.resume:  # other settings than those of the run have been asked for
+        trainer.resume(checkpoint, strict=False)
     if args.overwrite:  # only now: nothing that could be found before has failed
         _clear(checkpoint)
     quiet = args.quiet or not first
@@ -208,6 +220,16 @@ def _check_balance(args: argparse.Namespace) -> None:
         )
 
 
+def _check_patience(args: argparse.Namespace) -> None:
+    if args.resume and _kept(args).get("patience") == args.patience:
+        args.patience = None  # of a run that an earlier version let pass
+        return
+    raise ConfigError(
+        f"--patience {args.patience}, but there are no dev graphs to judge by",
+        hint="leave --patience out, or pass data with a dev split",
+    )
+
+
 def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
     if args.resume and args.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other", hint="pass one of them")
@@ -220,14 +242,14 @@ def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
     check_writable(checkpoint)
 
 
-def _claim(claim: Claim, folder: Path, communicator: Communicator | None) -> None:
+def _claim(claim: Claim, communicator: Communicator | None) -> None:
     """All ranks hold it: the one that writes may die, and another write."""
     if communicator is None or communicator.rank == 0:
-        claim.take(folder)
+        claim.take(shared=communicator is not None and communicator.size > 1)
     if communicator is not None:
         communicator.barrier()
-        if folder.exists():  # on this host, too
-            claim.join(folder)
+        if claim.path.parent.exists():  # on this host, too
+            claim.join()
 
 
 def _clear(checkpoint: Path) -> None:

@@ -27,13 +27,7 @@ from cavs.distributed.keeper import tell
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
-from cavs.distributed.shards import (
-    Collate,
-    Division,
-    Split,
-    contiguous,
-    whole_batches,
-)
+from cavs.distributed.shards import Collate, Division, Split, contiguous, whole_batches
 from cavs.distributed.start import same_loader, start
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.verify import verify, verify_optimizer
@@ -235,6 +229,15 @@ class Trainer(LocalTrainer):
             error.agreed = True  # type: ignore[attr-defined]  # all ranks have this loss and norm
         return error
 
+    @property
+    def _writes(self) -> bool:
+        return self.communicator.rank == 0
+
+    def _saves_after(self, error: Exception, evaluating: bool) -> bool:
+        # All ranks write together: what they know of, and what ends all of them in the same step.
+        same = evaluating or isinstance(error, NumericsError)
+        return same and is_agreed(error) and not self.session.free
+
     def stops(self, requested: bool) -> bool:
         """Whether any rank was asked to stop, as all ranks know it since their last step."""
         self.session.wants_stop |= requested
@@ -417,12 +420,12 @@ class Trainer(LocalTrainer):
         self.settle()
         return super().load(path, strict=strict)
 
-    def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
+    def resume(self, path: str | os.PathLike[str], *, strict: bool = True) -> Checkpoint:
         """As `cavs.Trainer.resume`; every rank reads the file, which any number of ranks wrote."""
         self.settle()
 
         def work() -> Checkpoint:
-            stored = super(Trainer, self).resume(path)
+            stored = super(Trainer, self).resume(path, strict=strict)
             self._tell_saved(path)
             self.session.take_memory(stored.extra)
             return stored

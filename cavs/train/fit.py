@@ -6,25 +6,34 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cavs.config import require, require_count
-from cavs.errors import CheckpointError, ConfigError, NumericsError
+from cavs.config import require, require_count, require_flag
+from cavs.errors import CavsError, CheckpointError, ConfigError, NumericsError
+from cavs.train.claim import Claim
 from cavs.train.interrupt import DeferredInterrupt
 from cavs.train.loader import DataLoader, iterating
 from cavs.train.log import JsonLines
 from cavs.train.metrics import Metric
 from cavs.train.progress import Progress, duration
-from cavs.train.standing import Resumed, Standing, read_best
+from cavs.train.standing import (
+    Resumed,
+    Standing,
+    check_best,
+    check_replaceable,
+    read_best,
+)
 
 if TYPE_CHECKING:
     from cavs.train.trainer import Step, Trainer
 
 
+_LAST = "last good checkpoint: "
 OnEvent = Callable[[str, Mapping[str, Any]], object]
 
 
@@ -86,14 +95,31 @@ class Run:
         self.result = FitResult(monitor=self.monitor.name)
         # In place of the file, as long as the best are not those of this call.
         self.best_values: Mapping[str, np.ndarray[Any, Any]] | None = None
-        if options.checkpoint is not None:
-            check_writable(Path(options.checkpoint))
-        if resumed is not None and resumed.progress:
-            self._continue(resumed)
-        self.log = JsonLines(log) if log is not None else None
+        self.claim: Claim | None = None
         self.interrupt = DeferredInterrupt()
         self.since_checkpoint = 0
-        self.judged_from: dict[str, Any] | None = None  # the loader before a running evaluation
+        self.saved, self.written = trainer.steps, False  # up to this step; whether in a file
+        self.loader: dict[str, Any] | None = None  # where a resumed run begins, if not where it is
+        with ExitStack() as held:
+            if options.checkpoint is not None:
+                check_writable(Path(options.checkpoint))
+                self._claim(Path(options.checkpoint), held)
+            if resumed is not None and resumed.progress:
+                self._continue(resumed)
+            self.log = JsonLines(log) if log is not None else None
+            self.held = held.pop_all()
+
+    def _claim(self, path: Path, held: ExitStack) -> None:
+        """Nobody else writes to `path` from now on, and nothing is lost if this run does."""
+        trainer = self.trainer
+        self.claim = trainer.claim
+        if self.claim is None or self.claim.path != Path(os.path.realpath(path)):
+            self.claim = Claim(path)
+            held.callback(self.claim.close)
+        if trainer._writes:
+            self.claim.take()
+            for file in (path, best_path(path))[: 1 if self.dev is None else 2]:
+                check_replaceable(file, trainer.model)
 
     def _continue(self, resumed: Resumed) -> None:
         stored = resumed.progress
@@ -114,7 +140,7 @@ class Run:
 
     def progress(self) -> dict[str, Any]:
         """Where the run stands, as checkpoints keep it."""
-        fit, loader = asdict(self.standing), self.judged_from or self.train.state_dict()
+        fit, loader = asdict(self.standing), self.loader or self.train.state_dict()
         judged = {"monitor": self.monitor.name, "dev": self.dev is not None}
         return {"fit": fit, **judged, "loader": loader}
 
@@ -131,11 +157,7 @@ class Run:
                 if patience is not None and standing.bad_epochs > patience:
                     self.result.stopped_early = True
                     break
-                try:
-                    self._epoch()
-                except NumericsError as error:
-                    self._write("numerics", step=trainer.steps + 1, error=str(error))
-                    raise
+                self._epoch()
         # Out of its block, where Ctrl-C acts by itself again: none is missed.
         if trainer.stops_at_end(self.interrupt.requested):
             self._stop()
@@ -152,7 +174,8 @@ class Run:
         bar = Progress(title, total, done=done, enabled=self.options.progress)
         with bar:
             if not standing.trained:
-                self._train(bar)
+                with self._saving(evaluating=False):
+                    self._train(bar)
                 standing.loss_sum = trainer._whole(standing.loss_sum)
                 standing.trained = True
             lr = trainer.optimizer.rate(max(trainer.steps - 1, 0))  # of the last update
@@ -160,7 +183,8 @@ class Run:
             record: dict[str, Any] = {"epoch": number, "step": trainer.steps, "lr": lr}
             record |= {"train_loss": train_loss, "seconds": bar.seconds}
             record["graphs_per_second"] = bar.rate
-            values = self._evaluate()
+            with self._saving(evaluating=True):
+                values = self._evaluate()
             record |= {f"dev_{name}": value for name, value in values.items()}
             record["dev_seconds"] = bar.seconds - record["seconds"]
             improved = self._judge(number, values.get(self.monitor.name, train_loss))
@@ -191,9 +215,12 @@ class Run:
                 count(trainer.land())
                 self._stop()
 
+        counted, at = standing.loss_count, None
+        handed = 0
         with iterating(self.train) as batches:
             try:
                 for batch in batches:
+                    handed, at = handed + 1, self.train.state_dict()
                     count(trainer.launch(batch))
                     stop_if_asked()
                     self.since_checkpoint += 1
@@ -203,19 +230,43 @@ class Run:
                         stop_if_asked()
                 count(trainer.land())
             except BaseException:
-                trainer.land()  # what was launched before counts
+                count(trainer.land())  # what was launched before
+                behind = handed - (standing.loss_count - counted)
+                if at is not None:  # the batches that have not counted come again
+                    self.loader = at | {"position": at["position"] - behind}
                 raise
 
     def _evaluate(self) -> dict[str, float]:
         if self.dev is None:
             return {}
         asked = self.interrupt
-        self.judged_from = self.train.state_dict()  # dev may be the same loader, which moves on
+        self.loader = self.train.state_dict()  # dev may be the same loader, which moves on
         values = self.trainer.evaluate(self.dev, self.options.metrics, stop=lambda: asked.requested)
         if self.trainer.stops(asked.requested):
             self._stop()
-        self.judged_from = None
+        self.loader = None
         return values
+
+    @contextmanager
+    def _saving(self, *, evaluating: bool) -> Iterator[None]:
+        """What was trained before an error inside is kept; the error says where."""
+        try:
+            yield
+        except Exception as error:
+            path, trainer = self.options.checkpoint, self.trainer
+            if path is not None and trainer._saves_after(error, evaluating):
+                try:
+                    if trainer.steps > self.saved:
+                        self._checkpoint(improved=False)
+                except NumericsError:
+                    pass  # the parameters are no better than the loss
+                except CavsError as failed:
+                    _add(error, f"the steps since are not saved: {failed.what}")
+                if self.written:
+                    _add(error, f"{_LAST}{path}, of step {self.saved}")
+            name = "numerics" if isinstance(error, NumericsError) else "error"
+            self._write(name, step=trainer.steps + (not evaluating), error=str(error))
+            raise
 
     def _judge(self, epoch: int, value: float) -> bool:
         """Whether the monitored value is the best so far; tells the schedule too."""
@@ -246,11 +297,13 @@ class Run:
         if path is None:
             return
         self.standing.loss_sum = self.trainer._whole(self.standing.loss_sum)
+        if self.claim is not None and self.trainer._writes:  # which another rank did until it died
+            self.claim.take()
         progress = self.progress()
         if improved and self.dev is not None:
             self.trainer.save(best_path(path), progress=progress, states=False)
         self.trainer.save(path, progress=progress)
-        self.since_checkpoint = 0
+        self.since_checkpoint, self.saved, self.written = 0, self.trainer.steps, True
 
     def _restore(self) -> None:
         if self.best_values is not None:
@@ -258,6 +311,7 @@ class Run:
                 np.copyto(self.trainer.parameters[name].value, values)
             self.trainer.session.invalidate()
         elif self.options.checkpoint is not None and self.standing.best is not None:
+            check_best(best_path(self.options.checkpoint), self.standing)
             self.trainer.load(best_path(self.options.checkpoint))
 
     def _write(self, event: str, **record: Any) -> None:
@@ -273,11 +327,25 @@ class Run:
             self.options.on_event(event, record)
 
 
+def _add(error: Exception, line: str) -> None:
+    """Let `error` say `line` too; of the last checkpoint it says one thing."""
+    if isinstance(error, CavsError):
+        if type(error).__init__ is CavsError.__init__:
+            said = [text for text in error.what.split("\n  ") if not text.startswith(_LAST)]
+            said = said if line.startswith(_LAST) else error.what.split("\n  ")
+            what = "\n  ".join([*said, line])
+            CavsError.__init__(error, what, where=error.where, hint=error.hint)
+    else:
+        error.add_note(line)
+
+
 def _check(options: FitOptions, train: object, dev: Iterable[Any] | None) -> None:
     require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
     told = options.on_event
     require(told is None or callable(told), "on_event", told, "a function or None")
     require_count("epochs", options.epochs)
+    require_flag("restore_best", options.restore_best)
+    require_flag("progress", options.progress)
     if dev is not None:
         again = isinstance(dev, Iterable) and not isinstance(dev, Iterator)
         require(again, "dev", dev, "a cavs.DataLoader or a list of batches")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.config import require, require_count
+from cavs.config import require, require_count, require_flag
 from cavs.errors import CavsError, CheckpointError, ConfigError, DataError
 from cavs.train.prefetch import prefetch
 
@@ -68,6 +69,8 @@ class DataLoader:
         require_count("batch_size", batch_size)
         require_count("seed", seed, 0)
         require_count("prefetch", prefetch, 0)
+        require_flag("shuffle", shuffle)
+        require_flag("drop_last", drop_last)
         require(bucket in (None, "size", "depth"), "bucket", bucket, "None, 'size' or 'depth'")
         if not isinstance(cache, bool):
             require_count("cache", cache, 0)
@@ -91,6 +94,7 @@ class DataLoader:
         self._prepare: Callable[[], Prepare | None] = _none
         self._collate = collate or _collate
         self._sizes = self._bucket_sizes()
+        self._contents: dict[str, int] | None = None
         self._epoch, self._position = 0, 0  # of the running iteration, or of the next one
         self._running = False
         self._cache_limit = (1 << 62 if cache is True else int(cache)) if cache else 0
@@ -268,8 +272,11 @@ class DataLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, and what makes its order, as JSON values."""
         state = {name: getattr(self, name) for name in _IDENTITY if name != "num_graphs"}
+        if self._contents is None:
+            self._contents = _contents(self.graphs)
         return state | {
             "num_graphs": len(self.graphs),
+            "contents": self._contents,
             "epoch": self._epoch,
             "position": self._position,
         }
@@ -290,6 +297,12 @@ class DataLoader:
                     f"the loader was saved with {name}={state[name]!r}, but has {own[name]!r}",
                     hint=f"resume with the same data and {name}={state[name]!r}",
                 )
+        kept, found = state.get("contents"), own["contents"]
+        if kept and found and kept != found:  # older checkpoints do not say
+            raise CheckpointError(
+                f"the loader was saved with graphs of {_told(kept)}, but has {_told(found)}",
+                hint="resume with the same graphs in the same order",
+            )
         epoch, position = state["epoch"], state["position"]
         if not (isinstance(epoch, int) and isinstance(position, int)) or not (
             epoch >= 0 and 0 <= position <= len(self)
@@ -298,6 +311,22 @@ class DataLoader:
                 f"the loader was saved at epoch {epoch!r}, batch {position!r} of {len(self)}"
             )
         self._epoch, self._position, self._running = epoch, position, False
+
+
+def _contents(graphs: Sequence[Any]) -> dict[str, int]:
+    """Tells data sets apart by the sizes of their graphs; empty if those are made on access."""
+    if not isinstance(graphs, list | tuple):
+        return {}
+    try:
+        sizes = np.array([(g.num_vertices, g.num_edges) for g in graphs], np.int64)
+    except (AttributeError, TypeError, ValueError, OverflowError):  # no graphs of cavs
+        return {}
+    vertices, edges = sizes.sum(axis=0).tolist()
+    return {"vertices": vertices, "edges": edges, "digest": zlib.crc32(sizes.tobytes())}
+
+
+def _told(contents: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in contents.items())
 
 
 def _located(error: Exception, where: str) -> CavsError:

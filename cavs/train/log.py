@@ -29,7 +29,7 @@ def plain(value: Any) -> Any:
 
 
 class JsonLines:
-    """Appends records to `path`; a line torn by a killed run is closed first.
+    """Appends records to `path`; a line torn by a killed run or a full disk is closed first.
 
     Raises `ConfigError` if the file cannot be opened. A disk that fills up later is warned of
     once and does not stop the training.
@@ -40,14 +40,10 @@ class JsonLines:
         self._broken = False
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a+b") as file:
-                if file.tell() > 0:
-                    file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":
-                        file.write(b"\n")
-        except OSError as error:
+            self._append(b"")
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
             raise ConfigError(
-                f"cannot write the log {self.path}: {error.strerror or error}",
+                f"cannot write the log {path}: {getattr(error, 'strerror', None) or error}",
                 hint="pass log= a path in a folder you may write to",
             ) from error
 
@@ -56,8 +52,7 @@ class JsonLines:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps(plain({"event": event, "time": now, **record}), allow_nan=False)
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            self._append(line.encode() + b"\n")
         except OSError as error:
             if not self._broken:
                 warnings.warn(
@@ -67,3 +62,11 @@ class JsonLines:
                     stacklevel=2,
                 )
             self._broken = True
+
+    def _append(self, line: bytes) -> None:
+        with self.path.open("a+b") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line
+            file.write(line)

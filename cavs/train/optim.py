@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from cavs.config import require, require_number
 from cavs.errors import ConfigError
 from cavs.train.schedules import Plateau, Schedule, WarmUp, as_schedule
+from cavs.train.settings import told
 
 Array = NDArray[Any]
 
@@ -158,12 +159,22 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps besides the state arrays, as JSON values."""
         plateau = self.plateau()
-        return {"kind": self.kind, "schedule": plateau.state_dict() if plateau else None}
+        state = plateau.state_dict() if plateau else None
+        return {"kind": self.kind, "schedule": state, "settings": self._settings()}
+
+    def _settings(self) -> dict[str, Any]:
+        """The arguments it was made with."""
+        return {key: value for key, value in told(self).items() if key != "class"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`; a schedule without state ignores the stored one."""
         plateau, stored = self.plateau(), state.get("schedule")
         if plateau is not None and stored is not None:
+            before = (state.get("settings") or {}).get("lr")
+            while isinstance(before, dict) and "after" in before:
+                before = before["after"]
+            if isinstance(before, dict) and before.get("lr", plateau.lr) != plateau.lr:
+                stored = {**stored, "rate": plateau.lr}  # another was asked for: begin with that
             plateau.load_state_dict(stored)
 
 

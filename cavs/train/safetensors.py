@@ -187,6 +187,24 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]
     return tensors, metadata
 
 
+def read_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The shapes of the tensors in `path` and its metadata; arrays are not read.
+
+    Raises `CheckpointError` for a file that cannot be read, or is of another format.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(8)
+            content += file.read(min(int.from_bytes(content, "little"), _MAX_HEADER))
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read the checkpoint {path}: {error.strerror or error}", hint="check the path"
+        ) from error
+    entries, _ = _parse_header(path, content)
+    metadata = entries.pop("__metadata__", {})
+    return {k: e.get("shape") for k, e in entries.items() if isinstance(e, dict)}, metadata
+
+
 def _damaged(path: object, what: str) -> CheckpointError:
     return CheckpointError(
         f"{path} is not a whole safetensors file: {what}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cavs.errors import CheckpointError
+from cavs.train import safetensors
 from cavs.train.checkpoint import (
     Checkpoint,
     ParameterizedModel,
@@ -18,6 +20,7 @@ from cavs.train.checkpoint import (
     model_name,
     read_checkpoint,
 )
+from cavs.train.optim import TrainableParameter
 
 Array = NDArray[Any]
 _KEPT = ("fit", "monitor", "dev", "loader")
@@ -41,7 +44,7 @@ class Standing:
         """The inverse of `asdict`. Raises `CheckpointError`."""
         try:
             best, epoch = values["best"], values["best_epoch"]
-            return Standing(
+            standing = Standing(
                 int(values["epoch"]),
                 bool(values["trained"]),
                 float(values["loss_sum"]),
@@ -51,7 +54,11 @@ class Standing:
                 int(values["bad_epochs"]),
                 int(values.get("step", 0)),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            counts = (standing.epoch, standing.loss_count, standing.bad_epochs, standing.step)
+            if min(counts) < 0:
+                raise ValueError("a count below 0")
+            return standing
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the standing of the run is {values!r}", hint="take an older checkpoint"
             ) from error
@@ -97,6 +104,14 @@ def read_resumable(
             f"{path} does not say where the training stood",
             hint="load() takes over the parameters alone; save() of a Trainer writes all",
         )
+    for name, value, most in (("step", step, 2**63), ("seed", seed, 2**64)):
+        if not 0 <= value < most:
+            raise CheckpointError(
+                f"{path} says {name} {value}, but must say a whole number of at least 0",
+                hint="it was changed; take an older checkpoint",
+            )
+    if isinstance(stored.progress.get("fit"), dict):
+        Standing.from_json(stored.progress["fit"])
     if kept.get("kind") != kind:
         raise CheckpointError(
             f"{path} was trained with {kept.get('kind')!r}, not {kind!r}",
@@ -136,6 +151,54 @@ def read_best(path: Path, standing: Standing, model: ParameterizedModel) -> Mapp
         )
     check_fit(path, "parameters", stored.parameters, _values(model))
     return stored.parameters
+
+
+def check_best(path: Path, standing: Standing) -> None:
+    """Raise `CheckpointError` unless `path` holds the best parameters of this run."""
+    fit = standing_in(read_checkpoint(path).progress).get("fit")
+    kept = Standing() if fit is None else Standing.from_json(fit)
+    if (kept.best_epoch, kept.best) != (standing.best_epoch, standing.best):
+        raise CheckpointError(
+            f"restore_best=True: the best epoch is {standing.best_epoch}, of value "
+            f"{standing.best}, but {path} holds epoch {kept.best_epoch}, of value {kept.best}",
+            hint="another program has written it; the model has the parameters of the last epoch",
+        )
+
+
+def check_replaceable(path: Path, model: ParameterizedModel) -> None:
+    """Raise `CheckpointError` if there is a file at `path` that is no checkpoint of `model`."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    hint = "pass another checkpoint=, or move that file away first"
+    try:
+        shapes, metadata = safetensors.read_header(path)
+        names = json.loads(metadata["parameters"])
+        stored = {str(name): shapes[name] for name in names}
+    except (CheckpointError, KeyError, TypeError, ValueError) as error:
+        what = error.what if isinstance(error, CheckpointError) else f"{path} is none of cavs"
+        raise CheckpointError(
+            f"fit would replace a file that is no checkpoint of cavs: {what}", hint=hint
+        ) from error
+    own = {name: list(_shape(p)) for name, p in model.parameters().items()}
+    kind = metadata.get("model", "")
+    if kind == model_name(model) and stored == own:
+        return
+    other = ""
+    for name in sorted(stored.keys() | own.keys()):
+        if stored.get(name) != own.get(name):
+            shown = (of.get(name, "nowhere") for of in (stored, own))
+            other = ": {!r} is {} there and {} in this one".format(name, *shown)
+            break
+    raise CheckpointError(
+        f"fit of a {model_name(model)} would replace {path} of another model, a {kind}{other}",
+        hint=hint,
+    )
+
+
+def _shape(parameter: TrainableParameter) -> tuple[int, ...]:
+    """Without its values, which would be fetched from a device."""
+    known = getattr(parameter, "shape", None)
+    return parameter.current().shape if known is None else known
 
 
 def _check_states(path: object, stored: Checkpoint, states: Mapping[str, Sequence[Array]]) -> None:

@@ -5,18 +5,27 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.config import require, require_number, require_seed, require_threads
+from cavs.config import require, require_flag, require_number, require_seed, require_threads
 from cavs.cuda.device import Device
-from cavs.errors import ConfigError, DeviceError, DeviceWarning, NumericsError
+from cavs.errors import (
+    CavsError,
+    CheckpointError,
+    CommunicationError,
+    ConfigError,
+    DeviceError,
+    DeviceWarning,
+    NumericsError,
+)
 from cavs.frontend.model import Model, require_same_parameters
 from cavs.runtime import PendingStep, Session, StepResult
+from cavs.train import evaluation
 from cavs.train.checkpoint import (
     Checkpoint,
     ParameterizedModel,
@@ -25,12 +34,13 @@ from cavs.train.checkpoint import (
     require_json,
     save_checkpoint,
 )
+from cavs.train.claim import Claim
 from cavs.train.engine import Engine, StepOutcome
 from cavs.train.fit import FitOptions, FitResult, OnEvent, Run
-from cavs.train.loader import DataLoader, iterating
+from cavs.train.loader import DataLoader
 from cavs.train.metrics import Measure, Metric, as_metrics
 from cavs.train.optim import Optimizer
-from cavs.train.progress import Progress
+from cavs.train.settings import check_settings
 from cavs.train.standing import Resumed, read_resumable, standing_in
 
 Array = NDArray[Any]
@@ -122,7 +132,9 @@ class Trainer:
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
         self._flying: list[tuple[Any, PendingStep]] = []  # launched, not ended
+        self._ended: list[Step] = []  # ended, not returned
         self.last_checkpoint: Path | None = None
+        self.claim: Claim | None = None  # on the checkpoint of a `fit`, if held before it
         self._resumed: Resumed | None = None
         self._run: Run | None = None  # the `fit` that goes on
         self._stood: dict[str, Any] = {}  # where the last one stood in the end
@@ -157,7 +169,7 @@ class Trainer:
         try:
             outcome = session.launch(batch, **self._terms(number), after=after)
         except BaseException as error:
-            self.land()  # the step before counts whatever becomes of this one
+            self._ended = self.land()  # the step before counts whatever becomes of this one
             self._go_back(error)
             raise
         self._flying.append((batch, outcome))
@@ -168,17 +180,17 @@ class Trainer:
         return self._land(0)
 
     def _land(self, left: int) -> list[Step]:
-        ended = []
         while len(self._flying) > left:
             batch, outcome = self._flying[0]
             try:
                 known = StepResult(outcome.loss, outcome.grad_norm)  # holds no memory of the device
-                ended.append(Step(batch, self._judged(batch, known)))
+                self._ended.append(Step(batch, self._judged(batch, known)))
             except Exception as error:
                 self._flying.clear()  # those behind it have changed nothing
                 self._go_back(error)
                 raise
             del self._flying[0]
+        ended, self._ended = self._ended, []
         return ended
 
     def _go_back(self, error: BaseException) -> None:
@@ -233,10 +245,24 @@ class Trainer:
     def _not_finite(self, batch: Any, outcome: StepOutcome) -> NumericsError:
         found = f"loss is {outcome.loss}, the norm of the gradient {outcome.grad_norm}"
         return NumericsError(
-            f"step {self.steps + 1}: the {found}, on {_graphs(batch)}; nothing was updated\n"
+            f"step {self.steps + 1}: the {found}, on {evaluation.named(batch)}; "
+            "nothing was updated\n"
             f"  last good checkpoint: {self.last_checkpoint or 'none was written'}",
-            hint="look for NaN in the features of these graphs, lower lr, or set max_norm",
+            hint=evaluation.NOT_FINITE,
         )
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this process writes the files of a `fit`."""
+        return True
+
+    def _saves_after(self, error: Exception, evaluating: bool) -> bool:
+        """Whether a `fit` that `error` ends writes a checkpoint: the step at hand changed nothing.
+
+        Of an evaluation any error will do; in the steps those of data and of numbers.
+        """
+        lost = isinstance(error, DeviceError | CommunicationError | CheckpointError)
+        return not lost and (evaluating or isinstance(error, CavsError))
 
     def stops(self, requested: bool) -> bool:
         """Whether a run is to stop, given that this process was asked to; for who trains alone."""
@@ -287,42 +313,7 @@ class Trainer:
         used = as_metrics(metrics)
         require(isinstance(loader, Iterable), "loader", loader, "a cavs.DataLoader")
         self._attach(loader)
-        sums = {metric.name: [0.0, 0.0] for metric in used}
-        loss, weight, result = 0.0, 0.0, None
-        total = len(loader) if isinstance(loader, Sized) else 0
-        with (
-            Progress("evaluate", total, enabled=progress) as bar,
-            iterating(loader) as batches,
-        ):
-            for batch in self._mine(batches):
-                try:
-                    result = self.session.evaluate(batch)
-                except DeviceError as error:
-                    self._go_back(error)
-                    raise
-                if not math.isfinite(result.loss):
-                    raise NumericsError(
-                        f"evaluation: the loss is {result.loss} on {_graphs(batch)}",
-                        hint="look for NaN in their features, or lower lr",
-                    )
-                loss += result.loss * result.weight
-                weight += result.weight
-                outputs = {**result.outputs, "loss": result.loss, "weight": result.weight}
-                for metric in used:
-                    part, count = metric(outputs, batch)
-                    sums[metric.name][0] += part
-                    sums[metric.name][1] += count
-                bar.advance(batch.num_graphs)
-                if stop():
-                    break
-        seen = float(result is not None)
-        flat = [loss, weight, seen, *(x for metric in used for x in sums[metric.name])]
-        loss, weight, seen, *rest = self._combined(np.array(flat, np.float64)).tolist()
-        require(seen > 0, "loader", loader, "at least one batch")
-        values = {"loss": loss / weight if weight else math.nan}
-        for metric, part, count in zip(used, rest[::2], rest[1::2], strict=True):
-            values[metric.name] = metric.finish(part / count) if count else math.nan
-        return values
+        return evaluation.evaluate(self, loader, used, progress, stop)
 
     def fit(
         self,
@@ -350,8 +341,10 @@ class Trainer:
             monitor: What tells the best epoch: by default the first metric, else ``"loss"``.
             patience: So many epochs in a row without improvement on `dev` are let pass, the next
                 one ends the run: with 0 the first.
-            checkpoint: Written after every epoch, and when Ctrl-C stops the run. The best
-                parameters go to ``NAME.best.safetensors`` beside it.
+            checkpoint: Written after every epoch, and when Ctrl-C, a loss that is not finite, a bad
+                graph or an error in the evaluation ends the run. The best parameters go to
+                ``NAME.best.safetensors`` beside it. Refused where another training that is still
+                running writes there, or where the file is of another model.
             checkpoint_every: Steps between further checkpoints inside an epoch.
             restore_best: End with the parameters of the best epoch. Of a resumed run they are read
                 first, from beside the file that it was resumed from; `CheckpointError` if they are
@@ -359,8 +352,8 @@ class Trainer:
             log: JSON-lines file, appended to.
             progress: Show a progress bar on stderr.
             on_event: Called with what goes to the log, as ``on_event("epoch", record)``; events are
-                "start", "epoch", "end", "interrupt" and "numerics". What it raises ends the run;
-                at an "epoch" the checkpoint of that has been written.
+                "start", "epoch", "end", "interrupt", "numerics" and "error". What it raises ends
+                the run; at an "epoch" the checkpoint of that has been written.
 
         Ctrl-C lets the running step end, writes the checkpoint and raises `KeyboardInterrupt`.
         """
@@ -374,7 +367,8 @@ class Trainer:
         self._resumed = None  # only now: a call that was refused may be mended
         self._run = run
         try:
-            return run.go()
+            with run.held:
+                return run.go()
         finally:
             self._stood, self._run = run.progress(), None
 
@@ -409,12 +403,8 @@ class Trainer:
                     f"  last good checkpoint: {self.last_checkpoint or 'none was written'}",
                     hint="lower lr, or set max_norm",
                 )
-        own = {
-            "step": self.steps,
-            "seed": self.seed,
-            "optimizer": self.optimizer.state_dict(),
-            "session": self.session.state_dict(),
-        }
+        own = {"step": self.steps, "seed": self.seed, **self._told()}
+        own["session"] = self.session.state_dict()
         self.session.keep_dtype()
         require_same_parameters(self.model, self.parameters)
         save_checkpoint(
@@ -426,6 +416,11 @@ class Trainer:
             extra=self._extra if states else {},
         )
         self.last_checkpoint = Path(path)
+
+    def _told(self) -> dict[str, Any]:
+        """What a checkpoint keeps of how steps are made."""
+        norm = None if self.max_norm is None else float(self.max_norm)
+        return {"max_norm": norm, "optimizer": self.optimizer.state_dict()}
 
     def load(self, path: str | os.PathLike[str], *, strict: bool = True) -> list[str]:
         """Copy the parameters in `path` into the model, in place, and nothing else.
@@ -439,17 +434,22 @@ class Trainer:
         self.session.invalidate()
         return others
 
-    def resume(self, path: str | os.PathLike[str]) -> Checkpoint:
+    def resume(self, path: str | os.PathLike[str], *, strict: bool = True) -> Checkpoint:
         """Continue the run that wrote `path`: the next `fit` goes on where it stood.
 
         Parameters and optimiser states are written in place; step and seed are the run's. A file
         that was saved without any `fit` before has no epochs: the next one begins with the first.
+        strict: The optimiser's arguments, a schedule's too, and max_norm are those of the run; if
+        False, the training goes on with those of this trainer.
         Raises `CheckpointError`, with everything untouched, if the file does not fit.
         """
         self.land()
         self.session.keep_dtype()
         kind = self.optimizer.state_dict()["kind"]
+        require_flag("strict", strict)
         stored = read_resumable(path, self.model, self.states, kind)
+        if strict:
+            check_settings(path, stored.progress, self._told())
         own = {name: p.value for name, p in self.parameters.items()}
         for name, arrays in zip(own, self.states, strict=True):
             if not arrays:  # it was trained then, and is not now
@@ -469,14 +469,6 @@ class Trainer:
         self.last_checkpoint = Path(path)
         self._resumed = Resumed(self.last_checkpoint, self._stood)
         return stored
-
-
-def _graphs(batch: Any) -> str:
-    """The graphs of a batch as an error names them."""
-    if batch.ids is None:
-        return f"the {batch.num_graphs} graphs of a batch without ids"
-    listed = ", ".join(str(int(i)) for i in batch.ids[:64])
-    return f"graphs {listed}" + (", ..." if len(batch.ids) > 64 else "")
 
 
 def _new_session(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs import ops
 from cavs.distributed import Trainer
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.balance import StructureBalancer
@@ -12,6 +13,7 @@ from cavs.distributed.communicator import run_threads
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.strategy import variables_of
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
+from cavs.train.claim import Claim
 from tests.distributed.test_trainer import BATCHES, Tree, trees
 from tests.patience import patience
 
@@ -202,6 +204,50 @@ def test_an_error_in_fit_on_one_rank_ends_fit_on_all(tmp_path):
     first, second = run_threads(2, caught)
     assert isinstance(second, OSError)
     assert "rank 1: OSError: no space left on device" in str(first)
+    path = tmp_path / "x" / "c.safetensors"
+    assert f"last good checkpoint: {path}, of step " in str(first)
+    assert cavs.train.checkpoint.read_checkpoint(path).progress["fit"]["trained"]
+
+
+class Steep(Tree):
+    def loss(self, batch):
+        steep = ops.exp(self.embedding(batch["token"]))
+        return super().loss(batch) + ops.mean_squared_error(steep, 0.0)
+
+
+@pytest.mark.parametrize("strategy", [None, "PartitionedPS"])
+def test_a_loss_that_is_not_finite_costs_no_rank_the_steps_before(strategy, tmp_path):
+    path = tmp_path / "c.safetensors"
+
+    def work(c):
+        t = Trainer(Steep(), cavs.optim.Adam(lr=0.02), communicator=c, strategy=strategy)
+        t.parameters["embedding.weight"].value[39] = 800
+        t.fit(cavs.DataLoader(graphs, 4), epochs=1, checkpoint=path, progress=False)
+
+    graphs = [g for b in BATCHES for g in b if 39 not in g.features["token"]][:8]
+    graphs += [cavs.Graph([[]], {"token": [39], "label": [1]}), *graphs[:3]]
+    for error in outcomes(2, work):
+        assert isinstance(error, NumericsError) and "step 3: the loss is" in str(error)
+        assert f"last good checkpoint: {path}, of step 2\n" in str(error)
+    progress = cavs.train.checkpoint.read_checkpoint(path).progress
+    assert (progress["step"], progress["loader"]["position"]) == (2, 2)
+
+
+def test_ranks_of_one_training_are_no_other_training(tmp_path):
+    path = tmp_path / "c.safetensors"
+
+    def work(c):
+        t = trainer(c)
+        t.fit(loader(), epochs=1, checkpoint=path, progress=False)
+        t.fit(loader(), epochs=2, checkpoint=path, progress=False)
+
+    run_threads(2, work)
+    claim = Claim(path)
+    claim.take()
+    first, second = outcomes(2, work)
+    claim.close()
+    assert "another training that is still running writes to" in str(first)
+    assert "rank 0: ConfigError: another training" in str(second)
 
 
 def test_a_checkpoint_that_rank_0_cannot_write_is_an_error_on_all(tmp_path):

@@ -59,7 +59,7 @@ def test_on_other_numbers_of_ranks_nothing_held_back_is_lost(compressor, size, t
     def counted(c):
         strategy = f"AllReduce(compressor={compressor!r})"
         t = trainer(c, strategy=strategy, optimizer=cavs.optim.SGD(lr=0.1))
-        t.resume(path)
+        t.resume(path, strict=False)  # by another rate
         t.begin(cavs.batch(loader().graphs))
         session = t.session
         session._compile(session.shard(cavs.batch(loader().graphs)))

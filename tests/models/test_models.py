@@ -11,7 +11,9 @@ import pytest
 
 import cavs
 from cavs.cli import Task, main, registry
+from cavs.data.pyast import functions_of
 from cavs.errors import ConfigError, DataError
+from models import ast_naming
 
 SENTENCES = [
     "(3 (2 It) (4 (3 works) (2 .)))",
@@ -40,6 +42,17 @@ def set_{0}(self, value):
 def is_{0}(self):
     return self.{0} is not None
 """
+LEFT_OUT = (
+    """def get_one(a):
+    return a
+def _(a):
+    return a
+def huge(x):
+    def inner(y):
+        return y
+"""
+    + "    x = x + 1\n" * 300
+)
 
 
 def write_data(name: str, folder: Path) -> Path | None:
@@ -178,6 +191,23 @@ def test_predictions_of_new_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
         best = str(folder / "run" / "checkpoint.best.safetensors")
         assert main(["predict", best, str(tmp_path / "new")]) == 0
         assert len(capsys.readouterr().out.splitlines()) == count
+
+
+def test_functions_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    found = list(functions_of(LEFT_OUT, "input", sizes=(2, 1000)))
+    lines = list(ast_naming.left_out(LEFT_OUT, found))
+    assert [f.name for f in found] == ["get_one", "inner"]
+    assert lines == [
+        "_ in line 3: there is no word in its name",
+        "huge in line 5: it has more than 1000 nodes",
+    ]
+    task = registry.find("ast-naming").build(
+        argparse.Namespace(data=None, seed=0, size=4, dropout=0.0),
+        {"types": ["<unk>"], "names": ["<unk>"], "classes": ["get"]},
+    )
+    assert task.read is not None
+    assert len(task.read(LEFT_OUT)) == 2
+    assert capsys.readouterr().err == "".join(f"cavs: left out: {line}\n" for line in lines)
 
 
 def test_lines_of_new_text_are_those_of_a_file(tmp_path: Path) -> None:

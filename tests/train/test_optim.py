@@ -38,7 +38,10 @@ def test_plateau_halves_after_patience_and_continues_from_its_state():
     assert rates == [1, 1, 1, 0.5, 0.5, 0.3, 0.3, 0.3]
     other = optim.SGD(schedules.Plateau(1.0, factor=0.5, patience=1, floor=0.3))
     other.load_state_dict(optimizer.state_dict())
-    assert other.state_dict() == optimizer.state_dict()
+    assert other.state_dict()["schedule"] == optimizer.state_dict()["schedule"]
+    lower = optim.SGD(schedules.Plateau(0.4, patience=1))
+    lower.load_state_dict(optimizer.state_dict())
+    assert lower.rate(10) == 0.4  # of a run that goes on with another rate
     with pytest.raises(CheckpointError, match="plateau"):
         plateau.load_state_dict({"rate": "fast"})
 

@@ -1,0 +1,80 @@
+"""The batches of `Trainer.evaluate`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sized
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cavs.config import require
+from cavs.errors import DeviceError, NumericsError
+from cavs.train.loader import iterating
+from cavs.train.metrics import Metric
+from cavs.train.progress import Progress
+
+if TYPE_CHECKING:
+    from cavs.train.trainer import Trainer
+
+# Features and parameters are finite wherever they are set: what is not comes from computing.
+NOT_FINITE = (
+    "lower lr, or set max_norm; look for an operator of the model that is not defined or overflows "
+    "there, such as a log or a division of 0, or an exp"
+)
+
+
+def evaluate(
+    trainer: Trainer,
+    loader: Iterable[Any],
+    used: list[Metric],
+    progress: bool,
+    stop: Callable[[], bool],
+) -> dict[str, float]:
+    """See `Trainer.evaluate`."""
+    sums = {metric.name: [0.0, 0.0] for metric in used}
+    loss, weight, result = 0.0, 0.0, None
+    total = len(loader) if isinstance(loader, Sized) else 0
+    with (
+        Progress("evaluate", total, enabled=progress) as bar,
+        iterating(loader) as batches,
+    ):
+        for batch in trainer._mine(batches):
+            try:
+                result = trainer.session.evaluate(batch)
+            except DeviceError as error:
+                trainer._go_back(error)
+                raise
+            if not math.isfinite(result.loss):
+                raise NumericsError(
+                    f"evaluation after step {trainer.steps}: the loss is {result.loss}, on "
+                    f"{named(batch)}\n  last good checkpoint: "
+                    f"{trainer.last_checkpoint or 'none was written'}",
+                    hint=NOT_FINITE,
+                )
+            loss += result.loss * result.weight
+            weight += result.weight
+            outputs = {**result.outputs, "loss": result.loss, "weight": result.weight}
+            for metric in used:
+                part, count = metric(outputs, batch)
+                sums[metric.name][0] += part
+                sums[metric.name][1] += count
+            bar.advance(batch.num_graphs)
+            if stop():
+                break
+    seen = float(result is not None)
+    flat = [loss, weight, seen, *(x for metric in used for x in sums[metric.name])]
+    loss, weight, seen, *rest = trainer._combined(np.array(flat, np.float64)).tolist()
+    require(seen > 0, "loader", loader, "at least one batch")
+    values = {"loss": loss / weight if weight else math.nan}
+    for metric, part, count in zip(used, rest[::2], rest[1::2], strict=True):
+        values[metric.name] = metric.finish(part / count) if count else math.nan
+    return values
+
+
+def named(batch: Any) -> str:
+    """The graphs of a batch as an error names them."""
+    if batch.ids is None:
+        return f"the {batch.num_graphs} graphs of a batch without ids"
+    listed = ", ".join(str(int(i)) for i in batch.ids[:64])
+    return f"graphs {listed}" + (", ..." if len(batch.ids) > 64 else "")

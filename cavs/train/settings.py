@@ -1,0 +1,78 @@
+"""The numbers that an optimiser was made with: what a resumed training has to have again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from cavs.errors import CheckpointError
+from cavs.train.schedules import Constant
+
+
+def told(value: object) -> Any:
+    """`value` as JSON: numbers, and dataclasses by their arguments. None of what is no such."""
+    if isinstance(value, Constant):
+        return float(value.lr)
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Mapping):
+        return {str(key): told(part) for key, part in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: told(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {"class": type(value).__name__, **{k: v for k, v in own.items() if v is not None}}
+    return None
+
+
+def check_settings(
+    path: str | os.PathLike[str], progress: Mapping[str, Any], told: Mapping[str, Any]
+) -> None:
+    """Raise `CheckpointError`, naming both values, where settings are not those in `progress`.
+
+    told: of this trainer, as a checkpoint keeps them. What only one of both knows of, such as a
+    schedule that is a function, is not compared.
+    """
+    stored, own = _settings(progress), _settings(told)
+    found = [part for name in stored.keys() & own.keys() for part in _differ(name, stored, own)]
+    if not found:
+        return
+    found.sort()
+    then = ", ".join(f"{name}={_shown(old)}" for name, old, _ in found)
+    now = ", ".join(f"{name}={_shown(new)}" for name, _, new in found)
+    raise CheckpointError(
+        f"{path} was trained with {then}, but this trainer has {now}",
+        hint=f"build it with {then}; resume(path, strict=False) goes on with other settings",
+    )
+
+
+def _settings(progress: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(progress["optimizer"].get("settings") or {})
+    return found | {key: progress[key] for key in ("max_norm",) if key in progress}
+
+
+def _differ(
+    name: str, stored: Mapping[str, Any], own: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    old, new = stored[name], own[name]
+    classes = [part.get("class") if isinstance(part, dict) else None for part in (old, new)]
+    if classes[0] is None or classes[0] != classes[1]:
+        if old != new:
+            yield name, old, new
+        return
+    if any(_differ_any(key, old, new) for key in old.keys() & new.keys()):
+        yield name, old, new
+
+
+def _differ_any(name: str, stored: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    return any(True for _ in _differ(name, stored, own))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict) and "class" in value:
+        parts = [f"{name}={_shown(part)}" for name, part in value.items() if name != "class"]
+        return f"{value['class']}({', '.join(parts)})"
+    return f"{value!r:.200}"
