@@ -45,7 +45,7 @@ lint:  ## style, types and layers; changes nothing
 format:  ## rewrite Python and C++ files in the project's style
 	@$(MAKE) --no-print-directory VENV=$(LINT_VENV) rewrite
 
-bench: build $(STAMP)-bench  ## measure against the rivals; writes benchmarks/results
+bench: build $(STAMP)-bench  ## measure quickly against the rivals; writes benchmarks/results/latest
 	$(RUN) -m benchmarks
 
 sanitize:  ## run the tests on an engine built with ASan and UBSan, then look for leaks

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.distributed import make_runner, run_ranks
-from benchmarks.harness import RESULTS, markdown, write_report
+from benchmarks.harness import markdown, write_report
 from benchmarks.links import over_tcp, refusal, slow_links
+from benchmarks.places import RESULTS
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.cost import CANDIDATES, Compute, calibrate, simulate
 from cavs.distributed.hosts import cluster_of, hosts_of

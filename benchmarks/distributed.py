@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 import cavs
-from benchmarks.harness import RESULTS, markdown, write_report
+from benchmarks.harness import markdown, write_report
+from benchmarks.places import RESULTS
 from benchmarks.samples import ROOT
 from cavs.cli.registry import find
 from cavs.distributed import Trainer

@@ -26,7 +26,8 @@ import numpy as np
 
 import cavs
 from benchmarks.disturbed import Ended, judge
-from benchmarks.harness import RESULTS, markdown, write_report
+from benchmarks.harness import markdown, write_report
+from benchmarks.places import RESULTS
 from benchmarks.samples import ROOT
 from benchmarks.sentiment import Sentiment, trees
 from cavs.distributed import Trainer

@@ -27,7 +27,8 @@ from benchmarks.apart import apart
 from benchmarks.gpu_cases import Group, groups
 from benchmarks.gpu_parts import BOUNDED, OTHERS, Failures
 from benchmarks.gpu_table import missed, summary_table
-from benchmarks.harness import RESULTS, measure, write_json
+from benchmarks.harness import measure, write_json
+from benchmarks.places import RESULTS
 from benchmarks.products import products_of
 from benchmarks.samples import RANDOM, ROOT
 from benchmarks.sessions import LocalSession, RemoteSession, Session

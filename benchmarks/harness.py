@@ -12,21 +12,20 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.places import GridParser
 from benchmarks.ratios import Summary, ratio, summary
 from benchmarks.refcheck import check
 from benchmarks.runner import RUNNERS, base_of, python_of
-from benchmarks.samples import ROOT
 from benchmarks.sessions import LocalSession, RemoteSession, Session, SessionError
 from benchmarks.workloads import Case
 
-RESULTS = ROOT / "benchmarks" / "results"
 QUIET = 0.05  # of all cores; above it a measurement is marked
 REST = 0.005  # seconds between passes: the threads of the one before fall asleep
 
@@ -102,6 +101,7 @@ def measure(case: Case, sessions: SequenceOf[Session], rounds: int, reference: s
             "prepare": summary([t * per_batch for t in prepared[session.name]]),
             "vertices_per_second": 1 / summary(wall[session.name])["median"],
             "peak_memory": session.peak_memory(),
+            **session.moved(),
             "seconds_per_vertex": wall[session.name],
             "cpu_seconds_per_vertex": cpu[session.name],
         }
@@ -173,6 +173,30 @@ def table(measured: SequenceOf[Any]) -> str:
     return markdown(headers, rows) + note
 
 
+def memory_table(measured: SequenceOf[Any]) -> str:
+    """What a step moves and holds: as the engine of cavs counts it, and the most of each process.
+
+    Empty where the results say nothing of what a step moves.
+    """
+
+    def shown(runner: Any, name: str) -> str:
+        return f"{runner[name] / 2**20:,.1f}" if name in runner else ""
+
+    names = ("gather_bytes", "write_bytes", "peak_bytes", "peak_memory")
+    if not any("gather_bytes" in r for entry in measured for r in entry["runners"].values()):
+        return ""
+    rows = [
+        [entry["title"], name, *(shown(runner, what) for what in names)]
+        for entry in measured
+        for name, runner in entry["runners"].items()
+    ]
+    headers = ["case", "runner", "gathered MiB", "written MiB", "values MiB", "process MiB"]
+    return markdown(headers, rows) + (
+        "\n\ngathered, written: a step on a batch, read through indices and written; values: the "
+        "most of a step that is alive at once; process: the most that it has held"
+    )
+
+
 def parser_for(
     program: str,
     description: str,
@@ -180,13 +204,9 @@ def parser_for(
     hidden: SequenceOf[int],
     batch_sizes: SequenceOf[int],
     runners: SequenceOf[str],
-) -> argparse.ArgumentParser:
+) -> GridParser:
     """The options every program shares."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{program}",
-        description=description,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = GridParser(program, description)
     add = parser.add_argument
     add("--hidden", type=int, nargs="+", default=list(hidden), metavar="H", help="hidden sizes")
     add("--batch-size", type=int, nargs="+", default=list(batch_sizes), metavar="N")
@@ -217,7 +237,6 @@ def parser_for(
         metavar="DIR",
         help="folder that holds sst/ and wikitext2/; default: $CAVS_DATA",
     )
-    add("--out", type=Path, default=RESULTS / f"{program}.json", help="result file")
     add(
         "--resume",
         action="store_true",
@@ -264,43 +283,65 @@ def cases_from(given: argparse.Namespace, base: Case) -> list[Case]:
     ]
 
 
-def kept(given: argparse.Namespace, record: Any, reference: str) -> list[Any]:
-    """Entries that an earlier run has written to the result file, if they are as those to come."""
+def kept(
+    given: argparse.Namespace, record: Any, reference: str, runners: Mapping[str, SequenceOf[str]]
+) -> dict[str, Any]:
+    """Entries that an earlier run has written to the result file, if they are as those to come.
+
+    By their case as JSON, as ``runners`` are, those of each.
+    """
     if not given.resume or not given.out.exists():
-        return []
+        return {}
     old = json.loads(given.out.read_text(encoding="utf-8"))
     same = ("benchmark", "commit", "versions", "quick", "isolated")
     here = [record["machine"].get(part) for part in ("cpu", "cores")]
     if any(old.get(key) != record[key] for key in same) or here != [
         old["machine"].get(part) for part in ("cpu", "cores")
     ]:
-        return []
-    return [
-        entry
-        for entry in old["cases"]
+        return {}
+    found = {_key(entry["case"]): entry for entry in old["cases"]}
+    return {
+        case: entry
+        for case, entry in found.items()
         if not entry["failed"]
         and entry["reference"] == reference
-        and set(entry["runners"]) == set(given.runners)
-    ]
+        and set(entry["runners"]) == set(runners.get(case, ()))
+    }
+
+
+def _key(case: dict[str, Any]) -> str:
+    return json.dumps(case, sort_keys=True)
 
 
 def run(
-    given: argparse.Namespace, cases: SequenceOf[Case], show: Callable[[str], None] = print
+    given: argparse.Namespace,
+    cases: SequenceOf[Case],
+    show: Callable[[str], None] = print,
+    *,
+    runners: Mapping[Case, SequenceOf[str]] | None = None,
+    summarise: Callable[[SequenceOf[Any]], str] | None = None,
 ) -> int:
-    """Measures all cases; the result file is complete after each. 1 if a runner failed."""
-    known = RUNNERS[cases[0].workload]
-    for name in given.runners:
-        if base_of(name)[0] not in known:
-            print(f"no runner {name!r}; there are {', '.join(known)}", file=sys.stderr)
-            return 2
+    """Measures all cases; the result file is complete after each. 1 if a runner failed.
+
+    runners: of each case, where not all have the same. summarise: what the results say, to be
+    shown first.
+    """
+    of = runners or dict.fromkeys(cases, given.runners)
+    names = list(dict.fromkeys(name for case in cases for name in of[case]))
+    for case in cases:
+        known = RUNNERS[case.workload]
+        for name in of[case]:
+            if base_of(name)[0] not in known:
+                print(f"no runner {name!r}; there are {', '.join(known)}", file=sys.stderr)
+                return 2
     if given.refcheck:
-        names = [name for name in given.runners if "floor" not in name]
-        wrong = check(replace(cases[0], hidden=32, embedding=24, leaves=16), names)
+        checked = [name for name in names if "floor" not in name]
+        wrong = check(replace(cases[0], hidden=32, embedding=24, leaves=16), checked)
         for line in wrong:
             show(line)
         if wrong:
             return 1
-    reference = given.reference or ("cavs" if "cavs" in given.runners else given.runners[0])
+    reference = given.reference or ("cavs" if "cavs" in names else names[0])
     record: dict[str, Any] = {
         "benchmark": cases[0].workload,
         **machine.surroundings(),
@@ -308,30 +349,41 @@ def run(
         "isolated": not given.in_process,
         "cases": [],
     }
-    elsewhere = [name for name in given.runners if python_of(name) != sys.executable]
+    elsewhere = [name for name in names if python_of(name) != sys.executable]
     if given.in_process and elsewhere:
         raise ValueError(f"{elsewhere[0]} has a Python of its own, so it cannot run --in-process")
     kind = LocalSession if given.in_process else RemoteSession
-    sessions: list[Session] = [kind(name) for name in given.runners]
+    sessions: dict[str, Session] = {name: kind(name) for name in names}
     failed = False
     try:
-        for session in sessions:
+        for session in sessions.values():
             for package, version in session.own_versions().items():
                 record["versions"][f"{package} of {session.name}"] = version
-        done = {json.dumps(e["case"], sort_keys=True): e for e in kept(given, record, reference)}
+        done = kept(given, record, reference, {_key(c.record()): of[c] for c in cases})
         for number, case in enumerate(cases, start=1):
             print(f"[{number}/{len(cases)}] {case.title}", file=sys.stderr, flush=True)
-            entry = done.get(json.dumps(case.record(), sort_keys=True)) or measure(
-                case, sessions, 3 if given.quick else given.rounds, reference
+            entry = done.get(_key(case.record())) or measure(
+                case,
+                [sessions[name] for name in of[case]],
+                3 if given.quick else given.rounds,
+                reference,
             )
             for name, error in entry["failed"].items():
                 failed = True
                 print(f"  {name} failed: {error}", file=sys.stderr)
             record["cases"].append(entry)
+            if summarise is not None:
+                record["summary"] = summarise(record["cases"])
             write_json(given.out, record)
     finally:
-        for session in sessions:
+        for session in sessions.values():
             session.close()
-    show(table(record["cases"]))
+    show(tables(record))
     show(f"\nwritten to {given.out}")
     return 1 if failed else 0
+
+
+def tables(record: Any) -> str:
+    """What a record of cases has to show: its summary, times, what was moved and held."""
+    parts = [record.get("summary", ""), table(record["cases"]), memory_table(record["cases"])]
+    return "\n\n".join(filter(None, parts))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -40,6 +42,23 @@ def _quota() -> float | None:
     except (OSError, ValueError):
         return None
     return None if limit == "max" else int(limit) / int(period)
+
+
+def forget_peak() -> None:
+    """Lets `peak_memory` count from now on, where the system can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+def peak_memory() -> int:
+    """Most bytes that this process has held since `forget_peak`, or since it began."""
+    try:
+        text = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^VmHWM:\s*(\d+) kB$", text, re.MULTILINE)
+    kibibytes = int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 1024 * kibibytes
 
 
 def busy(seconds: float = 0.2) -> float | None:

@@ -23,7 +23,8 @@ import numpy as np
 
 import cavs
 from benchmarks.distributed import run_ranks
-from benchmarks.harness import RESULTS, markdown, write_report
+from benchmarks.harness import markdown, write_report
+from benchmarks.places import RESULTS
 from benchmarks.sentiment import Sentiment, treebank, trees
 from cavs.distributed import Trainer
 from cavs.distributed.builders import REGISTRY, build

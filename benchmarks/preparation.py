@@ -6,20 +6,19 @@ values sweep the caches, and time and memory of graphs that grow.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.apart import apart
 from benchmarks.fresh import fresh
-from benchmarks.harness import RESULTS, batches_for, markdown, write_report
+from benchmarks.harness import batches_for, markdown, write_report
+from benchmarks.places import GridParser
 from benchmarks.ratios import summary
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import CavsRunner
@@ -179,11 +178,7 @@ def growth_table(found: list[dict[str, Any]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.preparation",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = GridParser("preparation", __doc__ or "")
     add = parser.add_argument
     add("--workloads", nargs="+", default=["tree-lstm", "tree-fc", "var-lstm"])
     add("--hidden", type=int, nargs="+", default=[128], metavar="H")
@@ -193,8 +188,15 @@ def main(arguments: list[str] | None = None) -> int:
     add("--rounds", type=int, default=10)
     add("--batches", type=int, default=0, help="batches of a pass; 0: by batch size")
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR")
-    add("--out", type=Path, default=RESULTS / "preparation.json", help="result file")
+    add(
+        "--quick",
+        action="store_true",
+        help="three rounds of the first batch size on one thread, graphs up to 100,000 vertices",
+    )
     given = parser.parse_args(arguments)
+    if given.quick:
+        given.batch_size, given.threads, given.rounds = given.batch_size[:1], given.threads[:1], 3
+        given.vertices = [n for n in given.vertices if n <= 100_000]
     cases = [
         replace(
             Case(workload, hidden, size, data=given.data),

@@ -1,4 +1,7 @@
-"""Turns benchmarks/results/*.json into Markdown tables and plots below docs/benchmarks/."""
+"""Turns benchmarks/results/*.json, which hold whole grids, into tables and plots of the documents.
+
+Of narrower ones: --results benchmarks/results/latest --out benchmarks/results/latest.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS, table
+from benchmarks.harness import tables
+from benchmarks.places import RESULTS
 from benchmarks.samples import ROOT
 
 DOCS = ROOT / "docs" / "benchmarks"
@@ -43,7 +47,7 @@ def section(name: str, record: dict[str, Any], plots: SequenceOf[str]) -> str:
         "",
         *[f"![{plot}]({plot})" for plot in plots],
         "",
-        record["text"] if "text" in record else table(record["cases"]),
+        record["text"] if "text" in record else tables(record),
         "",
     ]
     return "\n".join(lines)
@@ -111,7 +115,9 @@ def main(arguments: list[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     sections = []
     for name, record in records.items():
-        plotted = "cases" in record and not given.no_plots
+        # Of several workloads, as of passes, there is no one curve over batch sizes.
+        single = len({entry["case"]["workload"] for entry in record.get("cases", ())}) == 1
+        plotted = single and not given.no_plots
         plots = plot(name, record, given.out) if plotted else []
         sections.append(section(name, record, plots))
     page = given.out / "results.md"

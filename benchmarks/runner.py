@@ -59,11 +59,19 @@ _LSTM = _FLOORS | {
     "hand-graph": "benchmarks.rivals.graphs:GraphedHandLSTM",
     "manual-graph": "benchmarks.rivals.graphs:GraphedManualLSTM",
 }
+# Programs of cavs alone, which show what its passes are worth.
+_OWN = {
+    "child-sum": {"cavs": "benchmarks.runners_cavs:ChildSum"},
+    "lattice": {"cavs": "benchmarks.runners_cavs:Lattice"},
+    "gates": {"cavs": "benchmarks.runners_cavs:Gates"},
+    "root-label": {"cavs": "benchmarks.runners_cavs:RootLabel"},
+}
 RUNNERS: dict[str, dict[str, str]] = {
     "tree-lstm": _TREE_LSTM,
     "tree-fc": _TREE_FC,
     "var-lstm": _LSTM,
     "fixed-lstm": _LSTM,
+    **_OWN,
 }
 
 
@@ -111,6 +119,10 @@ class Timed(ABC):
     def device_memory(self) -> int:
         """Most bytes of a device that were held so far; 0 without a device."""
         return 0
+
+    def moved(self, plans: SequenceOf[Any]) -> dict[str, int]:
+        """Bytes that a step gathers and writes, and most at once; empty where nobody counts."""
+        return {}
 
     def train_all(self, plans: SequenceOf[Any]) -> list[float]:
         """A step on each; on a GPU losses are read when all are on their way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import Any
@@ -96,6 +97,36 @@ class Cell(VertexFunction):
         v.push(h)
 
 
+class GatedCell(VertexFunction):
+    """LSTM, as textbooks write it: a matrix for each gate."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        h = sizes.hidden
+        self.state = State(c=h, h=h)
+        self.W_i, self.W_f, self.W_g, self.W_o = (Parameter((sizes.embedding, h)) for _ in range(4))
+        self.U_i, self.U_f, self.U_g, self.U_o = (Parameter((h, h)) for _ in range(4))
+        self.b = Parameter((4 * h,))
+
+    def vertex(self, v: Any) -> None:
+        x, before = v.pull("x"), v.gather(0)
+        b_i, b_f, b_g, b_o = ops.split(self.b, 4)
+        i = ops.sigmoid(x @ self.W_i + before.h @ self.U_i + b_i)
+        f = ops.sigmoid(x @ self.W_f + before.h @ self.U_f + b_f)
+        g = ops.tanh(x @ self.W_g + before.h @ self.U_g + b_g)
+        o = ops.sigmoid(x @ self.W_o + before.h @ self.U_o + b_o)
+        c = f * before.c + i * g
+        h = o * ops.tanh(c)
+        v.scatter(c=c, h=h)
+        v.push(h)
+
+
+class ChildSumCell(nn.ChildSumTreeLSTM):
+    """Tai et al. 2015, child-sum."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes.embedding, sizes.hidden)
+
+
 class Classifier(Model):
     """A vertex function between an embedding and an output layer."""
 
@@ -120,15 +151,16 @@ class RootClassifier(Classifier):
         return self.output(ops.sum_roots(h))
 
 
-# Names in the benchmarks -> names in the model.
+# Names in the benchmarks -> names in the model; all others are the cell's.
 _NAMES = {
     "embedding": "embedding.weight",
-    "W": "cell.W",
-    "U": "cell.U",
-    "b": "cell.b",
     "W_out": "output.weight",
     "b_out": "output.bias",
 }
+
+
+def _name(name: str) -> str:
+    return _NAMES.get(name, f"cell.{name}")
 
 
 class CavsRunner(Runner):
@@ -139,7 +171,7 @@ class CavsRunner(Runner):
     """
 
     cudnn = "never"
-    cell: type[BinaryTreeLSTM] | type[FullyConnected] | type[Cell]
+    cell: Callable[[Sizes], VertexFunction]
     classifier = Classifier
 
     def __init__(
@@ -170,8 +202,8 @@ class CavsRunner(Runner):
         model = self.classifier(self.sizes, self.cell(self.sizes))
         named = model.parameters()
         for name, value in parameters.items():
-            named[_NAMES[name]].value = value
-        self.model = model
+            named[_name(name)].value = value
+        self.model, self.names = model, list(parameters)
         options = device_options(self.case)
         if self.cudnn != "never":
             options["cudnn"] = self.cudnn
@@ -224,17 +256,36 @@ class CavsRunner(Runner):
             return device.memory.used()
         return sum(self.report()["memory"].values())
 
+    def moved(self, plans: SequenceOf[data.GraphBatch]) -> dict[str, int]:
+        """As the engine of the CPU counts; profiling is slower, so it is done last.
+
+        gather_bytes and write_bytes are means over the plans, peak_bytes is the most of any.
+        """
+        if self.session.device is not None:
+            return {}
+        found = []
+        self.session.set_profiling(True)
+        for plan in plans:
+            if self.case.training:
+                self.session.gradients(plan)
+            else:
+                self.infer(plan)
+            found.append(self.report())
+        self.session.set_profiling(False)
+        moved = {k: sum(r[k] for r in found) // len(found) for k in ("gather_bytes", "write_bytes")}
+        return {**moved, "peak_bytes": max(r["peak_bytes"] for r in found)}
+
     def infer(self, plan: data.GraphBatch) -> Any:
         return self.session.predict(plan)
 
     def parameters(self) -> Parameters:
         named = self.model.parameters()
-        return {name: named[full].value.copy() for name, full in _NAMES.items() if full in named}
+        return {name: named[_name(name)].value.copy() for name in self.names}
 
     def gradients(self, plan: data.GraphBatch) -> tuple[float, Parameters]:
         loss, found = self.session.gradients(plan)
         return loss, {
-            name: np.asarray(found[full]) for name, full in _NAMES.items() if full in found
+            name: np.asarray(found[_name(name)]) for name in self.names if _name(name) in found
         }
 
     def logits(self, plan: data.GraphBatch) -> npt.NDArray[np.float32]:
@@ -261,6 +312,33 @@ class TreeFC(CavsRunner):
 
 class LSTM(CavsRunner):
     cell = Cell
+
+
+class ChildSum(CavsRunner):
+    cell = ChildSumCell
+
+
+class Lattice(ChildSum):
+    """A span lies over the two that are a word shorter, and over two that are two words shorter."""
+
+    def graph(self, sample: Sample) -> data.Graph:
+        assert isinstance(sample, Tree)
+        left, right = sample.left, sample.right
+        spans = [
+            [] if a < 0 else [a, b] if left[a] < 0 else [a, b, left[a], right[b]]
+            for a, b in zip(left, right, strict=True)
+        ]
+        return data.Graph(spans, {"token": sample.token, "label": sample.label})
+
+
+class Gates(CavsRunner):
+    cell = GatedCell
+
+
+class RootLabel(CavsRunner):
+    """Tree-FC whose inner vertices have the label -1, as where a reader gives every vertex one."""
+
+    cell = FullyConnected
 
 
 class CudnnLSTM(LSTM):

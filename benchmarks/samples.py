@@ -172,6 +172,22 @@ def complete_tree(leaves: int, tokens: Ints, label: int) -> Tree:
     return Tree(left, right, token, labels, height)
 
 
+def lattice(leaves: int, tokens: Ints, label: int) -> Tree:
+    """All spans of a sentence, each over the two that lack its last and its first word.
+
+    A DAG of binary vertices whose children are shared; labelled at the root only.
+    """
+    height = np.repeat(np.arange(leaves), np.arange(leaves, 0, -1)).astype(np.int32)
+    below = np.arange(len(height), dtype=np.int32) - (leaves - height) - 1
+    left = np.where(height > 0, below, -1).astype(np.int32)
+    right = np.where(height > 0, below + 1, -1).astype(np.int32)
+    token = np.full(len(height), -1, np.int32)
+    token[:leaves] = tokens
+    labels = np.full(len(height), -1, np.int32)
+    labels[-1] = label
+    return Tree(left, right, token, labels, height)
+
+
 def _sentences(lines: Iterable[str]) -> Iterator[list[str]]:
     for line in lines:
         words = line.split()

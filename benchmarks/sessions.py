@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.machine import versions
+from benchmarks import machine
 from benchmarks.runner import Timed, computed, make_runner, python_of
 from benchmarks.samples import ROOT
 from benchmarks.workloads import Case, load
@@ -60,7 +59,11 @@ class Session(ABC):
 
     @abstractmethod
     def peak_memory(self) -> int:
-        """Most bytes held so far: of the device that the case runs on, or of the process."""
+        """Most bytes held: of the device so far, or of the process since its case began."""
+
+    def moved(self) -> dict[str, int]:
+        """Bytes that a step gathers and writes, and the most of its values at once; if known."""
+        return {}
 
     def own_versions(self) -> dict[str, str]:
         """Of Python and packages, where the runner has another Python than this one."""
@@ -82,6 +85,7 @@ class LocalSession(Session):
     plans: list[Any]
 
     def configure(self, case: Case) -> int:
+        machine.forget_peak()
         few = SLOW.get(self.name, case.batches)
         self.case = case
         workload = load(case)
@@ -133,11 +137,13 @@ class LocalSession(Session):
 
     def versions(self) -> dict[str, str]:
         """Of Python and packages here."""
-        return versions()
+        return machine.versions()
 
     def peak_memory(self) -> int:
-        on_device = self.runner.device_memory()
-        return on_device or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return self.runner.device_memory() or machine.peak_memory()
+
+    def moved(self) -> dict[str, int]:
+        return self.runner.moved(self.plans)
 
     def close(self) -> None:
         self.plans = []
@@ -235,6 +241,10 @@ class RemoteSession(Session):
 
     def peak_memory(self) -> int:
         result: int = self._ask("peak_memory")
+        return result
+
+    def moved(self) -> dict[str, int]:
+        result: dict[str, int] = self._ask("moved")
         return result
 
     def kill(self) -> None:

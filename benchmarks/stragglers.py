@@ -26,7 +26,8 @@ import numpy as np
 import cavs
 from benchmarks.balance import Classifier, tree, trees
 from benchmarks.distributed import run_ranks
-from benchmarks.harness import RESULTS, markdown, write_report
+from benchmarks.harness import markdown, write_report
+from benchmarks.places import RESULTS
 from cavs.distributed import Trainer
 from cavs.distributed.balance import PREDICTORS, SpeedBalancer, StructureBalancer
 from cavs.distributed.communicator import MPICommunicator

@@ -12,6 +12,13 @@ tree-lstm   embedding [V, e], W [e, 3h] (i, o, u), U [2h, 5h] (i, o, u, f_l, f_r
             b [5h] (a leaf uses its first 3h), W_out [h, classes], b_out [classes]
 tree-fc     embedding [V, h], W [2h, h], b [h], W_out, b_out; at a leaf h = tanh(x + b)
 LSTMs       embedding [V, e], W [e, 4h], U [h, 4h], b [4h] (i, f, g, o), W_out, b_out
+
+Others are of cavs alone, and show what its passes are worth:
+
+child-sum   child-sum Tree-LSTM on the treebank
+lattice     the same on lattices, whose vertices share their children
+gates       LSTM over sentences with a matrix for each gate
+root-label  Tree-FC with a label at every vertex, -1 at all but the root
 """
 
 from __future__ import annotations
@@ -28,6 +35,7 @@ from benchmarks.samples import (
     Sample,
     Sequence,
     complete_tree,
+    lattice,
     random_text,
     random_trees,
     sentiment_trees,
@@ -38,6 +46,13 @@ Floats = npt.NDArray[np.float32]
 Parameters = dict[str, Floats]
 
 WORKLOADS = ("tree-lstm", "tree-fc", "var-lstm", "fixed-lstm")
+# Of cavs alone -> the workload whose samples it has; lattices are its own.
+OWN = {
+    "child-sum": "tree-lstm",
+    "lattice": "lattice",
+    "gates": "var-lstm",
+    "root-label": "tree-fc",
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +68,7 @@ class Case:
     embedding: int = 300  # tree-fc ignores it: a leaf's embedding is its state
     classes: int = 5  # 0, LSTMs only: the next token, among the whole vocabulary
     length: int = 64  # fixed-lstm
-    leaves: int = 256  # tree-fc
+    leaves: int = 256  # tree-fc, lattice
     vocabulary: int = 10_000  # tree-fc and LSTMs; tree-lstm has the treebank's
     optimizer: str = "adagrad"  # or "sgd"
     lr: float = 0.01
@@ -108,26 +123,28 @@ def _sequence(tokens: npt.NDArray[np.int32], classes: int) -> Sequence:
 def _samples(case: Case, count: int) -> tuple[list[Sample], int]:
     random = np.random.default_rng(case.seed)
     samples: list[Sample]
-    if case.workload == "tree-lstm":
+    kind = OWN.get(case.workload, case.workload)
+    if kind == "tree-lstm":
         drawn = case.data == RANDOM
         trees, vocabulary = random_trees(count) if drawn else sentiment_trees(case.data)
         samples = [trees[i] for i in random.permutation(len(trees))[:count]]
-    elif case.workload == "tree-fc":
+    elif kind in ("tree-fc", "lattice"):
         vocabulary = case.vocabulary
+        make = {"tree-fc": complete_tree, "lattice": lattice}[kind]
         samples = [
-            complete_tree(
+            make(
                 case.leaves,
                 random.integers(0, vocabulary, case.leaves).astype(np.int32),
                 int(random.integers(case.classes)),
             )
             for _ in range(count)
         ]
-    elif case.workload in ("var-lstm", "fixed-lstm"):
+    elif kind in ("var-lstm", "fixed-lstm"):
         if case.data == RANDOM:
             sentences, vocabulary = random_text(max(count * case.length, 1000), case.vocabulary)
         else:
             sentences, vocabulary = wikitext(case.data, case.vocabulary)
-        if case.workload == "fixed-lstm":
+        if kind == "fixed-lstm":
             text = np.concatenate(sentences)
             whole = len(text) // (case.length + 1)
             stretches = text[: whole * (case.length + 1)].reshape(whole, -1)
@@ -135,7 +152,8 @@ def _samples(case: Case, count: int) -> tuple[list[Sample], int]:
         order = random.permutation(len(sentences))[:count]
         samples = [_sequence(sentences[i], case.classes) for i in order]
     else:
-        raise ValueError(f"workload {case.workload!r}; there are {', '.join(WORKLOADS)}")
+        known = ", ".join((*WORKLOADS, *OWN))
+        raise ValueError(f"workload {case.workload!r}; there are {known}")
     if len(samples) < count:
         raise ValueError(f"{case.workload}: {count} samples wanted, the data has {len(samples)}")
     return samples, vocabulary
@@ -145,7 +163,8 @@ def load(case: Case) -> Workload:
     """The samples of a case, the same for every runner."""
     count = case.batch_size * case.batches
     samples, vocabulary = _samples(case, count)
-    embedding = case.hidden if case.workload == "tree-fc" else case.embedding
+    like_fc = OWN.get(case.workload, case.workload) == "tree-fc"
+    embedding = case.hidden if like_fc else case.embedding
     size = case.batch_size
     return Workload(
         case,
@@ -161,8 +180,13 @@ def initial_parameters(workload: Workload) -> Parameters:
     shapes: dict[str, tuple[int, ...]]
     if kind == "tree-lstm":
         shapes = {"W": (e, 3 * h), "U": (2 * h, 5 * h), "b": (5 * h,)}
-    elif kind == "tree-fc":
+    elif kind in ("tree-fc", "root-label"):
         shapes = {"W": (2 * h, h), "b": (h,)}
+    elif kind in ("child-sum", "lattice"):
+        shapes = {"W": (e, 4 * h), "U": (h, 3 * h), "U_f": (h, h), "b": (4 * h,)}
+    elif kind == "gates":
+        shapes = {f"W_{gate}": (e, h) for gate in "ifgo"} | {f"U_{gate}": (h, h) for gate in "ifgo"}
+        shapes["b"] = (4 * h,)
     else:
         shapes = {"W": (e, 4 * h), "U": (h, 4 * h), "b": (4 * h,)}
     shapes |= {

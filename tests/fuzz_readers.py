@@ -1,9 +1,10 @@
-"""Feeds readers and collation with broken input: ``python tests/fuzz_readers.py --minutes 10``.
+"""Feeds readers, builders and collation with broken input: ``tests/fuzz_readers.py --minutes 10``.
 
 Only the errors of cavs may come out, and what is accepted must collate and schedule.
 """
 
 import argparse
+import contextlib
 import itertools
 import logging
 import sys
@@ -22,6 +23,7 @@ from cavs.data import (
     batch,
     chains,
     dependency_graphs,
+    parse_tree,
     read_conllu,
     read_functions,
     read_sst,
@@ -29,6 +31,10 @@ from cavs.data import (
     sst_graphs,
 )
 from cavs.errors import CavsError
+
+networkx = None
+with contextlib.suppress(ImportError):
+    import networkx
 
 WORDS = Vocabulary(["a", "b", "<eos>"])
 SEEDS = {
@@ -41,10 +47,15 @@ SEEDS = {
     "text": b" = Title = \n\n a b <unk> c\nd\n",
     "python": b"def get_a(x, *y):\n    '''s'''\n    return [get_a(z) for z in y if x.get_a]\n",
 }
+TEXTS = {
+    "labels": b"(S (NP It) (VP (2 a) (2 b)))",
+    "ast": SEEDS["python"],
+    "vocabulary": b'["<unk>", "a", "\\u00e9", "b"]',
+}
 PIECES = [
     b"(", b")", b"\t", b"\n", b"\n\n", b" ", b"0", b"-1", b"99999999999", b"1-2", b"1.1", b"_",
     b"#", b"\xff", b"\xc3", b"\x00", b"\xe2\x80\xa8", b"\\", b"\r", b"(2 ", b"\xef\xbb\xbf",
-    b"def f(", b"'",
+    b"def f(", b"'", b"(NP ", b'"', b",", b"[", b"-" * 3000, b"null",
 ]  # fmt: skip
 
 
@@ -118,6 +129,93 @@ def any_graph(draw):
     return children, draw(options), draw(options)
 
 
+def turned_round(edges):
+    """Rows of children and of parents, if these are pairs."""
+    fits = isinstance(edges, list) and edges and all(isinstance(e, tuple) for e in edges)
+    return list(zip(*edges, strict=True)) if fits else edges
+
+
+counts = st.integers(-2, 9) | st.sampled_from([-(2**40), 2.5, None, "3"])
+pairs = st.lists(st.tuples(st.integers(-1, 6), st.integers(-1, 6)), max_size=8)
+# What a caller may give by mistake for numbers of vertices.
+odd = st.sampled_from(
+    [
+        *[None, 3, "ab", [None], [[0], [1, 2]], [0.5, 1.0], [True, False], ["a"], [float("nan")]],
+        *[np.zeros((2, 0)), np.zeros((0, 2), int), np.zeros((2, 2, 2), int), np.array(["x"])],
+    ]
+)
+named = st.dictionaries(st.sampled_from(["a", "b"]), values, max_size=2)
+
+
+def ascending(edges):
+    """Edges of a DAG: what is accepted must be met, too."""
+    return [(a, b) for a, b in edges if 0 <= a < b]
+
+
+edges_of_graphs = pairs.map(ascending) | pairs | odd | st.lists(arrays, max_size=3)
+builders = {
+    "parents": st.tuples(
+        arrays | arrays.map(np.array) | odd | st.lists(st.integers(-1, 5), max_size=6)
+    ),
+    "edges": st.tuples(counts, edges_of_graphs | pairs.map(np.array)),
+    "edge_index": st.tuples(counts, edges_of_graphs.map(turned_round) | pairs | odd),
+    "networkx": st.tuples(
+        pairs.map(ascending) | pairs, st.lists(st.sampled_from("abc")) | st.just("a")
+    ),
+}
+
+
+def built(kind, args, features, edge_features):
+    if kind == "networkx":
+        graph = networkx.MultiDiGraph()
+        for place, (child, parent) in enumerate(args[0]):
+            graph.add_edge(child, parent, **{name: row for name, row in edge_features.items()})
+            graph.nodes[child]["a"] = place
+        names = {"features": args[1], "edge_features": list(edge_features)}
+        return Graph.from_networkx(graph, **names, to_children=len(features) > 1)
+    make = getattr(Graph, f"from_{kind}")
+    return make(*args, features=features, edge_features=edge_features)
+
+
+def fuzz_builder(kind, args, features, edge_features):
+    with contextlib.suppress(CavsError):
+        run_all([built(kind, args, features, edge_features)])
+    with contextlib.suppress(CavsError):  # its structure may do where its features do not
+        run_all([built(kind, args, {}, {})])
+
+
+def fuzz_join(samples, features, edge_features):
+    graphs = []
+    for children, own, of_edges in samples:
+        with contextlib.suppress(CavsError):
+            graphs.append(Graph(children, own, of_edges))
+    with contextlib.suppress(CavsError):
+        run_all([Graph.join(graphs, features, edge_features, graph_features=features)])
+    with contextlib.suppress(CavsError):
+        run_all([Graph.join([Graph(graph.topology) for graph in graphs])])
+
+
+def fuzz_text(kind, content, folder):
+    """What takes a text, not a file, and the file of a vocabulary."""
+    if kind == "vocabulary":
+        path = folder / "words.json"
+        path.write_bytes(content)
+        with contextlib.suppress(CavsError):
+            words = Vocabulary.load(path)
+            words.save(path)
+            assert Vocabulary.load(path).to_json() == words.to_json()
+            ids = words.encode(["a", "never seen"])
+            assert len(list(words.decode(ids))) == 2
+        return
+    for text in (content, content.decode("utf-8", "replace")):
+        with contextlib.suppress(CavsError):
+            if kind == "ast":
+                run_all([Graph.from_ast(text)])
+            elif isinstance(text, str):
+                tree = parse_tree(text, labels=["S", "NP", "VP", "2"])
+                run_all(sst_graphs([tree], WORDS))
+
+
 def fuzz_graphs(samples):
     graphs = []
     for children, features, edge_features in samples:
@@ -159,11 +257,35 @@ def rounds(minutes, examples, first_seed):
             tried += 1
             fuzz_graphs(samples)
 
+        def try_text(kind, content):
+            nonlocal tried
+            tried += 1
+            fuzz_text(kind, content, folder)
+
+        def try_builder(kind, args, features, edge_features):
+            nonlocal tried
+            tried += 1
+            fuzz_builder(kind, args, features, edge_features)
+
+        def try_join(samples, features, edge_features):
+            nonlocal tried
+            tried += 1
+            fuzz_join(samples, features, edge_features)
+
+        samples = st.lists(any_graph(), max_size=4)
+        targets = [given(kind=st.just(k), content=broken(t))(try_reader) for k, t in SEEDS.items()]
+        targets += [given(kind=st.just(k), content=broken(t))(try_text) for k, t in TEXTS.items()]
+        targets += [
+            given(kind=st.just(kind), args=args, features=named, edge_features=named)(try_builder)
+            for kind, args in builders.items()
+            if kind != "networkx" or networkx is not None
+        ]
+        targets.append(given(samples=samples, features=named, edge_features=named)(try_join))
+        targets.append(given(samples=samples)(try_graphs))
+        targets = [quick(target) for target in targets]
         for number in itertools.count(first_seed):
-            for kind, text in SEEDS.items():
-                target = given(kind=st.just(kind), content=broken(text))(try_reader)
-                seed(number)(quick(target))()
-            seed(number)(quick(given(samples=st.lists(any_graph(), max_size=4))(try_graphs)))()
+            for target in targets:
+                seed(number)(target)()
             if time.monotonic() >= end:
                 break
     return tried

@@ -1,15 +1,22 @@
-"""``cavs explain MODEL``: every stage of the compiler, and one batch as it runs."""
+"""``cavs explain MODEL``: every stage of the compiler, and one batch as it runs; or drawings."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 from typing import Any
 
 from cavs.cli import options
 from cavs.cli.registry import Entry
 from cavs.config import set_num_threads
-from cavs.runtime import explain
+from cavs.data import GraphBatch, dot_function, dot_graph, dot_schedule, render
+from cavs.errors import ConfigError
+from cavs.frontend.model import Model
+from cavs.runtime import Session, explain
 from cavs.train import DataLoader
+
+DRAWINGS = ("function", "graph", "schedule")
 
 
 def add_parser(commands: Any, argv: list[str]) -> None:
@@ -26,6 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     parser.add_argument(
         "--inference", action="store_true", help="without gradients and update (default: training)"
     )
+    group = parser.add_argument_group("drawings")
+    group.add_argument(
+        "--draw",
+        choices=DRAWINGS,
+        help="draw instead of explaining: the model with its vertex functions, the first graph of "
+        "the data, or the tasks in which a training step on a batch runs",
+    )
+    group.add_argument(
+        "--out",
+        metavar="FILE",
+        help="where the drawing goes: .dot and .gv for text, .svg, .png or .pdf for a picture by "
+        "Graphviz (default: text on the standard output)",
+    )
     parser.set_defaults(run=run, seed=0)
 
 
@@ -34,6 +54,11 @@ def run(args: argparse.Namespace) -> int:
 
     A step of training, with the optimiser that ``cavs train`` takes for the model, or of inference.
     """
+    if args.out is not None and args.draw is None:
+        raise ConfigError(
+            f"--out {args.out} without a drawing",
+            hint=f"add --draw {'|'.join(DRAWINGS)}; the explanation itself is printed",
+        )
     entry: Entry = args.entry
     task = entry.build(args)
     graphs = task.required("train")[: args.batch_size]
@@ -41,6 +66,9 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         set_num_threads(args.threads)
     where = {"device": args.device, "precision": args.precision, "cudnn": args.cudnn}
+    if args.draw is not None:
+        _write(_drawing(args.draw, task.model, batch, where, not args.inference), args.out)
+        return 0
     optimizer = options.make_optimizer(options.training_defaults(entry), 1)
     print(
         explain(
@@ -53,3 +81,32 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _drawing(
+    what: str, model: Model, batch: GraphBatch, where: dict[str, Any], training: bool
+) -> str:
+    if what == "function":
+        return dot_function(model, batch)
+    if what == "graph":
+        return dot_graph(batch.graphs[0])
+    return dot_schedule(Session(model, **where).schedule(batch, training=training))
+
+
+def _write(dot: str, out: str | os.PathLike[str] | None) -> None:
+    """Text to the standard output or a file, pictures through Graphviz; says where it went."""
+    if out is None:
+        print(dot, end="")
+        return
+    path = Path(out)
+    if path.suffix not in (".dot", ".gv"):
+        render(dot, path)
+    else:
+        try:
+            path.write_text(dot, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the drawing {path}: {error.strerror or error}",
+                hint="choose a folder and file that you may write to",
+            ) from None
+    print(f"written: {path}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import product
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,17 @@ import numpy as np
 from cavs.data.batch import GraphBatch
 from cavs.data.graph import Graph
 from cavs.data.vocabulary import Vocabulary
-from cavs.errors import ConfigError
-from cavs.frontend.batch import Feature
+from cavs.errors import ConfigError, FeatureError
+from cavs.frontend.batch import Feature, SymbolicBatch
 from cavs.frontend.model import Model, trace_model
+from cavs.frontend.values import Pushed
+from cavs.frontend.vertex import VertexFunction
+from cavs.ir import Graph as Traced
 from cavs.ir import Node
+from cavs.ir.trace import tracing
+
+_LAYOUT = "  rankdir=BT; node [shape=box];"
+Shape = int | tuple[int, ...]
 
 
 def _quoted(text: str) -> str:
@@ -35,78 +44,171 @@ def _shown(value: Any, name: str, words: Mapping[str, Vocabulary]) -> str | None
 
 
 def dot_graph(
-    graph: Graph, words: Mapping[str, Vocabulary] | None = None, max_vertices: int = 500
+    graph: Graph | GraphBatch,
+    words: Mapping[str, Vocabulary] | None = None,
+    max_vertices: int = 500,
 ) -> str:
     """A graph as DOT text: edges go from child to parent, vertices show their features.
 
-    ``words``: vocabularies for features that index one. ConfigError for graphs of more than
-    ``max_vertices``, which Graphviz cannot lay out in reasonable time.
+    The graphs of a batch stand side by side, each in a frame. ``words``: vocabularies for features
+    that index one. ConfigError for more than ``max_vertices``, which Graphviz cannot lay out in
+    reasonable time, and for what is no graph.
     """
+    if not isinstance(graph, Graph | GraphBatch):
+        raise ConfigError(
+            f"dot_graph draws a graph or a batch, not {type(graph).__name__}",
+            hint="dot_graph(graph), or dot_graph(cavs.batch(graphs)) for several",
+        )
     if graph.num_vertices > max_vertices:
         raise ConfigError(
             f"{graph.num_vertices} vertices are too many to draw",
             hint=f"draw a smaller graph, or raise max_vertices above {max_vertices}",
         )
     words = words or {}
-    lines = [f"digraph {_quoted(graph.name or 'graph')} {{", "  rankdir=BT; node [shape=box];"]
+    if isinstance(graph, Graph):
+        lines = [f"digraph {_quoted(graph.name or 'graph')} {{", _LAYOUT]
+        return "\n".join([*lines, *_graph_lines(graph, "", words), "}", ""])
+    lines = ["digraph batch {", _LAYOUT]
+    for i, one in enumerate(graph.graphs):
+        # Graphviz draws a frame around a subgraph that is called a cluster.
+        lines.append(f"  subgraph cluster{i} {{ label={_quoted(graph.graph_label(i))};")
+        lines += [*_graph_lines(one, f"g{i}", words), "  }"]
+    return "\n".join([*lines, "}", ""])
+
+
+def _graph_lines(graph: Graph, prefix: str, words: Mapping[str, Vocabulary]) -> Iterator[str]:
     for v in range(graph.num_vertices):
         parts = [_shown(values[v], name, words) for name, values in graph.features.items()]
         label = "\n".join([str(v), *(part for part in parts if part is not None)])
-        lines.append(f"  v{v} [label={_quoted(label)}];")
+        yield f"  {prefix}v{v} [label={_quoted(label)}];"
     edge = 0
     for v in range(graph.num_vertices):
         for position, child in enumerate(graph.children(v)):
             parts = [_shown(x[edge], name, words) for name, x in graph.edge_features.items()]
             label = "\n".join([str(position), *(part for part in parts if part is not None)])
-            lines.append(f"  v{child} -> v{v} [label={_quoted(label)}];")
+            yield f"  {prefix}v{child} -> {prefix}v{v} [label={_quoted(label)}];"
             edge += 1
-    return "\n".join([*lines, "}", ""])
 
 
-def _operation(node: Node) -> str:
-    """What a node does, and the shape of one row of it."""
+def _operation(node: Node, names: Mapping[int, str], source: str) -> str:
+    """What a node does, and the shape of one row of it.
+
+    names: of parameters, by id. source: what a value from outside is called.
+    """
     attrs = dict(node.attrs)
     words = node.op.name
     if words == "parameter":
-        words = attrs["parameter"].name
+        words = names.get(id(attrs["parameter"]), words)  # a cell may use what it does not hold
     elif words == "feature":
-        words = f"feature {attrs['name']}"
+        words = f"{source} {attrs['name']}"
     elif words == "constant":
         return f"{attrs['value']:.4g}"
     elif words == "slice":
         words = f"[{attrs['start']}:{attrs['stop']}]"
     elif words == "gather":
         words = f"gather {attrs['slot'].name}"
+    elif words == "gather_grad":  # of a cell that runs top-down
+        words = f"gather {attrs['slot'].name} of parents"
     elif words == "nth_child":
         words = f"child {attrs['k']}"
     return f"{words}\n{list(node.shape)} {node.type.domain}"
 
 
-def dot_function(model: Model, batch: GraphBatch) -> str:
-    """The vertex functions of a model, and what stands around them, as DOT text.
+def _features(batch: GraphBatch | Graph) -> dict[str, Feature]:
+    """What a model is traced for on such a batch."""
+    found = batch if isinstance(batch, GraphBatch) else GraphBatch([batch])
+    return {
+        name: Feature(s.kind, s.dtype, s.shape, s.has_absent)
+        for name, s in found.feature_schema().items()
+    }
+
+
+def _traced_cell(
+    cell: VertexFunction, known: Mapping[str, Feature], inputs: Mapping[str, Shape]
+) -> Traced:
+    """A cell by itself. What of ``inputs`` is of edges shows in how the cell reads it."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in inputs.items():
+        shapes[name] = (shape,) if isinstance(shape, int) else tuple(shape)
+        if not all(isinstance(size, Integral) and size >= 1 for size in shapes[name]):
+            raise ConfigError(
+                f"{name}={shape!r} is no shape of a row", hint=f"give its sizes: {name}=(3,)"
+            )
+    # Rows of several integers cannot be pulled.
+    pulled = {k: f for k, f in known.items() if f.dtype != "int" or not f.shape}
+    first: FeatureError | None = None
+    for kinds in product(("vertex", "edge"), repeat=len(shapes)):
+        given = {k: Feature(w, "float", shapes[k]) for k, w in zip(shapes, kinds, strict=True)}
+        schema = pulled | given
+        try:
+            with tracing(False) as trace:
+                batch = SymbolicBatch(schema)
+                pushed = cell(batch.graph, **{name: batch[name] for name in schema})
+                values = pushed._values if isinstance(pushed, Pushed) else {"output": pushed}
+                return Traced(dict(values), dict(trace.slots))
+        except FeatureError as error:
+            first = first or error
+    assert first is not None
+    raise FeatureError(
+        first.what,
+        where=first.where,
+        hint="a cell is drawn with the shape of a row of all that it pulls: "
+        "dot_function(cell, x=(3,)), or with a batch that has it",
+    )
+
+
+def dot_function(
+    function: Model | VertexFunction, batch: GraphBatch | Graph | None = None, **inputs: Shape
+) -> str:
+    """The vertex functions of a model and what stands around them, or one by itself, as DOT text.
 
     Values flow along arrows, each with the shape of a row and what a row is; parameters are round.
-    What scatter gives returns to the gather of the parents along a dashed arrow. ``batch`` says
-    what features there are. Raises what tracing raises.
+    What scatter gives returns to the gather of the parents along a dashed arrow, or of the children
+    where a cell runs top-down. ``batch`` says what features there are. A vertex function takes
+    instead, or besides, the shapes of what it pulls: ``dot_function(cell, x=(3,))``. Raises what
+    tracing raises, and ConfigError for what is neither.
     """
-    schema = {
-        name: Feature(s.kind, s.dtype, s.shape, s.has_absent)
-        for name, s in batch.feature_schema().items()
-    }
-    predicts = type(model).forward is not Model.forward
-    graph = trace_model(model, schema, training=False, with_loss=not predicts)
+    if not isinstance(function, Model | VertexFunction):
+        raise ConfigError(
+            f"dot_function draws a model or a vertex function, not {function!r:.80}",
+            hint="dot_function(model, batch), or dot_function(cell, x=(3,))",
+        )
+    if batch is not None and not isinstance(batch, GraphBatch | Graph):
+        raise ConfigError(
+            f"dot_function takes a batch, not {type(batch).__name__}",
+            hint="make one: cavs.batch(graphs)",
+        )
+    schema = {} if batch is None else _features(batch)
+    if isinstance(function, VertexFunction):
+        graph, source = _traced_cell(function, schema, inputs), "pull"
+    elif batch is None or inputs:
+        raise ConfigError(
+            f"{type(function).__name__} is a model, which is drawn for the features of a batch",
+            hint="dot_function(model, cavs.batch(graphs))",
+        )
+    else:
+        predicts = type(function).forward is not Model.forward
+        graph = trace_model(function, schema, training=False, with_loss=not predicts)
+        source = "feature"
+    return _function_text(function, graph, source)
+
+
+def _function_text(function: Model | VertexFunction, graph: Traced, source: str) -> str:
     nodes = graph.nodes()
     number = {node: i for i, node in enumerate(nodes)}
-    lines = [f"digraph {_quoted(type(model).__name__)} {{", "  rankdir=BT; node [shape=box];"]
+    names = {id(parameter): name for name, parameter in function.parameters().items()}
+    lines = [f"digraph {_quoted(type(function).__name__)} {{", _LAYOUT]
     for node, i in number.items():
         shape = ", shape=ellipse" if node.op.name == "parameter" else ""
-        lines.append(f"  n{i} [label={_quoted(_operation(node))}{shape}];")
+        lines.append(f"  n{i} [label={_quoted(_operation(node, names, source))}{shape}];")
         lines += [f"  n{number[x]} -> n{i};" for x in node.inputs]
     for s, (slot, value) in enumerate(graph.slots.items()):
         label = f"scatter {slot.name}\n{slot.structure.name}"
         lines.append(f"  s{s} [label={_quoted(label)}];")
         lines.append(f"  n{number[value]} -> s{s};")
-        readers = [n for n in nodes if n.op.name == "gather" and n.attr("slot") is slot]
+        # Of a cell that runs top-down, states are read as cotangents are in backward.
+        gathers = [n for n in nodes if n.op.name in ("gather", "gather_grad")]
+        readers = [n for n in gathers if n.attr("slot") is slot]
         lines += [f"  s{s} -> n{number[n]} [style=dashed, constraint=false];" for n in readers]
     for o, (name, value) in enumerate(graph.outputs.items()):
         lines.append(f"  o{o} [label={_quoted(name)}, shape=plaintext];")
@@ -117,15 +219,27 @@ def dot_function(model: Model, batch: GraphBatch) -> str:
 def dot_schedule(schedule: Any, max_tasks: int = 200) -> str:
     """The batch tasks of a schedule as DOT text, a rank for every level.
 
+    Of a batch, or a graph, that by children alone; what a model runs has more kinds, and equal
+    vertices once: ``session.schedule(batch)``. ConfigError for anything else.
+
     A box says the kind of its vertices and how many run together; an arrow says how many edges go
     from one task to another. Beyond ``max_tasks`` a last box counts what is left out.
     """
+    if isinstance(schedule, Graph):
+        schedule = GraphBatch([schedule])
+    if isinstance(schedule, GraphBatch):
+        schedule = schedule.schedule()
+    if not hasattr(schedule, "tasks"):
+        raise ConfigError(
+            f"dot_schedule draws a schedule or a batch, not {type(schedule).__name__}",
+            hint="dot_schedule(batch), or dot_schedule(session.schedule(batch))",
+        )
     tasks = schedule.tasks
     drawn = tasks[:max_tasks]
     task_of_row = np.zeros(len(schedule.order), np.int64)
     for i, (_, _, (begin, end), _) in enumerate(tasks):
         task_of_row[begin:end] = i
-    lines = ["digraph schedule {", "  rankdir=BT; node [shape=box];"]
+    lines = ["digraph schedule {", _LAYOUT]
     levels: dict[int, list[int]] = {}
     for i, (kind, level, rows, edges) in enumerate(drawn):
         key = schedule.kinds[kind][0]

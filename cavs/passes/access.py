@@ -345,5 +345,9 @@ def insert_copies(graph: Graph) -> Graph:
             return stored(n)
         return n if accesses.held(n) else copy_of(n)
 
-    outputs = {k: n if k.startswith("grad:") else stored(n) for k, n in new.outputs.items()}
+    def added(n: Node) -> Node:
+        """A term of a gradient is added as one: parts side by side become one value first."""
+        return n if _reduces(n) or len(accesses.pieces(n)) == 1 else copy_of(n)
+
+    outputs = {k: (added if k.startswith("grad:") else stored)(n) for k, n in new.outputs.items()}
     return Graph(outputs, {s: held(s, n) for s, n in new.slots.items()})

@@ -6,7 +6,7 @@ import pytest
 import cavs
 from cavs import nn
 from cavs.data import Graph, Vocabulary, batch, dot_function, dot_graph, dot_schedule, render
-from cavs.errors import ConfigError
+from cavs.errors import ConfigError, FeatureError
 
 
 def test_a_graph_shows_features_and_edges():
@@ -59,6 +59,96 @@ def test_a_vertex_function_shows_its_primitives():
     ends = {end for arrow in arrows for end in arrow.split(" [")[0].split(" -> ")}
     assert ends == names  # every box is there once and is tied to the rest
     assert sum("style=dashed" in arrow for arrow in arrows) == 2  # c and h, to the parents
+
+
+def arrows_of(dot, dashed):
+    found = [line.strip() for line in dot.splitlines() if "->" in line]
+    return [line for line in found if ("style=dashed" in line) == dashed]
+
+
+def scatters_of(dot):
+    return {line.split()[0] for line in dot.splitlines() if '[label="scatter ' in line}
+
+
+def test_a_batch_shows_its_graphs_side_by_side():
+    dot = dot_graph(batch([Graph([[], [0]], name="one"), Graph([[], [], [0, 1]])]))
+    assert 'subgraph cluster0 { label="graph 0 \\"one\\"";' in dot
+    assert 'g0v0 -> g0v1 [label="0"];' in dot and 'g1v1 -> g1v2 [label="1"];' in dot
+    assert dot.count("{") == dot.count("}") == 3
+    with pytest.raises(ConfigError, match="600 vertices are too many"):
+        dot_graph(batch([Graph.chain(300)] * 2))
+    with pytest.raises(ConfigError, match=r"not list(.|\n)*cavs.batch\(graphs\)"):
+        dot_graph([Graph.chain(2)])
+
+
+def test_a_batch_shows_its_schedule():
+    graph = Graph([[], [], [0, 1]])
+    assert dot_schedule(batch([graph])) == dot_schedule(batch([graph]).schedule())
+    assert dot_schedule(graph) == dot_schedule(batch([graph]))
+    assert "level 1" in dot_schedule(graph)
+    with pytest.raises(ConfigError, match=r"not list(.|\n)*session.schedule\(batch\)"):
+        dot_schedule([graph])
+
+
+def test_a_cell_is_drawn_by_itself():
+    cell = nn.ChildSumTreeLSTM(3, 4)
+    dot = dot_function(cell, x=(3,))
+    assert dot.startswith('digraph "ChildSumTreeLSTM" {')
+    assert 'label="pull x\\n[3] vertex"' in dot and 'label="U_f\\n[4, 4] one", shape=ell' in dot
+    assert len(arrows_of(dot, dashed=True)) == 2
+    one = batch([Graph([[], [0]], {"x": np.ones((2, 3)), "token": [1, 2], "ids": [[1, 2]] * 2})])
+    assert dot_function(cell, one) == dot == dot_function(cell, x=3)
+    assert dot_function(cell, one.graphs[0]) == dot
+    with pytest.raises(FeatureError, match=r"pull\('x'\)[\s\S]*dot_function\(cell, x=\(3,\)\)"):
+        dot_function(cell)
+    for shape in ("3", (0,), (1.5,)):
+        with pytest.raises(ConfigError, match="no shape of a row"):
+            dot_function(cell, x=shape)
+
+
+def test_what_a_cell_pulls_of_edges_shows():
+    class Typed(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=4)
+
+        def vertex(self, v):
+            h = v.pull("x") + (v.gather().h * v.edge("r")).sum()
+            v.scatter(h=h)
+            v.push(h=h, twice=h + h)
+
+    dot = dot_function(Typed(), x=(4,), r=(4,))
+    assert "pull r\\n[4] edge" in dot and "pull x\\n[4] vertex" in dot
+    assert '[label="h", shape=plaintext]' in dot and '[label="twice", shape=plaintext]' in dot
+
+
+def test_what_cannot_be_drawn_says_what_can():
+    class Encoder(cavs.Model):
+        def forward(self, batch):
+            return batch["x"]
+
+    for wrong in (
+        lambda: dot_function(Encoder()),
+        lambda: dot_function(Encoder(), batch([Graph.chain(2)]), x=(3,)),
+        lambda: dot_function(Encoder(), [Graph.chain(2)]),
+        lambda: dot_function(nn.Linear(2, 3), x=(3,)),
+    ):
+        with pytest.raises(ConfigError, match="hint: "):
+            wrong()
+
+
+def test_every_scatter_of_a_cell_that_runs_down_has_its_arrow():
+    class Tagger(cavs.Model):
+        def __init__(self):
+            self.forth, self.back = nn.LSTM(3, 4), nn.LSTM(3, 4)
+
+        def forward(self, batch):
+            down = self.back(batch.graph.reversed(), x=batch["x"])
+            return self.forth(batch.graph, x=batch["x"]) + down
+
+    dot = dot_function(Tagger(), batch([Graph.chain(3, features={"x": np.ones((3, 3))})]))
+    dashed = {arrow.split()[0] for arrow in arrows_of(dot, dashed=True)}
+    assert len(dashed) == 4 and dashed == scatters_of(dot)
+    assert "gather h of parents\\n[4] vertex" in dot and "gather h\\n[4] edge" in dot
 
 
 def test_render(tmp_path, monkeypatch):

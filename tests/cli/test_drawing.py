@@ -1,0 +1,47 @@
+"""``cavs explain --draw``: text without Graphviz, and what it takes to have a picture."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cavs.cli import main
+
+TREE = str(Path(__file__).with_name("tree_toy.py"))
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.parametrize(
+    ("what", "shown"),
+    [
+        ("function", ["gather h", "scatter h", "style=dashed"]),
+        ("graph", ['digraph "graph"', "v0 -> v"]),
+        ("schedule", ["digraph schedule", "rank=same", "vertices,"]),
+    ],
+)
+def test_a_drawing_is_text_or_a_file_of_it(what, shown, capsys):
+    assert main(["explain", TREE, "--draw", what]) == 0
+    dot = capsys.readouterr().out
+    for part in shown:
+        assert part in dot
+    assert main(["explain", TREE, "--draw", what, "--out", "a.dot"]) == 0
+    assert capsys.readouterr().out == "written: a.dot\n"
+    assert Path("a.dot").read_text() == dot
+
+
+def test_what_is_missing_for_a_drawing_is_said(capsys, monkeypatch):
+    assert main(["explain", TREE, "--out", "a.dot"]) == 1
+    assert "hint: add --draw function|graph|schedule" in capsys.readouterr().err
+    assert main(["explain", TREE, "--draw", "graph", "--out", "no/such/a.dot"]) == 1
+    assert "ConfigError: cannot write the drawing no/such/a.dot" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "")
+    pytest.importorskip("graphviz")
+    assert main(["explain", TREE, "--draw", "graph", "--out", "a.svg"]) == 1
+    err = capsys.readouterr().err
+    assert "needs the program dot" in err and "apt install graphviz" in err
+    assert not Path("a.svg").exists()
