@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -177,6 +177,12 @@ def from_networkx(
             "to_children=True; networkx.DiGraph(edges) takes (child, parent) pairs",
         )
     label = graph_label(name)
+    for named in (features, edge_features, graph_features):
+        if not isinstance(named, Iterable):
+            raise FeatureError(
+                f"{label}: attributes to take over are a list of names, not {named!r:.80}",
+                hint='features=["token"] takes one of every vertex',
+            )
     nodes = list(graph.nodes(data=True))
     number = {node: i for i, (node, _) in enumerate(nodes)}
     # in_edges, not edges: it lists the children of a vertex in the order they were added to it.

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from cavs.data.graph import Graph
 from cavs.data.numbering import Numbering, numbered
-from cavs.data.source import data_error, read_lines, shown
+from cavs.data.source import as_path, data_error, read_lines, shown
 from cavs.data.structure import graph_error
 from cavs.data.vocabulary import Vocabulary
 
@@ -65,7 +65,8 @@ def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
     without a form, heads out of range, heads that run in a circle, a last sentence without its
     empty line (a truncated file) and text that is not UTF-8.
     """
-    return parse_conllu(read_lines(Path(path)), Path(path))
+    path = as_path(path)
+    return parse_conllu(read_lines(path), path)
 
 
 def parse_conllu(lines: Sequence[str], path: Path = Path("<text>")) -> list[Sentence]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from cavs.data.batch import GraphBatch
 from cavs.data.graph import Graph
+from cavs.data.source import as_path
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError, FeatureError
 from cavs.frontend.batch import Feature, SymbolicBatch
@@ -266,7 +267,7 @@ def render(dot: str, path: str | os.PathLike[str]) -> Path:
 
     ConfigError without a suffix, the Python package graphviz, or the program ``dot``.
     """
-    target = Path(path)
+    target = as_path(path)
     if not target.suffix:
         raise ConfigError(f"{target} has no suffix to name a format", hint="use .svg, .png or .pdf")
     try:

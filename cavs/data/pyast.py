@@ -27,6 +27,7 @@ import numpy as np
 from cavs.config import require_count
 from cavs.data.builders import ast_postorder
 from cavs.data.graph import Graph
+from cavs.data.source import as_path
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import DataError
 
@@ -162,7 +163,7 @@ def read_functions(
     """
     if limit is not None:
         require_count("limit", limit)
-    folder = Path(sysconfig.get_paths()["stdlib"] if root is None else root)
+    folder = as_path(sysconfig.get_paths()["stdlib"] if root is None else root)
     if not folder.is_dir():
         raise DataError(
             f"{folder}: no such folder; expected one with Python sources",

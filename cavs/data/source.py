@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 from pathlib import Path
 
 from cavs.errors import DataError
@@ -16,6 +17,13 @@ def data_error(path: Path | str, line: int, found: str, needed: str, hint: str =
 def shown(text: str, limit: int = 60) -> str:
     """Text of a file as an error quotes it: escaped and cut."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
+
+
+def as_path(path: str | os.PathLike[str]) -> Path:
+    """A path that a caller gives; DataError for what is none."""
+    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
+        raise DataError(f"{path!r:.80} is no path", hint="give the name of a file, as a text")
+    return Path(path)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 from cavs.config import require_count
 from cavs.data.brackets import Style, parse_text
 from cavs.data.graph import Graph
-from cavs.data.source import data_error, read_lines
+from cavs.data.source import as_path, data_error, read_lines
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError, DataError
 
@@ -86,7 +86,7 @@ def read_sst(
     UTF-8.
     """
     require_count("num_classes", num_classes)
-    path = Path(path)
+    path = as_path(path)
     trees = [
         parse_tree(line, num_classes, path, number, labels)
         for number, line in enumerate(read_lines(path), 1)

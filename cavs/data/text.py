@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cavs.config import require_count
 from cavs.data.graph import Graph
-from cavs.data.source import data_error, read_lines
+from cavs.data.source import as_path, data_error, read_lines
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError
 
@@ -29,7 +29,7 @@ def read_text(
         require_count("max_length", max_length, 2)
     found: list[list[str]] = []
     words: dict[str, str] = {}  # so that a word of the language is one text, however often it comes
-    for line in read_lines(Path(path)):
+    for line in read_lines(as_path(path)):
         tokens = [words.setdefault(word, word) for word in line.split()]
         if not tokens or (not headings and tokens[0] == "=" and tokens[-1] == "="):
             continue

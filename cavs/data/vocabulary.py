@@ -6,13 +6,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require_count
+from cavs.data.source import as_path
 from cavs.errors import ConfigError, DataError
 
 UNKNOWN = "<unk>"
@@ -105,11 +105,12 @@ class Vocabulary:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tokens as JSON; a reader sees the old file or the new one, never a part."""
-        target = Path(path)
+        target = as_path(path)
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             try:
-                part.write_text(json.dumps(self.to_json(), ensure_ascii=False), encoding="utf-8")
+                text = json.dumps(self.to_json(), ensure_ascii=False)
+                part.write_bytes(text.encode(errors="backslashreplace"))  # half of a pair, in JSON
                 part.replace(target)
             finally:
                 part.unlink(missing_ok=True)
@@ -122,14 +123,15 @@ class Vocabulary:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
         """Reads what ``save`` wrote. DataError for anything else."""
+        source = as_path(path)
         try:
-            tokens = json.loads(Path(path).read_text(encoding="utf-8"))
+            tokens = json.loads(source.read_text(encoding="utf-8"))
         except OSError as error:
             raise DataError(
                 f"{path}: cannot be read: {error.strerror or error}",
                 hint="check the path, and that the file may be read",
             ) from None
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise DataError(f"{path}: no vocabulary: {error}", hint=_SAVED) from None
         if not _is_token_list(tokens):
             raise DataError(

@@ -103,3 +103,9 @@ def test_wikitext():
     vocabulary = Vocabulary.build(token for tokens in sentences for token in tokens)
     graphs = chains(sentences[:200], vocabulary)
     assert batch(graphs).schedule().num_levels == 70
+
+
+def test_half_of_a_surrogate_pair_is_saved_and_loaded(tmp_path):
+    words = Vocabulary(["\ud800", "é"])  # a file name that is no UTF-8 holds such halves
+    words.save(tmp_path / "words.json")
+    assert Vocabulary.load(tmp_path / "words.json") == words

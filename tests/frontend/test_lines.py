@@ -70,6 +70,12 @@ CALLS = [
     (lambda p: read_text(p / "empty.txt"), "fetch it anew"),
     (lambda p: read_text(p / "latin.txt"), "iconv"),
     (lambda p: read_functions(p / "none"), "check the path"),
+    (lambda p: read_functions("a\0b"), "name of a file"),
+    (lambda p: read_sst(None), "name of a file"),
+    (lambda p: read_text("a\0b"), "name of a file"),
+    (lambda p: Vocabulary(["a"]).save(3), "name of a file"),
+    (lambda p: Vocabulary.load(p / "deep.json"), "Vocabulary.save"),
+    (lambda p: cavs.Graph.from_networkx(nx.DiGraph([(0, 1)]), features=None), '"token"'),
     (lambda p: Vocabulary(["a", "a"]), "build"),
     (lambda p: Vocabulary(["a"]).decode([7]), "0 to 1, or -1"),
     (lambda p: Vocabulary.load(p / "empty.txt"), "Vocabulary.save"),
@@ -85,6 +91,7 @@ CALLS = [
 def test_an_error_of_data_and_options_has_a_line_and_a_cure(call, hint, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "deep.json").write_text("[" * 200_000)
     with pytest.raises(CavsError) as caught:
         call(tmp_path)
     error = caught.value
