@@ -60,7 +60,7 @@ def operations(c):
     halves = c.split(c.rank % 2)
     assert halves.size == len(range(c.rank % 2, c.size, 2))
     assert (halves.common_memory(100) is None) == (halves.size == 1)
-    with pytest.raises(CommunicationError, match="gone before all of them had begun(.|\n)*first"):
+    with pytest.raises(CommunicationError, match=r"gone before all of them had begun(.|\n)*first"):
         mpi.MPICommunicator(OneIsGone())
     return sent
 
