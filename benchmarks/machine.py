@@ -123,7 +123,10 @@ def surroundings() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the working tree, marked where it has changes; empty outside a checkout."""
+    """The commit of the working tree, marked where it has changes; empty outside a checkout.
+
+    Results are no change: those that a run writes would make it another's when it is resumed.
+    """
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
@@ -136,7 +139,8 @@ def commit() -> str:
         return done.stdout.strip() if done.returncode == 0 else ""
 
     name = git("rev-parse", "HEAD")
-    return name + (" with changes" if name and git("status", "--porcelain") else "")
+    changes = ("status", "--porcelain", "--", ".", ":!benchmarks/results")
+    return name + (" with changes" if name and git(*changes) else "")
 
 
 def command() -> str:

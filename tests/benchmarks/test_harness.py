@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,3 +224,20 @@ def test_a_run_goes_on_where_another_stopped(
     assert go() == titles
     monkeypatch.setattr(machine, "commit", lambda: "another")
     assert go("--resume") == titles
+
+
+def test_results_are_no_change_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a run that was cut off and has written some would not be resumed."""
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    for file in (tmp_path / "x.py", results / "sst.json"):
+        file.write_text("1")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        who = ["-c", "user.name=x", "-c", "user.email=x@x"]
+        subprocess.run(["git", *who, *command], cwd=tmp_path, check=True)
+    clean = machine.commit()
+    (results / "sst.json").write_text("2")
+    assert machine.commit() == clean and len(clean) == 40
+    (tmp_path / "x.py").write_text("2")
+    assert machine.commit() == f"{clean} with changes"
