@@ -41,12 +41,12 @@ class GraphBatch:
                 "an empty batch: it needs at least one graph",
                 hint="leave it out; a DataLoader makes none without graphs",
             )
-        if set(map(type, graphs)) != {Graph}:
-            i, other = next((i, g) for i, g in enumerate(graphs) if not isinstance(g, Graph))
-            raise FeatureError(
-                f"a batch is made of cavs.Graph, but item {i} is {other!r:.80}",
-                hint="make a graph of every sample: cavs.Graph(children, features)",
-            )
+        for i, graph in enumerate(graphs):
+            if not isinstance(graph, Graph):
+                raise FeatureError(
+                    f"a batch is made of cavs.Graph, but item {i} is {graph!r:.80}",
+                    hint="make a graph of every sample: cavs.Graph(children, features)",
+                )
         self.graphs: tuple[Graph, ...] = tuple(graphs)
         self.ids: tuple[int, ...] | None = None if ids is None else _whole(ids, len(graphs))
         topologies, schemas, absent, columns = zip(*map(parts_of, graphs), strict=True)
