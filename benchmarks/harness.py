@@ -192,8 +192,8 @@ def memory_table(measured: SequenceOf[Any]) -> str:
     ]
     headers = ["case", "runner", "gathered MiB", "written MiB", "values MiB", "process MiB"]
     return markdown(headers, rows) + (
-        "\n\ngathered, written: a step on a batch, read through indices and written; values: the "
-        "most of a step that is alive at once; process: the most that it has held"
+        "\n\ngathered, written: a step on a batch, read through edges and written in all; values: "
+        "the most of a step that is alive at once; process: the most that it has held"
     )
 
 
