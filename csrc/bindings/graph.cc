@@ -60,9 +60,8 @@ std::vector<FeatureColumn> columns(const std::vector<py::array>& arrays, int64_t
   return result;
 }
 
-// Rows of all arrays, one array after the other. NumPy's own takes three times as long for the
-// small arrays of a batch of graphs, most of it waiting for memory: here all of it is asked for
-// first.
+// Rows of all arrays, one array after the other, as NumPy's own does: but that waits for the memory
+// of each of the many small arrays of a batch, and here all of it is asked for first.
 py::array joined_rows(const std::vector<py::array>& arrays) {
   if (arrays.empty()) throw py::value_error("rows of no arrays");
   const py::array& first = arrays.front();
