@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cavs.data.features import NO_FEATURES
 from cavs.data.graph import Graph
 from cavs.data.numbering import Numbering, numbered
 from cavs.data.source import data_error, shown
 from cavs.data.structure import graph_error
 
-_NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
 # ASCII blanks only: some tokens of the treebank contain a no-break space.
 _TOKEN = re.compile(r"[()]|[^() \t\r\n\f\v]+")
 _ESCAPES = {
@@ -189,7 +188,7 @@ def from_brackets(
     vocabulary: Numbering | None = None,
     labels: Numbering | None = None,
     labelled: bool = True,
-    graph_features: Mapping[str, ArrayLike] = _NO_FEATURES,
+    graph_features: Mapping[str, ArrayLike] = NO_FEATURES,
     name: str = "",
 ) -> Graph:
     """The graph of a bracketed tree, children first, the root last; see ``parse_brackets``.

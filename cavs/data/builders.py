@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cavs.data.features import NO_FEATURES
 from cavs.data.graph import Graph
 from cavs.data.structure import graph_error, graph_label
 from cavs.errors import FeatureError, GraphError
-
-_NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
 
 
 def _subclasses(base: type[ast.AST]) -> list[type[ast.AST]]:
@@ -75,7 +73,7 @@ def ast_postorder(
 def from_ast(
     source: ast.AST | str | bytes,
     *,
-    graph_features: Mapping[str, ArrayLike] = _NO_FEATURES,
+    graph_features: Mapping[str, ArrayLike] = NO_FEATURES,
     name: str = "",
 ) -> Graph:
     """The syntax tree of Python code, children first, with an int feature ``type``.

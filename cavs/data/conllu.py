@@ -6,18 +6,17 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cavs.data.features import NO_FEATURES
 from cavs.data.graph import Graph
 from cavs.data.numbering import Numbering, numbered
 from cavs.data.source import as_path, data_error, read_lines, shown
 from cavs.data.structure import graph_error
 from cavs.data.vocabulary import Vocabulary
 
-_NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
 #: The seventeen universal parts of speech; a label is an index into this tuple.
 UPOS = (
     "ADJ",
@@ -212,7 +211,7 @@ def from_conllu(
     vocabulary: Numbering | None = None,
     tags: Numbering | None = None,
     relations: Numbering | None = None,
-    graph_features: Mapping[str, ArrayLike] = _NO_FEATURES,
+    graph_features: Mapping[str, ArrayLike] = NO_FEATURES,
     name: str = "",
 ) -> Graph:
     """The graph of one sentence in CoNLL-U: a word gathers from its dependents, in their order.

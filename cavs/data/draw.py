@@ -6,12 +6,12 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import product
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cavs.config import is_whole
 from cavs.data.batch import GraphBatch
 from cavs.data.graph import Graph
 from cavs.data.source import as_path
@@ -131,7 +131,7 @@ def _traced_cell(
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in inputs.items():
         shapes[name] = (shape,) if isinstance(shape, int) else tuple(shape)
-        if not all(isinstance(size, Integral) and size >= 1 for size in shapes[name]):
+        if not all(is_whole(size) and size >= 1 for size in shapes[name]):
             raise ConfigError(
                 f"{name}={shape!r} is no shape of a row", hint=f"give its sizes: {name}=(3,)"
             )

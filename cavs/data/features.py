@@ -15,6 +15,9 @@ from cavs.passes.specialise import MAX_OPTIONAL
 Array = NDArray[Any]
 FeatureKind = Literal["vertex", "edge", "graph"]
 
+#: What builders take for features that nobody gives.
+NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
+
 _INT32 = np.iinfo(np.int32)
 _ROWS: dict[FeatureKind, str] = {
     "vertex": "give a row for every vertex, -1 where an integer is absent; graph_features= takes "

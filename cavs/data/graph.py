@@ -6,7 +6,6 @@ import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -14,16 +13,13 @@ from numpy.typing import ArrayLike
 
 from cavs._engine import Graph as EngineGraph
 from cavs.config import is_whole
-from cavs.data.features import Array, check_features
+from cavs.data.features import NO_FEATURES, Array, check_features
 from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_label, make_topology
 from cavs.errors import FeatureError
 
 if TYPE_CHECKING:
     from cavs.data.brackets import BracketTree
     from cavs.data.conllu import Sentence
-
-_NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
-
 
 _PAIRS = "Graph.from_edges(3, [(0, 2), (1, 2)]): vertex 2 gathers from 0 and 1"
 
@@ -95,10 +91,10 @@ class Graph:
     def __init__(
         self,
         children: Sequence[Sequence[int]] | tuple[Array, Array] | Any,
-        features: Mapping[str, ArrayLike] = _NO_FEATURES,
-        edge_features: Mapping[str, ArrayLike] = _NO_FEATURES,
+        features: Mapping[str, ArrayLike] = NO_FEATURES,
+        edge_features: Mapping[str, ArrayLike] = NO_FEATURES,
         *,
-        graph_features: Mapping[str, ArrayLike] = _NO_FEATURES,
+        graph_features: Mapping[str, ArrayLike] = NO_FEATURES,
         name: str = "",
     ) -> None:
         if not isinstance(name, str):

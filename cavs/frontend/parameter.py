@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cavs.config import is_whole, require, require_seed
+from cavs.config import is_whole, require, require_flag, require_seed
 from cavs.errors import ConfigError, DTypeError, NumericsError, ShapeError, user_line
 from cavs.ir import REGISTRY, Node, Operand, apply
 
@@ -109,7 +109,7 @@ class Parameter(Operand):
                 "(generator, shape)",
             )
         for name, value in (("trainable", trainable), ("sparse", sparse)):
-            require(isinstance(value, bool | np.bool_), name, value, "True or False")
+            require_flag(name, value)
         if sparse and len(self.shape) != 2:
             raise ShapeError(
                 f"a sparse parameter of shape {list(self.shape)}",
