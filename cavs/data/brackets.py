@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,17 +24,19 @@ _ESCAPES = {
 _UNLABELLED = "labelled=False reads brackets without labels, such as ((a b) c)"
 
 
-@dataclass(frozen=True, slots=True)
-class BracketTree:
-    """A bracketed tree, children before their parent, the root last.
+Label = TypeVar("Label")
 
-    ``labels``: of every vertex, None for a bracket without one and for a word beside others;
-    ``words``: the word of a leaf, None above; ``offsets`` and ``children``: CSR as in ``Graph``;
-    ``name``: what errors call it.
+
+@dataclass(frozen=True, slots=True)
+class ParsedTree(Generic[Label]):
+    """A tree that was read, children before their parent, the root last.
+
+    ``labels``: one for every vertex; ``words``: the word of a leaf, None above; ``offsets`` and
+    ``children``: CSR as in ``Graph``; ``name``: what errors call it.
     """
 
     name: str
-    labels: list[str | None]
+    labels: list[Label]
     words: list[str | None]
     offsets: list[int]
     children: list[int]
@@ -42,6 +45,12 @@ class BracketTree:
     def tokens(self) -> list[str]:
         """The words of the leaves from left to right."""
         return [word for word in self.words if word is not None]
+
+
+class BracketTree(ParsedTree[str | None]):
+    """A bracketed tree; its label is None for a bracket without one and a word beside others."""
+
+    __slots__ = ()
 
 
 def unescape(word: str) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from cavs.config import require_count
-from cavs.data.brackets import Style, parse_text
+from cavs.data.brackets import ParsedTree, Style, parse_text
 from cavs.data.graph import Graph
 from cavs.data.source import as_path, data_error, read_lines
 from cavs.data.vocabulary import Vocabulary
@@ -19,24 +18,10 @@ from cavs.errors import ConfigError, DataError
 _FORMAT = "a tree is (label word) or (label tree ...), such as (3 (2 It) (4 works)), one a line"
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """A labelled tree, children before their parent, the root last.
+class Tree(ParsedTree[int]):
+    """A tree of the treebank, named file:line; its labels are numbers."""
 
-    ``labels``: one for every vertex; ``words``: the word of a leaf, None above; ``offsets`` and
-    ``children``: CSR as in ``Graph``; ``name``: file:line.
-    """
-
-    name: str
-    labels: list[int]
-    words: list[str | None]
-    offsets: list[int]
-    children: list[int]
-
-    @property
-    def tokens(self) -> list[str]:
-        """The words of the leaves from left to right."""
-        return [word for word in self.words if word is not None]
+    __slots__ = ()
 
 
 def _numbers(num_classes: int, labels: Sequence[str] | None) -> tuple[dict[str, int], str]:
