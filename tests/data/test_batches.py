@@ -148,3 +148,11 @@ def test_which_batches_are_chains():
         ([tree.reversed()], False),
     ):
         assert batch(graphs).topology.chains is chains
+
+
+def test_graphs_of_a_class_made_from_graph_batch_too():
+    class Sentence(Graph):
+        """A user's."""
+
+    graphs = [Sentence([[]], {"token": [i]}) for i in range(2)]
+    assert batch(graphs)["token"].tolist() == [0, 1]
