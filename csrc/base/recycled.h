@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <new>
 #include <vector>
 
 namespace cavs {
@@ -20,6 +21,11 @@ struct Recycling {
   Recycling(const Recycling<U>&) {}  // NOLINT: allocators convert
 
   T* allocate(size_t n) { return static_cast<T*>(take_block(n * sizeof(T))); }
+  // What a vector is resized to holds anything at first: most of it is written next.
+  template <class U>
+  void construct(U* place) noexcept(noexcept(U())) {
+    ::new (static_cast<void*>(place)) U;
+  }
   void deallocate(T* block, size_t n) noexcept { give_block(block, n * sizeof(T)); }
   template <class U>
   bool operator==(const Recycling<U>&) const {
@@ -27,6 +33,8 @@ struct Recycling {
   }
 };
 
+// `Recycled<int32_t> a(n)` and a.resize(n) leave the new elements as they are; (n, 0) and assign
+// do not.
 template <class T>
 using Recycled = std::vector<T, Recycling<T>>;
 

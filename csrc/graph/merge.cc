@@ -16,7 +16,7 @@ uint64_t mixed(uint64_t hash, uint64_t word) {
 
 // A word for each row of some columns: the row itself, if it has at most eight bytes, or a hash.
 struct Rows {
-  Rows(const std::vector<FeatureColumn>& columns, int32_t count) : words(count) {
+  Rows(const std::vector<FeatureColumn>& columns, int32_t count) : words(count, 0) {
     size_t bytes = 0;
     for (const auto& column : columns) bytes += column.bytes;
     exact = bytes <= sizeof(uint64_t);
@@ -79,8 +79,10 @@ class Merging {
     size_t size = 16;
     while (size < 2 * n) size *= 2;
     table_.resize(size);
+    first_parent_.assign(n, -1);
     graph_->children_first = true;
     graph_->offsets.resize(n + 1);
+    graph_->offsets[0] = 0;
     graph_->level.resize(n);
     for (auto* values : {&merged_.distinct, &merged_.vertex, &merged_.copies}) values->resize(n);
     merged_.leaf.resize(n);
@@ -111,6 +113,7 @@ class Merging {
   // The distinct vertices so far. A local variable: its members stay in registers.
   struct Found {
     int32_t *offsets, *children, *level, *vertex, *edge, *copies;
+    int32_t* first_parent;
     uint32_t* leaf;
     int32_t count = 0, edges = 0;
   };
@@ -122,7 +125,7 @@ class Merging {
   std::pair<int32_t, int32_t> walk() {
     Found found{graph_->offsets.data(), graph_->children.data(), graph_->level.data(),
                 merged_.vertex.data(),  merged_.edge.data(),     merged_.copies.data(),
-                merged_.leaf.data()};
+                first_parent_.data(),   merged_.leaf.data()};
     for (int32_t g = 0; g < batch_.num_graphs(); ++g) {
       const Graph& graph = *batch_.graphs[g];
       const At at{graph, batch_.vertex_offsets[g], batch_.edge_offsets[g]};
@@ -135,22 +138,19 @@ class Merging {
     return {found.count, found.edges};
   }
 
-  // Bit k of the mask of a vertex without children: it is the k-th child of another.
+  // Bit k of a vertex's mask: it is the k-th child of another.
   void note_uses(const Graph& graph) {
     uses_.assign(graph.num_vertices(), 0);
     for (int32_t v = 0; child_numbers_ > 0 && v < graph.num_vertices(); ++v) {
       const int32_t begin = graph.offsets[v];
       const int32_t end = std::min(graph.offsets[v + 1], begin + child_numbers_);
-      for (int32_t e = begin; e < end; ++e) {
-        const int32_t c = graph.children[e];
-        if (graph.offsets[c] == graph.offsets[c + 1]) uses_[c] |= uint32_t{1} << (e - begin);
-      }
+      for (int32_t e = begin; e < end; ++e) uses_[graph.children[e]] |= uint32_t{1} << (e - begin);
     }
   }
 
   // A graph's vertices by level, inside a level by number.
   const int32_t* by_level(const Graph& graph) {
-    Recycled<int32_t> next(graph.num_levels + 1);
+    Recycled<int32_t> next(graph.num_levels + 1, 0);
     for (const int32_t level : graph.level) ++next[level + 1];
     for (size_t i = 1; i < next.size(); ++i) next[i] += next[i - 1];
     order_.resize(graph.level.size());
@@ -163,14 +163,27 @@ class Merging {
     const int32_t v = at.vertex + local, begin = at.graph.offsets[local];
     const int32_t arity = at.graph.offsets[local + 1] - begin;
     const int32_t edge = at.edge + begin;  // its first, in the batch
-    const uint32_t uses = uses_[local];
+    const uint32_t uses = arity == 0 ? uses_[local] : 0;
     int32_t* const distinct = merged_.distinct.data();
     const int32_t* const below = at.graph.children.data() + begin;
     // Its children among the distinct vertices stand where they stay if it is new.
     int32_t* const children = found.children + found.edges;
+    for (int32_t i = 0; i < arity; ++i) children[i] = distinct[at.vertex + below[i]];
+    if (arity > 0) {  // most are the first parent of their first child, and need no hash
+      int32_t& parent = found.first_parent[children[0]];
+      if (parent < 0) {
+        parent = distinct[v] = found.count;
+        add(found, v, edge, arity, uses, at.graph.level[local]);
+        return;
+      }
+      if (same<plain>(found, parent, v, edge, arity, uses)) {
+        distinct[v] = parent;
+        ++found.copies[parent];
+        return;
+      }
+    }
     uint64_t hash = mixed(vertices_.words[v], (uint64_t(arity) << 32 | uses) * kSpread);
     for (int32_t i = 0; i < arity; ++i) {
-      children[i] = distinct[at.vertex + below[i]];
       hash = mixed(hash, static_cast<uint64_t>(children[i]));
       if (!plain && !of_edges_.empty()) hash = mixed(hash, edges_.words[edge + i]);
     }
@@ -241,7 +254,8 @@ class Merging {
   const Rows vertices_, edges_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   MergedGraph merged_;
-  Recycled<Slot> table_;  // open addressing, at most half full
+  Recycled<Slot> table_;            // open addressing, at most half full; without first parents
+  Recycled<int32_t> first_parent_;  // distinct vertex -> the first whose first child it is, or -1
   Recycled<int32_t> order_;
   Recycled<uint32_t> uses_;  // of the vertices of the graph at hand
 };

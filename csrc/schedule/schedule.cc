@@ -10,14 +10,49 @@
 namespace cavs {
 namespace {
 
-// Numbers the kinds of a batch by first occurrence, then sorts them: with children first, then by
-// ascending key.
+// The graphs of a batch side by side as one: CSR and levels by the vertices of the batch.
+struct Structure {
+  explicit Structure(const GraphBatch& batch)
+      : num_vertices(batch.num_vertices()), num_edges(batch.num_edges()) {
+    for (const auto& graph : batch.graphs) num_levels = std::max(num_levels, graph->num_levels);
+    if (batch.num_graphs() == 1) {
+      const Graph& graph = *batch.graphs.front();
+      offsets = graph.offsets.data();
+      children = graph.children.data();
+      level = graph.level.data();
+      return;
+    }
+    own_.resize(2 * size_t(num_vertices) + 1 + num_edges);
+    int32_t *const first = own_.data(), *const below = first + num_vertices + 1;
+    int32_t* const levels = below + num_edges;
+    for (int32_t g = 0; g < batch.num_graphs(); ++g) {
+      const Graph& graph = *batch.graphs[g];
+      const int32_t vertex = batch.vertex_offsets[g], edge = batch.edge_offsets[g];
+      for (int32_t v = 0; v < graph.num_vertices(); ++v)
+        first[vertex + v] = edge + graph.offsets[v];
+      for (int32_t e = 0; e < graph.num_edges(); ++e) below[edge + e] = vertex + graph.children[e];
+      std::copy(graph.level.begin(), graph.level.end(), levels + vertex);
+    }
+    first[num_vertices] = num_edges;
+    offsets = first;
+    children = below;
+    level = levels;
+  }
+
+  int32_t num_vertices, num_edges, num_levels = 0;
+  const int32_t *offsets, *children, *level;
+
+ private:
+  Recycled<int32_t> own_;  // where the batch has several graphs
+};
+
+// Numbers the kinds of a batch by first occurrence.
 class KindTable {
  public:
   int32_t id(uint32_t presence, bool has_children) {
     const uint64_t key = uint64_t{presence} * 2 + has_children;
-    Recent& recent = recent_[has_children];  // real batches have one or two kinds of each sort
-    if (recent.key != key) {
+    Recent& recent = recent_[key * 0x9e3779b97f4a7c15u >> 60];  // real batches have few kinds
+    if (recent.id < 0 || recent.key != key) {
       const auto [it, is_new] = ids_.try_emplace(key, static_cast<int32_t>(keys_.size()));
       if (is_new) keys_.push_back(key);
       recent = {key, it->second};
@@ -27,24 +62,23 @@ class KindTable {
 
   const std::vector<uint64_t>& keys() const { return keys_; }
 
-  // Sorts the keys and returns the new number of each old one.
-  Recycled<int32_t> sort() {
-    Recycled<int32_t> by_key(keys_.size()), rank(keys_.size());
-    std::iota(by_key.begin(), by_key.end(), 0);
-    const auto before = [](uint64_t a, uint64_t b) { return a % 2 != b % 2 ? a % 2 == 1 : a < b; };
-    std::sort(by_key.begin(), by_key.end(),
-              [&](int32_t a, int32_t b) { return before(keys_[a], keys_[b]); });
-    for (size_t i = 0; i < by_key.size(); ++i) rank[by_key[i]] = static_cast<int32_t>(i);
-    std::sort(keys_.begin(), keys_.end(), before);
-    return rank;
+  // The numbers of the kinds: with children first, then by ascending key.
+  Recycled<int32_t> sorted() const {
+    Recycled<int32_t> ids(keys_.size());
+    std::iota(ids.begin(), ids.end(), 0);
+    std::sort(ids.begin(), ids.end(), [&](int32_t i, int32_t j) {
+      const uint64_t a = keys_[i], b = keys_[j];
+      return a % 2 != b % 2 ? a % 2 == 1 : a < b;
+    });
+    return ids;
   }
 
  private:
   struct Recent {
-    uint64_t key = ~uint64_t{0};
+    uint64_t key = 0;
     int32_t id = -1;
   };
-  Recent recent_[2];
+  Recent recent_[16];
   std::unordered_map<uint64_t, int32_t> ids_;
   std::vector<uint64_t> keys_;
 };
@@ -55,94 +89,82 @@ void to_positions(Recycled<int32_t>* counts) {
   for (int32_t& count : *counts) sum += std::exchange(count, sum);
 }
 
-// What the sort of the vertices needs, by vertex id.
-struct Vertices {
-  Recycled<int32_t> kind, level;
-  std::vector<uint64_t> keys;  // ascending, of the kinds
+// What the vertices are sorted by: kinds as numbered, in the order in which they are to stand.
+struct Kinds {
+  Recycled<int32_t> of_vertex, order;
+  std::vector<uint64_t> keys;
 };
 
-Vertices classify(const GraphBatch& batch, const uint32_t* presence) {
-  const int32_t n = batch.num_vertices();
-  Vertices vertices{Recycled<int32_t>(n), Recycled<int32_t>(n), {}};
+Kinds classify(const Structure& in, const uint32_t* presence) {
+  Kinds kinds{Recycled<int32_t>(in.num_vertices), {}, {}};
   KindTable table;
-  for (int32_t g = 0; g < batch.num_graphs(); ++g) {
-    const Graph& graph = *batch.graphs[g];
-    const int32_t base = batch.vertex_offsets[g];
-    const int32_t size = graph.num_vertices();
-    std::copy(graph.level.begin(), graph.level.end(), vertices.level.begin() + base);
-    for (int32_t v = 0; v < size; ++v) {
-      vertices.kind[base + v] =
-          table.id(presence ? presence[base + v] : 0, graph.offsets[v + 1] > graph.offsets[v]);
-    }
+  for (int32_t v = 0; v < in.num_vertices; ++v) {
+    kinds.of_vertex[v] = table.id(presence ? presence[v] : 0, in.offsets[v + 1] > in.offsets[v]);
   }
-  const Recycled<int32_t> rank = table.sort();
-  for (int32_t& kind : vertices.kind) kind = rank[kind];
-  vertices.keys = table.keys();
-  return vertices;
+  kinds.order = table.sorted();
+  kinds.keys = table.keys();
+  return kinds;
 }
 
-// A stable counting sort of `order`, by keys in [0, keys).
-template <class Key>
-Recycled<int32_t> sorted(const Recycled<int32_t>& order, size_t keys, Key key) {
-  Recycled<int32_t> next(keys, 0), result(order.size());
-  for (size_t v = 0; v < order.size(); ++v) ++next[key(static_cast<int32_t>(v))];
+// Fills order and row: by kind, and inside a kind by level, by counting. At once, unless kinds
+// times levels are so many that the work would not be linear.
+void sort_vertices(const Structure& in, const Kinds& kinds, Schedule* schedule) {
+  const auto n = static_cast<size_t>(in.num_vertices);
+  const size_t levels = in.num_levels, num_kinds = kinds.keys.size();
+  auto &order = schedule->order, &row = schedule->row;
+  order.resize(n);
+  row.resize(n);
+  const auto kind = [&](size_t v) { return static_cast<size_t>(kinds.of_vertex[v]); };
+  if (num_kinds * levels <= 2 * n) {
+    const auto bin = [&](size_t v) { return kind(v) * levels + in.level[v]; };
+    Recycled<int32_t> next(num_kinds * levels, 0);
+    for (size_t v = 0; v < n; ++v) ++next[bin(v)];
+    int32_t sum = 0;
+    for (const int32_t k : kinds.order) {
+      int32_t* const of_kind = next.data() + k * levels;
+      for (size_t i = 0; i < levels; ++i) sum += std::exchange(of_kind[i], sum);
+    }
+    for (size_t v = 0; v < n; ++v) {
+      row[v] = next[bin(v)]++;
+      order[row[v]] = static_cast<int32_t>(v);
+    }
+    return;
+  }
+  Recycled<int32_t> by_level(n), next(levels, 0), of_kind(num_kinds, 0);
+  for (size_t v = 0; v < n; ++v) ++next[in.level[v]], ++of_kind[kind(v)];
   to_positions(&next);
-  for (const int32_t v : order) result[next[key(v)]++] = v;
-  return result;
+  for (size_t v = 0; v < n; ++v) by_level[next[in.level[v]]++] = static_cast<int32_t>(v);
+  int32_t sum = 0;
+  for (const int32_t k : kinds.order) sum += std::exchange(of_kind[k], sum);
+  for (const int32_t v : by_level) {
+    row[v] = of_kind[kind(v)]++;
+    order[row[v]] = v;
+  }
 }
 
-// Fills order and row: by kind, and inside a kind by level. At once, unless kinds times levels are
-// so many that the work would not be linear.
-void sort_vertices(const Vertices& vertices, Schedule* schedule) {
-  const auto& [kind, level, keys] = vertices;
-  const size_t n = kind.size(), levels = schedule->num_levels;
-  Recycled<int32_t> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  if (keys.size() * levels <= 2 * n) {
-    order =
-        sorted(order, keys.size() * levels, [&](int32_t v) { return kind[v] * levels + level[v]; });
-  } else {
-    order = sorted(order, levels, [&](int32_t v) { return level[v]; });
-    order = sorted(order, keys.size(), [&](int32_t v) { return kind[v]; });
+void place_edges(const Structure& in, Schedule* schedule) {
+  const int32_t n = in.num_vertices, m = in.num_edges;
+  auto& offsets = schedule->edge_offsets;
+  offsets.resize(n + 1);
+  for (auto* values : {&schedule->edge_order, &schedule->child, &schedule->parent}) {
+    values->resize(m);
   }
-  schedule->row.resize(n);
-  for (size_t r = 0; r < n; ++r) schedule->row[order[r]] = static_cast<int32_t>(r);
-  schedule->order = std::move(order);
-}
-
-void place_edges(Schedule* schedule) {
-  const GraphBatch& batch = *schedule->batch;
-  const int32_t n = batch.num_vertices(), m = batch.num_edges();
-  schedule->edge_offsets.assign(n + 1, 0);
-  int32_t* counts = schedule->edge_offsets.data() + 1;
-  for (int32_t g = 0; g < batch.num_graphs(); ++g) {
-    const Graph& graph = *batch.graphs[g];
-    const int32_t* row = schedule->row.data() + batch.vertex_offsets[g];
-    for (int32_t v = 0; v < graph.num_vertices(); ++v) {
-      const int32_t arity = graph.offsets[v + 1] - graph.offsets[v];
-      counts[row[v]] = arity;
-      schedule->max_arity = std::max(schedule->max_arity, arity);
+  int32_t *const edge = schedule->edge_order.data(), *const child = schedule->child.data();
+  int32_t* const parent = schedule->parent.data();
+  const int32_t* const row = schedule->row.data();
+  int32_t at = 0, max_arity = 0;
+  offsets[0] = 0;
+  for (int32_t r = 0; r < n; ++r) {
+    const int32_t v = schedule->order[r], begin = in.offsets[v], end = in.offsets[v + 1];
+    for (int32_t e = begin; e < end; ++e, ++at) {
+      edge[at] = e;
+      child[at] = row[in.children[e]];
+      parent[at] = r;
     }
+    offsets[r + 1] = at;
+    max_arity = std::max(max_arity, end - begin);
   }
-  std::partial_sum(schedule->edge_offsets.begin(), schedule->edge_offsets.end(),
-                   schedule->edge_offsets.begin());
-
-  schedule->edge_order.resize(m);
-  schedule->child.resize(m);
-  schedule->parent.resize(m);
-  for (int32_t g = 0; g < batch.num_graphs(); ++g) {
-    const Graph& graph = *batch.graphs[g];
-    const int32_t* row = schedule->row.data() + batch.vertex_offsets[g];
-    const int32_t edge_base = batch.edge_offsets[g];
-    for (int32_t v = 0; v < graph.num_vertices(); ++v) {
-      int32_t edge_row = schedule->edge_offsets[row[v]];
-      for (int32_t e = graph.offsets[v]; e < graph.offsets[v + 1]; ++e, ++edge_row) {
-        schedule->edge_order[edge_row] = edge_base + e;
-        schedule->child[edge_row] = row[graph.children[e]];
-        schedule->parent[edge_row] = row[v];
-      }
-    }
-  }
+  schedule->max_arity = max_arity;
 }
 
 // The inverse of `child`: which edge rows read each row.
@@ -158,25 +180,33 @@ void invert_children(Schedule* schedule) {
   for (int32_t e = 0; e < m; ++e) schedule->out_edges[next[schedule->child[e]]++] = e;
 }
 
-void cut_tasks(const Vertices& vertices, Schedule* schedule) {
-  const auto n = static_cast<int32_t>(schedule->order.size());
+void cut_tasks(const Structure& in, const Kinds& kinds, Schedule* schedule) {
+  const int32_t n = in.num_vertices;
   const auto& edge_offsets = schedule->edge_offsets;
   std::vector<BatchTask> by_kind;  // ascending (kind, level), as the rows are
-  Recycled<int32_t> level_next(schedule->num_levels, 0);
+  Recycled<int32_t> level_next(in.num_levels, 0);
+  int32_t last = -1;  // kind as numbered
   for (int32_t r = 0; r < n;) {
     const int32_t v = schedule->order[r];
-    const int32_t kind = vertices.kind[v], level = vertices.level[v];
-    int32_t end = r + 1;
-    while (end < n && vertices.kind[schedule->order[end]] == kind &&
-           vertices.level[schedule->order[end]] == level) {
-      ++end;
+    const int32_t kind = kinds.of_vertex[v], level = in.level[v];
+    const auto like = [&](int64_t other) {
+      const int32_t u = schedule->order[other];
+      return kinds.of_vertex[u] == kind && in.level[u] == level;
+    };
+    // The end of its rows, which stand together: by doubled steps, then by halves.
+    int64_t inside = r, step = 1;
+    while (inside + step < n && like(inside + step)) inside += step, step *= 2;
+    for (; step > 0; step /= 2) {
+      if (inside + step < n && like(inside + step)) inside += step;
     }
+    const auto end = static_cast<int32_t>(inside) + 1;
     const RowRange edges{edge_offsets[r], edge_offsets[end]};
-    by_kind.push_back({kind, level, {r, end}, edges});
-    ++level_next[level];
-    if (static_cast<int32_t>(schedule->kinds.size()) == kind) {
-      schedule->kinds.push_back({vertices.keys[kind], {r, r}, {edges.begin, edges.begin}});
+    if (kind != last) {
+      schedule->kinds.push_back({kinds.keys[kind], {r, r}, {edges.begin, edges.begin}});
+      last = kind;
     }
+    by_kind.push_back({static_cast<int32_t>(schedule->kinds.size()) - 1, level, {r, end}, edges});
+    ++level_next[level];
     schedule->kinds.back().rows.end = end;
     schedule->kinds.back().edges.end = edges.end;
     r = end;
@@ -213,7 +243,7 @@ int64_t derived_key(int32_t k, Derived what) {
 Recycled<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t*>& features,
                                   const int32_t* rows, const uint32_t* leaf,
                                   const std::vector<int32_t>& child_numbers) {
-  Recycled<uint32_t> masks(count);
+  Recycled<uint32_t> masks(count, 0);
   uint32_t bit = 0;
   for (const int32_t k : child_numbers) {
     for (int32_t r = 0; r < count; ++r) masks[r] |= (leaf[r] >> k & 1u) << bit;
@@ -232,15 +262,14 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
                                               const uint32_t* presence,
                                               const MergedFrom& merged_from) {
   auto schedule = std::make_shared<Schedule>();
-  for (const auto& graph : batch->graphs) {
-    schedule->num_levels = std::max(schedule->num_levels, graph->num_levels);
-  }
-  const Vertices vertices = classify(*batch, presence);
+  const Structure in(*batch);
+  const Kinds kinds = classify(in, presence);
   schedule->batch = std::move(batch);
-  sort_vertices(vertices, schedule.get());
-  place_edges(schedule.get());
+  schedule->num_levels = in.num_levels;
+  sort_vertices(in, kinds, schedule.get());
+  place_edges(in, schedule.get());
   invert_children(schedule.get());
-  cut_tasks(vertices, schedule.get());
+  cut_tasks(in, kinds, schedule.get());
   // A graph's vertices are contiguous ids, so its rows stand in `row` one after the other.
   schedule->graphs = merged_from.graphs ? merged_from.graphs : schedule->batch;
   schedule->graph_offsets = schedule->graphs->vertex_offsets;
@@ -369,7 +398,7 @@ const int32_t* Schedule::graphs_of(const int32_t* offsets, const int32_t* rows, 
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto [it, is_new] = derived_.try_emplace(key);
   if (is_new) {
-    Recycled<int32_t> next(order.size() + 1);
+    Recycled<int32_t> next(order.size() + 1, 0);
     for (int32_t i = 0; i < offsets[num_graphs()]; ++i) ++next[rows[i]];
     to_positions(&next);
     it->second = next;
