@@ -1,7 +1,8 @@
 """What comes before a step: collation, merging of equal vertices and the schedule, on one thread.
 
 Vertices a second batch after batch, the share of a training step where steps come between, whose
-values sweep the caches, and time and memory of graphs that grow.
+values sweep the caches, the same of collation and schedule alone (unmerged), and time and memory of
+graphs that grow.
 """
 
 from __future__ import annotations
@@ -35,13 +36,10 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def share(case: Case, rounds: int) -> dict[str, Any]:
-    """Seconds a batch: prepared after a ``step``, ``between`` two, and on and on, ``alone``.
-
-    loaded: how much longer steps take on batches that a DataLoader prepares in the background.
-    """
+def between(case: Case, runner_name: str, rounds: int) -> dict[str, Any]:
+    """Seconds a batch: prepared after a ``step``, ``between`` two, and on and on, ``alone``."""
     workload = load(case)
-    runner = make_runner("cavs", workload)
+    runner = make_runner(runner_name, workload)
     assert isinstance(runner, CavsRunner)
     plans = [runner.prepare(batch) for batch in workload.batches]
     runner.train_all(plans)  # memory grows, programs compile
@@ -59,14 +57,26 @@ def share(case: Case, rounds: int) -> dict[str, Any]:
         return (time.perf_counter() - start) / len(plans)
 
     rows = [(step(), prepare(1), prepare(ALONE)) for _ in range(rounds)]
-    steps, between, alone = map(list, zip(*rows, strict=True))
+    steps, betweens, alone = map(list, zip(*rows, strict=True))
     return {
-        "case": case.record(),
         "vertices": sum(workload.vertices) / len(plans),
         "step": summary(steps),
-        "between": summary(between),
+        "between": summary(betweens),
         "alone": summary(alone),
         "share": summary([p / s for s, p, _ in rows]),
+    }
+
+
+def share(case: Case, rounds: int) -> dict[str, Any]:
+    """What `between` finds; scheduled: of vertices as they are, which the compiler pass that merges
+    equal ones is off for.
+
+    loaded: how much longer steps take on batches that a DataLoader prepares in the background.
+    """
+    return {
+        "case": case.record(),
+        **between(case, "cavs", rounds),
+        "scheduled": between(case, "cavs-without-merge_vertices", rounds),
         "loaded": fresh(case, rounds)["exposed"],
     }
 
@@ -131,6 +141,8 @@ def shares_table(found: list[dict[str, Any]]) -> str:
         "vertices/s",
         "between steps ms",
         "share of a step",
+        "unmerged ms",
+        "unmerged share",
         "loaded",
     ]
     return markdown(
@@ -143,6 +155,8 @@ def shares_table(found: list[dict[str, Any]]) -> str:
                 f"{entry['vertices'] / entry['alone']['median'] / 1e6:.1f} M",
                 f"{entry['between']['median'] * 1e3:.3f}",
                 f"{entry['share']['median']:.1%}",
+                f"{entry['scheduled']['between']['median'] * 1e3:.3f}",
+                f"{entry['scheduled']['share']['median']:.1%}",
                 f"{entry['loaded']['median']:+.1%}",
             ]
             for entry in found

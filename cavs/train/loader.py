@@ -216,7 +216,7 @@ class DataLoader:
         if cached is not None:
             return cached
         try:
-            item = self.collate(self._typed([self.graphs[i] for i in ids]), ids)
+            item = self.collate(self._typed([self.graphs[i] for i in ids.tolist()]), ids)
             self._prepared(item)
         except MemoryError:
             raise
