@@ -161,12 +161,15 @@ void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule
   ran_ = false;
   resolve_spaces(*program_, *schedule, present, spaces_);
   const bool slabs = progress_.watched();
-  const PlanOptions options{threads, kernels_.panel, serial_, slabs};
-  make_plan(*program_, analysis_, *schedule, spaces_, options, plan_);
+  const auto plan_for = [&](bool single) {
+    const PlanOptions options{single ? 1 : threads, kernels_.panel, serial_, slabs};
+    make_plan(*program_, analysis_, *schedule, spaces_, options, plan_);
+  };
+  const bool guess = threads == 1 || single_;  // most batches are like the one before
+  plan_for(guess);
   alone_ = threads == 1 || plan_.cost < kTravelNs * static_cast<double>(small_gradients_);
-  if (threads > 1 && (alone_ || plan_.cost < kParallelNs)) {
-    make_plan(*program_, analysis_, *schedule, spaces_, {1, kernels_.panel, false, slabs}, plan_);
-  }
+  single_ = alone_ || plan_.cost < kParallelNs;
+  if (single_ != guess) plan_for(single_);
   lay_out();
   lay_out_scratch();
   progress_.count(plan_);

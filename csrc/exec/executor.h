@@ -198,7 +198,8 @@ class Executor {
   Plan plan_;
   std::vector<Item> prologue_;
   int32_t planned_threads_ = 0;
-  bool alone_ = false;  // run and update stay on the calling thread
+  bool alone_ = false;   // run and update stay on the calling thread
+  bool single_ = false;  // the plan is for one thread
   size_t arena_needed_ = 0, peak_ = 0;
   int32_t scratch_edges_ = -1;
   bool ran_ = false;
