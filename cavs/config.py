@@ -17,7 +17,8 @@ MAX_THREADS: int = _engine.MAX_THREADS
 
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether ``value`` counts or indexes something; True and False do not, though Python's can."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    # Most are plain ints, and asking an abstract class is slow for each id of a batch.
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def require(holds: bool, name: str, value: object, need: str) -> None:

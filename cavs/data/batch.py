@@ -186,10 +186,10 @@ def batch(graphs: Iterable[Graph], ids: Ids | None = None) -> GraphBatch:
 
 
 def _whole(ids: Ids, count: int) -> tuple[int, ...]:
-    if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu":
-        ids = ids.tolist()  # numbers of Python, which need no second look
+    if isinstance(ids, np.ndarray):
+        ids = ids.tolist()  # of numbers of Python
     found = tuple(ids) if isinstance(ids, Iterable) else None
-    if found is None or not all(type(i) is int or is_whole(i) for i in found):
+    if found is None or not all(map(is_whole, found)):
         raise FeatureError(f"ids are whole numbers, found {ids!r:.80}", hint=_IDS)
     if len(found) != count:
         raise FeatureError(f"{len(found)} ids for {count} graphs; give one for each", hint=_IDS)
