@@ -68,8 +68,7 @@ def between(case: Case, runner_name: str, rounds: int) -> dict[str, Any]:
 
 
 def share(case: Case, rounds: int) -> dict[str, Any]:
-    """What `between` finds; scheduled: of vertices as they are, which the compiler pass that merges
-    equal ones is off for.
+    """What `between` finds, and ``scheduled``: the same where equal vertices are not merged.
 
     loaded: how much longer steps take on batches that a DataLoader prepares in the background.
     """

@@ -39,6 +39,9 @@ struct Structure {
     level = levels;
   }
 
+  Structure(const Structure&) = delete;  // what it points to is its own, or the batch's
+  Structure& operator=(const Structure&) = delete;
+
   int32_t num_vertices, num_edges, num_levels = 0;
   const int32_t *offsets, *children, *level;
 

@@ -12,6 +12,7 @@ def test_shares_of_a_step() -> None:
     found = share(Case("tree-fc", 8, 2, batches=2, leaves=4), rounds=2)
     assert found["vertices"] == 2 * 7
     assert found["alone"]["median"] > 0 and found["share"]["median"] > 0
+    assert found["scheduled"]["between"]["median"] > 0
     assert "tree-fc training, h 8, bs 2, 1 thread" in shares_table([found])
 
 
