@@ -50,7 +50,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       replays_(device_, compiled.replay) {
   const Turn turn(*device_);
   const Program& p = *program_;
-  bind_shapes(p, bound_, patches_);
+  bind_shapes(p, analysis_, bound_, patches_);
   source_place_.resize(bound_.sources.size());
   load_place_.resize(bound_.loads.size());
   store_place_.resize(bound_.stores.size());

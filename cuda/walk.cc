@@ -59,7 +59,8 @@ void Executor<T>::plan_sums() {
         sums &= lookup || out.role == Role::kGrad;
         const int32_t param = lookup ? in.argument2 : out.role == Role::kGrad ? out.index : -1;
         if (param >= 0) {
-          last = std::max(last, std::exchange(of_parameter[param], s));
+          if (of_parameter[param] != s)
+            last = std::max(last, std::exchange(of_parameter[param], s));
           const Columns own = lookup ? Columns{0, std::numeric_limits<int32_t>::max(), s}
                                      : Columns{in.out.column, in.out.column + in.out.width, s};
           for (const Columns& c : columns[param]) {
@@ -150,11 +151,11 @@ void Executor<T>::run_bodies(int32_t s) {
       break;
     case StageKind::kGlobal: {
       if (leader_[s] != s) break;  // done there
-      const RowRange rows = spaces_.rows(program_->instructions[stage.body[0]].space);
-      if (together_[s].empty()) {
-        run_sum(stage.body[0], -1, rows);
+      const auto rows = [&](int32_t id) { return spaces_.rows(program_->instructions[id].space); };
+      if (!together_[s].empty()) {
+        sum_rows(together_[s], rows(stage.body[0]));
       } else {
-        sum_rows(together_[s], rows);
+        for (int32_t id : stage.body) run_sum(id, -1, rows(id));
       }
     }
   }

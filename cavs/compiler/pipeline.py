@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cavs.compiler.lower import Lowering
+from cavs.compiler.products import join_products
 from cavs.compiler.program import Program
 from cavs.compiler.reuse import plan_reuse
 from cavs.compiler.scatter import mark_scatters
@@ -133,6 +134,8 @@ def compile_graph(
     )
     Lowering(parts, program, passes.fuse, reached).run()
     mark_scatters(program)
+    if passes.partition:
+        join_products(program)
     if passes.plan_memory:
         plan_reuse(program)
     else:

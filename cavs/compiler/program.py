@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cavs.codegen.map import OpTuple
@@ -105,3 +106,44 @@ class Program:
     gradients: dict[str, str] = field(
         default_factory=dict
     )  # parameter -> "dense" | "sparse" | "none"
+
+
+Touches = tuple[set[object], set[object]]  # what is read and what is written
+Window = tuple[range, range]  # rows and columns of a gradient
+
+
+def instructions_of(stage: Stage) -> list[int]:
+    """All instructions of a stage."""
+    return [*stage.body, *(i for body in stage.bodies for i in body)]
+
+
+def touches(program: Program, numbers: Iterable[int]) -> Touches:
+    """What instructions read and write: buffers, and gradients by parameter."""
+
+    def key(buffer: int) -> object:
+        b = program.buffers[buffer]
+        return ("grad", b.index) if b.role == "grad" else buffer
+
+    reads: set[object] = set()
+    writes: set[object] = set()
+    for n in numbers:
+        i = program.instructions[n]
+        reads.update(key(o[0]) for o in (*i.inputs, *(load[0] for load in i.loads)))
+        writes.update(key(b) for b in written(i))
+        if i.kind == "lookup_grad":
+            writes.add(("grad", i.argument2))
+    return reads, writes
+
+
+def written(i: Instruction) -> list[int]:
+    """Buffers that an instruction writes."""
+    return [s[0] for s in i.stores] + ([] if i.out is None else [i.out[0]])
+
+
+def window(program: Program, i: Instruction) -> Window:
+    """Rows and columns of a gradient that a sum writes."""
+    assert i.out is not None, i.kind
+    buffer, start, width = i.out[:3]
+    row, column = divmod(start, program.buffers[buffer].width)
+    rows = sum(o[2] for o in i.inputs[: i.split]) if i.kind == "matmul_tn" else 1
+    return range(row, row + rows), range(column, column + width)

@@ -12,11 +12,22 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, groupby
 
-from cavs.compiler.program import Buffer, Instruction, Operand, Program, Stage, kind_of
+from cavs.compiler.program import (
+    Buffer,
+    Instruction,
+    Operand,
+    Program,
+    Stage,
+    Touches,
+    Window,
+    instructions_of,
+    kind_of,
+    touches,
+    window,
+    written,
+)
 from cavs.passes.access import LOCAL_ARRAYS
 
-_Touched = tuple[set[object], set[object]]  # what is read and what is written
-_Window = tuple[range, range]  # rows and columns
 SUMS = frozenset(["matmul_tn", "sum_rows", "lookup_grad"])  # over all rows of a space or a task
 
 
@@ -35,10 +46,6 @@ def plan_reuse(program: Program) -> None:
 # ---- order -------------------------------------------------------------------------------------
 
 
-def _instructions(stage: Stage) -> list[int]:
-    return [*stage.body, *(i for body in stage.bodies for i in body)]
-
-
 def _sums_first(program: Program) -> None:
     """Runs a sum over all rows as soon as its rows are known: what it alone still reads dies.
 
@@ -48,7 +55,7 @@ def _sums_first(program: Program) -> None:
     """
     stages = program.stages
     last = max((n for n, s in enumerate(stages) if s.kind == "loop"), default=0)
-    touched = [_touched(program, _instructions(s)) for s in stages]
+    touched = [touches(program, instructions_of(s)) for s in stages]
     ends = {key: n for n, (_, writes) in enumerate(touched) for key in writes}
 
     def is_product(stage: Stage) -> bool:
@@ -75,7 +82,7 @@ def _side_by_side(program: Program) -> None:
     for sums, group in groupby(program.stages, lambda stage: stage.kind == "global"):
         run = list(group)
         turns: list[int] = []
-        places = [(_touched(program, s.body), _window(program, s.body)) for s in run if sums]
+        places = [(touches(program, s.body), _window(program, s.body)) for s in run if sums]
         for late in places:
             waits = (t + 1 for t, early in zip(turns, places, strict=False) if _wait(early, late))
             turns.append(max(waits, default=0))
@@ -83,7 +90,7 @@ def _side_by_side(program: Program) -> None:
     program.stages[:] = order
 
 
-def _wait(a: tuple[_Touched, _Window], b: tuple[_Touched, _Window]) -> bool:
+def _wait(a: tuple[Touches, Window], b: tuple[Touches, Window]) -> bool:
     """Whether one of two sums reads what the other writes, or both write one place."""
     (reads, writes), (others_reads, others_writes) = a[0], b[0]
     if reads & others_writes or writes & others_reads:
@@ -92,18 +99,21 @@ def _wait(a: tuple[_Touched, _Window], b: tuple[_Touched, _Window]) -> bool:
     return meet and bool(writes & others_writes)
 
 
-def _window(program: Program, body: list[int]) -> _Window:
-    """Rows and columns of a gradient that a sum writes."""
+def _window(program: Program, body: list[int]) -> Window:
+    """Rows and columns of a gradient that the sums of a stage write."""
     i = program.instructions[body[0]]
     if i.out is None or i.kind not in SUMS or program.buffers[i.out[0]].role != "grad":
         return range(2**62), range(2**62)
-    buffer, start, width = i.out[:3]
-    row, column = divmod(start, program.buffers[buffer].width)
-    rows = sum(o[2] for o in i.inputs[: i.split]) if i.kind == "matmul_tn" else 1
-    return range(row, row + rows), range(column, column + width)
+    places = [window(program, program.instructions[n]) for n in body]
+    rows, columns = ([p[side] for p in places] for side in (0, 1))
+    return _span(rows), _span(columns)
 
 
-def _width(program: Program, touched: list[_Touched]) -> int:
+def _span(ranges: list[range]) -> range:
+    return range(min(r.start for r in ranges), max(r.stop for r in ranges))
+
+
+def _width(program: Program, touched: list[Touches]) -> int:
     """The most elements a row that stages in this order need at a time."""
     lives: dict[object, tuple[int, int]] = {}
     for at, (reads, writes) in enumerate(touched):
@@ -123,16 +133,16 @@ def _keepers_last(program: Program, body: list[int]) -> None:
     Sums over the rows of a task stay behind everything else.
     """
     rows = [n for n in body if program.instructions[n].kind not in SUMS]
-    touched = [_touched(program, [n]) for n in rows]
+    touched = [touches(program, [n]) for n in rows]
     keeps = [
-        any(program.buffers[b].role == "arena" for b in _written(program.instructions[n]))
+        any(program.buffers[b].role == "arena" for b in written(program.instructions[n]))
         for n in rows
     ]
     order = _ordered(touched, [int(k) for k in keeps])
     body[:] = [*(rows[n] for n in order), *(n for n in body if n not in set(rows))]
 
 
-def _ordered(touched: list[_Touched], rank: list[int]) -> list[int]:
+def _ordered(touched: list[Touches], rank: list[int]) -> list[int]:
     """An order that keeps every dependence; of what may run next, the first of lowest rank."""
     writer: dict[object, int] = {}  # the last one
     readers: dict[object, list[int]] = defaultdict(list)  # since then
@@ -162,36 +172,14 @@ def _ordered(touched: list[_Touched], rank: list[int]) -> list[int]:
     return order
 
 
-def _touched(program: Program, numbers: Iterable[int]) -> _Touched:
-    """What instructions read and write: buffers, and gradients by parameter."""
-
-    def key(buffer: int) -> object:
-        b = program.buffers[buffer]
-        return ("grad", b.index) if b.role == "grad" else buffer
-
-    reads: set[object] = set()
-    writes: set[object] = set()
-    for n in numbers:
-        i = program.instructions[n]
-        reads.update(key(o[0]) for o in (*i.inputs, *(load[0] for load in i.loads)))
-        writes.update(key(b) for b in _written(i))
-        if i.kind == "lookup_grad":
-            writes.add(("grad", i.argument2))
-    return reads, writes
-
-
-def _written(i: Instruction) -> list[int]:
-    return [s[0] for s in i.stores] + ([] if i.out is None else [i.out[0]])
-
-
 def _lifetimes(program: Program) -> None:
     """First and last stage of every buffer; results live to the end."""
     for b in program.buffers:
         b.first, b.last = 1 << 30, -1
     for at, stage in enumerate(program.stages):
-        for n in _instructions(stage):
+        for n in instructions_of(stage):
             i = program.instructions[n]
-            for x in (*(o[0] for o in i.inputs), *(load[0][0] for load in i.loads), *_written(i)):
+            for x in (*(o[0] for o in i.inputs), *(load[0][0] for load in i.loads), *written(i)):
                 b = program.buffers[x]
                 b.first, b.last = min(b.first, at), max(b.last, at)
     for x in _results(program):
@@ -370,7 +358,7 @@ def _uses(program: Program) -> dict[int, list[_Use]]:
                     rows = kind if local else None
                     use = _Use(o[0], i, at, body, position, rows, local=local)
                     result[o[0]].append(use)
-                for x in set(_written(i)):
+                for x in set(written(i)):
                     result[x].append(_Use(x, i, at, body, position, kind, write=True))
     return result
 

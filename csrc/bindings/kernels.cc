@@ -89,6 +89,11 @@ int64_t total_width(const std::vector<Source<T>>& sources) {
   return k;
 }
 
+// Rows [begin, end) of both operands of a product of transposed rows.
+template <class T>
+using BoundPairs =
+    std::tuple<std::vector<BoundSource<T>>, std::vector<BoundSource<T>>, int64_t, int64_t>;
+
 template <class T>
 struct BoundStore {
   Values<T> data;
@@ -192,9 +197,29 @@ void bind_typed(py::module_& m, const std::string& dtype) {
           "matmul_tn",
           [](const Table& t, const std::vector<S>& a, const std::vector<S>& b, int64_t r0,
              int64_t r1, Values<T> out, bool accumulate, int64_t n0, int64_t n1, int repeat,
-             int threads) {
-            const auto sa = plain(a), sb = plain(b);
-            const int64_t k = total_width(sa), n = total_width(sb), panel = t.kernels.panel;
+             int threads, const std::vector<BoundPairs<T>>& below) {
+            std::vector<std::vector<Source<T>>> sources{plain(a), plain(b)};
+            std::vector<std::pair<int64_t, int64_t>> rows{{r0, r1}};
+            const int64_t k = total_width(sources[0]), n = total_width(sources[1]);
+            const int64_t panel = t.kernels.panel;
+            for (const auto& [left, right, begin, end] : below) {
+              sources.push_back(plain(left));
+              sources.push_back(plain(right));
+              rows.emplace_back(begin, end);
+              const int64_t high = total_width(sources[sources.size() - 2]);
+              const int64_t wide = total_width(sources.back());
+              if (high != k || wide != n) {
+                throw std::invalid_argument("rows below are " + std::to_string(high) + " and " +
+                                            std::to_string(wide) + " wide, those above " +
+                                            std::to_string(k) + " and " + std::to_string(n));
+              }
+            }
+            std::vector<RowPairs<T>> pairs;
+            for (size_t i = 0; i < rows.size(); ++i) {
+              const auto &left = sources[2 * i], &right = sources[2 * i + 1];
+              pairs.push_back({left.data(), static_cast<int32_t>(left.size()), right.data(),
+                               static_cast<int32_t>(right.size()), rows[i].first, rows[i].second});
+            }
             if (n1 < 0) n1 = n;
             const int64_t first = n0 / panel, last = (n1 + panel - 1) / panel;
             T* data = out.mutable_data();
@@ -204,15 +229,15 @@ void bind_typed(py::module_& m, const std::string& dtype) {
               const int64_t from = part(first, last, id, threads) * panel;
               const int64_t to = std::min(n1, part(first, last, id + 1, threads) * panel);
               for (int i = 0; i < repeat && from < to; ++i)
-                t.kernels.matmul_tn(sa.data(), static_cast<int32_t>(sa.size()), sb.data(),
-                                    static_cast<int32_t>(sb.size()), r0, r1, k, k, n, from, to,
-                                    data, stride, accumulate, space[id].get());
+                t.kernels.matmul_tn(pairs.data(), static_cast<int32_t>(pairs.size()), k, k, n, from,
+                                    to, data, stride, accumulate, space[id].get());
             });
           },
           py::arg("a"), py::arg("b"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
           py::arg("accumulate") = false, py::arg("n0") = 0, py::arg("n1") = -1,
           py::arg("repeat") = 1, py::arg("threads") = 1,
-          "threads: of the pool, each with panels of its own.")
+          py::arg("below") = std::vector<BoundPairs<T>>{},
+          "threads: of the pool, each with panels of its own. below: more rows of both operands.")
       .def(
           "map",
           // loads: (source, outer_stride, scalar); ops: (code, dst, a, b, c, imm).

@@ -119,30 +119,47 @@ Window window_of(const Program& p, const Instruction& in) {
   return {row, row + std::max<int64_t>(rows, 1), column, column + in.out.width};
 }
 
-// Whether the global instruction of stage `b` may run beside those of stages [first, b).
+Window window_of(const Program& p, const Stage& sum) {
+  Window all = window_of(p, p.instructions[sum.body[0]]);
+  for (size_t i = 1; i < sum.body.size(); ++i) {
+    const Window one = window_of(p, p.instructions[sum.body[i]]);
+    all.row = std::min(all.row, one.row);
+    all.row_end = std::max(all.row_end, one.row_end);
+    all.column = std::min(all.column, one.column);
+    all.column_end = std::max(all.column_end, one.column_end);
+  }
+  return all;
+}
+
+// Whether the sum of stage `b` may run beside those of stages [first, b).
 bool independent(const Program& p, int32_t first, int32_t b) {
-  const Instruction& late = p.instructions[p.stages[b].body[0]];
+  const std::vector<int32_t>& late = p.stages[b].body;
   const auto storage = [&](const Instruction& in) {  // what it writes, as a comparable number
     if (in.kind == InstructionKind::kLookupGrad) return -1 - in.argument2;
     const Buffer& out = p.buffers[in.out.buffer];
     return out.role == Role::kGrad ? -1 - out.index : in.out.buffer;
   };
+  const auto place = [&](const std::vector<int32_t>& sum) {
+    return storage(p.instructions[sum[0]]);
+  };
   for (int32_t a = first; a < b; ++a) {
-    const Instruction& early = p.instructions[p.stages[a].body[0]];
-    if (storage(early) == storage(late)) {
-      const Window x = window_of(p, early), y = window_of(p, late);
+    const std::vector<int32_t>& early = p.stages[a].body;
+    if (place(early) == place(late)) {
+      const Window x = window_of(p, p.stages[a]), y = window_of(p, p.stages[b]);
       if (x.row < y.row_end && y.row < x.row_end && x.column < y.column_end &&
           y.column < x.column_end) {
         return false;
       }
     }
     bool reads = false;
-    const auto check = [&](const Instruction& reader, const Instruction& writer) {
-      each_buffer(reader, [&](int32_t id, bool out) {
-        if (out) return;
-        const Buffer& buffer = p.buffers[id];
-        reads |= (buffer.role == Role::kGrad ? -1 - buffer.index : id) == storage(writer);
-      });
+    const auto check = [&](const std::vector<int32_t>& reader, const std::vector<int32_t>& writer) {
+      for (int32_t i : reader) {
+        each_buffer(p.instructions[i], [&](int32_t id, bool out) {
+          if (out) return;
+          const Buffer& buffer = p.buffers[id];
+          reads |= (buffer.role == Role::kGrad ? -1 - buffer.index : id) == place(writer);
+        });
+      }
     };
     check(late, early);
     check(early, late);
@@ -159,21 +176,27 @@ void cut_gradients(const Program& p, Analysis& a, size_t element,
                    const std::vector<int64_t>& sizes) {
   for (int64_t size : sizes) a.slab.push_back(std::max<int64_t>(size, 1));
   a.result_width.assign(p.instructions.size(), 0);
-  for (size_t id = 0; id < p.instructions.size(); ++id) {
-    const Instruction& in = p.instructions[id];
-    if (in.kind != InstructionKind::kMatmulTN) continue;
+  for (const Product& product : a.products) {
+    if (product.terms.empty()) continue;
+    const Instruction& in = p.instructions[product.terms[0]];
     const Buffer& out = p.buffers[in.out.buffer];
-    if (out.role != Role::kGrad || !is_whole_product(p, in, sizes[out.index])) continue;
+    if (out.role != Role::kGrad) continue;
     const int64_t size = sizes[out.index], width = out.width;
+    int64_t reached = 0;
+    for (const Product::Cell& c : product.cells) reached += c.size();
+    if (reached != size) continue;
     const int64_t slabs = (size * static_cast<int64_t>(element) + kSlabBytes - 1) / kSlabBytes;
-    a.result_width[id] = out.width;
+    a.result_width[product.terms[0]] = out.width;
     a.slab[out.index] = (size / width + slabs - 1) / slabs * width;
   }
 }
 
-// A dense gradient need not be zeroed if the first instruction that writes it writes all of it.
-bool overwrites(const Program& p, const Instruction& in, int64_t size) {
-  if (in.accumulate || in.kind == InstructionKind::kMap) return false;
+// A dense gradient need not be zeroed if the first instruction that writes it writes all of it, as
+// a sum that adds to zeros does.
+bool overwrites(const Program& p, const Body& body, const Instruction& in, int64_t size) {
+  const bool sum = p.stages[body.stage].kind == StageKind::kGlobal;
+  if ((in.accumulate && !sum) || in.kind == InstructionKind::kMap) return false;
+  if (is_recurrent(in.kind)) return false;
   if (in.kind == InstructionKind::kMatmulTN) return is_whole_product(p, in, size);
   return in.out.column == 0 && in.out.width == size;
 }
@@ -238,6 +261,18 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
                  ChunkRows rows) {
   Analysis a;
   for (const Instruction& in : p.instructions) a.costs.push_back(cost_of(in, element));
+  a.products.resize(p.instructions.size());
+  const auto add_product = [&](const std::vector<int32_t>& terms) {
+    if (p.instructions[terms[0]].kind == InstructionKind::kMatmulTN) {
+      a.products[terms[0]] = product_of(p, terms);
+    }
+  };
+  for (const Stage& stage : p.stages) {
+    if (stage.kind == StageKind::kGlobal) add_product(stage.body);
+    for (const std::vector<int32_t>& body : stage.bodies) {
+      for (int32_t id : body) add_product({id});
+    }
+  }
   a.bodies_of_stage.resize(p.stages.size());
   int32_t group = 0;  // first stage of the present step
   for (int32_t s = 0; s < static_cast<int32_t>(p.stages.size()); ++s) {
@@ -282,20 +317,23 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
     if (b.role == Role::kGrad) a.dense_gradient[b.index] = a.zero_gradient[b.index] = true;
   }
   std::vector<bool> touched(sizes.size(), false);
-  const auto touch = [&](int32_t param, bool whole) {
+  a.overwrites.assign(p.instructions.size(), false);
+  const auto touch = [&](int32_t param, int32_t id, bool whole) {
     if (touched[param]) return;
     touched[param] = true;
     if (whole) a.zero_gradient[param] = false;
+    if (whole) a.overwrites[id] = true;
   };
   for (const Body& body : a.bodies) {
     std::vector<int32_t> ids = body.instructions;
     ids.insert(ids.end(), body.sums.begin(), body.sums.end());
     for (int32_t id : ids) {
       const Instruction& in = p.instructions[id];
-      if (in.kind == InstructionKind::kLookupGrad) touch(in.argument2, false);
+      if (in.kind == InstructionKind::kLookupGrad) touch(in.argument2, id, false);
       each_buffer(in, [&](int32_t buffer, bool out) {
         const Buffer& b = p.buffers[buffer];
-        if (b.role == Role::kGrad) touch(b.index, out && overwrites(p, in, sizes[b.index]));
+        if (b.role != Role::kGrad) return;
+        touch(b.index, id, out && overwrites(p, body, in, sizes[b.index]));
       });
     }
   }

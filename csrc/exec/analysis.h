@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "exec/arena.h"
+#include "exec/product.h"
 #include "exec/program.h"
 
 namespace cavs {
@@ -40,15 +41,17 @@ struct Analysis {
   std::vector<int32_t> step_of_stage;
   int32_t steps = 0;
   std::vector<Cost> costs;           // of each instruction
+  std::vector<Product> products;     // of each that is the first of a product, else without terms
   std::vector<Lifetime> lifetimes;   // of each buffer, in steps; bytes are set for each batch
   std::vector<bool> zero_gradient;   // parameter: its dense gradient must start from zeros
+  std::vector<bool> overwrites;      // instruction: a sum, first of all that add to its gradient
   std::vector<bool> dense_gradient;  // parameter has a kGrad buffer
   // Parameters whose gradient an instruction, or one of a body, writes.
   std::vector<std::vector<int32_t>> gradients_of_instruction, gradients_of_body;
   std::vector<int32_t> gradient_order;  // parameters with a gradient, in the order of completion
   std::vector<int32_t> gradient_stage;  // of each parameter: the last that writes it, or -1
-  // Of each instruction: columns of the parameter that it is the gradient of, if it is a product
-  // that makes all of it, else 0.
+  // Of each instruction: columns of the parameter that it is the gradient of, if it is the first of
+  // a product that makes all of it, else 0.
   std::vector<int32_t> result_width;
   // Of each parameter: elements, whole rows, of its gradient that are told together when final.
   std::vector<int64_t> slab;

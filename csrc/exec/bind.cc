@@ -188,7 +188,8 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
 }
 
 template <class T>
-void bind_shapes(const Program& p, BoundProgram<T>& bound, std::vector<Patch>& patches) {
+void bind_shapes(const Program& p, const Analysis& analysis, BoundProgram<T>& bound,
+                 std::vector<Patch>& patches) {
   const auto patch = [&](Patch::Place place, size_t at, int32_t buffer, int32_t column) {
     const Buffer& b = p.buffers[buffer];
     if (b.role != Role::kScratch) return;
@@ -200,7 +201,7 @@ void bind_shapes(const Program& p, BoundProgram<T>& bound, std::vector<Patch>& p
     b.kind = in.kind;
     b.space = in.space;
     b.edges = is_edge(in.space);
-    b.accumulate = in.accumulate;
+    b.accumulate = in.accumulate && !analysis.overwrites[i];
     b.split = in.split;
     b.first_patch = static_cast<int32_t>(patches.size());
     if (in.kind == InstructionKind::kMap) {
@@ -286,8 +287,10 @@ void bind_addresses(const Program& p, const Addresses<T>& at, BoundProgram<T>& b
   }
 }
 
-template void bind_shapes(const Program&, BoundProgram<float>&, std::vector<Patch>&);
-template void bind_shapes(const Program&, BoundProgram<double>&, std::vector<Patch>&);
+template void bind_shapes(const Program&, const Analysis&, BoundProgram<float>&,
+                          std::vector<Patch>&);
+template void bind_shapes(const Program&, const Analysis&, BoundProgram<double>&,
+                          std::vector<Patch>&);
 template void bind_addresses(const Program&, const Addresses<float>&, BoundProgram<float>&);
 template void bind_addresses(const Program&, const Addresses<double>&, BoundProgram<double>&);
 

@@ -38,7 +38,8 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& schedule
 
 // Everything that does not depend on the batch.
 template <class T>
-void bind_shapes(const Program& program, BoundProgram<T>& bound, std::vector<Patch>& patches);
+void bind_shapes(const Program& program, const Analysis& analysis, BoundProgram<T>& bound,
+                 std::vector<Patch>& patches);
 // Throws std::invalid_argument when a float feature has the wrong size.
 template <class T>
 void bind_addresses(const Program& program, const Addresses<T>& at, BoundProgram<T>& bound);

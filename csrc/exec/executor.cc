@@ -75,6 +75,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   context_.kernels = &kernels_;
   context_.spaces = &spaces_;
   context_.bound = &bound_;
+  context_.plan = &plan_;
   context_.patches = &patches_;
   context_.scratch_offsets.assign(p.buffers.size(), 0);
   context_.shared_at.assign(p.instructions.size(), 0);
@@ -115,9 +116,16 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   }
   ones_.reserve(widest * sizeof(T));
   std::fill_n(ones_.as<T>(), widest, T(1));
+  int32_t most = 1;
+  for (const Product& product : analysis_.products) {
+    for (const Product::Cell& cell : product.cells) most = std::max(most, cell.column_end);
+  }
+  zeros_.reserve(most * sizeof(T));
+  std::fill_n(zeros_.as<T>(), most, T(0));
+  context_.zeros = zeros_.as<T>();
   counts_.reserve((index_features_.num_features() - kFewestCount) * sizeof(T));
   context_.tables = make_tables(p, analysis_.dense_gradient, context_.sizes);
-  bind_shapes(p, bound_, patches_);
+  bind_shapes(p, analysis_, bound_, patches_);
   for (size_t i = 0; i < p.instructions.size(); ++i) {
     const Instruction& in = p.instructions[i];
     if (in.kind != InstructionKind::kMatmul) continue;
@@ -133,7 +141,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
       }
     }
   }
-  context_.kernel_elements = kernel_scratch(bound_, kernels_);
+  context_.kernel_elements = kernel_scratch(bound_, analysis_, kernels_);
   stage_seconds_.assign(p.stages.size(), 0);
   context_.factors_of_instruction.assign(p.instructions.size(), -1);
 }

@@ -206,7 +206,7 @@ class Executor {
 
   T* gradient_block_ = nullptr;
   int64_t gradient_elements_ = 0;
-  Memory arena_, gradients_, ones_, counts_;
+  Memory arena_, gradients_, ones_, zeros_, counts_;
   std::vector<PackedAt> packed_at_;               // of each weight
   std::vector<bool> stale_;                       // weight must be packed again
   std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights

@@ -243,7 +243,7 @@ class Planner {
     const bool serial = o_.threads == 1 || c < kSerialNs;
     open(serial);
     step(c, false);
-    add_pieces(id, serial ? 1 : pieces_of(c), task + 1);
+    add_pieces(id, serial ? 0 : c, task + 1);
     put_sums();
   }
   void put_sums() {
@@ -274,7 +274,7 @@ class Planner {
     });
     for (int32_t s : order_) {
       step(global_cost(s), false);
-      add_pieces(p_.stages[s].body[0], pieces_of(global_cost(s)), 0);
+      add_pieces(p_.stages[s].body[0], global_cost(s), 0);
     }
     put_sums();
     stage_ = last;
@@ -283,28 +283,18 @@ class Planner {
     return p_.instructions[p_.stages[stage].body[0]].kind == InstructionKind::kLookupGrad;
   }
   double global_cost(int32_t stage) const {
-    const int32_t id = p_.stages[stage].body[0];
-    return a_.costs[id].fixed + cost(id, spaces_.rows(p_.instructions[id].space));
+    double sum = 0;
+    for (int32_t id : p_.stages[stage].body) {
+      sum += a_.costs[id].fixed + cost(id, spaces_.rows(p_.instructions[id].space));
+    }
+    return sum;
   }
-  // Of the step that was begun last.
-  void add_pieces(int32_t id, int32_t pieces, int32_t task) {
+  // Of the step that was begun last: a sum that costs so much.
+  void add_pieces(int32_t id, double cost, int32_t task) {
     const Instruction& in = p_.instructions[id];
+    const int32_t pieces = pieces_of(cost);
     if (in.kind == InstructionKind::kMatmulTN) {
-      int32_t k = 0;
-      for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
-      const int32_t panels = (in.out.width + o_.panel - 1) / o_.panel;
-      const auto [high, wide] = grid(k, panels, in.out.width, pieces);
-      const int32_t slab = o_.slabs && task == 0 ? slab_rows(in, id, k) : k;
-      for (int32_t begin = 0; begin < k; begin += slab) {
-        const int32_t end = std::min(k, begin + slab);
-        for (int32_t i = 0; i < high; ++i) {
-          for (int32_t j = 0; j < wide; ++j) {
-            piece({ItemKind::kTransposed, id, part(begin, end, i, high),
-                   part(begin, end, i + 1, high), part(0, panels, j, wide),
-                   part(0, panels, j + 1, wide), task});
-          }
-        }
-      }
+      add_cells(id, pieces, task);
     } else if (in.kind == InstructionKind::kSumRows) {
       constexpr int32_t kLine = 16;  // columns
       const int32_t lines = (in.out.width + kLine - 1) / kLine;
@@ -315,6 +305,42 @@ class Planner {
       }
     } else {
       for (int32_t j = 0; j < pieces; ++j) piece({ItemKind::kSlots, id, 0, 0, j, pieces, task});
+    }
+  }
+
+  // A cell a thread where they take equally long, else each for all threads.
+  void add_cells(int32_t id, int32_t pieces, int32_t task) {
+    const Product& product = a_.products[id];
+    join_cells(p_, product, spaces_, cells_);
+    double total = 0, most = 0;
+    for (const Product::Cell& cell : cells_) {
+      const double all = product_work(p_, product, cell, spaces_).all;
+      total += all;
+      most = std::max(most, all);
+    }
+    const auto cells = static_cast<int32_t>(cells_.size());
+    const bool even = cells > 1 && cells % pieces == 0 && most * cells < 1.05 * total;
+    for (const Product::Cell& cell : cells_) add_cell(id, cell, even ? 1 : pieces, task);
+  }
+  void add_cell(int32_t id, const Product::Cell& cell, int32_t pieces, int32_t task) {
+    const auto number = static_cast<int32_t>(plan_.cells.size());
+    plan_.cells.push_back(cell);
+    const Instruction& in = p_.instructions[id];
+    const int32_t panels = (cell.columns() + o_.panel - 1) / o_.panel;
+    const int32_t k = a_.products[id].rows;
+    const int32_t slab = o_.slabs && task == 0 ? slab_rows(in, id, k) : k;
+    const auto [high, wide] = grid(cell.rows(), panels, cell.columns(), pieces);
+    const auto column = [&, wide = wide](int32_t j) {
+      return cell.column + std::min(cell.columns(), o_.panel * part(0, panels, j, wide));
+    };
+    for (int32_t begin = cell.row, end = 0; begin < cell.row_end; begin = end) {
+      end = std::min(cell.row_end, (begin / slab + 1) * slab);
+      for (int32_t i = 0; i < high; ++i) {
+        for (int32_t j = 0; j < wide; ++j) {
+          piece({ItemKind::kTransposed, id, part(begin, end, i, high),
+                 part(begin, end, i + 1, high), column(j), column(j + 1), task, number});
+        }
+      }
     }
   }
 
@@ -363,6 +389,7 @@ class Planner {
   std::vector<Step> steps_, beside_;
   std::vector<int32_t> firsts_;  // steps of the bodies
   std::vector<int32_t> order_;
+  std::vector<Product::Cell> cells_;  // of the product that is added
   int32_t stage_ = 0;
 };
 
@@ -371,6 +398,7 @@ class Planner {
 void Plan::clear() {
   items.clear();
   segments.clear();
+  cells.clear();
   cost = 0;
   edge_rows = 0;
 }

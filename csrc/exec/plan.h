@@ -13,7 +13,7 @@ enum class ItemKind : uint8_t {
   kBody,         // body `id` on rows [r0, r1), scratch of the running thread
   kInstruction,  // instruction `id` on [r0, r1) of its own rows; shared scratch, chunk from row `a`
   kPanels,       // instruction `id` on [r0, r1), panels [a, b); shared scratch, chunk from row `c`
-  kTransposed,   // product `id`: rows [r0, r1) of the result, panels [a, b)
+  kTransposed,   // product `id`: rows [r0, r1) of the result, columns [a, b) of a cell
   kColumns,      // column sum `id`: columns [a, b)
   kSlots,        // lookup gradient `id`: part a of b of its table rows
   kPack,         // weight `id`: panels [a, b)
@@ -24,6 +24,7 @@ struct Item {
   int32_t id;
   int32_t r0 = 0, r1 = 0;
   int32_t a = 0, b = 0, c = 0;
+  int32_t cell = 0;  // kTransposed: of the plan
 };
 
 // A sum (kTransposed, kColumns, kSlots) with c > 0 is over the rows of task c - 1 alone, else over
@@ -41,7 +42,8 @@ struct Segment {
 struct Plan {
   std::vector<Item> items;
   std::vector<Segment> segments;
-  double cost = 0;        // estimated nanoseconds on one thread
+  std::vector<Product::Cell> cells;  // of results: rows of all terms that reach one are summed
+  double cost = 0;                   // estimated nanoseconds on one thread
   int32_t edge_rows = 0;  // most edges in one chunk that has more than one row or scratch
   void clear();
 };

@@ -147,7 +147,8 @@ enum class StageKind : uint8_t {
             // by chunk: every instruction of the stage runs on a chunk before the next chunk
   kLoop,    // the batch tasks in order (or reversed), bodies[kind] for each; sums into gradients
             // stand behind the instructions of the rows, and run when all rows of a task are done
-  kGlobal,  // one instruction over all rows
+  kGlobal,  // one instruction over all rows; or products that add to one gradient, any part of it
+            // each: they are computed as one
 };
 
 struct Stage {

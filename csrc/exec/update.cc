@@ -180,7 +180,8 @@ void Executor<T>::add_product(const T* left, const T* right, int64_t rows, int64
   b.data = right, b.stride = n, b.width = static_cast<int32_t>(n);
   const Kernels<T>& exact = kernels<T>();  // the same bits on all ranks, whatever their processors
   std::vector<T> scratch(exact.matmul_tn_scratch(k, n));
-  exact.matmul_tn(&a, 1, &b, 1, 0, rows, k, k, n, 0, n, out, n, true, scratch.data());
+  const RowPairs<T> all{&a, 1, &b, 1, 0, rows};
+  exact.matmul_tn(&all, 1, k, k, n, 0, n, out, n, true, scratch.data());
 }
 
 template <class T>

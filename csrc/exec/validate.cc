@@ -1,5 +1,6 @@
 #include "exec/validate.h"
 
+#include "exec/product.h"
 #include "exec/spaces.h"
 #include "exec/validate_access.h"
 #include "exec/validate_recurrence.h"
@@ -354,10 +355,34 @@ class Validator : AccessChecks {
         }
         return;
       case StageKind::kGlobal:
-        need(stage.body.size() == 1,
-             std::to_string(stage.body.size()) + " instructions, a global stage has one");
+        need(!stage.body.empty(), "0 instructions, a global stage has one");
         check_body(stage.body, -1, 0);
+        check_terms(stage.body);
         return;
+    }
+  }
+
+  // Several are products that add to one gradient; the first may write all that the others add to.
+  void check_terms(const std::vector<int32_t>& body) {
+    const Instruction& lead = p_.instructions[body[0]];
+    const auto place = [&](const Instruction& in) {
+      const int32_t width = p_.buffers[in.out.buffer].width;
+      Product::Cell cell{in.out.column / width, in.out.column / width, in.out.column % width, 0};
+      for (int32_t i = 0; i < in.split; ++i) cell.row_end += in.inputs[i].width;
+      cell.column_end = cell.column + in.out.width;
+      return cell;
+    };
+    for (size_t i = 1; i < body.size(); ++i) {
+      const Instruction& in = p_.instructions[body[i]];
+      label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
+      need(lead.kind == InstructionKind::kMatmulTN && in.kind == lead.kind,
+           "stands behind another sum in a global stage, where only products may");
+      const Buffer& out = p_.buffers[in.out.buffer];
+      need(out.role == Role::kGrad && in.out.buffer == lead.out.buffer,
+           "adds to another gradient than the product before it in its stage");
+      need(in.accumulate, "overwrites the product before it in its stage");
+      need(lead.accumulate || place(lead).holds(place(in)),
+           "adds to what the product before it in its stage does not write");
     }
   }
 

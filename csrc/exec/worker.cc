@@ -14,12 +14,21 @@ double now() {
 }  // namespace
 
 template <class T>
-size_t kernel_scratch(const BoundProgram<T>& bound, const Kernels<T>& kernels) {
+size_t kernel_scratch(const BoundProgram<T>& bound, const Analysis& analysis,
+                      const Kernels<T>& kernels) {
   size_t most = 64;
+  for (const Product& product : analysis.products) {
+    for (size_t i = 0; i < product.cells.size(); ++i) {  // and those that may be joined
+      for (size_t j = i; j < product.cells.size() && product.cells[j].row == product.cells[i].row;
+           ++j) {
+        const int32_t columns = product.cells[j].column_end - product.cells[i].column;
+        most = std::max(most, kernels.matmul_tn_scratch(product.most, columns));
+      }
+    }
+  }
   for (const Bound<T>& b : bound.instructions) {
     size_t needed = static_cast<size_t>(std::max(b.k, b.n));
     if (b.kind == InstructionKind::kMatmul) needed = kernels.matmul_scratch(b.k);
-    if (b.kind == InstructionKind::kMatmulTN) needed = kernels.matmul_tn_scratch(b.k, b.n);
     if (b.kind == InstructionKind::kMap) {
       MapKernel<T> map = b.map;
       map.loads = bound.loads.data() + b.first;
@@ -38,6 +47,7 @@ void Worker<T>::refresh() {
     b.map.loads = own_.loads.data() + b.first;
     b.map.stores = own_.stores.data() + b.first_store;
   }
+  cut_.reserve(own_.sources.size() + 2 * own_.instructions.size());  // what points into it stays
   scratch_.reserve(c_.scratch_bytes);
   kernel_scratch_.reserve(c_.kernel_elements * sizeof(T));
   if (c_.profiling) profile.resize(c_.program->instructions.size());
@@ -178,11 +188,10 @@ void Worker<T>::run_panels(const Item& item) {
                      kernel_scratch_.template as<T>());
 }
 
-// Columns [begin, end) of sources side by side.
+// Adds columns [begin, end) of sources side by side.
 template <class T>
 static void cut(const Source<T>* sources, int32_t count, int64_t begin, int64_t end,
                 std::vector<Source<T>>& out) {
-  out.clear();
   int64_t at = 0;
   for (int32_t i = 0; i < count; ++i) {
     const int64_t from = std::max(begin - at, int64_t{0});
@@ -196,9 +205,19 @@ static void cut(const Source<T>* sources, int32_t count, int64_t begin, int64_t 
   }
 }
 
+// Adds so many columns of zeros, if any.
 template <class T>
-RowRange Worker<T>::rows_of(const Item& sum) const {
-  const Space space = own_.instructions[sum.id].space;
+void Worker<T>::pad(int32_t columns) {
+  if (columns <= 0) return;
+  Source<T>& zeros = cut_.emplace_back();
+  zeros.data = c_.zeros;
+  zeros.map = RowMap::kOne;
+  zeros.width = columns;
+}
+
+template <class T>
+RowRange Worker<T>::rows_of(const Item& sum, int32_t term) const {
+  const Space space = own_.instructions[term].space;
   if (sum.c == 0) return c_.spaces->rows(space);
   const RowRange rows = c_.schedule->tasks[sum.c - 1].rows;
   if (is_vertex(space)) return rows;
@@ -208,27 +227,48 @@ RowRange Worker<T>::rows_of(const Item& sum) const {
 
 template <class T>
 void Worker<T>::run_transposed(const Item& item) {
-  const Bound<T>& b = own_.instructions[item.id];
-  const Source<T>* sources = own_.sources.data() + b.first;
-  const RowRange rows = rows_of(item);
-  if (const int32_t f = c_.factors_of_instruction[item.id]; f >= 0) {
-    const bool first = item.r0 == 0 && item.a == 0;  // of the pieces of this product
-    if (first) copy_factors(c_.factors[f], item.id, b, sources, rows, *c_.kernels);
-    return;
+  const Product& product = c_.analysis->products[item.id];
+  const Product::Cell& cell = c_.plan->cells[item.cell];
+  T* out = nullptr;
+  cut_.clear();
+  pairs_.clear();
+  for (size_t t = 0; t < product.terms.size(); ++t) {
+    const int32_t id = product.terms[t];
+    const Bound<T>& b = own_.instructions[id];
+    const Source<T>* sources = own_.sources.data() + b.first;
+    const RowRange rows = rows_of(item, id);
+    if (const int32_t f = c_.factors_of_instruction[id]; f >= 0) {
+      const bool first = item.r0 == 0 && item.a == 0;  // of the pieces of this product
+      if (first) copy_factors(c_.factors[f], id, b, sources, rows, *c_.kernels);
+      continue;
+    }
+    const Product::Cell& reach = product.reach[t];
+    if (reach.columns_of(cell) == 0) continue;
+    out = b.out + (item.r0 - reach.row) * b.stride - reach.column + cell.column;
+    if (rows.size() == 0) continue;
+    const Source<T>* left = cut_.data() + cut_.size();
+    cut(sources, b.split, item.r0 - reach.row, item.r1 - reach.row, cut_);
+    const Source<T>* right = cut_.data() + cut_.size();
+    pad(reach.column - cell.column);
+    cut(sources + b.split, b.count - b.split, cell.column - reach.column,
+        cell.column_end - reach.column, cut_);
+    pad(cell.column_end - reach.column_end);
+    const Source<T>* end = cut_.data() + cut_.size();
+    pairs_.push_back({left, static_cast<int32_t>(right - left), right,
+                      static_cast<int32_t>(end - right), rows.begin, rows.end});
   }
-  const int64_t n0 = int64_t{item.a} * c_.kernels->panel;
-  const int64_t n1 = std::min(b.n, int64_t{item.b} * c_.kernels->panel);
-  T* out = b.out + item.r0 * b.stride;
-  if (rows.size() == 0) {
+  if (out == nullptr) return;  // factors
+  const Bound<T>& b = own_.instructions[item.id];
+  const int64_t n0 = item.a - cell.column, n1 = item.b - cell.column;
+  if (pairs_.empty()) {
     for (int64_t i = 0; i < item.r1 - item.r0 && !b.accumulate; ++i) {
       std::fill(out + i * b.stride + n0, out + i * b.stride + n1, T(0));
     }
     return;
   }
-  cut(sources, b.split, item.r0, item.r1, cut_);
-  c_.kernels->matmul_tn(cut_.data(), static_cast<int32_t>(cut_.size()), sources + b.split,
-                        b.count - b.split, rows.begin, rows.end, item.r1 - item.r0, b.k, b.n, n0,
-                        n1, out, b.stride, b.accumulate, kernel_scratch_.template as<T>());
+  c_.kernels->matmul_tn(pairs_.data(), static_cast<int32_t>(pairs_.size()), item.r1 - item.r0,
+                        product.most, cell.columns(), n0, n1, out, b.stride, b.accumulate,
+                        kernel_scratch_.template as<T>());
 }
 
 // Blocks of a fixed number of rows are summed apart and then together: the order is the same for
@@ -237,7 +277,7 @@ template <class T>
 void Worker<T>::run_columns(const Item& item) {
   constexpr int64_t kBlock = 256;
   const Bound<T>& b = own_.instructions[item.id];
-  const RowRange rows = rows_of(item);
+  const RowRange rows = rows_of(item, item.id);
   Source<T> source = own_.sources[b.first];
   source.data += item.a;
   source.width = item.b - item.a;
@@ -260,7 +300,8 @@ void Worker<T>::run_slots(const Item& item) {
       if (item.c == 0) {
         run_lookup(table, lookup, values, item.a, item.b, grad, *c_.kernels);
       } else {
-        run_lookup_of_task(table, lookup, values, rows_of(item), item.a, item.b, grad, *c_.kernels);
+        run_lookup_of_task(table, lookup, values, rows_of(item, item.id), item.a, item.b, grad,
+                           *c_.kernels);
       }
     }
   }
@@ -282,7 +323,8 @@ void Worker<T>::pack(const Item& item) {
 
 template class Worker<float>;
 template class Worker<double>;
-template size_t kernel_scratch(const BoundProgram<float>&, const Kernels<float>&);
-template size_t kernel_scratch(const BoundProgram<double>&, const Kernels<double>&);
+template size_t kernel_scratch(const BoundProgram<float>&, const Analysis&, const Kernels<float>&);
+template size_t kernel_scratch(const BoundProgram<double>&, const Analysis&,
+                               const Kernels<double>&);
 
 }  // namespace cavs

@@ -21,6 +21,8 @@ struct RunContext {
   const Schedule* schedule;
   const Spaces* spaces;
   const BoundProgram<T>* bound;
+  const Plan* plan;
+  const T* zeros;  // as many as a gradient of a product has columns
   const std::vector<Patch>* patches;
   std::vector<size_t> scratch_offsets;  // of each buffer, in bytes
   size_t scratch_bytes = 0;
@@ -62,19 +64,22 @@ class Worker {
   void run_transposed(const Item& item);
   void run_columns(const Item& item);
   void run_slots(const Item& item);
-  RowRange rows_of(const Item& sum) const;
+  void pad(int32_t columns);
+  RowRange rows_of(const Item& sum, int32_t term) const;
   void pack(const Item& item);
   int64_t panels(int64_t n) const { return (n + c_.kernels->panel - 1) / c_.kernels->panel; }
 
   const RunContext<T>& c_;
   BoundProgram<T> own_;
   Memory scratch_, kernel_scratch_;
-  std::vector<Source<T>> cut_;
+  std::vector<Source<T>> cut_;  // of the operands of a product
+  std::vector<RowPairs<T>> pairs_;
   std::vector<WeightPart<T>> parts_;  // of the weight that is packed
 };
 
 // Scratch elements the kernels need for any instruction of the program.
 template <class T>
-size_t kernel_scratch(const BoundProgram<T>& bound, const Kernels<T>& kernels);
+size_t kernel_scratch(const BoundProgram<T>& bound, const Analysis& analysis,
+                      const Kernels<T>& kernels);
 
 }  // namespace cavs

@@ -81,5 +81,54 @@ CAVS_INLINE constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : 
 CAVS_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 CAVS_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
+// One side of a product, A or B, and its sources.
+enum class Side : uint8_t { kLeft, kRight };
+template <Side side, class T>
+CAVS_INLINE const Source<T>* sources_of(const RowPairs<T>& part) {
+  return side == Side::kLeft ? part.a : part.b;
+}
+template <Side side, class T>
+CAVS_INLINE int32_t num_sources_of(const RowPairs<T>& part) {
+  return side == Side::kLeft ? part.num_a : part.num_b;
+}
+
+// Rows [begin, begin + rows) of operands one below the other, counted from the first of all.
+template <class T>
+struct Block {
+  const RowPairs<T>* parts;
+  int32_t count;
+  int64_t begin, rows;
+
+  // f(part, its first row, rows, where they begin in the block) for what each part has.
+  template <class F>
+  CAVS_INLINE void for_each(F f) const {
+    int64_t start = 0;  // of the part
+    for (int32_t i = 0; i < count; ++i) {
+      const int64_t size = parts[i].end - parts[i].begin;
+      const int64_t from = larger(begin - start, 0), to = smaller(begin + rows - start, size);
+      if (from < to) f(parts[i], parts[i].begin + from, to - from, start + from - begin);
+      start += size;
+    }
+  }
+
+  // The part that row r of the block belongs to, and its number there.
+  struct Row {
+    const RowPairs<T>* part;
+    int64_t number;
+  };
+  CAVS_INLINE Row row(int64_t r) const {
+    const RowPairs<T>* part = parts;
+    for (r += begin; r >= part->end - part->begin; ++part) r -= part->end - part->begin;
+    return {part, part->begin + r};
+  }
+};
+
+template <class T>
+CAVS_INLINE int64_t rows_of(const RowPairs<T>* parts, int32_t count) {
+  int64_t rows = 0;
+  for (int32_t i = 0; i < count; ++i) rows += parts[i].end - parts[i].begin;
+  return rows;
+}
+
 }  // namespace
 }  // namespace cavs::CAVS_ISA

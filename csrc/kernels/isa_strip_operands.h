@@ -206,12 +206,12 @@ void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
   }
 }
 
-// use(tiles, unit, j) for each unit of rows [r0, r0 + rows) and 16 columns from j on. `buffer`
-// takes a unit of rows and one of zeros.
-template <class Use>
-CAVS_INLINE void for_each_tile(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
-                               int64_t begin, int64_t columns, float* buffer, Use use) {
-  const int64_t stride = round_up(columns, kLines);
+// use(tiles, unit, j) for each unit of rows of a block and 16 columns from j on. `buffer` takes a
+// unit of rows and one of zeros.
+template <Side side, class Use>
+CAVS_INLINE void for_each_tile(const Block<float>& block, int64_t begin, int64_t columns,
+                               float* buffer, Use use) {
+  const int64_t rows = block.rows, stride = round_up(columns, kLines);
   const float* zeros = buffer + kDepthUnit * stride;
   fill(buffer + kDepthUnit * stride, 0.0f, columns);
   for (int64_t first = 0; first < rows; first += kDepthUnit) {
@@ -220,8 +220,9 @@ CAVS_INLINE void for_each_tile(const Source<float>* s, int32_t count, int64_t r0
     const float *x[kParts][kLines], *y[kParts][kLines];  // rows of the pairs of a line
     const auto find = [&](int64_t t) {
       if (first + t >= rows) return zeros;
-      const float* row =
-          read_columns(s, count, r0 + first + t, begin, begin + columns, buffer + t * stride);
+      const auto [part, r] = block.row(first + t);
+      const float* row = read_columns(sources_of<side>(*part), num_sources_of<side>(*part), r,
+                                      begin, begin + columns, buffer + t * stride);
       return row != nullptr ? row : zeros;
     };
     for (int64_t part = 0; part < tiles.parts; ++part) {
@@ -251,32 +252,31 @@ CAVS_INLINE void for_each_tile(const Source<float>* s, int32_t count, int64_t r0
 }
 
 // Rows of A^T as left strips, of B as right ones.
-void round_left(const Source<float>* s, int32_t count, int64_t r0, int64_t rows, int64_t columns,
-                char* strips, float* buffer) {
-  const int64_t strip_bytes = units_of(rows) * kUnitBytes;
+void round_left(const Block<float>& block, int64_t columns, char* strips, float* buffer) {
+  const int64_t strip_bytes = units_of(block.rows) * kUnitBytes;
   const auto strip_of = [&](int64_t j) { return strips + j / kStrip * strip_bytes; };
-  if (kIntegers && rows > 0) {
+  if (kIntegers && block.rows > 0) {
     for (int64_t j = 0; j < columns; j += kStrip) begin_measuring(strip_of(j));
-    for_each_tile(s, count, r0, rows, 0, columns, buffer,
-                  [&](const Tiles& tiles, int64_t, int64_t j) {
-                    measure_tiles(tiles, strip_of(j), j / kLines % 2);
-                  });
+    for_each_tile<Side::kLeft>(block, 0, columns, buffer,
+                               [&](const Tiles& tiles, int64_t, int64_t j) {
+                                 measure_tiles(tiles, strip_of(j), j / kLines % 2);
+                               });
     for (int64_t j = 0; j < columns; j += kStrip) end_measuring(strip_of(j));
   }
-  for_each_tile(
-      s, count, r0, rows, 0, columns, buffer, [&](const Tiles& tiles, int64_t unit, int64_t j) {
+  for_each_tile<Side::kLeft>(
+      block, 0, columns, buffer, [&](const Tiles& tiles, int64_t unit, int64_t j) {
         const int64_t half = j / kLines % 2;
         put_left(tiles, strip_of(j) + unit * kUnitBytes, half, inverse_steps(strip_of(j), half));
       });
 }
-void round_right(const Source<float>* s, int32_t count, int64_t r0, int64_t rows, int64_t begin,
-                 int64_t columns, char* strips, float* buffer) {
-  const int64_t strip_bytes = units_of(rows) * kUnitBytes;
-  for_each_tile(s, count, r0, rows, begin, columns, buffer,
-                [&](const Tiles& tiles, int64_t unit, int64_t j) {
-                  char* strip = strips + j / kStrip * strip_bytes;
-                  put_right(tiles, strip + unit * kUnitBytes, j / kLines % 2, right_steps(tiles));
-                });
+void round_right(const Block<float>& block, int64_t begin, int64_t columns, char* strips,
+                 float* buffer) {
+  const int64_t strip_bytes = units_of(block.rows) * kUnitBytes;
+  for_each_tile<Side::kRight>(
+      block, begin, columns, buffer, [&](const Tiles& tiles, int64_t unit, int64_t j) {
+        char* strip = strips + j / kStrip * strip_bytes;
+        put_right(tiles, strip + unit * kUnitBytes, j / kLines % 2, right_steps(tiles));
+      });
 }
 
 }  // namespace

@@ -67,29 +67,32 @@ size_t multiply_tn_scratch(int64_t k, int64_t n) {
                              strips * units_of(rows_of_gradient(k, n)) * kUnitBytes / 4);
 }
 
-void multiply_tn(const Source<float>* a, int32_t num_a, const Source<float>* b, int32_t num_b,
-                 int64_t r0, int64_t r1, int64_t k, int64_t whole_k, int64_t n, int64_t n0,
-                 int64_t n1, float* out, int64_t out_stride, bool accumulate, float* scratch) {
+void multiply_tn(const RowPairs<float>* parts, int32_t count, int64_t k, int64_t whole_k, int64_t n,
+                 int64_t n0, int64_t n1, float* out, int64_t out_stride, bool accumulate,
+                 float* scratch) {
   const int64_t most = rows_of_gradient(whole_k, n), columns = smaller(n, kColumnsAtOnce);
   auto* buffer = reinterpret_cast<float*>(aligned(scratch));
   char* left = aligned(buffer + (kDepthUnit + 1) * round_up(larger(k, columns), kLines));
   char* right = left + ceil_div(k, kStrip) * units_of(most) * kUnitBytes;
   Unit unit;
-  const int64_t blocks = larger(ceil_div(r1 - r0, most), 1);  // without rows, too: out is written
-  const int64_t share = round_up(ceil_div(r1 - r0, blocks), kDepthUnit);
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t b0 = smaller(r0 + block * share, r1), rows = smaller(share, r1 - b0);
+  const int64_t all = rows_of(parts, count);
+  const int64_t blocks = larger(ceil_div(all, most), 1);  // without rows, too: out is written
+  const int64_t share = round_up(ceil_div(all, blocks), kDepthUnit);
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t begin = smaller(i * share, all), rows = smaller(share, all - begin);
+    const Block<float> block{parts, count, begin, rows};
+    const bool more = accumulate || i > 0;
     const int64_t strip_bytes = units_of(rows) * kUnitBytes;
-    round_left(a, num_a, b0, rows, k, left, buffer);
+    round_left(block, k, left, buffer);
     for (int64_t first = n0; first < n1; first += kColumnsAtOnce) {
       const int64_t width = smaller(kColumnsAtOnce, n1 - first);
-      round_right(b, num_b, b0, rows, first, width, right, buffer);
-      for (int64_t i = 0; i < k; i += kStrip) {
-        for (int64_t j = 0; j < width; j += kStrip) {
-          multiply_strips(unit, left + i / kStrip * strip_bytes, right + j / kStrip * strip_bytes,
+      round_right(block, first, width, right, buffer);
+      for (int64_t y = 0; y < k; y += kStrip) {
+        for (int64_t x = 0; x < width; x += kStrip) {
+          multiply_strips(unit, left + y / kStrip * strip_bytes, right + x / kStrip * strip_bytes,
                           rows,
-                          {out + i * out_stride + first + j, out_stride, smaller(kStrip, k - i),
-                           smaller(kStrip, width - j), accumulate || block > 0});
+                          {out + y * out_stride + first + x, out_stride, smaller(kStrip, k - y),
+                           smaller(kStrip, width - x), more});
         }
       }
     }

@@ -29,6 +29,16 @@ struct Source {
   int32_t width = 0;  // columns read
 };
 
+// Rows [begin, end) of both operands of a product of transposed rows, each sources side by side.
+template <class T>
+struct RowPairs {
+  const Source<T>* a;
+  int32_t num_a;
+  const Source<T>* b;
+  int32_t num_b;
+  int64_t begin, end;
+};
+
 // Scalar operations of the fused elementwise kernels. Registers hold one block of columns.
 enum class MapOpcode : uint8_t {
   kConstant,  // dst = imm
@@ -153,13 +163,14 @@ struct Kernels {
                  int64_t packed_k, int64_t k, int64_t n, int64_t p0, int64_t p1, T* c,
                  int64_t c_stride, int64_t c_base, bool accumulate, T* scratch);
   size_t (*matmul_scratch)(int64_t k);
-  // out[K, N] (+)= sum over r in [r0, r1) of A(r)^T B(r), columns [n0, n1) of B only; n0 is a
-  // multiple of panel. out is row-major with out_stride. Rows are added in ascending order, in
-  // blocks that follow from their number and the result's whole shape: A may be some columns of one
-  // with `whole_k` of them. `scratch` holds matmul_tn_scratch(whole_k, N) elements.
-  void (*matmul_tn)(const Source<T>* a, int32_t num_a, const Source<T>* b, int32_t num_b,
-                    int64_t r0, int64_t r1, int64_t k, int64_t whole_k, int64_t n, int64_t n0,
-                    int64_t n1, T* out, int64_t out_stride, bool accumulate, T* scratch);
+  // out[K, N] (+)= sum of A(r)^T B(r) over the rows of `parts`, one below the other; columns
+  // [n0, n1) of B only; n0 is a multiple of panel. out is row-major with out_stride. Rows are added
+  // in this order, in blocks that follow from their number and the result's whole shape: A may be
+  // some columns of one with `whole_k` of them. `scratch` holds matmul_tn_scratch(whole_k, N)
+  // elements.
+  void (*matmul_tn)(const RowPairs<T>* parts, int32_t count, int64_t k, int64_t whole_k, int64_t n,
+                    int64_t n0, int64_t n1, T* out, int64_t out_stride, bool accumulate,
+                    T* scratch);
   size_t (*matmul_tn_scratch)(int64_t k, int64_t n);
 
   void (*map)(const MapKernel<T>& kernel, int64_t r0, int64_t r1, T* scratch);

@@ -72,8 +72,8 @@ class Hand:
             {"kind": "loop", "bodies": bodies, "reversed": reversed, "label": label}
         )
 
-    def global_(self, instruction, label="global"):
-        return self.p.add_stage({"kind": "global", "body": [instruction], "label": label})
+    def global_(self, *instructions, label="global"):
+        return self.p.add_stage({"kind": "global", "body": list(instructions), "label": label})
 
     def finish(self, loss=-1, outputs=()):
         self.p.finish(loss, list(outputs))
@@ -115,7 +115,8 @@ class TreeRnn:
 
     Parameters: table (V, D), W (D, H), U (H, H), b (H,), v (H,). Int feature 0: token.
     With `dense`, x is float feature 0 instead of a row of the table. With `looped`, gradients are
-    summed a task at a time.
+    summed a task at a time. With `joined`, those of matrices are products of two terms: of W a kind
+    each, of U half of its rows.
     """
 
     vocabulary: int = 11
@@ -123,6 +124,7 @@ class TreeRnn:
     h: int = 5
     dense: bool = False
     looped: bool = False
+    joined: bool = False
     dtype: type = np.float64
     program: object = None
     h_out: int = -1
@@ -212,11 +214,19 @@ class TreeRnn:
         def inputs(space):
             return [m.matmul(space, [self_(dpre, h)], wt, self_(dx, d), label="dx")]
 
+        def product_w(space, accumulate=True):
+            rest = dict(split=1, out=self_(gw, h), accumulate=accumulate, label="dW")
+            return m.op("matmul_tn", space, inputs=[read_x, self_(dpre, h)], **rest)
+
+        def product_u(begin, end, accumulate=True):
+            """Rows [begin, end) of the gradient."""
+            rest = dict(split=1, out=self_(gu, h, begin * h), accumulate=accumulate, label="dU")
+            of_children = segment(state, end - begin, "children", column=begin)
+            return m.op("matmul_tn", INNER, inputs=[of_children, self_(dpre, h)], **rest)
+
         def sums(space, accumulate):
             """Gradients over the rows of ``space``: in stages of their own, or in the loop."""
-            product = dict(split=1, accumulate=accumulate)
-            both = [read_x, self_(dpre, h)]
-            made = [m.op("matmul_tn", space, inputs=both, out=self_(gw, h), label="dW", **product)]
+            made = [] if self.joined else [product_w(space, accumulate)]
             for value, out in ((dpre, gb), (state, gv)):
                 made.append(
                     m.op(
@@ -227,18 +237,8 @@ class TreeRnn:
                         accumulate=accumulate or out == gv,
                     )
                 )
-            if space != LEAF:
-                of_children = [segment(state, h, "children"), self_(dpre, h)]
-                made.append(
-                    m.op(
-                        "matmul_tn",
-                        INNER,
-                        inputs=of_children,
-                        out=self_(gu, h),
-                        label="dU",
-                        **product,
-                    )
-                )
+            if space != LEAF and not self.joined:
+                made.append(product_u(0, h, accumulate))
             if not self.dense:
                 table = dict(argument=0, argument2=0, label="dtable")
                 made.append(m.op("lookup_grad", space, inputs=[self_(dx, d)], **table))
@@ -258,6 +258,9 @@ class TreeRnn:
             m.rows(VERTEX, inputs(VERTEX))
             for instruction in sums(VERTEX, False):
                 m.global_(instruction)
+            if self.joined:
+                m.global_(product_w(LEAF), product_w(INNER))
+                m.global_(product_u(0, h // 2), product_u(h // 2, h))
         self.program = m.finish(loss, [state])
         self.h_out = state
 

@@ -78,11 +78,13 @@ def test_a_gradient_is_final_when_it_is_told():
             np.testing.assert_array_equal(seen[p], executor.gradient_view(p)[1])
 
 
-def test_large_gradients_are_told_slab_by_slab(threads):
+@pytest.mark.parametrize("joined", [False, True])
+def test_large_gradients_are_told_slab_by_slab(threads, joined):
     """In the order of their rows; the same bits as in a run that nobody follows."""
-    _, alone, inputs = case(d=600, h=1000)
+    sizes = {"d": 600, "h": 1000, "joined": joined}
+    _, alone, inputs = case(**sizes)
     alone.run(*inputs)
-    _, executor, inputs = case(d=600, h=1000)
+    _, executor, inputs = case(**sizes)
     sizes = {p: executor.gradient_view(p)[1].size for p in (W, U, B)}
     slabs = {p: executor.gradient_slab(p) for p in sizes}
     assert slabs == {W: 300_000, U: 500_000, B: 1000}
@@ -105,12 +107,13 @@ def test_large_gradients_are_told_slab_by_slab(threads):
             np.testing.assert_array_equal(np.concatenate(seen[p]), alone.gradient_view(p)[1])
 
 
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(("d", "h"), [(300, 450), (450, 75), (40, 120)])
-def test_gradients_are_the_same_bits_however_many_threads_share_them(d, h):
+def test_gradients_are_the_same_bits_however_many_threads_share_them(d, h, joined):
     found = []
     for count in (1, 2, 3, 5):
         _engine.set_num_threads(count)
-        _, executor, inputs = case(d=d, h=h)
+        _, executor, inputs = case(d=d, h=h, joined=joined)
         executor.run(*inputs)
         found.append([executor.gradient(p) for p in (W, U, B, V)])
     for other in found[1:]:
@@ -227,6 +230,18 @@ def test_pieces_outside_a_parameter_are_refused(piece, text):
         executor.apply([piece], options("sgd"), [[]] * 5, [True] * 5)
     for a, b in zip(cell.parameters, before, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_factors_of_a_product_of_several_kinds():
+    """Those of U are none: its terms make half of its rows each."""
+    _, executor, inputs = case(**SIZES, joined=True)
+    executor.run(*inputs)
+    expected = executor.gradient(W), executor.gradient(U)
+    assert [executor.set_factored(p) for p in (W, U)] == [True, False]
+    executor.run(*inputs)
+    left, right = executor.factors(W)
+    np.testing.assert_allclose(left.T @ right, expected[0], rtol=1e-10, atol=1e-12)
+    np.testing.assert_array_equal(executor.gradient(U), expected[1])
 
 
 def test_factors_multiply_to_the_gradient():

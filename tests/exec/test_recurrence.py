@@ -63,10 +63,11 @@ def test_against_recursion(case, dense, looped, serial, threads):
 
 
 @pytest.mark.parametrize("case", ["dags", "chain", "wide"])
-def test_large_cells(case, threads):
+@pytest.mark.parametrize("joined", [False, True])
+def test_large_cells(case, joined, threads):
     """Widths of several panels: products are split over threads by panel in narrow tasks."""
     rng = np.random.default_rng(4)
-    cell = TreeRnn(d=130, h=201, scale=0.04)
+    cell = TreeRnn(d=130, h=201, scale=0.04, joined=joined)
     check(cell, cell.executor(), graphs_for(case, rng), rng, 1e-9)
 
 

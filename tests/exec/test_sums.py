@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hand_programs import (
+    INNER,
     LEAF,
     ONE,
     VERTEX,
@@ -123,3 +124,103 @@ def test_sums_into_places_of_one_gradient():
     np.testing.assert_allclose(found[0][1], 2 * ys.sum(0), rtol=1e-10, atol=1e-10)
     for again in found:
         assert all((a == b).all() for a, b in zip(again, found[0], strict=True))
+
+
+def products_of_kinds(m, gradient, x, y, w, reach):
+    """Products of one stage: of the rows of a space each, to a part of the gradient."""
+    made = []
+    for space, begin, end, *columns in reach:
+        left, right = columns or (0, w)
+        a = index(x, end - begin, "order", column=begin)
+        half = (right - left) // 2
+        b = [index(y, half, "order", column=left)]
+        b.append(index(y, right - left - half, "order", column=left + half))
+        out = self_(gradient, right - left, begin * w + left)
+        made.append(m.op("matmul_tn", space, inputs=[a, *b], split=1, out=out, accumulate=True))
+    m.global_(*made)
+
+
+@pytest.mark.parametrize(
+    "reach",
+    [
+        [(VERTEX, 0, 90), (LEAF, 0, 40), (INNER, 40, 90)],
+        [(INNER, 0, 90), (LEAF, 10, 75), (VERTEX, 60, 61)],
+        [(LEAF, 0, 30), (INNER, 25, 60)],  # nobody reaches the rest
+        [(INNER, 3, 5), (LEAF, 80, 90), (LEAF, 3, 88)],
+        [(LEAF, 0, 90)],
+        [(VERTEX, 0, 90), (LEAF, 0, 90, 0, 40), (INNER, 50, 90, 30, 300)],
+        [(VERTEX, 0, 90), (LEAF, 0, 90, 0, 200), (INNER, 0, 90, 260, 300), (INNER, 0, 90, 0, 200)],
+        [(LEAF, 5, 60, 7, 100), (INNER, 50, 90, 200, 300)],  # nobody reaches what both span
+        [(VERTEX, 0, 90), (INNER, 0, 90, 290, 300), (VERTEX, 0, 90, 5, 300)],  # few zeros
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_products_of_one_gradient_are_one(threads, reach, first):
+    """Where several reach a part, their rows are summed as one, whatever it held before."""
+    rng = np.random.default_rng(7)
+    k, w = 90, 300
+    m = Hand()
+    x, y = m.buffer("feature", VERTEX, k), m.buffer("feature", VERTEX, w, index=1)
+    gradient = m.buffer("grad", ONE, w)
+    if not first:
+        a, b = index(x, 1, "order"), index(y, w, "order")
+        out = {"split": 1, "out": self_(gradient, w, 2 * w), "accumulate": True}
+        m.global_(m.op("matmul_tn", VERTEX, inputs=[a, b], **out))
+    products_of_kinds(m, gradient, x, y, w, reach)
+    e = _engine.Executor(m.finish(), [np.zeros(k * w)])
+    for graphs in ([random_dag(rng, 900)], [[[]], [[]]], [random_dag(rng, 30)]):
+        children = batch_children(graphs)
+        leaf = np.array([not c for c in children], bool)
+        rows = {VERTEX: slice(None), LEAF: leaf, INNER: ~leaf}
+        n = len(children)
+        xs, ys = rng.standard_normal((n, k)), rng.standard_normal((n, w))
+        expected = np.zeros((k, w))
+        if not first:
+            expected[2] = xs[:, 0] @ ys
+        for space, begin, end, *columns in reach:
+            part = slice(*columns) if columns else slice(None)
+            of = rows[space]
+            expected[begin:end, part] += xs[of, begin:end].T @ ys[of, part]
+        found = []
+        for number in (threads, 3 - threads):
+            _engine.set_num_threads(number)
+            e.run(schedule(graphs), [xs, ys], [])
+            found.append(e.gradient(0).copy())
+        np.testing.assert_allclose(found[0].reshape(k, w), expected, rtol=1e-10, atol=1e-10)
+        assert found[0].tobytes() == found[1].tobytes()
+        _engine.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"kind": "sum_rows"}, "stands behind another sum in a global stage"),
+        ({"accumulate": False}, "overwrites the product before it"),
+        ({"column": 1}, None),
+        ({"lead": False}, None),
+        ({"out": 3}, "adds to another gradient than the product before it"),
+        ({"lead": False, "column": 1}, "adds to what the product before it .* does not write"),
+        ({"lead": False, "column": 30}, "adds to what the product before it .* does not write"),
+    ],
+)
+def test_what_stands_behind_a_product_in_its_stage(changes, message):
+    changes = dict(changes)
+    lead, column = changes.pop("lead", True), changes.pop("column", 0)
+    to = changes.pop("out", 2)
+    m = Hand()
+    x, y = m.buffer("feature", VERTEX, 8), m.buffer("feature", VERTEX, 6, index=1)
+    gradient, _ = m.buffer("grad", ONE, 10), m.buffer("grad", ONE, 10, index=1)
+    a, b = index(x, 4, "order"), index(y, 6, "order")
+    out = {"split": 1, "out": self_(gradient, 6), "accumulate": lead}
+    first = m.op("matmul_tn", VERTEX, inputs=[a, b], **out)
+    behind = {"kind": "matmul_tn", "inputs": [a, b], "split": 1, "accumulate": True, **changes}
+    if behind["kind"] == "sum_rows":
+        behind |= {"inputs": [b], "split": 0}
+    second = m.op(space=LEAF, out=self_(to, 6, column), label="behind", **behind)
+    m.global_(first, second)
+    if message is None:
+        _engine.Executor(m.finish(), [np.zeros(80), np.zeros(80)])
+        return
+    with pytest.raises(ValueError, match=rf"\[behind\] {message}"):
+        m.finish()

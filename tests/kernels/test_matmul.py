@@ -295,6 +295,47 @@ def test_matmul_tn_of_few_columns(case: Case, kind_a: str, kind_b: str) -> None:
         assert (parts.check() == out.check()).all()
 
 
+@every_product
+@pytest.mark.parametrize(("k", "n"), [(150, 150), (13, 65), (33, 5), (600, 1), (7, 700)])
+def test_matmul_tn_of_rows_one_below_the_other(case: Case, k: int, n: int) -> None:
+    """Blocks of rows begin and end anywhere in the parts; some parts have no rows."""
+    rng = np.random.default_rng(k)
+    parts, left, right = [], [], []
+    ranges = [(0, 0), (3, 300), (5, 5), (0, 1), (2, 259), (1, 64), (9, 9)]
+    for i, (r0, r1) in enumerate(ranges):
+        sides = []
+        for width, shift, values in ((k, 0, left), (n, 2, right)):
+            kinds = [SOURCE_KINDS[(i + shift) % len(SOURCE_KINDS)], "self"][
+                : 1 + i % 2 * (width > 5)
+            ]
+            cuts = [width] if len(kinds) == 1 else [width // 3, width - width // 3]
+            made = [make_source(case, rng, a, r0, r1, w) for a, w in zip(kinds, cuts, strict=True)]
+            sides.append([source for source, _ in made])
+            values.append(np.concatenate([value for _, value in made], 1))
+        parts.append((*sides, r0, r1))
+    a, b = np.concatenate(left), np.concatenate(right)
+    out = Guarded(k, n, case.dtype, fill=1.0)
+    case.table.matmul_tn(*parts[0], out.view, accumulate=True, below=parts[1:])
+    assert_product(case, out.check(), a.T, b, 1.0, slack=4.0)
+    some = Guarded(k, n, case.dtype)  # over what was there
+    case.table.matmul_tn(*parts[0], some.view, below=parts[1:])
+    assert_product(case, some.check(), a.T, b, slack=4.0)
+    pieces = Guarded(k, n, case.dtype)
+    for n0 in range(0, n, case.table.panel):  # as threads share it
+        n1 = min(n, n0 + case.table.panel)
+        case.table.matmul_tn(*parts[0], pieces.view, n0=n0, n1=n1, below=parts[1:])
+    assert (pieces.check() == some.check()).all()
+
+
+@every_product
+def test_rows_below_are_as_wide_as_those_above(case: Case) -> None:
+    a, b = np.zeros((2, 6), case.dtype), np.zeros((2, 9), case.dtype)
+    rows = ([case.source(a)], [case.source(b)], 0, 2)
+    others = ([case.source(b)], [case.source(b)], 0, 2)
+    with pytest.raises(ValueError, match="below are 9 and 9 wide, those above 6 and 9"):
+        case.table.matmul_tn(*rows, np.zeros((6, 9), case.dtype), below=[others])
+
+
 @given(data=st.data())
 def test_products_of_any_shape(data: st.DataObject) -> None:
     case = Case(*data.draw(st.sampled_from(PRODUCTS)))

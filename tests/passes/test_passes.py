@@ -11,6 +11,8 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes, compile_graph
+from cavs.compiler.products import join_products
+from cavs.compiler.program import Buffer, Instruction, Operand, Program, Stage
 from cavs.frontend.model import trace_model
 from cavs.ir import Graph, apply, constant
 from cavs.ir.printer import print_graph
@@ -29,6 +31,7 @@ from tests.passes.graphs import (
     traced,
     value,
 )
+from tests.runtime import trees
 from tests.runtime.trees import WORDS, Classifier, treebank
 
 # ---- simplify ----
@@ -209,6 +212,61 @@ def test_one_parameter_gradient_a_kind_over_the_whole_batch():
     assert [i.label for i in both.program.instructions if i.kind == "matmul_tn"].count(
         "gradient tree.U"
     ) == 1
+
+
+@pytest.mark.parametrize("plan_memory", [True, False])
+@pytest.mark.parametrize("cell", [nn.BinaryTreeLSTM, nn.ChildSumTreeLSTM, nn.TreeGRU])
+@pytest.mark.parametrize("words", ["at leaves", "everywhere"])
+def test_every_parameter_gradient_is_one_product_whatever_kinds_reach_it(cell, plan_memory, words):
+    model, rng = Classifier(cell(8, 6)), np.random.default_rng(0)
+    children = [[[], [], [], [0, 1], [3, 2]], [[]], [[], [], [], [1, 2], [0, 3]]]
+    absent = bool if words == "at leaves" else lambda kids: False
+    batch = cavs.batch([trees.graph(kids, rng, absent) for kids in children])
+    passes = Passes(plan_memory=plan_memory)
+    program = cavs.Session(model, passes=passes).compiled(batch).program
+    made = Counter()
+    most = 1  # products of a stage
+    for stage in program.stages:
+        sums = [program.instructions[n] for n in stage.body]
+        if stage.kind == "global" and sums[0].kind == "matmul_tn":
+            (label,) = {i.label for i in sums}
+            made[label] += 1
+            most = max(most, len(sums))
+            sizes = [sum(o[2] for o in i.inputs[: i.split]) * i.out[2] for i in sums]
+            assert sizes == sorted(sizes, reverse=True)
+    matrices = [name for name, p in model.parameters().items() if len(p.shape) == 2]
+    assert made == {f"gradient {n}": 1 for n in matrices if n != "embedding.weight"}
+    assert most > 1 or words == "at leaves"
+
+
+def test_products_wait_for_nothing_that_changes_what_they_read():
+    """Two terms of a gradient are one product, unless what the first reads is written meanwhile."""
+
+    def stages(write: int) -> list[list[int]]:
+        program = Program([0], ["W"], [], [], ())
+        program.buffers = [
+            Buffer("grad", 0, 0, 4, "W"),
+            *(Buffer("arena", 0, 2, 4, name) for name in "abcd"),
+        ]
+
+        def of(buffer: int) -> Operand:
+            return (buffer, 0, 4, "self", "none", 0)
+
+        def product(a: int, b: int) -> Instruction:
+            return Instruction("matmul_tn", 2, [of(a), of(b)], of(0), accumulate=True, split=1)
+
+        copy = Instruction("copy", 2, [of(4)], of(write))
+        program.instructions = [product(1, 2), copy, product(3, 2)]
+        program.stages = [
+            Stage("global", body=[0]),
+            Stage("rows", 2, body=[1]),
+            Stage("global", body=[2]),
+        ]
+        join_products(program)
+        return [s.body for s in program.stages]
+
+    assert stages(3) == [[1], [0, 2]]
+    assert stages(1) == stages(2) == stages(0) == [[0], [1], [2]]
 
 
 def test_only_recurrent_products_run_a_task_at_a_time():
