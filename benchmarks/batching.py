@@ -1,0 +1,117 @@
+"""What batches and further threads are worth: the same trees in batches of several sizes, in turns.
+
+Vertices a second in training, against the smallest batch size on as many threads, and against one
+thread at the same batch size. All cases run in one process, a pass of each in every round.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import replace
+from typing import Any
+
+import cavs
+from benchmarks.apart import apart
+from benchmarks.harness import markdown, write_report
+from benchmarks.places import GridParser
+from benchmarks.ratios import ratio, summary
+from benchmarks.runner import make_runner
+from benchmarks.workloads import Case, load
+
+PATIENCE = 600  # seconds for one hidden size
+LEAST = 0.05  # seconds of a pass, which goes over its batches as often as that takes
+
+
+def measured(base: Case, sizes: list[int], threads: list[int], trees: int, rounds: int) -> Any:
+    """Vertices a second of every batch size on every number of threads, and their ratios.
+
+    One model a batch size, whatever the threads: where in memory one lies makes 2 % of a step.
+    """
+
+    class Passes:
+        def __init__(self, size: int) -> None:
+            self.case = replace(base, batch_size=size, batches=max(1, trees // size))
+            workload = load(self.case)
+            self.runner = make_runner("cavs", workload)
+            self.plans = [self.runner.prepare(batch) for batch in workload.batches]
+            self.vertices, self.times = sum(workload.vertices), 1
+            once = [self.run(count) for count in threads]  # memory grows, programs compile
+            once = [self.run(count) for count in threads]
+            self.times = max(1, round(LEAST / (min(once) * self.vertices)))
+
+        def run(self, count: int) -> float:
+            cavs.set_num_threads(count)
+            start = time.perf_counter()
+            for _ in range(self.times):
+                self.runner.train_all(self.plans)
+            return (time.perf_counter() - start) / self.times / self.vertices
+
+    passes = {size: Passes(size) for size in sizes}
+    cases = [(size, count) for size in sizes for count in threads]
+    seconds: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for size, count in order.sample(cases, len(cases)):
+            seconds[size, count].append(passes[size].run(count))
+    return [
+        {
+            "case": replace(passes[size].case, threads=count).record(),
+            "vertices": summary([1 / s for s in seconds[size, count]]),
+            "batching": ratio(seconds[sizes[0], count], seconds[size, count]),
+            "threads": ratio(seconds[size, threads[0]], seconds[size, count]),
+        }
+        for size, count in cases
+    ]
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    sizes = [entry["case"]["batch_size"] for entry in found]
+    threads = [entry["case"]["threads"] for entry in found]
+    headers = ["h", "batch size", "threads", "vertices/s"]
+    headers += [f"to batch size {sizes[0]}", "quartiles", f"to {threads[0]} thread", "quartiles"]
+
+    def shown(r: Any) -> list[str]:
+        return [f"{r['median']:.2f}", f"{r['q25']:.2f} to {r['q75']:.2f}"]
+
+    return markdown(
+        headers,
+        [
+            [
+                str(entry["case"]["hidden"]),
+                str(entry["case"]["batch_size"]),
+                str(entry["case"]["threads"]),
+                f"{entry['vertices']['median']:,.0f}",
+                *shown(entry["batching"]),
+                *shown(entry["threads"]),
+            ]
+            for entry in found
+        ],
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = GridParser("batching", __doc__ or "")
+    add = parser.add_argument
+    add("--hidden", type=int, nargs="+", default=[150, 512], metavar="H")
+    add("--batch-size", type=int, nargs="+", default=[1, 64], metavar="N")
+    add("--threads", type=int, nargs="+", default=[1, 2], metavar="N")
+    add("--trees", type=int, default=256, help="of a pass")
+    add("--rounds", type=int, default=25)
+    add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR")
+    given = parser.parse_args(arguments)
+    found = []
+    for hidden in given.hidden:
+        base = Case("tree-lstm", hidden, 1, data=given.data)
+        sizes, threads = given.batch_size, given.threads
+        work = (measured, base, sizes, threads, given.trees, given.rounds)
+        found += apart(*work, patience=PATIENCE)
+    text = table(found)
+    print(text)
+    write_report(given.out, text, found)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
