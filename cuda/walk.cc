@@ -61,8 +61,12 @@ void Executor<T>::plan_sums() {
         if (param >= 0) {
           if (of_parameter[param] != s)
             last = std::max(last, std::exchange(of_parameter[param], s));
-          const Columns own = lookup ? Columns{0, std::numeric_limits<int32_t>::max(), s}
-                                     : Columns{in.out.column, in.out.column + in.out.width, s};
+          int32_t below = 0;  // rows of a product under its first
+          for (int32_t i = 0; i < in.split; ++i) below += in.inputs[i].width;
+          if (below > 0) below = (below - 1) * out.width;
+          const Columns own = lookup
+                                  ? Columns{0, std::numeric_limits<int32_t>::max(), s}
+                                  : Columns{in.out.column, in.out.column + below + in.out.width, s};
           for (const Columns& c : columns[param]) {
             if (c.begin < own.end && own.begin < c.end) overlapped = std::max(overlapped, c.stage);
           }

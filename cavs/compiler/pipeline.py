@@ -69,6 +69,7 @@ def compile_graph(
     record: bool = False,
     replicated: bool = False,
     recurrent: bool = False,
+    beside: bool = False,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
@@ -77,7 +78,8 @@ def compile_graph(
     edges outnumber vertices; nth_shared: so much that products of single children are done at the
     child. record keeps the text of every stage. replicated: batches of a training are parts of
     global ones, see `cavs.passes.replicate`. recurrent: LSTMs are run as a whole, on batches of
-    chains and on devices alone, see `cavs.passes.recurrence`.
+    chains and on devices alone, see `cavs.passes.recurrence`. beside: sums may run beside loops, as
+    on devices.
     """
     stages: list[tuple[str, str]] = []
 
@@ -135,7 +137,7 @@ def compile_graph(
     Lowering(parts, program, passes.fuse, reached).run()
     mark_scatters(program)
     if passes.partition:
-        join_products(program)
+        join_products(program, beside)
     if passes.plan_memory:
         plan_reuse(program)
     else:

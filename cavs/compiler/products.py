@@ -7,11 +7,14 @@ from collections import defaultdict
 from cavs.compiler.program import Program, instructions_of, touches, window
 
 
-def join_products(program: Program) -> None:
+def join_products(program: Program, beside: bool = False) -> None:
     """Puts the products that add to a gradient into the stage of the last of them, in place.
 
     The engine computes a stage as one product: where several of them reach a part of the gradient,
     their rows stand one below the other. The one that reaches most of it comes first.
+
+    beside: what is known before a loop stays apart from what is known behind it, for it may run
+    beside that loop.
     """
     stages = program.stages
     groups: dict[int, list[int]] = defaultdict(list)  # by gradient
@@ -34,6 +37,8 @@ def join_products(program: Program) -> None:
         for between in range(at + 1, last):
             r, w = touched[between]
             adds = stages[between].kind != "rows"
+            if beside and stages[between].kind == "loop":
+                return False
             if w & reads or r & writes or (w & writes and not adds):
                 return False
         return True

@@ -144,6 +144,10 @@ def window(program: Program, i: Instruction) -> Window:
     """Rows and columns of a gradient that a sum writes."""
     assert i.out is not None, i.kind
     buffer, start, width = i.out[:3]
-    row, column = divmod(start, program.buffers[buffer].width)
+    columns = program.buffers[buffer].width
+    row, column = divmod(start, columns)
     rows = sum(o[2] for o in i.inputs[: i.split]) if i.kind == "matmul_tn" else 1
-    return range(row, row + rows), range(column, column + width)
+    end = column + width
+    if end > columns:  # what is longer than a row goes on in the next: a sum of matrices is flat
+        return range(row, row + rows + (end - 1) // columns), range(columns)
+    return range(row, row + rows), range(column, end)

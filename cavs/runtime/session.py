@@ -388,7 +388,6 @@ class Session(Inspected, Following):
         assert variant.traced is not None
         require_same_parameters(self.model, self.parameters)
         kinds = tuple(sorted(set(variant.kinds) | found))
-        frozen = self._frozen()
         with origin(""):
             compiled = compile_graph(
                 variant.traced,
@@ -402,6 +401,7 @@ class Session(Inspected, Following):
                 record=record,
                 replicated=self.replicated,
                 recurrent=variant.recurrent,
+                beside=self._cuda is not None,
             )
         program = compiled.program
         if program.optional != variant.optional:
@@ -423,7 +423,7 @@ class Session(Inspected, Following):
         # Whatever broke this off, the variant is as it was, or has no executor.
         variant.grown += variant.executor is not None and len(kinds) > len(variant.kinds)
         variant.executor = None
-        variant.kinds, variant.frozen, variant.compiled = kinds, frozen, compiled
+        variant.kinds, variant.frozen, variant.compiled = kinds, self._frozen(), compiled
         variant.executor = executor
 
     # ---- resuming ------------------------------------------------------------------------------

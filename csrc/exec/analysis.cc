@@ -116,7 +116,11 @@ Window window_of(const Program& p, const Instruction& in) {
   const int64_t row = in.out.column / width, column = in.out.column % width;
   int64_t rows = 0;
   for (int32_t i = 0; i < in.split; ++i) rows += in.inputs[i].width;
-  return {row, row + std::max<int64_t>(rows, 1), column, column + in.out.width};
+  rows = std::max<int64_t>(rows, 1);
+  const int64_t end = column + in.out.width;
+  // What is longer than a row goes on in the next: a sum of matrices is flat.
+  if (end > width) return {row, row + rows + (end - 1) / width, 0, width};
+  return {row, row + rows, column, end};
 }
 
 Window window_of(const Program& p, const Stage& sum) {
@@ -211,6 +215,10 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
     std::vector<int32_t>& of_body = a.gradients_of_body.emplace_back();
     std::vector<int32_t> ids = body.instructions;
     ids.insert(ids.end(), body.sums.begin(), body.sums.end());
+    double together = 0;  // of products that are one
+    if (p.stages[body.stage].kind == StageKind::kGlobal) {
+      for (int32_t id : ids) together += a.costs[id].row;
+    }
     for (size_t i = 0; i < ids.size(); ++i) {
       const int32_t id = ids[i];
       std::vector<int32_t>& written = a.gradients_of_instruction[id];
@@ -223,7 +231,8 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
       for (int32_t param : written) {
         if (i < body.instructions.size()) of_body.push_back(param);  // sums are items of their own
         const bool table = in.kind == InstructionKind::kLookupGrad;
-        const double turn = table ? -std::numeric_limits<double>::infinity() : -a.costs[id].row;
+        const double cost = std::max(together, a.costs[id].row);
+        const double turn = table ? -std::numeric_limits<double>::infinity() : -cost;
         done[param] = std::max(done[param], {a.step_of_stage[body.stage], turn});
         a.gradient_stage[param] = std::max(a.gradient_stage[param], body.stage);
       }

@@ -294,7 +294,7 @@ class Planner {
     const Instruction& in = p_.instructions[id];
     const int32_t pieces = pieces_of(cost);
     if (in.kind == InstructionKind::kMatmulTN) {
-      add_cells(id, pieces, task);
+      add_cells(id, cost, task);
     } else if (in.kind == InstructionKind::kSumRows) {
       constexpr int32_t kLine = 16;  // columns
       const int32_t lines = (in.out.width + kLine - 1) / kLine;
@@ -308,9 +308,11 @@ class Planner {
     }
   }
 
-  // A cell a thread where they take equally long, else each for all threads.
-  void add_cells(int32_t id, int32_t pieces, int32_t task) {
+  // A cell a thread where they take equally long, else each in pieces by its own cost. Slab by
+  // slab, if others wait for them.
+  void add_cells(int32_t id, double cost, int32_t task) {
     const Product& product = a_.products[id];
+    const int32_t k = product.rows;
     join_cells(p_, product, spaces_, cells_);
     double total = 0, most = 0;
     for (const Product::Cell& cell : cells_) {
@@ -319,27 +321,38 @@ class Planner {
       most = std::max(most, all);
     }
     const auto cells = static_cast<int32_t>(cells_.size());
-    const bool even = cells > 1 && cells % pieces == 0 && most * cells < 1.05 * total;
-    for (const Product::Cell& cell : cells_) add_cell(id, cell, even ? 1 : pieces, task);
+    const bool even = cells > 1 && cells % pieces_of(cost) == 0 && most * cells < 1.05 * total;
+    const auto first = static_cast<int32_t>(plan_.cells.size());
+    plan_.cells.insert(plan_.cells.end(), cells_.begin(), cells_.end());
+    const int32_t slab = o_.slabs && task == 0 ? slab_rows(p_.instructions[id], id, k) : k;
+    for (int32_t begin = 0; begin < k; begin += slab) {
+      for (int32_t i = 0; i < cells; ++i) {
+        const Product::Cell& cell = cells_[i];
+        const int32_t from = std::max(begin, cell.row);
+        const int32_t to = std::min({k, begin + slab, cell.row_end});
+        if (from >= to) continue;
+        const double all = product_work(p_, product, cell, spaces_).all;
+        const int32_t pieces = even ? 1 : pieces_of(total > 0 ? cost * all / total : 0);
+        add_rows_of_cell({ItemKind::kTransposed, id, from, to, 0, 0, task, first + i}, pieces);
+      }
+    }
   }
-  void add_cell(int32_t id, const Product::Cell& cell, int32_t pieces, int32_t task) {
-    const auto number = static_cast<int32_t>(plan_.cells.size());
-    plan_.cells.push_back(cell);
-    const Instruction& in = p_.instructions[id];
+  // Rows of `item`, all columns of its cell.
+  void add_rows_of_cell(Item item, int32_t pieces) {
+    const Product::Cell cell = plan_.cells[item.cell];
+    const int32_t begin = item.r0, end = item.r1;
     const int32_t panels = (cell.columns() + o_.panel - 1) / o_.panel;
-    const int32_t k = a_.products[id].rows;
-    const int32_t slab = o_.slabs && task == 0 ? slab_rows(in, id, k) : k;
     const auto [high, wide] = grid(cell.rows(), panels, cell.columns(), pieces);
     const auto column = [&, wide = wide](int32_t j) {
       return cell.column + std::min(cell.columns(), o_.panel * part(0, panels, j, wide));
     };
-    for (int32_t begin = cell.row, end = 0; begin < cell.row_end; begin = end) {
-      end = std::min(cell.row_end, (begin / slab + 1) * slab);
-      for (int32_t i = 0; i < high; ++i) {
-        for (int32_t j = 0; j < wide; ++j) {
-          piece({ItemKind::kTransposed, id, part(begin, end, i, high),
-                 part(begin, end, i + 1, high), column(j), column(j + 1), task, number});
-        }
+    for (int32_t i = 0; i < high; ++i) {
+      for (int32_t j = 0; j < wide; ++j) {
+        item.r0 = part(begin, end, i, high);
+        item.r1 = part(begin, end, i + 1, high);
+        item.a = column(j);
+        item.b = column(j + 1);
+        piece(item);
       }
     }
   }

@@ -355,7 +355,7 @@ class Validator : AccessChecks {
         }
         return;
       case StageKind::kGlobal:
-        need(!stage.body.empty(), "0 instructions, a global stage has one");
+        need(!stage.body.empty(), "0 instructions, a global stage has one or more");
         check_body(stage.body, -1, 0);
         check_terms(stage.body);
         return;
@@ -372,7 +372,7 @@ class Validator : AccessChecks {
       cell.column_end = cell.column + in.out.width;
       return cell;
     };
-    for (size_t i = 1; i < body.size(); ++i) {
+    for (size_t i = 0; i < body.size() && body.size() > 1; ++i) {
       const Instruction& in = p_.instructions[body[i]];
       label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
       need(lead.kind == InstructionKind::kMatmulTN && in.kind == lead.kind,
@@ -380,7 +380,11 @@ class Validator : AccessChecks {
       const Buffer& out = p_.buffers[in.out.buffer];
       need(out.role == Role::kGrad && in.out.buffer == lead.out.buffer,
            "adds to another gradient than the product before it in its stage");
-      need(in.accumulate, "overwrites the product before it in its stage");
+      need(place(in).column_end <= out.width, "columns " + std::to_string(place(in).column) +
+                                                  " to " + std::to_string(place(in).column_end) +
+                                                  " of a gradient that has " +
+                                                  std::to_string(out.width));
+      need(i == 0 || in.accumulate, "overwrites the product before it in its stage");
       need(lead.accumulate || place(lead).holds(place(in)),
            "adds to what the product before it in its stage does not write");
     }

@@ -173,9 +173,23 @@ void Worker<T>::run(const Item& item) {
       return;
     }
   }
-  if (c_.profiling) {
-    profile[item.id].seconds += now() - start;
+  if (c_.profiling) note(item, now() - start);
+}
+
+// The seconds of an item by instruction; of a product by the rows of its terms.
+template <class T>
+void Worker<T>::note(const Item& item, double seconds) {
+  if (item.kind != ItemKind::kTransposed || pairs_.empty()) {
+    profile[item.id].seconds += seconds;
     ++profile[item.id].calls;
+    return;
+  }
+  int64_t rows = 0;
+  for (const RowPairs<T>& p : pairs_) rows += p.end - p.begin;
+  for (size_t i = 0; i < pairs_.size(); ++i) {
+    Profile& of_term = profile[summed_[i]];
+    of_term.seconds += seconds * static_cast<double>(pairs_[i].end - pairs_[i].begin) / rows;
+    ++of_term.calls;
   }
 }
 
@@ -232,6 +246,7 @@ void Worker<T>::run_transposed(const Item& item) {
   T* out = nullptr;
   cut_.clear();
   pairs_.clear();
+  summed_.clear();
   for (size_t t = 0; t < product.terms.size(); ++t) {
     const int32_t id = product.terms[t];
     const Bound<T>& b = own_.instructions[id];
@@ -256,6 +271,7 @@ void Worker<T>::run_transposed(const Item& item) {
     const Source<T>* end = cut_.data() + cut_.size();
     pairs_.push_back({left, static_cast<int32_t>(right - left), right,
                       static_cast<int32_t>(end - right), rows.begin, rows.end});
+    summed_.push_back(id);
   }
   if (out == nullptr) return;  // factors
   const Bound<T>& b = own_.instructions[item.id];

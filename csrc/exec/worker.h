@@ -65,6 +65,7 @@ class Worker {
   void run_columns(const Item& item);
   void run_slots(const Item& item);
   void pad(int32_t columns);
+  void note(const Item& item, double seconds);
   RowRange rows_of(const Item& sum, int32_t term) const;
   void pack(const Item& item);
   int64_t panels(int64_t n) const { return (n + c_.kernels->panel - 1) / c_.kernels->panel; }
@@ -74,6 +75,7 @@ class Worker {
   Memory scratch_, kernel_scratch_;
   std::vector<Source<T>> cut_;  // of the operands of a product
   std::vector<RowPairs<T>> pairs_;
+  std::vector<int32_t> summed_;       // the terms of a product that has just run, for reports
   std::vector<WeightPart<T>> parts_;  // of the weight that is packed
 };
 

@@ -115,8 +115,8 @@ class TreeRnn:
 
     Parameters: table (V, D), W (D, H), U (H, H), b (H,), v (H,). Int feature 0: token.
     With `dense`, x is float feature 0 instead of a row of the table. With `looped`, gradients are
-    summed a task at a time. With `joined`, those of matrices are products of two terms: of W a kind
-    each, of U half of its rows.
+    summed a task at a time. With `joined`, those of matrices are products of several terms: of W by
+    kind, leaves' in two parts of its columns, of U half of its rows each.
     """
 
     vocabulary: int = 11
@@ -214,9 +214,13 @@ class TreeRnn:
         def inputs(space):
             return [m.matmul(space, [self_(dpre, h)], wt, self_(dx, d), label="dx")]
 
-        def product_w(space, accumulate=True):
-            rest = dict(split=1, out=self_(gw, h), accumulate=accumulate, label="dW")
-            return m.op("matmul_tn", space, inputs=[read_x, self_(dpre, h)], **rest)
+        def product_w(space, accumulate=True, first=0, columns=None):
+            """Columns of the gradient, from the ``first`` on."""
+            columns = h - first if columns is None else columns
+            rest = dict(split=1, accumulate=accumulate, label="dW")
+            rest["out"] = self_(gw, columns, first)
+            inputs = [read_x, self_(dpre, columns, first)]
+            return m.op("matmul_tn", space, inputs=inputs, **rest)
 
         def product_u(begin, end, accumulate=True):
             """Rows [begin, end) of the gradient."""
@@ -259,7 +263,8 @@ class TreeRnn:
             for instruction in sums(VERTEX, False):
                 m.global_(instruction)
             if self.joined:
-                m.global_(product_w(LEAF), product_w(INNER))
+                some = product_w(LEAF, columns=h - h // 3)
+                m.global_(product_w(INNER), some, product_w(LEAF, first=h - h // 3))
                 m.global_(product_u(0, h // 2), product_u(h // 2, h))
         self.program = m.finish(loss, [state])
         self.h_out = state

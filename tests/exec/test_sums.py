@@ -191,6 +191,50 @@ def test_products_of_one_gradient_are_one(threads, reach, first):
         _engine.set_num_threads(threads)
 
 
+def test_factors_of_products_that_are_one(threads):
+    """The operands of all kinds, one below the other."""
+    rng = np.random.default_rng(9)
+    k, w = 6, 7
+    m = Hand()
+    x, y = m.buffer("feature", VERTEX, k), m.buffer("feature", VERTEX, w, index=1)
+    gradient = m.buffer("grad", ONE, w)
+    products_of_kinds(m, gradient, x, y, w, [(INNER, 0, k), (LEAF, 0, k)])
+    e = _engine.Executor(m.finish(), [np.zeros(k * w)])
+    graphs = [random_dag(rng, 60)]
+    inputs = [rng.standard_normal((60, c)) for c in (k, w)]
+    e.run(schedule(graphs), inputs, [])
+    expected = e.gradient(0).reshape(k, w)
+    assert e.set_factored(0)
+    e.run(schedule(graphs), inputs, [])
+    left, right = e.factors(0)
+    assert len(left) == 60
+    np.testing.assert_allclose(left.T @ right, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_flat_sum_and_a_product_into_one_gradient_wait_for_each_other(threads):
+    """A sum of matrices is as long as all rows of the gradient, whatever its buffer's width."""
+    rng = np.random.default_rng(8)
+    k, w = 24, 64
+    m = Hand()
+    x, y = m.buffer("feature", VERTEX, k), m.buffer("feature", VERTEX, w, index=1)
+    flat, gradient = m.buffer("feature", VERTEX, k * w, index=2), m.buffer("grad", ONE, w)
+    whole = {"out": self_(gradient, k * w), "accumulate": True}
+    m.global_(m.op("sum_rows", VERTEX, inputs=[index(flat, k * w, "order")], **whole))
+    a, b = index(x, k - 5, "order"), index(y, w, "order")
+    below = {"split": 1, "out": self_(gradient, w, 5 * w), "accumulate": True}
+    m.global_(m.op("matmul_tn", VERTEX, inputs=[a, b], **below))
+    e = _engine.Executor(m.finish(), [np.zeros(k * w)])
+    graphs = [random_dag(rng, 300)]
+    n = len(graphs[0])
+    xs, ys, matrices = (rng.standard_normal((n, c)) for c in (k, w, k * w))
+    expected = matrices.sum(0).reshape(k, w)
+    expected[5:] += xs[:, : k - 5].T @ ys
+    for _ in range(20):
+        e.run(schedule(graphs), [xs, ys, matrices], [])
+        found = e.gradient(0).reshape(k, w)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -198,6 +242,7 @@ def test_products_of_one_gradient_are_one(threads, reach, first):
         ({"kind": "sum_rows"}, "stands behind another sum in a global stage"),
         ({"accumulate": False}, "overwrites the product before it"),
         ({"column": 1}, None),
+        ({"column": 7}, "columns 7 to 13 of a gradient that has 10"),
         ({"lead": False}, None),
         ({"out": 3}, "adds to another gradient than the product before it"),
         ({"lead": False, "column": 1}, "adds to what the product before it .* does not write"),

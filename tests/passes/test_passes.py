@@ -12,7 +12,14 @@ import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes, compile_graph
 from cavs.compiler.products import join_products
-from cavs.compiler.program import Buffer, Instruction, Operand, Program, Stage
+from cavs.compiler.program import (
+    Buffer,
+    Instruction,
+    Operand,
+    Program,
+    Stage,
+    instructions_of,
+)
 from cavs.frontend.model import trace_model
 from cavs.ir import Graph, apply, constant
 from cavs.ir.printer import print_graph
@@ -242,7 +249,7 @@ def test_every_parameter_gradient_is_one_product_whatever_kinds_reach_it(cell, p
 def test_products_wait_for_nothing_that_changes_what_they_read():
     """Two terms of a gradient are one product, unless what the first reads is written meanwhile."""
 
-    def stages(write: int) -> list[list[int]]:
+    def stages(write: int, read: int = 4, between: str = "rows", **rest: bool) -> list[list[int]]:
         program = Program([0], ["W"], [], [], ())
         program.buffers = [
             Buffer("grad", 0, 0, 4, "W"),
@@ -255,18 +262,25 @@ def test_products_wait_for_nothing_that_changes_what_they_read():
         def product(a: int, b: int) -> Instruction:
             return Instruction("matmul_tn", 2, [of(a), of(b)], of(0), accumulate=True, split=1)
 
-        copy = Instruction("copy", 2, [of(4)], of(write))
+        copy = Instruction("copy", 2, [of(read)], of(write))
         program.instructions = [product(1, 2), copy, product(3, 2)]
         program.stages = [
             Stage("global", body=[0]),
-            Stage("rows", 2, body=[1]),
+            Stage(between, 2, body=[1] if between == "rows" else []),
             Stage("global", body=[2]),
         ]
-        join_products(program)
-        return [s.body for s in program.stages]
+        program.stages[1].bodies = [] if between == "rows" else [[1]]
+        join_products(program, **rest)
+        return [instructions_of(s) for s in program.stages]
 
-    assert stages(3) == [[1], [0, 2]]
-    assert stages(1) == stages(2) == stages(0) == [[0], [1], [2]]
+    apart, joined = [[0], [1], [2]], [[1], [0, 2]]
+    assert stages(3) == joined
+    assert stages(1) == stages(2) == stages(0) == apart
+    assert stages(3, read=0) == apart  # the gradient, before it is whole
+    assert stages(3, between="loop") == joined
+    assert stages(0, between="loop") == joined  # sums of tasks are added, too
+    assert stages(1, between="loop") == stages(3, read=0, between="loop") == apart
+    assert stages(3, between="loop", beside=True) == apart  # may run beside that loop
 
 
 def test_only_recurrent_products_run_a_task_at_a_time():
