@@ -266,10 +266,9 @@ def test_products_wait_for_nothing_that_changes_what_they_read():
         program.instructions = [product(1, 2), copy, product(3, 2)]
         program.stages = [
             Stage("global", body=[0]),
-            Stage(between, 2, body=[1] if between == "rows" else []),
+            Stage("rows", 2, body=[1]) if between == "rows" else Stage("loop", bodies=[[1]]),
             Stage("global", body=[2]),
         ]
-        program.stages[1].bodies = [] if between == "rows" else [[1]]
         join_products(program, **rest)
         return [instructions_of(s) for s in program.stages]
 
