@@ -45,21 +45,20 @@ std::vector<Product::Cell> cells_of(const std::vector<Product::Cell>& reach) {
 
 }  // namespace
 
+Product::Cell cell_of(const Program& p, const Instruction& in) {
+  int32_t k = 0;
+  for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
+  const int32_t width = p.buffers[in.out.buffer].width;
+  const int32_t row = in.out.column / width, column = in.out.column % width;
+  return {row, row + k, column, column + in.out.width};
+}
+
 Product product_of(const Program& p, const std::vector<int32_t>& terms) {
   Product product;
   product.terms = terms;
   for (int32_t id : terms) {
-    const Instruction& in = p.instructions[id];
-    int32_t k = 0;
-    for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
-    Product::Cell cell{0, k, 0, in.out.width};
-    if (terms.size() > 1) {  // one alone may write what is no gradient
-      const int32_t width = p.buffers[in.out.buffer].width;
-      const int32_t row = in.out.column / width, column = in.out.column % width;
-      cell = {row, row + k, column, column + in.out.width};
-    }
-    product.reach.push_back(cell);
-    product.most = std::max(product.most, k);
+    product.reach.push_back(cell_of(p, p.instructions[id]));
+    product.most = std::max(product.most, product.reach.back().rows());
   }
   int32_t row = product.reach[0].row, column = product.reach[0].column;
   for (const Product::Cell& c : product.reach) {

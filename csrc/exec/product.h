@@ -36,6 +36,8 @@ struct Product {
   int32_t most = 0;            // of those of a term
 };
 
+// What a product of transposed rows writes of the gradient that it adds to.
+Product::Cell cell_of(const Program& program, const Instruction& product);
 Product product_of(const Program& program, const std::vector<int32_t>& terms);
 
 // Multiply-adds of a product in a cell that are needed, and all there are if rows that reach only

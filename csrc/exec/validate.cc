@@ -365,13 +365,6 @@ class Validator : AccessChecks {
   // Several are products that add to one gradient; the first may write all that the others add to.
   void check_terms(const std::vector<int32_t>& body) {
     const Instruction& lead = p_.instructions[body[0]];
-    const auto place = [&](const Instruction& in) {
-      const int32_t width = p_.buffers[in.out.buffer].width;
-      Product::Cell cell{in.out.column / width, in.out.column / width, in.out.column % width, 0};
-      for (int32_t i = 0; i < in.split; ++i) cell.row_end += in.inputs[i].width;
-      cell.column_end = cell.column + in.out.width;
-      return cell;
-    };
     for (size_t i = 0; i < body.size() && body.size() > 1; ++i) {
       const Instruction& in = p_.instructions[body[i]];
       label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
@@ -380,12 +373,12 @@ class Validator : AccessChecks {
       const Buffer& out = p_.buffers[in.out.buffer];
       need(out.role == Role::kGrad && in.out.buffer == lead.out.buffer,
            "adds to another gradient than the product before it in its stage");
-      need(place(in).column_end <= out.width, "columns " + std::to_string(place(in).column) +
-                                                  " to " + std::to_string(place(in).column_end) +
-                                                  " of a gradient that has " +
-                                                  std::to_string(out.width));
+      const Product::Cell cell = cell_of(p_, in);
+      need(cell.column_end <= out.width,
+           "columns " + std::to_string(cell.column) + " to " + std::to_string(cell.column_end) +
+               " of a gradient that has " + std::to_string(out.width));
       need(i == 0 || in.accumulate, "overwrites the product before it in its stage");
-      need(lead.accumulate || place(lead).holds(place(in)),
+      need(lead.accumulate || cell_of(p_, lead).holds(cell),
            "adds to what the product before it in its stage does not write");
     }
   }

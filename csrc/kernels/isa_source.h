@@ -1,5 +1,5 @@
-// Finding the row of a Source: most row maps are a pointer, segments of several rows are summed; and
-// the rows of a block of operands that stand one below the other.
+// Finding the row of a Source: most row maps are a pointer, segments of several rows are summed;
+// and the rows of a block of operands that stand one below the other.
 #pragma once
 
 #include "kernels/isa_vector.h"
