@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.errors import CommunicationError, ConfigError
 
+E = TypeVar("E", bound=BaseException)
 PLACES = (
     "start",
+    "batch",  # where only a rank comes that has none, while the others begin a step
     "step",
     "end of step",
     "evaluation",
@@ -21,6 +25,7 @@ PLACES = (
     "settle",
     "snapshot",
 )
+_UNCHANGED = ("batch", "snapshot", "step", "end of step")  # there no rank has updated anything yet
 _SHOWN = 8  # differences, or ranks that differ in one, in an error
 
 
@@ -50,7 +55,7 @@ class Agreement:
         """All ranks come to `place`; raises on all of them if one brings an error.
 
         The rank that failed raises its own error, the others a `CommunicationError` that quotes it.
-        Both have a true attribute ``agreed``: nobody is left waiting.
+        Of both `is_agreed` is true: nobody is left waiting.
         """
         code = PLACES.index(place)
         size = self.communicator.size
@@ -61,21 +66,38 @@ class Agreement:
             self._explain(place, error)
         return Meeting(bool(told[1]), bool(told[2]))
 
+    def tell(self, place: str | None, error: BaseException, patience: float) -> None:
+        """Makes known what failed on this rank alone, to ranks that come within `patience` seconds.
+
+        place: where this rank comes for it; None: where the others compare what they train.
+        """
+        c, timeout = self.communicator, self.communicator.timeout
+        c.timeout = min(timeout, patience)
+        try:
+            # It raises `error` here, as on the other ranks; the caller does that.
+            with suppress(type(error), CommunicationError):
+                if place is None:
+                    self.same({}, error)
+                else:
+                    self.meet(place, error)
+        finally:
+            c.timeout = timeout
+
     def _explain(self, place: str, error: BaseException | None) -> None:
         said = self.communicator.share([place, None if error is None else describe(error)])
+        unchanged = all(p in _UNCHANGED for p, _ in said)
         if error is not None:
-            error.agreed = True  # type: ignore[attr-defined]
-            raise error
-        self._quote([text for _, text in said])
+            raise agreed(error, unchanged)
+        self._quote([text for _, text in said], unchanged)
         where = ", ".join(f"rank {r} in {p}" for r, (p, _) in zip(self.names, said, strict=True))
-        raised = CommunicationError(
-            f"ranks are at different places: {where}",
-            hint="call step, evaluate, fit and save on all ranks, in the same order",
+        raise agreed(
+            CommunicationError(
+                f"ranks are at different places: {where}",
+                hint="call step, evaluate, fit and save on all ranks, in the same order",
+            )
         )
-        raised.agreed = True  # type: ignore[attr-defined]
-        raise raised
 
-    def _quote(self, said: Sequence[str | None]) -> None:
+    def _quote(self, said: Sequence[str | None], unchanged: bool = False) -> None:
         """Raises what other ranks say of their errors, if one does."""
         told = zip(self.names, said, strict=True)
         failed = [f"rank {r}: {text}" for r, text in told if text is not None]
@@ -84,8 +106,7 @@ class Agreement:
                 "another rank failed\n  " + "\n  ".join(failed),
                 hint="mend what it says; this rank is well",
             )
-            raised.agreed = True  # type: ignore[attr-defined]
-            raise raised
+            raise agreed(raised, unchanged)
 
     def same(self, facts: Mapping[str, str] | None, error: BaseException | None = None) -> None:
         """Raises `ConfigError` on every rank unless all have the same facts, by name.
@@ -96,8 +117,7 @@ class Agreement:
         told = None if facts is None else dict(facts)
         said = self.communicator.share([told, None if error is None else describe(error)])
         if error is not None:
-            error.agreed = True  # type: ignore[attr-defined]
-            raise error
+            raise agreed(error)
         self._quote([text for _, text in said])
         every = {r: other for r, (other, _) in zip(self.names, said, strict=True) if other}
         differing = []
@@ -113,8 +133,7 @@ class Agreement:
                 "the ranks do not train the same\n  " + _few(differing, "\n  "),
                 hint="start all ranks with the same program, options, data and version of cavs",
             )
-            raised.agreed = True  # type: ignore[attr-defined]
-            raise raised
+            raise agreed(raised)
 
 
 def _ranks(numbers: Sequence[int]) -> str:
@@ -133,6 +152,20 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def agreed(error: E, unchanged: bool = False) -> E:
+    """`error`, now that all ranks know of it; see `left_unchanged`."""
+    error.agreed, error.unchanged = True, unchanged  # type: ignore[attr-defined]
+    return error
+
+
 def is_agreed(error: BaseException) -> bool:
     """Whether all ranks know of `error`, so that none waits for this one."""
     return bool(getattr(error, "agreed", False))
+
+
+def left_unchanged(error: BaseException) -> bool:
+    """Whether `error` ended the same step on all ranks, which know of it, and no update was made.
+
+    Stale parameters apart, which their owners update at other times.
+    """
+    return is_agreed(error) and bool(getattr(error, "unchanged", False))

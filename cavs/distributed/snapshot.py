@@ -65,7 +65,7 @@ class Snapshots:
         stale = session.stale.serves
         if stale:
             session.stale.settle()
-            session.agreement.meet("snapshot")
+        session.agreement.meet("snapshot")  # a rank may have no batch to step on
         session.collect(self.trainer.states)
         made = self._copied(session.memory() if session.roles.computes else {})
         if stale:  # nobody goes on while states are being read

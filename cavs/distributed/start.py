@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cavs.data import GraphBatch
+from cavs.distributed.agreement import agreed
 from cavs.distributed.choice import agreed_strategy, possible_variables
 from cavs.distributed.digest import cluster, facts, guesses, same_trace
 from cavs.distributed.hosts import check_places, devices_of, hosts_of
@@ -146,5 +147,5 @@ def _alike() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        error.agreed = True  # type: ignore[attr-defined]
+        agreed(error)
         raise

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cavs.distributed.agreement import agreed
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.keeper import tell
 from cavs.distributed.run import StepReport
@@ -95,8 +96,7 @@ class Survivors:
             f"ranks {[self.names[r] for r in self.gone]} of {self.ranks} are gone; {stopped}",
             hint="resume from it; with --elastic the others would have gone on",
         )
-        error.agreed = True  # type: ignore[attr-defined]  # all that are left know
-        return error
+        return agreed(error)  # all that are left know
 
     def _part(self) -> None:
         """Ends what others wait for, so that they find out, too."""

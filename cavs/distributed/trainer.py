@@ -6,7 +6,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.cuda.device import Device
-from cavs.distributed.agreement import Agreement, is_agreed
+from cavs.distributed.agreement import Agreement, agreed, is_agreed, left_unchanged
 from cavs.distributed.choice import number_of_replicas, possible_variables
 from cavs.distributed.communicator import world
 from cavs.distributed.communicator.protocol import Communicator
@@ -226,7 +225,7 @@ class Trainer(LocalTrainer):
             assert self.session.servers is not None
             self.session.servers.fail(error)
         else:
-            error.agreed = True  # type: ignore[attr-defined]  # all ranks have this loss and norm
+            agreed(error)  # all ranks have this loss and norm
         return error
 
     @property
@@ -236,7 +235,16 @@ class Trainer(LocalTrainer):
     def _saves_after(self, error: Exception, evaluating: bool) -> bool:
         # All ranks write together: what they know of, and what ends all of them in the same step.
         same = evaluating or isinstance(error, NumericsError)
+        same |= left_unchanged(error) and not self.session.stale.serves
         return same and is_agreed(error) and not self.session.free
+
+    def _arriving(self, batches: Iterable[Any]) -> Iterator[Any]:
+        try:
+            yield from batches
+        except Exception as error:  # the others are about to make the step
+            if not isinstance(error, CommunicationError):
+                self._tell("batch", error)
+            raise
 
     def stops(self, requested: bool) -> bool:
         """Whether any rank was asked to stop, as all ranks know it since their last step."""
@@ -459,17 +467,9 @@ class Trainer(LocalTrainer):
             if not servers.settled:
                 return
             patience = _BRIEF
-        timeout = self.communicator.timeout
-        self.communicator.timeout = min(timeout, patience)
-        try:
-            # It raises `error` here, as on the other ranks; the caller does that.
-            with suppress(type(error), CommunicationError):
-                if self.begun or place == "evaluation":
-                    self.agreement.meet(place, error)
-                else:  # the others are about to begin
-                    self.agreement.same({}, error)
-        finally:
-            self.communicator.timeout = timeout
+        # Before they have begun, the others are about to.
+        begun = self.begun or place == "evaluation"
+        self.agreement.tell(place if begun else None, error, patience)
 
     def close(self) -> None:
         """Waits for the other ranks to come here, then ends the communication."""

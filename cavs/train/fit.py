@@ -219,7 +219,7 @@ class Run:
         handed = 0
         with iterating(self.train) as batches:
             try:
-                for batch in batches:
+                for batch in trainer._arriving(batches):
                     handed, at = handed + 1, self.train.state_dict()
                     count(trainer.launch(batch))
                     stop_if_asked()

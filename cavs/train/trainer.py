@@ -276,6 +276,10 @@ class Trainer:
         """The sum of the losses of a run so far, over all processes."""
         return loss_sum
 
+    def _arriving(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """The batches of a training as they come; other processes learn of one that cannot."""
+        return batches
+
     def _mine(self, batches: Iterable[Any]) -> Iterable[Any]:
         """Of the batches of an evaluation, those that this process takes."""
         return batches

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from cavs.distributed.agreement import agreed
 from cavs.distributed.communicator.mailbox import Letter, as_text
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.roles import leader_of
@@ -394,8 +395,7 @@ class StaleServers:
                         f"another rank failed\n  rank {self.names[letter.source]}: {letter.text()}",
                         hint="mend what it says; this rank is well",
                     )
-                    error.agreed = True  # type: ignore[attr-defined]
-                    self.failed = error
+                    self.failed = agreed(error)
             self.changed.notify_all()
 
     def _post(self, to: int, words: Sequence[int], arrays: Sequence[Array] = ()) -> None:
