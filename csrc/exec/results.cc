@@ -107,6 +107,11 @@ Report Executor<T>::report() const {
   for (size_t i = 0; i < p.instructions.size(); ++i) {
     Report::Line line = traffic(p, static_cast<int32_t>(i), bound_, spaces_, schedule_.get(),
                                 index_features_, context_.tables);
+    if (schedule_ != nullptr && p.instructions[i].kind == InstructionKind::kMatmulTN) {
+      int64_t written = 0;  // once for all terms of a product, which its first stands for
+      for (const Product::Cell& cell : analysis_.products[i].cells) written += cell.size();
+      line.write_bytes = written * static_cast<int64_t>(sizeof(T));
+    }
     for (const auto& worker : workers_) {
       if (i >= worker->profile.size()) continue;
       line.seconds += worker->profile[i].seconds;

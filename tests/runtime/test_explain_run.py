@@ -163,6 +163,16 @@ def test_gather_and_scatter_are_of_states_alone():
     assert flat.other_read_bytes > 0 and flat.other_write_bytes > 0
 
 
+def test_terms_of_a_product_write_its_result_once():
+    session = cavs.Session(model := Classifier())
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.1), session=session)
+    trainer.step(treebank(30))
+    lines = [i for i in session.report()["instructions"] if i["kind"] == "matmul_tn"]
+    matrices = [p.current() for n, p in model.parameters().items() if "embedding" not in n]
+    assert len(lines) > len(matrices)
+    assert sum(i["write_bytes"] for i in lines) == sum(m.nbytes for m in matrices if m.ndim > 1)
+
+
 def test_places_that_values_share_do_not_make_them_states():
     batch = treebank(30)
     planned, plain = (
