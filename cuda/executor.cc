@@ -86,6 +86,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
   plan_weights();
   plan_lstms(compiled);
   plan_sums();
+  plan_leaving();
   int32_t widest = 1;
   for (const Buffer& b : p.buffers) {
     if (b.role == Role::kOnes) widest = std::max(widest, b.width);
@@ -99,8 +100,6 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
   calls_.resize(p.instructions.size());
   stage_seconds_.assign(p.stages.size(), 0);
   factors_of_instruction_.assign(p.instructions.size(), -1);
-  done_after_.resize(p.stages.size());
-  for (int32_t i : analysis_.gradient_order) done_after_[analysis_.gradient_stage[i]].push_back(i);
 }
 
 template <class T>

@@ -135,6 +135,8 @@ class Executor {
   void clear_gradients();
   uint64_t shape() const;
   void plan_sums();
+  void plan_leaving();
+  bool beside(int32_t stage) const;
   void walk();
   void run_stage(int32_t stage);
   void run_bodies(int32_t stage);
@@ -146,7 +148,7 @@ class Executor {
   void run_lookup(int32_t id, int32_t task);
   void run_lstm(int32_t id);
   void copy_factors(DeviceFactors& factors, int32_t id, RowRange rows);
-  void leave(int32_t stage);
+  void leave(const std::vector<int32_t>& params);
   void emit(int32_t id, RowRange rows, int64_t first_row);
   void emit_map(int32_t id, RowRange rows, int64_t first_row);
   Rows<T> source(size_t i, int64_t first_row) const;
@@ -190,7 +192,8 @@ class Executor {
 
   Mirror<T> mirror_;
   Collectives collectives_;
-  std::vector<std::vector<int32_t>> done_after_;  // of each stage: gradients that it is the last of
+  // Of each stage and of each step: gradients that leave after it.
+  std::vector<std::vector<int32_t>> done_after_, done_after_step_;
   std::vector<std::unique_ptr<DeviceFactors>> factors_;
   std::vector<int32_t> factors_of_instruction_;  // or -1
   std::vector<std::unique_ptr<Lstm<T>>> lstms_;

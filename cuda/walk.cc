@@ -97,6 +97,41 @@ void Executor<T>::plan_sums() {
   }
 }
 
+// Whether a stage goes to lane 1: all that start beside a loop do. Sums of one step are
+// independent: every other one does, unless others are made with it.
+template <class T>
+bool Executor<T>::beside(int32_t s) const {
+  if (start_[s] != s) return true;
+  const std::vector<int32_t>& step = analysis_.step_of_stage;
+  const bool starts = s == 0 || step[s - 1] != step[s];
+  const bool alone = leader_[s] == s && together_[s].size() < 2;
+  return !starts && s % 2 == 1 && alone;
+}
+
+// A gradient leaves with the last stage that writes it, behind it on its lane. What earlier steps
+// wrote comes before that, for steps are joined; but where a stage of the same step writes a part
+// on the other lane, the gradient stays until the step has been joined.
+template <class T>
+void Executor<T>::plan_leaving() {
+  const std::vector<int32_t>& last = analysis_.gradient_stage;
+  const std::vector<int32_t>& step = analysis_.step_of_stage;
+  const auto stages = static_cast<int32_t>(step.size());
+  std::vector<bool> apart(last.size(), false);
+  for (int32_t s = 0; s < stages; ++s) {
+    for (int32_t id : program_->stages[s].body) {  // loops are steps of their own
+      for (int32_t param : analysis_.gradients_of_instruction[id]) {
+        const int32_t end = last[param];
+        if (step[s] == step[end] && beside(s) != beside(end)) apart[param] = true;
+      }
+    }
+  }
+  done_after_.resize(stages);
+  done_after_step_.resize(analysis_.steps);
+  for (int32_t i : analysis_.gradient_order) {
+    (apart[i] ? done_after_step_[step[last[i]]] : done_after_[last[i]]).push_back(i);
+  }
+}
+
 template <class T>
 void Executor<T>::walk() {
   const auto stages = static_cast<int32_t>(program_->stages.size());
@@ -110,21 +145,19 @@ void Executor<T>::walk() {
       forked = true;
       run_beside(later);
     }
-    // Sums of one step are independent: every other one goes to the lane beside, unless others are
-    // made with it. What lane 1 reads may be overwritten after the stage, or the step, that it
-    // belongs to.
+    // What lane 1 reads may be overwritten after the stage, or the step, that it belongs to.
     const bool more = s + 1 < stages && step[s + 1] == step[s];
     const bool starts = s == 0 || step[s - 1] != step[s];
     if (starts && more) device_->fork();
     if (start_[s] == s) {
-      const bool alone = leader_[s] == s && together_[s].size() < 2;
-      if (!starts && s % 2 == 1 && alone) {
+      if (beside(s)) {
         run_beside(s);
       } else {
         run_stage(s);
       }
     }
     if (!more && (start_[s] != s || !starts)) device_->join();
+    if (!more) leave(done_after_step_[step[s]]);
     timed(s + 1);
   }
 }
@@ -139,7 +172,7 @@ void Executor<T>::run_beside(int32_t stage) {
 template <class T>
 void Executor<T>::run_stage(int32_t s) {
   timeline_.on_lane(device_->lane(), program_->stages[s].label, [&] { run_bodies(s); });
-  if (mirror_.armed()) leave(s);
+  leave(done_after_[s]);
 }
 
 template <class T>
@@ -165,11 +198,11 @@ void Executor<T>::run_bodies(int32_t s) {
   }
 }
 
-// Gradients that are done after this stage. Their earlier writers come before the last one on its
-// own lane, whichever that is: stages of one step write different gradients, and steps are joined.
+// Gradients that are done by what the present lane has been given.
 template <class T>
-void Executor<T>::leave(int32_t stage) {
-  for (int32_t param : done_after_[stage]) {
+void Executor<T>::leave(const std::vector<int32_t>& params) {
+  if (!mirror_.armed()) return;
+  for (int32_t param : params) {
     const auto of = std::find_if(factors_.begin(), factors_.end(),
                                  [&](const auto& f) { return f->of.param == param; });
     if (of != factors_.end()) {
@@ -425,6 +458,7 @@ void Executor<T>::run_lookup(int32_t id, int32_t task) {
 
 #define CAVS_INSTANTIATE(T)                                    \
   template void Executor<T>::plan_sums();                      \
+  template void Executor<T>::plan_leaving();                   \
   template void Executor<T>::walk();                           \
   template Target Executor<T>::target(int32_t, int64_t) const; \
   template RowRange Executor<T>::rows_of(int32_t, Space, RowRange) const;
