@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,12 +11,14 @@ import numpy as np
 
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.errors import CommunicationError, ConfigError
+from cavs.train.fit import spares
 
 E = TypeVar("E", bound=BaseException)
 PLACES = (
     "start",
     "batch",  # where only a rank comes that has none, while the others begin a step
     "step",
+    "exchanges",
     "end of step",
     "evaluation",
     "fit",
@@ -25,7 +27,7 @@ PLACES = (
     "settle",
     "snapshot",
 )
-_UNCHANGED = ("batch", "snapshot", "step", "end of step")  # there no rank has updated anything yet
+_UNCHANGED = ("batch", "snapshot", "step", "end of step")  # no rank has updated anything there
 _SHOWN = 8  # differences, or ranks that differ in one, in an error
 
 
@@ -84,20 +86,26 @@ class Agreement:
             c.timeout = timeout
 
     def _explain(self, place: str, error: BaseException | None) -> None:
-        said = self.communicator.share([place, None if error is None else describe(error)])
-        unchanged = all(p in _UNCHANGED for p, _ in said)
+        spared = {
+            w: error is None or spares(error, w == "evaluation") for w in ("step", "evaluation")
+        }
+        own = [place, None if error is None else describe(error), [w for w in spared if spared[w]]]
+        places, texts, every = zip(*self.communicator.share(own), strict=True)
+        saves = set.intersection(*map(set, every))
+        if not set(places) <= set(_UNCHANGED):
+            saves.discard("step")
         if error is not None:
-            raise agreed(error, unchanged)
-        self._quote([text for _, text in said], unchanged)
-        where = ", ".join(f"rank {r} in {p}" for r, (p, _) in zip(self.names, said, strict=True))
+            raise agreed(error, saves)
+        self._quote(texts, saves)
+        stood = ", ".join(f"rank {r} in {p}" for r, p in zip(self.names, places, strict=True))
         raise agreed(
             CommunicationError(
-                f"ranks are at different places: {where}",
+                f"ranks are at different places: {stood}",
                 hint="call step, evaluate, fit and save on all ranks, in the same order",
             )
         )
 
-    def _quote(self, said: Sequence[str | None], unchanged: bool = False) -> None:
+    def _quote(self, said: Sequence[str | None], saves: Collection[str] = ()) -> None:
         """Raises what other ranks say of their errors, if one does."""
         told = zip(self.names, said, strict=True)
         failed = [f"rank {r}: {text}" for r, text in told if text is not None]
@@ -106,7 +114,7 @@ class Agreement:
                 "another rank failed\n  " + "\n  ".join(failed),
                 hint="mend what it says; this rank is well",
             )
-            raise agreed(raised, unchanged)
+            raise agreed(raised, saves)
 
     def same(self, facts: Mapping[str, str] | None, error: BaseException | None = None) -> None:
         """Raises `ConfigError` on every rank unless all have the same facts, by name.
@@ -152,9 +160,9 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def agreed(error: E, unchanged: bool = False) -> E:
-    """`error`, now that all ranks know of it; see `left_unchanged`."""
-    error.agreed, error.unchanged = True, unchanged  # type: ignore[attr-defined]
+def agreed(error: E, saves: Collection[str] = ()) -> E:
+    """`error`, now that all ranks know of it; saves: see `may_save`."""
+    error.agreed, error.saves = True, frozenset(saves)  # type: ignore[attr-defined]
     return error
 
 
@@ -163,9 +171,10 @@ def is_agreed(error: BaseException) -> bool:
     return bool(getattr(error, "agreed", False))
 
 
-def left_unchanged(error: BaseException) -> bool:
-    """Whether `error` ended the same step on all ranks, which know of it, and no update was made.
+def may_save(error: BaseException, where: str) -> bool:
+    """Whether all ranks may write a checkpoint together after `error`, which they know of.
 
-    Stale parameters apart, which their owners update at other times.
+    where: "step", then none may have updated anything; "stale", in a step whose parameters have
+    owners that update at other times; "evaluation".
     """
-    return is_agreed(error) and bool(getattr(error, "unchanged", False))
+    return is_agreed(error) and where in error.saves  # type: ignore[attr-defined]

@@ -30,6 +30,7 @@ from cavs.distributed.synchronisers import DeviceGroup, Exchange, exchanges_of
 from cavs.distributed.synchronisers.plan import served_by
 from cavs.distributed.synchronisers.servers import SparseServers
 from cavs.distributed.synchronisers.stale import StalePush, StaleServers
+from cavs.distributed.union import FailedElsewhereError, Union
 from cavs.errors import CommunicationError
 from cavs.runtime import Session
 from cavs.runtime.variant import EvalResult
@@ -149,12 +150,7 @@ class DistributedSession:
     def _compile(self, part: ShardedBatch) -> tuple[Any, Any]:
         """One program on all ranks, and its exchanges."""
         failed: Exception | None = None
-
-        def union(values: Sequence[Any]) -> list[Any]:
-            group = self.roles.local if self.free else self.roles.replicas
-            shared = group.share(list(values))
-            return sorted({v for other in shared for v in other})
-
+        union = Union(self.roles.local if self.free else self.roles.replicas)
         if not self.free and (self.group is None or self.group.lost):
             device, replicas = self.session.device, self.roles.replicas
             self.group = join_devices(self.collectives, device, replicas, self.group)
@@ -164,8 +160,11 @@ class DistributedSession:
             executor, inputs, compiled = self.ready(part)
         except CommunicationError:
             raise
+        except FailedElsewhereError:
+            pass  # the error comes to the meeting
         except Exception as error:  # as above
             failed = error
+            union.give_up()
         self.team_agreement.meet("step", failed)
         self._place_gradients(executor)
         try:
@@ -176,7 +175,7 @@ class DistributedSession:
             raise
         except Exception as error:  # as above
             failed = error
-        self.team_agreement.meet("step", failed)
+        self.team_agreement.meet("exchanges", failed)
         known = None if guesses(part.local) else compiled
         same_program(self.team_agreement, known, executor.gradient_order())
         if self.free:
@@ -204,8 +203,8 @@ class DistributedSession:
         meeting = self.agreement.meet("step", stop=self.wants_stop)
         self.stopping |= meeting.stop
         if meeting.new:
-            for _ in range(2):  # a program, and its exchanges
-                self.agreement.meet("step")
+            for place in ("step", "exchanges"):
+                self.agreement.meet(place)
             same_program(self.agreement, None, ())
             order, kinds, self.int_features = self.communicator.share(None)[0]
             self.exchanges_for(idle_executor(self.session.parameters, order), kinds)
@@ -428,10 +427,15 @@ class DistributedSession:
 
     @property
     def roles(self) -> Roles:
-        """Who does what; all ranks ask for it first in the same step."""
+        """Who does what; all ranks ask for it first in the same step, unless they took them."""
         if self._roles is None:
-            self._roles = Roles(self.communicator, self.strategy)
+            self.take_roles()
+        assert self._roles is not None
         return self._roles
+
+    def take_roles(self) -> None:
+        """All ranks call it together, once there is a strategy."""
+        self._roles = Roles(self.communicator, self.strategy)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -474,9 +478,14 @@ class DistributedSession:
         updates = state.get("updates")
         self.stale.restart(updates if isinstance(updates, int) else None)
 
-    def collect(self, states: Sequence[Sequence[Array]]) -> None:
-        """Brings all ranks every optimiser state, before a checkpoint."""
-        self.session.download()
+    def collect(self, states: Sequence[Sequence[Array]], place: str = "save") -> None:
+        """Brings all ranks every optimiser state, before a checkpoint; they meet at `place`."""
+        failed: Exception | None = None
+        try:
+            self.session.download()
+        except Exception as error:  # the other ranks must learn of it, whatever it is
+            failed = error
+        self.agreement.meet(place, failed)
         for exchange in self._exchanges:
             exchange.collect(states, self.communicator)
         if self.stale.serves:

@@ -65,8 +65,7 @@ class Snapshots:
         stale = session.stale.serves
         if stale:
             session.stale.settle()
-        session.agreement.meet("snapshot")  # a rank may have no batch to step on
-        session.collect(self.trainer.states)
+        session.collect(self.trainer.states, "snapshot")
         made = self._copied(session.memory() if session.roles.computes else {})
         if stale:  # nobody goes on while states are being read
             session.agreement.meet("snapshot")

@@ -38,6 +38,7 @@ def start(trainer: Trainer, batch: Any) -> None:
             raise _without_times(trainer)
     if session.free:  # ranks meet in no step, where they would compare programs
         _same_trace(trainer, batch)
+    session.take_roles()
 
 
 def _choose(trainer: Trainer, batch: Any) -> None:

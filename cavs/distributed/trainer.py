@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.cuda.device import Device
-from cavs.distributed.agreement import Agreement, agreed, is_agreed, left_unchanged
+from cavs.distributed.agreement import Agreement, agreed, is_agreed, may_save
 from cavs.distributed.choice import number_of_replicas, possible_variables
 from cavs.distributed.communicator import world
 from cavs.distributed.communicator.protocol import Communicator
@@ -225,7 +225,7 @@ class Trainer(LocalTrainer):
             assert self.session.servers is not None
             self.session.servers.fail(error)
         else:
-            agreed(error)  # all ranks have this loss and norm
+            agreed(error, ("step", "stale"))  # all ranks have this loss and norm
         return error
 
     @property
@@ -233,10 +233,9 @@ class Trainer(LocalTrainer):
         return self.communicator.rank == 0
 
     def _saves_after(self, error: Exception, evaluating: bool) -> bool:
-        # All ranks write together: what they know of, and what ends all of them in the same step.
-        same = evaluating or isinstance(error, NumericsError)
-        same |= left_unchanged(error) and not self.session.stale.serves
-        return same and is_agreed(error) and not self.session.free
+        # All ranks write together: after what all know of, and what they may write after.
+        where = "evaluation" if evaluating else "stale" if self.session.stale.serves else "step"
+        return may_save(error, where) and not self.session.free
 
     def _arriving(self, batches: Iterable[Any]) -> Iterator[Any]:
         try:
@@ -244,6 +243,7 @@ class Trainer(LocalTrainer):
         except Exception as error:  # the others are about to make the step
             if not isinstance(error, CommunicationError):
                 self._tell("batch", error)
+            self._forget_splits()  # nor will the times of what was made ahead come
             raise
 
     def stops(self, requested: bool) -> bool:
@@ -456,11 +456,14 @@ class Trainer(LocalTrainer):
             return work()
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt) and self.session.stopping
-            if not (stopped or is_agreed(error) or isinstance(error, CommunicationError)):
+            if not (stopped or isinstance(error, CommunicationError)):
                 self._tell(place, error)
             raise
 
     def _tell(self, place: str, error: BaseException) -> None:
+        if is_agreed(error) or getattr(error, "told", False):
+            return
+        error.told = True  # type: ignore[attr-defined]  # whether anybody comes or not
         servers, patience = self.session.servers, _FAREWELL
         if self.session.free and servers is not None:
             servers.fail(error)  # the others may be in any step, and come to no meeting
@@ -493,5 +496,5 @@ class Trainer(LocalTrainer):
     ) -> None:
         if error is None:
             self.close()
-        elif not (is_agreed(error) or isinstance(error, CommunicationError)):
+        elif not isinstance(error, CommunicationError):
             self._tell("end", error)

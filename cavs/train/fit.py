@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cavs.config import require, require_count, require_flag
-from cavs.errors import CavsError, CheckpointError, ConfigError, NumericsError
+from cavs.errors import (
+    CavsError,
+    CheckpointError,
+    CommunicationError,
+    ConfigError,
+    DeviceError,
+    NumericsError,
+)
 from cavs.train.claim import Claim
 from cavs.train.interrupt import DeferredInterrupt
 from cavs.train.loader import DataLoader, iterating
@@ -325,6 +332,16 @@ class Run:
     def _tell(self, event: str, record: Mapping[str, Any]) -> None:
         if self.options.on_event is not None:
             self.options.on_event(event, record)
+
+
+def spares(error: BaseException, evaluating: bool) -> bool:
+    """Whether `error` leaves what a checkpoint is written from.
+
+    Of an evaluation any one does, but those of a device, of other ranks and of a checkpoint; in a
+    step those of data and of numbers alone.
+    """
+    lost = isinstance(error, DeviceError | CommunicationError | CheckpointError)
+    return not lost and (evaluating or isinstance(error, CavsError))
 
 
 def _add(error: Exception, line: str) -> None:

@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from cavs.config import require, require_flag, require_number, require_seed, require_threads
 from cavs.cuda.device import Device
 from cavs.errors import (
-    CavsError,
-    CheckpointError,
-    CommunicationError,
     ConfigError,
     DeviceError,
     DeviceWarning,
@@ -36,7 +33,7 @@ from cavs.train.checkpoint import (
 )
 from cavs.train.claim import Claim
 from cavs.train.engine import Engine, StepOutcome
-from cavs.train.fit import FitOptions, FitResult, OnEvent, Run
+from cavs.train.fit import FitOptions, FitResult, OnEvent, Run, spares
 from cavs.train.loader import DataLoader
 from cavs.train.metrics import Measure, Metric, as_metrics
 from cavs.train.optim import Optimizer
@@ -257,12 +254,8 @@ class Trainer:
         return True
 
     def _saves_after(self, error: Exception, evaluating: bool) -> bool:
-        """Whether a `fit` that `error` ends writes a checkpoint: the step at hand changed nothing.
-
-        Of an evaluation any error will do; in the steps those of data and of numbers.
-        """
-        lost = isinstance(error, DeviceError | CommunicationError | CheckpointError)
-        return not lost and (evaluating or isinstance(error, CavsError))
+        """Whether a `fit` that `error` ends writes a checkpoint first."""
+        return spares(error, evaluating)
 
     def stops(self, requested: bool) -> bool:
         """Whether a run is to stop, given that this process was asked to; for who trains alone."""

@@ -168,11 +168,15 @@ def test_what_has_left_is_the_gradient_whatever_the_order_of_streams(
 
 
 def test_a_bias_whose_halves_are_sums_over_other_vertices(twin, twin_device):
-    """One over all, one over those with children: stages of one step, on either lane."""
+    """Some over all, one over those with children: stages of one step, on either lane."""
     model = Classifier(nn.TreeAttention(8, 6))
     model.initialize(1, np.float64)
     session = cavs.Session(model, dtype=np.float64, device=twin_device)
-    e, inputs, _ = session.ready(treebank(3))
+    e, inputs, compiled = session.ready(treebank(3))
+    bias, program = list(session.parameters).index("tree.b"), compiled.program
+    sums = [i for i in program.instructions if i.kind == "sum_rows"]
+    outs = [program.buffers[i.out[0]] for i in sums]
+    assert [(b.role, b.index) for b in outs].count(("grad", bias)) > 1
     for seed in range(1, 21):
         e.gradient_block()[...] = 0
         twin.adversarial(seed)

@@ -5,7 +5,7 @@ import pytest
 
 import cavs
 from cavs import ops
-from cavs.distributed import Trainer, snapshot
+from cavs.distributed import Trainer
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.balance import StructureBalancer
 from cavs.distributed.builders import build
@@ -231,47 +231,6 @@ def test_a_loss_that_is_not_finite_costs_no_rank_the_steps_before(strategy, tmp_
         assert f"last good checkpoint: {path}, of step 2\n" in str(error)
     progress = cavs.train.checkpoint.read_checkpoint(path).progress
     assert (progress["step"], progress["loader"]["position"]) == (2, 2)
-
-
-BAD = {
-    "a token outside the table": ({"token": [99], "label": [0]}, "token"),  # found in the step
-    "no label": ({"token": [0]}, "label"),  # found while a loader makes the batch
-}
-
-
-@pytest.mark.parametrize("steps, elastic", [(2, False), (2, True), (snapshot.EVERY, True)])
-@pytest.mark.parametrize("strategy", [None, "PartitionedPS"])
-@pytest.mark.parametrize("bad", BAD)
-def test_a_bad_graph_on_one_rank_costs_no_rank_the_steps_before(
-    bad, strategy, steps, elastic, tmp_path
-):
-    path = tmp_path / "c.safetensors"
-    features, name = BAD[bad]
-    graphs = [*trees(4 * steps + 3, 3), cavs.Graph([[]], features), *trees(4, 4)]
-    values = {}
-
-    def work(c):
-        t = trainer(c, strategy=strategy, elastic=elastic, optimizer=cavs.optim.Adam(lr=0.01))
-        try:
-            t.fit(cavs.DataLoader(graphs, 4), epochs=2, checkpoint=path, progress=False)
-        finally:
-            values[c.rank] = {n: p.value.copy() for n, p in t.parameters.items()}
-
-    first, second = outcomes(2, work)
-    assert isinstance(first, CommunicationError) and "rank 1: " in str(first)
-    assert isinstance(second, CavsError) and not isinstance(second, CommunicationError)
-    for error in first, second:
-        assert name in str(error) and f"last good checkpoint: {path}, of step {steps}" in str(error)
-    stored = cavs.train.checkpoint.read_checkpoint(path)
-    assert (stored.progress["step"], stored.progress["loader"]["position"]) == (steps, steps)
-    for name, value in stored.parameters.items():
-        np.testing.assert_array_equal(value, values[0][name])
-    session = cavs.Session(model := Tree(), dtype=np.float64)
-    alone = cavs.Trainer(model, cavs.optim.Adam(lr=0.01), session=session)
-    for at in range(0, 4 * steps, 4):
-        alone.step(cavs.batch(graphs[at : at + 4]))
-    for name, p in alone.parameters.items():
-        np.testing.assert_allclose(stored.parameters[name], p.value, rtol=1e-9, atol=1e-11)
 
 
 def test_ranks_of_one_training_are_no_other_training(tmp_path):

@@ -161,7 +161,7 @@ def test_a_rank_that_dies_anywhere_costs_nothing(strategy, acts, alone, tmp_path
 
 
 @pytest.mark.parametrize("victim", [0, 2, 3])
-@pytest.mark.parametrize("acts", [30, 60, 90, 120])
+@pytest.mark.parametrize("acts", [50, 60, 90, 120])
 @pytest.mark.parametrize("strategy", APART)
 def test_ranks_that_only_own_parameters_may_die_and_be_left(strategy, victim, acts, alone):
     """The first ranks compute, those behind own."""

@@ -232,11 +232,15 @@ def test_two_owners_may_die(deaths, alone, monkeypatch):
 @pytest.mark.parametrize("victim", [0, 2, 3])
 @pytest.mark.parametrize("messages", [40, 75, 140])
 def test_ranks_that_only_own_parameters_may_die_and_be_left(victim, messages, alone, monkeypatch):
-    """Ranks 0 and 1 compute, 2 and 3 own; what waits in a smaller group is woken, too."""
+    """Ranks 0 and 1 compute, 2 and 3 own; what waits in a smaller group is woken, too.
+
+    Before the first step a strategy asked for by name is made anew: one computes, and two own.
+    """
     monkeypatch.setattr(snapshot, "EVERY", 4)
     results = survive(4, [(victim, messages)], strategy="PSLoadBalancing(servers=2)")
     assert results[victim] is None
-    for r in {0, 1} - {victim}:
+    left = [r for r in range(4) if r != victim]
+    for r in left[:1] if messages == 40 else {0, 1} - {victim}:
         values, losses, steps, size = results[r]
         assert (steps, size) == (alone[2], 3)
         assert losses == pytest.approx(alone[1], rel=1e-9)
