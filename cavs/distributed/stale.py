@@ -48,6 +48,7 @@ class StaleSide:
         """Owners take what was written from outside; all ranks call it."""
         training = self.training
         if self.servers is None:
+            training.agreement.meet("start")  # a rank may have no batch to step on
             parameters = training.session.parameters
             self.servers = StaleServers(
                 training.communicator,

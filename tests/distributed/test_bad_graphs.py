@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import snapshot
+from cavs.distributed import Trainer, snapshot
 from cavs.distributed.balance import StructureBalancer
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.resources import ResourceSpec
@@ -89,6 +89,23 @@ def test_where_some_parameters_are_stale_it_ends_and_nothing_is_written(tmp_path
     for error in outcomes(2, lambda c: fit(c, "Parallax(staleness=1)", graphs, path)):
         assert isinstance(error, CavsError) and text in str(error)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("strategy", ["Parallax(staleness=1)", "PSLoadBalancing(staleness=2)"])
+def test_a_bad_graph_in_the_first_step_of_a_resumed_run_is_named(strategy, tmp_path, monkeypatch):
+    """Where the owners of stale parameters are about to be made."""
+    path, (features, _, text) = tmp_path / "c.safetensors", BAD["no label"]
+    graphs = [cavs.Graph([[]], {"token": [i], "label": [i % 3]}) for i in range(24)]
+    with monkeypatch.context() as m:
+        stops = Trainer.stops
+        m.setattr(Trainer, "stops", lambda t, requested: stops(t, requested or t.steps == 2))
+        ended = outcomes(2, lambda c: fit(c, strategy, graphs, path))
+    assert all(isinstance(error, KeyboardInterrupt) for error in ended)
+    graphs[4 * read_checkpoint(path).progress["loader"]["position"] + 3] = cavs.Graph(
+        [[]], features
+    )
+    for error in outcomes(2, lambda c: fit(c, strategy, graphs, path)):
+        assert isinstance(error, CavsError) and text in str(error)
 
 
 def test_a_balancer_forgets_what_a_loader_had_made_ahead():

@@ -186,7 +186,7 @@ def test_without_elastic_what_a_dead_rank_owned_is_lost(strategy, tmp_path):
     path = tmp_path / "c.safetensors"
 
     def work(c):
-        mortal(c, 1, 45)
+        mortal(c, 1, 47)
         try:
             return fit(c, path, strategy, elastic=False)
         except Killed:
