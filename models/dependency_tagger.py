@@ -83,7 +83,8 @@ def build(args, assets=None):
         raise DataError("dependency-tagger has no data of its own", hint="pass --data DIR")
     found = splits(args.data) if args.data is not None else {}
     if args.data is not None and not any(found.values()):
-        raise DataError(f"{args.data} has none of *train.conllu, *dev.conllu and *test.conllu")
+        wanted = "*train.conllu, *dev.conllu and *test.conllu"
+        raise DataError(f"{args.data} has none of {wanted}", hint="pass the folder of a treebank")
     if assets is None:
         if not found["train"]:
             raise DataError(f"{args.data} has neither *train.conllu nor *dev.conllu")

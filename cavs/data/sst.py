@@ -96,5 +96,5 @@ def sst_graphs(trees: Iterable[Tree], vocabulary: Vocabulary) -> list[Graph]:
         for tree in trees
     ]
     if not graphs:
-        raise DataError("no trees to make graphs of", hint="read some with cavs.data.read_sst")
+        raise DataError("no trees to make graphs of", hint="give one: (3 (2 It) (4 works))")
     return graphs

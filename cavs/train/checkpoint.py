@@ -150,7 +150,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(
             f"{path} has cavs_format {metadata.get('cavs_format')!r}, not {_FORMAT!r}",
             hint="it was not written by this version of cavs; "
-            "cavs.load_parameters reads the arrays of any safetensors file",
+            "cavs.train.load_parameters reads the arrays of any safetensors file",
         )
     try:
         names = json.loads(metadata["parameters"])

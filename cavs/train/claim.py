@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cavs.errors import ConfigError
@@ -98,3 +99,21 @@ class Claim:
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str], *held: Claim | None) -> Iterator[None]:
+    """The claim on `path` while it is written, unless it is one of those `held`."""
+    try:
+        own = Claim(path, hint="wait for it or end it, or save to another file")
+    except (TypeError, ValueError):  # no path at all, which whoever writes says
+        yield
+        return
+    if any(claim is not None and claim.path == own.path for claim in held):
+        yield
+        return
+    own.take()
+    try:
+        yield
+    finally:
+        own.close()

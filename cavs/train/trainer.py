@@ -31,7 +31,7 @@ from cavs.train.checkpoint import (
     require_json,
     save_checkpoint,
 )
-from cavs.train.claim import Claim
+from cavs.train.claim import Claim, writing
 from cavs.train.engine import Engine, StepOutcome
 from cavs.train.fit import FitOptions, FitResult, OnEvent, Run, spares
 from cavs.train.loader import DataLoader
@@ -379,10 +379,10 @@ class Trainer:
         """Write a checkpoint, atomically: parameters, optimiser states, step, seed, `progress`.
 
         In a `fit` and after one it also holds where that stood, from which `resume` goes on.
-        Raises `CheckpointError` if it cannot be written, `NumericsError` if a parameter is not
-        finite, and `DeviceError` if a device has failed and `progress` is that of steps lost with
-        it; a file there before is untouched. Without `progress`, a `DeviceWarning` says which
-        step is written.
+        Raises `CheckpointError` if it cannot be written, `ConfigError` if another training writes
+        to it, `NumericsError` if a parameter is not finite, and `DeviceError` if a device has
+        failed and `progress` is that of steps lost with it; a file there before is untouched.
+        Without `progress`, a `DeviceWarning` says which step is written.
         """
         self.land()
         stood = self._stood if self._run is None else self._run.progress()
@@ -404,14 +404,15 @@ class Trainer:
         own["session"] = self.session.state_dict()
         self.session.keep_dtype()
         require_same_parameters(self.model, self.parameters)
-        save_checkpoint(
-            path,
-            self.model,
-            states=self.states if states else (),
-            config=self.config,
-            progress={**stood, **own, **(progress or {})},
-            extra=self._extra if states else {},
-        )
+        with writing(path, self.claim, None if self._run is None else self._run.claim):
+            save_checkpoint(
+                path,
+                self.model,
+                states=self.states if states else (),
+                config=self.config,
+                progress={**stood, **own, **(progress or {})},
+                extra=self._extra if states else {},
+            )
         self.last_checkpoint = Path(path)
 
     def _told(self) -> dict[str, Any]:

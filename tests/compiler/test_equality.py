@@ -20,7 +20,7 @@ from tests.random_cells import RandomModel, batches, graph_of, models, traced_pa
 
 FLOAT64, FLOAT32 = 1e-9, 1e-4
 ALL_ON = Passes(**dict.fromkeys(vars(Passes()), True))
-CASES = 250  # twice: values and gradients in each
+CASES = 500  # values and gradients in each
 
 
 def compare(

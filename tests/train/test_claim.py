@@ -35,13 +35,33 @@ def test_another_process_has_it_until_it_ends_however_it_does(tmp_path):
         expected = f"still running writes to {path}\n(.|\n)*checkpoint="
         with pytest.raises(ConfigError, match=expected):
             trainer.fit(train_loader(), epochs=1, checkpoint=path, progress=False)
-        assert bits(trainer) == before
+        with pytest.raises(ConfigError, match=f"still running writes to {path}\n"):
+            trainer.save(path)
+        assert bits(trainer) == before and not path.exists()
         make().fit(train_loader(), epochs=1, checkpoint=tmp_path / "other", progress=False)
     finally:
         os.kill(other.pid, signal.SIGKILL)
         other.join()
     trainer.fit(train_loader(), epochs=1, checkpoint=path, progress=False)
     assert sorted(os.listdir(tmp_path)) == ["other", "run"]
+
+
+def test_a_fit_saves_to_its_own_file_whenever_it_likes_and_nobody_else_does(tmp_path):
+    path, trainer, other, refused = tmp_path / "run", make(), make(), []
+
+    def saves(event, record):
+        if event == "epoch":
+            trainer.save(path)
+            trainer.save(tmp_path / "copy")
+            with pytest.raises(ConfigError, match="still running") as error:
+                other.save(path)
+            refused.append(str(error.value))
+
+    trainer.fit(train_loader(), epochs=2, checkpoint=path, progress=False, on_event=saves)
+    assert len(refused) == 2 and "save to another file" in refused[0]
+    assert read_checkpoint(path).progress["step"] == trainer.steps
+    other.save(path)
+    assert sorted(os.listdir(tmp_path)) == ["copy", "run"]
 
 
 def test_a_fit_inside_a_fit_is_refused_and_one_after_another_is_not(tmp_path):
