@@ -96,5 +96,7 @@ def sst_graphs(trees: Iterable[Tree], vocabulary: Vocabulary) -> list[Graph]:
         for tree in trees
     ]
     if not graphs:
-        raise DataError("no trees to make graphs of", hint="give one: (3 (2 It) (4 works))")
+        raise DataError(
+            "no trees to make graphs of", hint="as read_sst reads: (3 (2 It) (4 works))"
+        )
     return graphs
