@@ -101,6 +101,16 @@ def before(log, one):
     return found
 
 
+def runs_in_any_order(twin, e, inputs):
+    """Runs from gradients of zero, each in another order of streams."""
+    for seed in range(1, 21):
+        e.gradient_block()[...] = 0
+        twin.adversarial(seed)
+        e.arm_gradients()
+        e.run(*inputs)
+        yield seed
+
+
 def launches_of(log, stages):
     """Launches of each stage of sums, which are in the order of stages; none of "right"."""
     found, names = {}, iter(s for s in stages if s not in ("loop", "right"))
@@ -157,11 +167,7 @@ def test_what_has_left_is_the_gradient_whatever_the_order_of_streams(
     twin, twin_device, stages, apart
 ):
     e, (inputs, expected) = executor_of(twin_device, stages.split()), data()
-    for seed in range(1, 21):
-        e.gradient_block()[...] = 0
-        twin.adversarial(seed)
-        e.arm_gradients()
-        e.run(*inputs)
+    for _ in runs_in_any_order(twin, e, inputs):
         for p in e.gradient_order():
             found = e.gradient_view(p)[1].reshape(SHAPES[p])
             np.testing.assert_allclose(found, expected[p], rtol=1e-10, atol=1e-10)
@@ -177,11 +183,7 @@ def test_a_bias_whose_halves_are_sums_over_other_vertices(twin, twin_device):
     sums = [i for i in program.instructions if i.kind == "sum_rows"]
     outs = [program.buffers[i.out[0]] for i in sums]
     assert [(b.role, b.index) for b in outs].count(("grad", bias)) > 1
-    for seed in range(1, 21):
-        e.gradient_block()[...] = 0
-        twin.adversarial(seed)
-        e.arm_gradients()
-        e.run(*inputs)
+    for _ in runs_in_any_order(twin, e, inputs):
         for p in e.gradient_order():
             rows, values = e.gradient_view(p)
             assert rows is not None or (values == e.gradient(p).ravel()).all(), p
