@@ -28,6 +28,7 @@ PLACES = (
     "snapshot",
 )
 _UNCHANGED = ("batch", "snapshot", "step", "end of step")  # no rank has updated anything there
+_SPARED = ("step", "evaluation")  # where an error may leave what a checkpoint is written from
 _SHOWN = 8  # differences, or ranks that differ in one, in an error
 
 
@@ -86,11 +87,9 @@ class Agreement:
             c.timeout = timeout
 
     def _explain(self, place: str, error: BaseException | None) -> None:
-        spared = {
-            w: error is None or spares(error, w == "evaluation") for w in ("step", "evaluation")
-        }
-        own = [place, None if error is None else describe(error), [w for w in spared if spared[w]]]
-        places, texts, every = zip(*self.communicator.share(own), strict=True)
+        own = [w for w in _SPARED if error is None or spares(error, w == "evaluation")]
+        text = None if error is None else describe(error)
+        places, texts, every = zip(*self.communicator.share([place, text, own]), strict=True)
         saves = set.intersection(*map(set, every))
         if not set(places) <= set(_UNCHANGED):
             saves.discard("step")
