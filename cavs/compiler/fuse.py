@@ -53,7 +53,7 @@ class RowLowering(Storage):
 
     def _rows(self, body: Body) -> None:
         """Groups the elementwise nodes of ``body`` by step and emits everything in order."""
-        inside = set(body.nodes)
+        inside, self.repeated = set(body.nodes), body.repeated
         group_of: dict[Node, _Group] = {}
         groups: dict[object, _Group] = {}
         step: dict[Node, int] = {}
@@ -134,7 +134,7 @@ class RowLowering(Storage):
         """Nodes of ``body`` that something outside their kernel reads."""
         stored = set()
         for n in body.nodes:
-            if n in self.partition.kept:
+            if n in self.partition.kept and n not in self.repeated:
                 stored.add(n)
         for n in body.nodes:
             for x, pieces in self.accesses.operands(n):

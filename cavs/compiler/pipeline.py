@@ -17,6 +17,7 @@ from cavs.passes.access import insert_copies
 from cavs.passes.at_child import at_child
 from cavs.passes.at_labelled import at_labelled
 from cavs.passes.at_nth_child import at_nth_child
+from cavs.passes.cotangents_at_child import multiples_at_child, products_at_child
 from cavs.passes.differentiate import dense_gradients, differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.merge_vertices import merge_vertices
@@ -36,6 +37,7 @@ class Passes:
     at_labelled: bool = True
     at_child: bool = True
     at_nth_child: bool = True
+    cotangents_at_child: bool = True
     simplify: bool = True
     specialise: bool = True
     trim: bool = True
@@ -110,11 +112,17 @@ def compile_graph(
         graph = done("differentiate", differentiate(graph))
     graph = done("simplify", simplify(graph, rules))
     reached = dense_gradients(graph)
+    if passes.cotangents_at_child and training and not beside:
+        moved = products_at_child(graph)
+        graph = graph if moved == graph else done("products_at_child", simplify(moved, rules))
     if passes.specialise:
         known = [Kind.of(key, optional) for key in kinds]
         graph = done("specialise", simplify(specialise(graph, known, not passes.partition), rules))
     if passes.trim:
         graph = done("trim", simplify(trim(graph), rules))
+    if passes.cotangents_at_child and training:
+        moved = multiples_at_child(graph)
+        graph = graph if moved == graph else done("multiples_at_child", simplify(moved, rules))
     if passes.merge_products:
         graph = done("merge_products", simplify(merge_products(graph), rules))
     graph = verify(split_gradients(graph), "split_gradients")

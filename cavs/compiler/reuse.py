@@ -7,169 +7,65 @@ that is written where another is read for the last time becomes the same buffer,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
-from itertools import accumulate, groupby
 
+from cavs.compiler.order import keepers_last, side_by_side, sums_first
 from cavs.compiler.program import (
     Buffer,
     Instruction,
     Operand,
     Program,
-    Stage,
-    Touches,
-    Window,
     instructions_of,
     kind_of,
-    touches,
-    window,
     written,
 )
 from cavs.passes.access import LOCAL_ARRAYS
 
-SUMS = frozenset(["matmul_tn", "sum_rows", "lookup_grad"])  # over all rows of a space or a task
+EARLY = 1.1  # so much less memory is worth that gradients of products do not come last
 
 
 def plan_reuse(program: Program) -> None:
-    """Reorders stages and joins buffers of ``program``, in place; no value changes."""
-    _sums_first(program)
-    _side_by_side(program)
-    for stage in program.stages:
+    """Reorders stages and joins buffers of ``program``, in place; no value changes.
+
+    Of the ways to do so that which needs least memory; early sums only where they save enough.
+    """
+    plain, sliced = (_planned(program, early=False, slices=on) for on in (False, True))
+    slices = _peak(sliced) < _peak(plain)
+    best = sliced if slices else plain
+    early = _planned(program, early=True, slices=slices)
+    best = early if EARLY * _peak(early) < _peak(best) else best
+    program.buffers, program.instructions = best.buffers, best.instructions
+    program.stages, program.loss, program.outputs = best.stages, best.loss, best.outputs
+
+
+def _planned(program: Program, early: bool, slices: bool) -> Program:
+    stages = [
+        replace(s, body=list(s.body), bodies=[list(body) for body in s.bodies])
+        for s in program.stages
+    ]
+    buffers, instructions = [replace(b) for b in program.buffers], list(program.instructions)
+    result = replace(program, buffers=buffers, instructions=instructions, stages=stages)
+    sums_first(result, early)
+    side_by_side(result)
+    for stage in result.stages:
         for body in (stage.body, *stage.bodies):
-            _keepers_last(program, body)
-    _lifetimes(program)
-    _share(program)
-    _lifetimes(program)
+            keepers_last(result, body)
+    _lifetimes(result)
+    _share(result, slices)
+    _lifetimes(result)
+    return result
 
 
-# ---- order -------------------------------------------------------------------------------------
-
-
-def _sums_first(program: Program) -> None:
-    """Runs a sum over all rows as soon as its rows are known: what it alone still reads dies.
-
-    Behind the last loop, products that end a gradient rather come last, unless that takes more
-    memory: gradients of tables and biases travel to other processes while they run, and side by
-    side they share the threads better.
-    """
-    stages = program.stages
-    last = max((n for n, s in enumerate(stages) if s.kind == "loop"), default=0)
-    touched = [touches(program, instructions_of(s)) for s in stages]
-    ends = {key: n for n, (_, writes) in enumerate(touched) for key in writes}
-
-    def is_product(stage: Stage) -> bool:
-        return any(program.instructions[n].kind == "matmul_tn" for n in stage.body)
-
-    def early(at: int, stage: Stage) -> int:
-        return int(is_product(stage)) if stage.kind == "global" else 2
-
-    def late(at: int, stage: Stage) -> int:
-        if stage.kind != "global":
-            return 1 if at > last else 3
-        return 2 if is_product(stage) and any(ends[key] == at for key in touched[at][1]) else 0
-
-    orders = [
-        _ordered(touched, [rank(n, s) for n, s in enumerate(stages)]) for rank in (late, early)
-    ]
-    order = min(orders, key=lambda order: _width(program, [touched[n] for n in order]))
-    stages[:] = [stages[s] for s in order]
-
-
-def _side_by_side(program: Program) -> None:
-    """Brings sums that do not wait for each other together: the engine shares those out at once."""
-    order: list[Stage] = []
-    for sums, group in groupby(program.stages, lambda stage: stage.kind == "global"):
-        run = list(group)
-        turns: list[int] = []
-        places = [(touches(program, s.body), _window(program, s.body)) for s in run if sums]
-        for late in places:
-            waits = (t + 1 for t, early in zip(turns, places, strict=False) if _wait(early, late))
-            turns.append(max(waits, default=0))
-        order += [run[n] for n in sorted(range(len(run)), key=turns.__getitem__)] if sums else run
-    program.stages[:] = order
-
-
-def _wait(a: tuple[Touches, Window], b: tuple[Touches, Window]) -> bool:
-    """Whether one of two sums reads what the other writes, or both write one place."""
-    (reads, writes), (others_reads, others_writes) = a[0], b[0]
-    if reads & others_writes or writes & others_reads:
-        return True
-    meet = all(x.start < y.stop and y.start < x.stop for x, y in zip(a[1], b[1], strict=True))
-    return meet and bool(writes & others_writes)
-
-
-def _window(program: Program, body: list[int]) -> Window:
-    """Rows and columns of a gradient that the sums of a stage write."""
-    i = program.instructions[body[0]]
-    if i.out is None or i.kind not in SUMS or program.buffers[i.out[0]].role != "grad":
-        return range(2**62), range(2**62)
-    places = [window(program, program.instructions[n]) for n in body]
-    rows, columns = ([p[side] for p in places] for side in (0, 1))
-    return _span(rows), _span(columns)
-
-
-def _span(ranges: list[range]) -> range:
-    return range(min(r.start for r in ranges), max(r.stop for r in ranges))
-
-
-def _width(program: Program, touched: list[Touches]) -> int:
-    """The most elements a row that stages in this order need at a time."""
-    lives: dict[object, tuple[int, int]] = {}
-    for at, (reads, writes) in enumerate(touched):
-        for key in reads | writes:
-            lives[key] = lives.get(key, (at, at))[0], at
-    change = [0] * (len(touched) + 1)
-    for key, (first, last) in lives.items():
-        if isinstance(key, int) and program.buffers[key].role == "arena":
-            change[first] += program.buffers[key].width
-            change[last + 1] -= program.buffers[key].width
-    return max(accumulate(change))
-
-
-def _keepers_last(program: Program, body: list[int]) -> None:
-    """Stores values for other stages as late as it can: their places may be free by then.
-
-    Sums over the rows of a task stay behind everything else.
-    """
-    rows = [n for n in body if program.instructions[n].kind not in SUMS]
-    touched = [touches(program, [n]) for n in rows]
-    keeps = [
-        any(program.buffers[b].role == "arena" for b in written(program.instructions[n]))
-        for n in rows
-    ]
-    order = _ordered(touched, [int(k) for k in keeps])
-    body[:] = [*(rows[n] for n in order), *(n for n in body if n not in set(rows))]
-
-
-def _ordered(touched: list[Touches], rank: list[int]) -> list[int]:
-    """An order that keeps every dependence; of what may run next, the first of lowest rank."""
-    writer: dict[object, int] = {}  # the last one
-    readers: dict[object, list[int]] = defaultdict(list)  # since then
-    needs: list[set[int]] = []
-    needed_by: list[list[int]] = [[] for _ in touched]
-    for late, (reads, writes) in enumerate(touched):
-        before = {writer[key] for key in reads | writes if key in writer}
-        before.update(*(readers[key] for key in writes))
-        for early in before:
-            needed_by[early].append(late)
-        needs.append(before)
-        for key in reads:
-            readers[key].append(late)
-        for key in writes:
-            writer[key] = late
-            readers[key] = []
-    ready = [(rank[n], n) for n, before in enumerate(needs) if not before]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        chosen = heappop(ready)[1]
-        order.append(chosen)
-        for late in needed_by[chosen]:
-            needs[late].remove(chosen)
-            if not needs[late]:
-                heappush(ready, (rank[late], late))
-    return order
+def _peak(program: Program) -> int:
+    """The most elements of values alive at once, if every kind had one row."""
+    alive = [0] * len(program.stages)
+    for b in program.buffers:
+        if b.role == "arena" and b.space > 1:
+            held = sum(b.held in ("all", _group(key)) for key in program.kinds)
+            for at in range(b.first, b.last + 1):
+                alive[at] += b.width * (held if kind_of(b.space) is None else 1)
+    return max(alive, default=0)
 
 
 def _lifetimes(program: Program) -> None:
@@ -192,13 +88,11 @@ def _results(program: Program) -> set[int]:
     return {*program.outputs.values(), *([program.loss] if program.loss >= 0 else [])}
 
 
-# ---- buffers that share a place ----------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Use:
-    """An instruction reads or writes ``buffer``, in rows of ``kind`` (None: of any).
+    """An instruction reads or writes columns of a buffer, in rows of ``kind`` (None: of any).
 
+    columns: of the buffer that has the place; ``shift`` behind those that the instruction names.
     local: it reads within the rows it runs over, and the edges of those.
     """
 
@@ -208,15 +102,25 @@ class _Use:
     body: int
     position: int
     kind: int | None
+    columns: range
+    shift: int = 0
     write: bool = False
     local: bool = True
 
+    def moved(self, column: int) -> _Use:
+        """The same in a buffer where its own begins at ``column``."""
+        there = range(self.columns.start + column, self.columns.stop + column)
+        return replace(self, columns=there, shift=self.shift + column)
 
-def _share(program: Program) -> None:
+
+_Place = tuple[int, int]  # a buffer, and the column of it where another one begins
+
+
+def _share(program: Program, slices: bool) -> None:
     backward = _backward(program)
     uses = _uses(program)
     fixed = _results(program)
-    place: dict[int, int] = {}
+    place: dict[int, _Place] = {}
     by_base: dict[int, list[int]] = defaultdict(list)
     for n, b in enumerate(program.buffers):
         if b.role == "arena" and b.space > 1 and n not in fixed and uses[n]:
@@ -224,15 +128,16 @@ def _share(program: Program) -> None:
     for group in by_base.values():
         for new in sorted(group, key=lambda n: (program.buffers[n].first, n)):
             candidates = [n for n in group if n != new and n not in place]
-            taken = _best(program, new, candidates, uses, backward)
+            taken = _best(program, new, candidates, uses, backward, slices)
             if not taken:
                 continue
-            home, b = program.buffers[taken[0]], program.buffers[new]
+            (at, column), b = taken[0], program.buffers[new]
+            home = program.buffers[at]
             if len(taken) > 1:
                 home.space, home.held = b.space, b.held
-            for n in (*taken[1:], new):
-                place[n] = taken[0]
-                uses[taken[0]] = uses[taken[0]] + uses[n]
+            for n, start in (*((n, 0) for n, _ in taken[1:]), (new, column)):
+                place[n] = at, start
+                uses[at] = uses[at] + [u.moved(start) for u in uses[n]]
                 home.first = min(home.first, program.buffers[n].first)
                 home.last = max(home.last, program.buffers[n].last)
             home.name += f" > {b.name}"
@@ -253,9 +158,10 @@ def _best(
     candidates: Iterable[int],
     uses: dict[int, list[_Use]],
     backward: int,
-) -> list[int]:
-    """The buffers whose rows ``new`` takes over: one of the very same rows, or else one a kind, or
-    else one of more rows.
+    slices: bool,
+) -> list[_Place]:
+    """What ``new`` takes over: a buffer of the very same rows, or else one a kind, or else one of
+    more rows, or else, with ``slices``, columns of a wider one.
 
     What has other rows only in backward: there memory no longer grows, so that the rows and stages
     that are taken without need cost nothing.
@@ -265,35 +171,38 @@ def _best(
     begin = min((u.stage for u in writes), default=0)
     same: list[tuple[int, int]] = []
     wider: list[tuple[int, int]] = []
+    parts: list[tuple[int, _Place]] = []
     of_kind: dict[int, list[int]] = defaultdict(list)
     for old in candidates:
         a = program.buffers[old]
-        # Of a much wider one too much would stay alive unused.
-        if a.first > b.first or a.width < b.width or 4 * b.width < 3 * a.width or a.last < begin:
+        if a.first > b.first or a.width < b.width or a.last < begin:
             continue
         kind = kind_of(a.space)
-        ends = set()
-        for u in writes:
-            if None in (kind, u.kind) or kind == u.kind:
-                ends.add(_end(u, uses[old]))
-                if "later" in ends:
-                    break
-        if "later" in ends or "here" not in ends:
-            continue
-        if (a.space, a.held) == (b.space, b.held):
-            same.append((a.width, old))
-        elif kind is None and _holds(program, a, b):
-            wider.append((a.width, old))
-        elif kind is not None and a.width == b.width:
-            of_kind[kind].append(old)
+        alike = (a.space, a.held) == (b.space, b.held)
+        holds = kind is None and _holds(program, a, b)
+        # Of a much wider one too much would stay alive unused.
+        if 4 * b.width >= 3 * a.width:
+            if not _dies(writes, uses[old], kind, 0, b.width):
+                continue
+            if alike:
+                same.append((a.width, old))
+            elif holds:
+                wider.append((a.width, old))
+            elif kind is not None and a.width == b.width:
+                of_kind[kind].append(old)
+        elif slices and (alike or holds):
+            starts = {u.columns.start for u in uses[old] if len(u.columns) == b.width}
+            dying = (c for c in sorted(starts) if _dies(writes, uses[old], kind, c, b.width))
+            parts += [(a.width, (old, c)) for c in dying][:1]
     if same:
-        return [min(same)[1]]
-    if b.first < backward:
-        return []
-    kinds = [k for k, key in enumerate(program.kinds) if b.held in ("all", _group(key))]
-    if kind_of(b.space) is None and all(of_kind[k] for k in kinds):
-        return [of_kind[k][0] for k in kinds]
-    return [min(wider)[1]] if wider else []
+        return [(min(same)[1], 0)]
+    if b.first >= backward:
+        kinds = [k for k, key in enumerate(program.kinds) if b.held in ("all", _group(key))]
+        if kind_of(b.space) is None and all(of_kind[k] for k in kinds):
+            return [(of_kind[k][0], 0) for k in kinds]
+        if wider:
+            return [(min(wider)[1], 0)]
+    return [min(parts)[1]] if parts else []
 
 
 def _holds(program: Program, a: Buffer, b: Buffer) -> bool:
@@ -308,9 +217,28 @@ def _group(key: int) -> str:
     return "inner" if key % 2 else "leaves"
 
 
-def _end(write: _Use, uses: list[_Use]) -> str:
-    """When the rows of a buffer that ``write`` takes die: in stages before it, in its own stage
-    ("here", before it or with it), or later."""
+def _dies(
+    writes: Iterable[_Use], uses: Iterable[_Use], kind: int | None, column: int, width: int
+) -> bool:
+    """Whether columns of a buffer of ``kind`` die where ``writes`` fill what is to take them."""
+    there = range(column, column + width)
+    touched = [u for u in uses if _meet(u.columns, there)]
+    ends = set()
+    for u in writes:
+        if None in (kind, u.kind) or kind == u.kind:
+            ends.add(_end(u, touched, column))
+            if "later" in ends:
+                return False
+    return "here" in ends
+
+
+def _meet(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop
+
+
+def _end(write: _Use, uses: Iterable[_Use], column: int) -> str:
+    """When the rows of a buffer that ``write`` takes, from ``column`` on, die: in stages before it,
+    in its own stage ("here", before it or with it), or later."""
     end = "before"
     for u in uses:
         if u.kind is not None and write.kind is not None and u.kind != write.kind:
@@ -321,26 +249,36 @@ def _end(write: _Use, uses: list[_Use]) -> str:
             return "later"
         if not u.local:
             return "later"
-        if u.position == write.position and not _aligned(u, write.buffer):
+        if u.position == write.position and not _aligned(u, write.buffer, column):
             return "later"
         end = "here"
     return end
 
 
-def _aligned(read: _Use, new: int) -> bool:
-    """Whether a kernel reads, element by element, what it then overwrites with ``new``."""
+def _aligned(read: _Use, new: int, column: int) -> bool:
+    """Whether a kernel reads, element by element, what it then overwrites with ``new``, which is to
+    begin at ``column``."""
     i = read.instruction
     if i.kind != "map" or read.write:
         return False
     stores = [s for s in i.stores if s[0] == new]
     loads = [(n, *load) for n, load in enumerate(i.loads) if load[0][0] == read.buffer]
     kept = {s[4] for s in i.stores}  # a loaded value stored as it is might be overwritten before
+
+    def apart(o: Operand, s: tuple[int, int, int, str, int]) -> bool:
+        there = range(s[1] + column, s[1] + column + (i.outer - 1) * s[2] + i.inner)
+        return not _meet(range(o[1] + read.shift, o[1] + read.shift + o[2]), there)
+
     return all(
-        s[3] == "write"
-        and n not in kept
-        and not scalar
-        and o[1:5] == (s[1], i.outer * i.inner, "self", "none")
-        and (i.outer == 1 or stride == s[2] == i.inner)
+        apart(o, s)
+        or (
+            s[3] == "write"
+            and n not in kept
+            and not scalar
+            and o[1] + read.shift == s[1] + column
+            and o[2:5] == (i.outer * i.inner, "self", "none")
+            and (i.outer == 1 or stride == s[2] == i.inner)
+        )
         for s in stores
         for n, o, stride, scalar in loads
     )
@@ -356,36 +294,53 @@ def _uses(program: Program) -> dict[int, list[_Use]]:
                 for o in (*i.inputs, *(load[0] for load in i.loads)):
                     local = o[3] != "one" and o[4] in LOCAL_ARRAYS
                     rows = kind if local else None
-                    use = _Use(o[0], i, at, body, position, rows, local=local)
+                    read = range(o[1], o[1] + o[2])
+                    use = _Use(o[0], i, at, body, position, rows, read, local=local)
                     result[o[0]].append(use)
-                for x in set(written(i)):
-                    result[x].append(_Use(x, i, at, body, position, kind, write=True))
+                for x, columns in _stored(i):
+                    use = _Use(x, i, at, body, position, kind, columns, write=True)
+                    result[x].append(use)
     return result
 
 
-def _rename(program: Program, place: dict[int, int]) -> None:
+def _stored(i: Instruction) -> Iterator[tuple[int, range]]:
+    """The buffers that an instruction writes, and in which columns."""
+    for buffer, column, stride, mode, _ in i.stores:
+        inner = i.inner if mode == "write" else 1
+        yield buffer, range(column, column + (i.outer - 1) * stride + inner)
+    if i.out is not None:
+        yield i.out[0], range(i.out[1], i.out[1] + i.out[2])
+
+
+def _rename(program: Program, place: dict[int, _Place]) -> None:
     """Takes the buffers that have another's place out of the program."""
     kept = [n for n in range(len(program.buffers)) if n not in place]
-    number = {n: i for i, n in enumerate(kept)}
-    number |= {n: number[_home(n, place)] for n in place}
+    number = {n: (i, 0) for i, n in enumerate(kept)}
+    for n in place:
+        home, column = _home(n, place)
+        number[n] = number[home][0], column
 
     def moved(o: Operand) -> Operand:
-        return (number[o[0]], *o[1:])
+        buffer, column = number[o[0]]
+        return (buffer, o[1] + column, *o[2:])
 
     for n, i in enumerate(program.instructions):
+        stores = [(number[s[0]][0], s[1] + number[s[0]][1], *s[2:]) for s in i.stores]
         program.instructions[n] = replace(
             i,
             inputs=[moved(o) for o in i.inputs],
             out=None if i.out is None else moved(i.out),
             loads=[(moved(o), stride, scalar) for o, stride, scalar in i.loads],
-            stores=[(number[s[0]], *s[1:]) for s in i.stores],
+            stores=stores,
         )
     program.buffers = [program.buffers[n] for n in kept]
-    program.loss = number.get(program.loss, program.loss)
-    program.outputs = {name: number[n] for name, n in program.outputs.items()}
+    program.loss = number[program.loss][0] if program.loss in number else program.loss
+    program.outputs = {name: number[n][0] for name, n in program.outputs.items()}
 
 
-def _home(n: int, place: dict[int, int]) -> int:
+def _home(n: int, place: dict[int, _Place]) -> _Place:
+    column = 0
     while n in place:
-        n = place[n]
-    return n
+        n, start = place[n]
+        column += start
+    return n, column

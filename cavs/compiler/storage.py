@@ -32,6 +32,7 @@ class Storage:
                 for x in n.inputs:
                     self.merge_of[x] = n
         self._share_rows()
+        self.repeated: set[Node] = set()  # of the body at hand
         self.stage = -1
         self.kind: int | None = None  # stands for "all kinds" in a loop
 
@@ -104,7 +105,8 @@ class Storage:
 
     def _write(self, node: Node) -> int:
         """The buffer to store ``node`` of the body at hand in."""
-        if node in self.partition.kept and node not in self.local:
+        again = node in self.local or node in self.repeated
+        if node in self.partition.kept and not again:
             return self._arena(node)
         if node not in self.local:
             d = node.type.domain

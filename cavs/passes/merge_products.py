@@ -81,6 +81,14 @@ def _terms(n: Node, inner: set[Node]) -> list[Node]:
     return found
 
 
+def _of_some_rows(product: Node) -> bool:
+    """Whether it multiplies what parents whose k-th child a vertex is have scattered: most vertices
+    of a task have such parents for one k, and the engine leaves out the others' rows."""
+    x = product.inputs[0]
+    slot = x.attr("slot") if x.op.name == "gather_grad" else None
+    return slot is not None and slot.child is not None and slot.leaf is not True
+
+
 def _add_up(graph: Graph) -> Graph:
     """a @ U + c + b @ V -> c + [a b] @ [U; V]: products that stand in the same sums become one.
 
@@ -91,7 +99,7 @@ def _add_up(graph: Graph) -> Graph:
     sums = _Sums(graph)
     groups: dict[object, list[Node]] = {}
     for n in graph.nodes():
-        places = sums.places(n) if n.op.name == "matmul" else None
+        places = sums.places(n) if n.op.name == "matmul" and not _of_some_rows(n) else None
         if places:
             groups.setdefault((loops.get(n), n.type, places), []).append(n)
     group_of = {n: group for group in groups.values() for n in group if len(group) > 1}

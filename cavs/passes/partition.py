@@ -19,6 +19,7 @@ from cavs.passes.unhoist import Unhoist
 
 CHEAP = 3  # operators up to this cost are recomputed rather than read again
 FEW = 3  # at most so many of them, from no more than two stored values
+NARROW = 4  # what is made of so many times fewer values is made again for a sum
 
 
 @dataclass(eq=False)
@@ -51,6 +52,7 @@ class Body:
     reduction: bool = False
     stage: int = 0
     nodes: list[Node] = field(default_factory=list)
+    repeated: set[Node] = field(default_factory=set)  # computed here for this body alone
 
 
 @dataclass
@@ -150,12 +152,17 @@ class _Partitioner:
         """Homes, stages, and which values are kept or recomputed."""
         home = self._homes()
         self._delay(home)
-        kept = self.roots | self.merged
         clones: dict[Body, list[Node]] = defaultdict(list)
+        kept = self.roots | self.merged
+        for n, body in self._postpone(home).items():
+            kept.update([n, *self.reads[n]])
+            body.repeated.add(n)
         for n in self.compute:
             if any(r.op.rule is BatchRule.REDUCE and r in self.loop for r in self.readers[n]):
                 kept.add(n)  # read when all chunks of the task are done
             for body in dict.fromkeys(home[r] for r in self.readers[n] if home[r] is not home[n]):
+                if n in body.repeated:
+                    continue
                 readers = [r for r in self.readers[n] if home[r] is body]
                 plan = self._recompute(n, body, home, kept) if not body.reduction else None
                 if (
@@ -170,8 +177,8 @@ class _Partitioner:
         position = {n: i for i, n in enumerate(self.compute)}
         for body in bodies:
             own = [n for n in self.compute if home[n] is body]
-            repeated = {n for n in clones[body] if n not in kept}
-            body.nodes = sorted({*own, *repeated}, key=lambda n: position[n])
+            body.repeated.update(n for n in clones[body] if n not in kept)
+            body.nodes = sorted({*own, *body.repeated}, key=lambda n: position[n])
         self._drop_unread(bodies, home, kept)
         return Partition(self.graph, self.accesses, [b for b in bodies if b.nodes], kept)
 
@@ -188,6 +195,31 @@ class _Partitioner:
             same = (body.base, body.kind) == _space(n) and not body.reduction
             if same and len(stored) <= 1 and n.type.domain.by_structure:
                 home[n] = body
+
+    def _postpone(self, home: dict[Node, Body]) -> dict[Node, Body]:
+        """What a loop makes for itself and for a sum behind it, out of little that is kept, is made
+        again for the sum, and lives only then. Each with the loop that repeats it."""
+        found: dict[Node, Body] = {}
+        for n in self.compute:
+            own, reduced = home[n], [r for r in self.readers[n] if home[r].reduction]
+            others = [r for r in self.readers[n] if not home[r].reduction]
+            cheap = self.recompute and n.op.elementwise and n.op.cost <= CHEAP
+            if own.loop is None or not cheap or not reduced or not others:
+                continue
+            if n in self.roots or n in self.merged or any(home[r] is not own for r in others):
+                continue
+            if any(not is_elementwise(r) and r.op.name != "matmul" for r in others):
+                continue
+            read = [x for x in self.reads[n] if x.type.domain.by_structure]
+            wide = NARROW * sum(x.type.width for x in read) > n.type.width
+            if wide or any(x in found for x in read):
+                continue
+            stage = min(home[r].stage for r in reduced) - 1
+            base, kind = _space(n)
+            same = (b for b in home.values() if (b.stage, b.base, b.kind) == (stage, base, kind))
+            found[n] = own
+            home[n] = next(same, None) or Body(base, kind, stage=stage)
+        return found
 
     def _recompute(
         self, n: Node, body: Body, home: dict[Node, Body], kept: set[Node]

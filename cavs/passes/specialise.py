@@ -7,6 +7,7 @@ vertices without input never by W. Values that do not stay whole. The paper has 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,6 +70,8 @@ class _Specialiser:
             if n.type.domain.by_structure and self._depends(n):
                 self.dependent.add(n)
         self.only_by_kind = self._only_by_kind()
+        sources = Counter(n for s, n in graph.slots.items() if s.backward)
+        self.of_many = {n for n, slots in sources.items() if slots > 1}
         self.whole: dict[Node, Node] = {}
         self.kinded: dict[tuple[Node, int], Node | None] = {}
 
@@ -111,11 +114,12 @@ class _Specialiser:
         if not slot.backward:
             held = [k for k, kind in enumerate(self.kinds) if self._is_child(slot, kind)]
             return self._merged(n, held, "leaves" if slot.leaf else "all")
-        # The cotangent of a product is wanted for other numbers of a child too: one value for all.
+        # What is multiplied at the child is wanted for other numbers of a child too: one value.
+        whole = slot.leaf or n in self.of_many
         parents = [
             k
             for k, kind in enumerate(self.kinds)
-            if kind.inner and (slot.leaf or self._is_parent(slot, kind))
+            if kind.inner and (whole or self._is_parent(slot, kind))
         ]
         values = [x for x in (self.kinded[n, k] for k in parents) if x is not None]
         return self._of_parents(parents, values) if values else zeros(n.type)

@@ -1,6 +1,7 @@
 #include "exec/worker.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "exec/spaces.h"
 
@@ -80,6 +81,39 @@ void Worker<T>::patch(const Bound<T>& b, T* scratch, int64_t first_row) {
   }
 }
 
+// The rows of [r0, r1) from the first to the last that has anything to multiply. Of vertices that
+// sum over the parents whose k-th child they are those of a task stand together, see schedule.h.
+template <class T>
+static std::pair<int64_t, int64_t> filled(const Source<T>* sources, int32_t count, int64_t r0,
+                                          int64_t r1) {
+  for (int32_t i = 0; i < count; ++i) {
+    const Source<T>& s = sources[i];
+    if (s.map != RowMap::kSegmentSum || s.offsets != sources->offsets) return {r0, r1};
+  }
+  if (count == 0) return {r0, r1};
+  const int32_t* const offsets = sources->offsets;
+  while (r0 < r1 && offsets[r0] == offsets[r0 + 1]) ++r0;
+  while (r0 < r1 && offsets[r1 - 1] == offsets[r1]) --r1;
+  return {r0, r1};
+}
+
+// Panels [p0, p1) of a product.
+template <class T>
+void Worker<T>::multiply(const Bound<T>& b, int64_t r0, int64_t r1, int64_t p0, int64_t p1) {
+  const Source<T>* sources = own_.sources.data() + b.first;
+  const auto [begin, end] = filled(sources, b.count, r0, r1);
+  const int64_t first = p0 * c_.kernels->panel, last = std::min(p1 * c_.kernels->panel, b.n);
+  const auto clear = [&](int64_t from, int64_t to) {
+    for (int64_t r = from; r < to; ++r) {
+      T* const row = b.out + (r - b.base) * b.stride;
+      std::fill(row + first, row + last, T(0));
+    }
+  };
+  if (!b.accumulate) clear(r0, begin), clear(end, r1);
+  c_.kernels->matmul(sources, b.count, begin, end, b.packed, b.packed_k, b.k, b.n, p0, p1, b.out,
+                     b.stride, b.base, b.accumulate, kernel_scratch_.template as<T>());
+}
+
 template <class T>
 void Worker<T>::run_rows(int32_t id, int64_t r0, int64_t r1) {
   const Bound<T>& b = own_.instructions[id];
@@ -88,8 +122,7 @@ void Worker<T>::run_rows(int32_t id, int64_t r0, int64_t r1) {
   const Kernels<T>& k = *c_.kernels;
   switch (b.kind) {
     case InstructionKind::kMatmul:
-      k.matmul(sources, b.count, r0, r1, b.packed, b.packed_k, b.k, b.n, 0, panels(b.n), b.out,
-               b.stride, b.base, b.accumulate, scratch);
+      multiply(b, r0, r1, 0, panels(b.n));
       return;
     case InstructionKind::kMap:
       k.map(b.map, r0, r1, scratch);
@@ -197,9 +230,7 @@ template <class T>
 void Worker<T>::run_panels(const Item& item) {
   const Bound<T>& b = own_.instructions[item.id];
   patch(b, shared_scratch(item.id), item.c);
-  c_.kernels->matmul(own_.sources.data() + b.first, b.count, item.r0, item.r1, b.packed, b.packed_k,
-                     b.k, b.n, item.a, item.b, b.out, b.stride, b.base, b.accumulate,
-                     kernel_scratch_.template as<T>());
+  multiply(b, item.r0, item.r1, item.a, item.b);
 }
 
 // Adds columns [begin, end) of sources side by side.

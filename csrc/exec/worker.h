@@ -61,6 +61,7 @@ class Worker {
   void execute(int32_t id, int64_t r0, int64_t r1);
   void run_rows(int32_t id, int64_t r0, int64_t r1);
   void run_panels(const Item& item);
+  void multiply(const Bound<T>& b, int64_t r0, int64_t r1, int64_t p0, int64_t p1);
   void run_transposed(const Item& item);
   void run_columns(const Item& item);
   void run_slots(const Item& item);

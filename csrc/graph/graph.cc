@@ -131,6 +131,23 @@ void levels_by_kahn(Graph* graph) {
 
 }  // namespace
 
+void number_children(Graph* graph) {
+  constexpr uint8_t kNone = kNumbers;
+  graph->number.assign(graph->num_vertices(), kNone);
+  const int32_t* const children = graph->children.data();
+  for (int32_t v = 0; v < graph->num_vertices(); ++v) {
+    const int32_t begin = graph->offsets[v], arity = graph->offsets[v + 1] - begin;
+    for (int32_t k = 0; k < arity; ++k) {
+      uint8_t& number = graph->number[children[begin + k]];
+      number = std::min(number, static_cast<uint8_t>(std::min(k, kNumbers - 1)));
+    }
+  }
+  for (uint8_t& number : graph->number) {
+    number = number == kNone ? 0 : number;
+    graph->num_numbers = std::max(graph->num_numbers, number + 1);
+  }
+}
+
 std::shared_ptr<const Graph> make_graph(Recycled<int32_t> offsets, Recycled<int32_t> children) {
   auto graph = std::make_shared<Graph>();
   graph->offsets = std::move(offsets);
@@ -152,6 +169,7 @@ std::shared_ptr<const Graph> make_graph(Recycled<int32_t> offsets, Recycled<int3
       break;
   }
   graph->chains = is_chains(*graph);
+  number_children(graph.get());
   graph->num_levels = *std::max_element(graph->level.begin(), graph->level.end()) + 1;
   return graph;
 }

@@ -17,7 +17,9 @@ struct Graph {
   Recycled<int32_t> offsets;   // num_vertices + 1
   Recycled<int32_t> children;  // num_edges
   Recycled<int32_t> level;     // 1 + max level of the children, 0 without children
+  Recycled<uint8_t> number;    // the first place at which it is a child, see number_children
   int32_t num_levels = 0;
+  int32_t num_numbers = 1;
   bool chains = false;          // no vertex has more than one child, or more than one parent
   bool children_first = false;  // every child has a smaller number than its parents
 
@@ -35,6 +37,10 @@ struct GraphError : std::runtime_error {
 // Checks offsets and children (dangling indices, cycles) and computes levels by one Kahn pass,
 // linear in vertices and edges, without recursion. Throws GraphError.
 std::shared_ptr<const Graph> make_graph(Recycled<int32_t> offsets, Recycled<int32_t> children);
+// Fills `number` with the least position that a vertex has among the children of another, or with
+// kNumbers - 1 if that is less; 0 where it has none. num_numbers: one more than the largest.
+constexpr int32_t kNumbers = 8;
+void number_children(Graph* graph);
 // Every edge turned round: children become parents. Order: by the original parent, then position.
 std::shared_ptr<const Graph> reverse_graph(const Graph& graph);
 

@@ -97,6 +97,7 @@ class Merging {
     for (auto* values : {&graph_->level, &merged_.vertex, &merged_.copies}) values->resize(count);
     merged_.leaf.resize(count);
     for (auto* values : {&graph_->children, &merged_.edge}) values->resize(edges);
+    number_children(graph_.get());
     merged_.graph = std::move(graph_);
     return std::move(merged_);
   }

@@ -10,18 +10,23 @@
 namespace cavs {
 namespace {
 
-// The graphs of a batch side by side as one: CSR and levels by the vertices of the batch.
+// The graphs of a batch side by side as one: CSR, levels and numbers by the vertices of the batch.
 struct Structure {
   explicit Structure(const GraphBatch& batch)
       : num_vertices(batch.num_vertices()), num_edges(batch.num_edges()) {
-    for (const auto& graph : batch.graphs) num_levels = std::max(num_levels, graph->num_levels);
+    for (const auto& graph : batch.graphs) {
+      num_levels = std::max(num_levels, graph->num_levels);
+      num_numbers = std::max(num_numbers, graph->num_numbers);
+    }
     if (batch.num_graphs() == 1) {
       const Graph& graph = *batch.graphs.front();
       offsets = graph.offsets.data();
       children = graph.children.data();
       level = graph.level.data();
+      number = graph.number.data();
       return;
     }
+    own_numbers_.resize(num_vertices);
     own_.resize(2 * size_t(num_vertices) + 1 + num_edges);
     int32_t *const first = own_.data(), *const below = first + num_vertices + 1;
     int32_t* const levels = below + num_edges;
@@ -32,21 +37,25 @@ struct Structure {
         first[vertex + v] = edge + graph.offsets[v];
       for (int32_t e = 0; e < graph.num_edges(); ++e) below[edge + e] = vertex + graph.children[e];
       std::copy(graph.level.begin(), graph.level.end(), levels + vertex);
+      std::copy(graph.number.begin(), graph.number.end(), own_numbers_.data() + vertex);
     }
     first[num_vertices] = num_edges;
     offsets = first;
     children = below;
     level = levels;
+    number = own_numbers_.data();
   }
 
   Structure(const Structure&) = delete;  // what it points to is its own, or the batch's
   Structure& operator=(const Structure&) = delete;
 
-  int32_t num_vertices, num_edges, num_levels = 0;
+  int32_t num_vertices, num_edges, num_levels = 0, num_numbers = 1;
   const int32_t *offsets, *children, *level;
+  const uint8_t* number;
 
  private:
   Recycled<int32_t> own_;  // where the batch has several graphs
+  Recycled<uint8_t> own_numbers_;
 };
 
 // Numbers the kinds of a batch by first occurrence.
@@ -109,23 +118,25 @@ Kinds classify(const Structure& in, const uint32_t* presence) {
   return kinds;
 }
 
-// Fills order and row: by kind, and inside a kind by level, by counting. At once, unless kinds
-// times levels are so many that the work would not be linear.
+// Fills order and row: by kind, inside a kind by level, and then by number, by counting. At once,
+// unless there are so many kinds, levels and numbers that the work would not be linear.
 void sort_vertices(const Structure& in, const Kinds& kinds, Schedule* schedule) {
   const auto n = static_cast<size_t>(in.num_vertices);
-  const size_t levels = in.num_levels, num_kinds = kinds.keys.size();
+  const size_t levels = in.num_levels, numbers = in.num_numbers, num_kinds = kinds.keys.size();
   auto &order = schedule->order, &row = schedule->row;
   order.resize(n);
   row.resize(n);
   const auto kind = [&](size_t v) { return static_cast<size_t>(kinds.of_vertex[v]); };
-  if (num_kinds * levels <= 2 * n) {
-    const auto bin = [&](size_t v) { return kind(v) * levels + in.level[v]; };
-    Recycled<int32_t> next(num_kinds * levels, 0);
+  if (num_kinds * levels * numbers <= 2 * n) {
+    const auto bin = [&](size_t v) {
+      return (kind(v) * levels + in.level[v]) * numbers + in.number[v];
+    };
+    Recycled<int32_t> next(num_kinds * levels * numbers, 0);
     for (size_t v = 0; v < n; ++v) ++next[bin(v)];
     int32_t sum = 0;
     for (const int32_t k : kinds.order) {
-      int32_t* const of_kind = next.data() + k * levels;
-      for (size_t i = 0; i < levels; ++i) sum += std::exchange(of_kind[i], sum);
+      int32_t* const of_kind = next.data() + k * levels * numbers;
+      for (size_t i = 0; i < levels * numbers; ++i) sum += std::exchange(of_kind[i], sum);
     }
     for (size_t v = 0; v < n; ++v) {
       row[v] = next[bin(v)]++;
@@ -133,10 +144,13 @@ void sort_vertices(const Structure& in, const Kinds& kinds, Schedule* schedule) 
     }
     return;
   }
-  Recycled<int32_t> by_level(n), next(levels, 0), of_kind(num_kinds, 0);
-  for (size_t v = 0; v < n; ++v) ++next[in.level[v]], ++of_kind[kind(v)];
+  Recycled<int32_t> by_number(n), by_level(n), of_number(numbers, 0), next(levels, 0);
+  Recycled<int32_t> of_kind(num_kinds, 0);
+  for (size_t v = 0; v < n; ++v) ++of_number[in.number[v]], ++next[in.level[v]], ++of_kind[kind(v)];
+  to_positions(&of_number);
   to_positions(&next);
-  for (size_t v = 0; v < n; ++v) by_level[next[in.level[v]]++] = static_cast<int32_t>(v);
+  for (size_t v = 0; v < n; ++v) by_number[of_number[in.number[v]]++] = static_cast<int32_t>(v);
+  for (const int32_t v : by_number) by_level[next[in.level[v]]++] = v;
   int32_t sum = 0;
   for (const int32_t k : kinds.order) sum += std::exchange(of_kind[k], sum);
   for (const int32_t v : by_level) {

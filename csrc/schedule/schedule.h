@@ -1,8 +1,8 @@
 // The schedule of a batch: rows, kinds and batch tasks (Cavs, Algorithm 1, as data).
 //
-// Vertices are renumbered into rows: sorted by (kind, level, vertex id). So the rows of a kind are
-// contiguous, those of all vertices with children too, and inside a kind the rows of each task
-// (kind, level). Edges are
+// Vertices are renumbered into rows: sorted by (kind, level, number as a child, vertex id). So the
+// rows of a kind are contiguous, those of all vertices with children too, inside a kind the rows of
+// each task (kind, level), and in a tree those of a task that are k-th children. Edges are
 // renumbered into edge rows: sorted by (row of the parent, position among its children), so the
 // edge rows of a row range are contiguous.
 #pragma once

@@ -40,21 +40,31 @@ def naive_levels(children):
     return levels
 
 
+def naive_numbers(children):
+    """The first place at which a vertex is a child, at most 7; 0 of those that are none."""
+    places = [[] for _ in children]
+    for kids in children:
+        for k, c in enumerate(kids):
+            places[c].append(min(k, 7))
+    return [min(found, default=0) for found in places]
+
+
 def kind_order(key):
     """Kinds stand so: with children first, then by ascending key."""
     return key % 2 == 0, key
 
 
 def naive_schedule(graphs, presence):
-    """Rows by (kind, level, vertex), tasks, and edge rows by (row, position)."""
-    children, levels, base = [], [], 0
+    """Rows by (kind, level, number, vertex), tasks, and edge rows by (row, position)."""
+    children, levels, numbers, base = [], [], [], 0
     for graph in graphs:
         local = [[int(c) for c in graph.children(v)] for v in range(graph.num_vertices)]
         children += [[base + c for c in kids] for kids in local]
         levels += naive_levels(local)
+        numbers += naive_numbers(local)
         base += len(local)
     keys = [2 * int(presence[v]) + bool(children[v]) for v in range(base)]
-    order = sorted(range(base), key=lambda v: (kind_order(keys[v]), levels[v], v))
+    order = sorted(range(base), key=lambda v: (kind_order(keys[v]), levels[v], numbers[v], v))
     row = {v: r for r, v in enumerate(order)}
     edges = [(r, row[c]) for r, v in enumerate(order) for c in children[v]]
     first_edge = [0]

@@ -1,8 +1,9 @@
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from dags import child_lists, kind_order, naive_schedule, random_children
+from dags import child_lists, kind_order, naive_numbers, naive_schedule, random_children
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,8 +44,8 @@ def check_invariants(s):
         assert begin < end and edges == (s.edge_offsets[begin], s.edge_offsets[end])
         assert (kind[begin:end] == k).all() and (level[begin:end] == lv).all()
         covered[begin:end] += 1
-        assert (np.diff(s.order[begin:end]) > 0).all()
     assert (covered == 1).all()
+    check_order(s)
     places = [(lv, k) for k, lv, *_ in s.tasks]
     assert places == sorted(set(places))
 
@@ -55,6 +56,15 @@ def check_invariants(s):
     assert np.array_equal(s.graph_of[s.row], np.repeat(np.arange(len(sizes)), sizes))
     assert np.array_equal(s.graph_offsets, s.batch.vertex_offsets)
     assert np.array_equal(s.graph_rows, s.row)
+
+
+def check_order(s):
+    """Inside a task: by number as a child, then by id."""
+    graphs = ([g.children[a:b] for a, b in pairwise(g.offsets)] for g in s.batch.graphs)
+    numbers = np.concatenate([naive_numbers(children) for children in graphs])
+    place = numbers[s.order] * len(s.order) + s.order
+    for _, _, (begin, end), _ in s.tasks:
+        assert (np.diff(place[begin:end]) > 0).all()
 
 
 def check_graphs(s, graphs, row):
@@ -114,6 +124,7 @@ def test_graphs_of_merged_vertices(lists, data):
     row = s.row[merged.distinct]
     check_graphs(s, graphs, row.tolist())
     assert np.array_equal(s.graph_rows, row)
+    check_order(s)
     assert np.array_equal(s.graph_offsets, whole.topology.vertex_offsets)
     assert len(s.graph_of) == 0
 
@@ -166,6 +177,15 @@ def test_more_kinds_times_levels_than_vertices():
     s = schedule_of([Graph.chain(n)], np.arange(n, dtype=np.uint32)[::-1].copy())
     check_invariants(s)
     assert len(s.kinds) == n and len(s.tasks) == n
+
+
+def test_more_kinds_times_levels_than_vertices_in_deep_trees():
+    """Second children, too: rows are sorted by the number of a child in a pass of its own."""
+    children = [[], [], *([v - 2, v - 1] if v % 2 == 0 else [] for v in range(2, 2000))]
+    kinds = np.arange(2 * len(children), dtype=np.uint32) % 40
+    s = schedule_of([Graph(children), Graph(children)], kinds)
+    check_invariants(s)
+    assert len(s.kinds) * s.num_levels * 2 > 2 * len(s.order)
 
 
 def test_no_presence_is_presence_of_nothing():

@@ -419,3 +419,49 @@ def test_uniform_depends_on_seed_step_and_vertex_only(rng):
     assert (first != draw(1, 2)).mean() > 0.99
     e.set_serial(True)
     np.testing.assert_array_equal(first, draw(1, 1))
+
+
+@pytest.mark.parametrize(("count", "k", "n"), [(200, W, 8), (3, 256, 600)])  # by rows, by columns
+def test_rows_without_parents_are_not_multiplied(rng, count, k, n):
+    """Rows of a kind and level are sorted by which child they are: first all first children."""
+    m = Hand()
+    (x,) = features(m, VERTEX, k)
+    y = m.buffer("arena", VERTEX, k, first=0, last=1)
+    out = [m.buffer("arena", VERTEX, n, first=1, last=1) for _ in range(3)]
+    weights = [m.weight(k, n, [(i, 0, n, 1, k, n, 0, 0)]) for i in range(2)]
+    m.rows(VERTEX, [m.op("copy", VERTEX, inputs=[index(x, k, "order")], out=self_(y, k))])
+    terms = [([0], [0]), ([0, 1], [1, 0]), ([0], [1])]  # of each result: children, weights
+    m.rows(
+        VERTEX,
+        [
+            m.matmul(
+                VERTEX,
+                [segment(y, k, "nth_parents", child)],
+                weights[w],
+                self_(o, n),
+                accumulate=i > 0,
+            )
+            for o, (children, of) in zip(out, terms, strict=True)
+            for i, (child, w) in enumerate(zip(children, of, strict=True))
+        ],
+    )
+    p = m.finish(outputs=out)
+    params = [rng.standard_normal((k, n)), rng.standard_normal((k, n))]
+    xs = rng.uniform(1, 2, (3 * count, k))
+    e = _engine.Executor(p, params)
+    batch = schedule([[[], [], [0, 1]]] * count)
+    e.run(batch, [xs], [])
+    first, second, roots = (np.arange(i, 3 * count, 3) for i in range(3))
+    of_parents = xs[roots]
+    found = [e.output(o) for o in out]
+    for rows, w in ((first, 1), (second, 0)):
+        np.testing.assert_allclose(found[1][rows], of_parents @ params[w], rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(found[0][first], of_parents @ params[0], rtol=1e-11, atol=1e-11)
+    assert not any(found[o][rows].any() for o in (0, 2) for rows in (second, roots))
+    assert not found[1][roots].any()
+    params[0][:, n - 1] = np.inf  # what is multiplied shows it
+    e.invalidate_parameters()
+    e.run(batch, [xs], [])
+    wide = e.output(out[0])
+    assert np.isinf(wide[first, n - 1]).all()
+    assert not wide[second].any() and not wide[roots].any()

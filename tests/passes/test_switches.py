@@ -95,6 +95,14 @@ SWITCHES = {
         lambda c: [b for b in c.program.buffers if b.held == "leaves"],
         lambda found: len(found) == 1,
     ),
+    "cotangents_at_child": (
+        lambda size, _: nn.TreeFC(size),
+        FEW,
+        lambda c: products(c.program, "tree.W"),
+        lambda found: (
+            [size for size in found if size[0] == "vertex.0"].count(("vertex.0", 8, 8)) == 2
+        ),
+    ),
     "specialise": (BINARY, FEW, of_leaves_alone, bool),
     "trim": (  # leaves have no use for a forget gate
         CHILD_SUM,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import nn
+from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
 from cavs.errors import FeatureError
 from models.tree_lstm import SentimentClassifier
@@ -215,21 +215,45 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.5])
-@pytest.mark.parametrize("name", CELLS)
-def test_peak_memory_is_near_what_backward_must_read(name, rate):
+class OfRoots(Classifier):
+    """The same, judged at the roots."""
+
+    def forward(self, batch):
+        h = self.tree(batch.graph, x=self.embedding(batch["token"]))
+        return self.output(self.dropout(ops.sum_roots(h)))
+
+
+def of_roots(batch):
+    """The labels of a batch as those of its graphs."""
+    return cavs.batch(
+        [
+            cavs.Graph(g.topology, {"token": g.features["token"]}, graph_features={"label": i % 5})
+            for i, g in enumerate(batch.graphs)
+        ]
+    )
+
+
+@pytest.mark.parametrize("judged", ["everywhere", "everywhere, dropout", "roots", "roots, dropout"])
+@pytest.mark.parametrize("name", [*CELLS, "tree-fc on complete trees"])
+def test_peak_memory_is_near_what_backward_must_read(name, judged):
     """25 trees or chains, a width at which the classes hardly count.
 
-    Merging equal vertices takes values away, but no edge, each of which has a cotangent: there the
-    bound is the peak without it.
+    Merging equal vertices takes values away, but no edge, and of vertices with children few, whose
+    cotangents stay: there the bound is the peak without it.
     """
-    size = 40
+    size, rate = 40, 0.5 if judged.endswith("dropout") else 0.0
     batch = treebank(25)
+    rng = np.random.default_rng(0)
     if name in ("LSTM", "GRU"):
-        rng = np.random.default_rng(0)
         chains = ([[], *([i] for i in range(n - 1))] for n in range(5, 55, 2))
         batch = cavs.batch([graph(c, rng, absent=lambda kids: False) for c in chains])
-    model = Classifier(CELLS[name](size, size), size, size, rate)
+    if name.endswith("complete trees"):
+        levels = [[]] * 32 + [[2 * i, 2 * i + 1] for i in range(31)]
+        batch = cavs.batch([graph(levels, rng) for _ in range(25)])
+    everywhere = judged.startswith("everywhere")
+    batch = batch if everywhere else of_roots(batch)
+    made = Classifier if everywhere else OfRoots
+    model = made(CELLS[name.split(" ")[0]](size, size), size, size, rate)
     run = cavs.explain(model, batch, passes=Passes(merge_vertices=False)).run
     assert run.kept_bytes > 0
     assert run.peak_bytes <= 1.5 * run.kept_bytes

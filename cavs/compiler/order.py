@@ -1,0 +1,126 @@
+"""In which order stages and instructions run: sums early and side by side, stores late."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from heapq import heapify, heappop, heappush
+from itertools import groupby
+
+from cavs.compiler.program import (
+    Program,
+    Stage,
+    Touches,
+    Window,
+    instructions_of,
+    touches,
+    window,
+    written,
+)
+
+SUMS = frozenset(["matmul_tn", "sum_rows", "lookup_grad"])  # over all rows of a space or a task
+
+
+def sums_first(program: Program, early: bool) -> None:
+    """Runs a sum over all rows as soon as its rows are known: what it alone still reads dies.
+
+    Unless ``early``, products that end a gradient rather come last, behind the last loop: gradients
+    of tables and biases travel to other processes while they run, and side by side they share the
+    threads better.
+    """
+    stages = program.stages
+    last = max((n for n, s in enumerate(stages) if s.kind == "loop"), default=0)
+    touched = [touches(program, instructions_of(s)) for s in stages]
+    ends = {key: n for n, (_, writes) in enumerate(touched) for key in writes}
+
+    def rank(at: int, stage: Stage) -> int:
+        product = any(program.instructions[n].kind == "matmul_tn" for n in stage.body)
+        if early:
+            return int(product) if stage.kind == "global" else 2
+        if stage.kind != "global":
+            return 1 if at > last else 3
+        return 2 if product and any(ends[key] == at for key in touched[at][1]) else 0
+
+    order = _ordered(touched, [rank(n, s) for n, s in enumerate(stages)])
+    stages[:] = [stages[s] for s in order]
+
+
+def side_by_side(program: Program) -> None:
+    """Brings sums that do not wait for each other together: the engine shares those out at once."""
+    order: list[Stage] = []
+    for sums, group in groupby(program.stages, lambda stage: stage.kind == "global"):
+        run = list(group)
+        turns: list[int] = []
+        places = [(touches(program, s.body), _window(program, s.body)) for s in run if sums]
+        for late in places:
+            waits = (t + 1 for t, early in zip(turns, places, strict=False) if _wait(early, late))
+            turns.append(max(waits, default=0))
+        order += [run[n] for n in sorted(range(len(run)), key=turns.__getitem__)] if sums else run
+    program.stages[:] = order
+
+
+def _wait(a: tuple[Touches, Window], b: tuple[Touches, Window]) -> bool:
+    """Whether one of two sums reads what the other writes, or both write one place."""
+    (reads, writes), (others_reads, others_writes) = a[0], b[0]
+    if reads & others_writes or writes & others_reads:
+        return True
+    meet = all(x.start < y.stop and y.start < x.stop for x, y in zip(a[1], b[1], strict=True))
+    return meet and bool(writes & others_writes)
+
+
+def _window(program: Program, body: list[int]) -> Window:
+    """Rows and columns of a gradient that the sums of a stage write."""
+    i = program.instructions[body[0]]
+    if i.out is None or i.kind not in SUMS or program.buffers[i.out[0]].role != "grad":
+        return range(2**62), range(2**62)
+    places = [window(program, program.instructions[n]) for n in body]
+    rows, columns = ([p[side] for p in places] for side in (0, 1))
+    return _span(rows), _span(columns)
+
+
+def _span(ranges: list[range]) -> range:
+    return range(min(r.start for r in ranges), max(r.stop for r in ranges))
+
+
+def keepers_last(program: Program, body: list[int]) -> None:
+    """Stores values for other stages as late as it can: their places may be free by then.
+
+    Sums over the rows of a task stay behind everything else.
+    """
+    rows = [n for n in body if program.instructions[n].kind not in SUMS]
+    touched = [touches(program, [n]) for n in rows]
+    keeps = [
+        any(program.buffers[b].role == "arena" for b in written(program.instructions[n]))
+        for n in rows
+    ]
+    order = _ordered(touched, [int(k) for k in keeps])
+    body[:] = [*(rows[n] for n in order), *(n for n in body if n not in set(rows))]
+
+
+def _ordered(touched: list[Touches], rank: list[int]) -> list[int]:
+    """An order that keeps every dependence; of what may run next, the first of lowest rank."""
+    writer: dict[object, int] = {}  # the last one
+    readers: dict[object, list[int]] = defaultdict(list)  # since then
+    needs: list[set[int]] = []
+    needed_by: list[list[int]] = [[] for _ in touched]
+    for late, (reads, writes) in enumerate(touched):
+        before = {writer[key] for key in reads | writes if key in writer}
+        before.update(*(readers[key] for key in writes))
+        for early in before:
+            needed_by[early].append(late)
+        needs.append(before)
+        for key in reads:
+            readers[key].append(late)
+        for key in writes:
+            writer[key] = late
+            readers[key] = []
+    ready = [(rank[n], n) for n, before in enumerate(needs) if not before]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        chosen = heappop(ready)[1]
+        order.append(chosen)
+        for late in needed_by[chosen]:
+            needs[late].remove(chosen)
+            if not needs[late]:
+                heappush(ready, (rank[late], late))
+    return order

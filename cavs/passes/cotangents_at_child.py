@@ -1,0 +1,109 @@
+"""What parents scatter to their children in backward is multiplied at the child, where that is less
+to keep.
+
+``d(children) = d @ W^T`` at the parent has a row an edge, which lives until the task of the child
+runs; ``d`` itself is kept anyway, for the gradient of W. So ``d`` is scattered if it is no wider,
+and a child multiplies the sum over its parents by its own rows of W. Rows of a task are sorted by
+which child they are (csrc/schedule), so that no number of a child costs more than the rows it has.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from cavs.ir import ONE, VERTEX, Graph, Node, Slot, apply, rewrite, users
+
+NARROW = 4  # a value is scattered instead of its multiple if that is so many times wider
+
+
+def _product(source: Node) -> Node:
+    return source.inputs[0] if source.op.name == "slice" else source
+
+
+def _movable(graph: Graph) -> dict[Slot, Node]:
+    """The slots that hold columns of a product that is read by nothing else, and no narrower than
+    what it is made from."""
+    slots: dict[Node, list[Slot]] = defaultdict(list)
+    for slot, source in graph.slots.items():
+        p = _product(source)
+        if slot.base == "vertex" and slot.backward and p.op.name == "matmul":
+            left, right = p.inputs
+            if left.type.domain == VERTEX and right.op.name == "transpose":
+                slots[p].append(slot)
+    readers = users(graph.nodes())
+    found: dict[Slot, Node] = {}
+    for p, held in slots.items():
+        sources = {graph.slots[s] for s in held}
+        others = [n for s in {p, *sources} for n in readers.get(s, ()) if n not in sources]
+        outputs = sources.intersection(graph.outputs.values()) or p in graph.outputs.values()
+        wide = sum(s.shape[0] for s in held) >= p.inputs[0].shape[0]
+        if wide and not others and not outputs and all(len(s.shape) == 1 for s in held):
+            found.update((s, graph.slots[s]) for s in held)
+    return found
+
+
+def products_at_child(graph: Graph) -> Graph:
+    """Moves the products of a differentiated graph."""
+    held = _movable(graph)
+    if not held:
+        return graph
+    moved = {slot: replace(slot, shape=_product(n).inputs[0].shape) for slot, n in held.items()}
+
+    def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if n.op.name != "gather_grad" or n.attr("slot") not in moved:
+            return None
+        slot = n.attr("slot")
+        source = held[slot]
+        (weight,) = _product(source).inputs[1].inputs
+        assert weight.type.domain == ONE
+        if source.op.name == "slice":
+            start, stop = source.attr("start"), source.attr("stop")
+            weight = apply("rows", weight, start=start, stop=stop)
+        gathered = apply("gather_grad", slot=moved[slot], domain=VERTEX)
+        return apply("matmul", gathered, apply("transpose", weight))
+
+    new = rewrite(graph, rule)
+    slots: dict[Slot, Node] = {}
+    for slot, n in new.slots.items():
+        slots[moved.get(slot, slot)] = _product(n).inputs[0] if slot in moved else n
+    return Graph(dict(new.outputs), slots)
+
+
+def multiples_at_child(graph: Graph) -> Graph:
+    """The same of ``d * w`` with a ``w`` of one row, such as a query that is a parameter, after
+    specialisation, which finds out: ``d`` is scattered where it is much narrower."""
+    moved: dict[Slot, tuple[Slot, Node]] = {}
+    narrow: dict[Slot, Node] = {}
+    for slot, source in graph.slots.items():
+        parts = list(source.inputs) if source.op.name == "merge" else [source]
+        factors = [_multiple(x) for x in parts] if slot.backward else [None]
+        weights = {f[1] for f in factors if f is not None}
+        if None in factors or len(weights) != 1:
+            continue
+        rows = [f[0] for f in factors if f is not None]
+        new = replace(slot, shape=rows[0].shape)
+        moved[slot] = new, weights.pop()
+        narrow[new] = rows[0]
+        if source.op.name == "merge":
+            narrow[new] = apply("merge", *rows, **{**dict(source.attrs), "shape": new.shape})
+
+    def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if n.op.name != "gather_grad" or n.attr("slot") not in moved:
+            return None
+        slot, w = moved[n.attr("slot")]
+        return apply("gather_grad", slot=slot, domain=n.type.domain) * w
+
+    if not moved:
+        return graph
+    slots = {s: n for s, n in graph.slots.items() if s not in moved}
+    return rewrite(Graph(dict(graph.outputs), {**slots, **narrow}), rule)
+
+
+def _multiple(x: Node) -> tuple[Node, Node] | None:
+    """A value and the one row that it is multiplied by to be ``x``."""
+    if x.op.name != "mul":
+        return None
+    w, d = sorted(x.inputs, key=lambda y: y.type.domain.rank)
+    fits = w.type.domain == ONE and d.type.domain == x.type.domain and w.shape == x.shape
+    return (d, w) if fits and len(d.shape) == 1 and NARROW * d.shape[0] <= x.shape[0] else None
