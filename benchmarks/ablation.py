@@ -33,6 +33,8 @@ CASES: dict[Case, tuple[str, ...]] = {
     Case("gates", 0, 64, embedding=0): ("fuse", "plan_memory"),
     # A sentence at a time: tasks of one vertex, unless x @ W is done for all words at once.
     Case("var-lstm", 0, 1, embedding=0): ("partition",),
+    # A state is all that a vertex keeps.
+    Case("tree-fc", 0, 64): ("cotangents_at_child",),
     # A label at one of 511 vertices.
     Case("root-label", 0, 64, embedding=0): ("at_labelled",),
 }

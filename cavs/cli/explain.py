@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from cavs.cli import options
 from cavs.cli.registry import Entry
+from cavs.compiler.pipeline import Passes
 from cavs.config import set_num_threads
 from cavs.data import GraphBatch, dot_function, dot_graph, dot_schedule, render
 from cavs.errors import ConfigError
@@ -32,6 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     parser.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
     parser.add_argument(
         "--inference", action="store_true", help="without gradients and update (default: training)"
+    )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=[pass_.name for pass_ in fields(Passes)],
+        metavar="PASS",
+        help="with a pass of the compiler switched off, such as merge_vertices; once for each "
+        "(default: all are on)",
     )
     group = parser.add_argument_group("drawings")
     group.add_argument(
@@ -66,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         set_num_threads(args.threads)
     where = {"device": args.device, "precision": args.precision, "cudnn": args.cudnn}
+    where["passes"] = Passes(**dict.fromkeys(args.without, False))
     if args.draw is not None:
         _write(_drawing(args.draw, task.model, batch, where, not args.inference), args.out)
         return 0
