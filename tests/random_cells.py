@@ -29,6 +29,7 @@ class RandomCell(cavs.VertexFunction):
         self.state = cavs.State(**choices["state"])
         self.width = choices["width"]
         self.weights = []
+        self.query = cavs.Parameter(self.width, init="uniform")
         self.x_width = x_width
 
     def linear(self, x):
@@ -68,6 +69,10 @@ class RandomCell(cavs.VertexFunction):
                 score = (key * values[0]).sum(-1)
                 weight = ops.reshape(score.softmax(), (1,))
                 values.append((weight * key).sum())
+            elif how == "ask":  # one query for all vertices
+                key = self.linear(child) * self.query
+                weight = ops.reshape(key.sum(-1).softmax(), (1,))
+                values.append(self.linear((weight * child).sum()))
             elif how == "nth":
                 first, second = v.gather(0)[name], v.gather(1)[name]
                 values.append(self.linear(ops.concat([first, second])))
@@ -210,7 +215,7 @@ def cells(draw, smooth, directions):
     top_down = draw(st.sampled_from([False, False, True])) if directions == 2 else False
     reads = ("sum", "mean", "edge", "beside")  # of parents, too
     if not top_down:
-        reads += ("attend", "nth", "nths", *(() if smooth else ("max",)))
+        reads += ("attend", "ask", "nth", "nths", *(() if smooth else ("max",)))
     kinds = OPS if smooth else (*OPS, "relu")
     step = st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(0, 9))
     return {
