@@ -124,6 +124,8 @@ class RandomCell(cavs.VertexFunction):
             return ops.sigmoid(i) * ops.tanh(o)
         if op == "linear":
             return self.linear(a)
+        if op == "scale":  # a row a vertex, of one number
+            return ops.reshape(ops.sigmoid(a.mean(-1)), (1,)) * self.query + b
         if op == "norm":
             mean = ops.reshape(a.mean(-1), (1,))
             return (a - mean) / ops.sqrt(
@@ -206,7 +208,7 @@ class RandomModel(cavs.Model):
         return OF_GRAPH[self.choices["of_graph"]](x)
 
 
-OPS = ("add", "mul", "sub", "tanh", "gate", "linear", "norm", "softmax", "outer")
+OPS = ("add", "mul", "sub", "tanh", "gate", "linear", "scale", "norm", "softmax", "outer")
 
 
 @st.composite

@@ -147,7 +147,7 @@ def compile_graph(
     if passes.partition:
         join_products(program, beside)
     if passes.plan_memory:
-        plan_reuse(program)
+        plan_reuse(program, beside)
     else:
         for b in program.buffers:
             b.first, b.last = 0, max(len(program.stages) - 1, 0)

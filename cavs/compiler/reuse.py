@@ -25,12 +25,13 @@ from cavs.passes.access import LOCAL_ARRAYS
 EARLY = 1.1  # so much less memory is worth that gradients of products do not come last
 
 
-def plan_reuse(program: Program) -> None:
+def plan_reuse(program: Program, beside: bool = False) -> None:
     """Reorders stages and joins buffers of ``program``, in place; no value changes.
 
     Of the ways to do so that which needs least memory; early sums only where they save enough.
+    beside: values share no rows, so that sums over some need not wait for others to be read.
     """
-    plain, sliced = (_planned(program, early=False, slices=on) for on in (False, True))
+    plain, sliced = (_planned(program, early=False, slices=on) for on in (False, not beside))
     slices = _peak(sliced) < _peak(plain)
     best = sliced if slices else plain
     early = _planned(program, early=True, slices=slices)
@@ -249,7 +250,7 @@ def _end(write: _Use, uses: Iterable[_Use], column: int) -> str:
             return "later"
         if not u.local:
             return "later"
-        if u.position == write.position and not _aligned(u, write.buffer, column):
+        if u.position == write.position and not _aligned(u, write.buffer, write.shift + column):
             return "later"
         end = "here"
     return end

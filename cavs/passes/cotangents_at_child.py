@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from cavs.ir import ONE, VERTEX, Graph, Node, Slot, apply, rewrite, users
 
+NUMBERS = 8  # of a child by which the schedule sorts rows, kNumbers in csrc/graph/graph.h
 NARROW = 4  # a value is scattered instead of its multiple if that is so many times wider
 
 
@@ -37,8 +38,9 @@ def _movable(graph: Graph) -> dict[Slot, Node]:
         sources = {graph.slots[s] for s in held}
         others = [n for s in {p, *sources} for n in readers.get(s, ()) if n not in sources]
         outputs = sources.intersection(graph.outputs.values()) or p in graph.outputs.values()
-        wide = sum(s.shape[0] for s in held) >= p.inputs[0].shape[0]
-        if wide and not others and not outputs and all(len(s.shape) == 1 for s in held):
+        sorted_rows = all(s.child is not None and s.child < NUMBERS for s in held)
+        wide = sum(n.shape[0] for n in sources) >= p.inputs[0].shape[0]
+        if sorted_rows and wide and not others and not outputs:
             found.update((s, graph.slots[s]) for s in held)
     return found
 

@@ -113,6 +113,7 @@ class _Partitioner:
                 self.readers[x].append(n)
         # Whoever reads a merge finds it in memory.
         self.merged = {x for n in graph.nodes() if n.op.name == "merge" for x in behind(n)}
+        self.late: dict[Node, Body] = {}
         self.roots = {x for r in graph.roots() for x in self._stored_in(r)}
 
     def _stored_in(self, root: Node) -> Iterable[Node]:
@@ -154,7 +155,8 @@ class _Partitioner:
         self._delay(home)
         clones: dict[Body, list[Node]] = defaultdict(list)
         kept = self.roots | self.merged
-        for n, body in self._postpone(home).items():
+        self.late = self._postpone(home)
+        for n, body in self.late.items():
             kept.update([n, *self.reads[n]])
             body.repeated.add(n)
         for n in self.compute:
@@ -231,6 +233,8 @@ class _Partitioner:
             return None
         plan = [n]
         for x in self.reads[n]:
+            if x in self.late and home[x] is not body and home[x].stage >= body.stage:
+                return None  # it is not there yet
             if x in kept:
                 continue
             if home[x] is body:

@@ -249,6 +249,21 @@ class Validator : AccessChecks {
     }
   }
 
+  struct Columns {
+    int32_t buffer;
+    int64_t begin, end;
+  };
+  static void add_written(const Instruction& in, std::vector<Columns>& written) {
+    if (in.kind != InstructionKind::kMap) {
+      written.push_back({in.out.buffer, in.out.column, int64_t{in.out.column} + in.out.width});
+      return;
+    }
+    for (const MapStoreSpec& s : in.stores) {
+      const int64_t last = s.column + int64_t{in.outer - 1} * s.outer_stride;
+      written.push_back({s.buffer, s.column, last + (s.mode == StoreMode::kWrite ? in.inner : 1)});
+    }
+  }
+
   void check_live(int32_t id, int32_t body) {
     const Buffer& b = p_.buffers[id];
     if (b.role == Role::kArena) {
@@ -283,7 +298,7 @@ class Validator : AccessChecks {
   void check_body(const std::vector<int32_t>& body, Space space, int32_t number) {
     const Stage& stage = p_.stages[stage_];
     const bool global = stage.kind == StageKind::kGlobal;
-    std::vector<int32_t> written;
+    std::vector<Columns> written;
     bool sums = false;
     for (int32_t id : body) {
       label_ = stage.label.empty() ? "stage " + std::to_string(stage_) : stage.label;
@@ -306,7 +321,7 @@ class Validator : AccessChecks {
       const bool own = in.space == space || (is_vertex(space) && in.space == edges_of(space));
       need(own || (global && space < 0),
            "runs over " + space_name(in.space) + " in a stage over " + space_name(space));
-      if (!sum) each_out(in, [&](int32_t b) { written.push_back(b); });
+      if (!sum) add_written(in, written);
       each_operand(in, [&](const Operand& o) {
         need(stage.kind != StageKind::kLoop || p_.buffers[o.buffer].role != Role::kGrad,
              "reads gradient " + std::to_string(p_.buffers[o.buffer].index) + " in a loop");
@@ -327,7 +342,10 @@ class Validator : AccessChecks {
         if (same_stage) {
           same_stage = false;
           const bool other_rows = leaves && o.array == Array::kNthParents;
-          for (int32_t b : written) same_stage |= b == o.buffer && !other_rows;
+          for (const Columns& w : written) {
+            const bool meet = w.begin < int64_t{o.column} + o.width && o.column < w.end;
+            same_stage |= w.buffer == o.buffer && meet && !other_rows;
+          }
         }
         label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
         need(is_local(o) || (!scratch && !same_stage), "reads buffer " + std::to_string(o.buffer) +

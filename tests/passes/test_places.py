@@ -1,0 +1,86 @@
+"""Values that take the place of others, and values that are made again for a sum behind a loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from cavs.compiler.pipeline import Passes
+from tests.oracle import assert_close, reference
+from tests.runtime.trees import Classifier, graph, treebank
+
+
+def agrees(model, batch, **switches):
+    model.initialize(0, np.float64)
+    rng = np.random.default_rng(0)
+    for p in model.parameters().values():
+        p.value = 0.7 * rng.normal(size=p.shape)
+    _, expected = reference(model, batch)
+    session = cavs.Session(model, dtype=np.float64, passes=Passes(**switches))
+    loss, gradients = session.gradients(batch)
+    assert_close(loss, expected["loss"], 1e-11, "loss")
+    for key, g in gradients.items():
+        assert_close(g, expected.get(f"grad:{key}", np.zeros(g.shape)), 1e-11, key)
+    return session
+
+
+def test_gates_lie_where_the_product_of_the_input_was():
+    rng = np.random.default_rng(0)
+    chains = [[[], *([i] for i in range(n - 1))] for n in (3, 9, 5)]
+    batch = cavs.batch([graph(c, rng, absent=lambda kids: False) for c in chains])
+    session = agrees(Classifier(nn.LSTM(8, 6)), batch)
+    program = session.compiled(batch).program
+    (wide,) = [b for b in program.buffers if b.role == "arena" and b.width == 24]
+    assert wide.name.startswith("matmul") and wide.name.count(" > sigmoid") >= 3
+    assert wide.first == 0 and wide.last == len(program.stages) - 1
+
+
+class BesideGathered(cavs.VertexFunction):
+    """Columns of a product are written where others are gathered, of every vertex at once."""
+
+    def __init__(self):
+        self.state = cavs.State(h=8)
+        self.U = cavs.Parameter((16, 16))
+        self.V, self.A = cavs.Parameter((8, 16)), cavs.Parameter((8, 8))
+
+    def vertex(self, v):
+        x, a, b = v.pull("x"), v.gather(0).h, v.gather(1).h
+        z = ops.tanh(ops.concat([a, b]) @ self.U + x @ self.V)
+        t = ops.tanh(x @ self.A)
+        v.scatter(h=t + z[0:8] + a * b)
+        v.push(t)
+
+
+def test_columns_beside_gathered_ones():
+    rng = np.random.default_rng(0)
+    shapes = [[[], [], [0, 1], [], [3, 2]], [[]], [[], [0, 0]]]
+    batch = cavs.batch([graph(s, rng, absent=lambda kids: False) for s in shapes])
+    agrees(Classifier(BesideGathered(), 8), batch)
+
+
+class OfOneNumber(cavs.VertexFunction):
+    """``n`` is of one number and a parameter; a sum behind the loops reads it, and so does n + 1."""
+
+    def __init__(self):
+        self.state = cavs.State(h=8)
+        self.w, self.q = cavs.Parameter((8, 1)), cavs.Parameter(8, init="uniform")
+        self.W, self.V = cavs.Parameter((8, 8)), cavs.Parameter((8, 8))
+
+    def vertex(self, v):
+        n = ops.sigmoid(v.gather().h.sum() @ self.w) * self.q
+        h = (n + 1.0) * ops.tanh(n @ self.W + v.pull("x") @ self.V)
+        v.scatter(h=h)
+        v.push(h)
+
+
+@pytest.mark.parametrize("switched", [None, "fuse", "specialise", "plan_memory", "partition"])
+def test_what_is_made_again_for_a_sum_is_not_read_before(switched):
+    switches = {} if switched is None else {switched: False}
+    session = agrees(Classifier(OfOneNumber(), 8), treebank(40), **switches)
+    if switched is None:  # n is made in the loop, and once more behind it
+        program = session.compiled(treebank(40)).program
+        sums = [i for i in program.instructions if i.label == "gradient tree.W"]
+        made = [program.buffers[o[0]] for i in sums for o in i.inputs[: i.split]]
+        assert any(" > mul" in b.name for b in made)  # in the place of what was read before
