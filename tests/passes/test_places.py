@@ -61,7 +61,7 @@ def test_columns_beside_gathered_ones():
 
 
 class OfOneNumber(cavs.VertexFunction):
-    """``n`` is of one number and a parameter; a sum behind the loops reads it, and so does n + 1."""
+    """``n`` is one number times a parameter; a sum behind the loops reads it, and so does n + 1."""
 
     def __init__(self):
         self.state = cavs.State(h=8)
