@@ -77,6 +77,34 @@ def test_what_is_no_narrower_than_its_product_stays():
         assert products_at_child(before) is before
 
 
+class Many(cavs.VertexFunction):
+    """One product of so many children."""
+
+    def __init__(self, arity):
+        self.arity = arity
+        self.state = cavs.State(h=8)
+        self.U = cavs.Parameter((8 * arity, 8))
+
+    def vertex(self, v):
+        joined = ops.concat([v.gather(k).h for k in range(self.arity)])
+        h = ops.tanh(joined @ self.U + v.pull("x"))
+        v.scatter(h=h)
+        v.push(h)
+
+
+@pytest.mark.parametrize(("arity", "moves"), [(8, True), (9, False)])
+def test_products_of_more_children_than_rows_are_sorted_by_stay(arity, moves):
+    model = Classifier(Many(arity), 8)
+    model.initialize(0, np.float64)
+    before = differentiated(model)
+    assert (products_at_child(before) is not before) == moves
+    shapes = [[*([] for _ in range(9)), list(range(arity)), [9, *range(arity - 1)]]]
+    _, expected = reference(model, batch_of(shapes))
+    _, gradients = cavs.Session(model, dtype=np.float64).gradients(batch_of(shapes))
+    for key, g in gradients.items():
+        assert_close(g, expected[f"grad:{key}"], 1e-11, key)
+
+
 def test_every_kind_of_vertex_agrees_with_the_oracle():
     """Merged words, children of many parents, both numbers of a child; with and without kinds."""
     model = Classifier(nn.TreeFC(8), 8)
