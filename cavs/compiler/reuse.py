@@ -1,4 +1,4 @@
-"""Pass 7, second half: sums run early and side by side, values take the places of dying ones.
+"""Pass 7, second half: of several orders the best, in which values take the places of dying ones.
 
 Works on a finished program. The engine lays buffers out by the stages they live in; here a buffer
 that is written where another is read for the last time becomes the same buffer, row by row.
