@@ -90,7 +90,9 @@ class RandomCell(cavs.VertexFunction):
             for e in edges[1:]:
                 mixed = mixed * ops.sigmoid(e)
             mixed = ops.tanh(mixed + values[0])
-            values.append(mixed.sum() if c["edge_sum"] else mixed.mean())
+            if c["edges"] == "greatest":
+                values.append((mixed * ops.sigmoid(edges[0]) + self.query).max())
+            values.append(mixed.sum() if c["edges"] == "sum" else mixed.mean())
         if c["loss"]:  # of what is gathered, and it is scattered again
             logits = cut(values[0] + values[-1], 3)
             rows = ops.cross_entropy(logits, v.pull("label"), "none")
@@ -135,6 +137,9 @@ class RandomCell(cavs.VertexFunction):
             return ops.softmax(a) * b
         if op == "relu":
             return ops.relu(a) - 0.1 * ops.maximum(b, a)
+        if op == "greatest":  # of a sum with a product that is read elsewhere, too
+            product = a * ops.sigmoid(b)
+            return (product + self.query).max(-1, keepdims=True) * b + product
         if op == "outer":
             matrix = ops.reshape(self.outer(a), (2, self.width)) * b
             return ops.tanh(matrix).sum(-1)[0:1] + a
@@ -218,7 +223,8 @@ def cells(draw, smooth, directions):
     reads = ("sum", "mean", "edge", "beside")  # of parents, too
     if not top_down:
         reads += ("attend", "ask", "nth", "nths", *(() if smooth else ("max",)))
-    kinds = OPS if smooth else (*OPS, "relu")
+    kinds = OPS if smooth else (*OPS, "relu", "greatest")
+    of_edges = ("sum", "mean", *(() if smooth or top_down else ("greatest",)))
     step = st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(0, 9))
     return {
         "state": state,
@@ -226,7 +232,7 @@ def cells(draw, smooth, directions):
         "width": draw(st.sampled_from(WIDTHS)),
         "reads": {n: draw(st.sampled_from(reads)) for n in state},
         "edge_feature": draw(st.booleans()),
-        "edge_sum": draw(st.booleans()),
+        "edges": draw(st.sampled_from(of_edges)),
         "whole": draw(st.sampled_from([None, None, "vertex", "edge"])),
         "steps": draw(st.lists(step, max_size=4)),
         "loss": draw(st.sampled_from([False, False, False, True])),

@@ -247,9 +247,9 @@ class Operand(Refusals):
         if axis not in (None, -1):
             _flat(x, axis)
         if axis is not None or x.type.domain.base != "edge":
-            shifted = apply("exp", x - x.max(-1, keepdims=True))
+            shifted = apply("exp", x - apply("stop_gradient", x.max(-1, keepdims=True)))
             return shifted / shifted.sum(-1, keepdims=True)
-        weight = apply("exp", x - x.max())
+        weight = apply("exp", x - apply("stop_gradient", x.max()))  # any shift does
         return weight / weight.sum()
 
 

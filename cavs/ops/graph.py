@@ -208,7 +208,7 @@ def softmax_graph(value: Any) -> Node:
     """Softmax over the vertices of each graph: vertex rows of the same shape, each element summing
     to one over its graph."""
     x = _of_vertices(value, "softmax_graph")
-    weight = apply("exp", x - max_graph(x))
+    weight = apply("exp", x - apply("stop_gradient", max_graph(x)))
     return weight / sum_graph(weight)
 
 

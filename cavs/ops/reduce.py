@@ -77,6 +77,11 @@ defop(
 )
 
 
+def _greatest(x: Node) -> Node:
+    """The maximum over the last axis, by which a softmax may be shifted: its gradient is zero."""
+    return apply("stop_gradient", apply("keep_axis", x.max(-1)))
+
+
 def softmax(x: Any) -> Node:
     """exp(x) normalised over the last axis."""
     x = as_node(x)
@@ -86,12 +91,12 @@ def softmax(x: Any) -> Node:
             where=user_line(),
             hint="value.softmax() normalises edge values over the children of each vertex",
         )
-    weight = apply("exp", x - apply("keep_axis", x.max(-1)))
+    weight = apply("exp", x - _greatest(x))
     return weight / apply("keep_axis", weight.sum(-1))
 
 
 def log_softmax(x: Any) -> Node:
     """log(softmax(x)) over the last axis, without overflow."""
     node = as_node(x)
-    shifted = node - apply("keep_axis", node.max(-1))
+    shifted = node - _greatest(node)
     return shifted - apply("keep_axis", apply("log", apply("exp", shifted).sum(-1)))

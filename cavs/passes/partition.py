@@ -113,6 +113,9 @@ class _Partitioner:
                 self.readers[x].append(n)
         # Whoever reads a merge finds it in memory.
         self.merged = {x for n in graph.nodes() if n.op.name == "merge" for x in behind(n)}
+        # A maximum is found again by its bits: what is computed twice may round differently.
+        equals = [n for n in self.compute if n.op.name == "equal"]
+        self.compared = {x for n in equals for x in self.reads[n]}
         self.late: dict[Node, Body] = {}
         self.roots = {x for r in graph.roots() for x in self._stored_in(r)}
 
@@ -228,6 +231,8 @@ class _Partitioner:
     ) -> list[Node] | None:
         """The nodes to repeat in ``body`` for ``n``; None where it must be read."""
         if not self.recompute or n in kept or not n.op.elementwise or n.op.cost > CHEAP:
+            return None
+        if n in self.compared:
             return None
         if _space(n) != (body.base, body.kind):
             return None

@@ -1,0 +1,85 @@
+"""A maximum finds its operand again by equal bits: in backward that is read, not computed anew."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import ops
+from tests.oracle import assert_close, reference
+from tests.runtime.trees import Classifier, graph
+
+SHAPES = [[[], [], [0, 1], [], [3, 2]], [[]], [[], [0, 0]], [[], [], [], [0, 1, 2], [3]]]
+
+
+class Greatest(cavs.VertexFunction):
+    """``p`` is a product, which rounds once with the sum that is compared and twice without."""
+
+    def __init__(self, over):
+        self.over = over
+        self.state = cavs.State(h=8)
+        self.U, self.W = cavs.Parameter((8, 16)), cavs.Parameter((8, 8))
+        self.c = cavs.Parameter(8, init="uniform")
+
+    def vertex(self, v):
+        x = v.pull("x")
+        a, b = ops.split(x @ self.U, 2)
+        if self.over == "axis":
+            s = v.gather().h.sum()
+            p = ops.tanh(a + s) * ops.sigmoid(b + s)
+            m = (p + self.c).max(-1, keepdims=True)
+        else:
+            child = v.gather().h
+            product = ops.tanh(child + a) * ops.sigmoid(child + b)
+            m, p = (product + self.c).max(), product.sum()
+        h = (x * m) @ self.W + p
+        v.scatter(h=h)
+        v.push(h)
+
+
+@pytest.mark.parametrize("over", ["axis", "children"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_greatest_is_found_again(over, dtype):
+    rng = np.random.default_rng(0)
+    batch = cavs.batch([graph(s, rng, absent=lambda kids: False) for s in SHAPES * 10])
+    model = Classifier(Greatest(over), 8)
+    model.initialize(0, np.float64)
+    for p in model.parameters().values():
+        p.value = 0.7 * rng.normal(size=p.shape)
+    _, expected = reference(model, batch)
+    session = cavs.Session(model, dtype=dtype)
+    loss, gradients = session.gradients(batch)
+    tolerance = 1e-11 if dtype is np.float64 else 2e-5
+    assert_close(loss, expected["loss"], tolerance, "loss")
+    for key, g in gradients.items():
+        assert_close(g, expected.get(f"grad:{key}", np.zeros(g.shape)), tolerance, key)
+
+
+def test_a_softmax_compares_nothing():
+    """Its gradient does not depend on what it is shifted by."""
+    rng = np.random.default_rng(0)
+
+    class Softmaxes(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=8)
+            self.W = cavs.Parameter((8, 8))
+
+        def vertex(self, v):
+            child = v.gather().h
+            kept = ((child @ self.W).softmax() * child).sum()
+            h = ops.softmax(v.pull("x") + kept) + ops.log_softmax(kept)
+            v.scatter(h=h)
+            v.push(h)
+
+    batch = cavs.batch([graph(s, rng, absent=lambda kids: False) for s in SHAPES])
+    model = Classifier(Softmaxes(), 8)
+    model.initialize(0, np.float64)
+    _, expected = reference(model, batch)
+    session = cavs.Session(model, dtype=np.float64)
+    loss, gradients = session.gradients(batch)
+    assert_close(loss, expected["loss"], 1e-11, "loss")
+    for key, g in gradients.items():
+        assert_close(g, expected.get(f"grad:{key}", np.zeros(g.shape)), 1e-11, key)
+    program = session.compiled(batch).program
+    assert not any(op[0] == "equal" for i in program.instructions for op in i.ops)
