@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import TypeGuard
@@ -13,6 +14,7 @@ from cavs import _engine
 from cavs.errors import ConfigError
 
 MAX_THREADS: int = _engine.MAX_THREADS
+_wished: list[int] = []  # the number of threads, once somebody has set it
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -72,3 +74,13 @@ def set_num_threads(threads: int) -> None:
     """
     require_threads(threads)
     _engine.set_num_threads(threads)
+    _wished[:] = [threads]
+
+
+def share_processors(processes: int) -> None:
+    """Takes this process's part of the default where `processes` may use the same processors.
+
+    Nothing changes once somebody has set a number of threads, here or by ``CAVS_NUM_THREADS``.
+    """
+    if not _wished and not os.environ.get("CAVS_NUM_THREADS"):
+        set_num_threads(max(1, num_threads() // processes))

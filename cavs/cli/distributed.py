@@ -74,7 +74,9 @@ def one_voice(communicator: Communicator) -> Iterator[None]:
     """An error ends all ranks; what all know of, rank 0 alone says."""
     try:
         yield
-    except (CavsError, KeyboardInterrupt) as error:
+    except (CavsError, KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and not error.code:
+            raise
         stopped = isinstance(error, KeyboardInterrupt) and str(error)
         dead = isinstance(error, LostPeerError) and is_watched()  # the launcher says who it was
         if communicator.size > 1 and not (is_agreed(error) or stopped or dead):

@@ -103,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
     take_stop_signal()
     communicator = world(args.timeout)
     with one_voice(communicator), claiming(args) as claim:
-        train(args, communicator, claim)
+        trainer = train(args, communicator, claim).trainer
+        if isinstance(trainer, DistributedTrainer):
+            trainer.close()  # nobody ends before all have what they wait for
     return 0
 
 

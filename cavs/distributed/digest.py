@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import cavs._cuda
 import cavs._engine
 from cavs._engine import isa
 from cavs.compiler.pipeline import Compiled
@@ -24,10 +25,10 @@ _STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000)  # at which learning rates are c
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Of every Python file of the package and of the engine."""
+    """Of every Python file of the package and of the engines, which hold the kernels."""
     root = Path(__file__).resolve().parents[1]
-    engine = Path(str(cavs._engine.__file__))
-    files = [*sorted(root.rglob("*.py")), engine]
+    engines = [Path(str(module.__file__)) for module in (cavs._engine, cavs._cuda)]
+    files = [*sorted(root.rglob("*.py")), *engines]
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode())

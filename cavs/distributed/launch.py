@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,10 @@ from pathlib import Path
 from types import FrameType
 
 from cavs.distributed import keeper
+from cavs.distributed.run_folder import run_folder
 from cavs.distributed.watch import ELASTIC, Watch
 from cavs.errors import ConfigError, DeviceError
+from cavs.train.interrupt import STOPS
 
 STOP_SIGNAL = signal.SIGUSR1  # what mpirun passes on to the ranks; SIGINT it keeps to itself
 LAUNCHED = "CAVS_LAUNCHED"
@@ -130,8 +131,9 @@ def launch(
 ) -> int:
     """Run ``cavs ARGUMENTS`` on `ranks` ranks and wait; the exit status.
 
-    threads: of each rank's engine, unless CAVS_NUM_THREADS is set. The first Ctrl-C or SIGTERM
-    lets the ranks end their step and save; the second ends them. They end with this process, too.
+    threads: of each rank's engine, unless CAVS_NUM_THREADS is set. The first Ctrl-C, SIGTERM, or
+    SIGHUP of a terminal that is closed, lets the ranks end their step and save; the second ends
+    them. They end with this process, too.
     elastic: go on with the ranks that are left if one dies; ``--elastic`` among the arguments of a
     command of ``cavs`` asks for it as well.
     Where MPI stands still before a command of ``cavs`` begins, all ranks are started again.
@@ -146,13 +148,11 @@ def launch(
     environment = environment_of(launcher, ranks, threads=threads, elastic=elastic)
     starts = 1 if _is_program(arguments) else _STARTS  # what others do before is not known
     for left in reversed(range(starts)):
-        with tempfile.TemporaryDirectory(
-            prefix="cavs-launch-", ignore_cleanup_errors=True
-        ) as folder:
-            watch = Watch(ranks, Path(folder))
-            told = {SESSIONS: folder, **environment, keeper.PIPE: str(watch.path)}
+        with run_folder() as (folder, kept):
+            watch = Watch(ranks, folder)
+            told = {SESSIONS: str(folder), **environment, keeper.PIPE: str(watch.path)}
             try:
-                run = _Run(command, told, watch, elastic, say, again=left > 0)
+                run = _Run(command, told, watch, elastic, say, left > 0, kept)
                 status = run.wait()
             finally:
                 watch.close()
@@ -177,6 +177,7 @@ class _Run:
         elastic: bool,
         say: Callable[[str], None],
         again: bool,
+        kept: int,
     ) -> None:
         self.watch, self.elastic, self.say, self.again = watch, elastic, say, again
         self.stuck: str | None = None  # what did not begin and is to be started again
@@ -189,13 +190,15 @@ class _Run:
             command,
             env=environment,
             start_new_session=True,
+            pass_fds=(kept,),
             preexec_fn=lambda: keeper.die_with_parent(signal.SIGTERM),  # noqa: PLW1509
         )
 
     def wait(self) -> int:
         """Until all ranks have ended; the exit status."""
         process, watch = self.process, self.watch
-        old = {n: signal.signal(n, self._stop) for n in (signal.SIGINT, signal.SIGTERM)}
+        ignored = {n for n in STOPS if signal.getsignal(n) is signal.SIG_IGN}  # under nohup
+        old = {n: signal.signal(n, self._stop) for n in STOPS if n not in ignored}
         try:
             while process.poll() is None:
                 watch.listen(_GLANCE)

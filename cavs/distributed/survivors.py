@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from cavs.distributed.agreement import agreed
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.keeper import tell
@@ -161,11 +163,19 @@ class Survivors:
         self.done, self.last = dones[source], lasts[source]
 
     def _equal(self, c: Communicator, source: int) -> None:
-        """The parameters and states of rank `source` on all."""
+        """The parameters and states of rank `source` here, too; none, if one more rank dies now.
+
+        Else this rank would hold some of after a step and some of before, and make that step again.
+        """
         trainer = self.trainer
-        for parameter, states in zip(trainer.parameters.values(), trainer.states, strict=True):
-            for array in (parameter.value, *states):
-                c.broadcast(array, source)
+        every = zip(trainer.parameters.values(), trainer.states, strict=True)
+        own = [array for p, states in every for array in (p.value, *states)]
+        come = own if c.rank == source else [np.empty_like(array) for array in own]
+        for array in come:
+            c.broadcast(array, source)
+        if c.rank != source:
+            for array, new in zip(own, come, strict=True):
+                array[...] = new
         trainer.session.session.invalidate()
 
     def _again(self, reached: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cavs.distributed.keeper import PIPE, tell
+from cavs.distributed.run_folder import unusable
 
 INIT, FINALIZE = "MPI_Init", "MPI_Finalize"  # to the last, ranks may come late with good reason
 ELASTIC = "CAVS_ELASTIC"  # in a rank's environment: whether the launcher lets others outlive one
@@ -57,7 +58,10 @@ class Wait:
 
 @dataclass
 class Watch:
-    """Of `ranks` ranks, which write to a named pipe in `folder`. clock: gives seconds."""
+    """Of `ranks` ranks, which write to a named pipe in `folder`. clock: gives seconds.
+
+    ConfigError if that takes no pipe.
+    """
 
     ranks: int
     folder: Path
@@ -72,7 +76,10 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.path = self.folder / "ranks"
-        os.mkfifo(self.path, 0o600)
+        try:
+            os.mkfifo(self.path, 0o600)
+        except OSError as error:
+            raise unusable(error) from error
         # To write, too: else it would be at its end whenever no rank has it open.
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
         self._rest = b""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cavs.errors import FeatureError, GraphError
+from cavs.errors import FeatureError, GraphError, NumericsError
 from cavs.frontend.batch import Feature
 from cavs.ir import Graph, Node
 
@@ -111,6 +113,26 @@ def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
                 hint=f"values are 0 to {limit - 1}, or -1 for none",
             )
     return None
+
+
+def check_prediction(
+    name: str, rows: NDArray[Any], kind: str, batch: Any, parameters: Mapping[str, Any]
+) -> None:
+    """NumericsError if an output ``rows[n, width]``, one of every `kind`, holds NaN; says where.
+
+    Infinite values pass: minus infinity is a score like others.
+    """
+    if not rows.size or not math.isnan(rows.min()):  # the least of an array is NaN if anything is
+        return
+    row = int(np.flatnonzero(np.isnan(rows).any(axis=1))[0])
+    bad = [n for n, p in parameters.items() if not np.isfinite(p.current()).all()]
+    raise NumericsError(
+        f"prediction {name!r} is NaN at {_at(batch, kind, row)}",
+        hint=f"{', '.join(bad)} holds values that are not finite; load a good checkpoint"
+        if bad
+        else "an operator of the model is not defined or overflows there, such as a log or a "
+        "division of 0, or an exp",
+    )
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from cavs.frontend.model import Model, require_same_parameters
 from cavs.ir import origin
 from cavs.passes.at_nth_child import multiplied_children
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
-from cavs.runtime.check import check_arity, check_batch, readable_errors
+from cavs.runtime.check import check_arity, check_batch, check_prediction, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.following import Following
@@ -182,11 +182,13 @@ class Session(Inspected, Following):
 
     def evaluate(self, batch: BatchLike) -> EvalResult:
         """Forward only: loss and predictions; nothing is dropped out."""
-        return self._forward(batch, with_loss=True)
+        with self._turn:
+            return self._forward(batch, with_loss=True)
 
     def predict(self, batch: BatchLike) -> dict[str, Array]:
-        """Predictions by name, without a loss: the batch needs no labels."""
-        return self._forward(batch, with_loss=False).outputs
+        """Predictions by name, without a loss: the batch needs no labels. NumericsError for NaN."""
+        with self._turn:
+            return self._forward(batch, with_loss=False).outputs
 
     def gradients(
         self, batch: BatchLike, *, seed: int = 0, step: int = 0
@@ -209,10 +211,6 @@ class Session(Inspected, Following):
             }
 
     def _forward(self, batch: BatchLike, with_loss: bool) -> EvalResult:
-        with self._turn:
-            return self._run_forward(batch, with_loss)
-
-    def _run_forward(self, batch: BatchLike, with_loss: bool) -> EvalResult:
         variant, executor, source, inputs = self._prepare(
             batch, training=False, with_loss=with_loss
         )
@@ -230,6 +228,8 @@ class Session(Inspected, Following):
             t = variant.traced.outputs[name].type
             if source is not batch and t.domain.base == "vertex":
                 rows = rows[source.distinct]
+            if not with_loss:
+                check_prediction(name, rows, t.domain.base, batch, self.parameters)
             outputs[name] = rows.reshape(rows.shape[0], *t.shape)
         return EvalResult(loss if with_loss else math.nan, outputs, weight)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the running step."""
+"""Ctrl-C, or another wish to stop, that waits for the running step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+#: Ctrl-C, a scheduler that wants the machine back, a terminal that was closed.
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class DeferredInterrupt:
-    """While entered, the first Ctrl-C (or SIGTERM) only sets `requested`; a second one acts.
+    """While entered, the first of `STOPS` only sets `requested`; a second one acts.
 
     Does nothing outside the main thread, where Python delivers no signals.
     """
@@ -21,7 +24,7 @@ class DeferredInterrupt:
     def __enter__(self) -> DeferredInterrupt:
         """Take the signals over."""
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOPS:
                 old = signal.getsignal(number)
                 if old in (signal.default_int_handler, signal.SIG_DFL):
                     self._old[number] = old

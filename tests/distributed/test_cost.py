@@ -307,6 +307,31 @@ def test_simulation_agrees_with_the_model_where_nothing_overlaps(name, where):
     assert found.seconds <= 1.5 * predict(strategy, model, resources).sync_seconds
 
 
+def test_a_ring_takes_the_links_that_it_has():
+    """None inside a host that has one rank; four from each card where no neighbours share one."""
+    size, card, inside = 1e9, 100e9 / 8, 40e9 / 8
+
+    def seconds(hosts, order):
+        made = [Node(address=h, cpus=tuple(range(order.count(h))), chief=h == "a") for h in hosts]
+        seen = dict.fromkeys(hosts, 0)
+        ranks = []
+        for host in order:
+            ranks.append(f"{host}:CPU:{seen[host]}")
+            seen[host] += 1
+        network = Network(bandwidth=card, latency=0, local_latency=0, local_bandwidth=inside)
+        resources = ResourceSpec(nodes=tuple(made), network=network, ranks=tuple(ranks))
+        model = [Variable(name="w", shape=(int(size / 4 / 1000), 1000))]
+        strategy = build("AllReduce", model, resources)
+        found = predict(strategy, model, resources).sync_seconds
+        assert simulate(strategy, model, resources).seconds == pytest.approx(found, rel=0.01)
+        n = len(order)
+        return found / (2 * (n - 1) / n * size)
+
+    assert seconds("abc", "abc") == pytest.approx(1 / card, rel=1e-3)
+    assert seconds("ab", "aabb") == pytest.approx(1 / inside, rel=1e-3)
+    assert seconds("ab", "abababab") == pytest.approx(4 / card, rel=1e-3)
+
+
 def test_overlap():
     """What is sent during backward is hidden; the last gradient's message never is."""
     model = [Variable(name=f"w{i}", shape=(512, 512)) for i in range(10)]

@@ -474,3 +474,27 @@ def test_ctrl_c_saves_and_says_so_once(tmp_path):
     assert status == 130, errors
     assert errors.count("stopped after step") == 1
     assert f"saved {run.out / 'checkpoint.safetensors'}" in errors
+
+
+EXITS = """
+import os, sys
+from tests.cli.tree_toy import DEFAULTS, build as whole
+def build(args, assets=None):
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        sys.exit(STATUS)
+    return whole(args, assets)
+"""
+
+
+@pytest.mark.parametrize(("status", "shown"), [("'no data here'", "no data here"), ("3", "3")])
+def test_a_model_file_that_exits_on_one_rank_ends_all(tmp_path, status, shown):
+    """The others would wait for it until their time is over."""
+    model = tmp_path / "model.py"
+    model.write_text(EXITS.replace("STATUS", status))
+    began = time.monotonic()
+    process = cavs_command(
+        *("launch", "-n", 2, "train", model, "--out", tmp_path / "out"), PYTHONPATH=str(ROOT)
+    )
+    _, errors = process.communicate(timeout=patience(100))
+    assert process.returncode != 0 and time.monotonic() - began < patience(60)
+    assert f"rank 1: SystemExit: {shown}" in errors

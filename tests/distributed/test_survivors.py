@@ -97,6 +97,31 @@ def test_two_ranks_may_die(alone, capsys):
             np.testing.assert_allclose(results[r][0][name], value, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("messages", [2, 5, 9])
+def test_a_second_death_while_values_are_handed_on_leaves_all_of_a_step_or_none(messages):
+    """Rank 0 has made a step that the others have not, and dies while it hands on what it has."""
+
+    def work(c):
+        t = Trainer(Tree(), cavs.optim.Adam(lr=0.1), communicator=c, elastic=True, dtype=np.float64)
+        t.advance(next(iter(loader())))
+        before = {n: p.value.copy() for n, p in t.parameters.items()}
+        if c.rank == 0:
+            for p in t.parameters.values():
+                p.value[...] += 1
+        c.barrier()
+        mortal(c, 0, messages)
+        try:
+            t._survivors._equal(c, 0)
+        except Killed:
+            return None
+        except LostPeerError:
+            return [np.array_equal(p.value, before[n]) for n, p in t.parameters.items()]
+
+    results = run_threads(3, work, timeout=patience(30))
+    assert results[0] is None
+    assert all(all(found) for found in results[1:])
+
+
 def evaluations_with_a_death(monkeypatch, work):
     """What the ranks make of `work` where rank 1 of 3 dies at the end of its first evaluation."""
     combined = Trainer._combined

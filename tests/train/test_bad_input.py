@@ -96,6 +96,28 @@ def test_the_loss_turns_nan_in_a_run(tmp_path):
     assert bits(again) == bits(whole)
 
 
+def test_predictions_that_are_nan_are_refused():
+    """Not returned as if they were scores; with the place, and the parameter at fault."""
+    trainer = make()
+    batch = next(iter(loader()))
+    before = trainer.session.predict(batch)["output"]
+    assert np.isfinite(before).all()
+    bias = trainer.parameters["output.bias"].value
+    kept = bias[1]
+    bias[1] = NAN
+    trainer.session.invalidate()
+    with pytest.raises(NumericsError) as error:
+        trainer.session.predict(batch)
+    assert "prediction 'output' is NaN at vertex 0 of graph" in str(error.value)
+    assert "output.bias holds values that are not finite" in str(error.value)
+    bias[1] = -np.inf  # a class that never is the one
+    trainer.session.invalidate()
+    assert np.isneginf(trainer.session.predict(batch)["output"][:, 1]).all()
+    bias[1] = kept
+    trainer.session.invalidate()
+    assert np.array_equal(trainer.session.predict(batch)["output"], before)
+
+
 def test_checkpoints_with_nan_are_refused(tmp_path):
     trainer = make()
     before = bits(trainer)

@@ -30,7 +30,7 @@ def in_the_checkpoint(trainer, number):
     return {}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("moment", [in_the_event, in_the_checkpoint])
 def test_ctrl_c_after_the_last_evaluation_is_not_lost(moment, number, tmp_path):
     path, log, trainer = tmp_path / "run", tmp_path / "log", make()

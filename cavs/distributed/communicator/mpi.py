@@ -98,23 +98,31 @@ class MPICommunicator(Collectives):
     """
 
     def __init__(
-        self, comm: Any = None, *, timeout: float = 300.0, desk: MPIDesk | None = None
+        self,
+        comm: Any = None,
+        *,
+        timeout: float = 300.0,
+        desk: MPIDesk | None = None,
+        asks: Any = None,
     ) -> None:
-        """desk: of the group that this one is a part of."""
+        """desk: of the group that this one is a part of. asks: the same ranks once more, for a desk
+        of their own. With either of them nobody but this object uses `comm`."""
         self._mpi: Any = load_mpi(timeout)
-        # Its own messages cannot meet those of the program that uses cavs.
+        self._is_part, whole = desk is not None, comm is None
         try:
-            with inside("MPI_Comm_dup", timeout):
-                self._comm: Any = (comm if comm is not None else self._mpi.COMM_WORLD).Dup()
-                names = _names(self._mpi, self._comm)
-                self._is_part = desk is not None
-                if desk is None:
-                    desk = MPIDesk(self._mpi, self._comm.Dup(), names, _CALLS)
+            if desk is None and asks is None:
+                # Its own messages cannot meet those of the program that uses cavs.
+                with inside("MPI_Comm_dup", timeout):
+                    comm = (comm if comm is not None else self._mpi.COMM_WORLD).Dup()
+                    asks = comm.Dup()
         except self._mpi.Exception as error:  # MPI names none: it knows of no message yet
             raise CommunicationError(
                 f"a rank is gone before all of them had begun: {error}",
                 hint="look for the first error that a rank printed, and start anew",
             ) from error
+        self._comm: Any = comm
+        names = _names(self._mpi, self._comm)
+        desk = desk or MPIDesk(self._mpi, asks, names, _CALLS)
         # All ranks of a group make all groups of the same ranks in one order.
         group = f"{zlib.crc32(repr(names).encode()):x}.{_MADE[names]}"
         _MADE[names] += 1
@@ -125,7 +133,7 @@ class MPICommunicator(Collectives):
         self._orphans: list[Message] = []
         lost = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
         self._lost = {getattr(self._mpi, n) for n in lost if hasattr(self._mpi, n)}
-        if comm is None and self._size > 1:
+        if whole and self._size > 1:
             _end_all_on_uncaught_error(self)
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
@@ -146,7 +154,7 @@ class MPICommunicator(Collectives):
             self._complete(requests, peers)
         except self._mpi.Exception as error:
             self._orphan(sends, receives)
-            lost = error.Get_error_class() in self._lost or self._lost_anyone()
+            lost = self._is_loss(error)
             raise self._failed(
                 LostPeerError if lost else CommunicationError, peers, error
             ) from error
@@ -232,10 +240,38 @@ class MPICommunicator(Collectives):
         return MPIMailbox(self._mpi, comm, _CALLS, self._names, self._asks)
 
     def _all_come(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
-        """`call`, in which MPI waits for all ranks and names none, once all are there."""
+        """`call`, in which MPI waits for all ranks and names none, once all are there.
+
+        If a rank dies in it, it is lost for all: MPI may tell only some.
+        """
         self._tree_all_reduce(np.zeros(1, np.uint8))
+        made: T | None = None
+        why: Any = "a rank has died"
         with inside(name, self.timeout):
-            return call(*arguments)
+            try:
+                made = call(*arguments)
+            except self._mpi.Exception as error:
+                why = error
+            agreed = self._all_made(made is not None)
+        if made is None or not agreed:
+            lost = made is not None or self._is_loss(why)
+            raise self._failed(
+                LostPeerError if lost else CommunicationError, self._others(), why
+            ) from None
+        return made
+
+    def _all_made(self, made: bool) -> bool:
+        """Whether all have, and none has died; an MPI without ULFM knows of this rank alone."""
+        try:
+            return bool(self._comm.Agree(int(made)))
+        except (AttributeError, NotImplementedError):
+            return made
+        except self._mpi.Exception:
+            return False
+
+    def _is_loss(self, error: Any) -> bool:
+        """Whether MPI raised `error` because a rank has died."""
+        return error.Get_error_class() in self._lost or self._lost_anyone()
 
     def leave(self) -> None:
         """See `Communicator`: by ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
@@ -248,8 +284,11 @@ class MPICommunicator(Collectives):
         self.leave()
         with inside("MPIX_Comm_shrink", self.timeout):
             left = self._surviving(self._comm.Shrink)
+            asks = self._surviving(self._comm.Shrink)
+            while asks.Get_size() < left.Get_size():  # one more died in between, as all see
+                left, asks = asks, self._surviving(self._comm.Shrink)
         self.close()
-        return MPICommunicator(left, timeout=self.timeout)
+        return MPICommunicator(left, timeout=self.timeout, asks=asks)
 
     def _surviving(self, call: Callable[[], Any]) -> Any:
         try:

@@ -150,11 +150,18 @@ class Cluster:
 
     def _slowest(self, ranks: NDArray[np.int64]) -> float:
         """Bytes a second of the slowest link around the ring of `ranks`."""
-        used = np.unique(self.node_of_rank[ranks])
-        local = self.network.local_bandwidth
-        if len(used) == 1:
-            return local
-        return float(min(self.card[used].min(), self.network.flow_bandwidth, local))
+        crosses, leaving = self._ring(ranks)
+        links = [] if crosses.all() else [self.network.local_bandwidth]
+        if crosses.any():
+            used = leaving > 0
+            links += [(self.card[used] / leaving[used]).min(), self.network.flow_bandwidth]
+        return float(min(links))
+
+    def _ring(self, ranks: NDArray[np.intp]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
+        """Which ranks have their next one on another node; how often the ring leaves each node."""
+        node = self.node_of_rank[ranks]
+        crosses = node != np.roll(node, -1)
+        return crosses, np.bincount(node[crosses], minlength=len(self.nodes))
 
     def _rooted(self, operation: Operation, ranks: NDArray[np.int64], occupied: Occupation) -> Cost:
         transfer = occupied.longest
@@ -187,12 +194,13 @@ class Cluster:
             count = np.bincount(node, minlength=base)
             out[:base] = into[:base] = count * (n - count) * mean / n / self.card
             out[base + ranks] = into[base + ranks] = (count[node] - 1) * mean / n / local
-        else:  # a ring, or a tree of small messages: one stream through every node
+        else:  # a ring, or a tree of small messages, which goes once through every node
             share = 2 * (n - 1) / n if operation.kind == "all_reduce" else n - 1.0
-            used = np.unique(node)
-            if len(used) > 1:
-                out[used] = into[used] = share * mean / self.card[used]
-            out[base + ranks] = into[base + ranks] = share * mean / local
+            crosses, leaving = self._ring(ranks)
+            streams = np.minimum(leaving, 1) if operation.is_tree else leaving
+            out[:base] = into[:base] = streams * share * mean / self.card
+            out[base + ranks[~crosses]] = share * mean / local
+            into[base + np.roll(ranks, -1)[~crosses]] = share * mean / local
         senders, receivers = np.flatnonzero(out), np.flatnonzero(into)
         overhead = self._overhead(operation, ranks)
         return Occupation(ranks, overhead, senders, out[senders], receivers, into[receivers])
