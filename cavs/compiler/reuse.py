@@ -22,7 +22,7 @@ from cavs.compiler.program import (
 )
 from cavs.passes.access import LOCAL_ARRAYS
 
-EARLY = 1.1  # so much less memory is worth that gradients of products do not come last
+EARLY = 1.05  # so much less memory is worth that gradients of products do not come last
 
 
 def plan_reuse(program: Program, beside: bool = False) -> None:
