@@ -64,14 +64,15 @@ def _unfinished(ended: Ended, expected: dict[str, Any], ranks: int) -> list[str]
 def _equal(ended: Ended, calm: Sequence[Ended]) -> tuple[list[str], float, float]:
     """As the undisturbed run but for rounding; largest relative distances from it."""
     expected, values = calm[0].results[0], calm[0].values[0]
-    away, apart = [0.0], [0.0]
+    away, apart, said = [0.0], [0.0], []
     for r, result in ended.results.items():
         for kind in ("losses", "dev"):
-            if len(result[kind]) == len(expected[kind]):
+            if len(result[kind]) != len(expected[kind]):
+                said.append(f"rank {r} has {len(result[kind])} of {len(expected[kind])} {kind}")
+            else:
                 away += np.abs(np.subtract(result[kind], expected[kind]) / expected[kind]).tolist()
         apart += [_apart(value, values[name]) for name, value in ended.values[r].items()]
     losses, distance = float(np.max(away)), float(np.max(apart))  # NaN if one is
-    said = []
     if not (losses <= EQUAL and distance <= EQUAL):
         said.append(f"losses {losses:.1e}, parameters {distance:.1e} from the calm run")
     return said, losses, distance

@@ -1,6 +1,7 @@
 """A step in parts: gradients told as they are done, views of them, updates from any memory."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -35,6 +36,35 @@ def pieces_of(executor):
         rows, values = executor.gradient_view(p)
         found.append((p, values, rows, None, 0))
     return found
+
+
+def test_a_gradient_is_told_while_others_are_still_made():
+    """Else nothing travels behind the rest of backward (Poseidon, wait-free backpropagation)."""
+    rng = np.random.default_rng(0)
+    graphs = [random_dag(rng, 60) for _ in range(20)]
+    cell = TreeRnn(d=400, h=800, scale=0.01)
+    executor, tokens = cell.executor(), rng.integers(0, 6, sum(map(len, graphs))).astype(np.int32)
+    inputs = schedule(graphs), [], [tokens]
+    first, *_, last = executor.gradient_order()
+    executor.run(*inputs)
+    left = []  # of each run, when the first gradient is told
+    for _ in range(5):  # whoever waits may be late on a busy machine, but not every time
+        executor.arm_gradients()
+        told = []
+
+        def watch(told=told):
+            assert executor.wait_gradient(first)
+            told.append(time.perf_counter())
+            assert executor.wait_gradient(last)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        begun = time.perf_counter()
+        executor.run(*inputs)
+        ended = time.perf_counter()
+        watcher.join(10)
+        left.append((ended - told[0]) / (ended - begun))
+    assert max(left) > 0.1
 
 
 @pytest.mark.parametrize("kind", STATES)
