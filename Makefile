@@ -19,7 +19,7 @@ SANITIZE_VENV := $(VENV)-sanitize
 # Races are those of shared memory, so the tests of kernels show them all.
 CUDA ?= cuda12
 COMPUTE_SANITIZER ?= compute-sanitizer
-SANITIZED_CUDA = PATH="$(CURDIR)/$(BIN):$$PATH" CAVS_LINE_INFO=1 CAVS_TEST_GPU=1 CAVS_TEST_PATIENCE=20 \
+SANITIZED_CUDA = PATH="$(CURDIR)/$(BIN):$$PATH" CAVS_LINE_INFO=1 CAVS_TEST_GPU=1 CAVS_TEST_UNPOOLED=1 CAVS_TEST_PATIENCE=20 \
 	HYPOTHESIS_PROFILE=quick $(COMPUTE_SANITIZER) --error-exitcode 1
 RACE_TESTS := tests/cuda/test_kernels.py tests/cuda/test_products.py tests/cuda/test_updates.py tests/codegen
 MEMORY_TESTS := $(RACE_TESTS) tests/cuda/test_operators.py tests/cuda/test_models.py tests/cuda/test_ahead.py \

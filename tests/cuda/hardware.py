@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import warnings
+from dataclasses import replace
 from typing import NoReturn
 
 import pytest
@@ -15,6 +16,9 @@ from cavs.cuda.libraries import find_driver
 
 INVALID_DEVICE = 101
 REQUIRED = "CAVS_TEST_GPU"  # if set: a machine without a GPU fails too
+# If set: each allocation is one of the driver's, so that memcheck sees its ends; CuPy's pool hands
+# out parts of large ones.
+UNPOOLED = "CAVS_TEST_UNPOOLED"
 
 
 def absent(library: str | None = None) -> str:
@@ -66,4 +70,5 @@ def several_gpus(most: int, library: str | None = None) -> int:
 def _opened(library: str | None) -> Device:
     with warnings.catch_warnings():  # CuPy may warn when it is imported: that is no failure of ours
         warnings.simplefilter("ignore")
-        return open_device("cuda", library)
+        found = open_device("cuda", library)
+    return replace(found, memory=None) if os.environ.get(UNPOOLED) else found

@@ -57,7 +57,7 @@ def test_kernels_compile_without_spills(file: str, dtype: str, architecture: str
     found = resources(log)
     assert {of.name for of in found if of.registers} == names_of(file, dtype)
     for of in found:
-        assert of.spill_stores == of.spill_loads == 0, of
+        assert of.spill_stores == of.spill_loads == of.stack == 0, of
         of_block = -(-of.registers // 8) * 8 * 256
         assert of_block <= REGISTERS // blocks(file, of.name, dtype), of
 

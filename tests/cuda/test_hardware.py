@@ -48,6 +48,16 @@ def test_a_gpu_without_cudnn_skips_unless_there_must_be_one(twin, monkeypatch):
     assert hardware.gpu_with_cudnn(twin.library) is device
 
 
+def test_every_allocation_is_the_drivers_where_its_ends_are_looked_at(twin, monkeypatch):
+    pooled = Device(twin.library, 0, "sm_90", twin.compiler, object())
+    monkeypatch.setattr(hardware, "open_device", lambda name, library: pooled)
+    monkeypatch.delenv(hardware.UNPOOLED, raising=False)
+    opened = hardware._opened.__wrapped__
+    assert opened(twin.library) is pooled
+    monkeypatch.setenv(hardware.UNPOOLED, "1")
+    assert opened(twin.library).memory is None
+
+
 def test_one_gpu_is_enough_where_there_must_be_one(twin, monkeypatch):
     monkeypatch.setattr(hardware, "_opened", lambda library: None)
     monkeypatch.setenv(hardware.REQUIRED, "1")

@@ -89,6 +89,33 @@ def test_models(device, name, tmp_path):
     compare(task.model, [cavs.batch(train[:half]), cavs.batch(train[half : 2 * half])], device)
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_models_in_float32(device, name, tmp_path):
+    """As users run them: kernels of another type, with wider loads, within the CPU's float64."""
+    entry, bound = registry.find(name), BOUNDS["float32"]
+    rate = {"dropout": 0.3} if "dropout" in entry.options() else {}
+    task = build(entry, tmp_path, **rate)
+    task.model.initialize(1, np.float64)
+    batch = cavs.batch(task.required("train")[:9])
+    other = copy.deepcopy(task.model)
+    host, there = cavs.Session(other, dtype=np.float64), cavs.Session(task.model, device=device)
+    expected, wanted = host.gradients(batch, seed=5, step=2)
+    loss, gradients = there.gradients(batch, seed=5, step=2)
+    assert loss == pytest.approx(expected, rel=bound)
+    assert gradients.keys() == wanted.keys()
+    for name, g in gradients.items():
+        assert g.dtype == np.float32
+        assert np.linalg.norm(g - wanted[name]) <= bound * np.linalg.norm(wanted[name]), name
+    outputs = host.predict(batch)
+    for name, rows in there.predict(batch).items():
+        assert np.linalg.norm(rows - outputs[name]) <= bound * np.linalg.norm(outputs[name]), name
+    losses = []
+    for of, session in ((task.model, there), (other, host)):
+        trainer = cavs.Trainer(of, cavs.optim.Adagrad(lr=0.05), session=session, seed=3)
+        losses.append([trainer.step(batch) for _ in range(3)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 def chains(count):
     rng = np.random.default_rng(0)
     lengths = rng.integers(2, 30, count)

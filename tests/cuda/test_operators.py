@@ -81,9 +81,13 @@ def test_their_kernels_compile_without_spills(names):
     if library is None:
         pytest.skip(NO_NVRTC)
     compiler, batch = Nvrtc(library.path), cavs.batch(graphs(0))
-    text = map_kernels(cavs.Session(Together(names)).compiled(batch).program, "float").text
-    for architecture in ("sm_80", "sm_90"):
-        options = [*compile_options(architecture, "float"), "--ptxas-options=-v"]
+    kinds = [("float", "sm_80", True), ("float", "sm_90", True)]
+    kinds += [("float", "sm_90", False), ("double", "sm_90", True)]
+    for real, architecture, training in kinds:
+        session = cavs.Session(Together(names), dtype="float64" if real == "double" else "float32")
+        program = session.compiled(batch, training=training, with_loss=training).program
+        text = map_kernels(program, real).text
+        options = [*compile_options(architecture, real), "--ptxas-options=-v"]
         found = resources(log_of(compiler, "maps.cu", text, {}, options))
         assert len([of for of in found if of.registers]) == text.count("__global__")
-        assert [of for of in found if of.spill_stores or of.spill_loads] == []
+        assert [of for of in found if of.spill_stores or of.spill_loads or of.stack] == []
