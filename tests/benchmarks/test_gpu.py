@@ -245,7 +245,7 @@ def test_bounds_are_judged() -> None:
     assert rows["sst: trees a second"] == ["64,000", "at least 60,000", "yes"]
     assert rows["sst: batched by hand over ours"] == ["2.00", "at least 3.00", "NO"]
     assert rows["sst: the best under CUDA graphs over ours"] == ["1.75", "at least 1.50", "yes"]
-    assert rows["sst: preparation alone, over a step"] == ["10.0%", "", ""]
+    assert rows["sst: preparation alone, over a step"] == ["10.0%", "at most 5.0%", "NO"]
     made = "sst: trees a second, on batches made meanwhile"
     assert rows[made] == ["32,000", "at least 60,000", "NO"]
     longer = "sst: a step is longer than on ready batches (preparation takes 25.0% of it)"
