@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.bounds import Row, judged, missed, verdict
 from benchmarks.distributed import make_runner, run_ranks
 from benchmarks.harness import markdown, write_report
 from benchmarks.links import over_tcp, refusal, slow_links
@@ -29,6 +30,8 @@ from cavs.distributed.cost import CANDIDATES, Compute, calibrate, simulate
 from cavs.distributed.hosts import cluster_of, hosts_of
 from cavs.distributed.launch import command_of, find_mpirun
 from cavs.distributed.strategy.measure import measured_variables
+
+SLOWER = 0.1  # that auto may be
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -118,7 +121,14 @@ def show(result: dict[str, Any]) -> str:
         f"{1e6 * network[late]:.0f} us a message; one alone: {result['alone']:.1f} ms a step\n\n"
         + markdown(["builder", "ms a step", "predicted: alone", "with compute"], rows)
         + f"\n\nauto takes {result['auto']}: {place(result):.1%} slower than the fastest"
+        + verdict(targets(result))
     )
+
+
+def targets(result: dict[str, Any]) -> list[Row]:
+    """What must hold of what auto takes."""
+    measure = "auto takes longer than the fastest builder"
+    return [judged(measure, place(result), SLOWER, False, "{:.1%}")]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -160,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
                 results.append(run_ranks(command))
             print("\n" + show(results[-1]), flush=True)
     write_report(Path(given.out), "\n\n".join(map(show, results)), results)
-    return 0
+    return 1 if any(missed(targets(result)) for result in results) else 0
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benchmarks import bounds
+from benchmarks.bounds import Row, judged
 from benchmarks.harness import markdown
-
-Row = tuple[str, str, str, str]
 
 # Relative norms of the difference to float64 that a precision may have.
 ALLOWED = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}
@@ -17,12 +17,6 @@ EXPOSED = 0.05  # of a step: preparation that the device does not hide
 # How far a mean of losses over all batches may lie from the CPU's, after any of 1,000 steps: on the
 # CPU that of float32 lies 2e-4 from that of float64, as rounding errors grow.
 CURVE = 0.01
-
-
-def _judged(measure: str, found: float, needed: float, least: bool, show: str) -> Row:
-    good = found >= needed if least else found <= needed
-    sign = "at least" if least else "at most"
-    return measure, show.format(found), f"{sign} {show.format(needed)}", "yes" if good else "NO"
 
 
 def _times(entry: Any, runner: str) -> float | None:
@@ -40,22 +34,22 @@ def _targets(record: Any) -> Iterator[Row]:
     for precision, workloads in record.get("accuracy", {}).items():
         worst = max(max(found.values()) for found in workloads.values())
         measure = f"difference to float64, {precision}"
-        yield _judged(measure, worst, ALLOWED[precision], False, "{:.1e}")
+        yield judged(measure, worst, ALLOWED[precision], False, "{:.1e}")
     for entry in _entries(record, "sst"):
         yield from _sst(entry)
-    bounds: list[tuple[str, str, float, str]] = [
+    shares: list[tuple[str, str, float, str]] = [
         ("tree-fc", "floor-torch", 0.5, "share of the product floor"),
         ("fixed-lstm", "padded", 0.7, "time of cuDNN over ours"),
     ]
-    for group, runner, needed, what in bounds:
+    for group, runner, needed, what in shares:
         for entry in _entries(record, group):
             times = _times(entry, runner)
             if times is not None:
-                yield _judged(f"{entry['title']}: {what}", times, needed, True, "{:.2f}")
+                yield judged(f"{entry['title']}: {what}", times, needed, True, "{:.2f}")
     for name, found in record.get("first_step", {}).items():
         measure = f"import and first step of the {name.replace('_', ' ')}, seconds"
         if name == "second_process":
-            yield _judged(measure, found["total"], 1.5, False, "{:.2f}")
+            yield judged(measure, found["total"], 1.5, False, "{:.2f}")
         else:
             yield measure, f"{found['total']:.2f}", "", ""
     if "fresh" in record:
@@ -63,7 +57,7 @@ def _targets(record: Any) -> Iterator[Row]:
     if "curve" in record:
         c = record["curve"]
         steps = f"{c['steps']} steps, loss from {c['first']:.3f} to {c['last']:.3f}"
-        yield _judged(f"{steps}: difference to the CPU's", c["worst"], CURVE, False, "{:.1e}")
+        yield judged(f"{steps}: difference to the CPU's", c["worst"], CURVE, False, "{:.1e}")
 
 
 def _sst(entry: Any) -> Iterator[Row]:
@@ -72,26 +66,26 @@ def _sst(entry: Any) -> Iterator[Row]:
         return
     step, title = ours["step"]["median"], entry["title"]
     rate = entry["samples_per_batch"] / step
-    yield _judged(f"{title}: trees a second", rate, TREES_A_SECOND, True, "{:,.0f}")
+    yield judged(f"{title}: trees a second", rate, TREES_A_SECOND, True, "{:,.0f}")
     hand = _times(entry, "hand")
     if hand is not None:
-        yield _judged(f"{title}: batched by hand over ours", hand, 3.0, True, "{:.2f}")
+        yield judged(f"{title}: batched by hand over ours", hand, 3.0, True, "{:.2f}")
     graphs = [t for t in (_times(entry, f"{n}-graph") for n in ("hand", "manual")) if t is not None]
     if graphs:
         measure = f"{title}: the best under CUDA graphs over ours"
-        yield _judged(measure, min(graphs), 1.5, True, "{:.2f}")
+        yield judged(measure, min(graphs), 1.5, True, "{:.2f}")
     share = ours["prepare"]["median"] / step
-    yield _judged(f"{title}: preparation alone, over a step", share, PREPARED, False, "{:.1%}")
+    yield judged(f"{title}: preparation alone, over a step", share, PREPARED, False, "{:.1%}")
 
 
 def _fresh(found: Any) -> Iterator[Row]:
     title, step = found["title"], found["fresh"]["median"]
     rate = found["batch_size"] / step
     measure = f"{title}: trees a second, on batches made meanwhile"
-    yield _judged(measure, rate, TREES_A_SECOND, True, "{:,.0f}")
+    yield judged(measure, rate, TREES_A_SECOND, True, "{:,.0f}")
     hidden = f"preparation takes {found['prepare']['median'] / step:.1%} of it"
     measure = f"{title}: a step is longer than on ready batches ({hidden})"
-    yield _judged(measure, found["exposed"]["median"], EXPOSED, False, "{:.1%}")
+    yield judged(measure, found["exposed"]["median"], EXPOSED, False, "{:.1%}")
 
 
 def _ceilings(record: Any) -> Iterator[Row]:
@@ -147,7 +141,7 @@ def _missing(record: Any) -> Iterator[Row]:
 
 def missed(record: Any) -> list[str]:
     """The measures that miss their bound."""
-    return [measure for measure, _, _, holds in _targets(record) if holds == "NO"]
+    return bounds.missed(list(_targets(record)))
 
 
 def summary_table(record: Any) -> str:
@@ -156,4 +150,4 @@ def summary_table(record: Any) -> str:
     rows = [row for part in parts for row in part(record)]
     place = record.get("ceilings", {}).get("device") or record["machine"]["cpu"]
     head = f"{place}; {record['data']} data; {record['seconds']:.0f} s; {record['command']}"
-    return f"{head}\n\n{markdown(('measure', 'found', 'needed', 'holds'), rows)}"
+    return f"{head}\n\n{markdown(bounds.HEADERS, rows)}"

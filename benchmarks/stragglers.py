@@ -25,6 +25,7 @@ import numpy as np
 
 import cavs
 from benchmarks.balance import Classifier, tree, trees
+from benchmarks.bounds import Row, judged, missed, verdict
 from benchmarks.distributed import run_ranks
 from benchmarks.harness import markdown, write_report
 from benchmarks.places import RESULTS
@@ -186,7 +187,25 @@ def show(result: dict[str, Any]) -> str:
                 row += [f"{r['within_one']:.0%}", f"{r['compute']:.3f}", f"{r['time']:.3f}"]
                 rows.append([*row, f"{r['equal']:.2f}"])
         text.append(markdown([*headers, "equal counts"], rows))
-    return "\n\n".join(text)
+    return "\n\n".join(text) + verdict(targets(result))
+
+
+def targets(result: dict[str, Any]) -> list[Row]:
+    """What must hold: of skewed trees by the batch, of a slow rank by the predictor, too."""
+    rows = []
+    for size, r in result["skewed"].items():
+        name, fast = f"skewed trees, batches of {size}", 1 / (1 - r["gain"])
+        rows.append(judged(f"{name}: times as fast as equal counts", fast, 1.2, True, "{:.2f}"))
+        measure = f"{name}: iteration over mean compute"
+        rows.append(judged(measure, r["iteration"], 1.05, False, "{:.3f}"))
+    for size, found in result["slowed"].items():
+        for r in found:
+            name = f"a slow rank, batches of {size}, {r['predictor']}"
+            reached = float("inf") if r["reached"] is None else r["reached"]
+            measure = f"{name}: iterations to within one graph of the optimum"
+            rows.append(judged(measure, reached, 40, False, "{:.0f}"))
+            rows.append(judged(f"{name}: iteration over ideal", r["time"], 1.1, False, "{:.3f}"))
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -215,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     result = run_ranks(command_of(find_mpirun(), given.ranks, program))
     print(show(result))
     write_report(Path(given.out), show(result), [result])
-    return 0
+    return 1 if missed(targets(result)) else 0
 
 
 if __name__ == "__main__":

@@ -103,12 +103,12 @@ def test_models_in_float32(device, name, tmp_path):
     loss, gradients = there.gradients(batch, seed=5, step=2)
     assert loss == pytest.approx(expected, rel=bound)
     assert gradients.keys() == wanted.keys()
-    for name, g in gradients.items():
+    for key, g in gradients.items():
         assert g.dtype == np.float32
-        assert np.linalg.norm(g - wanted[name]) <= bound * np.linalg.norm(wanted[name]), name
+        assert np.linalg.norm(g - wanted[key]) <= bound * np.linalg.norm(wanted[key]), key
     outputs = host.predict(batch)
-    for name, rows in there.predict(batch).items():
-        assert np.linalg.norm(rows - outputs[name]) <= bound * np.linalg.norm(outputs[name]), name
+    for key, rows in there.predict(batch).items():
+        assert np.linalg.norm(rows - outputs[key]) <= bound * np.linalg.norm(outputs[key]), key
     losses = []
     for of, session in ((task.model, there), (other, host)):
         trainer = cavs.Trainer(of, cavs.optim.Adagrad(lr=0.05), session=session, seed=3)

@@ -1,0 +1,37 @@
+"""Programs say what misses its bound, and end with a status that tells."""
+
+from benchmarks import bounds, choices, distributed, stragglers
+
+
+def holds(rows):
+    return [holds for *_, holds in rows]
+
+
+def test_a_bound_is_the_least_or_the_most():
+    assert bounds.judged("m", 2, 2, True, "{:.1f}") == ("m", "2.0", "at least 2.0", "yes")
+    assert bounds.judged("m", 2.1, 2, False, "{:.1f}")[2:] == ("at most 2.0", "NO")
+    assert bounds.judged("m", float("nan"), 2, False, "{:.1f}")[3] == "NO"
+    rows = [bounds.judged(name, 1, 1, name == "a", "{}") for name in "ab"]
+    assert bounds.missed(rows) == [] and bounds.verdict([]) == ""
+    assert "| a" in bounds.verdict(rows)
+
+
+def test_two_ranks_at_the_size_that_counts():
+    found = {"speedup": 1.81, "overlap": 0.69, "bytes": 1.04e6, "formula": 1e6}
+    result = {"ranks": 2, "hidden": 512, "batch_size": 64, "strategies": {"buckets": found}}
+    assert holds(distributed.targets(result)) == ["yes", "NO", "yes"]
+    for other in ({"ranks": 4}, {"hidden": 64}, {"batch_size": 8}, {"strategies": {}}):
+        assert distributed.targets({**result, **other}) == []
+
+
+def test_auto_among_its_builders():
+    builders = {"AllReduce": {"milliseconds": 11.5}, "PS": {"milliseconds": 10.0}}
+    assert holds(choices.targets({"auto": "AllReduce", "builders": builders})) == ["NO"]
+    assert holds(choices.targets({"auto": "PS", "builders": builders})) == ["yes"]
+
+
+def test_skewed_trees_and_a_slow_rank():
+    skewed = {"16": {"gain": 0.2, "iteration": 1.06}, "24": {"gain": 0.1, "iteration": 1.05}}
+    slow = [{"predictor": "ema", "reached": reached, "time": 1.1} for reached in (40, None)]
+    rows = stragglers.targets({"skewed": skewed, "slowed": {"16": slow}})
+    assert holds(rows) == ["yes", "NO", "NO", "yes", "yes", "yes", "NO", "yes"]
