@@ -14,7 +14,7 @@ from cavs.config import num_threads
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.cost import Compute, calibrate, is_file, make_strategy
+from cavs.distributed.cost import Compute, calibrate, cards, is_file, make_strategy
 from cavs.distributed.hosts import (
     check_places,
     cluster_of,
@@ -87,7 +87,11 @@ def measured_cluster(c: Communicator, *, gpus: bool = False) -> ResourceSpec:
     network = calibrate(c, places, cluster.network)
     if gpus:  # whose gradients lie elsewhere
         network = dataclasses.replace(network, common_bandwidth=0.0)
-    return dataclasses.replace(cluster, network=network)
+    own = cards(c, places)
+    nodes = tuple(
+        dataclasses.replace(node, bandwidth=own.get(node.address)) for node in cluster.nodes
+    )
+    return dataclasses.replace(cluster, nodes=nodes, network=network)
 
 
 def number_of_replicas(

@@ -166,6 +166,15 @@ def test_narx_starts_from_weights_of_another():
     assert constant(np.ones((1, 8))) == pytest.approx([1.0])
 
 
+def test_narx_of_an_earlier_run_predicts_from_the_start():
+    """A job that comes again need not wait for 500 iterations (section 4)."""
+    speeds, cpu = driven(500)
+    known = train(np.stack([speeds, cpu, np.zeros(500)], axis=1), 16, 0)
+    speeds, cpu = driven(200, seed=1)
+    first = error_of(NARX(weights=known), speeds, cpu, skip=10)
+    assert first < 0.5 * error_of(NARX(), speeds, cpu, skip=10)
+
+
 def test_narx_keeps_to_possible_speeds():
     narx = NARX(warm_up=40)
     speeds, cpu = driven(60)

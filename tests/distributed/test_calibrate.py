@@ -6,13 +6,14 @@ import threading
 import numpy as np
 import pytest
 
-from cavs.distributed.cost import calibrate
+from cavs.distributed.cost import calibrate, cards
 from cavs.distributed.resources import Network
 from cavs.errors import ConfigError
 from tests.patience import patience
 
 LOCAL = (2e-6, 5e9)
 FAR = (3e-5, 1e9)
+SLOW = {"s": 1e8, "t": 2e8}  # bandwidths of nodes with other cards
 SUMS = 2e9
 COMMON = 8e9
 
@@ -41,8 +42,10 @@ class Rank:
         return self.now
 
     def link(self, other):
-        same = self.world.addresses[self.rank] == self.world.addresses[other]
-        return LOCAL if same else FAR
+        a, b = self.world.addresses[self.rank], self.world.addresses[other]
+        if a == b:
+            return LOCAL
+        return FAR[0], min(SLOW.get(a, FAR[1]), SLOW.get(b, FAR[1]))
 
     def send(self, array, to):
         semaphore, letters = self.world.queue(self.rank, to)
@@ -76,12 +79,13 @@ class Rank:
         self.now = begin + ring + (n - 1) / n * array.nbytes / SUMS
 
 
-def measured(addresses, network=None, common=False):
+def measured(addresses, network=None, common=False, what=calibrate):
     world, found = World(addresses, common), [None] * len(addresses)
+    given = [addresses] if network is None else [addresses, network]
 
     def work(rank):
         me = Rank(world, rank)
-        found[rank] = calibrate(me, addresses, network, clock=me.clock)
+        found[rank] = what(me, *given, clock=me.clock)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(len(addresses))]
     for thread in threads:
@@ -107,6 +111,21 @@ def test_what_is_known_is_measured(addresses):
     else:
         assert found[0].bandwidth == 7.0
     assert found[0].reduce_bandwidth == pytest.approx(SUMS, rel=0.05)
+
+
+@pytest.mark.parametrize("addresses", ["abs", "sab", "abst", "aabbsstt", "abasbs", "abcst"])
+def test_every_card_is_measured(addresses):
+    """Also one that the first pair of ranks does not use."""
+    found = measured(list(addresses), what=cards)
+    assert all(told == found[0] for told in found)
+    assert list(found[0]) == list(dict.fromkeys(addresses))
+    for node, bandwidth in found[0].items():
+        assert bandwidth == pytest.approx(SLOW.get(node, FAR[1]), rel=0.05), node
+
+
+@pytest.mark.parametrize("addresses", ["a", "aa", "ab", "abab"])
+def test_of_two_nodes_the_link_is_known_already(addresses):
+    assert measured(list(addresses), what=cards) == [{}] * len(addresses)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -36,9 +36,10 @@ class Weights:
 class NARX:
     """Nonlinear autoregression with CPU and memory use as driving series (Chen et al. 2020).
 
-    Until `warm_up` iterations are known it predicts as EMA does. Then it is trained on them by Adam
-    with early stopping, from `weights` of another worker or run where given, and again whenever
-    another `period` iterations are known: what a machine does changes.
+    Until `warm_up` iterations are known it predicts as EMA does, or by the `weights` of an earlier
+    run of the same job where given. Then it is trained on them by Adam with early stopping, from
+    its `weights` if it has any, and again whenever another `period` iterations are known: what a
+    machine does changes.
     """
 
     width: int = 16
@@ -50,7 +51,6 @@ class NARX:
     rows: list[tuple[float, float, float]] = field(default_factory=list)
     count: int = 0
     _ema: EMA = field(default_factory=EMA)
-    _trained: bool = False
 
     def update(self, speed: float, cpu: float = 0.0, memory: float = 0.0) -> None:
         """See `Predictor`."""
@@ -61,11 +61,10 @@ class NARX:
         due = self.count >= self.warm_up and (self.count - self.warm_up) % self.period == 0
         if due and len(self.rows) >= 16:
             self.weights = train(np.array(self.rows), self.width, self.seed, self.weights)
-            self._trained = True
 
     def predict(self, cpu: float = 0.0, memory: float = 0.0) -> float:
         """See `Predictor`."""
-        if self.weights is None or not self._trained or len(self.rows) < 2:
+        if self.weights is None or len(self.rows) < 2:
             return self._ema.predict()
         (v2, c2, m2), (v1, c1, m1) = self.rows[-2:]
         inputs = np.array([[v1, v2, cpu, c1, c2, memory, m1, m2]])

@@ -1,6 +1,6 @@
 """What a strategy costs: bytes on the wire, predicted time, simulation, and the choice by them."""
 
-from cavs.distributed.cost.calibrate import calibrate
+from cavs.distributed.cost.calibrate import calibrate, cards
 from cavs.distributed.cost.choose import CANDIDATES, Candidate, compare, is_file, make_strategy
 from cavs.distributed.cost.plan import (
     Chain,
@@ -25,6 +25,7 @@ __all__ = [
     "Simulation",
     "bytes_by_rank",
     "calibrate",
+    "cards",
     "compare",
     "features",
     "is_file",

@@ -65,6 +65,35 @@ def calibrate(
     )
 
 
+def cards(
+    communicator: _Communicator,
+    addresses: Sequence[str],
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
+    """Bytes a second of every node's network card, where there are three nodes or more; else {}.
+
+    The same on all ranks, which all call it. Nodes exchange messages with the one before and the
+    one behind, many pairs at once: the faster of both is what a card reaches. A card between two
+    slower ones is not told from them.
+    """
+    nodes = list(dict.fromkeys(addresses))
+    if (count := len(nodes)) < 3:
+        return {}
+    first = [addresses.index(node) for node in nodes]
+    found = np.zeros(count)  # of each node with the next one
+    array = np.zeros(_LARGE // 8)
+    for turn in range(3):  # of three links in a row, no two at once; the last one alone if need be
+        communicator.all_reduce(np.zeros(1))  # ranks begin together
+        for i in range(count):
+            here = 2 if i == count - 1 and count % 2 else i % 2
+            pair = first[i], first[(i + 1) % count]
+            if here == turn and communicator.rank in pair:
+                seconds = _ping(communicator, pair, array, _REPEATS, clock)
+                found[i] = _LARGE / seconds if communicator.rank == pair[0] else 0.0
+    communicator.all_reduce(found)
+    return {node: float(max(found[i], found[i - 1])) for i, node in enumerate(nodes)}
+
+
 def _pair(addresses: Sequence[str], *, near: bool) -> tuple[int, int] | None:
     """The first two ranks on one node, or on two."""
     for first, address in enumerate(addresses):
