@@ -178,10 +178,13 @@ def built(kind, args, features, edge_features):
 
 
 def fuzz_builder(kind, args, features, edge_features):
+    accepted = []
     with contextlib.suppress(CavsError):
-        run_all([built(kind, args, features, edge_features)])
+        accepted.append(built(kind, args, features, edge_features))
     with contextlib.suppress(CavsError):  # its structure may do where its features do not
-        run_all([built(kind, args, {}, {})])
+        accepted.append(built(kind, args, {}, {}))
+    for graph in accepted:
+        run_all([graph])
 
 
 def fuzz_join(samples, features, edge_features):
@@ -189,10 +192,13 @@ def fuzz_join(samples, features, edge_features):
     for children, own, of_edges in samples:
         with contextlib.suppress(CavsError):
             graphs.append(Graph(children, own, of_edges))
+    accepted = []
     with contextlib.suppress(CavsError):
-        run_all([Graph.join(graphs, features, edge_features, graph_features=features)])
+        accepted.append(Graph.join(graphs, features, edge_features, graph_features=features))
     with contextlib.suppress(CavsError):
-        run_all([Graph.join([Graph(graph.topology) for graph in graphs])])
+        accepted.append(Graph.join([Graph(graph.topology) for graph in graphs]))
+    for graph in accepted:
+        run_all([graph])
 
 
 def fuzz_text(kind, content, folder):
@@ -208,12 +214,15 @@ def fuzz_text(kind, content, folder):
             assert len(list(words.decode(ids))) == 2
         return
     for text in (content, content.decode("utf-8", "replace")):
+        accepted = []
         with contextlib.suppress(CavsError):
             if kind == "ast":
-                run_all([Graph.from_ast(text)])
+                accepted = [Graph.from_ast(text)]
             elif isinstance(text, str):
                 tree = parse_tree(text, labels=["S", "NP", "VP", "2"])
-                run_all(sst_graphs([tree], WORDS))
+                accepted = sst_graphs([tree], WORDS)
+        if accepted:
+            run_all(accepted)
 
 
 def fuzz_graphs(samples):

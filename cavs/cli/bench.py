@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     entry: Entry = args.entry
     task = entry.build(args)
     graphs = task.required("train")[: args.batches * args.batch_size]
-    optimizer = options.make_optimizer(options.training_defaults(entry), 1)
+    defaults = options.training_defaults(entry)
+    optimizer = options.make_optimizer(defaults, 1)
     trainer = Trainer(
         task.model,
         optimizer,
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         cudnn=args.cudnn,
         deterministic=args.deterministic,
         threads=args.threads,
+        max_norm=defaults.max_norm,
     )
     started = time.perf_counter()
     loader = DataLoader(graphs, args.batch_size, prefetch=0)

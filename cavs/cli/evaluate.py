@@ -128,6 +128,8 @@ def _naming(name: str, *, whole: bool = False) -> Iterator[None]:
                 raise
             what = f"<text>: {what}"
         told = type(error)(what.replace("<text>", name), where=error.where, hint=error.hint)
+        if isinstance(error, GraphError) and isinstance(told, GraphError):
+            told.vertex = error.vertex
         raise told from error
 
 

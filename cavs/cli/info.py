@@ -65,6 +65,13 @@ def _gpu() -> list[tuple[str, str]]:
     return [("gpu", describe()), ("kernels", f"compiled for a GPU: kept in {default_folder()}")]
 
 
+def _listed(options: object) -> str:
+    """Those of the command line; a program keeps under that name what it likes."""
+    if not isinstance(options, dict):
+        return str(options)
+    return ", ".join(f"{k}={v}" for k, v in options.items())
+
+
 def _checkpoint(path: str) -> list[tuple[str, str]]:
     stored = read_checkpoint(path)
     arrays = stored.parameters
@@ -75,7 +82,7 @@ def _checkpoint(path: str) -> list[tuple[str, str]]:
     lines = [
         ("file", f"{path}, {os.path.getsize(path):,} bytes, by cavs {stored.version}"),
         ("model", f"{stored.model} ({stored.config.get('model', 'no model of the command line')})"),
-        ("options", ", ".join(f"{k}={v}" for k, v in (stored.config.get("options") or {}).items())),
+        ("options", _listed(stored.config.get("options") or {})),
         ("training", f"step {progress.get('step')}, {fit.get('epoch', '?')} epochs finished"),
     ]
     if fit.get("best") is not None:

@@ -94,6 +94,13 @@ def _add_model(
             raise _taken(entry, f"{'/'.join(action.option_strings)}, args.{action.dest},")
     known = vars(parser.parse_args([]))
     defaults = {k: v for k, v in entry.defaults.items() if k in known}
+    for action in parser._actions:  # which argparse does for what is typed alone
+        value = defaults.get(action.dest)
+        if action.choices is not None and value is not None and value not in action.choices:
+            raise ConfigError(
+                f"DEFAULTS of {entry.name} says {action.dest} {value!r}",
+                hint=f"it is one of {', '.join(map(str, action.choices))}",
+            )
     parser.set_defaults(entry=entry, **defaults)
     if kept is not None and not {"-h", "--help"} & set(argv):
         found = kept(parser.parse_known_args(argv)[0])
@@ -317,7 +324,7 @@ def reopen(path: str | os.PathLike[str], args: argparse.Namespace) -> tuple[Task
     named = not name.endswith(".py")
     if named and name != Path(config["model"]).stem.replace("_", "-"):
         raise other
-    if name.endswith(".py") and not Path(name).is_file():
+    if name.endswith(".py") and not os.path.isfile(name):
         raise CheckpointError(
             f"{path} was trained with the model of {name}, but there is no such file",
             hint="pass --model FILE.py, where it is now",
@@ -328,7 +335,7 @@ def reopen(path: str | os.PathLike[str], args: argparse.Namespace) -> tuple[Task
     own = argparse.Namespace(**{**entry.options(), **config["options"]})
     own.seed, own.limit = config.get("seed", 0), args.limit
     own.data = args.data if args.data is not None else config.get("data")
-    if args.data is None and own.data is not None and not Path(own.data).exists():
+    if args.data is None and own.data is not None and not os.path.exists(own.data):
         own.data = None
     try:
         return entry.build(own, config["assets"]), stored

@@ -17,6 +17,7 @@ import argparse
 import ast
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
 import traceback
@@ -37,7 +38,7 @@ Graphs = Sequence[Any]
 def data_file(folder: str, name: str, layout: str) -> Path:
     """The file `name` of a data set; where there is none, the error says what `folder` holds."""
     path = Path(folder, name)
-    if not path.exists():
+    if not os.path.exists(path):
         hint = f"--data is the folder that holds {layout}"
         below = next(Path(folder).glob(f"*/{name}"), None) if Path(folder).is_dir() else None
         hint += f": pass --data {below.parent}" if below is not None else ""

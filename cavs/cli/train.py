@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cavs.cli import distributed, options, streams
 from cavs.cli.distributed import one_voice
+from cavs.cli.overwrite import overwriting
 from cavs.cli.registry import Entry, Task
 from cavs.distributed import Trainer as DistributedTrainer
 from cavs.distributed import world
 from cavs.distributed.communicator import Communicator
 from cavs.distributed.launch import take_stop_signal
 from cavs.distributed.resources import load_resources
-from cavs.errors import ConfigError, DataError
+from cavs.errors import CheckpointError, ConfigError, DataError
 from cavs.train import DataLoader, Trainer
 from cavs.train.checkpoint import read_checkpoint
 from cavs.train.claim import Claim
@@ -60,16 +62,22 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
 def _kept(args: argparse.Namespace) -> dict[str, Any]:
     """With ``--resume``, the options of the run in ``--out``, for those that are not given."""
     checkpoint = _checkpoint(args)
-    if not args.resume or not checkpoint.exists():
+    if not args.resume or not os.path.exists(checkpoint):
         return {}
     config = read_checkpoint(checkpoint).config
+    parts = [config.get(name, {}) for name in ("options", "training")]
+    if not all(isinstance(part, dict) for part in parts):
+        raise CheckpointError(
+            f"{checkpoint} does not say with which options it was trained",
+            hint="it was written by Trainer.save; resume it with Trainer.resume in Python",
+        )
     trained, name = config.get("model"), args.entry.name
     if isinstance(trained, str) and not _same_model(trained, name):
         raise ConfigError(
             f"--resume with {name}, but the run in {checkpoint.parent} is of {trained}",
             hint=f"resume it by cavs train {trained}, or pass the --out of a run of {name}",
         )
-    return {"data": config.get("data"), **config.get("options", {}), **config.get("training", {})}
+    return {"data": config.get("data"), **parts[0], **parts[1]}
 
 
 def _same_model(trained: str, name: str) -> bool:
@@ -122,7 +130,7 @@ def claiming(args: argparse.Namespace) -> Iterator[Claim]:
 def _no_empty_folder(args: argparse.Namespace) -> Iterator[None]:
     """A training that fails before it writes anything leaves no new folder behind."""
     folder = _checkpoint(args).parent
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
         yield
     except BaseException:
@@ -143,7 +151,7 @@ def train(
     checkpoint = _checkpoint(args)
     folder = checkpoint.parent
     _check_balance(args)
-    if args.data is not None and not Path(args.data).exists():  # the nearest mistake, told first
+    if args.data is not None and not os.path.exists(args.data):  # the nearest mistake, told first
         raise DataError(f"{args.data} is no folder and no file", hint="pass another --data")
     if first:
         _check_folder(args, checkpoint)
@@ -182,29 +190,28 @@ def train(
     trainer.claim = claim
     if args.resume:  # other settings than those of the run have been asked for
         trainer.resume(checkpoint, strict=False)
-    if args.overwrite:  # only now: nothing that could be found before has failed
-        _clear(checkpoint)
     quiet = args.quiet or not first
     settings = {k: v for k, v in vars(args).items() if k not in ("run", "entry")}
-    if first:
-        JsonLines(folder / "log.jsonl").write("options", **settings)
-    if not quiet:
-        size = sum(p.value.size for p in trainer.parameters.values())
-        graphs = f"{len(loader.graphs)} training graphs, {len(dev_graphs or ())} to judge by"
-        print(f"{entry.name}: {size:,} parameters, {graphs}", file=sys.stderr)
-    result = trainer.fit(
-        loader,
-        epochs=args.epochs,
-        dev=dev,
-        metrics=task.metrics,
-        monitor=task.monitor if dev is not None else None,
-        patience=args.patience if dev is not None else None,
-        checkpoint=checkpoint,
-        checkpoint_every=args.save_every,
-        restore_best=dev is not None,
-        log=folder / "log.jsonl",
-        progress=not quiet,
-    )
+    with overwriting(checkpoint) if args.overwrite and first else nullcontext():
+        if first:
+            JsonLines(folder / "log.jsonl").write("options", **settings)
+        if not quiet:
+            size = sum(p.value.size for p in trainer.parameters.values())
+            graphs = f"{len(loader.graphs)} training graphs, {len(dev_graphs or ())} to judge by"
+            print(f"{entry.name}: {size:,} parameters, {graphs}", file=sys.stderr)
+        result = trainer.fit(
+            loader,
+            epochs=args.epochs,
+            dev=dev,
+            metrics=task.metrics,
+            monitor=task.monitor if dev is not None else None,
+            patience=args.patience if dev is not None else None,
+            checkpoint=checkpoint,
+            checkpoint_every=args.save_every,
+            restore_best=dev is not None,
+            log=folder / "log.jsonl",
+            progress=not quiet,
+        )
     if isinstance(trainer, DistributedTrainer):  # the rank that was the first may be gone
         first = trainer.communicator.rank == 0
     say: Callable[[str], None] = streams.report if first else lambda text: None
@@ -235,11 +242,11 @@ def _check_patience(args: argparse.Namespace) -> None:
 def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
     if args.resume and args.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other", hint="pass one of them")
-    if checkpoint.exists() and not (args.resume or args.overwrite):
+    if os.path.exists(checkpoint) and not (args.resume or args.overwrite):
         raise ConfigError(
             f"{checkpoint} exists", hint="pass --resume, --overwrite, or another --out"
         )
-    if args.resume and not checkpoint.exists():
+    if args.resume and not os.path.exists(checkpoint):
         raise ConfigError(f"nothing to resume: there is no {checkpoint}", hint="leave --resume out")
     check_writable(checkpoint)
 
@@ -252,18 +259,6 @@ def _claim(claim: Claim, communicator: Communicator | None) -> None:
         communicator.barrier()
         if claim.path.parent.exists():  # on this host, too
             claim.join()
-
-
-def _clear(checkpoint: Path) -> None:
-    """Remove an earlier run, so that none of its files passes for one of this."""
-    for old in (checkpoint, best_path(checkpoint), checkpoint.with_name("log.jsonl")):
-        try:
-            old.unlink(missing_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot replace {old}: {error.strerror or error}",
-                hint="pass another --out, or one that you may write to",
-            ) from error
 
 
 def _report(

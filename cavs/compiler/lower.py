@@ -147,11 +147,12 @@ class Lowering(RowLowering):
         for key, value in self.graph.outputs.items():
             if not key.startswith("grad:"):
                 continue
-            name, _, place = key.removeprefix("grad:").partition("#")
+            name, _, place = key.removeprefix("grad:").rpartition("#")
             start = int(place.partition("@")[2].partition(".")[0] or 0)  # "1@300.0": a window
             self.other_terms.setdefault(name, [])
             columns[name] = value.shape[-1] if value.shape else 1
-            self.sizes[name] = value.type.width
+            # A window of rows is narrower than the whole.
+            self.sizes[name] = max(self.sizes.get(name, 0), value.type.width)
             if value.op.rule is BatchRule.REDUCE and not is_leaf(value):
                 owner[value].append((name, start))
             elif start > 0:

@@ -217,6 +217,7 @@ class FunctionData:
 
 def function_classes(functions: Iterable[Function], num_classes: int) -> tuple[str, ...]:
     """The most frequent first words, frequent ones first; ties in alphabetical order."""
+    require_count("num_classes", num_classes)
     counts = Counter(function.words[0] for function in functions)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return tuple(ranked[:num_classes])

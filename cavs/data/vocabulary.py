@@ -52,6 +52,7 @@ class Vocabulary:
         vocabularies.
         """
         _check_listed(tokens)
+        require_count("min_count", min_count, 0)
         if max_size is not None:
             require_count("max_size", max_size)
         counts = Counter(tokens)

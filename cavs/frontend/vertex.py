@@ -208,6 +208,8 @@ def _at_vertex(value: Any) -> Node:
 
 def _pushed(value: Any) -> Node:
     node = as_node(value)
+    if node.type.dtype != FLOAT and node.type.domain.base != "one":
+        return node  # an index, which is out there already
     return apply("push", node if node.type.domain.base == "edge" else _at_vertex(node))
 
 
@@ -269,12 +271,13 @@ class VertexFunction(Module):
             )
         pulled = {k: as_node(x) for k, x in inputs.items()}
         key = (self, graph, tuple(sorted((k, x.serial) for k, x in pulled.items())))
-        if key not in trace.memo:
-            trace.memo[key] = (
-                pulled,
-                self._trace(pulled, graph.top_down),
-            )  # keeps the inputs, and so the key, alive
-        return trace.memo[key][1]
+        if key in trace.memo:
+            return trace.memo[key][1]
+        drawn = trace.streams
+        pushed = self._trace(pulled, graph.top_down)
+        if trace.streams == drawn:  # what drops out at random does so anew in each call
+            trace.memo[key] = pulled, pushed  # keeps the inputs, and so the key, alive
+        return pushed
 
     def _trace(self, pulled: dict[str, Node], top_down: bool) -> Any:
         for name, x in pulled.items():

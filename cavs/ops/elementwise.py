@@ -82,6 +82,15 @@ elementwise(
     lambda e, c, a, b: e.select(c, a, b),
     lambda n, d: (None, where(n.inputs[0], d, 0.0), where(n.inputs[0], 0.0, d)),
 )
+
+
+def _log1p(e: Any, a: Any) -> Any:
+    """log(1 + a) for 0 <= a <= 1, with what rounding 1 + a has lost (Kahan)."""
+    one = e.constant(1.0)
+    whole = one + a
+    return e.log(whole) + (a - (whole - one)) / whole
+
+
 elementwise("exp", lambda e, a: e.exp(a), lambda n, d: (d * n,), COSTLY)
 elementwise("log", lambda e, a: e.log(a), lambda n, d: (d / n.inputs[0],), COSTLY)
 elementwise("tanh", lambda e, a: e.tanh(a), lambda n, d: (d * (1.0 - n * n),), COSTLY)
@@ -94,7 +103,7 @@ elementwise(
 )
 elementwise(
     "softplus",
-    lambda e, a: e.maximum(a, e.constant(0.0)) + e.log(e.constant(1.0) + e.exp(-e.absolute(a))),
+    lambda e, a: e.maximum(a, e.constant(0.0)) + _log1p(e, e.exp(-e.absolute(a))),
     lambda n, d: (d * sigmoid(n.inputs[0]),),
     2 * COSTLY,
 )

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from cavs.ir import EDGE, BatchRule, Graph, Node, Slot, Structure, apply, rebuild, rewrite, toposort
 
+# Not finite everywhere: of vertices that are nobody's child nothing has been said.
+_PARTIAL = ("div", "log", "sqrt", "power", "exp")
+
 
 def _child_of(x: Node) -> Structure | None:
     """The structure whose children give the edge value ``x``; None where more than they does.
 
-    They alone do if it is a rowwise function of gathered values and of what has one row.
+    They alone do if it is a rowwise function of gathered values and of what has one row. One that
+    may be infinite is left where children alone are: the product is made at every vertex.
     """
     found: set[Structure] = set()
     for y in toposort([x]):
@@ -22,6 +26,8 @@ def _child_of(x: Node) -> Structure | None:
         elif y.type.domain.base != "one":
             given = not y.inputs or "domain" in dict(y.attrs)
             if y.type.domain != EDGE or y.op.rule is not BatchRule.ROWWISE or given:
+                return None
+            if y.op.name in _PARTIAL:
                 return None
     return found.pop() if len(found) == 1 else None
 

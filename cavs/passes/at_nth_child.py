@@ -41,7 +41,9 @@ def _products(graph: Graph) -> dict[Node, list[_Gathered]]:
     width: dict[Node, int] = defaultdict(int)
     for n in graph.nodes():
         parts = _gathered(n.inputs[0]) if n.op.name == "matmul" else None
-        if parts:
+        # Gradients of rows of other weights, or of one value in two places, have no windows.
+        plain = parts and n.inputs[1].op.name == "parameter"
+        if parts and plain and len({(s, k) for s, k, _, _ in parts}) == len(parts):
             found[n] = parts
             width[n.inputs[0]] += n.shape[0]
     narrowest = {n: min(b - a for _, _, a, b in parts) for n, parts in found.items()}

@@ -19,6 +19,8 @@ from cavs.passes.unhoist import Unhoist
 
 CHEAP = 3  # operators up to this cost are recomputed rather than read again
 FEW = 3  # at most so many of them, from no more than two stored values
+COMPARISONS = ("equal", "greater", "greater_equal")
+MAXIMA = ("max_axis", "max_children", "max_vertices")
 NARROW = 4  # what is made of so many times fewer values is made again for a sum
 
 
@@ -114,10 +116,17 @@ class _Partitioner:
         # Whoever reads a merge finds it in memory.
         self.merged = {x for n in graph.nodes() if n.op.name == "merge" for x in behind(n)}
         # A maximum is found again by its bits: what is computed twice may round differently.
-        equals = [n for n in self.compute if n.op.name == "equal"]
-        self.compared = {x for n in equals for x in self.reads[n]}
+        masks = [n for n in self.compute if n.op.name in COMPARISONS]
+        self.compared = {x for n in masks if self._finds_maximum(n) for x in self.reads[n]}
         self.late: dict[Node, Body] = {}
         self.roots = {x for r in graph.roots() for x in self._stored_in(r)}
+
+    def _finds_maximum(self, mask: Node) -> bool:
+        """Whether it may ask which element is the greatest, or with signs turned the least."""
+        found = {x.op.name for x in self.reads[mask]}
+        for x in self.reads[mask]:
+            found.update(y.op.name for y in self.reads.get(x, ()) if x.op.name == "neg")
+        return mask.op.name == "equal" or not found.isdisjoint(MAXIMA)
 
     def _stored_in(self, root: Node) -> Iterable[Node]:
         """The computed nodes that hold an output or a slot, which may be columns of one."""

@@ -433,7 +433,7 @@ class Session(Inspected, Following):
 
         A session that continues from it runs the same programs, hence the same bits.
         """
-        variants = [v.to_json() for v in self._variants.values() if v.traced is not None]
+        variants = [v.to_json() for v in self._variants.values() if v.is_known]
         return {"variants": variants, "cudnn": self._lstms.to_json()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -127,6 +127,12 @@ class Variant:
     compiled: Compiled | None = None
     executor: Executor | None = None
     frozen: frozenset[str] = frozenset()  # parameters that it is compiled without gradients of
+    continued: bool = False  # from another session, whose batches it may not meet for long
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a batch has decided anything, here or where it comes from."""
+        return self.traced is not None or self.continued
 
     def to_json(self) -> dict[str, Any]:
         """For what it is compiled, as JSON values."""
@@ -136,10 +142,10 @@ class Variant:
             "merging": self.merging,
             "recurrent": self.recurrent,
             "child_numbers": self.child_numbers,
-            "absent": sorted(n for n, f in self.schema.items() if f.optional),
+            "absent": sorted(self.absent | {n for n, f in self.schema.items() if f.optional}),
             "lumped": sorted(self.lumped),
             "grown": self.grown,
-            "kinds": [int(k) for k in self.kinds],
+            "kinds": [int(k) for k in self.kinds or self.restored],
             "shared": self.shared,
         }
 
@@ -158,6 +164,7 @@ class Variant:
             grown=int(entry.get("grown", 0)),
             restored=tuple(sorted(int(k) for k in entry["kinds"])),
             shared=entry.get("shared"),
+            continued=True,
         )
 
     @staticmethod

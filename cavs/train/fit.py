@@ -102,6 +102,7 @@ class Run:
         self.result = FitResult(monitor=self.monitor.name)
         # In place of the file, as long as the best are not those of this call.
         self.best_values: Mapping[str, np.ndarray[Any, Any]] | None = None
+        self.ahead: Standing | None = None  # of best values from a file that is an epoch ahead
         self.claim: Claim | None = None
         self.interrupt = DeferredInterrupt()
         self.since_checkpoint = 0
@@ -140,7 +141,8 @@ class Run:
         if stored.get("dev", judges) != judges:  # the one loss says nothing of the other
             standing.best, standing.best_epoch, standing.bad_epochs = None, None, 0
         if self.options.restore_best and standing.best is not None:
-            self.best_values = read_best(best_path(resumed.path), standing, self.trainer.model)
+            path = best_path(resumed.path)
+            self.best_values, self.ahead = read_best(path, standing, self.trainer.model)
         self.train.load_state_dict(stored.get("loader") or {})
         self.standing = standing
         self.result.best, self.result.best_epoch = standing.best, standing.best_epoch
@@ -286,7 +288,7 @@ class Run:
             return False
         standing.best, standing.best_epoch, standing.bad_epochs = value, epoch, 0
         self.result.best, self.result.best_epoch = value, epoch
-        self.best_values = None
+        self.best_values = self.ahead = None
         if self.options.restore_best and self.options.checkpoint is None:
             own = self.trainer.parameters
             self.best_values = {name: p.current().copy() for name, p in own.items()}
@@ -317,6 +319,8 @@ class Run:
             for name, values in self.best_values.items():
                 np.copyto(self.trainer.parameters[name].value, values)
             self.trainer.session.invalidate()
+            if self.ahead is not None:  # nothing has been better than what the file holds
+                self.result.best, self.result.best_epoch = self.ahead.best, self.ahead.best_epoch
         elif self.options.checkpoint is not None and self.standing.best is not None:
             check_best(best_path(self.options.checkpoint), self.standing)
             self.trainer.load(best_path(self.options.checkpoint))
@@ -411,6 +415,7 @@ def _monitored(options: FitOptions, dev: Iterable[Any] | None) -> Metric:
 
 def check_writable(path: Path) -> None:
     """Find out before any work that a checkpoint could not be written. Raises CheckpointError."""
+    path = Path(os.path.realpath(path))  # which is what is replaced
     probe = path.parent / f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.probe"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -47,10 +47,11 @@ class JsonLines:
                 hint="pass log= a path in a folder you may write to",
             ) from error
 
-    def write(self, event: str, **record: Any) -> None:
-        """Append ``{"event": event, "time": ..., **record}``."""
+    def write(self, event: str, /, **record: Any) -> None:
+        """Append ``{"event": event, "time": ..., **record}``; of `record` nothing is called so."""
+        own = {key: value for key, value in record.items() if key not in ("event", "time")}
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps(plain({"event": event, "time": now, **record}), allow_nan=False)
+        line = json.dumps(plain({"event": event, "time": now, **own}), allow_nan=False)
         try:
             self._append(line.encode() + b"\n")
         except OSError as error:

@@ -6,6 +6,7 @@ every length and offset before any array is made.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -41,7 +42,10 @@ _DTYPES = {
 _NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
 _MAX_HEADER = 100_000_000  # the limit of the format's reference reader
 _ABANDONED = 3600.0  # seconds since a writer last wrote
-_CHECKSUM = "crc32"  # our own metadata key; files of others have none
+# Our own metadata key: of the arrays, and of the header with zeros in its place. Files of others
+# have none, older ones that of the arrays alone.
+_CHECKSUM = "crc32"
+_ZEROS = "0" * 8
 
 
 def write(
@@ -68,8 +72,6 @@ def write(
 
 
 def _cure(error: Exception) -> str:
-    import errno
-
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "free some space or choose another disk"
     return "choose a folder and file that you may write to"
@@ -101,12 +103,18 @@ def _header(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
         }
         checksum = zlib.crc32(_raw(array), checksum)
         offset = end
-    entries["__metadata__"] = {**metadata, _CHECKSUM: f"{checksum:08x}"}
+    entries["__metadata__"] = {**metadata, _CHECKSUM: f"{checksum:08x} {_ZEROS}"}
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % 8)  # arrays start at a multiple of eight bytes
     if len(text) > _MAX_HEADER:
         raise CheckpointError(f"the header has {len(text)} bytes, more than {_MAX_HEADER}")
+    text = text.replace(_entry(checksum, _ZEROS), _entry(checksum, f"{zlib.crc32(text):08x}"))
     return len(text).to_bytes(8, "little") + text
+
+
+def _entry(of_arrays: int, of_header: str) -> bytes:
+    """The checksums as the header has them; nowhere else, as quotes within texts are escaped."""
+    return f'"{_CHECKSUM}":"{of_arrays:08x} {of_header}"'.encode()
 
 
 def _raw(array: Array) -> memoryview:
@@ -129,11 +137,19 @@ def _replace(final: Path, header: bytes, arrays: list[Array]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(final.parent, os.O_RDONLY)
+    _keep_name(final.parent)
+
+
+def _keep_name(folder: Path) -> None:
+    """Has the disk keep what a file of `folder` is called now, where file systems can."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def _clear_abandoned(final: Path) -> None:
@@ -182,9 +198,18 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]
     if end != len(data):
         raise _damaged(path, f"it has {len(data)} bytes of arrays, but its header says {end}")
     stored = metadata.pop(_CHECKSUM, None)
-    if stored is not None and stored != f"{zlib.crc32(data):08x}":
-        raise _damaged(path, f"its checksum is {zlib.crc32(data):08x}, not {stored}")
+    if stored is not None:
+        _check_sums(path, content[8:start], zlib.crc32(data), *stored.partition(" ")[::2])
     return tensors, metadata
+
+
+def _check_sums(path: object, header: bytes, found: int, arrays: str, own: str) -> None:
+    """arrays, own: the checksums of arrays and header that the file says; the latter may lack."""
+    if arrays != f"{found:08x}":
+        raise _damaged(path, f"its checksum is {found:08x}, not {arrays}")
+    told = zlib.crc32(header.replace(_entry(found, own), _entry(found, _ZEROS)))
+    if own and own != f"{told:08x}":
+        raise _damaged(path, f"the checksum of its header is {told:08x}, not {own}")
 
 
 def read_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -125,8 +125,11 @@ def _values(model: ParameterizedModel) -> dict[str, Array]:
     return {name: p.current() for name, p in model.parameters().items()}
 
 
-def read_best(path: Path, standing: Standing, model: ParameterizedModel) -> Mapping[str, Array]:
-    """The best parameters of the run that stands at `standing`, which it wrote to `path`.
+def read_best(
+    path: Path, standing: Standing, model: ParameterizedModel
+) -> tuple[Mapping[str, Array], Standing]:
+    """The best parameters of the run that stands at `standing`, which it wrote to `path`; and
+    where it stood then, which may be an epoch later.
 
     Raises `CheckpointError` if the file does not hold them.
     """
@@ -150,7 +153,7 @@ def read_best(path: Path, standing: Standing, model: ParameterizedModel) -> Mapp
             hint=hint,
         )
     check_fit(path, "parameters", stored.parameters, _values(model))
-    return stored.parameters
+    return stored.parameters, kept
 
 
 def check_best(path: Path, standing: Standing) -> None:

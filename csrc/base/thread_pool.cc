@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <mutex>
@@ -58,15 +59,15 @@ class Team {
   using Function = void (*)(void*, int);
 
   explicit Team(int num_threads) : workers_(static_cast<size_t>(num_threads)) {
-    for (size_t t = 1; t < workers_.size(); ++t)
-      workers_[t].thread = std::thread([this, t] { work(static_cast<int>(t)); });
+    try {
+      for (size_t t = 1; t < workers_.size(); ++t)
+        workers_[t].thread = std::thread([this, t] { work(static_cast<int>(t)); });
+    } catch (...) {  // the system has no more: those that run would end the process
+      stop();
+      throw;
+    }
   }
-  ~Team() {
-    stopping_ = true;
-    for (Worker& worker : workers_) wake(worker);
-    for (Worker& worker : workers_)
-      if (worker.thread.joinable()) worker.thread.join();
-  }
+  ~Team() { stop(); }
 
   void run(int num_tasks, void* task, Function function) {
     const InsideRegion inside;
@@ -87,6 +88,13 @@ class Team {
   }
 
  private:
+  void stop() {
+    stopping_ = true;
+    for (Worker& worker : workers_) wake(worker);
+    for (Worker& worker : workers_)
+      if (worker.thread.joinable()) worker.thread.join();
+  }
+
   struct alignas(64) Worker {
     std::atomic<uint32_t> regions{0};  // bumped to start the worker on a region, or to stop it
     std::exception_ptr error;
@@ -167,13 +175,15 @@ void ThreadPool::set_num_threads(int n) {
   state_->num_threads = n;
 }
 
-void ThreadPool::run(int num_tasks, void* task, Function function) {
+void ThreadPool::run(int num_tasks, void* task, Function function, int* granted) {
+  if (granted != nullptr && t_inside) num_tasks = *granted = 1;
   if (num_tasks <= 1 || t_inside) {
     for (int t = 0; t < num_tasks; ++t) function(task, t);
     return;
   }
   State& s = *state_;
   const std::lock_guard lock(s.region);
+  if (granted != nullptr) num_tasks = *granted = std::min<int>(num_tasks, s.num_threads);
   if (num_tasks > s.num_threads)
     throw std::invalid_argument(std::to_string(num_tasks) + " tasks for " +
                                 std::to_string(s.num_threads) + " threads");

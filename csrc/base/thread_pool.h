@@ -53,6 +53,16 @@ class ThreadPool {
         [](void* f, int t) { (*static_cast<std::remove_reference_t<F>*>(f))(t); });
   }
 
+  // The same with at most `most` threads, as many as there still are when the region begins: runs
+  // task(0, n) .. task(n - 1, n). Inside a region n is 1.
+  template <class F>
+    requires std::invocable<F&, int, int>
+  void parallel_up_to(int most, F&& task) {
+    int count = most;
+    auto each = [&](int t) { task(t, count); };
+    run(most, &each, [](void* f, int t) { (*static_cast<decltype(each)*>(f))(t); }, &count);
+  }
+
   // Whether the calling thread is inside a region: a parallel() here would run serially.
   static bool inside_region();
 
@@ -60,7 +70,7 @@ class ThreadPool {
   using Function = void (*)(void*, int);
   struct State;
   friend ThreadPool& thread_pool();
-  void run(int num_tasks, void* task, Function function);
+  void run(int num_tasks, void* task, Function function, int* granted = nullptr);
   void abandon();  // in a forked child: the workers are gone, and with them whoever held a lock
 
   State* state_;

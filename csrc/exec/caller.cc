@@ -64,8 +64,9 @@ void check_pieces(const std::vector<GradientPiece<T>>& pieces, const std::vector
       const auto [low, high] = std::minmax_element(p.rows, p.rows + p.count);
       first = *low, last = *high;
     }
-    if (p.width < 1 || p.stride < p.width || p.offset < 0 || first < 0 ||
-        p.offset + last * p.stride + p.width > sizes[p.param]) {
+    const int64_t room = sizes[p.param] - p.offset - p.width;  // behind the first row
+    if (p.width < 1 || p.stride < p.width || p.offset < 0 || first < 0 || room < 0 ||
+        last > room / p.stride) {
       throw std::out_of_range("rows " + std::to_string(first) + " to " + std::to_string(last) +
                               " of " + std::to_string(p.stride) + " elements from element " +
                               std::to_string(p.offset) + " of parameter " +

@@ -206,7 +206,8 @@ void Executor<T>::lay_out() {
 template <class T>
 void Executor<T>::lay_out_scratch() {
   if (plan_.edge_rows <= scratch_edges_) return;
-  scratch_edges_ = plan_.edge_rows;
+  const int32_t edge_rows = plan_.edge_rows;
+  scratch_edges_ = -1;  // if there is no room, all is laid out anew
   size_t most = 0, most_beside = 0, beside = 0;
   int32_t stage = -1;
   for (const Body& body : analysis_.bodies) {
@@ -214,7 +215,7 @@ void Executor<T>::lay_out_scratch() {
     for (const ScratchUse& use : body.scratch) {
       const Buffer& b = program_->buffers[use.buffer];
       const bool edges = is_edge(b.space) && !is_edge(body.space);
-      const size_t rows = edges ? std::max(scratch_edges_, body.edge_limit) : body.chunk_rows;
+      const size_t rows = edges ? std::max(edge_rows, body.edge_limit) : body.chunk_rows;
       lives.push_back({use.first, use.last, sizeof(T) * b.width * rows});
     }
     const size_t bytes = pack_lifetimes(lives);
@@ -230,6 +231,7 @@ void Executor<T>::lay_out_scratch() {
   }
   context_.scratch_bytes = most;
   context_.shared_scratch.reserve(most_beside);
+  scratch_edges_ = edge_rows;
 }
 
 template <class T>
@@ -300,7 +302,7 @@ void Executor<T>::plan_prologue() {
 template <class T>
 void Executor<T>::wait(const Counter& done, int32_t units) const {
   int32_t spins = 0;
-  while (done.load(std::memory_order_acquire) < units) {
+  while (done.load(std::memory_order_acquire) < units && !broken_.load(std::memory_order_relaxed)) {
     // The thread at work may have lost its core to another process.
     if (++spins < kWaitSpins) {
       pause();
@@ -313,9 +315,19 @@ void Executor<T>::wait(const Counter& done, int32_t units) const {
 // Every thread goes through all segments. Of each it takes its own share first, so that its cache
 // meets the same panels of the weights again from task to task, then what is left of the others'.
 // One that comes late finds nothing to do and catches up, so a slow thread never holds up more than
-// the piece it has.
+// the piece it has. If one throws, the others stop where they would wait for it.
 template <class T>
 void Executor<T>::walk(int32_t thread, int32_t threads) {
+  try {
+    walk_all(thread, threads);
+  } catch (...) {
+    broken_.store(true, std::memory_order_relaxed);
+    throw;
+  }
+}
+
+template <class T>
+void Executor<T>::walk_all(int32_t thread, int32_t threads) {
   Worker<T>& worker = *workers_[thread];
   worker.refresh();
   const bool timed = context_.profiling && thread == 0;
@@ -348,13 +360,14 @@ void Executor<T>::walk(int32_t thread, int32_t threads) {
     }
     wait(done, units);
     counters += threads + 1;
+    return !broken_.load(std::memory_order_relaxed);
   };
   if (!prologue_.empty()) {
-    work(prologue_.data(), static_cast<int32_t>(prologue_.size()), false);
+    if (!work(prologue_.data(), static_cast<int32_t>(prologue_.size()), false)) return;
     lap(pack_seconds_);
   }
   for (const Segment& s : plan_.segments) {
-    work(plan_.items.data() + s.first, s.count, s.serial);
+    if (!work(plan_.items.data() + s.first, s.count, s.serial)) return;
     lap(stage_seconds_[s.stage]);
   }
 }
@@ -368,10 +381,11 @@ double Executor<T>::execute() {
     workers_.push_back(std::make_unique<Worker<T>>(context_));
   }
   counters_.reset((plan_.segments.size() + 1) * (threads + 1));
+  broken_.store(false, std::memory_order_relaxed);
   if (threads == 1) {
     walk(0, 1);
-  } else {
-    thread_pool().parallel(threads, [&](int32_t thread) { walk(thread, threads); });
+  } else {  // there may be fewer by now
+    thread_pool().parallel_up_to(threads, [&](int32_t thread, int32_t of) { walk(thread, of); });
   }
   if (context_.profiling) ++runs_;
   stale_.assign(stale_.size(), false);
@@ -395,6 +409,9 @@ double Executor<T>::run_locked(const Inputs<T>& inputs) {
     return execute();
   } catch (...) {
     progress_.fail();
+    scratch_edges_ = -1;  // what there was no room for is not asked for again
+    context_.scratch_bytes = 0;
+    planned_threads_ = 0;
     throw;
   }
 }

@@ -176,6 +176,7 @@ class Executor {
   void plan_prologue();
   double execute();
   void walk(int32_t thread, int32_t threads);
+  void walk_all(int32_t thread, int32_t threads);
   void wait(const Counter& done, int32_t units) const;
   void check_param(int32_t param) const;
   int32_t threads_of_update() const;
@@ -202,6 +203,7 @@ class Executor {
   bool single_ = false;  // the plan is for one thread
   size_t arena_needed_ = 0, peak_ = 0;
   int32_t scratch_edges_ = -1;
+  std::atomic<bool> broken_{false};  // a thread of the run has thrown
   bool ran_ = false;
 
   T* gradient_block_ = nullptr;

@@ -90,7 +90,8 @@ bool GradientProgress::wait(int32_t param, int64_t begin, int64_t end) const {
 }
 
 void GradientProgress::set(size_t slab, int32_t value) {
-  left_[slab].store(value, std::memory_order_release);
+  // An exchange: whether somebody waits is not to be looked at before it is seen.
+  left_[slab].exchange(value, std::memory_order_acq_rel);
   if (value <= 0) left_[slab].notify_all();
 }
 

@@ -37,6 +37,13 @@ std::vector<Table> make_tables(const Program& p, const std::vector<bool>& dense,
 template <class T>
 void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces) {
   table.slots.clear();
+  // Whatever happens: the next batch finds no slots of this one.
+  struct Clear {
+    Table& table;
+    ~Clear() {
+      for (int32_t i : table.slots) table.slot_of[i] = -1;
+    }
+  } clear{table};
   const auto each_row = [&](const Lookup& lookup, auto&& f) {
     const Bound<T>& b = bound.instructions[lookup.instruction];
     const RowRange range = spaces.rows(b.space);
@@ -47,8 +54,8 @@ void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces
   for (const Lookup& lookup : table.lookups) {
     each_row(lookup, [&](int32_t, int32_t i) {
       if (table.slot_of[i] >= 0) return;
-      table.slot_of[i] = static_cast<int32_t>(table.slots.size());
       table.slots.push_back(i);
+      table.slot_of[i] = static_cast<int32_t>(table.slots.size()) - 1;
     });
   }
   const size_t slots = table.slots.size();
@@ -73,7 +80,6 @@ void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces
       for (int32_t& r : lookup.rows) r = values.index[r];
     }
   }
-  for (int32_t i : table.slots) table.slot_of[i] = -1;
   if (table.dense) return;
   table.values.reserve(slots * table.width * sizeof(T));
   if (!writes) std::fill_n(table.values.as<T>(), slots * table.width, T(0));

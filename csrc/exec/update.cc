@@ -50,10 +50,10 @@ void for_each_piece(int64_t pieces, int32_t threads, Counters& counters, F&& f) 
   }
   counters.reset(threads);
   auto& next = counters.data;
-  thread_pool().parallel(threads, [&](int32_t thread) {
-    for (int32_t i = 0; i < threads; ++i) {
-      const int32_t share = (thread + i) % threads;
-      const int64_t begin = pieces * share / threads, end = pieces * (share + 1) / threads;
+  thread_pool().parallel_up_to(threads, [&](int32_t thread, int32_t count) {
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t share = (thread + i) % count;
+      const int64_t begin = pieces * share / count, end = pieces * (share + 1) / count;
       for (int64_t j; (j = begin + next[share].fetch_add(1, std::memory_order_relaxed)) < end;) {
         f(j);
       }
@@ -154,6 +154,9 @@ template <class T>
 bool Executor<T>::set_factored(int32_t param) {
   const std::lock_guard lock(mutex_);
   check_param(param);
+  for (const Factors& known : context_.factors) {
+    if (known.param == param) return true;
+  }
   Factors f;
   if (!make_factors(*program_, analysis_, param, context_.sizes[param], f)) return false;
   for (int32_t id : f.instructions) {

@@ -33,6 +33,8 @@ class Validator : AccessChecks {
                  "] of " + std::to_string(stages));
       } else if (b.role != Role::kScratch && b.role != Role::kOnes) {
         const int32_t least = b.role == Role::kCount ? kFewestCount : 0;
+        need(b.role != Role::kCount || b.width == 1,
+             "counts of width " + std::to_string(b.width) + ", a count is one number");
         need(b.index >= least && b.index < kMostIndices, "index " + std::to_string(b.index) +
                                                              " outside [0, " +
                                                              std::to_string(kMostIndices) + ")");

@@ -128,7 +128,8 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
       from = is_present(s) && feature_of(s) == o.argument, to = feature;
       break;
     case Array::kPlace:
-      from = is_vertex(s), to = is_present(b.space) && feature_of(b.space) == o.argument;
+      from = is_vertex(s);
+      to = !feature && is_present(b.space) && feature_of(b.space) == o.argument;
       break;
     case Array::kNone:
       from = false;

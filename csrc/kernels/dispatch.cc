@@ -140,7 +140,8 @@ double multiply_adds_per_second(const IsaTable<T>& table, int64_t iterations) {
 }
 
 const std::vector<IsaTable<float>>& narrow_tables() {
-  static const std::vector<IsaTable<float>> tables = [] {
+  // Never destroyed: at exit a thread may still compute.
+  static const auto& tables = *new std::vector<IsaTable<float>>([] {
     std::vector<IsaTable<float>> made;
     if (chosen_isa() != "avx512") return made;  // what they do not replace is its code
     [[maybe_unused]] const auto add = [&](void (*take_products)(IsaTable<float>&)) {
@@ -159,7 +160,7 @@ const std::vector<IsaTable<float>>& narrow_tables() {
     }
 #endif
     return made;
-  }();
+  }());
   return tables;
 }
 

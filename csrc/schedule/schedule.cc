@@ -310,13 +310,15 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
 const int32_t* Schedule::nth_child(int32_t k) const {
   const int64_t key = derived_key(k, kNthChild);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto [it, is_new] = derived_.try_emplace(key);
-  if (is_new) {
-    it->second.resize(order.size());
+  auto it = derived_.find(key);
+  if (it == derived_.end()) {
+    Recycled<int32_t> made;  // kept when it is whole: memory may end before
+    made.resize(order.size());
     for (size_t r = 0; r < order.size(); ++r) {
       const int32_t begin = edge_offsets[r], arity = edge_offsets[r + 1] - begin;
-      it->second[r] = k < arity ? child[begin + k] : -1;
+      made[r] = k < arity ? child[begin + k] : -1;
     }
+    it = derived_.emplace(key, std::move(made)).first;
   }
   return it->second.data();
 }
@@ -325,12 +327,14 @@ const int32_t* Schedule::nth_leaf(int32_t k) const {
   const int64_t key = derived_key(k, kNthLeaf);
   const int32_t* const children = nth_child(k);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto [it, is_new] = derived_.try_emplace(key);
-  if (is_new) {
-    it->second.assign(children, children + order.size());
-    for (int32_t& c : it->second) {
+  auto it = derived_.find(key);
+  if (it == derived_.end()) {
+    Recycled<int32_t> made;  // kept when it is whole: memory may end before
+    made.assign(children, children + order.size());
+    for (int32_t& c : made) {
       if (c >= 0 && edge_offsets[c] < edge_offsets[c + 1]) c = -1;
     }
+    it = derived_.emplace(key, std::move(made)).first;
   }
   return it->second.data();
 }
@@ -338,13 +342,15 @@ const int32_t* Schedule::nth_leaf(int32_t k) const {
 const int32_t* Schedule::nth_edge(int32_t k) const {
   const int64_t key = derived_key(k, kNthEdge);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto [it, is_new] = derived_.try_emplace(key);
-  if (is_new) {
-    it->second.resize(order.size());
+  auto it = derived_.find(key);
+  if (it == derived_.end()) {
+    Recycled<int32_t> made;  // kept when it is whole: memory may end before
+    made.resize(order.size());
     for (size_t r = 0; r < order.size(); ++r) {
       const int32_t begin = edge_offsets[r], arity = edge_offsets[r + 1] - begin;
-      it->second[r] = k < arity ? begin + k : -1;
+      made[r] = k < arity ? begin + k : -1;
     }
+    it = derived_.emplace(key, std::move(made)).first;
   }
   return it->second.data();
 }
@@ -352,13 +358,15 @@ const int32_t* Schedule::nth_edge(int32_t k) const {
 const int32_t* Schedule::parent_if_nth(int32_t k) const {
   const int64_t key = derived_key(k, kParentIfNth);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto [it, is_new] = derived_.try_emplace(key);
-  if (is_new) {
-    it->second.resize(child.size());
+  auto it = derived_.find(key);
+  if (it == derived_.end()) {
+    Recycled<int32_t> made;  // kept when it is whole: memory may end before
+    made.resize(child.size());
     for (size_t e = 0; e < child.size(); ++e) {
       const int32_t r = parent[e];
-      it->second[e] = static_cast<int32_t>(e) - edge_offsets[r] == k ? r : -1;
+      made[e] = static_cast<int32_t>(e) - edge_offsets[r] == k ? r : -1;
     }
+    it = derived_.emplace(key, std::move(made)).first;
   }
   return it->second.data();
 }
@@ -366,20 +374,22 @@ const int32_t* Schedule::parent_if_nth(int32_t k) const {
 const int32_t* Schedule::nth_parents(int32_t k) const {
   const int64_t key = derived_key(k, kNthParents);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto [it, is_new] = derived_.try_emplace(key);
-  if (is_new) {
+  auto it = derived_.find(key);
+  if (it == derived_.end()) {
+    Recycled<int32_t> made;  // kept when it is whole: memory may end before
     const auto n = static_cast<int32_t>(order.size());
     Recycled<int32_t> rows;
-    it->second.reserve(n + 1 + child.size());
+    made.reserve(n + 1 + child.size());
     for (int32_t r = 0; r < n; ++r) {
-      it->second.push_back(static_cast<int32_t>(rows.size()));
+      made.push_back(static_cast<int32_t>(rows.size()));
       for (int32_t i = out_offsets[r]; i < out_offsets[r + 1]; ++i) {
         const int32_t p = parent[out_edges[i]];
         if (out_edges[i] - edge_offsets[p] == k) rows.push_back(p);
       }
     }
-    it->second.push_back(static_cast<int32_t>(rows.size()));
-    it->second.insert(it->second.end(), rows.begin(), rows.end());
+    made.push_back(static_cast<int32_t>(rows.size()));
+    made.insert(made.end(), rows.begin(), rows.end());
+    it = derived_.emplace(key, std::move(made)).first;
   }
   return it->second.data();
 }
@@ -387,8 +397,9 @@ const int32_t* Schedule::nth_parents(int32_t k) const {
 const int32_t* Schedule::graph_ends(bool leaves) const {
   const int64_t key = derived_key(0, leaves ? kGraphLeaves : kGraphRoots);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto [it, is_new] = derived_.try_emplace(key);
-  if (is_new) {
+  auto it = derived_.find(key);
+  if (it == derived_.end()) {
+    Recycled<int32_t> made;  // kept when it is whole: memory may end before
     Recycled<int32_t> rows;
     std::vector<char> inside;  // no end
     for (int32_t g = 0; g < num_graphs(); ++g) {
@@ -399,13 +410,14 @@ const int32_t* Schedule::graph_ends(bool leaves) const {
           inside[leaves ? v : graph.children[e]] = 1;
         }
       }
-      it->second.push_back(static_cast<int32_t>(rows.size()));
+      made.push_back(static_cast<int32_t>(rows.size()));
       for (int32_t v = 0; v < graph.num_vertices(); ++v) {
         if (!inside[v]) rows.push_back(graph_rows[graph_offsets[g] + v]);
       }
     }
-    it->second.push_back(static_cast<int32_t>(rows.size()));
-    it->second.insert(it->second.end(), rows.begin(), rows.end());
+    made.push_back(static_cast<int32_t>(rows.size()));
+    made.insert(made.end(), rows.begin(), rows.end());
+    it = derived_.emplace(key, std::move(made)).first;
   }
   return it->second.data();
 }
@@ -413,17 +425,19 @@ const int32_t* Schedule::graph_ends(bool leaves) const {
 // The inverse of segments of rows, a graph each.
 const int32_t* Schedule::graphs_of(const int32_t* offsets, const int32_t* rows, int64_t key) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto [it, is_new] = derived_.try_emplace(key);
-  if (is_new) {
+  auto it = derived_.find(key);
+  if (it == derived_.end()) {
+    Recycled<int32_t> made;  // kept when it is whole: memory may end before
     Recycled<int32_t> next(order.size() + 1, 0);
     for (int32_t i = 0; i < offsets[num_graphs()]; ++i) ++next[rows[i]];
     to_positions(&next);
-    it->second = next;
-    it->second.resize(next.size() + offsets[num_graphs()]);
-    int32_t* const found = it->second.data() + next.size();
+    made = next;
+    made.resize(next.size() + offsets[num_graphs()]);
+    int32_t* const found = made.data() + next.size();
     for (int32_t g = 0; g < num_graphs(); ++g) {
       for (int32_t i = offsets[g]; i < offsets[g + 1]; ++i) found[next[rows[i]]++] = g;
     }
+    it = derived_.emplace(key, std::move(made)).first;
   }
   return it->second.data();
 }

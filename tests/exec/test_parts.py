@@ -278,6 +278,7 @@ def test_factors_multiply_to_the_gradient():
     executor.run(*inputs)
     expected = {p: executor.gradient(p) for p in (W, U, B)}
     assert [executor.set_factored(p) for p in (W, U, B, TABLE)] == [True, True, False, False]
+    assert executor.set_factored(W)  # once more changes nothing: its operands are still filled
     executor.run(*inputs)
     for p in (W, U):
         left, right = executor.factors(p)

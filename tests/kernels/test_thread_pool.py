@@ -126,3 +126,28 @@ def test_a_forked_child_has_its_own_threads() -> None:
         assert pool.barrier_faults(3, 10) == 0
     finally:
         pool.set_num_threads(threads)
+
+
+LIMITED = """
+import resource
+import numpy as np
+from cavs import _engine
+pool = _engine.kernels.ThreadPool(200)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), resource.RLIM_INFINITY))
+try:
+    pool.barrier_faults(200, 1)
+except RuntimeError as error:
+    print("refused", error)
+pool.set_num_threads(2)
+print(pool.barrier_faults(2, 10))
+"""
+
+
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="ASan needs the room")
+def test_threads_that_the_system_does_not_give_are_an_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("refused") and done.stdout.endswith("\n0\n")

@@ -25,6 +25,19 @@ class Pointwise(cavs.Model):
 ONE = cavs.batch([cavs.Graph([[]], {"zero": [0]})])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_small_softplus_is_not_rounded_away(dtype):
+    """It is a variance for many: its logarithm and its inverse are finite."""
+    values = [-60.0, -17.0, -14.0, -3.0, 0.5, 20.0]
+    model = Pointwise(lambda x: ops.log(ops.softplus(x)), values)
+    loss, gradients = cavs.Session(model, dtype=dtype).gradients(ONE)
+    exact = np.log1p(np.exp(np.array(values)))
+    tolerance = 1e-12 if dtype is np.float64 else 1e-5  # that of exp
+    assert_close(loss, np.log(exact).sum(), tolerance, "loss")
+    slope = 1 / (1 + np.exp(-np.array(values))) / exact
+    assert_close(gradients["w"], [slope], tolerance, "gradient")
+
+
 @pytest.mark.parametrize(
     ("function", "values", "loss", "gradient"),
     [

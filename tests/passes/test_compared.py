@@ -20,7 +20,7 @@ class Greatest(cavs.VertexFunction):
         self.over = over
         self.state = cavs.State(h=8)
         self.U, self.W = cavs.Parameter((8, 16)), cavs.Parameter((8, 8))
-        self.c = cavs.Parameter(8, init="uniform")
+        self.a, self.c = (cavs.Parameter(8, init="uniform") for _ in range(2))
 
     def vertex(self, v):
         x = v.pull("x")
@@ -29,16 +29,29 @@ class Greatest(cavs.VertexFunction):
             s = v.gather().h.sum()
             p = ops.tanh(a + s) * ops.sigmoid(b + s)
             m = (p + self.c).max(-1, keepdims=True)
-        else:
+        elif self.over == "children":
             child = v.gather().h
             product = ops.tanh(child + a) * ops.sigmoid(child + b)
             m, p = (product + self.c).max(), product.sum()
-        h = (x * m) @ self.W + p
+        if self.over == "mask":
+            t = ops.tanh(a + v.gather().h.sum())
+            p = t * self.a
+            q = p + self.c
+            m = ops.stop_gradient(q.max(-1, keepdims=True))
+            h = ops.tanh((q >= m) * (t / m) + p)
+        elif self.over == "least":
+            t = ops.tanh(a + v.gather().h.sum())
+            p = t * self.a
+            q = p + self.c
+            m = ops.stop_gradient(q.min(-1, keepdims=True))
+            h = ops.tanh((m >= q) * (t / m) + p)
+        else:
+            h = (x * m) @ self.W + p
         v.scatter(h=h)
         v.push(h)
 
 
-@pytest.mark.parametrize("over", ["axis", "children"])
+@pytest.mark.parametrize("over", ["axis", "children", "mask", "least"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_greatest_is_found_again(over, dtype):
     rng = np.random.default_rng(0)

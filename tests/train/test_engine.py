@@ -11,7 +11,7 @@ from cavs.data import Graph, batch
 from cavs.errors import CheckpointError, NumericsError
 from cavs.frontend import Model, Parameter, State, VertexFunction
 from cavs.runtime import Session
-from cavs.train import DataLoader, Trainer, metrics, optim, schedules
+from cavs.train import DataLoader, Trainer, metrics, optim, read_checkpoint, schedules
 from tests.train.fake import update
 
 WORDS, WIDTH, CLASSES = 23, 5, 3
@@ -158,8 +158,13 @@ def test_resuming_compiles_for_what_the_run_has_seen(tmp_path):
     first.session.step = interrupted
     with pytest.raises(KeyboardInterrupt):
         first.fit(DataLoader(graphs, 2), **options)
+    between, _ = start()  # interrupted again before it has met a batch
+    between.resume(tmp_path / "m")
+    between.save(tmp_path / "again")
+    kept = [read_checkpoint(tmp_path / name).progress["session"] for name in ("m", "again")]
+    assert kept[0] == kept[1] and kept[0]["variants"]
     second, options = start()
-    second.resume(tmp_path / "m")
+    second.resume(tmp_path / "again")
     second.fit(DataLoader(graphs, 2), **options)
     assert second.session.state_dict() == whole.session.state_dict()
     assert len(whole.session.state_dict()["variants"][0]["kinds"]) == 4

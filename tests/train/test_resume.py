@@ -191,6 +191,30 @@ def test_a_run_killed_between_its_two_files_goes_on(tmp_path):
     assert result.best_epoch == 3
 
 
+def test_the_best_of_a_run_killed_between_its_two_files_is_called_by_its_epoch(tmp_path):
+    """Goes on otherwise, and is never better than what is in the file."""
+    path, rising = tmp_path / "run", {"rising": lambda outputs, batch: (float(trainer.steps), 1.0)}
+    trainer = make()
+    trainer.fit(train_loader(), epochs=1, checkpoint=path, **options(rising))
+    last = path.read_bytes()
+    trainer.fit(train_loader(), epochs=1, checkpoint=path, **options(rising))
+    trainer = make()
+    trainer.resume(path)
+    trainer.fit(train_loader(), epochs=2, checkpoint=path, **options(rising))
+    best = read_checkpoint(best_path(path))
+    path.write_bytes(last)
+    trainer = make()
+    trainer.resume(path)
+    falling = {"rising": lambda outputs, batch: (-float(trainer.steps), 1.0)}
+    result = trainer.fit(train_loader(), epochs=3, restore_best=True, **options(falling))
+    assert (result.best_epoch, result.best) == (
+        best.progress["fit"]["best_epoch"],
+        best.progress["fit"]["best"],
+    )
+    for name, p in trainer.parameters.items():
+        assert np.array_equal(p.value, best.parameters[name])
+
+
 def test_an_evaluation_of_the_training_data_begins_anew(tmp_path):
     seen = []
 

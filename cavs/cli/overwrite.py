@@ -1,0 +1,55 @@
+"""``cavs train --overwrite``: the old run goes when the new one has saved something, not before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cavs.errors import ConfigError
+from cavs.train.fit import best_path
+
+_ASIDE = ".overwritten"  # what the files of the old run are called meanwhile
+
+
+@contextmanager
+def overwriting(checkpoint: Path) -> Iterator[None]:
+    """Within, no file of an earlier run passes for one of this.
+
+    If what is inside fails before it has written `checkpoint`, all are there again. ConfigError if
+    they cannot be moved.
+    """
+    files = (checkpoint, best_path(checkpoint), checkpoint.with_name("log.jsonl"))
+    aside = {old: old.with_name(old.name + _ASIDE) for old in files}
+    try:
+        for old, kept in aside.items():
+            with suppress(FileNotFoundError):
+                os.replace(old, kept)
+    except OSError as error:
+        _put_back(aside)
+        raise ConfigError(
+            f"cannot replace {old}: {error.strerror or error}",
+            hint="pass another --out, or one that you may write to",
+        ) from error
+    try:
+        yield
+    except BaseException:
+        if not os.path.exists(checkpoint):
+            _put_back(aside)
+        else:
+            _remove(aside.values())
+        raise
+    _remove(aside.values())
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def _put_back(aside: dict[Path, Path]) -> None:
+    for old, kept in aside.items():
+        with suppress(FileNotFoundError):
+            os.replace(kept, old)

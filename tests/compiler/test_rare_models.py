@@ -1,0 +1,201 @@
+"""Legal models that few write: each of these has once had wrong gradients, or an error of ours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn, ops
+from tests.oracle import assert_close, reference
+from tests.runtime.trees import CLASSES, WORDS, Classifier, treebank
+
+
+def agrees(model, batch, seed=0):
+    """Loss and gradients of the model on the batch are those of the oracle; the latter."""
+    model.initialize(seed, np.float64)
+    rng = np.random.default_rng(seed)
+    for p in model.parameters().values():
+        p.value = 0.4 * rng.normal(size=p.shape)
+    _, expected = reference(model, batch)
+    loss, gradients = cavs.Session(model, dtype=np.float64).gradients(batch)
+    assert_close(loss, expected["loss"], 1e-11, "loss")
+    for key, g in gradients.items():
+        assert_close(g, expected.get(f"grad:{key}", np.zeros(g.shape)), 1e-11, key)
+    return gradients
+
+
+class OfChildren(cavs.VertexFunction):
+    """Both children beside each other, times a weight that is no parameter of its own."""
+
+    def __init__(self, how, n=8):
+        self.how = how
+        self.state = cavs.State(h=n)
+        self.W = cavs.Parameter((n, 2 * n) if how == "transposed" else (2 * n, n))
+        self.wide = cavs.Parameter((2 * n, 2 * n))
+
+    def vertex(self, v):
+        left, right = v.gather(0).h, v.gather(1).h
+        if self.how == "twice":
+            total = ops.concat([left, left]) @ self.W + right
+        else:
+            weights = {"transposed": lambda: self.W.T, "part": lambda: ops.split(self.wide, 2)[0]}
+            total = ops.concat([left, right]) @ weights[self.how]()
+        h = ops.tanh(v.pull("x") + total)
+        v.scatter(h=h)
+        v.push(h)
+
+
+@pytest.mark.parametrize("how", ["transposed", "part", "twice"])
+def test_a_large_batch_of_shared_words_and_a_weight_made_of_others(how):
+    """Their products are done at the leaves where the weight is a parameter, and not else."""
+    agrees(Classifier(OfChildren(how)), treebank(40))
+
+
+class Share(cavs.VertexFunction):
+    """A child divides its state among its parents, of which roots have none."""
+
+    def __init__(self, n=8):
+        self.state, self.U = cavs.State(h=n, k=1), cavs.Parameter((n, n))
+
+    def vertex(self, v):
+        child = v.gather()
+        h = ops.tanh(v.pull("x") + ((child.h / child.k) @ self.U).sum())
+        v.scatter(h=h, k=v.pull("parents"))
+        v.push(h)
+
+
+class Shared(cavs.Model):
+    def __init__(self):
+        self.embedding = nn.Embedding(WORDS, 8, init="xavier")
+        self.cell, self.output = Share(), nn.Linear(8, CLASSES)
+
+    def forward(self, batch):
+        x = self.embedding(batch["token"])
+        return self.output(self.cell(batch.graph, x=x, parents=batch["parents"]))
+
+    def loss(self, batch):
+        return ops.cross_entropy(self.forward(batch), batch["label"])
+
+
+def shared_graphs(count):
+    """More edges than vertices; how many parents each vertex has."""
+    rng = np.random.default_rng(0)
+    graphs = []
+    for _ in range(count):
+        children = [[] if i < 4 else rng.choice(i, 3, replace=False).tolist() for i in range(12)]
+        parents = np.bincount(np.concatenate(children).astype(int), minlength=12)
+        graphs.append(
+            cavs.Graph(
+                children,
+                {
+                    "token": rng.integers(0, WORDS, 12),
+                    "label": rng.integers(0, CLASSES, 12),
+                    "parents": parents[:, None].astype(float),
+                },
+            )
+        )
+    return cavs.batch(graphs)
+
+
+def test_what_is_infinite_where_nobody_reads_it_is_not_computed_there():
+    gradients = agrees(Shared(), shared_graphs(30))
+    assert all(np.isfinite(g).all() for g in gradients.values())
+
+
+class Named(cavs.Model):
+    """Parameters in a dictionary, whose keys are the user's."""
+
+    def __init__(self):
+        self.note = {"C": cavs.Parameter(4), "C#": cavs.Parameter(4), "D#": cavs.Parameter(4)}
+
+    def loss(self, batch):
+        total = batch["x"] * self.note["C"] + ops.sigmoid(batch["x"]) * self.note["C#"]
+        return ops.mean_squared_error(total + batch["x"] ** 2 * self.note["D#"], 0.5)
+
+
+def test_a_name_may_end_in_a_sharp():
+    rng = np.random.default_rng(0)
+    batch = cavs.batch([cavs.Graph([[]], {"x": rng.normal(size=(1, 4))}) for _ in range(5)])
+    gradients = agrees(Named(), batch)
+    assert len({g.tobytes() for g in gradients.values()}) == 3
+    assert all(np.abs(g).min() > 0 for g in gradients.values())
+
+
+class Penalised(Classifier):
+    """A penalty on a weight whose products have windows of rows as gradients."""
+
+    def loss(self, batch):
+        left, right = self.tree.W[0:3], self.tree.W[3:8]
+        penalty = (left * left).sum() + 2.0 * (right * right).sum()
+        return 1e-2 * ops.reshape(penalty.sum(), ()) + super().loss(batch)
+
+
+class Plain(OfChildren):
+    def vertex(self, v):
+        h = ops.tanh(v.pull("x") + ops.concat([v.gather(0).h, v.gather(1).h]) @ self.W)
+        v.scatter(h=h)
+        v.push(h)
+
+
+def test_a_penalty_reaches_all_rows_of_a_weight():
+    agrees(Penalised(Plain("plain")), treebank(40))
+
+
+class Twice(cavs.Model):
+    """Two passes with dropout inside of the cell, which are to agree."""
+
+    def __init__(self, rate):
+        self.embedding, self.cell = nn.Embedding(WORDS, 8, init="xavier"), Dropping(rate)
+
+    def loss(self, batch):
+        x = self.embedding(batch["token"])
+        first, second = (self.cell(batch.graph, x=x) for _ in range(2))
+        return ops.mean_rows(ops.square(first - second).sum(-1))
+
+
+class Dropping(cavs.VertexFunction):
+    def __init__(self, rate):
+        self.rate = rate
+        self.state, self.U = cavs.State(h=8), cavs.Parameter((8, 8))
+
+    def vertex(self, v):
+        h = ops.tanh(v.pull("x") + ops.dropout(v.gather().h.sum(), self.rate) @ self.U)
+        v.scatter(h=h)
+        v.push(h)
+
+
+def test_a_cell_that_is_called_twice_drops_out_anew():
+    batch = treebank(6)
+    gradients = agrees(Twice(0.5), batch)
+    assert np.abs(gradients["cell.U"]).max() > 0
+    session = cavs.Session(Twice(0.0), dtype=np.float64)
+    assert session.gradients(batch)[0] == 0  # and is computed once, where nothing drops out
+    assert len(session.compiled(batch).traced.slots) <= 2
+
+
+class PushesLabels(cavs.VertexFunction):
+    def __init__(self):
+        self.state = cavs.State(h=8)
+        self.U = cavs.Parameter((8, 8))
+
+    def vertex(self, v):
+        h = ops.tanh(v.pull("x") + v.gather().h.sum() @ self.U)
+        v.scatter(h=h)
+        v.push(h=h, label=v.pull("label"))
+
+
+class Through(cavs.Model):
+    def __init__(self):
+        self.embedding = nn.Embedding(WORDS, 8, init="xavier")
+        self.cell, self.output = PushesLabels(), nn.Linear(8, CLASSES)
+
+    def loss(self, batch):
+        x = self.embedding(batch["token"])
+        out = self.cell(batch.graph, x=x, label=batch["label"])
+        return ops.cross_entropy(self.output(out.h), out.label)
+
+
+@pytest.mark.parametrize("trees", [3, 40])
+def test_indices_may_be_pushed(trees):
+    agrees(Through(), treebank(trees))
