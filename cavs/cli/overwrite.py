@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,8 @@ def overwriting(checkpoint: Path) -> Iterator[None]:
     aside = {old: old.with_name(old.name + _ASIDE) for old in files}
     try:
         for old, kept in aside.items():
+            if os.path.isdir(old):
+                raise IsADirectoryError(errno.EISDIR, "Is a directory")
             with suppress(FileNotFoundError):
                 os.replace(old, kept)
     except OSError as error:

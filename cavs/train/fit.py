@@ -415,13 +415,13 @@ def _monitored(options: FitOptions, dev: Iterable[Any] | None) -> Metric:
 
 def check_writable(path: Path) -> None:
     """Find out before any work that a checkpoint could not be written. Raises CheckpointError."""
-    path = Path(os.path.realpath(path))  # which is what is replaced
-    probe = path.parent / f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.probe"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        final = Path(os.path.realpath(path))  # which is what is replaced
+        probe = final.parent / f".{final.name}.{os.getpid()}.{time.monotonic_ns()}.probe"
+        final.parent.mkdir(parents=True, exist_ok=True)
         probe.touch(exist_ok=False)
         probe.unlink()
-        if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
+        if final.exists() and not (final.is_file() and os.access(final, os.W_OK)):
             raise PermissionError("it exists and is not a file that may be written")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise CheckpointError(
