@@ -239,7 +239,8 @@ class VertexFunction(Module):
     ``vertex(self, v)``, which is traced once and never runs per vertex. A call
     ``f(batch.graph, x=values)`` returns what the cell pushes, one row a vertex; on
     ``batch.graph.reversed()`` it runs from the roots down, and what it takes for children are the
-    parents.
+    parents. Calls with the same inputs are computed once, but where something in it drops out at
+    random: that is drawn anew in each.
     """
 
     state: State
