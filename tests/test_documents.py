@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,30 @@ def registry():
     yield
     REGISTRY.clear()
     REGISTRY.update(before)
+
+
+def test_the_commands_of_the_tutorial_run(tmp_path):
+    text = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    (code,) = (code for code, _ in blocks("docs/tutorial.md") if "MODEL_FILE = " in code)
+    (commands,) = re.findall(r"^```\n(cavs train sum_model\.py .*?)^```", text, re.M | re.S)
+    exec(code.replace('"sum_model.py"', f'"{tmp_path}/sum_model.py"'), {})
+    beside = Path(sys.executable).parent
+    words = commands.replace("--epochs 6", "--epochs 2").replace("--epochs 8", "--epochs 3")
+    done = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", words],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        },
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(commands.splitlines()) == 8 and (tmp_path / "model.dot").exists()
+    for shown in ("best epoch", "accuracy", "== trace", "vertices/s", "of the optimiser"):
+        assert shown in done.stdout, shown
 
 
 def test_the_tutorial_lists_every_operator():

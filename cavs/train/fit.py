@@ -63,8 +63,8 @@ class FitOptions:
 class FitResult:
     """What `Trainer.fit` did.
 
-    `epochs` has one record an epoch of this call: ``epoch``, ``train_loss``, ``lr``, ``step``,
-    ``seconds``, ``graphs_per_second`` and the values on `dev` as ``dev_NAME``.
+    `epochs` has one record an epoch of this call: ``epoch``, ``train_loss`` (a mean over batches),
+    ``lr``, ``step``, ``seconds``, ``graphs_per_second`` and the values on `dev` as ``dev_NAME``.
     """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)

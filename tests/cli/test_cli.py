@@ -376,7 +376,8 @@ def test_an_option_of_a_model_that_cavs_has_is_refused(option, text, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "train", "evaluate", "predict", "bench", "explain", "info"]
+    "command",
+    ["demo", "train", "evaluate", "predict", "bench", "explain", "info", "strategy", "launch"],
 )
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
