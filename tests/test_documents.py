@@ -65,10 +65,7 @@ def test_the_commands_of_the_tutorial_run(tmp_path):
     done = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", words],
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        },
+        env={**os.environ, "PATH": os.pathsep.join([str(beside), os.environ["PATH"]])},
         check=False,
         capture_output=True,
         text=True,
