@@ -76,6 +76,13 @@ def _stacked(
                 f"{label}: a part has the {kind} features {sorted(part)}, another {sorted(names)}",
                 hint="give all parts the same, -1 where an integer is absent",
             )
+    for key in names:
+        kinds = list(dict.fromkeys(str(part[key].dtype) for part in parts))
+        if len(kinds) > 1:
+            raise FeatureError(
+                f"{label}: {kind} feature {key!r} is {kinds[0]} in a part, {kinds[1]} in another",
+                hint="a feature holds either integers or floats, in all parts",
+            )
     unknown = sorted(set(given) - set(names))
     if unknown:
         raise FeatureError(
@@ -100,7 +107,12 @@ def _stacked(
                     f"{label}: {kind} feature {key!r} holds integers, and is given {row.dtype}",
                     hint="give its rows as integers, too: np.asarray(values, np.int32)",
                 )
-            more = row.reshape(shape)
+            if last.dtype == np.int32 and row.size and row.max() > np.iinfo(np.int32).max:
+                raise FeatureError(
+                    f"{label}: {kind} feature {key!r} is given {row.max()}",
+                    hint="integers of features have 32 bits",
+                )
+            more = row.reshape(shape).astype(last.dtype)
         try:
             found[key] = np.concatenate([*(part[key] for part in parts), more])
         except ValueError as error:

@@ -351,7 +351,7 @@ class DistributedSession:
 
     def own_seed(self, seed: int) -> int:
         """Every rank draws its own dropout masks; one rank alone draws those of `Session`."""
-        return seed + (self.communicator.rank << 32)
+        return (seed + (self.communicator.rank << 32)) % 2**64
 
     @property
     def sent_bytes(self) -> int:

@@ -64,6 +64,12 @@ class Survivors:
         """Whether a `fit` is to end because a rank has died."""
         return self.saves and bool(self.gone) and not self.trainer.elastic
 
+    def leaves(self, asked: Callable[[], bool]) -> bool:
+        """Whether an evaluation is to end; what is asked of this rank all learn behind it."""
+        session = self.trainer.session
+        session.wants_stop |= asked()
+        return session.wants_stop or self.ends
+
     @property
     def repeats(self) -> bool:
         """Whether those that are left do again what a death interrupts."""

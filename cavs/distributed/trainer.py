@@ -325,9 +325,9 @@ class Trainer(LocalTrainer):
 
         Where it is done again if a rank dies, all batches of an iterator are in memory at once.
         """
-        begin = loader.state_dict() if isinstance(loader, DataLoader) else {}
+        begin = loader.next_start() if isinstance(loader, DataLoader) else {}
         asked = more.pop("stop", lambda: False)
-        more["stop"] = lambda: asked() or self._survivors.ends
+        more["stop"] = lambda: self._survivors.leaves(asked)
 
         def work() -> dict[str, float]:
             self.session.stale.settle()

@@ -318,9 +318,9 @@ class VertexFunction(Module):
             )
         filled = {slot: v._scattered[n] for n, slot in slots.items()}
         if top_down:
-            inner = [x.inputs[0] for x in named.values()]
-            values, filled = turned(structure, filled, inner, pulled.values())
-            named = {k: apply("push", x) for k, x in zip(named, values, strict=True)}
+            inner = {k: x.inputs[0] for k, x in named.items() if x.op.name == "push"}
+            values, filled = turned(structure, filled, inner.values(), pulled.values())
+            named |= {k: apply("push", x) for k, x in zip(inner, values, strict=True)}
         else:
             structure.arity = v._arity
         current_trace().slots.update(filled)

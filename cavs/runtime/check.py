@@ -19,6 +19,8 @@ def _at(batch: Any, kind: str, row: int) -> str:
     """Graph and place of one row of a feature, in words; vertices count from 0 in their graph."""
     if kind == "graph":
         return str(batch.graph_label(row))
+    if kind == "one":
+        return "the batch as a whole"
     offsets = np.asarray(
         batch.topology.vertex_offsets if kind == "vertex" else batch.topology.edge_offsets
     )

@@ -78,13 +78,13 @@ class Following:
 
         rows: of further parameters, those that were written.
         """
-        if self._cuda is None:
-            self.invalidate()
-            return
         values = list(self.parameters.values())
         for number in (*parameters, *(rows or ())):  # other sessions learn of it, this one knows
             values[number].written()
             self._versions += 1
+        if self._cuda is None:
+            self.invalidate()
+            return
         self._cuda.write(parameters)
         for number, some in (rows or {}).items():
             self._cuda.write_rows(number, some, math.prod(values[number].shape[1:]))

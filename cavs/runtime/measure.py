@@ -234,12 +234,15 @@ def _step(session: Session, training: bool, with_loss: bool, rule: Rule | None) 
 def unchanged(model: Model) -> Iterator[None]:
     """Puts the model back as it was: a step of 0 makes a positive zero of a negative one, and what
     types features of edges have is remembered."""
-    parameters, types = list(model.parameters().values()), model._edge_types
+    parameters, types = list(model.parameters().values()), vars(model).get("_edge_types")
     before = [p.current().copy() for p in parameters]
     try:
         yield
     finally:
-        model._edge_types = types
+        if types is not None:
+            model._edge_types = types
+        else:  # that of the class, which cannot be copied
+            vars(model).pop("_edge_types", None)
         for p, old in zip(parameters, before, strict=True):
             if not np.array_equal(_bytes(p.current()), _bytes(old)):
                 p.value[...] = old

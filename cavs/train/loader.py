@@ -98,7 +98,7 @@ class DataLoader:
         self._epoch, self._position = 0, 0  # of the running iteration, or of the next one
         self._running = False
         self._cache_limit = (1 << 62 if cache is True else int(cache)) if cache else 0
-        self._cache: dict[int, Any] = {}
+        self._cache: dict[tuple[int, bytes], Any] = {}  # by place in the epoch, and its graphs
         self._cached_bytes = 0
         self._edge_features: Mapping[str, Any] | None = None  # of the data set, without rows
 
@@ -191,6 +191,11 @@ class DataLoader:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return batches
 
+    def next_start(self) -> dict[str, Any]:
+        """The `state_dict` of what the next iteration begins with: never of one that was left."""
+        left = {"epoch": self._epoch + 1, "position": 0} if self._running else {}
+        return self.state_dict() | left
+
     def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of the one `load_state_dict` set."""
         if self._running:  # an earlier iteration was left before its end
@@ -212,7 +217,8 @@ class DataLoader:
         return self._make(self.epoch_ids(self._epoch)[0], self._epoch, 0)
 
     def _make(self, ids: NDArray[np.int64], epoch: int, position: int) -> Any:
-        cached = self._cache.get(position)
+        key = position, ids.tobytes()
+        cached = self._cache.get(key)
         if cached is not None:
             return cached
         try:
@@ -225,7 +231,7 @@ class DataLoader:
         if self._cache_limit:
             size = _bytes(item)
             if self._cached_bytes + size <= self._cache_limit:
-                self._cache[position] = item
+                self._cache[key] = item
                 self._cached_bytes += size
         return item
 

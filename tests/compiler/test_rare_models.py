@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
 import cavs
 from cavs import nn, ops
+from cavs.errors import NumericsError
 from tests.oracle import assert_close, reference
 from tests.runtime.trees import CLASSES, WORDS, Classifier, treebank
 
@@ -199,3 +203,35 @@ class Through(cavs.Model):
 @pytest.mark.parametrize("trees", [3, 40])
 def test_indices_may_be_pushed(trees):
     agrees(Through(), treebank(trees))
+
+
+class Reversed(Through):
+    def loss(self, batch):
+        x = self.embedding(batch["token"])
+        out = self.cell(batch.graph.reversed(), x=x, label=batch["label"])
+        return ops.cross_entropy(self.output(out.h), out.label)
+
+
+def test_indices_may_be_pushed_from_the_roots_down():
+    agrees(Reversed(), treebank(3))
+
+
+def test_a_model_can_be_copied_after_it_was_explained():
+    model = Classifier()
+    cavs.explain(model, treebank(3))
+    assert copy.deepcopy(model).parameters().keys() == model.parameters().keys()
+    assert pickle.loads(pickle.dumps(model)).parameters().keys() == model.parameters().keys()
+
+
+class Number(cavs.Model):
+    def __init__(self):
+        self.W = cavs.Parameter((2, 2))
+
+    def forward(self, batch):
+        return {"rows": batch["x"] @ self.W, "p": ops.log((self.W * 0.0).sum(-1).mean(-1) - 1.0)}
+
+
+def test_one_number_that_is_nan_is_of_the_batch():
+    batch = cavs.batch([cavs.Graph([[]], {"x": np.ones((1, 2))})])
+    with pytest.raises(NumericsError, match="'p' is NaN at the batch as a whole"):
+        cavs.Session(Number()).predict(batch)

@@ -126,3 +126,16 @@ def test_a_model_of_pairs(copies):
     for name, g in gradients.items():
         assert_close(g, expected[f"grad:{name}"], 1e-12, name)
     assert session.predict(batch)["output"].shape == (len(pairs) * copies, 1)
+
+
+def test_a_feature_is_of_integers_or_of_floats_in_all_parts():
+    whole, real = cavs.Graph([[]], {"x": [3]}), cavs.Graph([[]], {"x": [0.5]})
+    for parts in ([whole, real], [real, whole]):
+        with pytest.raises(
+            FeatureError, match=r"'x' is (int32|float32) in a part, (int32|float32)"
+        ):
+            cavs.Graph.join(parts)
+    joined = cavs.Graph.join([whole, whole], {"x": np.array([7], np.uint64)})
+    assert joined.features["x"].dtype == np.int32 and joined.features["x"].tolist() == [3, 3, 7]
+    with pytest.raises(FeatureError, match="is given 2147483648"):
+        cavs.Graph.join([whole, whole], {"x": np.array([2**31], np.uint64)})

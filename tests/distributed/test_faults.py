@@ -14,6 +14,7 @@ from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.strategy import variables_of
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
 from cavs.train.claim import Claim
+from cavs.train.fit import best_path
 from tests.distributed.test_trainer import BATCHES, Tree, trees
 from tests.patience import patience
 
@@ -292,6 +293,37 @@ def test_a_stop_asked_of_one_rank_after_the_last_step_stops_all(strategy, tmp_pa
 
     for error in outcomes(2, work):
         assert isinstance(error, KeyboardInterrupt) and f"saved {path}" in str(error)
+
+
+@pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=2)"])
+def test_a_stop_asked_of_one_rank_in_an_evaluation_judges_nothing(strategy, tmp_path):
+    """Half of the data has been seen: that is no value of this epoch."""
+    path = tmp_path / "c.safetensors"
+
+    def work(c):
+        t = trainer(c, strategy=strategy)
+        evaluate = t.evaluate
+        t.evaluate = lambda dev, metrics=(), **more: evaluate(
+            dev, metrics, **more | {"stop": lambda: c.rank == 1}
+        )
+        t.fit(loader(), epochs=2, dev=loader(), checkpoint=path, progress=False)
+
+    for error in outcomes(2, work):
+        assert isinstance(error, KeyboardInterrupt) and f"saved {path}" in str(error)
+    progress = cavs.train.checkpoint.read_checkpoint(path).progress
+    assert progress["fit"]["best"] is None and progress["fit"]["epoch"] == 0
+    assert not best_path(path).exists()
+
+
+def test_an_evaluation_begins_anew_after_an_iteration_that_was_left():
+    def work(c):
+        t = trainer(c)
+        dev = cavs.DataLoader([g for b in BATCHES for g in b], 8)
+        expected = t.evaluate(dev)
+        next(iter(dev))
+        assert t.evaluate(dev)["loss"] == pytest.approx(expected["loss"], rel=1e-12)
+
+    run_threads(2, work)
 
 
 def test_a_balancer_learns_from_every_step_and_changes_no_result():

@@ -274,3 +274,12 @@ next(iterator)
         cwd=ROOT,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_kept_batch_is_of_the_graphs_that_are_asked_for():
+    """Another size is another batch, whatever stood in that place."""
+    kept = loader(cache=True)
+    before = [batch.num_graphs for batch in kept]
+    kept.batch_size = max(kept.batch_size // 2, 1)
+    after = [batch.num_graphs for batch in kept]
+    assert sum(after) == sum(before) and max(after) < max(before)
