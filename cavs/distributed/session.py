@@ -488,6 +488,5 @@ class DistributedSession:
         self.agreement.meet(place, failed)
         for exchange in self._exchanges:
             exchange.collect(states, self.communicator)
-        if self.stale.serves:
-            assert self.servers is not None
+        if self.servers is not None and self.servers.phase:  # also what they held before a load
             self.servers.collect(states, self.communicator)

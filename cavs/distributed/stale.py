@@ -34,6 +34,7 @@ class StaleSide:
         if strategy is None or not strategy.has_stale:
             return 0.0
         servers = self.serve(hyper, states, step)
+        self._renew()
         try:
             if servers.fetch():
                 self.training.wrote_served()
@@ -59,6 +60,7 @@ class StaleSide:
                 teams=training.roles.teams,
             )
         if self._written:
+            self._renew()
             # Of a training without stale parameters, or a new one: one update a step.
             updates = step if self._updates is None else self._updates
             self.servers.open(states, hyper, updates)
@@ -82,8 +84,16 @@ class StaleSide:
         assert self.servers is not None
         if not self.training.free:  # who fails on the way to it says so here
             self.training.agreement.meet("settle")
+        self._renew()
         if self.servers.settle():
             self.training.wrote_served()
+
+    def _renew(self) -> None:
+        """Values go to where the parameters are now: a session of another dtype moves them."""
+        assert self.servers is not None
+        session = self.training.session
+        session.keep_dtype()
+        self.servers.values[:] = [p.current().reshape(-1) for p in session.parameters.values()]
 
     def wrote(self) -> None:
         """Parameters were written from outside. ConfigError while gradients are under way."""

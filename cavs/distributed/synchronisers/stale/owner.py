@@ -40,7 +40,9 @@ class Owner:
         hyper: Mapping[str, Any],
         reduction: float,
         updates: int = 0,
+        before: Owner | None = None,
     ) -> None:
+        """before: of the phase that ends."""
         self.layout, self.ranks, self.workers = layout, range(ranks), workers
         self.groups = [group for group in layout.groups if group.owner == rank]
         units = [unit for group in self.groups for unit in group.units]
@@ -59,6 +61,10 @@ class Owner:
         # Of tables: at which update every row changed last, and up to which each rank was told.
         self.changed = {
             u.number: np.zeros(u.rows[1] - u.rows[0], np.int64) for u in units if u.rows is not None
+        }
+        # Rows that changed in phases before: states of theirs are nowhere else either.
+        self.earlier = {
+            u.number: before.ever(u) for u in units if before is not None and u.rows is not None
         }
         self.told = {(number, r): updates for number in self.changed for r in self.ranks}
         self.rounds = 0
@@ -150,10 +156,11 @@ class Owner:
         return (rows + unit.rows[0]).astype(np.int32)
 
     def ever(self, unit: Unit) -> Array:
-        """Rows of a table that changed in this phase; none of a table owned elsewhere."""
+        """Rows of a table that have changed here; none of a table owned elsewhere."""
         if unit.number not in self.changed or unit.rows is None:
             return np.empty(0, np.int32)
-        return (np.flatnonzero(self.changed[unit.number]) + unit.rows[0]).astype(np.int32)
+        rows = (np.flatnonzero(self.changed[unit.number]) + unit.rows[0]).astype(np.int32)
+        return np.union1d(rows, self.earlier.get(unit.number, rows))
 
     @property
     def furthest(self) -> int:

@@ -112,6 +112,7 @@ class StaleServers:
             hyper,
             self.reduction,
             updates,
+            self._owner,
         )
         with self.changed:
             self.updates = updates
