@@ -257,7 +257,7 @@ def test_states_of_owners_are_saved_after_a_load_too(tmp_path):
     begin, loaded, on = (tmp_path / name for name in "abc")
 
     def work(c, between):
-        t = trainer(c, strategy=STALE[0], optimizer=cavs.optim.Adam(lr=0.01))
+        t = trainer(c, strategy=STALE[1], optimizer=cavs.optim.Adam(lr=0.01))
         t.save(begin)
         for graphs in BATCHES[:5]:
             t.advance(cavs.batch(graphs))
