@@ -30,6 +30,7 @@ class RandomCell(cavs.VertexFunction):
         self.width = choices["width"]
         self.weights = []
         self.query = cavs.Parameter(self.width, init="uniform")
+        self.added = [cavs.Parameter(self.width, init="uniform") for _ in range(2)]
         self.x_width = x_width
 
     def linear(self, x):
@@ -103,6 +104,8 @@ class RandomCell(cavs.VertexFunction):
         total = values[-1]
         for x in values[:-1]:
             total = total + x
+        if c["added"]:  # gradients of both are made of one sum
+            total = total + self.added[0] + 0.5 * ops.tanh(self.added[1])
         states = {}
         for name, width in c["state"].items():
             w = self.linear(ops.tanh(total))
@@ -236,6 +239,7 @@ def cells(draw, smooth, directions):
         "whole": draw(st.sampled_from([None, None, "vertex", "edge"])),
         "steps": draw(st.lists(step, max_size=4)),
         "loss": draw(st.sampled_from([False, False, False, True])),
+        "added": draw(st.booleans()),
         "pushed_child": not top_down and draw(st.sampled_from([False, False, True])),
         "push_all": draw(st.booleans()),
     }

@@ -164,16 +164,19 @@ class Lowering(RowLowering):
         result = {}
         self.first_row: dict[Node, int] = {}
         self.tables: dict[Node, list[str]] = {}
+        # What something else computes with is kept, and added to the gradient at the end.
+        read = {x for n in self.graph.nodes() for x in n.inputs} | set(self.graph.slots.values())
+        read |= {x for key, x in self.graph.outputs.items() if not key.startswith("grad:")}
         for t, places in owner.items():
-            if t.op.name == "lookup_grad":
+            if t.op.name == "lookup_grad" and t not in read:
                 self.tables[t] = [name for name, _ in places]
-            if len(places) == 1 or t in self.tables:
+            if t in self.tables or (len(places) == 1 and t not in read):
                 result[t], self.first_row[t] = places[0]
             else:
                 for name, start in places:
                     if start > 0:
                         raise CompileError(
-                            f"rows {start}: of two gradients", where=t.where, hint=FAULT
+                            f"rows {start}: of a gradient are read", where=t.where, hint=FAULT
                         )
                     self.other_terms[name].append(t)
         sparse = {name for names in self.tables.values() for name in names}
@@ -243,7 +246,12 @@ class Lowering(RowLowering):
                 )
             )
             return
-        assert name == "sum_rows", name
+        if name != "sum_rows":
+            raise CompileError(
+                f"operator {name} cannot be lowered",
+                where=n.where,
+                hint="an operator of your own that sums over rows is made of ops.sum_rows",
+            )
         (column,) = dict(n.attrs).get("at", (0,))
         for o in flat:
             piece: Operand = (buffer, column, o[2], "self", "none", 0)

@@ -43,6 +43,8 @@ class Storage:
         for slot, n in self.graph.slots.items():
             if slot.child is None or slot.backward or n.op.name != "merge":
                 continue
+            if n in self.shared or any(n in (other for other, _ in of) for of in held.values()):
+                continue
             kinds, taken = set(n.attr("kinds")), held.setdefault((slot.structure, n.shape), [])
             for other, filled in taken:
                 if filled.isdisjoint(kinds):

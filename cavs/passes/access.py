@@ -135,6 +135,7 @@ class Accesses:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._memo: dict[Node, list[Piece]] = {}
+        self._asked: set[Slot] = set()  # whose values are being looked for
 
     def pieces(self, node: Node) -> list[Piece]:
         """The stored columns that make a row of ``node``, left to right, over its own domain."""
@@ -156,8 +157,13 @@ class Accesses:
         if name == "num_children":
             return [Piece(node, 0, 1, "segment_sum", "edges")]
         if name == "gather_grad" and node.attr("slot").child is not None:
-            slot = node.attr("slot")
-            held = self.held(self.graph.slots[slot]) or [Piece(self.graph.slots[slot], 0, width)]
+            slot, value = node.attr("slot"), self.graph.slots[node.attr("slot")]
+            held: list[Piece] = []
+            if slot not in self._asked:  # else its value is a view of itself, which needs a copy
+                self._asked.add(slot)
+                held = self.held(value)
+                self._asked.remove(slot)
+            held = held or [Piece(value, 0, width)]
             return [
                 replace(p, map="segment_sum", array="nth_parents", argument=slot.child)
                 for p in held
@@ -233,7 +239,9 @@ class Accesses:
             return
         many = ("matmul", "matmul_tn", "sum_rows", "broadcast")
         for x, pieces in self.operands(node):
-            if len(pieces) > 1 and node.op.name not in many:
+            # A copy lays pieces side by side once: what it repeats is stored first.
+            repeats = node.op.name == "broadcast" and x.type.width != node.type.width
+            if len(pieces) > 1 and (node.op.name not in many or repeats):
                 raise NoAccessError(x)
             if node.op.name in ("lstm", "lstm_grad") and pieces[0].map != "self":
                 raise NoAccessError(x)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from cavs.ir import EDGE, BatchRule, Graph, Node, Slot, Structure, apply, rebuild, rewrite, toposort
 
-# Not finite everywhere: of vertices that are nobody's child nothing has been said.
-_PARTIAL = ("div", "log", "sqrt", "power", "exp")
+# Finite everywhere, with their slopes: of vertices that are nobody's child nothing has been said.
+_TOTAL = {
+    *("add", "sub", "mul", "neg", "abs", "maximum", "minimum", "relu", "softplus"),
+    *("greater", "greater_equal", "equal", "where", "tanh", "sigmoid", "stop_gradient"),
+}
 
 
 def _child_of(x: Node) -> Structure | None:
@@ -27,7 +30,7 @@ def _child_of(x: Node) -> Structure | None:
             given = not y.inputs or "domain" in dict(y.attrs)
             if y.type.domain != EDGE or y.op.rule is not BatchRule.ROWWISE or given:
                 return None
-            if y.op.name in _PARTIAL:
+            if y.op.elementwise and y.op.name not in _TOTAL:
                 return None
     return found.pop() if len(found) == 1 else None
 

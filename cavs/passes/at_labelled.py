@@ -60,7 +60,7 @@ def _place_losses(graph: Graph) -> Graph:
         x = inputs[0].inputs[0]
         if name == "sum_rows":
             return apply(name, x)
-        if name not in _LINEAR:
+        if name not in _LINEAR or n.type.domain != VERTEX:
             return None
         return apply("place", rebuild(n, (x, *(_taken(y, x.type.domain) for y in inputs[1:]))))
 

@@ -27,7 +27,7 @@ from cavs.ir import (
     toposort,
     users,
 )
-from cavs.passes.rules import constant_of
+from cavs.passes.rules import as_type, constant_of
 
 
 def reduce_to(d: Node, target: TensorType) -> Node:
@@ -223,10 +223,11 @@ def split_gradients(graph: Graph) -> Graph:
         while stack:
             x = stack.pop()
             below = x.inputs[0] if x.op.name == "pad_rows" else x
-            if x.op.name == "add" and all(y.type == value.type for y in x.inputs):
-                stack += reversed(x.inputs)
-            elif x is not below and below.op.name == "add":
-                stack += [apply("pad_rows", y, **dict(x.attrs)) for y in reversed(below.inputs)]
+            sums = below.op.name == "add" and (x is not below or x.type == value.type)
+            if sums:  # terms of them may be repeated, such as the slope of a mean
+                terms = [as_type(y, below.type) for y in reversed(below.inputs)]
+                padded = [y if x is below else apply("pad_rows", y, **dict(x.attrs)) for y in terms]
+                stack += padded
             else:
                 rows = "" if x is below else f"@{x.attr('start')}"
                 outputs[f"{key}#{count}{rows}"] = below

@@ -23,6 +23,7 @@ def replicate(graph: Graph) -> Graph:
     """Scales the sums behind the output "loss". CompileError if the loss is not affine in them."""
     loss = graph.outputs["loss"]
     sums = _sums(loss)
+    _check_outermost(sums)
     _check_affine(loss, sums)
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
@@ -46,6 +47,19 @@ def _sums(loss: Node) -> set[Node]:
         else:
             stack += node.inputs
     return found
+
+
+def _check_outermost(sums: set[Node]) -> None:
+    """Raises if one needs another: of that a replica knows its own part alone."""
+    for node in sums:
+        for x in toposort(node.inputs):
+            if x.op.name == "sum_rows" and x.inputs[0].type.domain.base != "one":
+                raise CompileError(
+                    "[sum_rows] the loss needs a sum over all rows, such as their mean, at each of "
+                    "them, so parts of a batch cannot be computed apart",
+                    where=x.where,
+                    hint=_HINT,
+                )
 
 
 def _check_affine(loss: Node, sums: set[Node]) -> None:
