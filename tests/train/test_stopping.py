@@ -30,6 +30,14 @@ def in_the_checkpoint(trainer, number):
     return {}
 
 
+@pytest.fixture(autouse=True)
+def no_nohup():
+    """What is ignored from the start stays ignored, and the tests may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("moment", [in_the_event, in_the_checkpoint])
 def test_ctrl_c_after_the_last_evaluation_is_not_lost(moment, number, tmp_path):
