@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+import cavs
 from cavs import data
 from cavs.frontend.model import trace_model
 from cavs.ir import REGISTRY, Graph
@@ -117,3 +118,26 @@ def assert_close(actual, expected, tolerance, what, more=0.0):
     scale = max(float(np.abs(expected).max(initial=0.0)), least)
     error = float(np.abs(actual - expected).max(initial=0.0))
     assert error <= tolerance * scale + more, f"{what}: {error / scale:.3g} > {tolerance}"
+
+
+def drawn(model, scale, seed=0):
+    """The model with parameters of float64, all of them drawn: zero biases would hide their use."""
+    model.initialize(seed, np.float64)
+    rng = np.random.default_rng(seed)
+    for p in model.parameters().values():
+        p.value = scale * rng.normal(size=p.shape)
+    return model
+
+
+def agrees(model, batch, tolerance=1e-11, **options):
+    """Loss and gradients of a session on the batch are those of the oracle; session and gradients.
+
+    options: of the session, in float64 unless they say otherwise.
+    """
+    _, expected = reference(model, batch)
+    session = cavs.Session(model, **{"dtype": np.float64} | options)
+    loss, gradients = session.gradients(batch)
+    assert_close(loss, expected["loss"], tolerance, "loss")
+    for key, g in gradients.items():
+        assert_close(g, expected.get(f"grad:{key}", np.zeros(g.shape)), tolerance, key)
+    return session, gradients

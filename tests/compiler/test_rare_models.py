@@ -11,22 +11,13 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.errors import NumericsError
-from tests.oracle import assert_close, reference
+from tests.oracle import agrees, drawn
 from tests.runtime.trees import CLASSES, WORDS, Classifier, treebank
 
 
-def agrees(model, batch, seed=0):
-    """Loss and gradients of the model on the batch are those of the oracle; the latter."""
-    model.initialize(seed, np.float64)
-    rng = np.random.default_rng(seed)
-    for p in model.parameters().values():
-        p.value = 0.4 * rng.normal(size=p.shape)
-    _, expected = reference(model, batch)
-    loss, gradients = cavs.Session(model, dtype=np.float64).gradients(batch)
-    assert_close(loss, expected["loss"], 1e-11, "loss")
-    for key, g in gradients.items():
-        assert_close(g, expected.get(f"grad:{key}", np.zeros(g.shape)), 1e-11, key)
-    return gradients
+def checked(model, batch):
+    """Gradients of a model that agrees with the oracle."""
+    return agrees(drawn(model, 0.4), batch)[1]
 
 
 class OfChildren(cavs.VertexFunction):
@@ -53,7 +44,7 @@ class OfChildren(cavs.VertexFunction):
 @pytest.mark.parametrize("how", ["transposed", "part", "twice"])
 def test_a_large_batch_of_shared_words_and_a_weight_made_of_others(how):
     """Their products are done at the leaves where the weight is a parameter, and not else."""
-    agrees(Classifier(OfChildren(how)), treebank(40))
+    checked(Classifier(OfChildren(how)), treebank(40))
 
 
 class Share(cavs.VertexFunction):
@@ -103,7 +94,7 @@ def shared_graphs(count):
 
 
 def test_what_is_infinite_where_nobody_reads_it_is_not_computed_there():
-    gradients = agrees(Shared(), shared_graphs(30))
+    gradients = checked(Shared(), shared_graphs(30))
     assert all(np.isfinite(g).all() for g in gradients.values())
 
 
@@ -121,7 +112,7 @@ class Named(cavs.Model):
 def test_a_name_may_end_in_a_sharp():
     rng = np.random.default_rng(0)
     batch = cavs.batch([cavs.Graph([[]], {"x": rng.normal(size=(1, 4))}) for _ in range(5)])
-    gradients = agrees(Named(), batch)
+    gradients = checked(Named(), batch)
     assert len({g.tobytes() for g in gradients.values()}) == 3
     assert all(np.abs(g).min() > 0 for g in gradients.values())
 
@@ -143,7 +134,7 @@ class Plain(OfChildren):
 
 
 def test_a_penalty_reaches_all_rows_of_a_weight():
-    agrees(Penalised(Plain("plain")), treebank(40))
+    checked(Penalised(Plain("plain")), treebank(40))
 
 
 class Twice(cavs.Model):
@@ -171,7 +162,7 @@ class Dropping(cavs.VertexFunction):
 
 def test_a_cell_that_is_called_twice_drops_out_anew():
     batch = treebank(6)
-    gradients = agrees(Twice(0.5), batch)
+    gradients = checked(Twice(0.5), batch)
     assert np.abs(gradients["cell.U"]).max() > 0
     session = cavs.Session(Twice(0.0), dtype=np.float64)
     assert session.gradients(batch)[0] == 0  # and is computed once, where nothing drops out
@@ -202,7 +193,7 @@ class Through(cavs.Model):
 
 @pytest.mark.parametrize("trees", [3, 40])
 def test_indices_may_be_pushed(trees):
-    agrees(Through(), treebank(trees))
+    checked(Through(), treebank(trees))
 
 
 class Reversed(Through):
@@ -213,7 +204,7 @@ class Reversed(Through):
 
 
 def test_indices_may_be_pushed_from_the_roots_down():
-    agrees(Reversed(), treebank(3))
+    checked(Reversed(), treebank(3))
 
 
 def test_a_model_can_be_copied_after_it_was_explained():

@@ -10,7 +10,7 @@ from cavs import nn, ops
 from cavs.errors import CompileError
 from cavs.ir import REGISTRY, apply
 from cavs.ops.elementwise import elementwise
-from tests.compiler.test_rare_models import Shared, agrees, shared_graphs
+from tests.compiler.test_rare_models import Shared, checked, shared_graphs
 from tests.runtime.trees import CLASSES, WORDS, Classifier, graph, treebank
 
 RNG = np.random.default_rng(0)
@@ -52,7 +52,7 @@ class OneRow(cavs.Model):
     ids=["tanh", "half", "of itself", "two", "product", "parts"],
 )
 def test_a_sum_that_two_gradients_need(added):
-    agrees(OneRow(added), ROWS)
+    checked(OneRow(added), ROWS)
 
 
 class Forward(cavs.Model):
@@ -66,7 +66,7 @@ class Forward(cavs.Model):
 
 
 def test_a_sum_that_a_gradient_and_the_loss_need():
-    agrees(Forward(), ROWS)
+    checked(Forward(), ROWS)
 
 
 class Biases(cavs.VertexFunction):
@@ -85,7 +85,7 @@ class Biases(cavs.VertexFunction):
 
 @pytest.mark.parametrize("trees", [3, 40])
 def test_two_biases_of_a_cell(trees):
-    agrees(Classifier(Biases()), treebank(trees))
+    checked(Classifier(Biases()), treebank(trees))
 
 
 class Repeated(cavs.VertexFunction):
@@ -104,7 +104,7 @@ class Repeated(cavs.VertexFunction):
 
 
 def test_a_row_of_pieces_that_is_repeated():
-    agrees(Classifier(Repeated()), treebank(5))
+    checked(Classifier(Repeated()), treebank(5))
 
 
 class Delay(cavs.VertexFunction):
@@ -152,7 +152,7 @@ class Shown(cavs.Model):
 
 @pytest.mark.parametrize("make", [lambda: Classifier(Delay()), Shown], ids=["delay", "total"])
 def test_a_cotangent_that_is_a_view_of_itself(make):
-    agrees(make(), CHAINS)
+    checked(make(), CHAINS)
 
 
 class Weighted(Classifier):
@@ -172,7 +172,7 @@ def test_losses_of_vertices_times_values_of_edges():
         label[0] = -1
         features = {"token": made.features["token"], "label": label}
         graphs.append(cavs.Graph(children, features, {"weight": RNG.normal(size=4)}))
-    agrees(Weighted(), cavs.batch(graphs))
+    checked(Weighted(), cavs.batch(graphs))
 
 
 class Penalised(Classifier):
@@ -194,7 +194,7 @@ class Penalised(Classifier):
     ids=["mean", "of rows", "squares"],
 )
 def test_a_penalty_on_a_table(penalty):
-    agrees(Penalised(penalty), treebank(5))
+    checked(Penalised(penalty), treebank(5))
 
 
 def test_an_operator_of_ones_own_is_not_computed_where_nobody_reads_it():
@@ -206,7 +206,7 @@ def test_an_operator_of_ones_own_is_not_computed_where_nobody_reads_it():
     try:
         model = Shared()
         model.cell.__class__ = type("Own", (type(model.cell),), {"vertex": _by_own})
-        agrees(model, shared_graphs(30))
+        checked(model, shared_graphs(30))
     finally:
         del REGISTRY["rsqrt_of_a_test"]
 
@@ -227,6 +227,6 @@ class Centred(Classifier):
 
 def test_a_loss_of_means_below_means_is_refused_in_replicas():
     """A rank knows the mean over its own rows alone."""
-    agrees(Centred(), treebank(3))
+    checked(Centred(), treebank(3))
     with pytest.raises(CompileError, match="needs a sum over all rows"):
         cavs.Session(Centred(), replicated=True).gradients(treebank(3))

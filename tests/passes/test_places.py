@@ -8,29 +8,20 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
-from tests.oracle import assert_close, reference
+from tests.oracle import agrees, drawn
 from tests.runtime.trees import Classifier, graph, treebank
 
 
-def agrees(model, batch, **switches):
-    model.initialize(0, np.float64)
-    rng = np.random.default_rng(0)
-    for p in model.parameters().values():
-        p.value = 0.7 * rng.normal(size=p.shape)
-    _, expected = reference(model, batch)
-    session = cavs.Session(model, dtype=np.float64, passes=Passes(**switches))
-    loss, gradients = session.gradients(batch)
-    assert_close(loss, expected["loss"], 1e-11, "loss")
-    for key, g in gradients.items():
-        assert_close(g, expected.get(f"grad:{key}", np.zeros(g.shape)), 1e-11, key)
-    return session
+def checked(model, batch, **switches):
+    """The session of a model that agrees with the oracle."""
+    return agrees(drawn(model, 0.7), batch, passes=Passes(**switches))[0]
 
 
 def test_gates_lie_where_the_product_of_the_input_was():
     rng = np.random.default_rng(0)
     chains = [[[], *([i] for i in range(n - 1))] for n in (3, 9, 5)]
     batch = cavs.batch([graph(c, rng, absent=lambda kids: False) for c in chains])
-    session = agrees(Classifier(nn.LSTM(8, 6)), batch)
+    session = checked(Classifier(nn.LSTM(8, 6)), batch)
     program = session.compiled(batch).program
     (wide,) = [b for b in program.buffers if b.role == "arena" and b.width == 24]
     assert wide.name.startswith("matmul") and wide.name.count(" > sigmoid") >= 3
@@ -57,7 +48,7 @@ def test_columns_beside_gathered_ones():
     rng = np.random.default_rng(0)
     shapes = [[[], [], [0, 1], [], [3, 2]], [[]], [[], [0, 0]]]
     batch = cavs.batch([graph(s, rng, absent=lambda kids: False) for s in shapes])
-    agrees(Classifier(BesideGathered(), 8), batch)
+    checked(Classifier(BesideGathered(), 8), batch)
 
 
 class OfOneNumber(cavs.VertexFunction):
@@ -78,7 +69,7 @@ class OfOneNumber(cavs.VertexFunction):
 @pytest.mark.parametrize("switched", [None, "fuse", "specialise", "plan_memory", "partition"])
 def test_what_is_made_again_for_a_sum_is_not_read_before(switched):
     switches = {} if switched is None else {switched: False}
-    session = agrees(Classifier(OfOneNumber(), 8), treebank(40), **switches)
+    session = checked(Classifier(OfOneNumber(), 8), treebank(40), **switches)
     if switched is None:  # n is made in the loop, and once more behind it
         program = session.compiled(treebank(40)).program
         sums = [i for i in program.instructions if i.label == "gradient tree.W"]
