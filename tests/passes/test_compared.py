@@ -56,7 +56,7 @@ class Greatest(cavs.VertexFunction):
 def test_the_greatest_is_found_again(over, dtype):
     rng = np.random.default_rng(0)
     batch = cavs.batch([graph(s, rng, absent=lambda kids: False) for s in SHAPES * 10])
-    model = drawn(Classifier(Greatest(over), 8), 0.7)
+    model = drawn(Classifier(Greatest(over), 8), 0.7, seed=3)
     agrees(model, batch, 1e-11 if dtype is np.float64 else 2e-5, dtype=dtype)
 
 
