@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # Who calls the command line wrote no line that is to blame: a console script, a test.
@@ -87,6 +87,12 @@ class CavsError(Exception):
         if hint:
             text += f"\n  hint: {hint}"
         super().__init__(text)
+
+    def reworded(self, what: str) -> Self:
+        """The same error saying `what`: line, cure and all else, such as a vertex, stay."""
+        told = type(self)(what, where=self.where, hint=self.hint)
+        vars(told).update({k: v for k, v in vars(self).items() if k not in vars(told)})
+        return told
 
     def __reduce__(self) -> tuple[Callable[..., CavsError], tuple[Any, ...]]:
         return _again, (type(self), self.args, vars(self))

@@ -127,10 +127,7 @@ def _naming(name: str, *, whole: bool = False) -> Iterator[None]:
             if not whole:
                 raise
             what = f"<text>: {what}"
-        told = type(error)(what.replace("<text>", name), where=error.where, hint=error.hint)
-        if isinstance(error, GraphError) and isinstance(told, GraphError):
-            told.vertex = error.vertex
-        raise told from error
+        raise error.reworded(what.replace("<text>", name)) from error
 
 
 def _text(path: str, name: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require, require_count, require_flag
-from cavs.errors import CavsError, CheckpointError, ConfigError, DataError, GraphError
+from cavs.errors import CavsError, CheckpointError, ConfigError, DataError
 from cavs.train.prefetch import prefetch
 
 Collate = Callable[[Sequence[Any], NDArray[np.int64]], Any]
@@ -338,10 +338,7 @@ def _told(contents: Mapping[str, int]) -> str:
 def _located(error: Exception, where: str) -> CavsError:
     """The error as one of cavs that says where in the data it was."""
     if isinstance(error, CavsError) and type(error).__init__ is CavsError.__init__:
-        told = type(error)(f"{error.what}\n  in {where}", where=error.where, hint=error.hint)
-        if isinstance(error, GraphError) and isinstance(told, GraphError):
-            told.vertex = error.vertex
-        return told
+        return error.reworded(f"{error.what}\n  in {where}")
     return DataError(f"cannot prepare {where}: {type(error).__name__}: {error}")
 
 

@@ -283,3 +283,18 @@ def test_a_kept_batch_is_of_the_graphs_that_are_asked_for():
     kept.batch_size = max(kept.batch_size // 2, 1)
     after = [batch.num_graphs for batch in kept]
     assert sum(after) == sum(before) and max(after) < max(before)
+
+
+def test_an_error_of_a_lazy_data_set_keeps_its_vertex():
+    class Lazy:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            error = GraphError("no such child", hint="count from 0")
+            error.vertex = 7
+            raise error
+
+    with pytest.raises(GraphError, match=r"no such child\n  in .*\n(.|\n)*count from") as caught:
+        next(iter(DataLoader(Lazy(), 2, prefetch=0)))
+    assert caught.value.vertex == 7
