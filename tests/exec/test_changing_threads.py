@@ -17,7 +17,8 @@ def one_thread_afterwards():
 
 
 def test_steps_go_on_while_the_number_of_threads_changes():
-    whole, executor, inputs = case(d=8, h=12, scale=0.1)
+    """Large enough for several threads: how many there are is known when a step has its turn."""
+    whole, executor, inputs = case()
     states = [[np.zeros_like(p) for _ in range(STATES["adam"])] for p in whole.parameters]
     _engine.set_num_threads(1)
     expected = executor.run(*inputs)
@@ -29,20 +30,27 @@ def test_steps_go_on_while_the_number_of_threads_changes():
             n += 1
             _engine.set_num_threads(1 + n % 4)
 
-    def run():
-        _, other, own = case(d=8, h=12, scale=0.1)
+    def attempt(work):
         try:
-            for _ in range(300):
-                assert other.run(*own) == pytest.approx(expected, rel=1e-4)
+            work()
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=change), threading.Thread(target=run)]
-    for thread in threads:
+    def run():
+        _, other, own = case()
+        for _ in range(60):
+            assert other.run(*own) == pytest.approx(expected, rel=1e-4)
+
+    def step():
+        for _ in range(60):
+            executor.step(*inputs, 0, 1, options("adam", 1), states, [True] * 5)
+
+    changer = threading.Thread(target=change)
+    others = [threading.Thread(target=attempt, args=(work,)) for work in (run, step)]
+    for thread in (changer, *others):
         thread.start()
-    for _ in range(100):
-        executor.step(*inputs, 0, 1, options("adam", 1), states, [True] * 5)
-    threads[1].join()
+    for thread in others:
+        thread.join()
     ended.set()
-    threads[0].join()
+    changer.join()
     assert failed == []
