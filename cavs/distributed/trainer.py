@@ -401,8 +401,6 @@ class Trainer(LocalTrainer):
         """As `cavs.Trainer.save`: rank 0 writes; call it on all ranks."""
         self._survivors.go(lambda: self._save(path, progress, states))
         self.last_checkpoint = Path(path)
-        if states:
-            self._tell_saved(path)
 
     def _tell_saved(self, path: str | os.PathLike[str]) -> None:
         if self.communicator.rank == 0:
@@ -419,6 +417,8 @@ class Trainer(LocalTrainer):
         if self.communicator.rank == 0:
             try:
                 super().save(path, progress=progress, states=states)
+                if states:  # now: the launcher may have to say where it is if the others die
+                    self._tell_saved(path)
             except Exception as error:  # the other ranks must learn of it, whatever it is
                 failed = error
         self.agreement.meet("save", failed)

@@ -10,9 +10,10 @@ import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
 from cavs.distributed import Trainer, by_counts, choice
+from cavs.distributed import trainer as distributed_trainer
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.builders import build
-from cavs.distributed.communicator import SingleCommunicator, run_threads
+from cavs.distributed.communicator import LostPeerError, SingleCommunicator, run_threads
 from cavs.distributed.cost import Compute
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.session import DistributedSession
@@ -27,6 +28,7 @@ from cavs.distributed.strategy import (
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.session import MERGED_FROM
+from cavs.train.checkpoint import read_checkpoint
 
 
 class Tree(cavs.Model):
@@ -292,3 +294,27 @@ def test_a_batch_that_auto_cannot_run_is_an_error_on_all():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choice, "_has_free_core", lambda c: True)
         assert all("no such feature" in text for text in run_threads(2, work))
+
+
+def test_the_launcher_knows_a_checkpoint_before_the_other_ranks_do(monkeypatch, tmp_path):
+    """They may die first, and it has to say where the last one is."""
+    path, told = tmp_path / "checkpoint.safetensors", []
+    monkeypatch.setattr(distributed_trainer, "tell", lambda *what: told.append(what))
+    meets = Agreement.meet
+
+    def meet(agreement, place, error=None, **options):
+        if place == "save" and path.exists():
+            raise LostPeerError("the others are gone")
+        return meets(agreement, place, error, **options)
+
+    monkeypatch.setattr(Agreement, "meet", meet)
+
+    def work(c):
+        t = Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, dtype=np.float64)
+        t.advance(cavs.batch(trees(4, 0)))
+        with pytest.raises(LostPeerError):
+            t.save(path)
+
+    run_threads(2, work)
+    assert [what for what in told if what[0] == "saved"] == [("saved", str(path), 1)]
+    assert read_checkpoint(path).progress["step"] == 1
