@@ -13,18 +13,9 @@ from cavs.errors import FAULT, CompileError
 from cavs.ir import Node
 from cavs.passes.access import LOCAL_ARRAYS, Piece
 from cavs.passes.partition import Body, Partition, is_elementwise
+from cavs.passes.repeats import block, grid
 
 MOST_OPERANDS = 20  # of a fused kernel: 16 bytes of each are 80 of the 128 registers of a thread
-
-
-def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
-    """A row as outer x inner blocks."""
-    if len(shape) < 2:
-        return 1, shape[0] if shape else 1
-    outer = 1
-    for s in shape[:-1]:
-        outer *= s
-    return outer, shape[-1]
 
 
 @dataclass(eq=False)
@@ -152,7 +143,7 @@ class RowLowering(Storage):
                 group.nodes.remove(n)
         if not group.nodes:
             return
-        outer, inner = _grid(group.shape)
+        outer, inner = grid(group.shape)
         loads: dict[tuple[Operand, int, bool], int] = {}
         inputs: dict[tuple[Node, Node], int] = {}
         members = set(group.nodes)
@@ -160,7 +151,7 @@ class RowLowering(Storage):
             for x, pieces in self.accesses.operands(n):
                 if x in members:
                     continue
-                load = (self.operand(pieces[0]), *_block(x, group.shape, n.where))
+                load = (self.operand(pieces[0]), *_block(x, group.shape))
                 inputs[n, x] = loads.setdefault(load, len(loads))
         program = MapProgram(len(loads))
         registers: dict[Node, Register] = {}
@@ -272,7 +263,7 @@ class RowLowering(Storage):
     def _rearrange(self, n: Node) -> None:
         """Rank-2 slices and concatenations, pads and transposes: strided copies."""
         buffer = self._write(n)
-        outer, size = _grid(n.shape)
+        outer, size = grid(n.shape)
         column = 0
         if n.op.name == "transpose":
             raise CompileError(
@@ -321,20 +312,13 @@ def _reduces_axis(node: Node) -> bool:
     return node.op.name in ("sum_axis", "max_axis")
 
 
-def _block(x: Node, shape: tuple[int, ...], where: str) -> tuple[int, bool]:
+def _block(x: Node, shape: tuple[int, ...]) -> tuple[int, bool]:
     """How an operand of a fused kernel repeats: outer stride and whether one number a block."""
-    outer, inner = _grid(shape)
-    if x.shape == shape or (x.type.width == outer * inner and _grid(x.shape) == (outer, inner)):
-        return (inner if outer > 1 else 0), False
-    if x.type.width == 1:
-        return 0, inner > 1
-    if _grid(x.shape) == (1, inner):
-        return 0, False
-    if len(x.shape) == len(shape) and x.shape[-1] == 1 and x.type.width == outer:
-        return 1, True
-    raise CompileError(
-        f"a value of shape {list(x.shape)} repeated to {list(shape)} cannot be lowered",
-        where=where or x.where,
-        hint="reshape both to two axes, or join copies by ops.concat: only whole rows, the last "
-        "axis, or one number for each of these repeat",
-    )
+    found = block(x.shape, shape)
+    if found is None:
+        raise CompileError(
+            f"a value of shape {list(x.shape)} is repeated to {list(shape)} without copies",
+            where=x.where,
+            hint=FAULT,
+        )
+    return found

@@ -22,6 +22,7 @@ from cavs.ir import (
     rebuild,
     rewrite,
 )
+from cavs.passes.repeats import copies
 from cavs.passes.rules import Rules, as_type, constant_of, full, of, where, zeros
 
 
@@ -331,12 +332,13 @@ RULES = Rules(
     _graph_at_edges,
     _known,
     _one_row,
+    copies,
     _stopped,
 )
 
 
 # What the lowering relies on.
-CANONICAL = Rules(_transpose, _graph_at_edges, _known, _one_row)
+CANONICAL = Rules(_transpose, _graph_at_edges, _known, _one_row, copies)
 
 
 def simplify_node(node: Node, rules: Rules = RULES) -> Node:
