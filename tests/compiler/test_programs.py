@@ -15,7 +15,8 @@ from cavs.errors import TraceError
 from cavs.runtime import session as session_module
 from cavs.runtime import tracing
 from tests import random_programs
-from tests.oracle import assert_close, numeric_slope, reference, slope_of, traced
+from tests.compiler.test_equality import check
+from tests.oracle import numeric_slope, reference, slope_of, traced
 from tests.random_programs import batches, programs
 
 SWITCHES = sorted(vars(Passes()))
@@ -44,15 +45,7 @@ def compare(model, batch, tolerance, *, merged=True, **options):
     shared = 0.0 if batch.num_vertices % 2 else np.inf  # products of child values at the child
     least = 1 if merged else 10**9
     with mock.patch.multiple(session_module, MERGED_FROM=least, SHARED_FROM=shared):
-        loss, gradients = session.gradients(batch, seed=5, step=2)
-        result = session.evaluate(batch)
-    assert_close(loss, expected["loss"], tolerance, "loss")
-    for name, g in gradients.items():
-        unused = np.zeros(session.parameters[name].shape)
-        assert_close(g, expected.get(f"grad:{name}", unused), tolerance, name)
-    assert_close(result.loss, forward["loss"], tolerance, "loss without dropout")
-    for name, rows in result.outputs.items():
-        assert_close(rows.reshape(np.shape(forward[name])), forward[name], tolerance, name)
+        check(session, batch, expected, forward, tolerance)
 
 
 @settings(max_examples=200)

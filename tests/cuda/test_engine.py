@@ -9,17 +9,20 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 
 import cavs
 from cavs import nn
 from cavs.cuda.device import Device
 from cavs.errors import DeviceError, FeatureError, NumericsError
 from cavs.runtime import session as session_module
+from tests import random_programs
 from tests.compiler.test_equality import ALL_ON, FLOAT32, FLOAT64, check
+from tests.compiler.test_programs import with_parameters
 from tests.cuda.hardware import gpu
 from tests.oracle import assert_close, reference
 from tests.random_cells import batches, models, traced_parameters
+from tests.random_programs import programs
 from tests.runtime.test_standing_cases import STRUCTURES
 from tests.runtime.trees import Classifier, binary, graph, treebank
 
@@ -91,6 +94,13 @@ def test_float64_equals_the_oracle_whatever_the_order(device, shuffle, model, ba
 def test_float32_equals_the_oracle(device, model, batch):
     traced_parameters(model, batch)
     compare(model, batch, device, FLOAT32, np.float32)
+
+
+@settings(RANDOM, max_examples=20)
+@given(programs(), random_programs.batches())
+def test_operators_in_any_order_equal_the_oracle(device, shuffle, model, batch):
+    assume(with_parameters(model, batch))
+    compare(model, batch, device, FLOAT64, shuffle=shuffle)
 
 
 # A product is rounded at its inputs: to 10 bits in tf32, to 7 in bfloat16.
