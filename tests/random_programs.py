@@ -209,7 +209,7 @@ class RandomCell(cavs.VertexFunction):
         c.next, self.weights.used = self.start, 0
         children = v.gather()
         gathered = [children[name] for name in self.state.shapes]
-        values = [v.pull("x"), v.pull("whole"), self.weights.get(c.of(SHAPES)), v.edge("relation")]
+        values = [v.pull("x"), v.pull("graph"), self.weights.get(c.of(SHAPES)), v.edge("relation")]
         values += [ops.reshape(v.num_children, (1,)) * 0.3, *gathered]
         if not self.top_down:
             values += [v.gather(c.number() % 3)[name] for name in self.state.shapes]
@@ -279,7 +279,7 @@ class RandomProgram(cavs.Model):
                 of_graph = p.value(lambda x: x.type.domain.base in ("graph", "one"))
                 edge = c.of(edges)
                 x, of_graph = p.shaped(x, shape), p.shaped(of_graph, shape[:1])
-                out = cell(graph, x=x, whole=of_graph, relation=p.shaped(edge, (3,)))
+                out = cell(graph, x=x, graph=of_graph, relation=p.shaped(edge, (3,)))
                 p.values += (out.read, out.late, out.any)
                 edges += [x for x in p.values[-3:] if x.type.domain.base == "edge"]
             p.run(c.number() % 6)

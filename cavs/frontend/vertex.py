@@ -249,7 +249,7 @@ class VertexFunction(Module):
         """The function F of one vertex; see Vertex for what it can do."""
         raise NotImplementedError
 
-    def __call__(self, graph: SymbolicGraph, *values: Any, **inputs: Any) -> Any:
+    def __call__(self, graph: SymbolicGraph, /, *values: Any, **inputs: Any) -> Any:
         """Traces the cell over ``batch.graph``; inputs are what ``pull`` and ``edge`` give."""
         trace = current_trace()
         if values:
