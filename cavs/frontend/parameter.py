@@ -66,7 +66,9 @@ class Parameter(Operand):
 
     shape: sizes of its axes. init: "xavier" (default of matrices), "zeros" (default of vectors),
     "ones", "normal" (0.01), "uniform" (0.05), a number, an array of that shape, or a function
-    (generator, shape) -> array. sparse: only rows that a batch looks up have a gradient and move.
+    (generator, shape) -> array. sparse: a table of which only rows that a batch looks up have a
+    gradient and move, where nothing but ops.lookup reads it; without it every row decays and has
+    momentum in every step.
     """
 
     _kind = "a parameter"

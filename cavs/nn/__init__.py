@@ -28,11 +28,14 @@ from cavs.ops.random import check_rate
 class Embedding(Module):
     """A table of ``num_rows`` x ``width``; an index of -1 gives zeros.
 
-    Its gradient is sparse: only rows a batch looks up are updated.
+    sparse: only rows a batch looks up are updated; otherwise all of them decay and have momentum
+    in every step, which takes time in proportion to the table.
     """
 
-    def __init__(self, num_rows: int, width: int, init: Initializer = "uniform") -> None:
-        self.weight = Parameter((num_rows, width), init=init, sparse=True)
+    def __init__(
+        self, num_rows: int, width: int, init: Initializer = "uniform", *, sparse: bool = True
+    ) -> None:
+        self.weight = Parameter((num_rows, width), init=init, sparse=sparse)
 
     def __call__(self, index: Any) -> Node:
         """index: integers of any domain; returns rows (width,)."""

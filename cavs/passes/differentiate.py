@@ -194,8 +194,11 @@ def dense_gradients(graph: Graph) -> set[str]:
     """Names of the parameters whose gradients are more than rows of a table, and not always zero.
 
     Where the kinds of vertices at hand leave such a gradient nothing, it is zero, not absent:
-    momentum and weight decay are not to depend on what a program has met.
+    momentum and weight decay are not to depend on what a program has met. Rows of a parameter that
+    is not sparse, too, go into a dense gradient, so that all of it decays and has momentum.
     """
+    held = (n.attr("parameter") for n in graph.nodes() if n.op.name == "parameter")
+    tables = {f"grad:{p.name}" for p in held if p.sparse}
     found = set()
     for key, value in graph.outputs.items():
         stack = [value] if key.startswith("grad:") else []
@@ -203,7 +206,9 @@ def dense_gradients(graph: Graph) -> set[str]:
             x = stack.pop()
             if x.op.name == "add":
                 stack += x.inputs
-            elif x.op.name != "lookup_grad" and constant_of(x) != 0.0:
+            elif key in tables and x.op.name == "lookup_grad":
+                continue
+            elif constant_of(x) != 0.0:
                 found.add(key.removeprefix("grad:"))
     return found
 
