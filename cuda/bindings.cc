@@ -6,6 +6,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include "bindings/gradients.h"
 #include "bindings/report.h"
 
 namespace cavs::cuda {
@@ -305,11 +306,7 @@ void bind_executor(py::module_& m) {
           "output",
           [](PyExecutor& x, int32_t buffer) {
             return x.visit([&]<class T>(Executor<T>& e) -> py::array {
-              const auto [rows, width] = without_gil([&] { return e.output_shape(buffer); });
-              py::array_t<T> out({rows, width});
-              T* to = out.mutable_data();
-              without_gil([&] { e.output(buffer, to); });
-              return out;
+              return to_array(without_gil([&] { return e.output(buffer); }));
             });
           },
           py::arg("buffer"), "A copy of an output in the caller's order; zero rows where absent.")

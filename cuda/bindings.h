@@ -11,13 +11,6 @@
 
 namespace cavs::cuda {
 
-// For all that waits for its turn on the device (see Turn).
-template <class F>
-auto without_gil(F&& f) {
-  const py::gil_scoped_release release;
-  return f();
-}
-
 // Parameters of either precision, with the kernels that work on it and the arrays of the host.
 struct PyParameters {
   std::shared_ptr<Device> device;

@@ -78,8 +78,7 @@ class Executor {
 
   void gradient(int32_t param, T* out);
   std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param);
-  std::pair<int64_t, int64_t> output_shape(int32_t buffer) const;
-  void output(int32_t buffer, T* out);
+  Output<T> output(int32_t buffer);
   Report report() const;
   Replays::Report replays() const;
   std::string take_trouble() { return replays_.take_trouble(); }

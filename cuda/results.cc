@@ -156,21 +156,16 @@ const DeviceFactors& Executor<T>::factors(int32_t param) const {
 }
 
 template <class T>
-std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t buffer) const {
+Output<T> Executor<T>::output(int32_t buffer) {
   const Turn turn(*device_);
   check_ran();
-  return cavs::output_shape(*program_, spaces_, buffer);
-}
-
-template <class T>
-void Executor<T>::output(int32_t buffer, T* out) {
-  const Turn turn(*device_);
-  check_ran();
-  const int64_t width = cavs::output_shape(*program_, spaces_, buffer).second;
+  const auto [rows, width] = output_shape(*program_, spaces_, buffer);
   std::vector<T> values(spaces_.rows(program_->buffers[buffer].space).size() * width);
   device_->download(values.data(), address_of(buffer), values.size() * sizeof(T));
   device_->synchronize();
-  to_caller(*program_, spaces_, *schedule_, buffer, values.data(), out);
+  Output<T> out{rows, width, std::make_unique_for_overwrite<T[]>(rows * width)};
+  to_caller(*program_, spaces_, *schedule_, buffer, values.data(), out.values.get());
+  return out;
 }
 
 template <class T>
@@ -287,8 +282,7 @@ std::vector<Span> Executor<T>::trace() const {
   template void Executor<T>::gradient(int32_t, T*);                                 \
   template std::optional<std::pair<std::vector<int32_t>, std::vector<T>>>           \
   Executor<T>::gradient_rows(int32_t);                                              \
-  template std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t) const;    \
-  template void Executor<T>::output(int32_t, T*);                                   \
+  template Output<T> Executor<T>::output(int32_t);                                  \
   template void Executor<T>::set_profiling(bool);                                   \
   template void Executor<T>::timed(int32_t);                                        \
   template Report Executor<T>::report() const;                                      \

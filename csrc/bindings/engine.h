@@ -15,15 +15,13 @@ class Engine {
 
   double run(const RunOptions& options) {
     const Inputs<T> inputs = to_inputs<T>(options);
-    const py::gil_scoped_release release;
-    return executor_.run(inputs);
+    return without_gil([&] { return executor_.run(inputs); });
   }
 
   std::pair<double, double> step(const RunOptions& run, const StepOptions& options) {
     const Inputs<T> inputs = to_inputs<T>(run);
     const Update<T> update = to_update<T>(options, arrays_);
-    const py::gil_scoped_release release;
-    const StepResult result = executor_.step(inputs, update);
+    const StepResult result = without_gil([&] { return executor_.step(inputs, update); });
     return {result.loss, result.grad_norm};
   }
 
@@ -34,12 +32,13 @@ class Engine {
     }
     const py::array& like = arrays_[param];
     py::array_t<T> out(std::vector<py::ssize_t>(like.shape(), like.shape() + like.ndim()));
-    executor_.gradient(param, out.mutable_data());
+    T* to = out.mutable_data();
+    without_gil([&] { executor_.gradient(param, to); });
     return out;
   }
 
   py::object gradient_rows(int32_t param) const {
-    const auto rows = executor_.gradient_rows(param);
+    const auto rows = without_gil([&] { return executor_.gradient_rows(param); });
     if (!rows) return py::none();
     const auto n = static_cast<py::ssize_t>(rows->first.size());
     const auto width = n == 0 ? 0 : static_cast<py::ssize_t>(rows->second.size()) / n;
@@ -48,16 +47,12 @@ class Engine {
   }
 
   py::array output(int32_t buffer) const {
-    const auto [rows, width] = executor_.output_shape(buffer);
-    py::array_t<T> out({rows, width});
-    executor_.output(buffer, out.mutable_data());
-    return out;
+    return to_array(without_gil([&] { return executor_.output(buffer); }));
   }
 
   bool wait_gradient(int32_t param, int64_t begin, std::optional<int64_t> end) const {
     const int64_t last = end.value_or(executor_.parameter_size(param));
-    const py::gil_scoped_release release;
-    return executor_.wait_gradient(param, begin, last);
+    return without_gil([&] { return executor_.wait_gradient(param, begin, last); });
   }
 
   // (rows or None, values), of the engine's memory; `owner` keeps it alive.
@@ -97,21 +92,18 @@ class Engine {
     const T* b = data_of<T>(right, "right", false);
     T* c = data_of<T>(out, "out", true);
     const py::ssize_t rows = left.shape(0), k = left.shape(1), n = right.shape(1);
-    const py::gil_scoped_release release;
-    executor_.add_product(a, b, rows, k, n, c);
+    without_gil([&] { executor_.add_product(a, b, rows, k, n, c); });
   }
 
   double squared_norm(const py::list& pieces) {
     const std::vector<GradientPiece<T>> work = to_pieces<T>(pieces);
-    const py::gil_scoped_release release;
-    return executor_.squared_norm(work);
+    return without_gil([&] { return executor_.squared_norm(work); });
   }
 
   void apply(const py::list& pieces, const StepOptions& options, double scale) {
     const std::vector<GradientPiece<T>> work = to_pieces<T>(pieces);
     const Update<T> update = to_update<T>(options, arrays_);
-    const py::gil_scoped_release release;
-    executor_.apply(update, work, scale);
+    without_gil([&] { executor_.apply(update, work, scale); });
   }
 
   Executor<T>& executor() { return executor_; }

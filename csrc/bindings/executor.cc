@@ -17,6 +17,10 @@ struct PyExecutor {
   auto visit(F&& f) {
     return std::visit([&](auto& e) { return f(*e); }, engine);
   }
+  template <class F>
+  auto visit_without_gil(F&& f) {
+    return visit([&](auto& e) { return without_gil([&] { return f(e.executor()); }); });
+  }
 };
 
 std::unique_ptr<PyExecutor> make_executor(const Builder& b,
@@ -70,7 +74,7 @@ void bind_class(py::module_& m) {
           "not finite.")
       .def(
           "arm_gradients",
-          [](PyExecutor& x) { x.visit([](auto& e) { e.executor().arm_gradients(); }); },
+          [](PyExecutor& x) { x.visit_without_gil([](auto& e) { e.arm_gradients(); }); },
           "Before a run that other threads follow with wait_gradient.")
       .def(
           "give_up_gradients",
@@ -117,7 +121,7 @@ void bind_class(py::module_& m) {
       .def(
           "set_factored",
           [](PyExecutor& x, int32_t i) {
-            return x.visit([&](auto& e) { return e.executor().set_factored(i); });
+            return x.visit_without_gil([&](auto& e) { return e.set_factored(i); });
           },
           py::arg("parameter"),
           "From now on runs leave the operands of the gradient's products instead of the gradient; "
@@ -180,19 +184,21 @@ void bind_class(py::module_& m) {
           py::arg("buffer"), "A copy of an output in the caller's order; zero rows where absent.")
       .def("report",
            [](PyExecutor& x) {
-             return to_dict(x.visit([](auto& e) { return e.executor().report(); }));
+             return to_dict(x.visit_without_gil([](auto& e) { return e.report(); }));
            })
       .def(
           "set_profiling",
-          [](PyExecutor& x, bool on) { x.visit([&](auto& e) { e.executor().set_profiling(on); }); },
+          [](PyExecutor& x, bool on) {
+            x.visit_without_gil([&](auto& e) { e.set_profiling(on); });
+          },
           py::arg("on"), "Starts (from zero) or stops the clocks of report().")
       .def(
           "set_serial",
-          [](PyExecutor& x, bool on) { x.visit([&](auto& e) { e.executor().set_serial(on); }); },
+          [](PyExecutor& x, bool on) { x.visit_without_gil([&](auto& e) { e.set_serial(on); }); },
           py::arg("on"), "One vertex at a time on one thread: slow, for comparison.")
       .def(
           "invalidate_parameters",
-          [](PyExecutor& x) { x.visit([](auto& e) { e.executor().invalidate_parameters(); }); },
+          [](PyExecutor& x) { x.visit_without_gil([](auto& e) { e.invalidate_parameters(); }); },
           "Call after writing to a parameter: packed copies are made anew.");
 }
 

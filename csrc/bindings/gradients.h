@@ -1,5 +1,5 @@
-// The gradients of a step in parts as Python sees them: NumPy arrays of the engine's memory, and
-// pieces of them that come back.
+// Results as Python sees them: outputs, and the gradients of a step in parts, NumPy arrays of the
+// engine's memory and pieces of them that come back.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -15,6 +15,14 @@ namespace cavs {
 template <class T>
 py::array_t<T> array_of(T* data, std::vector<py::ssize_t> shape, const py::object& owner) {
   return py::array_t<T>(std::move(shape), data, owner);
+}
+
+template <class T>
+py::array_t<T> to_array(Output<T> output) {
+  T* values = output.values.get();
+  const py::capsule owner(values, [](void* p) { delete[] static_cast<T*>(p); });
+  output.values.release();
+  return array_of(values, {output.rows, output.width}, owner);
 }
 
 // (rows or None, values).

@@ -14,6 +14,13 @@ namespace py = pybind11;
 
 namespace cavs {
 
+// For all that waits for a run, of this thread or another: Python goes on meanwhile.
+template <class F>
+auto without_gil(F&& f) {
+  const py::gil_scoped_release release;
+  return f();
+}
+
 inline OptimizerKind parse_optimizer(const std::string& s) {
   return parse<OptimizerKind>(s, {"sgd", "momentum", "adagrad", "adam", "adamw"}, "optimizer");
 }

@@ -56,6 +56,13 @@ struct GradientView {
   bool sparse = false;
 };
 
+// An output in the caller's order; zero where it has no row.
+template <class T>
+struct Output {
+  int64_t rows, width;
+  std::unique_ptr<T[]> values;
+};
+
 // Per parameter: its optimiser states, and whether it is trained at all.
 template <class T>
 struct Update {
@@ -146,9 +153,7 @@ class Executor {
   void gradient(int32_t param, T* out) const;
   // Touched rows (ascending) and their values, or nothing if the gradient is dense.
   std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param) const;
-  // Rows and columns of an output, and its values in the caller's order; zero where it has no row.
-  std::pair<int64_t, int64_t> output_shape(int32_t buffer) const;
-  void output(int32_t buffer, T* out) const;
+  Output<T> output(int32_t buffer) const;
 
   Report report() const;
   void set_profiling(bool on);

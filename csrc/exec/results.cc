@@ -61,19 +61,14 @@ std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> Executor<T>::grad
 }
 
 template <class T>
-std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t buffer) const {
+Output<T> Executor<T>::output(int32_t buffer) const {
   const std::lock_guard lock(mutex_);
   check_ran();
-  return cavs::output_shape(*program_, spaces_, buffer);
-}
-
-template <class T>
-void Executor<T>::output(int32_t buffer, T* out) const {
-  const std::lock_guard lock(mutex_);
-  check_ran();
-  cavs::output_shape(*program_, spaces_, buffer);  // refuses what is no output
+  const auto [rows, width] = output_shape(*program_, spaces_, buffer);
+  Output<T> out{rows, width, std::make_unique_for_overwrite<T[]>(rows * width)};
   const T* values = arena_.as<T>() + analysis_.lifetimes[buffer].offset / sizeof(T);
-  to_caller(*program_, spaces_, *schedule_, buffer, values, out);
+  to_caller(*program_, spaces_, *schedule_, buffer, values, out.values.get());
+  return out;
 }
 
 template <class T>
@@ -122,14 +117,13 @@ Report Executor<T>::report() const {
   return report;
 }
 
-#define CAVS_INSTANTIATE(T)                                                      \
-  template void Executor<T>::check_param(int32_t) const;                         \
-  template void Executor<T>::check_ran() const;                                  \
-  template void Executor<T>::gradient(int32_t, T*) const;                        \
-  template std::optional<std::pair<std::vector<int32_t>, std::vector<T>>>        \
-  Executor<T>::gradient_rows(int32_t) const;                                     \
-  template std::pair<int64_t, int64_t> Executor<T>::output_shape(int32_t) const; \
-  template void Executor<T>::output(int32_t, T*) const;                          \
+#define CAVS_INSTANTIATE(T)                                               \
+  template void Executor<T>::check_param(int32_t) const;                  \
+  template void Executor<T>::check_ran() const;                           \
+  template void Executor<T>::gradient(int32_t, T*) const;                 \
+  template std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> \
+  Executor<T>::gradient_rows(int32_t) const;                              \
+  template Output<T> Executor<T>::output(int32_t) const;                  \
   template Report Executor<T>::report() const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

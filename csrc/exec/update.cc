@@ -126,6 +126,7 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
 
 template <class T>
 void Executor<T>::arm_gradients() {
+  const std::lock_guard lock(mutex_);
   if (!progress_.watched()) planned_threads_ = 0;  // the plan is to make slabs
   progress_.arm();
 }

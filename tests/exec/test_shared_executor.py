@@ -1,0 +1,106 @@
+"""An executor that several Python threads use at once: who waits lets the others go on."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hand_programs import TreeRnn, random_dag, schedule
+
+from cavs import _engine
+
+TABLE, W, U, B, V = range(5)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    _engine.set_num_threads(1)
+
+
+def inputs_of(vertices, seed=0):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 6, vertices).astype(np.int32)
+    return schedule([random_dag(rng, vertices)]), [], [tokens]
+
+
+@pytest.fixture(scope="module")
+def slow():
+    """An executor, and a batch of which one run takes some tenths of a second."""
+    _engine.set_num_threads(1)
+    cell = TreeRnn(d=300, h=600, scale=0.01)
+    executor, inputs = cell.executor(), inputs_of(1500)
+    executor.set_serial(True)
+    executor.run(*inputs)
+    return cell, executor, inputs
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gradient",
+        "gradient_rows",
+        "output",
+        "report",
+        "set_profiling",
+        "set_serial",
+        "set_factored",
+        "invalidate_parameters",
+        "arm_gradients",
+    ],
+)
+def test_python_goes_on_while_a_call_waits_for_a_run(slow, name):
+    """The call waits without the GIL; what else there is of Python would stand still with it."""
+    cell, executor, inputs = slow
+    arguments = {
+        "gradient": (W,),
+        "gradient_rows": (TABLE,),
+        "output": (cell.h_out,),
+        "set_profiling": (False,),
+        "set_serial": (True,),
+        "set_factored": (B,),
+    }
+    beats = []  # of each attempt, while the call waits
+    for _ in range(5):  # a thread may come late on a busy machine, but not every time
+        run = threading.Thread(target=executor.run, args=inputs)
+        call = threading.Thread(target=getattr(executor, name), args=arguments.get(name, ()))
+        run.start()
+        time.sleep(0.02)
+        call.start()
+        beats.append(0)
+        while call.is_alive():
+            time.sleep(0.001)
+            beats[-1] += 1
+        run.join()
+        if beats[-1] >= 10:
+            break
+    assert max(beats) >= 10
+
+
+def test_an_output_is_that_of_one_run():
+    """Its size and its values, whatever runs meanwhile."""
+    cell = TreeRnn(d=3, h=2)
+    executor = cell.executor()
+    batches = [inputs_of(n, n) for n in (300, 301)]
+    expected = {}
+    for batch in batches:
+        executor.run(*batch)
+        found = executor.output(cell.h_out)
+        expected[len(found)] = found
+    ended = threading.Event()
+
+    def run(batch):
+        while not ended.is_set():
+            executor.run(*batch)
+
+    runners = [threading.Thread(target=run, args=(batch,)) for batch in batches * 4]
+    for runner in runners:
+        runner.start()
+    try:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            found = executor.output(cell.h_out)
+            np.testing.assert_array_equal(found, expected[len(found)])
+    finally:
+        ended.set()
+        for runner in runners:
+            runner.join()
