@@ -55,32 +55,36 @@ class Engine {
     return without_gil([&] { return executor_.wait_gradient(param, begin, last); });
   }
 
-  // (rows or None, values), of the engine's memory; `owner` keeps it alive.
-  py::tuple gradient_view(int32_t param, const py::object& owner) {
-    return to_tuple(executor_.gradient_view(param), owner);
+  // (rows or None, values), of the engine's memory, which lives as long as they do.
+  py::tuple gradient_view(int32_t param) const {
+    const GradientView<T> view = executor_.gradient_view(param);
+    return to_tuple(view, owner_of(view.owner));
   }
 
   // All dense gradients, in gradient_order, with gaps between them.
-  py::array gradient_block(const py::object& owner) {
-    const auto [data, size] = executor_.gradient_block();
-    return array_of(data, {size}, owner);
+  py::array gradient_block() const {
+    const GradientView<T> all = executor_.gradient_block();
+    return array_of(all.values, {all.count}, owner_of(all.owner));
   }
 
   void set_gradient_block(const py::array& memory) {
     T* data = data_of<T>(memory, "the memory of gradients", true);
-    const int64_t size = executor_.gradient_block().second;
+    const int64_t size = executor_.gradient_block().count;
     if (memory.size() != size) {
       throw py::value_error("memory of " + std::to_string(memory.size()) + " elements for " +
                             std::to_string(size) + " of gradients");
     }
-    executor_.set_gradient_block(data);
-    gradient_memory_ = memory;
+    const std::shared_ptr<T> kept(data, [memory](T*) {});
+    // What was there before may be an array as well: it ends here, with the GIL.
+    const auto before = without_gil([&] { return executor_.set_gradient_block(kept); });
   }
 
-  py::tuple factors(int32_t param, const py::object& owner) {
-    const Factors& f = executor_.factors(param);
-    return py::make_tuple(array_of(f.left.template as<T>(), {f.rows, f.k}, owner),
-                          array_of(f.right.template as<T>(), {f.rows, f.n}, owner));
+  py::tuple factors(int32_t param) const {
+    const auto to_array = [](const GradientView<T>& view) {
+      return array_of(view.values, {view.count, view.width}, owner_of(view.owner));
+    };
+    const auto [left, right] = executor_.factors(param);
+    return py::make_tuple(to_array(left), to_array(right));
   }
 
   void add_product(const py::array& left, const py::array& right, const py::array& out) const {
@@ -110,7 +114,6 @@ class Engine {
 
  private:
   std::vector<py::array> arrays_;
-  py::array gradient_memory_;  // of others, if it is
   Executor<T> executor_;
 };
 

@@ -96,19 +96,15 @@ void bind_class(py::module_& m) {
           py::arg("parameter"), "Elements of the gradient that become final together.")
       .def(
           "gradient_view",
-          [](const py::object& self, int32_t i) {
-            auto& x = self.cast<PyExecutor&>();
-            return x.visit([&](auto& e) { return e.gradient_view(i, self); });
+          [](PyExecutor& x, int32_t i) {
+            return x.visit([&](auto& e) { return e.gradient_view(i); });
           },
           py::arg("parameter"),
           "(None, values) of a dense gradient, (rows, values) of a sparse one: the engine's own "
           "memory, valid until the next run.")
       .def(
           "gradient_block",
-          [](const py::object& self) {
-            auto& x = self.cast<PyExecutor&>();
-            return x.visit([&](auto& e) { return e.gradient_block(self); });
-          },
+          [](PyExecutor& x) { return x.visit([](auto& e) { return e.gradient_block(); }); },
           "The memory of all dense gradients, in gradient_order; between them are zeros.")
       .def(
           "set_gradient_block",
@@ -128,10 +124,7 @@ void bind_class(py::module_& m) {
           "False, changing nothing, where it is no sum of products.")
       .def(
           "factors",
-          [](const py::object& self, int32_t i) {
-            auto& x = self.cast<PyExecutor&>();
-            return x.visit([&](auto& e) { return e.factors(i, self); });
-          },
+          [](PyExecutor& x, int32_t i) { return x.visit([&](auto& e) { return e.factors(i); }); },
           py::arg("parameter"),
           "X [rows, k] and dY [rows, n] of a factored gradient; the engine's memory, valid until "
           "the next run.")

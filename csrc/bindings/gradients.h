@@ -4,7 +4,9 @@
 
 #include <pybind11/numpy.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/inputs.h"
@@ -15,6 +17,15 @@ namespace cavs {
 template <class T>
 py::array_t<T> array_of(T* data, std::vector<py::ssize_t> shape, const py::object& owner) {
   return py::array_t<T>(std::move(shape), data, owner);
+}
+
+// What an array of shared memory has for its owner.
+inline py::capsule owner_of(std::shared_ptr<const void> memory) {
+  using Shared = std::shared_ptr<const void>;
+  auto kept = std::make_unique<Shared>(std::move(memory));
+  py::capsule owner(kept.get(), [](void* p) { delete static_cast<Shared*>(p); });
+  kept.release();
+  return owner;
 }
 
 template <class T>
@@ -29,8 +40,7 @@ py::array_t<T> to_array(Output<T> output) {
 template <class T>
 py::tuple to_tuple(const GradientView<T>& view, const py::object& owner) {
   if (!view.sparse) return py::make_tuple(py::none(), array_of(view.values, {view.count}, owner));
-  py::array_t<int32_t> rows({static_cast<py::ssize_t>(view.count)}, view.rows, owner);
-  rows.attr("flags").attr("writeable") = false;
+  const py::array_t<int32_t> rows(static_cast<py::ssize_t>(view.count), view.rows);  // a copy
   return py::make_tuple(rows, array_of(view.values, {view.count, view.width}, owner));
 }
 

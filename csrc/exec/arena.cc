@@ -21,27 +21,19 @@ size_t padded(size_t bytes) { return bytes == 0 ? 0 : round_up(bytes, kLine) + 5
 
 }  // namespace
 
-Memory::~Memory() { std::free(data_); }
-
 void Memory::reserve(size_t bytes) {
   if (bytes <= bytes_) return;
   // Batches differ in size: a quarter more spares most of the next growths.
   bytes = bytes_ == 0 ? bytes : std::max(bytes, bytes_ + bytes_ / 4);
   const bool huge = bytes >= 2 * kHugePage;
   bytes = round_up(bytes, huge ? kHugePage : kLine);
-  std::free(data_);
   data_ = nullptr;
   bytes_ = 0;
-  data_ = std::aligned_alloc(huge ? kHugePage : kLine, bytes);
-  if (data_ == nullptr) throw std::bad_alloc();
-  if (huge) madvise(data_, bytes, MADV_HUGEPAGE);
+  void* const data = std::aligned_alloc(huge ? kHugePage : kLine, bytes);
+  if (data == nullptr) throw std::bad_alloc();
+  data_ = std::shared_ptr<void>(data, std::free);
+  if (huge) madvise(data, bytes, MADV_HUGEPAGE);
   bytes_ = bytes;
-}
-
-void Memory::release() {
-  std::free(data_);
-  data_ = nullptr;
-  bytes_ = 0;
 }
 
 size_t pack_lifetimes(std::vector<Lifetime>& values) {

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace cavs {
@@ -11,24 +13,25 @@ namespace cavs {
 class Memory {
  public:
   Memory() = default;
-  ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
-  Memory(Memory&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
-    other.data_ = nullptr;
-    other.bytes_ = 0;
-  }
+  Memory(Memory&& other) noexcept
+      : data_(std::move(other.data_)), bytes_(std::exchange(other.bytes_, 0)) {}
   Memory& operator=(Memory&&) = delete;
   void reserve(size_t bytes);
-  void release();
   template <class T>
   T* as() const {
-    return static_cast<T*>(data_);
+    return static_cast<T*>(data_.get());
   }
   size_t bytes() const { return bytes_; }
+  // What it holds now: it lives on for whoever has this when it grows, or ends.
+  template <class T>
+  std::shared_ptr<T> share() const {
+    return std::static_pointer_cast<T>(data_);
+  }
 
  private:
-  void* data_ = nullptr;
+  std::shared_ptr<void> data_;
   size_t bytes_ = 0;
 };
 

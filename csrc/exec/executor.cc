@@ -85,8 +85,9 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   const int64_t elements = place_gradients(analysis_, sizeof(T), context_.sizes).elements;
   small_gradients_ = elements <= kCachedElements ? elements : 0;
   gradient_elements_ = elements;
-  gradients_.reserve(elements * sizeof(T));
-  set_gradient_block(gradients_.as<T>());
+  Memory gradients;
+  gradients.reserve(elements * sizeof(T));
+  set_gradient_block(gradients.share<T>());
 
   weights_of_.resize(parameters.size());
   packed_at_ = place_weights(p.weights, kernels_.panel, kernels_.depth);
@@ -147,15 +148,17 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
 }
 
 template <class T>
-void Executor<T>::set_gradient_block(T* memory) {
-  if (memory != gradients_.as<T>()) gradients_.release();
+std::shared_ptr<T> Executor<T>::set_gradient_block(const std::shared_ptr<T>& memory) {
+  const std::lock_guard lock(mutex_);
   const auto [at, elements] = place_gradients(analysis_, sizeof(T), context_.sizes);
-  context_.grads.clear();
+  std::vector<T*> grads;
   for (size_t i = 0; i < at.size(); ++i) {
-    context_.grads.push_back(analysis_.dense_gradient[i] ? memory + at[i] : nullptr);
+    grads.push_back(analysis_.dense_gradient[i] ? memory.get() + at[i] : nullptr);
   }
-  std::fill_n(memory, elements, T(0));
-  gradient_block_ = memory;
+  std::fill_n(memory.get(), elements, T(0));
+  const std::lock_guard views(views_);
+  context_.grads = std::move(grads);
+  return std::exchange(gradient_block_, memory);
 }
 
 // What depends on the shape of the batch and where features are present: kept while the same

@@ -47,13 +47,15 @@ struct GradientPiece {
   int64_t count, width, stride, offset;
 };
 
-// Where a run left a gradient: dense, or a row for each touched row of the parameter.
+// Where a run left a gradient: dense, or a row for each touched row of the parameter. The owner, if
+// there is one, keeps the values, but not the rows.
 template <class T>
 struct GradientView {
   T* values = nullptr;
   const int32_t* rows = nullptr;
   int64_t count = 0, width = 0;
   bool sparse = false;
+  std::shared_ptr<const void> owner = nullptr;
 };
 
 // An output in the caller's order; zero where it has no row.
@@ -131,10 +133,11 @@ class Executor {
   int64_t gradient_slab(int32_t param) const { return analysis_.slab.at(param); }
   void give_up_gradients() { progress_.fail(); }
   // Valid until the next run.
-  GradientView<T> gradient_view(int32_t param);
-  std::pair<T*, int64_t> gradient_block() { return {gradient_block_, gradient_elements_}; }
-  // From now on they lie in `memory`, of as many elements.
-  void set_gradient_block(T* memory);
+  GradientView<T> gradient_view(int32_t param) const;
+  GradientView<T> gradient_block() const;
+  // From now on they lie in `memory`, of as many elements. Returns what they lay in before, so that
+  // the caller says where it ends.
+  std::shared_ptr<T> set_gradient_block(const std::shared_ptr<T>& memory);
   // Parameters with a gradient, in the order their gradients are done; dense ones lie in memory in
   // that order.
   const std::vector<int32_t>& gradient_order() const { return analysis_.gradient_order; }
@@ -142,7 +145,7 @@ class Executor {
   // changing nothing, where the gradient is no sum of products over whole rows.
   bool set_factored(int32_t param);
   // X [rows, k] and dY [rows, n] of the last run; valid until the next.
-  const Factors& factors(int32_t param) const;
+  std::pair<GradientView<T>, GradientView<T>> factors(int32_t param) const;
   // out [k, n] += left [rows, k]^T right [rows, n].
   void add_product(const T* left, const T* right, int64_t rows, int64_t k, int64_t n, T* out) const;
   double squared_norm(const std::vector<GradientPiece<T>>& pieces);
@@ -211,9 +214,9 @@ class Executor {
   std::atomic<bool> broken_{false};  // a thread of the run has thrown
   bool ran_ = false;
 
-  T* gradient_block_ = nullptr;
+  std::shared_ptr<T> gradient_block_;
   int64_t gradient_elements_ = 0;
-  Memory arena_, gradients_, ones_, zeros_, counts_;
+  Memory arena_, ones_, zeros_, counts_;
   std::vector<PackedAt> packed_at_;               // of each weight
   std::vector<bool> stale_;                       // weight must be packed again
   std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights
@@ -228,6 +231,8 @@ class Executor {
   double pack_seconds_ = 0, update_seconds_ = 0;
   int64_t runs_ = 0;
   mutable std::mutex mutex_;
+  // Of which memory is handed out, also while a run works: held for moments, after the other.
+  mutable std::mutex views_;
 };
 
 }  // namespace cavs

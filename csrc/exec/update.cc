@@ -138,17 +138,25 @@ bool Executor<T>::wait_gradient(int32_t param, int64_t begin, int64_t end) const
 }
 
 template <class T>
-GradientView<T> Executor<T>::gradient_view(int32_t param) {
+GradientView<T> Executor<T>::gradient_view(int32_t param) const {
   check_param(param);
   if (analysis_.dense_gradient[param]) {
-    return {context_.grads[param], nullptr, context_.sizes[param], 1};
+    const std::lock_guard views(views_);
+    return {context_.grads[param], nullptr, context_.sizes[param], 1, false, gradient_block_};
   }
   for (const Table& t : context_.tables) {
     if (t.param != param) continue;
-    return {t.values.template as<T>(), t.slots.data(), static_cast<int64_t>(t.slots.size()),
-            t.width, true};
+    const std::shared_ptr<T> values = t.values.template share<T>();
+    const auto rows = static_cast<int64_t>(t.slots.size());
+    return {values.get(), t.slots.data(), rows, t.width, true, values};
   }
   return {};
+}
+
+template <class T>
+GradientView<T> Executor<T>::gradient_block() const {
+  const std::lock_guard views(views_);
+  return {gradient_block_.get(), nullptr, gradient_elements_, 1, false, gradient_block_};
 }
 
 template <class T>
@@ -163,14 +171,20 @@ bool Executor<T>::set_factored(int32_t param) {
   for (int32_t id : f.instructions) {
     context_.factors_of_instruction[id] = static_cast<int32_t>(context_.factors.size());
   }
+  const std::lock_guard views(views_);
   context_.factors.push_back(std::move(f));
   return true;
 }
 
 template <class T>
-const Factors& Executor<T>::factors(int32_t param) const {
+std::pair<GradientView<T>, GradientView<T>> Executor<T>::factors(int32_t param) const {
+  const std::lock_guard views(views_);
   for (const Factors& f : context_.factors) {
-    if (f.param == param) return f;
+    if (f.param != param) continue;
+    const auto view = [&](const Memory& memory, int64_t width) -> GradientView<T> {
+      return {memory.as<T>(), nullptr, f.rows, width, false, memory.share<T>()};
+    };
+    return {view(f.left, f.k), view(f.right, f.n)};
   }
   throw std::out_of_range("parameter " + std::to_string(param) + " is not factored");
 }
@@ -207,9 +221,10 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
   template void Executor<T>::arm_gradients();                                                      \
   template bool Executor<T>::wait_gradient(int32_t, int64_t, int64_t) const;                       \
   template bool Executor<T>::set_factored(int32_t);                                                \
-  template const Factors& Executor<T>::factors(int32_t) const;                                     \
+  template std::pair<GradientView<T>, GradientView<T>> Executor<T>::factors(int32_t) const;        \
   template void Executor<T>::add_product(const T*, const T*, int64_t, int64_t, int64_t, T*) const; \
-  template GradientView<T> Executor<T>::gradient_view(int32_t);                                    \
+  template GradientView<T> Executor<T>::gradient_view(int32_t) const;                              \
+  template GradientView<T> Executor<T>::gradient_block() const;                                    \
   template double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>&);                 \
   template void Executor<T>::apply(const Update<T>&, const std::vector<GradientPiece<T>>&, double);
 CAVS_INSTANTIATE(float)

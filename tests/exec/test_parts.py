@@ -1,7 +1,9 @@
 """A step in parts: gradients told as they are done, views of them, updates from any memory."""
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -207,6 +209,52 @@ def test_gradients_lie_where_others_want_them():
             assert np.shares_memory(view, memory)
             np.testing.assert_array_equal(view, own.gradient_view(p)[1])
         np.testing.assert_array_equal(moved.gradient(TABLE), own.gradient(TABLE))
+
+
+def test_views_of_gradients_outlive_the_memory_they_were_made_of():
+    """When gradients move, when a batch needs more rows or factors, and without the executor."""
+    _, executor, (batch, floats, ints) = case(d=6, h=5)
+    executor.set_factored(U)
+    executor.run(batch, floats, [np.full_like(ints[0], 3)])
+
+    def views(of):
+        dense = of.gradient_block(), of.gradient_view(W)[1]
+        return *dense, *of.gradient_view(TABLE), *of.factors(U)
+
+    first = views(executor)
+    before = [view.copy() for view in first]
+    memory = np.zeros_like(before[0])
+    known = weakref.ref(memory)
+    executor.set_gradient_block(memory)
+    larger = [random_dag(np.random.default_rng(7), 4000)]
+    executor.run(schedule(larger), floats, [(np.arange(4000) % 11).astype(np.int32)])
+    second = views(executor)
+    block = second[0].copy()
+    executor.set_gradient_block(np.zeros_like(before[0]))
+    del memory, executor
+    gc.collect()
+    others = [np.full_like(view, 7) for view in (*first, *second) for _ in range(20)]
+    for view, values in zip(first, before, strict=True):
+        np.testing.assert_array_equal(view, values)
+    np.testing.assert_array_equal(second[0], block)
+    assert len(others) == 240
+    del first, second
+    gc.collect()
+    assert known() is None
+
+
+def test_gradients_may_be_given_their_own_memory():
+    """Which then is nobody's: it ends with the executor."""
+    _, executor, inputs = case(d=6, h=5)
+    executor.run(*inputs)
+    expected = executor.gradient(W)
+    executor.set_gradient_block(executor.gradient_block())
+    executor.run(*inputs)
+    np.testing.assert_array_equal(executor.gradient(W), expected)
+    known = weakref.ref(executor)
+    del executor
+    gc.collect()
+    assert known() is None
 
 
 def test_memory_that_gradients_cannot_lie_in_is_refused():

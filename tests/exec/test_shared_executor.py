@@ -44,6 +44,7 @@ def slow():
         "set_profiling",
         "set_serial",
         "set_factored",
+        "set_gradient_block",
         "invalidate_parameters",
         "arm_gradients",
     ],
@@ -58,6 +59,7 @@ def test_python_goes_on_while_a_call_waits_for_a_run(slow, name):
         "set_profiling": (False,),
         "set_serial": (True,),
         "set_factored": (B,),
+        "set_gradient_block": (np.zeros_like(executor.gradient_block()),),
     }
     beats = []  # of each attempt, while the call waits
     for _ in range(5):  # a thread may come late on a busy machine, but not every time
