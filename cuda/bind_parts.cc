@@ -8,7 +8,7 @@ namespace {
 
 // Their values on the host, or as many as a number says of those that were kept on the device.
 template <class T>
-std::vector<GradientPiece<T>> pieces_of(Executor<T>& e, const py::list& pieces) {
+std::vector<GradientPiece<T>> pieces_of(Executor<T>& e, const py::tuple& pieces) {
   return to_pieces<T>(pieces, [&](int32_t param) { return e.kept_gradient(param); });
 }
 
@@ -137,7 +137,8 @@ void bind_collectives(py::class_<PyExecutor>& type) {
           "That they took on the device; after wait_collectives.")
       .def(
           "squared_norm",
-          [](PyExecutor& x, const py::list& pieces) {
+          [](PyExecutor& x, const py::list& given) {
+            const py::tuple pieces(given);
             return x.visit([&]<class T>(Executor<T>& e) {
               const std::vector<GradientPiece<T>> work = pieces_of(e, pieces);
               return without_gil([&] { return e.squared_norm(work); });
@@ -154,9 +155,10 @@ void bind_parts(py::class_<PyExecutor>& type) {
   bind_collectives(type);
   type.def(
       "apply",
-      [](PyExecutor& x, const py::list& pieces, const py::dict& optimizer, const py::list& states,
+      [](PyExecutor& x, const py::list& given, const py::dict& optimizer, const py::list& states,
          std::vector<bool> trainable, double scale) {
-        const StepOptions options{optimizer, states, std::move(trainable), std::nullopt};
+        const py::tuple pieces(given);
+        StepOptions options{optimizer, states, std::move(trainable), std::nullopt};
         x.visit([&]<class T>(Executor<T>& e) {
           const std::vector<GradientPiece<T>> work = pieces_of(e, pieces);
           const Update<T> update = to_update<T>(options, x.parameters->arrays);

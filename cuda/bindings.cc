@@ -239,7 +239,7 @@ void bind_executor(py::module_& m) {
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
              const py::list& ints, uint64_t seed, uint64_t step, double scale,
              const std::vector<double>& totals) {
-            const RunOptions run{schedule, floats, ints, seed, step, scale, totals};
+            RunOptions run{schedule, floats, ints, seed, step, scale, totals};
             return x.visit([&]<class T>(Executor<T>& e) {
               const Inputs<T> inputs = to_inputs<T>(run);
               const double loss = without_gil([&] { return e.run(inputs); });
@@ -258,8 +258,8 @@ void bind_executor(py::module_& m) {
              const py::list& ints, uint64_t seed, uint64_t step, const py::dict& optimizer,
              const py::list& states, std::vector<bool> trainable, std::optional<double> max_norm,
              const std::shared_ptr<PyStep>& after) {
-            const StepOptions options{optimizer, states, std::move(trainable), max_norm};
-            const RunOptions run{schedule, floats, ints, seed, step, 1, {}};
+            StepOptions options{optimizer, states, std::move(trainable), max_norm};
+            RunOptions run{schedule, floats, ints, seed, step, 1, {}};
             return x.visit([&]<class T>(Executor<T>& e) {
               const Inputs<T> inputs = to_inputs<T>(run);
               const Update<T> update = to_update<T>(options, x.parameters->arrays);

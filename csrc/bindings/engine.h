@@ -13,12 +13,12 @@ class Engine {
          Products products)
       : arrays_(parameters), executor_(std::move(program), views<T>(parameters), products) {}
 
-  double run(const RunOptions& options) {
+  double run(RunOptions& options) {
     const Inputs<T> inputs = to_inputs<T>(options);
     return without_gil([&] { return executor_.run(inputs); });
   }
 
-  std::pair<double, double> step(const RunOptions& run, const StepOptions& options) {
+  std::pair<double, double> step(RunOptions& run, StepOptions& options) {
     const Inputs<T> inputs = to_inputs<T>(run);
     const Update<T> update = to_update<T>(options, arrays_);
     const StepResult result = without_gil([&] { return executor_.step(inputs, update); });
@@ -99,12 +99,14 @@ class Engine {
     without_gil([&] { executor_.add_product(a, b, rows, k, n, c); });
   }
 
-  double squared_norm(const py::list& pieces) {
+  double squared_norm(const py::list& given) {
+    const py::tuple pieces(given);
     const std::vector<GradientPiece<T>> work = to_pieces<T>(pieces);
     return without_gil([&] { return executor_.squared_norm(work); });
   }
 
-  void apply(const py::list& pieces, const StepOptions& options, double scale) {
+  void apply(const py::list& given, StepOptions& options, double scale) {
+    const py::tuple pieces(given);
     const std::vector<GradientPiece<T>> work = to_pieces<T>(pieces);
     const Update<T> update = to_update<T>(options, arrays_);
     without_gil([&] { executor_.apply(update, work, scale); });

@@ -50,7 +50,7 @@ void bind_class(py::module_& m) {
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
              const py::list& ints, uint64_t seed, uint64_t step, double scale,
              const std::vector<double>& totals) {
-            const RunOptions run{schedule, floats, ints, seed, step, scale, totals};
+            RunOptions run{schedule, floats, ints, seed, step, scale, totals};
             return x.visit([&](auto& e) { return e.run(run); });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
@@ -63,8 +63,8 @@ void bind_class(py::module_& m) {
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
              const py::list& ints, uint64_t seed, uint64_t step, const py::dict& optimizer,
              const py::list& states, std::vector<bool> trainable, std::optional<double> max_norm) {
-            const StepOptions options{optimizer, states, std::move(trainable), max_norm};
-            const RunOptions run{schedule, floats, ints, seed, step, 1, {}};
+            StepOptions options{optimizer, states, std::move(trainable), max_norm};
+            RunOptions run{schedule, floats, ints, seed, step, 1, {}};
             return x.visit([&](auto& e) { return e.step(run, options); });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"), py::arg("seed"),
@@ -151,7 +151,7 @@ void bind_class(py::module_& m) {
           "apply",
           [](PyExecutor& x, const py::list& pieces, const py::dict& optimizer,
              const py::list& states, std::vector<bool> trainable, double scale) {
-            const StepOptions options{optimizer, states, std::move(trainable), std::nullopt};
+            StepOptions options{optimizer, states, std::move(trainable), std::nullopt};
             x.visit([&](auto& e) { e.apply(pieces, options, scale); });
           },
           py::arg("pieces"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),

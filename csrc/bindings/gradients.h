@@ -46,8 +46,9 @@ py::tuple to_tuple(const GradientView<T>& view, const py::object& owner) {
 
 // Tuples (parameter, values, rows or None, stride, offset); values have one axis, or two where
 // rows of them are rows of the parameter. A number instead of values: so many that `there` has.
+// The caller keeps the pieces as a tuple: a list may change while the GIL is free.
 template <class T, class F>
-std::vector<GradientPiece<T>> to_pieces(const py::list& pieces, F&& there) {
+std::vector<GradientPiece<T>> to_pieces(const py::tuple& pieces, F&& there) {
   std::vector<GradientPiece<T>> out;
   for (const py::handle& item : pieces) {
     const auto t = item.cast<py::tuple>();
@@ -79,7 +80,7 @@ std::vector<GradientPiece<T>> to_pieces(const py::list& pieces, F&& there) {
 }
 
 template <class T>
-std::vector<GradientPiece<T>> to_pieces(const py::list& pieces) {
+std::vector<GradientPiece<T>> to_pieces(const py::tuple& pieces) {
   return to_pieces<T>(pieces, [](int32_t param) -> T* {
     throw py::type_error("gradient of parameter " + std::to_string(param) + " is no array");
   });

@@ -39,11 +39,14 @@ T* data_of(const py::array& array, const std::string& name, bool write) {
   return static_cast<T*>(const_cast<void*>(array.data()));
 }
 
+// Kept: the arrays that were read, which live as long as the options, whatever becomes of the lists
+// while the GIL is free.
 struct StepOptions {
   py::dict optimizer;
   py::list states;
   std::vector<bool> trainable;
   std::optional<double> max_norm;
+  std::vector<py::array> kept = {};
 };
 
 // What a program reads in one run.
@@ -53,6 +56,7 @@ struct RunOptions {
   uint64_t seed, step;
   double scale = 1;
   std::vector<double> totals;
+  std::vector<py::array> kept = {};
 };
 
 // The arrays as parameters the executor reads and writes.
@@ -68,7 +72,7 @@ std::vector<Parameter<T>> views(const std::vector<py::array>& parameters) {
 
 // Views of the caller's features.
 template <class T>
-Inputs<T> to_inputs(const RunOptions& options) {
+Inputs<T> to_inputs(RunOptions& options) {
   const py::list& floats = options.floats;
   const py::list& ints = options.ints;
   Inputs<T> inputs;
@@ -85,6 +89,7 @@ Inputs<T> to_inputs(const RunOptions& options) {
     }
     inputs.float_features.push_back(
         {data_of<T>(array, name, false), array.shape(0), array.shape(1)});
+    options.kept.push_back(array);
   }
   for (size_t i = 0; i < ints.size(); ++i) {
     const std::string name = "int feature " + std::to_string(i);
@@ -93,13 +98,14 @@ Inputs<T> to_inputs(const RunOptions& options) {
       throw py::value_error(name + " has " + std::to_string(array.ndim()) + " dimensions, needs 1");
     }
     inputs.int_features.push_back({data_of<int32_t>(array, name, false), array.shape(0)});
+    options.kept.push_back(array);
   }
   return inputs;
 }
 
 // Hyper-parameters, states checked against the parameters `arrays`.
 template <class T>
-Update<T> to_update(const StepOptions& options, const std::vector<py::array>& arrays) {
+Update<T> to_update(StepOptions& options, const std::vector<py::array>& arrays) {
   const Fields f(options.optimizer, {"kind", "lr", "momentum", "nesterov", "beta1", "beta2", "eps",
                                      "weight_decay", "bias1", "bias2", "factors"});
   Update<T> update;
@@ -133,6 +139,7 @@ Update<T> to_update(const StepOptions& options, const std::vector<py::array>& ar
     for (size_t j = 0; j < states.size(); ++j) {
       const auto array = states[j].cast<py::array>();
       of[j] = data_of<T>(array, name, true);
+      options.kept.push_back(array);
       if (i < arrays.size() && array.size() != arrays[i].size()) {
         throw py::value_error(name + " has " + std::to_string(array.size()) +
                               " elements, the parameter " + std::to_string(arrays[i].size()));

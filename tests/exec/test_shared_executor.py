@@ -2,10 +2,12 @@
 
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 from hand_programs import TreeRnn, random_dag, schedule
+from test_step import options
 
 from cavs import _engine
 
@@ -106,3 +108,38 @@ def test_an_output_is_that_of_one_run():
         ended.set()
         for runner in runners:
             runner.join()
+
+
+@pytest.mark.parametrize("name", ["run", "step", "squared_norm", "apply"])
+def test_arrays_live_as_long_as_a_call_reads_them(slow, name):
+    """Another thread may empty the lists that the call was given."""
+    _, executor, (batch, _, ints) = slow
+    ints, states = [ints[0].copy()], [[np.zeros_like(executor.gradient(p))] for p in range(5)]
+    pieces = [(V, np.zeros_like(executor.gradient(V)), None, None, 0)]
+    update = options("momentum", lr=0.0, weight_decay=0.0)
+    arguments, given = {
+        "run": ((batch, [], ints), ints[0]),
+        "step": ((batch, [], ints, 0, 0, update, states, [True] * 5), states[W][0]),
+        "squared_norm": ((pieces,), pieces[0][1]),
+        "apply": ((pieces, update, states, [True] * 5), states[V][0]),
+    }[name]
+    known = weakref.ref(given)
+    del given
+    begun = threading.Event()
+
+    def call():
+        begun.set()
+        getattr(executor, name)(*arguments)
+
+    before = threading.Thread(target=executor.run, args=(batch, [], [ints[0].copy()]))
+    caller = threading.Thread(target=call)
+    before.start()
+    time.sleep(0.02)
+    caller.start()
+    begun.wait()
+    time.sleep(0.02)
+    for lists in (ints, pieces, *states):
+        lists.clear()
+    assert known() is not None or not caller.is_alive()
+    before.join()
+    caller.join()
