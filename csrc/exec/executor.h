@@ -149,7 +149,7 @@ class Executor {
   // out [k, n] += left [rows, k]^T right [rows, n].
   void add_product(const T* left, const T* right, int64_t rows, int64_t k, int64_t n, T* out) const;
   double squared_norm(const std::vector<GradientPiece<T>>& pieces);
-  // One update with gradients times `scale`.
+  // One update of the trainable parameters with gradients times `scale`.
   void apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces, double scale);
 
   // The gradient of a parameter after a run, as the full array into `out`; zeros where none.

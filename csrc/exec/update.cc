@@ -213,7 +213,9 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
                         double scale) {
   const std::lock_guard lock(mutex_);
   check_update(update, context_.sizes.size());
-  move(update, stretches(pieces, context_.sizes), scale);
+  std::vector<GradientPiece<T>> work = stretches(pieces, context_.sizes);
+  std::erase_if(work, [&](const auto& piece) { return !update.trainable[piece.param]; });
+  move(update, work, scale);
 }
 
 #define CAVS_INSTANTIATE(T)                                                                        \

@@ -289,6 +289,22 @@ def test_pieces_reach_columns_and_rows_of_a_parameter():
     assert executor.squared_norm(pieces) == pytest.approx((columns**2).sum() + (values**2).sum())
 
 
+@pytest.mark.parametrize("kind", STATES)
+def test_pieces_of_a_frozen_parameter_move_nothing(kind):
+    """Nor need they states; the others move, and the next run sees what there is."""
+    cell, executor, inputs = case(d=6, h=5)
+    executor.run(*inputs)
+    before = [p.copy() for p in cell.parameters]
+    trainable = [i != W for i in range(5)]
+    states = [[np.zeros_like(p) for _ in range(STATES[kind])] for p in before]
+    states[W] = []
+    pieces = [(p, np.ones(before[p].size), None, None, 0) for p in (W, U)]
+    executor.apply(pieces, options(kind), states, trainable)
+    np.testing.assert_array_equal(cell.parameters[W], before[W])
+    assert (cell.parameters[U] != before[U]).all()
+    assert executor.run(*inputs) == cell.executor().run(*inputs)
+
+
 @pytest.mark.parametrize(
     ("piece", "text"),
     [
