@@ -191,6 +191,8 @@ class Executor {
   double square(const std::vector<GradientPiece<T>>& work);
   void move(const Update<T>& update, const std::vector<GradientPiece<T>>& work, double scale);
   void check_ran() const;
+  // The gradient of which the last run left the operands.
+  void multiply(const Factors& factors, T* out) const;
 
   std::shared_ptr<const Program> program_;
   const Kernels<T>& kernels_;

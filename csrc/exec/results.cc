@@ -25,6 +25,9 @@ void Executor<T>::gradient(int32_t param, T* out) const {
   const std::lock_guard lock(mutex_);
   check_param(param);
   check_ran();
+  for (const Factors& f : context_.factors) {
+    if (f.param == param && !f.first_row.empty()) return multiply(f, out);  // has had a run
+  }
   const int64_t size = context_.sizes[param];
   if (analysis_.dense_gradient[param]) {
     std::copy_n(context_.grads[param], size, out);

@@ -115,6 +115,9 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
   check_update(update, context_.sizes.size());
   const double loss = run_locked(inputs);
   const Lap lap(context_.profiling ? &update_seconds_ : nullptr);
+  for (const Factors& f : context_.factors) {
+    if (update.trainable[f.param]) multiply(f, context_.grads[f.param]);
+  }
   pieces_.clear();
   stretches(context_, update.trainable, pieces_);
   const double norm = std::sqrt(square(pieces_));
@@ -203,6 +206,12 @@ void Executor<T>::add_product(const T* left, const T* right, int64_t rows, int64
 }
 
 template <class T>
+void Executor<T>::multiply(const Factors& f, T* out) const {
+  std::fill_n(out, f.k * f.n, T(0));
+  add_product(f.left.as<T>(), f.right.as<T>(), f.rows, f.k, f.n, out);
+}
+
+template <class T>
 double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>& pieces) {
   const std::lock_guard lock(mutex_);
   return square(stretches(pieces, context_.sizes));
@@ -225,6 +234,7 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
   template bool Executor<T>::set_factored(int32_t);                                                \
   template std::pair<GradientView<T>, GradientView<T>> Executor<T>::factors(int32_t) const;        \
   template void Executor<T>::add_product(const T*, const T*, int64_t, int64_t, int64_t, T*) const; \
+  template void Executor<T>::multiply(const Factors&, T*) const;                                   \
   template GradientView<T> Executor<T>::gradient_view(int32_t) const;                              \
   template GradientView<T> Executor<T>::gradient_block() const;                                    \
   template double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>&);                 \

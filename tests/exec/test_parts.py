@@ -355,3 +355,26 @@ def test_factors_multiply_to_the_gradient():
     np.testing.assert_array_equal(executor.gradient(B), expected[B])
     with pytest.raises(IndexError, match="parameter 3 is not factored"):
         executor.factors(B)
+
+
+def test_a_step_moves_what_is_factored_by_the_gradient_of_its_batch():
+    """Not by that of the last run before, of which it holds no operands."""
+    whole, plain, inputs = case()
+    cell, executor, _ = case()
+    other = (*inputs[:2], [(inputs[2][0] + 1).astype(np.int32)])
+    for e in (plain, executor):
+        e.run(*other)
+    expected = [executor.gradient(p) for p in (W, U)]
+    assert executor.set_factored(W) and executor.set_factored(U)
+    for p, gradient in zip((W, U), expected, strict=True):  # until a run leaves operands
+        np.testing.assert_array_equal(executor.gradient(p), gradient)
+    executor.run(*inputs)
+    plain.run(*inputs)
+    for p in (W, U):
+        np.testing.assert_allclose(executor.gradient(p), plain.gradient(p), rtol=1e-10, atol=1e-12)
+    update = options("sgd"), [[]] * 5, [True] * 5
+    for batch in (other, inputs):
+        found = [e.step(*batch, 0, 0, *update) for e in (plain, executor)]
+        assert found[0] == pytest.approx(found[1], rel=1e-10)
+    for a, b in zip(whole.parameters, cell.parameters, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
