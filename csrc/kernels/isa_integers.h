@@ -145,8 +145,8 @@ CAVS_INLINE void put_tiles(const Tiles& tiles, char* unit, int64_t half, Line in
     for (int64_t t = 0; kWinograd && t < kLines; t += 2)
       excess = add_pairs(excess, (Bits)pairs[t], (Bits)pairs[t + 1]);
     if constexpr (Exchange) transpose<float>(pairs);
-    auto* out = reinterpret_cast<Line*>(unit + part * kPartBytes + half * kSecond);
-    for (int64_t t = 0; t < kLines; ++t) out[t] = pairs[t];
+    auto* out = reinterpret_cast<Bits*>(unit + part * kPartBytes + half * kSecond);  // as read
+    for (int64_t t = 0; t < kLines; ++t) out[t] = (Bits)pairs[t];
   }
   if (kWinograd) excess_in(unit, half) = Bits{} - excess;
 }

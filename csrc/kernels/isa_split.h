@@ -57,10 +57,10 @@ CAVS_INLINE void put_tile(const Tile& tile, char* unit, int64_t half) {
   }
   if constexpr (Exchange) transpose<float>(nearest);
   if constexpr (Exchange && kTwo) transpose<float>(rests);
-  auto* out = reinterpret_cast<Line*>(unit + half * kSecond);
-  for (int64_t t = 0; t < kLines; ++t) out[t] = nearest[t];
+  auto* out = reinterpret_cast<Bits*>(unit + half * kSecond);  // as which they are read
+  for (int64_t t = 0; t < kLines; ++t) out[t] = (Bits)nearest[t];
   if constexpr (!kTwo) return;
-  for (int64_t t = 0; t < kLines; ++t) out[kRest / kLineBytes + t] = rests[t];
+  for (int64_t t = 0; t < kLines; ++t) out[kRest / kLineBytes + t] = (Bits)rests[t];
 }
 CAVS_INLINE void put_left(const Tiles& tiles, char* unit, int64_t half, Line) {
   put_tile<true>(tiles.part[0], unit, half);
