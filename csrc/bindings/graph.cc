@@ -65,6 +65,9 @@ std::vector<FeatureColumn> columns(const std::vector<py::array>& arrays, int64_t
 py::array joined_rows(const std::vector<py::array>& arrays) {
   if (arrays.empty()) throw py::value_error("rows of no arrays");
   const py::array& first = arrays.front();
+  if (first.dtype().attr("hasobject").cast<bool>()) {  // copies would not count as references
+    throw py::value_error("rows of Python objects");
+  }
   const auto same = [&](const py::array& a) {
     return a.flags() & py::array::c_style && a.ndim() == first.ndim() && a.ndim() > 0 &&
            std::equal(a.shape() + 1, a.shape() + a.ndim(), first.shape() + 1) &&

@@ -256,6 +256,8 @@ def test_bad_arguments():
         _engine.make_schedule(batch).nth_child(-1)
     with pytest.raises(ValueError, match="one dimension"):
         _engine.Graph(np.zeros((1, 2), np.int32), np.zeros(0, np.int32))
+    with pytest.raises(ValueError, match="rows of Python objects"):
+        _engine.joined_rows([np.array([None, None])])
 
 
 def test_threads_share_derived_arrays():
