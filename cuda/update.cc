@@ -233,7 +233,7 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
   parameters_->upload();
   std::vector<GradientPiece<T>> some;
   std::copy_if(pieces.begin(), pieces.end(), std::back_inserter(some),
-               [](const GradientPiece<T>& p) { return p.count > 0; });
+               [&](const GradientPiece<T>& p) { return p.count > 0 && update.trainable[p.param]; });
   if (some.empty()) return;
   collectives_.join();
   upload_gradients(some, states);

@@ -187,3 +187,16 @@ def test_a_bias_whose_halves_are_sums_over_other_vertices(twin, twin_device):
         for p in e.gradient_order():
             rows, values = e.gradient_view(p)
             assert rows is not None or (values == e.gradient(p).ravel()).all(), p
+
+
+def test_gradients_of_a_frozen_parameter_that_come_back_move_nothing(twin_device):
+    """Nor need it states, which momentum has."""
+    images, values = fixed_kernels(twin_device, "double", "float32"), [np.ones(s) for s in SHAPES]
+    parameters = _cuda.Parameters(twin_device.native, images, values)
+    e = _cuda.Executor(made(["product", "other"]), parameters, b"", [], replay="never")
+    pieces = [(p, np.ones(values[p].size), None, None, 0) for p in (MATRIX, OTHER)]
+    states = [[], [np.zeros(SHAPES[OTHER])], [np.zeros(SHAPES[BIAS])]]
+    e.apply(pieces, {"kind": "momentum", "lr": 0.5}, states, [False, True, True])
+    parameters.download()
+    for p, expected in enumerate((1, 0.5, 1)):
+        np.testing.assert_array_equal(values[p], np.full(SHAPES[p], expected))
