@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from cavs.data import Graph, GraphBatch, batch
 from cavs.distributed.strategy.partition import shard_ranges
 from cavs.errors import ConfigError
-from cavs.train.loader import DataLoader
 
 Make = Callable[[Sequence[Any], Any], Any]  # (graphs, ids) -> their batch
 # (graphs of the global batch, ranks) -> the places of each rank's graphs in it. Called on every
@@ -224,16 +222,3 @@ class Collate:
 
     def _make(self, graphs: Sequence[Any], ids: Any) -> Any:
         return self.whole(graphs, np.array(ids, np.int64))
-
-
-@contextmanager
-def whole_batches(loader: Iterable[Any]) -> Iterator[None]:
-    """A loader that a training divides makes whole batches inside the block."""
-    if not isinstance(loader, DataLoader) or not isinstance(loader.collate, Collate):
-        yield
-        return
-    divided, loader.collate = loader.collate, loader.collate.whole
-    try:
-        yield
-    finally:
-        loader.collate = divided

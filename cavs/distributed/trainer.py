@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import require
 from cavs.cuda.device import Device
 from cavs.distributed.agreement import Agreement, agreed, is_agreed, may_save
 from cavs.distributed.choice import number_of_replicas, possible_variables
@@ -26,7 +27,7 @@ from cavs.distributed.keeper import tell
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
-from cavs.distributed.shards import Collate, Division, Split, contiguous, whole_batches
+from cavs.distributed.shards import Collate, Division, Split, contiguous
 from cavs.distributed.start import same_loader, start
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.verify import verify, verify_optimizer
@@ -294,6 +295,7 @@ class Trainer(LocalTrainer):
         return self._survivors.go(work)
 
     def _divide(self, train: DataLoader) -> None:
+        require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
         self.loader = train.state_dict()
         if self.begun:
             self._survivors.go(lambda: same_loader(self))
@@ -310,10 +312,7 @@ class Trainer(LocalTrainer):
         # A batch that is kept has to be divided anew whenever it comes.
         ahead = math.inf if train.caches else train.prefetch + 1
         division = Division(self.session.place, split, ahead)
-        if not isinstance(train.collate, Collate):
-            train.collate = Collate(division, train.collate)
-        self._collate = train.collate
-        self._collate.division = division
+        self._collate = train.collate = Collate(division, train.undivided)
         self._forget_splits()
 
     # ---- evaluation ----------------------------------------------------------------------------
@@ -325,14 +324,11 @@ class Trainer(LocalTrainer):
 
         Where it is done again if a rank dies, all batches of an iterator are in memory at once.
         """
-        begin = loader.next_start() if isinstance(loader, DataLoader) else {}
         asked = more.pop("stop", lambda: False)
         more["stop"] = lambda: self._survivors.leaves(asked)
 
         def work() -> dict[str, float]:
             self.session.stale.settle()
-            if isinstance(loader, DataLoader):  # the same batches where it is done again
-                loader.load_state_dict(begin)
             return super(Trainer, self).evaluate(loader, metrics, **more)
 
         def evaluated() -> dict[str, float]:
@@ -341,8 +337,7 @@ class Trainer(LocalTrainer):
                 loader = list(loader)
             return self._survivors.go(work)
 
-        with whole_batches(loader):
-            return self._together("evaluation", evaluated)
+        return self._together("evaluation", evaluated)
 
     def _mine(self, batches: Iterable[Any]) -> Iterator[Any]:
         rank, count = self.session.place
@@ -376,6 +371,8 @@ class Trainer(LocalTrainer):
             raise survivors.bereft(stopped) from None
         finally:
             survivors.saves = False
+            if isinstance(getattr(train, "collate", None), Collate):
+                train.collate = train.undivided  # for who goes through the loader himself
 
     def _go_on(self) -> None:
         """What stopped the `fit` before is over."""

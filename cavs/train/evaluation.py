@@ -10,7 +10,7 @@ import numpy as np
 
 from cavs.config import require
 from cavs.errors import DeviceError, NumericsError
-from cavs.train.loader import iterating
+from cavs.train.loader import DataLoader, iterating
 from cavs.train.metrics import Metric
 from cavs.train.progress import Progress
 
@@ -35,9 +35,11 @@ def evaluate(
     sums = {metric.name: [0.0, 0.0] for metric in used}
     loss, weight, result = 0.0, 0.0, None
     total = len(loader) if isinstance(loader, Sized) else 0
+    # A training may go through the same loader, in whose order an evaluation is not to be.
+    every = loader.whole_epoch() if isinstance(loader, DataLoader) else loader
     with (
         Progress("evaluate", total, enabled=progress) as bar,
-        iterating(loader) as batches,
+        iterating(every) as batches,
     ):
         for batch in trainer._mine(batches):
             try:

@@ -249,7 +249,7 @@ class Run:
         if self.dev is None:
             return {}
         asked = self.interrupt
-        self.loader = self.train.state_dict()  # dev may be the same loader, which moves on
+        self.loader = self.train.state_dict()  # dev may go through it, too
         values = self.trainer.evaluate(self.dev, self.options.metrics, stop=lambda: asked.requested)
         if self.trainer.stops(asked.requested):
             self._stop()

@@ -47,8 +47,9 @@ class DataLoader:
             Needs ``shuffle=False``.
         collate: ``(graphs, ids) -> batch``; `cavs.data.batch` unless given.
 
-    Every ``iter(loader)`` runs the next epoch. `state_dict` says where the running one stands;
-    after `load_state_dict` the next ``iter`` goes on from there with the identical batches.
+    Every ``iter(loader)`` runs the next epoch; an evaluation does not count. `state_dict` says
+    where the running one stands; after `load_state_dict` the next ``iter`` goes on from there with
+    the identical batches.
     `prepare`, if set, is called with every batch that `collate` made, in the background thread. A
     method is held weakly, and a copied or pickled loader has none.
     """
@@ -98,7 +99,8 @@ class DataLoader:
         self._epoch, self._position = 0, 0  # of the running iteration, or of the next one
         self._running = False
         self._cache_limit = (1 << 62 if cache is True else int(cache)) if cache else 0
-        self._cache: dict[tuple[int, bytes], Any] = {}  # by place in the epoch, and its graphs
+        # By place in the epoch, and its graphs: what collated a batch, and that.
+        self._cache: dict[tuple[int, bytes], tuple[Collate, Any]] = {}
         self._cached_bytes = 0
         self._edge_features: Mapping[str, Any] | None = None  # of the data set, without rows
 
@@ -191,11 +193,6 @@ class DataLoader:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return batches
 
-    def next_start(self) -> dict[str, Any]:
-        """The `state_dict` of what the next iteration begins with: never of one that was left."""
-        left = {"epoch": self._epoch + 1, "position": 0} if self._running else {}
-        return self.state_dict() | left
-
     def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of the one `load_state_dict` set."""
         if self._running:  # an earlier iteration was left before its end
@@ -212,26 +209,44 @@ class DataLoader:
             yield item
         self._epoch, self._position, self._running = epoch + 1, 0, False
 
+    def whole_epoch(self) -> Iterator[Any]:
+        """All batches of the epoch at hand, undivided; the loader does not move."""
+        epoch, whole = self._epoch, self.undivided
+        batches = self.epoch_ids(epoch)
+
+        def make(i: int) -> Any:
+            return self._make(batches[i], epoch, i, whole)
+
+        return prefetch(make, len(batches), self.prefetch)
+
     def peek(self) -> Any:
         """The first batch of the epoch at hand, made in the caller; the loader does not move."""
         return self._make(self.epoch_ids(self._epoch)[0], self._epoch, 0)
 
-    def _make(self, ids: NDArray[np.int64], epoch: int, position: int) -> Any:
-        key = position, ids.tobytes()
-        cached = self._cache.get(key)
-        if cached is not None:
-            return cached
+    @property
+    def undivided(self) -> Collate:
+        """`collate`, or what that makes parts of for a training on many ranks."""
+        whole: Collate = getattr(self.collate, "whole", self.collate)
+        return whole
+
+    def _make(
+        self, ids: NDArray[np.int64], epoch: int, position: int, collate: Collate | None = None
+    ) -> Any:
+        key, collate = (position, ids.tobytes()), collate or self.collate
+        by, item = self._cache.get(key, (None, None))
+        if by is collate:
+            return item
         try:
-            item = self.collate(self._typed([self.graphs[i] for i in ids.tolist()]), ids)
+            item = collate(self._typed([self.graphs[i] for i in ids.tolist()]), ids)
             self._prepared(item)
         except MemoryError:
             raise
         except Exception as error:
             raise self._named(error, ids, epoch, position) from error
-        if self._cache_limit:
+        if self._cache_limit and collate is self.collate:
             size = _bytes(item)
             if self._cached_bytes + size <= self._cache_limit:
-                self._cache[key] = item
+                self._cache[key] = collate, item
                 self._cached_bytes += size
         return item
 
@@ -243,18 +258,11 @@ class DataLoader:
     def _typed(self, graphs: list[Any]) -> list[Any]:
         """`graphs`, of which those without edges have the edge features of the data set, empty."""
         if self._edge_features is None:
-            found = _edge_features(graphs)
+            found = edge_types(graphs)
             if found is None:  # no edge in this batch
-                found = _edge_features(self.graphs[i] for i in range(len(self.graphs)))
+                found = edge_types(self.graphs[i] for i in range(len(self.graphs)))
             self._edge_features = found or {}
-        if not self._edge_features:
-            return graphs
-        return [
-            graph
-            if getattr(graph, "num_edges", 1)
-            else graph.with_features(edge_features=self._edge_features)
-            for graph in graphs
-        ]
+        return typed(graphs, self._edge_features)
 
     def _named(
         self, error: Exception, ids: NDArray[np.int64], epoch: int, position: int
@@ -267,9 +275,8 @@ class DataLoader:
         return _located(error, where)
 
     def _collates_alone(self, i: int) -> bool:
-        collate = getattr(self.collate, "whole", self.collate)  # undivided
         try:
-            item = collate(self._typed([self.graphs[i]]), np.array([i], dtype=np.int64))
+            item = self.undivided(self._typed([self.graphs[i]]), np.array([i], dtype=np.int64))
             self._prepared(item)
         except Exception:
             return False
@@ -342,14 +349,24 @@ def _located(error: Exception, where: str) -> CavsError:
     return DataError(f"cannot prepare {where}: {type(error).__name__}: {error}")
 
 
-def _edge_features(graphs: Iterable[Any]) -> Mapping[str, Any] | None:
-    """The edge features, without rows, of the first graph that has an edge."""
+def edge_types(graphs: Iterable[Any]) -> Mapping[str, Any] | None:
+    """The edge features, without rows, of the first graph that has an edge; None if none has."""
     for graph in graphs:
         if not hasattr(graph, "with_features"):
             return {}
         if graph.num_edges:
             return {name: values[:0] for name, values in graph.edge_features.items()}
     return None
+
+
+def typed(graphs: list[Any], types: Mapping[str, Any]) -> list[Any]:
+    """`graphs`, of which those without edges have edge features of these `types`."""
+    if not types:
+        return graphs
+    return [
+        graph if getattr(graph, "num_edges", 1) else graph.with_features(edge_features=types)
+        for graph in graphs
+    ]
 
 
 def _bytes(batch: Any) -> int:

@@ -104,6 +104,40 @@ def test_leaving_an_epoch_starts_the_next_one():
     assert ids(batches) == [i.tolist() for i in expected.epoch_ids(1)]
 
 
+def test_a_whole_epoch_moves_nothing_wherever_the_loader_is():
+    batches, expected = loader(shuffle=True), loader(shuffle=True)
+    first = [i.tolist() for i in expected.epoch_ids(0)]
+    seen = []
+    for n, item in enumerate(batches):
+        state = batches.state_dict()
+        assert ids(batches.whole_epoch()) == first  # again and again
+        next(batches.whole_epoch())
+        assert batches.state_dict() == state and batches.position == n + 1
+        seen.append(list(item.ids))
+    assert seen == first
+    assert ids(batches) == [i.tolist() for i in expected.epoch_ids(1)]
+
+
+def test_a_batch_is_kept_for_those_who_collate_alike():
+    made = []
+
+    def collate(graphs, ids):
+        made.append(ids)
+        return batch(graphs, ids)
+
+    class Part:
+        whole = staticmethod(collate)
+
+        def __call__(self, graphs, ids):
+            return self.whole(graphs[:1], ids[:1])
+
+    kept = loader(collate=Part(), cache=True)
+    for _ in range(2):
+        assert [len(i) for i in ids(kept)] == [1] * 7
+        assert [len(i) for i in ids(kept.whole_epoch())] == [8] * 6 + [5]
+    assert len(made) == 7 + 2 * 7
+
+
 @pytest.mark.parametrize(
     ("options", "name", "value"),
     [

@@ -1,0 +1,88 @@
+"""What ranks that `fit` go through, and in which order, is what one process goes through."""
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs.data import GraphBatch
+from cavs.distributed.communicator import run_threads
+from tests.distributed.test_faults import trainer
+from tests.distributed.test_trainer import Tree, trees
+
+GRAPHS, DEV = trees(21, 3), trees(10, 4)  # the last batch of 4 has one graph
+
+
+def loader(graphs=GRAPHS, **options):
+    return cavs.DataLoader(graphs, **{"batch_size": 4, "shuffle": True, "seed": 5} | options)
+
+
+def alone(work):
+    model = Tree()
+    session = cavs.Session(model, dtype=np.float64)
+    return work(cavs.Trainer(model, cavs.optim.SGD(lr=0.1), session=session))
+
+
+def together(work, size=2, **options):
+    def ranks(c):
+        with trainer(c, **options) as t:
+            return work(t)
+
+    return run_threads(size, ranks)
+
+
+def trained(t, **options):
+    """The parameters of `t`, and what its `fit` reported."""
+    result = t.fit(**{"train": loader(), "epochs": 3, "progress": False} | options)
+    losses = [{k: v for k, v in e.items() if "loss" in k} for e in result.epochs]
+    return {n: p.value.copy() for n, p in t.parameters.items()}, losses, result.best_epoch
+
+
+def assert_same(found, expected):
+    for values, losses, best in found:
+        for name, value in expected[0].items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
+        assert [list(x) for x in losses] == [list(x) for x in expected[1]]
+        for a, b in zip(losses, expected[1], strict=True):
+            assert a == pytest.approx(b, rel=1e-9)
+        assert best == expected[2]
+
+
+OPTIONS = [{}, {"bucket": "size"}, {"shuffle": False, "cache": True}, {"prefetch": 0}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("strategy", [None, "PartitionedPS(servers=1)"])
+def test_an_evaluation_of_the_training_data_does_not_disturb_the_training(options, strategy):
+    """In a callback, and as dev."""
+    expected = alone(lambda t: trained(t, train=loader(**options)))
+
+    def work(t):
+        train, seen = loader(**options), []
+
+        def told(event, record):
+            seen.append(t.evaluate(train)["loss"])
+            t.evaluate(train)
+
+        values, losses, _ = trained(t, train=train, dev=train, on_event=told)
+        assert [e.pop("dev_loss") for e in losses] == pytest.approx(seen[1:-1])
+        return values, losses, expected[2]
+
+    assert_same([alone(work)], expected)
+    assert_same(together(work, 3, strategy=strategy), expected)
+
+
+@pytest.mark.parametrize("strategy", [None, "PSLoadBalancing"])
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_loader_hands_out_whole_batches_once_ranks_have_trained_on_it(cache, strategy):
+    def work(t):
+        train = loader(shuffle=False, cache=cache)
+        t.fit(train, epochs=1, progress=False)
+        batches = list(train)
+        assert all(isinstance(b, GraphBatch) for b in batches)
+        assert [b.num_graphs for b in batches] == [4, 4, 4, 4, 4, 1]
+        alike = cavs.Trainer(Tree(), cavs.optim.SGD(lr=0.1))
+        alike.fit(train, epochs=1, progress=False)  # without ranks
+        t.fit(train, epochs=1, progress=False)  # and with them again
+        return train.collate is loader().collate
+
+    assert all(together(work, strategy=strategy))
