@@ -400,9 +400,6 @@ class DistributedSession:
         elif before is not None and self.average:
             for exchange in self._exchanges:
                 exchange.weigh(self._roles.count / before.count)
-        if hasattr(self.split, "update"):  # it has learned of ranks that are gone
-            anew = getattr(self.split, "anew", None)
-            self.split = contiguous if anew is None else anew()
 
     def close(self) -> None:
         """Ends what goes on beside the steps; all ranks have come to an end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,16 +26,44 @@ def contiguous(graphs: Sequence[Graph], ranks: int) -> list[range]:
     return [range(a, b) for a, b in shard_ranges(len(graphs), ranks)]
 
 
-def by_counts(counts: Sequence[int]) -> Split:
-    """Split in order, `counts[r]` graphs to rank r; scaled where a batch has another size."""
+@dataclass(frozen=True)
+class Counts:
+    """What `by_counts` gives. present: those of `counts` whose ranks are there; None: all."""
 
-    def split(graphs: Sequence[Graph], ranks: int) -> list[range]:
-        if len(counts) != ranks or min(counts) < 0 or sum(counts) == 0:
-            raise ConfigError(f"counts {list(counts)} for {ranks} ranks", hint="give one for each")
+    counts: tuple[int, ...]
+    present: tuple[int, ...] | None = None
+
+    def __call__(self, graphs: Sequence[Graph], ranks: int) -> list[range]:
+        """See `Split`."""
+        counts = self.counts if self.present is None else [self.counts[r] for r in self.present]
+        if len(counts) != ranks or min(counts) < 0 or sum(self.counts) == 0:
+            raise ConfigError(
+                f"counts {list(self.counts)} for {ranks} ranks", hint="give one for each"
+            )
+        if sum(counts) == 0:  # those that had graphs are gone
+            return contiguous(graphs, ranks)
         ends = [round(c * len(graphs) / sum(counts)) for c in np.cumsum(counts)]
         return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
-    return split
+    def of(self, ranks: Sequence[int]) -> Counts:
+        """For those of the first ranks that are left, by the numbers that they had."""
+        return replace(self, present=tuple(r for r in ranks if r < len(self.counts)))
+
+
+def by_counts(counts: Sequence[int]) -> Split:
+    """Split in order, `counts[r]` graphs to rank r; scaled where a batch has another size.
+
+    When ranks die, those that are left keep theirs.
+    """
+    return Counts(tuple(counts))
+
+
+def left(split: Split, ranks: Sequence[int]) -> Split:
+    """`split` where others have died. ranks: the numbers that those that are left had at first."""
+    if hasattr(split, "update"):  # it has learned of ranks that are gone
+        anew = getattr(split, "anew", None)
+        return contiguous if anew is None else anew()
+    return split.of(ranks) if isinstance(split, Counts) else split
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from cavs.distributed.agreement import agreed
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.keeper import tell
 from cavs.distributed.run import StepReport
+from cavs.distributed.shards import left
 from cavs.distributed.snapshot import Snapshots
 from cavs.distributed.strategy.lose import without
 from cavs.errors import DeviceError
@@ -51,6 +52,7 @@ class Survivors:
         self.last: Any = None  # the result of the last of them, as JSON
         self.saves = False  # whether a `fit` that writes checkpoints goes on
         self.gone: list[int] = []  # of the ranks that there were
+        self.first = trainer.communicator.names  # by the numbers that the user gave them
         self.made()
 
     def made(self) -> None:
@@ -153,6 +155,7 @@ class Survivors:
             shapes = {name: p.current().shape for name, p in trainer.parameters.items()}
             strategy = without(strategy, set(self.gone), shapes)
         session.move_to(c, strategy)
+        session.split = left(session.split, [self.first.index(name) for name in c.names])
         trainer.place()
         if all(begun) and session.owns:
             self.snapshots.restore(set(kept[0]).intersection(*kept))

@@ -150,3 +150,30 @@ def test_from_the_command_line(tmp_path):
     lines = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
     first, second = (e["train_loss"] for e in lines if "train_loss" in e)
     assert second < 0.8 * first
+
+
+@pytest.mark.parametrize("counts", [[1, 3, 2], [0, 2, 0], [5, 0, 0]])
+@pytest.mark.parametrize("strategy", [None, "PartitionedPS"])
+@pytest.mark.parametrize("messages", [20, 77])  # before the first step has ended, and later
+def test_when_a_rank_dies_the_others_keep_their_counts(counts, strategy, messages, capsys):
+    """Those of who is left; equal parts where the dead had all."""
+    taken = []
+
+    def work(c):
+        mortal(c, 1, messages)
+        options = {"split": by_counts(counts), "elastic": True, "strategy": strategy}
+        t = trainer(c, optimizer=cavs.optim.SGD(lr=0.1), **options)
+        try:
+            t.fit(loader(), epochs=2, progress=False)
+        except Killed:
+            return None
+        taken.append([len(part) for part in t.session.split([0] * 9, 2)])
+        return values_of(t)
+
+    results = run_threads(3, work)
+    first, _, third = counts
+    weights = [first, third] if first + third else [1, 0.8]
+    assert taken == [[round(9 * w / sum(weights)) for w in weights]] * 2
+    for values in (results[0], results[2]):
+        for name, value in alone(2).items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
