@@ -33,6 +33,7 @@ from cavs.distributed.synchronisers.stale import StalePush, StaleServers
 from cavs.distributed.union import FailedElsewhereError, Union
 from cavs.errors import CommunicationError
 from cavs.runtime import Session
+from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.variant import EvalResult
 
 Array = NDArray[Any]
@@ -418,9 +419,10 @@ class DistributedSession:
     def shard(self, batch: GraphBatch | ShardedBatch | WholeBatch) -> ShardedBatch:
         """This rank's part of a global batch."""
         # Else ranks that are gone had a part of it, or not all have divided it alike.
-        if isinstance(batch, ShardedBatch) and batch.divided_by(self.split, self.place):
-            return batch
-        return shard(batch.graphs, batch.ids, *self.place, self.split, make_of(batch))
+        if not (isinstance(batch, ShardedBatch) and batch.divided_by(self.split, self.place)):
+            batch = shard(batch.graphs, batch.ids, *self.place, self.split, make_of(batch))
+        EdgeTypes(self.session.model).learn(batch.edge_features)  # this rank may have no edge
+        return batch
 
     @property
     def roles(self) -> Roles:

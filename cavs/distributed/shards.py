@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cavs.data import Graph, GraphBatch, batch
 from cavs.distributed.strategy.partition import shard_ranges
 from cavs.errors import ConfigError
+from cavs.train.loader import edge_types, typed
 
 Make = Callable[[Sequence[Any], Any], Any]  # (graphs, ids) -> their batch
 # (graphs of the global batch, ranks) -> the places of each rank's graphs in it. Called on every
@@ -95,17 +96,27 @@ class ShardedBatch:
         """Graphs of the global batch that this rank computes."""
         return 0 if self.empty else self.local.num_graphs
 
+    @property
+    def edge_features(self) -> Mapping[str, Any]:
+        """Of the global batch, without rows; this rank may have no edge."""
+        return edge_types(self.graphs) or {}
+
     def counts(self, features: Sequence[str]) -> NDArray[np.float64]:
         """Graphs, vertices, edges and values present of `features` in what this rank computes."""
         local = self.local
         counts = [local.num_graphs, local.num_vertices, local.num_edges]
-        counts += [int(np.count_nonzero(local[name] >= 0)) for name in features]
+        # A program may know of features of edges that a batch without any leaves out.
+        counts += [int(np.count_nonzero(local[n] >= 0)) if n in local else 0 for n in features]
         return np.array(counts, np.float64)
 
     def global_counts(self, features: Sequence[str]) -> NDArray[np.float64]:
         """The same of the global batch, found without the other ranks."""
         counts = [len(self.graphs), *map(sum, zip(*map(_size, self.graphs), strict=True))]
-        counts += [sum(_present(graph, name) for graph in self.graphs) for name in features]
+        edges = self.edge_features
+        for name in features:
+            left_out = name in edges or name not in self.local
+            graphs = [g for g in self.graphs if g.num_edges or not left_out]
+            counts.append(sum(_present(graph, name) for graph in graphs))
         return np.array(counts, np.float64)
 
     def divided_by(self, split: Split, place: tuple[int, int]) -> bool:
@@ -181,8 +192,11 @@ def _part(
 ) -> ShardedBatch:
     mine = part or [0]
     own = None if ids is None else [ids[i] for i in mine]
+    taken = [graphs[i] for i in mine]
+    if not any(getattr(graph, "num_edges", 1) for graph in taken):
+        taken = typed(taken, edge_types(graphs) or {})  # as collating them with the others would
     return ShardedBatch(
-        make([graphs[i] for i in mine], own),
+        make(taken, own),
         not part,
         tuple(graphs),
         None if ids is None else tuple(ids),

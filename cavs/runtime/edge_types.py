@@ -37,10 +37,18 @@ class EdgeTypes:
             others = {n: s for n, s in schema.items() if s.kind != "edge"}
             of_edges = {n: _EdgeFeature("edge", *known[n], False) for n in known}
             return {**schema, **of_edges, **others}
-        found = {n: (s.dtype, tuple(s.shape)) for n, s in schema.items() if s.kind == "edge"}
+        self._learn({n: (s.dtype, tuple(s.shape)) for n, s in schema.items() if s.kind == "edge"})
+        return schema
+
+    def learn(self, features: Mapping[str, Array]) -> None:
+        """Others have such features of edges."""
+        kinds = {n: "int" if a.dtype.kind == "i" else "float" for n, a in features.items()}
+        self._learn({n: (kinds[n], a.shape[1:]) for n, a in features.items()})
+
+    def _learn(self, found: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        known = self._model._edge_types
         if found.items() - known.items():
             self._model._edge_types = {**known, **found}
-        return schema
 
     def rows(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
         """A feature as the engine takes it; of no edges also where ``source`` lacks it."""
