@@ -296,7 +296,7 @@ class Trainer(LocalTrainer):
 
     def _divide(self, train: DataLoader) -> None:
         require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
-        self.loader = train.state_dict()
+        self.loader = train.state_dict() | {"structure and integers": train.digest()}
         if self.begun:
             self._survivors.go(lambda: same_loader(self))
         elif isinstance(self.asked, str):

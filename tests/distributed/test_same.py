@@ -234,7 +234,7 @@ def test_precision_is_compared_and_schedules_that_end_are_no_error():
 
 @pytest.mark.parametrize("strategy", [None, "PartitionedPS", "PSLoadBalancing(staleness=2)"])
 @pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("option", ["batch_size", "seed", "shuffle", "graphs"])
+@pytest.mark.parametrize("option", ["batch_size", "seed", "shuffle", "graphs", "labels", "edges"])
 def test_loaders_that_cut_other_batches_are_refused(strategy, begun, option):
     def work(c):
         t = trainer(c, strategy=strategy)
@@ -244,6 +244,12 @@ def test_loaders_that_cut_other_batches_are_refused(strategy, begun, option):
         graphs = [g for b in BATCHES for g in b]
         if option == "graphs":
             graphs = graphs[c.rank :]
+        elif option == "labels" and c.rank:
+            graphs[9] = graphs[9].with_features({"label": graphs[9].features["label"] + 1})
+        elif option == "edges" and c.rank:  # as many, and other ones
+            graphs[9] = graphs[9].reversed()
+        elif option in ("labels", "edges"):
+            pass
         else:
             options[option] += c.rank
             options["shuffle"] = options["shuffle"] == 1
