@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 EVERY = 16  # steps: so many are done again at most, and once in so many states are exchanged
 
+# What changes between steps: a schedule that has observed values, and what is trained.
+Terms = tuple[dict[str, Any], list[bool]]
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -43,7 +46,7 @@ class Snapshots:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.kept: list[Snapshot] = []
-        self.batches: dict[int, Any] = {}  # by the number of the step
+        self.batches: dict[int, tuple[Any, Terms]] = {}  # by the number of the step
 
     def before(self, batch: Any) -> None:
         """All ranks call it before each step; it may exchange states."""
@@ -54,7 +57,29 @@ class Snapshots:
             self.kept = [*self.kept[-1:], self._made()]
             first = self.kept[0].steps
             self.batches = {step: b for step, b in self.batches.items() if step >= first}
-        self.batches[trainer.steps] = batch
+        self.batches[trainer.steps] = batch, self._terms()
+
+    def again(self, reached: int) -> None:
+        """Makes the steps from the last one on up to `reached`, as they were made first."""
+        trainer, now = self.trainer, self._terms()
+        try:
+            while trainer.steps < reached:
+                batch, then = self.batches[trainer.steps]
+                self._take(then)
+                trainer.advance_once(batch)
+        finally:
+            self._take(now)
+
+    def _terms(self) -> Terms:
+        parameters = self.trainer.session.session.parameters.values()
+        return self.trainer.optimizer.state_dict(), [p.trainable for p in parameters]
+
+    def _take(self, terms: Terms) -> None:
+        state, trainable = terms
+        self.trainer.optimizer.load_state_dict(state)
+        parameters = self.trainer.session.session.parameters.values()
+        for p, trains in zip(parameters, trainable, strict=True):
+            p.trainable = trains
 
     @property
     def _outdated(self) -> bool:

@@ -163,7 +163,7 @@ class Survivors:
             if strategy is not None and strategy.has_stale:
                 hyper = trainer._terms(trainer.steps)["hyper"]
                 session.stale.serve(hyper, trainer.states, trainer.steps)
-            self._again(reached if session.free else max(steps))
+            self.snapshots.again(reached if session.free else max(steps))
         else:
             self._equal(c, source)
             trainer.steps = steps[source]
@@ -186,11 +186,6 @@ class Survivors:
             for array, new in zip(own, come, strict=True):
                 array[...] = new
         trainer.session.session.invalidate()
-
-    def _again(self, reached: int) -> None:
-        """The steps from the snapshot on, up to where one of the ranks was."""
-        while self.trainer.steps < reached:
-            self.trainer.advance_once(self.snapshots.batches[self.trainer.steps])
 
 
 def _encode(result: Any) -> Any:

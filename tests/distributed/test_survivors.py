@@ -242,6 +242,33 @@ def test_an_owner_that_dies_anywhere_costs_nothing(messages, alone, capsys, monk
     assert "1 of 3 ranks lost at step" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("messages", [70, 150, 190])
+def test_steps_done_again_have_the_rates_and_the_parameters_that_they_had(messages):
+    """A schedule has observed values since the snapshot, and a parameter was frozen."""
+
+    def work(c):
+        if c.size > 1:
+            mortal(c, 2, messages)
+        rate = cavs.train.schedules.Plateau(0.1, patience=0)
+        options = {"elastic": True, "strategy": "PartitionedPS", "dtype": np.float64}
+        t = Trainer(Tree(), cavs.optim.Adam(lr=rate), communicator=c, **options)
+
+        def told(event, record):
+            t.optimizer.observe(1.0)
+            t.parameters["output.bias"].trainable = t.steps % 2 == 0
+
+        try:
+            t.fit(loader(), epochs=3, progress=False, on_event=told)
+        except Killed:
+            return None
+        return {n: p.value.copy() for n, p in t.parameters.items()}
+
+    expected = run_threads(1, work)[0]
+    for values in run_threads(3, work, timeout=patience(30))[:2]:
+        for name, value in expected.items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-8, atol=1e-10, err_msg=name)
+
+
 @pytest.mark.parametrize("deaths", [[(1, 100), (3, 160)], [(0, 130), (1, 131)], [(0, 90), (2, 92)]])
 def test_two_owners_may_die(deaths, alone, monkeypatch):
     monkeypatch.setattr(snapshot, "EVERY", 4)
