@@ -27,11 +27,8 @@ def start(trainer: Trainer, batch: Any) -> None:
     None if that is not known yet.
     """
     session = trainer.session
-    trainer.agreement.same(_facts(trainer))
-    for parameter in trainer.parameters.values():
-        trainer.communicator.broadcast(parameter.value, 0)
-    session.invalidate()
-    with _alike():
+    alike(trainer)
+    with _refused_alike():
         if trainer.asked is not None:
             _choose(trainer, batch)
         if session.free and getattr(session.split, "needs_times", False):
@@ -39,6 +36,14 @@ def start(trainer: Trainer, batch: Any) -> None:
     if session.free:  # ranks meet in no step, where they would compare programs
         _same_trace(trainer, batch)
     session.take_roles()
+
+
+def alike(trainer: Trainer) -> None:
+    """All ranks hold the parameters of rank 0; ConfigError on all if they do not go together."""
+    trainer.agreement.same(_facts(trainer))
+    for parameter in trainer.parameters.values():
+        trainer.communicator.broadcast(parameter.value, 0)
+    trainer.session.invalidate()
 
 
 def _choose(trainer: Trainer, batch: Any) -> None:
@@ -143,7 +148,7 @@ def _without_times(trainer: Trainer) -> ConfigError:
 
 
 @contextmanager
-def _alike() -> Iterator[None]:
+def _refused_alike() -> Iterator[None]:
     """What is refused inside is refused on all ranks: all look at the same."""
     try:
         yield

@@ -28,7 +28,7 @@ from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
 from cavs.distributed.shards import Collate, Division, Split, contiguous
-from cavs.distributed.start import same_loader, start
+from cavs.distributed.start import alike, same_loader, start
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.distributed.survivors import Survivors
@@ -58,7 +58,7 @@ class Trainer(LocalTrainer):
     rank to rank, hence from those of one process.
 
     Args:
-        model: A `cavs.Model`; rank 0's parameters are sent to all before the first step.
+        model: A `cavs.Model`; rank 0's parameters are sent to all before anything is computed.
         optimizer: As for `cavs.Trainer`.
         strategy: What is done with each gradient: a `Strategy`; the name of a builder such as
             ``"PartitionedPS"``, a file, or ``"auto"``, from which rank 0 makes one at the first
@@ -329,6 +329,8 @@ class Trainer(LocalTrainer):
 
         def work() -> dict[str, float]:
             self.session.stale.settle()
+            if not self.begun:
+                alike(self)
             return super(Trainer, self).evaluate(loader, metrics, **more)
 
         def evaluated() -> dict[str, float]:
