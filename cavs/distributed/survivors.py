@@ -67,8 +67,10 @@ class Survivors:
         return self.saves and bool(self.gone) and not self.trainer.elastic
 
     def leaves(self, asked: Callable[[], bool]) -> bool:
-        """Whether an evaluation is to end; what is asked of this rank all learn behind it."""
-        session = self.trainer.session
+        """Whether an evaluation is to end; what is asked of a `fit` here all learn behind it."""
+        session, run = self.trainer.session, self.trainer._run
+        if run is None or not run.judging:  # who asks means this evaluation alone
+            return asked() or self.ends
         session.wants_stop |= asked()
         return session.wants_stop or self.ends
 

@@ -105,6 +105,7 @@ class Run:
         self.ahead: Standing | None = None  # of best values from a file that is an epoch ahead
         self.claim: Claim | None = None
         self.interrupt = DeferredInterrupt()
+        self.judging = False  # whether it evaluates, not a callback
         self.since_checkpoint = 0
         self.saved, self.written = trainer.steps, False  # up to this step; whether in a file
         self.loader: dict[str, Any] | None = None  # where a resumed run begins, if not where it is
@@ -250,7 +251,13 @@ class Run:
             return {}
         asked = self.interrupt
         self.loader = self.train.state_dict()  # dev may go through it, too
-        values = self.trainer.evaluate(self.dev, self.options.metrics, stop=lambda: asked.requested)
+        self.judging = True
+        try:
+            values = self.trainer.evaluate(
+                self.dev, self.options.metrics, stop=lambda: asked.requested
+            )
+        finally:
+            self.judging = False
         if self.trainer.stops(asked.requested):
             self._stop()
         self.loader = None

@@ -5,6 +5,7 @@ import pytest
 
 import cavs
 from cavs.data import GraphBatch
+from cavs.distributed import Trainer
 from cavs.distributed.communicator import run_threads
 from tests.distributed.test_faults import trainer
 from tests.distributed.test_trainer import Tree, trees
@@ -86,3 +87,34 @@ def test_a_loader_hands_out_whole_batches_once_ranks_have_trained_on_it(cache, s
         return train.collate is loader().collate
 
     assert all(together(work, strategy=strategy))
+
+
+@pytest.mark.parametrize("strategy", [None, "PartitionedPS(servers=1)"])
+def test_an_evaluation_before_the_first_step_is_of_the_parameters_of_rank_0(strategy):
+    dev = loader(DEV)
+    expected = alone(lambda t: t.evaluate(dev))
+
+    def work(c):
+        options = {"communicator": c, "strategy": strategy, "dtype": np.float64}
+        t = Trainer(Tree(seed=c.rank), cavs.optim.SGD(lr=0.1), **options)
+        return t.evaluate(loader(DEV))
+
+    assert run_threads(3, work) == [pytest.approx(expected)] * 3
+
+
+@pytest.mark.parametrize("strategy", [None, "PartitionedPS"])
+def test_an_evaluation_that_is_asked_to_stop_ends_alone(strategy):
+    """Not those that follow, nor the training that it is made in."""
+
+    def work(t):
+        seen = []
+
+        def told(event, record):
+            t.evaluate(loader(DEV), stop=lambda: True)
+            seen.append(t.evaluate(loader(DEV))["loss"])
+
+        found = trained(t, dev=loader(DEV), on_event=told)
+        assert seen[1:-1] == pytest.approx([e["dev_loss"] for e in found[1]])
+        return found
+
+    assert_same(together(work, strategy=strategy), alone(work))
