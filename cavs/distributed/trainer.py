@@ -375,6 +375,7 @@ class Trainer(LocalTrainer):
             survivors.saves = False
             if isinstance(getattr(train, "collate", None), Collate):
                 train.collate = train.undivided  # for who goes through the loader himself
+            self._forget_splits()  # made ahead, by each rank as far as it was
 
     def _go_on(self) -> None:
         """What stopped the `fit` before is over."""

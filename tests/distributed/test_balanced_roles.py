@@ -2,13 +2,14 @@
 are predicted."""
 
 import json
+import time
 
 import numpy as np
 import pytest
 
 import cavs
 from cavs.distributed import by_counts
-from cavs.distributed.balance import CostModel, StructureBalancer
+from cavs.distributed.balance import CostModel, SpeedBalancer, StructureBalancer
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.resources import ResourceSpec
 from tests.distributed.mpirun import needs_mpi
@@ -177,3 +178,30 @@ def test_when_a_rank_dies_the_others_keep_their_counts(counts, strategy, message
     for values in (results[0], results[2]):
         for name, value in alone(2).items():
             np.testing.assert_allclose(values[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [StructureBalancer, SpeedBalancer])
+def test_what_was_split_ahead_when_a_fit_stopped_is_forgotten(kind):
+    """One rank was further ahead than the other."""
+
+    def work(c):
+        def collate(graphs, ids):
+            time.sleep(0.05 * c.rank)
+            return cavs.batch(graphs, ids)
+
+        t = trainer(c, optimizer=cavs.optim.SGD(lr=0.1), split=kind())
+        graphs = [graph for graphs in BATCHES for graph in graphs]
+        step = t.advance_once
+
+        def advance(batch):
+            t.session.wants_stop |= t.steps == 5
+            return step(batch)
+
+        t.advance_once = advance
+        with pytest.raises(KeyboardInterrupt):
+            t.fit(cavs.DataLoader(graphs, 4, collate=collate), epochs=1, progress=False)
+        t.advance_once = step
+        return [t.advance(cavs.batch(graphs[:8])).loss for _ in range(8)]
+
+    first, second = run_threads(2, work)
+    assert first == second
