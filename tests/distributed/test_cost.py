@@ -431,7 +431,10 @@ def test_large_clusters(workers):
 @pytest.mark.parametrize("where", sorted(TABLE))
 @pytest.mark.parametrize("name", ["vgg16", "ncf_sparse", "tree_lstm"])
 def test_auto_is_near_the_best_on_known_clusters(name, where):
-    """Against every registered builder with its own defaults, candidate of auto or not."""
+    """Against every registered builder with its own defaults, candidate of auto or not.
+
+    All by the model of costs: whether that is right is for test_auto.py.
+    """
     make, seconds = MODELS[name]
     model, resources = make(), cluster(where)
     compute = Compute(seconds / 3, seconds * 2 / 3)
