@@ -1,4 +1,4 @@
-"""What ``auto`` chooses, judged by the messages that training sends, not by the model of their cost."""
+"""What ``auto`` chooses, judged by the messages that training sends, not by the model of costs."""
 
 import threading
 from collections import defaultdict, deque

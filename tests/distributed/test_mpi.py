@@ -156,6 +156,26 @@ def test_every_rank_says_that_its_mpi_is_too_old(version, library, found, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+def test_a_process_alone_leaves_no_memory_behind():
+    """And what it starts may have some."""
+    code = (
+        "from cavs.distributed.communicator import MPICommunicator; import os, numpy as np\n"
+        "c = MPICommunicator(); array = np.ones(3); c.all_reduce(array)\n"
+        "print(c.size, array.sum(), [name for name in os.environ if name == 'OMPI_MCA_btl'])\n"
+        "print([line for line in open('/proc/self/maps') if '_segment.' in line])"
+    )
+    alone = {name: value for name, value in os.environ.items() if name != "OMPI_MCA_btl"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=alone,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=patience(60),
+    )
+    assert done.stdout.splitlines() == ["1 3.0 []", "[]"]
+
+
 def test_a_foreign_mpirun_is_a_clear_error():
     code = "from cavs.distributed.communicator import MPICommunicator; MPICommunicator()"
     done = subprocess.run(

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar
@@ -40,6 +41,7 @@ STANDARD = (3, 0)  # of MPI: matched probes
 PIECE = 4 << 20
 _EAGER = "OMPI_MCA_btl_tcp_eager_limit"
 _HEADER = 1 << 10
+_BTL = "OMPI_MCA_btl"  # what Open MPI sends messages by
 INSTALL = 'pip install "cavs[mpi]"'
 _SPINS = 400  # polls before the first pause
 # Seconds between two polls: a waiting rank leaves its core to those that compute. At most this part
@@ -70,7 +72,7 @@ def load_mpi(timeout: float = 300.0) -> ModuleType:
         mpi4py.rc.thread_level = "serialized"
         os.environ.setdefault(_EAGER, str(PIECE + _HEADER))
     try:
-        with inside(INIT, timeout):
+        with inside(INIT, timeout), _without_peers():
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise DeviceError(f"mpi4py finds no MPI library: {error}", hint=INSTALL) from error
@@ -89,6 +91,22 @@ def load_mpi(timeout: float = 300.0) -> ModuleType:
         )
     module: ModuleType = MPI
     return module
+
+
+@contextmanager
+def _without_peers() -> Iterator[None]:
+    """A process started by itself gets no memory to share: Open MPI leaves it behind in /dev/shm.
+
+    Programs that it starts later, which may be ranks, hear nothing of that.
+    """
+    if started() is not None or _BTL in os.environ:
+        yield
+        return
+    os.environ[_BTL] = "^sm,vader"
+    try:
+        yield
+    finally:
+        del os.environ[_BTL]
 
 
 class MPICommunicator(Collectives):
