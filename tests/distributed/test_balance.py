@@ -10,6 +10,7 @@ from cavs.distributed.balance import (
     EMA,
     NARX,
     Memoryless,
+    PairBalancer,
     PairRule,
     SpeedRule,
     gradient_weights,
@@ -333,3 +334,25 @@ def test_a_later_change_is_found():
     for _ in range(500):
         balancer.update([balancer.counts[0] * 1.0, balancer.counts[1] * 3.0])
     assert abs(balancer.counts[0] - 30) <= 1
+
+
+def test_a_pair_balancer_goes_on_learning_from_smaller_batches():
+    balancer = PairBalancer()
+
+    def runs(size, steps):
+        for _ in range(steps):
+            counts = [len(part) for part in balancer(range(size), 2)]
+            balancer.update([0.1 * counts[0], 0.3 * counts[1]])
+        return counts
+
+    large = runs(64, 40)
+    assert abs(large[0] - 48) <= 2
+    balancer.reset()  # another `fit`, with another loader
+    small = runs(32, 1)
+    assert sum(small) == 32 and abs(small[0] - 24) <= 2
+    for _ in range(60):  # and the other one is slow now
+        counts = [len(part) for part in balancer(range(32), 2)]
+        balancer.update([0.3 * counts[0], 0.1 * counts[1]])
+    assert abs(counts[0] - 8) <= 2
+    assert runs(5, 1) == [1, 4]  # the short end of an epoch changes nothing
+    assert sum(balancer.rule.counts) == 32

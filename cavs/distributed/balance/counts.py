@@ -107,6 +107,11 @@ class PairBalancer(Balancer[list[int], list[int]]):
         """Which ranks are too slow to be worth keeping."""
         return [] if self.rule is None else self.rule.warnings
 
+    def reset(self) -> None:
+        """See `Balancer.reset`; what comes now may be cut into batches of another size."""
+        super().reset()
+        self._resized = True
+
     def _begin(self, ranks: int) -> None:
         self._first, self.rule = [1] * ranks, None
 
@@ -122,8 +127,10 @@ class PairBalancer(Balancer[list[int], list[int]]):
         return self.usage()
 
     def _learn(self, dealt: list[int], seconds: Sequence[float], reports: Reports) -> None:
-        if self.rule is None or sum(dealt) > sum(self.rule.counts):
-            # The first, or all before were the short ends of epochs.
+        size = 0 if self.rule is None else sum(self.rule.counts)
+        if self.rule is None or sum(dealt) > size or (self._resized and sum(dealt) < size):
+            # The first, or all before were the short ends of epochs, or of other loaders.
             self.rule = PairRule(dealt, step=max(1, min(5, min(dealt) // 6)))
+        self._resized = False
         if dealt == self.rule.counts:
             self.rule.update(seconds, [memory for _, memory in reports] if reports else None)
