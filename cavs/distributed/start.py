@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from cavs.distributed.shards import ShardedBatch, contiguous, make_of, shard
 from cavs.distributed.strategy.measure import trace_of
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.errors import ConfigError
+from cavs.train.loader import DataLoader
 
 if TYPE_CHECKING:
     from cavs.distributed.trainer import Trainer
@@ -84,6 +85,14 @@ def same_loader(trainer: Trainer) -> None:
     trainer.agreement.meet("fit")
     facts = {"loader": trainer.loader, **trainer.ends}
     trainer.agreement.same({name: str(value) for name, value in facts.items()})
+
+
+def told(dev: Any) -> Any:
+    """What ranks compare of the data that a `fit` judges by: each takes some of its batches."""
+    if isinstance(dev, DataLoader):
+        state = dev.state_dict() | {"structure and integers": dev.digest()}
+        return {name: state[name] for name in sorted(state.keys() - {"epoch", "position"})}
+    return len(dev) if isinstance(dev, Sized) else type(dev).__name__
 
 
 def _gone(trainer: Trainer) -> set[int]:

@@ -28,7 +28,7 @@ from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
 from cavs.distributed.shards import Collate, Division, Split, contiguous
-from cavs.distributed.start import alike, same_loader, start
+from cavs.distributed.start import alike, same_loader, start, told
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.distributed.survivors import Survivors
@@ -361,7 +361,7 @@ class Trainer(LocalTrainer):
         """
         if self.communicator.rank != 0:
             options |= {"log": None, "progress": False}
-        self.ends = {name: options.get(name) for name in _ENDS}
+        self.ends = {name: options.get(name) for name in _ENDS} | {"dev": told(options.get("dev"))}
         self._go_on()
         survivors = self._survivors
         survivors.saves, survivors.gone = options.get("checkpoint") is not None, []

@@ -118,3 +118,12 @@ def test_an_evaluation_that_is_asked_to_stop_ends_alone(strategy):
         return found
 
     assert_same(together(work, strategy=strategy), alone(work))
+
+
+def test_dev_may_be_anything_that_gives_batches():
+    class Dev:
+        def __iter__(self):
+            return iter([cavs.batch(DEV[:3]), cavs.batch(DEV[3:])])
+
+    found = together(lambda t: trained(t, dev=Dev()))
+    assert_same(found, alone(lambda t: trained(t, dev=Dev())))

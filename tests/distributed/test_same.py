@@ -259,6 +259,30 @@ def test_loaders_that_cut_other_batches_are_refused(strategy, begun, option):
         assert "loader: rank 0 has {" in str(error), error
 
 
+DEVS = {
+    "other labels": lambda rank: cavs.DataLoader(
+        [t.with_features({"label": [rank] * t.num_vertices}) for t in trees(6, 1)], 3
+    ),
+    "other sizes": lambda rank: cavs.DataLoader(trees(6, 1), 3 + rank),
+    "none": lambda rank: [cavs.DataLoader(trees(6, 1), 3), None][rank],
+    "more": lambda rank: [cavs.batch(trees(6, 1))] * (1 + rank),
+}
+
+
+@pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=2)"])
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("data", DEVS)
+def test_ranks_that_judge_by_other_data_are_refused(data, begun, strategy):
+    def work(c):
+        t = trainer(c, strategy=strategy)
+        if begun:
+            t.fit(loader(), epochs=1, progress=False)
+        t.fit(loader(), dev=DEVS[data](c.rank), epochs=1, progress=False)
+
+    for error in outcomes(2, work):
+        assert isinstance(error, ConfigError) and "dev: rank 0 has " in str(error), error
+
+
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=2)"])
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("option", ["epochs", "patience"])
