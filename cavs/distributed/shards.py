@@ -36,7 +36,9 @@ class Counts:
 
     def __call__(self, graphs: Sequence[Graph], ranks: int) -> list[range]:
         """See `Split`."""
-        counts = self.counts if self.present is None else [self.counts[r] for r in self.present]
+        counts = list(self.counts)
+        if self.present is not None:  # of whom the last may own parameters now, and compute nothing
+            counts = [self.counts[r] for r in self.present[:ranks]]
         if len(counts) != ranks or min(counts) < 0 or sum(self.counts) == 0:
             raise ConfigError(
                 f"counts {list(self.counts)} for {ranks} ranks", hint="give one for each"

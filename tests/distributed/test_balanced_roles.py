@@ -180,6 +180,25 @@ def test_when_a_rank_dies_the_others_keep_their_counts(counts, strategy, message
             np.testing.assert_allclose(values[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
+def test_a_rank_that_owns_parameters_from_now_on_has_no_count():
+    """The only owner died before the first step, and the strategy was made anew."""
+
+    def work(c):
+        mortal(c, 2, 30)
+        options = {"split": by_counts([1, 3]), "elastic": True, "strategy": SERVED[0]}
+        t = trainer(c, optimizer=cavs.optim.SGD(lr=0.1), **options)
+        try:
+            t.fit(loader(), epochs=2, progress=False)
+        except Killed:
+            return None
+        return values_of(t), t.session.roles.count
+
+    results = run_threads(3, work)
+    assert results[0][1] == 1
+    for name, value in alone(2).items():
+        np.testing.assert_allclose(results[0][0][name], value, rtol=1e-9, atol=1e-11, err_msg=name)
+
+
 @pytest.mark.parametrize("kind", [StructureBalancer, SpeedBalancer])
 def test_what_was_split_ahead_when_a_fit_stopped_is_forgotten(kind):
     """One rank was further ahead than the other."""
