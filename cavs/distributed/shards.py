@@ -75,8 +75,8 @@ class ShardedBatch:
 
     local: its graphs; where it has none, one that stands in and counts for nothing (`empty`).
     graphs, ids: the global batch. place: rank and number of ranks that it was divided for. split,
-    make: what divided it, and what collates. mark: a checksum of which graphs each rank has, equal
-    on ranks that divided the same batch alike.
+    make: what divided it, and what collates. mark: a checksum of which graphs each rank has, by
+    their ids, or without these their sizes, equal on ranks that divided the same batch alike.
     """
 
     local: GraphBatch
@@ -179,7 +179,7 @@ def shard(
             f"the split of {len(graphs)} graphs over {ranks} ranks gives {parts}",
             hint="give the place of every graph to exactly one rank",
         )
-    mark = _mark(parts, ids)
+    mark = _mark(parts, graphs, ids)
     return _part(parts[rank], graphs, ids, (rank, ranks), split, make, mark)
 
 
@@ -209,9 +209,12 @@ def _part(
     )
 
 
-def _mark(parts: Sequence[Sequence[int]], ids: Sequence[int] | None) -> int:
+def _mark(
+    parts: Sequence[Sequence[int]], graphs: Sequence[Graph], ids: Sequence[int] | None
+) -> int:
     numbers = [n for part in parts for n in (len(part), *part)]
-    return zlib.crc32(np.array([*numbers, *(ids or ())], np.int64).tobytes())
+    numbers += ids if ids is not None else [n for graph in graphs for n in _size(graph)]
+    return zlib.crc32(np.array(numbers, np.int64).tobytes())
 
 
 def _size(graph: Graph) -> tuple[int, int]:

@@ -188,9 +188,13 @@ def test_splits_that_differ_but_compute_as_many_graphs_are_refused(size, gradien
         assert "they computed 8 graphs of a batch of 8" in str(error)
 
 
-def test_ranks_that_give_other_batches_of_the_same_size_are_told():
+@pytest.mark.parametrize("known", [True, False])
+def test_ranks_that_give_other_batches_of_the_same_size_are_told(known):
+    """By their places in the data where these are known, by the sizes of graphs elsewhere."""
+
     def work(c):
-        trainer(c).advance(cavs.batch(trees(4, c.rank), range(4 * c.rank, 4 * c.rank + 4)))
+        ids = range(4 * c.rank, 4 * c.rank + 4) if known else None
+        trainer(c).advance(cavs.batch(trees(4, c.rank), ids))
 
     for error in outcomes(2, work):
         assert isinstance(error, ConfigError) and "give all ranks the same batches" in str(error)
