@@ -367,15 +367,15 @@ class Trainer(LocalTrainer):
         survivors.saves, survivors.gone = options.get("checkpoint") is not None, []
         try:
             return self._together("fit", lambda: super(Trainer, self).fit(train, **options))
-        except KeyboardInterrupt as stopped:
-            if not survivors.ends:
+        except BaseException as error:
+            self._forget_splits()  # made ahead, by each rank as far as it was
+            if not (isinstance(error, KeyboardInterrupt) and survivors.ends):
                 raise
-            raise survivors.bereft(stopped) from None
+            raise survivors.bereft(error) from None
         finally:
             survivors.saves = False
             if isinstance(getattr(train, "collate", None), Collate):
                 train.collate = train.undivided  # for who goes through the loader himself
-            self._forget_splits()  # made ahead, by each rank as far as it was
 
     def _go_on(self) -> None:
         """What stopped the `fit` before is over."""
