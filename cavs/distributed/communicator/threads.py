@@ -201,6 +201,8 @@ class ThreadMailbox(Mailbox):
 
     def _deliver(self, to: int, coded: Array) -> None:
         with self._world.changed:
+            if self.rank in self._world.dead:
+                return
             box = self._world.boxes[self.number, to]
         with box.changed:
             if not box.closed:  # who has left reads no more
