@@ -160,3 +160,191 @@ def test_dynamic_shared_memory_in_checked_modules(checked: Context) -> None:
     np.testing.assert_array_equal(y.get(), 99 - np.arange(32))
     with pytest.raises(DriverError, match=r"access beyond the 400 bytes .*dynamic\.cu:5"):
         module.launch("kernel", 1, 32, y, 101, shared=400)
+
+
+STREAMS = """
+extern "C" __global__ void add(int* x, int n) {
+  for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] += 1;
+}
+extern "C" __global__ void sum(const int* x, int n, int* y) {
+  for (int i = 0; i < n; ++i) *y += x[i];
+}"""
+
+
+def made(context: Context, what: str) -> ctypes.c_void_p:
+    """A stream apart from the default one, or an event."""
+    found = ctypes.c_void_p()
+    context.call(f"cu{what}Create", ctypes.byref(found), 1)
+    return found
+
+
+class Streams:
+    """Two streams that work on the same array, and what may order them."""
+
+    def __init__(self, context: Context):
+        self.context, self.module = context, context.module("streams.cu", STREAMS)
+        self.x, self.y, self.z = (context.array(np.zeros(64, np.int32)) for _ in range(3))
+        self.first, self.second = made(context, "Stream"), made(context, "Stream")
+        context.synchronize()
+        context.twin.watch_order()
+
+    def add(self, stream: ctypes.c_void_p, n: int = 64) -> None:
+        self.module.launch("add", 1, 32, self.x, n, stream=stream)
+
+    def sum(self, stream: ctypes.c_void_p, n: int = 64) -> None:
+        self.module.launch(
+            "sum", 1, 1, self.x, n, self.y if stream is self.first else self.z, stream=stream
+        )
+
+    def after(self, earlier: ctypes.c_void_p, later: ctypes.c_void_p) -> None:
+        event = made(self.context, "Event")
+        self.context.call("cuEventRecord", event, earlier)
+        self.context.call("cuStreamWaitEvent", later, event, 0)
+        self.context.call("cuEventDestroy_v2", event)
+
+    def wait(self) -> None:
+        for stream in (self.first, self.second):
+            self.context.call("cuStreamSynchronize", stream)
+
+
+def by_event(s: Streams) -> None:
+    s.add(s.first)
+    s.after(s.first, s.second)
+    s.add(s.second)
+
+
+def by_host(s: Streams) -> None:
+    s.add(s.first)
+    s.context.call("cuStreamSynchronize", s.first)
+    s.add(s.second)
+
+
+def by_query(s: Streams) -> None:
+    event = made(s.context, "Event")
+    s.add(s.first)
+    s.context.call("cuEventRecord", event, s.first)
+    while s.context.calls.cuEventQuery(event) != 0:
+        pass
+    s.add(s.second)
+
+
+def by_two_events(s: Streams) -> None:
+    third = made(s.context, "Stream")
+    s.add(s.first)
+    s.after(s.first, third)
+    s.after(third, s.second)
+    s.add(s.second)
+
+
+def both_read(s: Streams) -> None:
+    s.sum(s.first)
+    s.sum(s.second)
+
+
+def apart(s: Streams) -> None:
+    s.add(s.first, 32)
+    x = ctypes.c_ulonglong(s.x.address + 128)
+    s.context.call("cuMemsetD8Async", x, 0, ctypes.c_size_t(128), s.second)
+
+
+def two_graphs(s: Streams) -> None:
+    """Two chains each; those of the second graph come after those of the first."""
+    graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    s.context.call("cuStreamBeginCapture_v2", s.first, 2)
+    s.after(s.first, s.second)
+    s.add(s.second)
+    s.after(s.second, s.first)
+    s.sum(s.first)
+    s.context.call("cuStreamEndCapture", s.first, ctypes.byref(graph))
+    s.context.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, 0)
+    for _ in range(2):
+        s.context.call("cuGraphLaunch", executable, s.first)
+    s.add(s.first)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [by_event, by_host, by_query, by_two_events, both_read, apart, two_graphs],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_streams_that_are_ordered(checked: Context, run: object, seed: int) -> None:
+    streams = Streams(checked)
+    checked.twin.adversarial(seed)
+    run(streams)  # type: ignore[operator]
+    streams.wait()
+    assert checked.twin.fault() == ""
+
+
+def no_event(s: Streams) -> None:
+    s.add(s.first)
+    s.add(s.second)
+
+
+def event_before(s: Streams) -> None:
+    s.after(s.first, s.second)
+    s.add(s.first)
+    s.add(s.second)
+
+
+def event_the_other_way(s: Streams) -> None:
+    s.add(s.first)
+    s.after(s.second, s.first)
+    s.add(s.second)
+
+
+def read_is_overwritten(s: Streams) -> None:
+    s.sum(s.first)
+    s.after(s.first, s.second)
+    s.sum(s.first)
+    s.add(s.second)
+
+
+def two_read_and_one_is_waited_for(s: Streams) -> None:
+    third = made(s.context, "Stream")
+    s.sum(s.first)
+    s.sum(s.second)
+    s.after(s.first, third)
+    s.add(third)
+    s.context.call("cuStreamSynchronize", third)
+
+
+def fill(s: Streams) -> None:
+    s.add(s.first)
+    x = ctypes.c_ulonglong(s.x.address + 252)
+    s.context.call("cuMemsetD8Async", x, 0, ctypes.c_size_t(4), s.second)
+
+
+def graph_beside_a_stream(s: Streams) -> None:
+    graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    s.context.call("cuStreamBeginCapture_v2", s.first, 2)
+    s.add(s.first)
+    s.context.call("cuStreamEndCapture", s.first, ctypes.byref(graph))
+    s.context.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, 0)
+    s.context.call("cuGraphLaunch", executable, s.first)
+    s.sum(s.second)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        no_event,
+        event_before,
+        event_the_other_way,
+        read_is_overwritten,
+        two_read_and_one_is_waited_for,
+        fill,
+        graph_beside_a_stream,
+    ],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_streams_that_race(checked: Context, run: object, seed: int) -> None:
+    """Found in whatever order they run: in that of issue the results are right."""
+    streams = Streams(checked)
+    checked.twin.adversarial(seed)
+    with pytest.raises(DriverError, match=r"a race of streams: .* no event and no wait orders it"):
+        run(streams)  # type: ignore[operator]
+        streams.wait()
+    fault = checked.twin.fault()
+    assert "256 bytes" in fault and "launch " in fault and fault.count(" on stream ") == 2

@@ -23,15 +23,17 @@ class Operation:
     kind: "launch", "copy", "set", "record", "wait" or "product"; "graph", a graph of as many
     operations as its argument says, which follow as if they had been asked for one by one; or
     "synchronize", where the host waits for a stream, or for an event (stream -1). stream: 0 is the
-    default one, the others count from 1 as they were created. arguments: numbers and addresses;
-    None for a struct; of a product its m, n, k and the schemes by which its sums may be split, as
-    in cublasLt.h. ``to`` and ``from_``: addresses; of events for records and waits of either kind.
-    ran: its place in the order of execution, -1 if it has not run.
+    default one, the others count from 1 as they were created. priority: of the stream, or of the
+    node where a graph has those of its nodes; the smaller the sooner. arguments: numbers and
+    addresses; None for a struct; of a product its m, n, k and the schemes by which its sums may be
+    split, as in cublasLt.h. ``to`` and ``from_``: addresses; of events for records and waits of
+    either kind. ran: its place in the order of execution, -1 if it has not run.
     """
 
     kind: str
     name: str
     stream: int
+    priority: int
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int
@@ -146,6 +148,13 @@ class Twin:
         """The compute capability; 75 is 7.5."""
         self.set("capability", number)
 
+    def watch_order(self) -> None:
+        """From here on two operations that touch the same memory, one of them to write, must be
+        ordered by streams, events or waits of the host; else the second of them is a fault.
+
+        What kernels touch, checked modules alone tell; copies, fills and products always do."""
+        self.set("order", 1)
+
     def memory(self, size: int) -> None:
         """Bytes of the device; beyond them an allocation is out of memory."""
         self.set("memory", size)
@@ -162,6 +171,10 @@ class Twin:
         """The nth call of cuDNN from now on returns a status; its descriptors' ends count not."""
         self.set("cudnn_error", status)
         self.set("cudnn_error_at", nth)
+
+    def keep_up(self) -> None:
+        """All that was asked for has run when a library is called: a fault shows to it first."""
+        self.set("device_keeps_up", 1)
 
     def fail_call(self, name: str, code: int) -> None:
         """What an entry point of captures and graphs returns until the next reset; "capture": what

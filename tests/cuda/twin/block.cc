@@ -39,8 +39,8 @@ const Hooks kHooks = {
 
 }  // namespace
 
-Run::Run(const Launch& launch, const Memory& memory, Shadow& shadow)
-    : launch_(launch), memory_(memory), shadow_(shadow), random_(launch.seed) {
+Run::Run(const Launch& launch, const Memory& memory, Order& order, Shadow& shadow)
+    : launch_(launch), memory_(memory), launches_(order), shadow_(shadow), random_(launch.seed) {
   const Index b = launch.block;
   for (unsigned z = 0; z < b.z; ++z)
     for (unsigned y = 0; y < b.y; ++y)
@@ -121,6 +121,8 @@ void Run::access(uintptr_t address, size_t bytes, bool write, const void* at) {
   if (device) {
     if (!memory_.device(address, bytes))
       fail(kIllegalAddress, "access to " + memory_.describe(address), at);
+    const std::string race = launches_.access(address, bytes, write);
+    if (!race.empty()) fail(kLaunchFailed, race, at);
   } else if (address - start(module.shared) < start(module.shared_end) - start(module.shared)) {
     shared = address - start(module.shared) / 4 * 4 + kMostDynamic;
   } else if (address - start(module.dynamic) < module.dynamic_size) {
@@ -201,14 +203,14 @@ Fault Run::all_blocks() {
   return fault_;
 }
 
-Fault run(const Launch& launch, const Memory& memory) {
+Fault run(const Launch& launch, const Memory& memory, Order& order) {
   static Shadow shadow;  // kept from launch to launch
   const Module& module = *launch.module;
   *module.hooks = kHooks;
   *module.block_dim = launch.block;
   *module.grid_dim = launch.grid;
   shadow.begin(memory, module.checked);
-  Run run(launch, memory, shadow);
+  Run run(launch, memory, order, shadow);
   run_ = &run;
   const Signals signals;
   return run.all_blocks();

@@ -6,6 +6,7 @@
 
 #include "memory.h"
 #include "module.h"
+#include "order.h"
 
 namespace twin {
 
@@ -24,6 +25,6 @@ struct Fault {
 };
 
 // Runs the launch. A fault ends it at once: what was written stays, as on a device.
-Fault run(const Launch& launch, const Memory& memory);
+Fault run(const Launch& launch, const Memory& memory, Order& order);
 
 }  // namespace twin

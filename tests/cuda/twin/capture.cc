@@ -10,9 +10,12 @@ using namespace twin;
 
 namespace twin {
 
+constexpr unsigned long long kUseNodePriority = 8;
+
 void Capture::add(Stream* stream, Record line, std::function<void()> run) {
   const auto chain = std::find(streams.begin(), streams.end(), stream) - streams.begin();
   std::vector<size_t>& behind = stream->captured.behind;
+  line.priority = stream->priority;
   nodes.push_back({std::move(line), std::move(run), behind, static_cast<size_t>(chain)});
   behind = {nodes.size() - 1};
 }
@@ -125,10 +128,10 @@ TWIN_API CUresult cuGraphInstantiateWithFlags(CUgraphExec* result, CUgraph handl
                                               unsigned long long flags) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     Graph* const graph = reinterpret_cast<Graph*>(handle);
-    if (result == nullptr || flags != 0) return kInvalidValue;
+    if (result == nullptr || (flags & ~kUseNodePriority) != 0) return kInvalidValue;
     if (d.graphs.count(graph) == 0) return kInvalidHandle;
     if (const int code = d.error("cuGraphInstantiateWithFlags")) return code;
-    auto* const made = new Executable{graph->nodes};
+    auto* const made = new Executable{graph->nodes, flags == kUseNodePriority};
     d.executables.insert(made);
     *result = reinterpret_cast<CUgraphExec>(made);
     return kSuccess;
@@ -170,11 +173,13 @@ TWIN_API CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     std::vector<OperationPointer> made;
     for (const Node& node : nodes) {
       Stream*& chain = chains[node.chain];
-      if (chain == nullptr) chain = d.queue.chain(stream->id);
+      if (chain == nullptr) chain = d.queue.chain(stream->id, node.chain);
       std::vector<OperationPointer> after = {start};
       for (const size_t other : node.after) after.push_back(made[other]);
-      made.push_back(
-          d.enqueue(chain, node.line, node.run, std::move(after), d.settings.node_nanoseconds));
+      Record of_node = node.line;
+      if (!executable->own_priorities) of_node.priority = stream->priority;
+      made.push_back(d.enqueue(chain, std::move(of_node), node.run, std::move(after),
+                               d.settings.node_nanoseconds));
     }
     if (!made.empty()) d.queue.add(stream, [] {}, std::move(made));
     return kSuccess;

@@ -52,6 +52,7 @@ struct Graph {
 };
 struct Executable {
   Nodes nodes;
+  bool own_priorities;  // of the nodes, not that of the stream where it is launched
 };
 
 }  // namespace twin

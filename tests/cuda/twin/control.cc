@@ -36,10 +36,11 @@ TWIN_API const char* twin_records() {
   const char* separator = "[";
   for (const auto& r : device().records) {
     out << separator << "{\"kind\":\"" << r->kind << "\",\"name\":\"" << r->name
-        << "\",\"stream\":" << r->stream << ",\"grid\":" << index_text(r->grid)
-        << ",\"block\":" << index_text(r->block) << ",\"shared\":" << r->shared
-        << ",\"arguments\":[" << r->arguments << "],\"to\":" << r->to << ",\"from\":" << r->from
-        << ",\"bytes\":" << r->bytes << ",\"issued\":" << r->issued << ",\"ran\":" << r->ran << "}";
+        << "\",\"stream\":" << r->stream << ",\"priority\":" << r->priority
+        << ",\"grid\":" << index_text(r->grid) << ",\"block\":" << index_text(r->block)
+        << ",\"shared\":" << r->shared << ",\"arguments\":[" << r->arguments << "],\"to\":" << r->to
+        << ",\"from\":" << r->from << ",\"bytes\":" << r->bytes << ",\"issued\":" << r->issued
+        << ",\"ran\":" << r->ran << "}";
     separator = ",";
   }
   out << (device().records.empty() ? "[]" : "]");

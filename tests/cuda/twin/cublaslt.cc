@@ -190,6 +190,18 @@ bool take(T& to, const void* from, size_t bytes) {
   return true;
 }
 
+// The operand's values, between whose lines there may be others.
+bool touch_lines(Device& d, const void* data, const Layout& of, bool write) {
+  const uint64_t lines = of.order == 0 ? of.cols : of.rows,
+                 width = of.order == 0 ? of.rows : of.cols;
+  for (uint64_t i = 0; i < lines; ++i) {
+    const size_t before = i * static_cast<size_t>(of.ld) * of.element();
+    if (!d.touch(static_cast<const char*>(data) + before, width * of.element(), write))
+      return false;
+  }
+  return true;
+}
+
 bool ready() {
   Device& d = device();
   return d.initialized && current() != nullptr && d.fault.code == 0;
@@ -337,6 +349,7 @@ TWIN_API int cublasLtMatmul(void* handle, const Description* how, const void* al
                             size_t workspace_bytes, CUstream stream_handle) {
   Device& dev = device();
   const std::lock_guard<std::recursive_mutex> guard(dev.lock);
+  if (dev.settings.device_keeps_up != 0) dev.queue.finish_all();
   if (!ready()) return kFailed;
   for (const void* given : std::initializer_list<const void*>{handle, how, alpha, beta, a_layout,
                                                               b_layout, c_layout, d_layout})
@@ -373,7 +386,12 @@ TWIN_API int cublasLtMatmul(void* handle, const Description* how, const void* al
                      std::to_string(algorithm == nullptr ? 7 : algorithm->schemes);
   record.to = reinterpret_cast<uintptr_t>(d);
   record.from = reinterpret_cast<uintptr_t>(a);
-  dev.add(stream, std::move(record), [=] {
+  dev.add(stream, std::move(record), [=, &dev] {
+    const bool ordered = touch_lines(dev, a, problem.a, false) &&
+                         touch_lines(dev, b, problem.b, false) &&
+                         (keep == 0.0 || touch_lines(dev, c, problem.c, false)) &&
+                         touch_lines(dev, d, problem.d, true) && dev.touch(workspace, spoilt, true);
+    if (!ordered) return;
     poison(workspace, spoilt);
     if (problem.a.type == kDouble)
       multiply<double>(problem, scale, a, b, keep, c, d);

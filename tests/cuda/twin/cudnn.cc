@@ -19,7 +19,7 @@ const char* word(int status) {
       return "CUDNN_STATUS_NOT_SUPPORTED";
     case 4000:
       return "CUDNN_STATUS_INTERNAL_ERROR";
-    case 5000:
+    case kExecutionFailed:
       return "CUDNN_STATUS_EXECUTION_FAILED";
     default:
       return "CUDNN_UNKNOWN_STATUS";
@@ -31,6 +31,7 @@ template <class Body>
 int call(Body body) {
   twin::Device& d = device();
   const std::lock_guard<std::recursive_mutex> guard(d.lock);
+  if (d.settings.device_keeps_up != 0) d.queue.finish_all();
   if (!d.initialized || twin::current() == nullptr || d.fault.code != 0) return kNotReadyDnn;
   if (++d.cudnn_calls == d.settings.cudnn_error_at) return static_cast<int>(d.settings.cudnn_error);
   return body(d);
@@ -96,13 +97,33 @@ int start(twin::Device& d, Call& o, void (*narrow)(const Work&), void (*wide)(co
     return kBadParam;
   Stream* const stream = d.queue.find(o.handle->stream);
   if (stream == nullptr) return kBadParam;
+  if (usable(d, stream) != twin::kSuccess) return kExecutionFailed;
   Record record = {.kind = "product", .name = o.name};
   record.arguments =
       std::to_string(x.rows()) + "," + std::to_string(batch) + "," + std::to_string(x.layout);
   record.to = reinterpret_cast<uintptr_t>(w.out);
   record.from = reinterpret_cast<uintptr_t>(w.x);
   const auto run = rnn.type == kDouble ? wide : narrow;
-  d.add(stream, std::move(record), [run, w] { run(w); });
+  struct Memory {
+    const void* at;
+    size_t bytes;
+    bool write;
+  };
+  const std::vector<Memory> memory = {
+      {w.lengths, sizeof(int32_t) * batch, false},
+      {w.x, of_x, w.out == w.x},
+      {w.y, of_y, w.out == w.y},
+      {w.dy, of_y, false},
+      {w.weights, o.weight_bytes, false},
+      {w.weights == nullptr ? w.out : nullptr, o.weight_bytes, true},  // their gradients
+      {w.work, w.work_bytes, true},
+      {w.reserve, o.reserve_size, true},
+  };
+  d.add(stream, std::move(record), [&d, run, w, memory] {
+    for (const auto& [at, bytes, write] : memory)
+      if (at != nullptr && !d.touch(at, bytes, write)) return;
+    run(w);
+  });
   return kOk;
 }
 

@@ -12,7 +12,14 @@
 
 namespace twin::cudnn {
 
-enum Status { kOk = 0, kNotReadyDnn = 1001, kBadParam = 2000, kTooSmall = 2006, kRefused = 3000 };
+enum Status {
+  kOk = 0,
+  kNotReadyDnn = 1001,
+  kBadParam = 2000,
+  kTooSmall = 2006,
+  kRefused = 3000,
+  kExecutionFailed = 5000
+};
 enum DataType { kFloat = 0, kDouble = 1 };
 enum Math { kDefaultMath = 0, kFma = 3 };
 enum Layout { kSequenceUnpacked = 0, kSequencePacked = 1 };

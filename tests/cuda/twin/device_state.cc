@@ -25,6 +25,7 @@ Device& device() {
 void Device::set_defaults() {
   settings = {};
   queue.set_seed(0);
+  queue.keep_order(false);
   memory.capacity = size_t{1} << 36;
   const char* text = std::getenv("CAVS_TWIN");
   std::istringstream stream(text == nullptr ? "" : text);
@@ -54,6 +55,7 @@ bool Device::set(const std::string& name, long long value) {
       {"launch_error_at", &Settings::launch_error_at},
       {"command_nanoseconds", &Settings::command_nanoseconds},
       {"node_nanoseconds", &Settings::node_nanoseconds},
+      {"device_keeps_up", &Settings::device_keeps_up},
       {"cudnn_version", &Settings::cudnn_version},
       {"cudnn_error", &Settings::cudnn_error},
       {"cudnn_error_at", &Settings::cudnn_error_at},
@@ -65,6 +67,8 @@ bool Device::set(const std::string& name, long long value) {
   if (name == "cudnn_error_at") cudnn_calls = 0;
   if (name == "seed") {
     queue.set_seed(static_cast<uint64_t>(value));
+  } else if (name == "order") {
+    queue.keep_order(value != 0);
   } else if (name == "memory") {
     memory.capacity = static_cast<size_t>(value);
   } else if (const auto field = fields.find(name); field != fields.end()) {
@@ -110,6 +114,7 @@ OperationPointer Device::add(Stream* stream, Record record, std::function<void()
     capture->add(stream, std::move(record), std::move(run));
     return nullptr;
   }
+  record.priority = stream->priority;
   return enqueue(stream, std::move(record), std::move(run), {std::move(after)},
                  settings.command_nanoseconds);
 }
@@ -121,10 +126,17 @@ OperationPointer Device::enqueue(Stream* stream, Record record, std::function<vo
       stream,
       [this, line = log(std::move(record)), run = std::move(run), nanoseconds] {
         line->ran = ran++;
+        order.tell(line);
         run();
         clock += nanoseconds;
       },
       std::move(after));
+}
+
+bool Device::touch(const void* address, size_t bytes, bool write) {
+  const std::string race = order.access(reinterpret_cast<uintptr_t>(address), bytes, write);
+  if (!race.empty()) fail({kLaunchFailed, race});
+  return race.empty();
 }
 
 void Device::wait(Record record, const OperationPointer& target) {

@@ -49,6 +49,8 @@ struct Settings {
   // a product by an algorithm of other sizes, though its check agrees.
   long long odd_strides = 0;
   long long other_sizes = 0;
+  // Whether all that was asked for has run when a library is called.
+  long long device_keeps_up = 0;
   long long cudnn_version = 90800;
   long long cudnn_error = 5000;  // what the call number cudnn_error_at returns
   long long cudnn_error_at = 0;  // counted as launch_error_at
@@ -64,7 +66,8 @@ class Device {
  public:
   std::recursive_mutex lock;
   Memory memory;
-  Queue queue;
+  Order order{memory};
+  Queue queue{order};
   Settings settings;
   bool initialized = false;
   int context_count = 0;
@@ -89,6 +92,8 @@ class Device {
   // In a captured stream it becomes a node, and there is no operation: null.
   OperationPointer add(Stream* stream, Record record, std::function<void()> run,
                        OperationPointer after = nullptr);
+  // What runs reads or writes memory of the device; false: that races with something, a fault.
+  bool touch(const void* address, size_t bytes, bool write);
   OperationPointer enqueue(Stream* stream, Record record, std::function<void()> run,
                            std::vector<OperationPointer> after, long long nanoseconds);
   int error(const std::string& name) const;  // that a test has asked for, or 0

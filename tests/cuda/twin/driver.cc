@@ -1,5 +1,6 @@
 // The entry points of libcuda that the engine uses, with the signatures of cuda.h.
 
+#include <algorithm>
 #include <cstring>
 
 #include "device_state.h"
@@ -10,6 +11,7 @@ namespace {
 
 // Each device has one of its own, though all work on the same memory and streams.
 constexpr int kMostDevices = 16;
+constexpr int kGreatestPriority = -5;  // smaller is greater
 char contexts[kMostDevices];
 CUcontext context_of(int ordinal) { return reinterpret_cast<CUcontext>(&contexts[ordinal]); }
 bool is_context(CUcontext context) {
@@ -132,6 +134,15 @@ TWIN_API CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
   });
 }
 
+TWIN_API CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    if (free == nullptr || total == nullptr) return kInvalidValue;
+    *total = d.memory.capacity;
+    *free = *total - std::min(*total, d.memory.used());
+    return kSuccess;
+  });
+}
+
 TWIN_API CUresult cuMemFree_v2(CUdeviceptr address) {
   return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     if (const int code = unsafe(d)) return code;
@@ -171,7 +182,9 @@ TWIN_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t 
     // A driver may put pageable memory aside before the call returns, or the device reads it later.
     if (!d.memory.pinned(source, bytes) && stream->captured.capture != nullptr)
       return stream->captured.capture->fail(kCaptureUnsupported);
-    d.add(stream, record, [=] { std::memcpy(target, from, bytes); });
+    d.add(stream, record, [=, &d] {
+      if (d.touch(target, bytes, true)) std::memcpy(target, from, bytes);
+    });
     return kSuccess;
   });
 }
@@ -188,8 +201,10 @@ TWIN_API CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes,
       return stream->captured.capture->fail(kCaptureUnsupported);
     const Record record = {
         .kind = "copy", .name = "to host", .to = target, .from = from, .bytes = bytes};
-    const auto copy =
-        d.add(stream, record, [=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
+    const void* const source = reinterpret_cast<const void*>(from);
+    const auto copy = d.add(stream, record, [=, &d] {
+      if (d.touch(source, bytes, false)) std::memcpy(to, source, bytes);
+    });
     if (pageable) d.queue.finish(copy);  // pageable: returns when it is done
     return kSuccess;
   });
@@ -204,8 +219,11 @@ TWIN_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t 
     if (!d.memory.device(to, bytes) || !d.memory.device(from, bytes)) return kInvalidValue;
     const Record record = {
         .kind = "copy", .name = "on device", .to = to, .from = from, .bytes = bytes};
-    d.add(stream, record, [=] {
-      std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    void* const target = reinterpret_cast<void*>(to);
+    const void* const source = reinterpret_cast<const void*>(from);
+    d.add(stream, record, [=, &d] {
+      if (d.touch(source, bytes, false) && d.touch(target, bytes, true))
+        std::memmove(target, source, bytes);
     });
     return kSuccess;
   });
@@ -219,17 +237,33 @@ TWIN_API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t by
     if (bytes == 0) return kSuccess;
     if (!d.memory.device(to, bytes)) return kInvalidValue;
     const Record record = {.kind = "set", .to = to, .bytes = bytes};
-    d.add(stream, record, [=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+    void* const target = reinterpret_cast<void*>(to);
+    d.add(stream, record, [=, &d] {
+      if (d.touch(target, bytes, true)) std::memset(target, value, bytes);
+    });
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  return entry(Needs::kContext, [&](Device&) -> CUresult {
+    if (least != nullptr) *least = 0;
+    if (greatest != nullptr) *greatest = kGreatestPriority;
+    return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuStreamCreateWithPriority(CUstream* result, unsigned flags, int priority) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    if (result == nullptr || flags > 1) return kInvalidValue;
+    const int within = std::clamp(priority, kGreatestPriority, 0);
+    *result = reinterpret_cast<CUstream>(d.queue.create(flags == 0, within));
     return kSuccess;
   });
 }
 
 TWIN_API CUresult cuStreamCreate(CUstream* result, unsigned flags) {
-  return entry(Needs::kContext, [&](Device& d) -> CUresult {
-    if (result == nullptr || flags > 1) return kInvalidValue;
-    *result = reinterpret_cast<CUstream>(d.queue.create(flags == 0));
-    return kSuccess;
-  });
+  return cuStreamCreateWithPriority(result, flags, 0);
 }
 
 TWIN_API CUresult cuStreamDestroy_v2(CUstream handle) {
@@ -322,7 +356,11 @@ TWIN_API CUresult cuEventQuery(CUevent handle) {
     const Event* const event = event_of(d, handle);
     if (event == nullptr) return kInvalidHandle;
     if (event->captured.capture != nullptr) return kCapturedEvent;
-    if (event->recorded == nullptr || event->recorded->done) return kSuccess;
+    if (event->recorded == nullptr) return kSuccess;
+    if (event->recorded->done) {
+      d.queue.finish(event->recorded);  // the host knows, and what it asks for now comes after it
+      return kSuccess;
+    }
     d.queue.advance(event->recorded);  // whoever asks again finds that some time has passed
     return kNotReady;
   });

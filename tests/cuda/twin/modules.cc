@@ -89,7 +89,7 @@ void execute(Device& d, const Function& function, Index grid, Index block, unsig
   }
   const Fault fault = run({function.module->module, &kernel, grid, block, shared,
                            values.pointers.data(), d.queue.draw()},
-                          d.memory);
+                          d.memory, d.order);
   if (fault.code != 0) d.fail(fault);
 }
 

@@ -4,13 +4,13 @@
 
 namespace twin {
 
-Stream* Queue::create(bool blocking) {
-  streams_.push_back(std::make_unique<Stream>(Stream{next_id_++, blocking}));
+Stream* Queue::create(bool blocking, int priority) {
+  streams_.push_back(std::make_unique<Stream>(Stream{next_id_++, blocking, priority}));
   return streams_.back().get();
 }
 
-Stream* Queue::chain(int id) {
-  streams_.push_back(std::make_unique<Stream>(Stream{id, false, true}));
+Stream* Queue::chain(int id, size_t number) {
+  streams_.push_back(std::make_unique<Stream>(Stream{id, false, 0, number + 1, true}));
   return streams_.back().get();
 }
 
@@ -31,8 +31,12 @@ OperationPointer Queue::add(Stream* stream, std::function<void()> run,
   auto operation = std::make_shared<Operation>();
   operation->run = std::move(run);
   operation->number = issued_++;
+  Clock before;
+  if (stream->last != nullptr) order_.join(before, stream->last->place);
   const auto wait_for = [&](const OperationPointer& other) {
-    if (other != nullptr && !other->done) operation->after.push_back(other);
+    if (other == nullptr) return;
+    order_.join(before, other->place);
+    if (!other->done) operation->after.push_back(other);
   };
   for (const OperationPointer& other : after) wait_for(other);
   Stream* const standard = streams_.front().get();
@@ -42,6 +46,7 @@ OperationPointer Queue::add(Stream* stream, std::function<void()> run,
   } else if (stream->blocking) {
     wait_for(standard->last);
   }
+  if (order_.on()) operation->place = order_.add(std::move(before), {stream->id, stream->chain});
   stream->pending.push_back(operation);
   stream->last = operation;
   return operation;
@@ -71,6 +76,7 @@ void Queue::step(const Stream* target, unsigned policy) {
   Stream* const stream = *chosen;
   const OperationPointer operation = stream->pending.front();
   stream->pending.pop_front();
+  order_.run(operation->place);
   operation->run();
   operation->run = nullptr;
   operation->after.clear();
@@ -90,7 +96,9 @@ const Stream* Queue::stream_of(const OperationPointer& operation) const {
 unsigned Queue::policy() { return seed_ == 0 ? 0 : static_cast<unsigned>(random_() % 3); }
 
 void Queue::finish(const OperationPointer& target) {
-  if (target == nullptr || target->done) return;
+  if (target == nullptr) return;
+  waited(*target);
+  if (target->done) return;
   const Stream* const of_target = stream_of(target);
   const unsigned chosen = policy();
   while (!target->done) step(of_target, chosen);
@@ -105,6 +113,11 @@ void Queue::finish_all() {
   for (const auto& stream : streams_)
     if (stream->last != nullptr) last.push_back(stream->last);
   for (const auto& operation : last) finish(operation);
+}
+
+void Queue::keep_order(bool on) {
+  finish_all();
+  order_.start(on);
 }
 
 void Queue::drop_all() {

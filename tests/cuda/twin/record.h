@@ -10,7 +10,7 @@ namespace twin {
 // What was asked for and, once it ran, when.
 struct Record {
   std::string kind, name = {};  // launch, copy, set, record, wait, product, graph, synchronize
-  int stream = 0;
+  int stream = 0, priority = 0;
   Index grid = {}, block = {};
   unsigned shared = 0;
   std::string arguments = {};  // JSON values

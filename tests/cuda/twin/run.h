@@ -35,7 +35,7 @@ struct Thread {
 
 class Run {
  public:
-  Run(const Launch& launch, const Memory& memory, Shadow& shadow);
+  Run(const Launch& launch, const Memory& memory, Order& order, Shadow& shadow);
 
   Fault all_blocks();
 
@@ -66,6 +66,7 @@ class Run {
 
   const Launch& launch_;
   const Memory& memory_;
+  Order& launches_;  // and all else that runs
   Shadow& shadow_;
   std::mt19937_64 random_;
   std::vector<Index> places_;
