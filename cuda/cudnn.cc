@@ -93,9 +93,9 @@ void Cudnn::check(int status, const char* call) const {
                     cure_);
 }
 
-Handle Cudnn::handle() const {
-  Handle handle = handles_[device_->lane()];
-  check(entries_.set_stream(handle, device_->stream()), "cudnnSetStream");
+Handle Cudnn::handle(int lane, Handle stream) const {
+  Handle handle = handles_[lane];
+  check(entries_.set_stream(handle, stream), "cudnnSetStream");
   return handle;
 }
 

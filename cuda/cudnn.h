@@ -75,7 +75,8 @@ class Cudnn {
   // Throws DeviceFault naming the call and the library's word for `status`.
   void check(int status, const char* call) const;
   // What the present lane's calls take: it works on that lane's stream.
-  Handle handle() const;
+  Handle handle() const { return handle(device_->lane(), device_->stream()); }
+  Handle handle(int lane, Handle stream) const;
   int data_type() const { return data_type_; }
   int math_type() const { return math_type_; }
   Handle no_dropout() const { return dropout_; }

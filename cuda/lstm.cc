@@ -6,6 +6,7 @@ namespace cavs::cuda {
 namespace {
 
 constexpr int kDims = 3;
+constexpr size_t kMostSequences = 1024;  // as many as shapes whose commands may come again
 
 // Rows of `width` values that stand as `index` says, read in its order.
 template <class T>
@@ -32,6 +33,7 @@ Lstm<T>::Lstm(std::shared_ptr<Device> device, std::shared_ptr<const Library<T>> 
       input_(input),
       hidden_(hidden),
       backward_(backward),
+      sequences_(kMostSequences),
       weights_(device_),
       weight_grads_(device_),
       pieces_(device_),
@@ -45,12 +47,9 @@ Lstm<T>::Lstm(std::shared_ptr<Device> device, std::shared_ptr<const Library<T>> 
   };
   make(padded_, c.create_rnn, c.destroy_rnn, "cudnnCreateRNNDescriptor");
   make(packed_, c.create_rnn, c.destroy_rnn, "cudnnCreateRNNDescriptor");
-  make(x_, c.create_data, c.destroy_data, "cudnnCreateRNNDataDescriptor");
-  make(y_, c.create_data, c.destroy_data, "cudnnCreateRNNDataDescriptor");
-  make(state_, c.create_tensor, c.destroy_tensor, "cudnnCreateTensorDescriptor");
   describe(cudnn::kPaddedEnabled, **padded_);
   describe(cudnn::kPaddedDisabled, **packed_);
-  cudnn_->check(c.weight_space(cudnn_->handle(), *rnn(), &weight_bytes_),
+  cudnn_->check(c.weight_space(cudnn_->handle(), *rnn(true), &weight_bytes_),
                 "cudnnGetRNNWeightSpaceSize");
   weights_.reserve(weight_bytes_);
   device_->zero(weights_.at(), weight_bytes_);  // where the LSTM has no bias
@@ -84,7 +83,7 @@ Address Lstm<T>::matrix(int32_t id, int64_t columns, bool bias) const {
   const Descriptor vector(*cudnn_, c.create_tensor, c.destroy_tensor,
                           "cudnnCreateTensorDescriptor");
   Address at = 0, bias_at = 0;
-  cudnn_->check(c.weight_params(cudnn_->handle(), *rnn(), 0, weight_bytes_, weights_.at(), id,
+  cudnn_->check(c.weight_params(cudnn_->handle(), *rnn(true), 0, weight_bytes_, weights_.at(), id,
                                 *matrix, &at, *vector, &bias_at),
                 "cudnnGetRNNWeightParams");
   int type = 0, dims = 0, sizes[kDims] = {}, strides[kDims] = {};
@@ -136,25 +135,42 @@ void Lstm<T>::place_weights(const Weight& weight, const std::vector<T*>& params,
 }
 
 template <class T>
-void Lstm<T>::bind(const Chains& chains) {
-  places_ = chains.places();
-  if (places_ == 0) return;
-  fixed_ = chains.fixed();
+typename Lstm<T>::Sequences Lstm<T>::describe_sequences(const Chains& chains) {
   const Cudnn::Entries& c = cudnn_->calls();
+  Sequences made{};
+  made.fixed = chains.fixed();
+  made.number = ++described_;
   const auto sequences = static_cast<int>(chains.lengths.size());
-  const int type = cudnn_->data_type(), layout = fixed_ ? cudnn::kUnpacked : cudnn::kPacked;
-  for (const auto& [data, width] : {std::pair{x_.get(), input_}, {y_.get(), hidden_}}) {
-    cudnn_->check(c.set_data(**data, type, layout, chains.longest(), sequences, width,
+  const int type = cudnn_->data_type(), layout = made.fixed ? cudnn::kUnpacked : cudnn::kPacked;
+  for (const auto& [data, width] : {std::pair{&made.x, input_}, {&made.y, hidden_}}) {
+    *data = std::make_unique<Descriptor>(*cudnn_, c.create_data, c.destroy_data,
+                                         "cudnnCreateRNNDataDescriptor");
+    cudnn_->check(c.set_data(***data, type, layout, chains.longest(), sequences, width,
                              chains.lengths.data(), nullptr),
                   "cudnnSetRNNDataDescriptor");
   }
+  made.state = std::make_unique<Descriptor>(*cudnn_, c.create_tensor, c.destroy_tensor,
+                                            "cudnnCreateTensorDescriptor");
   const int sizes[] = {1, sequences, hidden_}, strides[] = {sequences * hidden_, hidden_, 1};
-  cudnn_->check(c.set_tensor(**state_, type, kDims, sizes, strides), "cudnnSetTensorNdDescriptor");
-  work_bytes_ = reserve_bytes_ = 0;
-  cudnn_->check(
-      c.temp_spaces(cudnn_->handle(), *rnn(), backward_ ? cudnn::kTraining : cudnn::kInference,
-                    **x_, &work_bytes_, &reserve_bytes_),
-      "cudnnGetRNNTempSpaceSizes");
+  cudnn_->check(c.set_tensor(**made.state, type, kDims, sizes, strides),
+                "cudnnSetTensorNdDescriptor");
+  cudnn_->check(c.temp_spaces(cudnn_->handle(), *rnn(made.fixed),
+                              backward_ ? cudnn::kTraining : cudnn::kInference, **made.x,
+                              &made.work_bytes, &made.reserve_bytes),
+                "cudnnGetRNNTempSpaceSizes");
+  return made;
+}
+
+template <class T>
+void Lstm<T>::bind(const Chains& chains) {
+  places_ = chains.places();
+  if (places_ == 0) return;
+  bound_ = sequences_.find(chains.lengths);
+  if (bound_ == nullptr) {
+    Sequences made = describe_sequences(chains);
+    if (sequences_.full()) sequences_.drop_oldest();
+    bound_ = &sequences_.insert(chains.lengths, std::move(made));
+  }
   const size_t of_x = lines(sizeof(T) * places_ * input_);
   const size_t of_y = lines(sizeof(T) * places_ * hidden_);
   rows_.reserve((of_x + of_y) * (backward_ ? 2 : 1));
@@ -162,8 +178,8 @@ void Lstm<T>::bind(const Chains& chains) {
   y_at_ = x_at_ + of_x;
   dx_at_ = y_at_ + of_y;
   dy_at_ = dx_at_ + of_x;
-  work_.reserve(work_bytes_);
-  reserve_.reserve(reserve_bytes_);
+  work_.reserve(bound_->work_bytes);
+  reserve_.reserve(bound_->reserve_bytes);
 }
 
 template <class T>
@@ -183,17 +199,57 @@ void Lstm<T>::spread(Address from, int32_t width, Target to) const {
   library_->copy_rows(by_index<T>(data, width, 0, at_.place_of, width), 0, places_, to);
 }
 
+template <class T>
+void Lstm<T>::call(Call call) const {
+  const Work work{this,  bound_, bound_->number, at_.lengths, x_at_,
+                  y_at_, dx_at_, dy_at_,         work_.at(),  reserve_.at()};
+  static_assert(kPlainBytes<Work>);
+  device_->call(call, &work, sizeof(work));
+}
+
 // States before the first vertex are zeros (null), those after the last are of no interest.
+template <class T>
+void Lstm<T>::issue_forward(const void* work, int lane, Handle stream) {
+  const Work& w = *static_cast<const Work*>(work);
+  const Lstm& of = *w.lstm;
+  const Sequences& s = *w.sequences;
+  const int mode = of.backward_ ? cudnn::kTraining : cudnn::kInference;
+  of.cudnn_->check(of.cudnn_->calls().forward(
+                       of.cudnn_->handle(lane, stream), *of.rnn(s.fixed), mode, w.lengths, **s.x,
+                       w.x, **s.y, w.y, **s.state, 0, 0, **s.state, 0, 0, of.weight_bytes_,
+                       of.weights_.at(), s.work_bytes, w.work, s.reserve_bytes, w.reserve),
+                   "cudnnRNNForward");
+}
+
+template <class T>
+void Lstm<T>::issue_backward_data(const void* work, int lane, Handle stream) {
+  const Work& w = *static_cast<const Work*>(work);
+  const Lstm& of = *w.lstm;
+  const Sequences& s = *w.sequences;
+  of.cudnn_->check(of.cudnn_->calls().backward_data(
+                       of.cudnn_->handle(lane, stream), *of.rnn(s.fixed), w.lengths, **s.y, w.y,
+                       w.dy, **s.x, w.dx, **s.state, 0, 0, 0, **s.state, 0, 0, 0, of.weight_bytes_,
+                       of.weights_.at(), s.work_bytes, w.work, s.reserve_bytes, w.reserve),
+                   "cudnnRNNBackwardData_v8");
+}
+
+template <class T>
+void Lstm<T>::issue_backward_weights(const void* work, int lane, Handle stream) {
+  const Work& w = *static_cast<const Work*>(work);
+  const Lstm& of = *w.lstm;
+  const Sequences& s = *w.sequences;
+  of.cudnn_->check(of.cudnn_->calls().backward_weights(
+                       of.cudnn_->handle(lane, stream), *of.rnn(s.fixed), cudnn::kAdd, w.lengths,
+                       **s.x, w.x, **s.state, 0, **s.y, w.y, of.weight_bytes_,
+                       of.weight_grads_.at(), s.work_bytes, w.work, s.reserve_bytes, w.reserve),
+                   "cudnnRNNBackwardWeights_v8");
+}
+
 template <class T>
 void Lstm<T>::run(const Rows<T>& x, Target h) const {
   if (places_ == 0) return;
   gather(x, x_at_);
-  cudnn_->check(cudnn_->calls().forward(cudnn_->handle(), *rnn(),
-                                        backward_ ? cudnn::kTraining : cudnn::kInference,
-                                        at_.lengths, **x_, x_at_, **y_, y_at_, **state_, 0, 0,
-                                        **state_, 0, 0, weight_bytes_, weights_.at(), work_bytes_,
-                                        work_.at(), reserve_bytes_, reserve_.at()),
-                "cudnnRNNForward");
+  call(&issue_forward);
   spread(y_at_, hidden_, h);
 }
 
@@ -202,19 +258,11 @@ template <class T>
 void Lstm<T>::grad(const Rows<T>& dh, Target dx) const {
   if (places_ == 0) return;
   gather(dh, dy_at_);
-  const Cudnn::Entries& c = cudnn_->calls();
-  cudnn_->check(
-      c.backward_data(cudnn_->handle(), *rnn(), at_.lengths, **y_, y_at_, dy_at_, **x_, dx_at_,
-                      **state_, 0, 0, 0, **state_, 0, 0, 0, weight_bytes_, weights_.at(),
-                      work_bytes_, work_.at(), reserve_bytes_, reserve_.at()),
-      "cudnnRNNBackwardData_v8");
+  call(&issue_backward_data);
   spread(dx_at_, input_, dx);
   if (unpacks_.empty()) return;
   device_->zero(weight_grads_.at(), weight_bytes_);  // the library adds
-  cudnn_->check(c.backward_weights(cudnn_->handle(), *rnn(), cudnn::kAdd, at_.lengths, **x_, x_at_,
-                                   **state_, 0, **y_, y_at_, weight_bytes_, weight_grads_.at(),
-                                   work_bytes_, work_.at(), reserve_bytes_, reserve_.at()),
-                "cudnnRNNBackwardWeights_v8");
+  call(&issue_backward_weights);
 }
 
 template <class T>

@@ -8,6 +8,7 @@
 #include "cudnn.h"
 #include "exec/program.h"
 #include "library.h"
+#include "recent.h"
 
 namespace cavs::cuda {
 
@@ -51,7 +52,28 @@ class Lstm {
   void place_weights(const Weight& weight, const std::vector<T*>& params,
                      const std::vector<T*>& grads);
   Address matrix(int32_t id, int64_t columns, bool bias) const;
-  const Descriptor& rnn() const { return fixed_ ? *padded_ : *packed_; }
+  const Descriptor& rnn(bool fixed) const { return fixed ? *padded_ : *packed_; }
+  // What the library is told of sequences of some lengths. A graph may hold on to it: it stays as
+  // it is, and no two have the same number.
+  struct Sequences {
+    std::unique_ptr<Descriptor> x, y, state;
+    bool fixed;
+    uint64_t number;
+    size_t work_bytes, reserve_bytes;
+  };
+  Sequences describe_sequences(const Chains& chains);
+  // A call of the library as a command: the same bytes are the same call.
+  struct Work {
+    const Lstm* lstm;
+    const Sequences* sequences;
+    uint64_t number;  // of the sequences
+    const int32_t* lengths;
+    Address x, y, dx, dy, work, reserve;
+  };
+  void call(Call call) const;
+  static void issue_forward(const void* work, int lane, Handle stream);
+  static void issue_backward_data(const void* work, int lane, Handle stream);
+  static void issue_backward_weights(const void* work, int lane, Handle stream);
   void gather(const Rows<T>& rows, Address to) const;
   void spread(Address from, int32_t width, Target to) const;
 
@@ -59,10 +81,12 @@ class Lstm {
   std::shared_ptr<const Library<T>> library_;
   std::shared_ptr<const Cudnn> cudnn_;
   int32_t input_, hidden_;
-  bool backward_, fixed_ = true;
-  std::unique_ptr<Descriptor> padded_, packed_;  // of sequences that are all as long, of any
-  std::unique_ptr<Descriptor> x_, y_, state_;
-  size_t weight_bytes_ = 0, work_bytes_ = 0, reserve_bytes_ = 0;
+  bool backward_;
+  std::unique_ptr<Descriptor> padded_, packed_;        // of sequences that are all as long, of any
+  Recent<std::vector<int32_t>, Sequences> sequences_;  // by their lengths
+  const Sequences* bound_ = nullptr;
+  uint64_t described_ = 0;
+  size_t weight_bytes_ = 0;
   int32_t places_ = 0;
   ChainArrays at_;
   DeviceMemory weights_, weight_grads_, pieces_;
