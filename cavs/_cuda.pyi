@@ -25,6 +25,7 @@ class Device:
         beside: bool = True,
         few_rows: int = 127,
         blas_rows: int = 128,
+        guards: bool = False,
         install: str = "",
     ) -> None: ...
     @property

@@ -33,6 +33,14 @@ void Executor<T>::lay_out() {
       lives[i].bytes = value_bytes(static_cast<int32_t>(i)) * b.width * spaces_.rows_of(b).size();
   }
   arena_needed_ = pack_lifetimes(lives);
+  if (device_->switches().guards) {
+    arena_guards_.clear();
+    for (size_t i = 0; i < lives.size(); ++i) {
+      if (program_->buffers[i].role != Role::kArena) continue;
+      lives[i].offset = arena_guards_.place(static_cast<int32_t>(i), lives[i].bytes);
+    }
+    arena_needed_ = arena_guards_.bytes();
+  }
   peak_ = peak_live(lives, analysis_.steps);
   arena_.reserve(arena_needed_);
   scratch_bytes_ = lay_out_scratch();
@@ -60,6 +68,7 @@ size_t Executor<T>::lay_out_scratch() {
     for (const BatchTask& task : schedule_->tasks) grow(of[spaces_.kinds[task.kind]], task.rows);
   }
   size_t most = 0;
+  scratch_guards_.clear();
   for (size_t i = 0; i < bodies; ++i) {
     const Body& body = analysis_.bodies[i];
     std::vector<Lifetime> lives;
@@ -71,10 +80,36 @@ size_t Executor<T>::lay_out_scratch() {
     }
     most = std::max(most, pack_lifetimes(lives));
     for (size_t j = 0; j < lives.size(); ++j) {
-      scratch_offsets_[body.scratch[j].buffer] = lives[j].offset;
+      const int32_t buffer = body.scratch[j].buffer;
+      scratch_offsets_[buffer] = device_->switches().guards
+                                     ? scratch_guards_.place(buffer, lives[j].bytes)
+                                     : lives[j].offset;
     }
   }
-  return most;
+  return device_->switches().guards ? scratch_guards_.bytes() : most;
+}
+
+template <class T>
+void Executor<T>::fill_guards() const {
+  arena_guards_.fill(arena_);
+  scratch_guards_.fill(scratch_);
+}
+
+// Names what is computed into the buffer.
+template <class T>
+void Executor<T>::check_guards() const {
+  int32_t buffer = arena_guards_.broken(arena_);
+  if (buffer < 0) buffer = scratch_guards_.broken(scratch_);
+  if (buffer < 0) return;
+  std::string labels;
+  for (const Instruction& in : program_->instructions) {
+    bool writes = in.kind != InstructionKind::kMap && in.out.buffer == buffer;
+    for (const MapStoreSpec& store : in.stores) writes |= store.buffer == buffer;
+    if (writes) labels += " [" + in.label + "]";
+  }
+  throw DeviceFault(
+      "something was written beside buffer " + std::to_string(buffer) + " of" + labels,
+      "this is a bug of cavs; device='cpu' goes on working");
 }
 
 template <class T>
@@ -247,6 +282,8 @@ void Executor<T>::place_written() {
   template uint64_t Executor<T>::shape() const;                                      \
   template void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>&); \
   template void Executor<T>::stage_tables();                                         \
+  template void Executor<T>::fill_guards() const;                                    \
+  template void Executor<T>::check_guards() const;                                   \
   template void Executor<T>::place_written();
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

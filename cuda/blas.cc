@@ -95,15 +95,12 @@ struct Blas::Entries {
                   Address, Handle, Address, Handle, const Algorithm*, Address, size_t, Handle);
 };
 
-namespace {
-
-void check_status(int status, const char* call) {
+void Blas::check(int status, const char* call) const {
   if (status == 0) return;
+  device_->check_kernels(call);
   throw DeviceFault(std::string(call) + ": status " + std::to_string(status) + " of cuBLASLt",
                     "run nvidia-smi; device='cpu' goes on working");
 }
-
-}  // namespace
 
 // The library thinks in columns: a row-major product is that of the transposes, in reverse.
 class Blas::Description {
@@ -115,15 +112,13 @@ class Blas::Description {
                         : of.precision_ == Precision::kTf32 ? kComputeTf32
                                                             : kCompute32F;
     const auto lay_out = [&](Handle& layout, int type, int64_t rows, int64_t columns, int64_t ld) {
-      check_status(entries_.lay_out(&layout, type, columns, rows, ld),
-                   "cublasLtMatrixLayoutCreate");
+      of.check(entries_.lay_out(&layout, type, columns, rows, ld), "cublasLtMatrixLayoutCreate");
     };
     try {
-      check_status(entries_.describe(&product, compute, sums), "cublasLtMatmulDescCreate");
+      of.check(entries_.describe(&product, compute, sums), "cublasLtMatmulDescCreate");
       const auto transpose = [&](int attribute) {
-        check_status(
-            entries_.set_description(product, attribute, &kTransposed, sizeof(kTransposed)),
-            "cublasLtMatmulDescSetAttribute");
+        of.check(entries_.set_description(product, attribute, &kTransposed, sizeof(kTransposed)),
+                 "cublasLtMatmulDescSetAttribute");
       };
       if (s.transposed_b) transpose(kTransposeA);
       if (s.transposed_a) transpose(kTransposeB);
@@ -162,7 +157,7 @@ Blas::Blas(std::shared_ptr<Device> device, const std::string& library, Precision
       workspace_(device_),
       plans_(kMostPlans),
       algorithms_(kMostAlgorithms) {
-  check_status(entries_->create(&handle_), "cublasLtCreate");
+  check(entries_->create(&handle_), "cublasLtCreate");
   workspace_.reserve(kWorkspace * Device::kLanes);
 }
 
@@ -174,11 +169,11 @@ Blas::~Blas() {
 std::optional<Blas::Algorithm> Blas::ask(const Shape& s, const Description& d) const {
   const Entries& e = *entries_;
   Handle preference = nullptr;
-  check_status(e.prefer(&preference), "cublasLtMatmulPreferenceCreate");
+  check(e.prefer(&preference), "cublasLtMatmulPreferenceCreate");
   const std::unique_ptr<void, int (*)(Handle)> dropped(preference, e.drop_preference);
   const auto prefer = [&](int attribute, auto value) {
-    check_status(e.set_preference(preference, attribute, &value, sizeof(value)),
-                 "cublasLtMatmulPreferenceSetAttribute");
+    check(e.set_preference(preference, attribute, &value, sizeof(value)),
+          "cublasLtMatmulPreferenceSetAttribute");
   };
   prefer(kMaxWorkspace, uint64_t{kWorkspace});
   // Parts of a sum in bfloat16 would each be rounded to it.
@@ -190,7 +185,7 @@ std::optional<Blas::Algorithm> Blas::ask(const Shape& s, const Description& d) c
   const int status =
       e.heuristic(handle_, d.product, d.a, d.b, d.c, d.c, preference, 1, &best, &count);
   if (refused(status)) return std::nullopt;
-  check_status(status, "cublasLtMatmulAlgoGetHeuristic");
+  check(status, "cublasLtMatmulAlgoGetHeuristic");
   if (count == 0 || best.state != 0) return std::nullopt;
   return best.algorithm;
 }
@@ -275,7 +270,7 @@ void Blas::issue(const void* product, int lane, Handle stream) {
       status = multiply();
     }
   }
-  check_status(status, "cublasLtMatmul");
+  of.check(status, "cublasLtMatmul");
 }
 
 }  // namespace cavs::cuda

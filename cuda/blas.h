@@ -65,6 +65,8 @@ class Blas {
   };
   struct Product;
 
+  // Throws DeviceFault naming the call, or the fault of a kernel before it.
+  void check(int status, const char* call) const;
   Plan& plan(const Shape& shape);
   std::optional<Algorithm> algorithm(const Shape& shape, const Description& description);
   std::optional<Algorithm> ask(const Shape& shape, const Description& description) const;

@@ -88,6 +88,7 @@ void Cudnn::release() noexcept {
 
 void Cudnn::check(int status, const char* call) const {
   if (status == 0) return;
+  device_->check_kernels(call);
   throw DeviceFault(std::string(call) + ": " + entries_.error(status) + " (status " +
                         std::to_string(status) + " of cuDNN)",
                     cure_);

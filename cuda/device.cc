@@ -30,10 +30,9 @@ Device::Device(const std::string& library, int ordinal, Allocator allocator, Swi
   }
   d.check(d.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
   const Current here(*this);
-  for (Handle& stream : streams_) {
-    d.check(d.stream_create(&stream, kNonBlocking), "cuStreamCreate");
-  }
-  d.check(d.stream_create(&collectives_, kNonBlocking), "cuStreamCreate");
+  d.check(d.stream_priorities(&least_, &greatest_), "cuCtxGetStreamPriorityRange");
+  for (int lane = 0; lane <= kMirror; ++lane) streams_[lane] = new_stream(lane);
+  collectives_ = new_stream(kMirror);
   for (Handle* event : {&forked_, &joined_}) {
     d.check(d.event_create(event, kNoTiming), "cuEventCreate");
   }
@@ -55,6 +54,13 @@ Device::~Device() {
   }
 }
 
+Handle Device::new_stream(int lane) const {
+  Handle stream = nullptr;
+  driver_.check(driver_.stream_create(&stream, kNonBlocking, lane == 0 ? greatest_ : least_),
+                "cuStreamCreateWithPriority");
+  return stream;
+}
+
 Address Device::allocate(size_t bytes) {
   Address address = 0;
   if (allocator_.allocate) {
@@ -63,9 +69,14 @@ Address Device::allocate(size_t bytes) {
     driver_.check(driver_.context_set(context_), "cuCtxSetCurrent");
     return address;
   }
-  driver_.check(driver_.allocate(&address, bytes),
-                ("cuMemAlloc of " + std::to_string(bytes) + " bytes").c_str());
-  return address;
+  const int result = driver_.allocate(&address, bytes);
+  if (result == 0) return address;
+  size_t free = 0, total = 0;
+  const bool known = driver_.memory(&free, &total) == 0;
+  const std::string left =
+      known ? ", " + std::to_string(free) + " free of " + std::to_string(total) : "";
+  driver_.check(result, ("cuMemAlloc of " + std::to_string(bytes) + " bytes" + left).c_str());
+  return 0;
 }
 
 void Device::release(Address address) noexcept {
@@ -137,6 +148,11 @@ void Device::drain() const noexcept {
   for (Handle stream : streams_) driver_.stream_synchronize(stream);
 }
 
+void Device::check_kernels(const char* call) const {
+  const std::string what = std::string("a kernel before ") + call;
+  for (Handle stream : streams_) driver_.check(driver_.stream_synchronize(stream), what.c_str());
+}
+
 bool Device::answers() const noexcept {
   const Current here(*this, std::nothrow);
   return here && driver_.stream_synchronize(streams_[0]) == 0;
@@ -167,9 +183,8 @@ void Device::launch_kernel(Handle function, Grid grid, std::span<const Argument>
 }
 
 Handle Device::capture(const Commands& commands) {
-  for (Handle& stream : captured_) {
-    if (stream == nullptr)
-      driver_.check(driver_.stream_create(&stream, kNonBlocking), "cuStreamCreate");
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (captured_[lane] == nullptr) captured_[lane] = new_stream(lane);
   }
   driver_.check(driver_.capture_begin(captured_[0], kRelaxed), "cuStreamBeginCapture");
   capturing_ = true;

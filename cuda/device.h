@@ -28,6 +28,7 @@ struct Switches {
   bool beside = true;   // a second lane
   int few_rows = 127;   // up to these, products by tiles of 16 rows keep more blocks busy
   int blas_rows = 128;  // fewer are done by our kernels, which read weights once a tile
+  bool guards = false;  // values stand apart, and whoever writes between them is told
 };
 
 constexpr unsigned kBlock = 256;  // threads of a block, unless a kernel takes any number of warps
@@ -58,8 +59,9 @@ class Device {
 
   // Work goes to the stream of the present lane, in order; lane 1 runs beside lane 0 between fork()
   // and join(): it starts after all that lane 0 has been given, and lane 0 goes on after all of it.
-  // What a batch brings goes up, and what leaves during a run comes down, on lanes of their own,
-  // which events tie to the others.
+  // All waits for lane 0, whose kernels go first: what runs beside takes what they leave of the
+  // GPU. What a batch brings goes up, and what leaves during a run comes down, on lanes of their
+  // own, which events tie to the others.
   static constexpr int kLanes = 2, kCopies = kLanes, kMirror = kCopies + 1;
   // Collectives of others wait for other processes: nothing here waits for their stream but who
   // asks.
@@ -75,6 +77,9 @@ class Device {
   void synchronize();
   // The same where nothing can be thrown: of what fails here nothing runs any more.
   void drain() const noexcept;
+  // After a failure of a library: waits, then throws that of a kernel before the call, if there was
+  // one. A library that meets it first knows only that it cannot go on.
+  void check_kernels(const char* call) const;
   // Whether it still works; after a fault of a kernel no call does any more.
   bool answers() const noexcept;
   // A turn that does not need it to work.
@@ -115,11 +120,13 @@ class Device {
   friend class Turn;
   Handle lane_stream(int lane) const { return capturing_ ? captured_[lane] : streams_[lane]; }
   void order(Handle event, int first, int second);
+  Handle new_stream(int lane) const;
 
   Driver driver_;
   std::mutex mutex_;
   int device_ = 0;
   int multiprocessors_ = 1, most_high_ = 1;
+  int least_ = 0, greatest_ = 0;  // priorities
   Handle context_ = nullptr;
   Handle streams_[kMirror + 1] = {}, collectives_ = nullptr;
   // Of lanes 0 and 1 while their work is captured: nobody else waits for these streams.

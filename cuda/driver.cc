@@ -56,13 +56,15 @@ Driver::Driver(const std::string& library, std::string line) : install(std::move
   find(module_function, "cuModuleGetFunction");
   find(launch, "cuLaunchKernel");
   find(allocate, "cuMemAlloc_v2");
+  find(memory, "cuMemGetInfo_v2");
   find(release, "cuMemFree_v2");
   find(pinned_allocate, "cuMemHostAlloc");
   find(pinned_release, "cuMemFreeHost");
   find(upload, "cuMemcpyHtoDAsync_v2");
   find(download, "cuMemcpyDtoHAsync_v2");
   find(fill, "cuMemsetD8Async");
-  find(stream_create, "cuStreamCreate");
+  find(stream_priorities, "cuCtxGetStreamPriorityRange");
+  find(stream_create, "cuStreamCreateWithPriority");
   find(stream_destroy, "cuStreamDestroy_v2");
   find(stream_synchronize, "cuStreamSynchronize");
   find(stream_wait, "cuStreamWaitEvent");

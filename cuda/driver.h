@@ -40,13 +40,15 @@ struct Driver {
   int (*launch)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                 Handle, void**, void**);
   int (*allocate)(Address*, size_t);
+  int (*memory)(size_t*, size_t*);
   int (*release)(Address);
   int (*pinned_allocate)(void**, size_t, unsigned);
   int (*pinned_release)(void*);
   int (*upload)(Address, const void*, size_t, Handle);
   int (*download)(void*, Address, size_t, Handle);
   int (*fill)(Address, unsigned char, size_t, Handle);
-  int (*stream_create)(Handle*, unsigned);
+  int (*stream_priorities)(int*, int*);
+  int (*stream_create)(Handle*, unsigned, int);
   int (*stream_destroy)(Handle);
   int (*stream_synchronize)(Handle);
   int (*stream_wait)(Handle, Handle, unsigned);

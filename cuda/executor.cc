@@ -45,6 +45,8 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       table_values_(device_),
       pieces_(device_),
       partial_(device_),
+      arena_guards_(device_),
+      scratch_guards_(device_),
       staging_(device_),
       timeline_(device_),
       replays_(device_, compiled.replay) {
@@ -236,10 +238,12 @@ void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
   timeline_.on_host("bind", [&] { bind(inputs); });
   timeline_.on_host(
       "stage", [&] { timeline_.on_lane(Device::kCopies, "upload", [&] { staging_.upload(); }); });
+  if (device_->switches().guards) fill_guards();
   if (clocked_) begun_->record();
   timeline_.on_lane(0, "assemble", [&] { begin(); });
   timeline_.on_host("launch", [&] { command(); });
   if (std::exchange(clocked_, false)) ended_->record();
+  if (device_->switches().guards) check_guards();
   ran_ = true;
 }
 

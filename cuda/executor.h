@@ -10,6 +10,7 @@
 
 #include "collectives.h"
 #include "exec/analysis.h"
+#include "guards.h"
 #include "library.h"
 #include "lstm.h"
 #include "mirror.h"
@@ -156,6 +157,8 @@ class Executor {
   int64_t scratch_base(const Place& place, int64_t first_row) const;
   RowRange rows_of(int32_t id, Space body, RowRange rows) const;
   double read_loss();
+  void fill_guards() const;
+  void check_guards() const;
   void timed(int32_t stage);
 
   void plan_stretches();
@@ -200,6 +203,7 @@ class Executor {
 
   DeviceMemory arena_, scratch_, gradients_, weights_, ones_, table_values_;
   DeviceMemory pieces_, partial_;
+  Guards arena_guards_, scratch_guards_;
   Staging staging_;
   std::vector<T*> grads_;
   std::vector<const T*> packed_;

@@ -1,12 +1,19 @@
 #include "graph.h"
 
 namespace cavs::cuda {
+namespace {
+
+// CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY: kernels have the priority of the lane that they
+// were captured on, not all of them that of the stream where the graph runs.
+constexpr unsigned long long kPriorityOfNodes = 8;
+
+}  // namespace
 
 Graph::Graph(std::shared_ptr<Device> device, const Commands& commands)
     : device_(std::move(device)) {
   const Driver& d = device_->driver();
   const Handle graph = device_->capture(commands);
-  const int result = d.graph_instantiate(&executable_, graph, 0);
+  const int result = d.graph_instantiate(&executable_, graph, kPriorityOfNodes);
   d.graph_destroy(graph);
   d.check(result, "cuGraphInstantiate");
 }

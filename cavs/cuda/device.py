@@ -52,7 +52,8 @@ class Device:
     second stream; off to see what it is worth. few_rows: products of up to so many rows are done
     by kernels of their own (0: none). blas_rows: those of as many and more by cuBLASLt. replay:
     which commands that come again with the same batch run as a CUDA graph, one of REPLAYS: those
-    that measure faster so, or all, or none.
+    that measure faster so, or all, or none. guards: for tests; values stand apart in memory, and a
+    run waits and is a DeviceError if something was written between them.
     """
 
     driver_library: str
@@ -66,6 +67,7 @@ class Device:
     few_rows: int = 127
     blas_rows: int = 128
     replay: str = "auto"
+    guards: bool = False
 
     def __post_init__(self) -> None:
         known = ", ".join(REPLAYS)
@@ -86,7 +88,7 @@ class Device:
         """The engine's own device, one for all who share this object."""
         memory = self.memory
         allocate, release = (memory.allocate, memory.release) if memory else (None, None)
-        switches = self.beside, self.few_rows, self.blas_rows
+        switches = self.beside, self.few_rows, self.blas_rows, self.guards
         line = install_line(newest_cuda(self.driver_library))
         return _cuda.Device(self.driver_library, self.ordinal, allocate, release, *switches, line)
 
