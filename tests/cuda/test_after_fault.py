@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs import nn
 from cavs.cuda.device import Device
 from cavs.errors import DeviceError, DeviceWarning
+from tests import lstm_cells
 from tests.cuda.tagger import close, graphs, single, tagger, trainer_on, values
 
 FAULT = "ILLEGAL_ADDRESS"
@@ -199,3 +201,23 @@ def test_a_device_that_only_lacks_memory_is_not_lost(twin, twin_device):
     assert "lost" not in str(error.value)
     assert native.lost() is None
     close(trainer, host)
+
+
+@pytest.mark.parametrize("library", ["cublas", "cudnn"])
+def test_a_fault_that_a_library_meets_first_is_the_kernels(broken, twin, library):
+    """The library knows only that it cannot go on, and its own cure would be the wrong one."""
+    device, fail = broken
+    device = replace(device, cublas_lt=twin.cublaslt, cudnn=twin.cudnn, blas_rows=4)
+    model = lstm_cells.Tagger(nn.LSTM)
+    model.initialize(1, np.float64)
+    choice = "always" if library == "cudnn" else "never"
+    session = cavs.Session(model, dtype=np.float64, device=device, cudnn=choice)
+    batch = lstm_cells.chains([7, 3, 12])
+    session.gradients(batch)
+    twin.keep_up()
+    fail(2)
+    with pytest.raises(DeviceError, match=FAULT) as error:
+        session.gradients(batch)
+    assert f"a kernel before {library}" in error.value.what
+    assert "status" not in error.value.what
+    assert "a bug of cavs" in error.value.hint

@@ -11,7 +11,14 @@ from hypothesis import HealthCheck, given, settings
 import cavs
 from cavs import nn
 from cavs.train.schedules import Cosine
-from tests.cuda.replaying import TIMES, classifier, found, of_report, session_on
+from tests.cuda.replaying import (
+    TIMES,
+    classifier,
+    device_of,
+    found,
+    of_report,
+    session_on,
+)
 from tests.cuda.tagger import close, graphs, single, tagger, trainer_on
 from tests.cuda.twin import TwinCompiler
 from tests.oracle import assert_close
@@ -164,3 +171,19 @@ def test_the_host_writes_parameters_between_replays(target):
         for k, g in gradients.items():
             assert_close(g, others[k], 1e-11, k)
     assert of_report(session)["replays"] == 4
+
+
+@pytest.mark.parametrize("replay", ["always", "never"])
+def test_the_lane_that_all_wait_for_goes_first(twin, replay):
+    """Launched one by one and as a graph, where nodes keep the priorities of their streams."""
+    session, batch = session_on(device_of(twin, replay), classifier()), treebank(6)
+    for _ in range(TIMES):
+        twin.reset()
+        session.gradients(batch)
+    launches = twin.launches()
+    assert any(o.kind == "graph" for o in twin.operations()) == (replay == "always")
+    greatest, least = sorted({o.priority for o in launches})
+    assert greatest < 0 == least
+    beside = [o.name for o in launches if o.priority == least]
+    assert set(beside) <= {"matmul_tn", "sum_parts", "sum_rows", "sum_parts_of_rows", "lookup_grad"}
+    assert len(beside) < len(launches) / 2
