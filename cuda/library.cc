@@ -199,21 +199,31 @@ Matrix Library<T>::matrix(const Rows<T>& source, int begin, int end, Address pla
   return {place, stride};
 }
 
-// Operands copied to be one: sums of their products would be rounded where they are stored in half.
+// Operands copied to be one.
 template <class T>
 Rows<T> Library<T>::side_by_side(const Rows<T>* sources, int count, int begin, int end) const {
   int width = 0, column = 0;
   for (int i = 0; i < count; ++i) width += sources[i].width;
-  const int64_t stride = aligned_width(width);
+  const int64_t stride = copied_stride(width);
   DeviceMemory& to = room().gathered;
-  to.reserve(kHalfBytes * (end - begin) * stride);
+  to.reserve(packed_bytes() * (end - begin) * stride);
   for (int i = 0; i < count; ++i) {
     if (sources[i].width == 0) continue;
-    void* place = reinterpret_cast<void*>(to.at(kHalfBytes * column));
-    copy_rows(sources[i], begin, end, {place, stride, begin, true});
+    void* place = reinterpret_cast<void*>(to.at(packed_bytes() * column));
+    copy_rows(sources[i], begin, end, {place, stride, begin, half_});
     column += sources[i].width;
   }
-  return {.data = to.as<void>(), .stride = stride, .base = begin, .half = true, .width = width};
+  return {.data = to.as<void>(), .stride = stride, .base = begin, .half = half_, .width = width};
+}
+
+// How many operands from the first on are one product: those that are copied anyway, for each
+// product reads and writes the result. Where it is stored in half all are, not to round their sums.
+template <class T>
+int Library<T>::together(const Rows<T>* sources, int count, bool half) const {
+  if (half) return count;
+  int n = 0;
+  while (n < count && !lies_as_matrix(sources[n])) ++n;
+  return std::max(n, 1);
 }
 
 template <class T>
@@ -238,28 +248,24 @@ Address Library<T>::place_of_row(const Target& out, int64_t row) const {
   return behind(out.data, (row - out.base) * out.stride * (out.half ? kHalfBytes : sizeof(T)));
 }
 
-// The product by cuBLASLt, an operand at a time; false where our own kernel does better.
+// The product by cuBLASLt; false where our own kernel does better.
 template <class T>
 bool Library<T>::multiply_rows(const Rows<T>* sources, int count, int begin, int end,
                                const void* weight, int n, Target out, bool accumulate) const {
   if (!blas_ || end - begin < device_->switches().blas_rows || count == 0) return false;
-  Rows<T> together;
-  if (out.half && count > 1) {
-    together = side_by_side(sources, count, begin, end);
-    sources = &together;
-    count = 1;
-  }
   const Matrix to{place_of_row(out, begin), out.stride};
   bool add = accumulate;
-  for (int i = 0; i < count; ++i) {
-    if (sources[i].width == 0) continue;
-    room().gathered.reserve(copied_bytes(sources[i], end - begin));
-    const Matrix a = matrix(sources[i], begin, end, room().gathered.at());
+  for (int i = 0, each; i < count; i += each) {
+    each = together(sources + i, count - i, out.half);
+    const Rows<T> in = each > 1 ? side_by_side(sources + i, each, begin, end) : sources[i];
+    if (in.width == 0) continue;
+    room().gathered.reserve(copied_bytes(in, end - begin));
+    const Matrix a = matrix(in, begin, end, room().gathered.at());
     const Matrix w{reinterpret_cast<Address>(weight), n};
-    if (!blas_->multiply(end - begin, n, sources[i].width, a, w, to, out.half, add)) {
-      matmul_own(sources + i, 1, begin, end, weight, n, out, add);
+    if (!blas_->multiply(end - begin, n, in.width, a, w, to, out.half, add)) {
+      matmul_own(&in, 1, begin, end, weight, n, out, add);
     }
-    weight = rows_behind(weight, sources[i].width, n);
+    weight = rows_behind(weight, in.width, n);
     add = true;
   }
   return add;

@@ -67,6 +67,7 @@ class Library {
   bool multiply_rows(const Rows<T>* sources, int count, int begin, int end, const void* weight,
                      int n, Target out, bool accumulate) const;
   Rows<T> side_by_side(const Rows<T>* sources, int count, int begin, int end) const;
+  int together(const Rows<T>* sources, int count, bool half) const;
   bool lies_as_matrix(const Rows<T>& source) const;
   int64_t copied_stride(int64_t width) const;
   size_t copied_bytes(const Rows<T>& source, int64_t rows) const;

@@ -140,3 +140,22 @@ def test_the_switch_is_one_of_sessions_and_trainers(where):
     assert trainer.step(batch) == pytest.approx(on_cpu.evaluate(batch).loss, rel=1e-5)
     with pytest.raises(ConfigError, match="deterministic is 'yes', but must be True or False"):
         cavs.Session(model, deterministic="yes")
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_operands_that_are_gathered_are_one_product(twin, where, precision):
+    """States of left and right children: each product more reads and writes the result."""
+    model = Classifier(nn.BinaryTreeLSTM(40, 33), input_size=40)
+    model.initialize(1, np.float32)
+    batch = treebank(60, longest=40)
+    wanted = cavs.Session(model, dtype=np.float64).gradients(batch)
+    ours = cavs.Session(model, device=replace(where, blas_rows=16), precision=precision)
+    twin.reset()
+    ours.predict(batch)
+    gates = [k for m, _, k in products(twin)[0] if m == 5 * 33]
+    assert 66 in gates, "where both children have states"
+    assert set(gates) <= {66, 33}
+    loss, gradients = ours.gradients(batch)
+    assert loss == pytest.approx(wanted[0], rel=1e-3)
+    for k, g in gradients.items():
+        assert np.linalg.norm(g - wanted[1][k]) <= 1e-2 * np.linalg.norm(wanted[1][k]), k
