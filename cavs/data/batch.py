@@ -18,6 +18,7 @@ from cavs.errors import FeatureError, NoAttributeError, user_line
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 _KINDS: tuple[FeatureKind, ...] = ("vertex", "edge", "graph")
+_AS_FLOATS = "such as np.asarray(values, np.float32)"
 _IDS = "ids are places in the data set, as range(len(graphs)); without them graphs count from 0"
 
 
@@ -238,7 +239,8 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Gra
                     raise FeatureError(
                         f'feature "{name}" differs: {_words(there)} in {label(j)}, '
                         f"{_words(here)} in {label(i)}",
-                        hint="give it in all graphs alike, such as np.asarray(values, np.float32)",
+                        hint="give it in all graphs alike, "
+                        + ("rows of one shape" if there[:2] == here[:2] else _AS_FLOATS),
                     )
     if not any(graph.num_edges for graph in graphs):
         brought = {**idle, **brought}

@@ -282,7 +282,8 @@ class Graph:
         """A graph from (child, parent) pairs, a sequence or an array [num_edges, 2].
 
         Children stand in the order of their pairs; ``edge_features`` are given in the order of the
-        pairs too.
+        pairs too. In the graph, and in what a cell pushes of edges, they stand by parents: row i is
+        that of pair ``np.argsort(parents, kind="stable")[i]``.
         """
         name = features.get("name", "")
         try:

@@ -110,7 +110,9 @@ def trace_model(
                 raise ShapeError(
                     f"{name}.loss returned {loss.type}, not one number",
                     where=loss.where or where,
-                    hint="reduce over rows by ops.mean_rows(...) or ops.sum_rows(...)",
+                    hint="reduce the numbers of it by .sum() or .mean()"
+                    if loss.type.domain.base == "one"
+                    else "reduce over rows by ops.mean_rows(...) or ops.sum_rows(...)",
                 )
             outputs["loss"] = _number(loss)
             terms = None if training else mean_terms(loss)

@@ -131,7 +131,9 @@ class _Turner:
                 f"{self.structure.name} runs on a reversed graph, and this value of an edge needs "
                 "what other parents give",
                 where=reader.where,
-                hint=_INSTEAD,
+                hint="what an edge gives is made at the parent, which knows no other of its "
+                "child: leave their sum out of it, or build graphs that are turned round, "
+                "cavs.Graph.reversed(), for a model that runs top-down only",
             )
         if value not in self.read:
             name = f"input {len(self.read)}"

@@ -54,7 +54,7 @@ class Vertex:
         self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]
     ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
-        self._arity: int | None = 0  # children looked at; None: every child
+        self._arity = 0  # children that gather(k) has looked at
         self._scattered: dict[str, Node] = {}
         self._pushed: dict[str, Node] | Node | None = None
 
@@ -62,7 +62,6 @@ class Vertex:
         """States of the children: one row a child, or the ``k``-th child's (zeros if absent)."""
         edge = {n: apply("gather", slot=s, domain=EDGE) for n, s in self._slots.items()}
         if k is None:
-            self._arity = None
             return Gathered(edge)
         if not is_whole(k) or k < 0:
             raise TraceError(
@@ -71,8 +70,7 @@ class Vertex:
                 hint="children count from 0: v.gather(0).h; v.gather().h is that of every child",
             )
         k = int(k)
-        if self._arity is not None:
-            self._arity = max(self._arity, k + 1)
+        self._arity = max(self._arity, k + 1)
         nth = {n: apply("nth_child", x, k=k) for n, x in edge.items()}
         return Gathered(nth)
 
@@ -175,8 +173,8 @@ class Vertex:
     def push(self, /, value: Any = None, *more: object, **values: Any) -> None:
         """Gives a value (or several by name) to the world outside the structure.
 
-        Values of the vertex have a row a vertex there, those of its edges a row an edge, in the
-        order of edge features.
+        Values of the vertex have a row a vertex there, those of its edges a row an edge: by
+        parents, and those of one parent in the order of its children, as edge features of a batch.
         """
         if self._pushed is not None:
             raise TraceError("push is called twice", where=user_line(), hint="push(a=..., b=...)")
@@ -247,7 +245,11 @@ class VertexFunction(Module):
 
     def vertex(self, v: Vertex) -> None:
         """The function F of one vertex; see Vertex for what it can do."""
-        raise NotImplementedError
+        raise TraceError(
+            f"{type(self).__name__} has no vertex()",
+            where=user_line(),
+            hint="define vertex(self, v): v.gather(), v.scatter(h=...), v.push(h)",
+        )
 
     def __call__(self, graph: SymbolicGraph, /, *values: Any, **inputs: Any) -> Any:
         """Traces the cell over ``batch.graph``; inputs are what ``pull`` and ``edge`` give."""
@@ -322,6 +324,10 @@ class VertexFunction(Module):
             values, filled = turned(structure, filled, inner.values(), pulled.values())
             named |= {k: apply("push", x) for k, x in zip(inner, values, strict=True)}
         else:
-            structure.arity = v._arity
+            # So for what is gathered of every child: unread, it is no reason to take any number.
+            every = any(
+                x.op.name == "gather" and n.op.name != "nth_child" for n in nodes for x in n.inputs
+            )
+            structure.arity = None if every else v._arity
         current_trace().slots.update(filled)
         return Pushed(named) if isinstance(v._pushed, dict) else named[""]

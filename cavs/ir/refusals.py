@@ -88,7 +88,12 @@ _METHODS: dict[str, str] = {
         ("abs", "ops.absolute(x)"),
         ("eq", "ops.equal(a, b)"),
         ("tanh sigmoid relu leaky_relu elu gelu silu softplus exp log sqrt square", "ops.{0}(x)"),
-        ("dropout log_softmax lookup", "ops.{0}(...)"),
+        ("dropout lookup", "ops.{0}(...)"),
+        (
+            "log_softmax",
+            "ops.log_softmax(x) over the last axis, ops.log(x.softmax()) over children",
+        ),
+        ("norm", "ops.sqrt(ops.dot(x, x)), plus a small number where x may be zeros"),
     )
     for name in names.split()
 }
@@ -176,15 +181,24 @@ class Refusals:
             f"for a ** b with a above 0 write ops.exp(b * {log})",
         )
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> Any:
         """Identity, as equal nodes are one object; a number would never be equal."""
+        return self._same(other, "==", "ops.equal(a, b)")
+
+    def __ne__(self, other: object) -> Any:
+        """As ``==``."""
+        same = self._same(other, "!=", "1.0 - ops.equal(a, b)")
+        return not same if isinstance(same, bool) else same
+
+    def _same(self, other: object, sign: str, cure: str) -> Any:
         if isinstance(other, Refusals):
             return self is other
         if isinstance(other, _NUMBERS):
             _refuse(
-                f"{self._kind} == {other!r:.60} asks whether both are one object, and they are not",
-                "use ops.equal(a, b), which is 1 or 0 at every vertex, and ops.where(condition, "
-                "a, b) instead of if",
+                f"{self._kind} {sign} {other!r:.60} asks whether both are one object, and they are "
+                "not",
+                f"use {cure}, which is 1 or 0 at every vertex, and ops.where(condition, a, b) "
+                "instead of if",
             )
         return NotImplemented
 
@@ -198,8 +212,8 @@ class Refusals:
             if isinstance(left, Refusals):
                 return getattr(left, forward)(right)
             return getattr(right, backward)(left)
-        if ufunc is np.equal and not isinstance(inputs[0], Refusals):
-            return inputs[1] == inputs[0]
+        if ufunc in (np.equal, np.not_equal) and not isinstance(inputs[0], Refusals):
+            return inputs[1] == inputs[0] if ufunc is np.equal else inputs[1] != inputs[0]
         return self.__array_function__(ufunc, (), (), {})
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:

@@ -11,6 +11,11 @@ from cavs.errors import ShapeError, user_line
 from cavs.ir import FLOAT, ONE, TO_FLOATS, BatchRule, Node, TensorType, apply, as_node, defop
 from cavs.ops.reduce import place, placed_type
 
+_MATRIX = (
+    "multiply parts of one axis, x[a:b] @ W; a matrix (m, k) a row by V (n, k) is "
+    "(ops.reshape(x, (m, 1, k)) * V).sum(-1)"
+)
+
 
 def _matmul_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     x, w = types
@@ -22,7 +27,7 @@ def _matmul_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorT
     if x.dtype != FLOAT or w.dtype != FLOAT:
         raise TypeError("both sides must be floats", TO_FLOATS)
     if len(x.shape) != 1:
-        raise ValueError("the left side must have one axis a row")
+        raise ValueError("the left side must have one axis a row", _MATRIX)
     if x.shape[0] != w.shape[0]:
         raise ValueError(f"inner sizes differ ({x.shape[0]} != {w.shape[0]})")
     return TensorType(FLOAT, (w.shape[1],), x.domain)
@@ -57,7 +62,10 @@ defop(
 def _transpose_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     (w,) = types
     if w.domain != ONE or len(w.shape) != 2:
-        raise ValueError("only a parameter matrix can be transposed")
+        raise ValueError(
+            "only a parameter matrix can be transposed",
+            "a matrix a row times x is (A * x).sum(-1); scatter A the way round that is read",
+        )
     return TensorType(FLOAT, (w.shape[1], w.shape[0]), ONE)
 
 

@@ -10,12 +10,16 @@ import numpy as np
 from cavs.errors import ShapeError, user_line
 from cavs.ir import FLOAT, ONE, BatchRule, Node, TensorType, apply, as_node, defop, need_floats
 
+_NUMBER = (
+    "it is one number a row as it is; over the children fold without an axis: x.sum(), x.softmax()"
+)
+
 
 def _last_axis(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     (t,) = types
     need_floats(types)
     if not t.shape:
-        raise ValueError("needs at least one axis")
+        raise ValueError("needs at least one axis", _NUMBER)
     return TensorType(FLOAT, t.shape[:-1], t.domain)
 
 

@@ -65,7 +65,7 @@ defop(
 
 def _concat_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     if any(not t.shape for t in types):
-        raise ValueError("scalars cannot be concatenated; reshape them to (1,)")
+        raise ValueError("scalars cannot be concatenated", "give each an axis: ops.reshape(x, 1)")
     need_floats(types, _APART)
     axis = attrs["axis"]
     heads = {(*t.shape[:-2], t.shape[-1]) if axis == -2 else t.shape[:-1] for t in types}

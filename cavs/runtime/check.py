@@ -66,15 +66,18 @@ def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
         raise error
 
 
-def check_schema(traced: Graph, known: Mapping[str, Feature], schema: Mapping[str, Any]) -> None:
+def check_schema(
+    traced: Graph, known: Mapping[str, Feature], schema: Mapping[str, Any], batch: Any
+) -> None:
     """FeatureError where a later batch lacks a feature, or has it with another type."""
     for name, old in known.items():
         new = schema.get(name)
         if new is None:
             if any(n.op.name == "feature" and n.attr("name") == name for n in traced.nodes()):
                 raise FeatureError(
-                    f"the batch has no feature {name!r}; earlier ones had it at every {old.where}",
-                    hint=f"it has {', '.join(sorted(schema)) or 'none'}",
+                    f"{_at(batch, 'graph', 0)} has no feature {name!r}, nor has another of its "
+                    f"batch; earlier batches had it at every {old.where}",
+                    hint=f"every graph needs it; these have {', '.join(sorted(schema)) or 'none'}",
                 )
         elif (new.kind, new.dtype, tuple(new.shape)) != (old.where, old.dtype, old.shape):
             raise FeatureError(

@@ -26,7 +26,7 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
     if variant.traced is not None and not guessed(variant, batch):
         if schema == variant.passed:
             return
-        check_schema(variant.traced, variant.schema, schema)
+        check_schema(variant.traced, variant.schema, schema, batch)
         if not lacks(variant, batch):
             variant.passed = schema
             return

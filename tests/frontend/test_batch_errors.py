@@ -68,6 +68,22 @@ def test_a_feature_missing_in_a_later_batch():
         session.evaluate(cavs.batch([later]))
 
 
+def test_a_graph_that_lacks_a_feature_is_named_alone_in_its_batch_too():
+    odd = cavs.Graph([[]], {"word": [1], "token": [0]}, name="odd")
+    session = cavs.Session(Words())
+    session.evaluate(cavs.batch([tree()]))
+    with pytest.raises(FeatureError, match="graph 0 \"odd\" has no feature 'label'") as caught:
+        session.evaluate(cavs.batch([odd]))
+    assert "every graph needs it; these have token, word" in caught.value.hint
+
+
+def test_rows_of_two_shapes():
+    rows = [cavs.Graph([[]], {"t": t}) for t in ([1], [[1, 2]])]
+    with pytest.raises(FeatureError, match=r"shape \(\) .* shape \(2,\)") as caught:
+        cavs.batch(rows)
+    assert "rows of one shape" in caught.value.hint
+
+
 def test_a_feature_of_another_dtype_in_a_later_batch():
     session = cavs.Session(Words())
     session.evaluate(cavs.batch([tree()]))
@@ -91,6 +107,27 @@ def test_an_arity_the_cell_cannot_take():
     with pytest.raises(GraphError, match="LSTM reads 1"):
         cavs.Session(Words(nn.LSTM(4, 3))).gradients(cavs.batch([tree()]))
     cavs.Session(Words(nn.ChildSumTreeLSTM(4, 3))).evaluate(batch)
+
+
+class First(cavs.VertexFunction):
+    """Reads the first child; all of them only where it says so."""
+
+    def __init__(self, count):
+        self.state, self.W = cavs.State(h=3), cavs.Parameter((4, 3))
+        self.count = count
+
+    def vertex(self, v):
+        children = v.gather()
+        h = ops.tanh(v.pull("x") @ self.W + v.gather(0).h)
+        v.scatter(h=h)
+        v.push(h + 0.1 * children.h.sum() if self.count else h)
+
+
+def test_gathered_children_that_nobody_reads_are_not_looked_at():
+    batch = cavs.batch([tree()])
+    cavs.Session(Words(First(True))).evaluate(batch)
+    with pytest.raises(GraphError, match="has 2 children; First reads 1 by gather"):
+        cavs.Session(Words(First(False))).evaluate(batch)
 
 
 def test_an_empty_batch():

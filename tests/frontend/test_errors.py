@@ -345,6 +345,30 @@ def test_a_model_without_a_loss():
         trace(Nothing())
 
 
+def test_a_cell_without_a_vertex_function():
+    class Nothing(cavs.VertexFunction):
+        state = cavs.State(h=4)
+
+    def call(model, batch):
+        return Nothing()(batch.graph, x=batch["dense"])  # here
+
+    with pytest.raises(TraceError, match=r"Nothing has no vertex\(\)") as caught:
+        trace(Classifier(good, call))
+    assert "def" not in caught.value.where and "vertex(self, v)" in caught.value.hint
+
+
+def test_a_loss_of_several_numbers_that_are_of_no_row():
+    def call(model, batch):
+        return ops.mean_rows(passing_h(model, batch))
+
+    def passing_h(model, batch):
+        return model.cell(batch.graph, x=batch["dense"], relation=batch["relation"])
+
+    with pytest.raises(ShapeError, match="not one number") as caught:
+        trace(Classifier(good, call))
+    assert ".sum() or .mean()" in caught.value.hint
+
+
 def test_a_prediction_that_is_no_value():
     class Wrong(cavs.Model):
         def forward(self, batch):

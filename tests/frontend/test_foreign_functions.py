@@ -49,11 +49,11 @@ CALLS = {
     "~(x > 0)": r"~ does not take.*1.0 - x",
     "x.__setitem__(0, 1.0)": "cannot be changed",
     "x == 1": r"x == 1|== 1 asks.*ops.equal\(a, b\)",
-    "1.0 != x": "== 1.0 asks",
+    "1.0 != x": r"!= 1.0 asks.*use 1.0 - ops.equal\(a, b\)",
     "x == True": "== True asks",
     "x == np.float32(1)": "asks whether both are one object",
     "np.float32(1) == x": "asks whether both are one object",
-    "np.int64(1) != x": r"write 1.0 - ops.equal\(a, b\)",
+    "np.int64(1) != x": r"!= .*use 1.0 - ops.equal\(a, b\)",
     "X == x": "asks whether both are one object",
     # An array is told to be held as a parameter, on either side of every operator.
     **dict.fromkeys(
