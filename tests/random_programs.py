@@ -163,18 +163,27 @@ class Program:
         return self.binary[self.choices.of(self.binary)](a, b)
 
     def reduced(self, a):
-        how = self.choices.of(("sum", "mean", "softmax", "norm", "dot", "log_softmax", "max"))
+        how = self.choices.of(
+            ("sum", "mean", "softmax", "norm", "dot", "log_softmax", "logsumexp", "axis", "max")
+        )
         if how == "softmax":
             return ops.softmax(a)
         if how == "log_softmax":
             return ops.log_softmax(a)
+        if how == "logsumexp":
+            return ops.reshape(ops.logsumexp(a), a.shape[:-1] or (1,))
+        if how == "axis" and len(a.shape) > 1:
+            axis = -2 - self.choices.number() % (len(a.shape) - 1)
+            return (a.sum if self.choices.number() % 2 else a.mean)(axis, keepdims=axis == -3)
         if how == "norm":
             d = a - a.mean(-1, keepdims=True)
             return d / ops.sqrt((d * d).mean(-1, keepdims=True) + 0.3)
         if how == "dot":
             x = self.flat(a)
             return ops.reshape(ops.dot(x, ops.tanh(self.shaped(self.value(), x.shape))), (1,))
-        return getattr(a, "mean" if how == "max" and self.smooth else how)(-1, keepdims=True)
+        return getattr(a, "mean" if how == "axis" or (how == "max" and self.smooth) else how)(
+            -1, keepdims=True
+        )
 
     def moved(self, a):
         c = self.choices

@@ -14,6 +14,7 @@ from cavs.ir.node import (
     make,
     next_serial,
     origin,
+    sum_of_axis,
 )
 from cavs.ir.types import (
     EDGE,
@@ -62,6 +63,7 @@ __all__ = [
     "origin",
     "rebuild",
     "rewrite",
+    "sum_of_axis",
     "toposort",
     "users",
 ]

@@ -209,13 +209,18 @@ class Operand(Refusals):
         return apply("transpose", self)
 
     def sum(self, axis: int | None = None, keepdims: bool = False) -> Node:
-        """Edge values without ``axis``: the sum over the children of each vertex. Else an axis.
+        """Edge values without ``axis``: the sum over the children of each vertex; others: over all
+        elements of a row.
 
-        keepdims: the last axis stays, of size 1; for ``axis=-1``.
+        axis: of a row, counted from its last, -1. keepdims: it stays, of size 1.
         """
         x = as_node(self)
         if axis is None and x.type.domain.base == "edge":
             return _kept(apply("sum_children", x), axis, keepdims)
+        if axis is not None and -len(x.shape) <= axis < -1:
+            total = sum_of_axis(x, len(x.shape) + axis)
+            shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+            return total if keepdims else apply("reshape", total, shape=shape)
         return _kept(apply("sum_axis", x if axis == -1 else _flat(x, axis)), axis, keepdims)
 
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Node:
@@ -224,18 +229,18 @@ class Operand(Refusals):
         if axis is None and x.type.domain.base == "edge":
             count = apply("maximum", apply("num_children"), 1.0)
             return _kept(x.sum() / count, axis, keepdims)
-        size = x.shape[-1] if axis == -1 else x.type.width
-        return x.sum(axis, keepdims) / float(size)
+        total = x.sum(axis, keepdims)
+        return total / float(x.type.width if axis is None else x.shape[axis])
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> Node:
-        """As sum, of the maximum: over the children, 0 without any, or over an axis."""
+        """The maximum over the children, 0 without any; of a row over all or over the last axis."""
         x = as_node(self)
         if axis is None and x.type.domain.base == "edge":
             return _kept(apply("max_children", x), axis, keepdims)
         return _kept(apply("max_axis", x if axis == -1 else _flat(x, axis)), axis, keepdims)
 
     def min(self, axis: int | None = None, keepdims: bool = False) -> Node:
-        """As sum, of the minimum: over the children, 0 without any, or over an axis."""
+        """As max, of the minimum."""
         return -(-self).max(axis, keepdims)
 
     def softmax(self, axis: int | None = None) -> Node:
@@ -315,9 +320,22 @@ def _flat(x: Node, axis: int | None) -> Node:
         raise ShapeError(
             f"axis {axis} of a value of shape {list(x.shape)} cannot be reduced",
             where=user_line(),
-            hint=f"reduce the last axis with axis=-1, or {without} without axis",
+            hint=f"reduce the last axis with axis=-1, or {without} without axis; .sum() and "
+            ".mean() take other axes of a row, too, counted from its last: axis=-2",
         )
     return x if len(x.shape) == 1 else apply("reshape", x, shape=(x.type.width,))
+
+
+def sum_of_axis(x: Node, axis: int) -> Node:
+    """The sum over an axis before the last, which becomes 1: slices of the row are added."""
+    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    inner, outer = math.prod(after), math.prod(before)
+    shape = (size * inner,) if outer == 1 else (outer, size * inner)
+    flat = apply("reshape", x, shape=shape)
+    total = flat[0:inner]
+    for i in range(1, size):
+        total = total + flat[i * inner : (i + 1) * inner]
+    return apply("reshape", total, shape=(*before, 1, *after))
 
 
 def apply(name: str, /, *inputs: Any, **attrs: Any) -> Node:

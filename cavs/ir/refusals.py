@@ -88,7 +88,7 @@ _METHODS: dict[str, str] = {
         ("abs", "ops.absolute(x)"),
         ("eq", "ops.equal(a, b)"),
         ("tanh sigmoid relu leaky_relu elu gelu silu softplus exp log sqrt square", "ops.{0}(x)"),
-        ("dropout lookup", "ops.{0}(...)"),
+        ("dropout lookup logsumexp", "ops.{0}(...)"),
         (
             "log_softmax",
             "ops.log_softmax(x) over the last axis, ops.log(x.softmax()) over children",

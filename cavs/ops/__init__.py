@@ -39,7 +39,7 @@ from cavs.ops.loss import (
     sum_rows,
 )
 from cavs.ops.random import dropout
-from cavs.ops.reduce import log_softmax, softmax
+from cavs.ops.reduce import log_softmax, logsumexp, softmax
 from cavs.ops.shape import concat, reshape, split
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "leaky_relu",
     "log",
     "log_softmax",
+    "logsumexp",
     "lookup",
     "matmul",
     "max_graph",

@@ -104,3 +104,10 @@ def log_softmax(x: Any) -> Node:
     node = as_node(x)
     shifted = node - _greatest(node)
     return shifted - apply("keep_axis", apply("log", apply("exp", shifted).sum(-1)))
+
+
+def logsumexp(x: Any) -> Node:
+    """log(sum(exp(x))) over the last axis, without overflow: one number for each of the others."""
+    node = as_node(x)
+    greatest = apply("stop_gradient", node.max(-1))
+    return apply("log", apply("exp", node - apply("keep_axis", greatest)).sum(-1)) + greatest

@@ -6,7 +6,6 @@ The cycle of the recurrence is cut at the slots: the cotangent of what a vertex 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from cavs.ir import (
     broadcast_shapes,
     constant,
     origin,
+    sum_of_axis,
     toposort,
     users,
 )
@@ -65,7 +65,7 @@ def _reduce_shape(d: Node, shape: tuple[int, ...]) -> Node:
     target = ((1,) * extra + shape)[-len(d.shape) :]
     for axis, (size, kept) in enumerate(zip(d.shape[:-1], target[:-1], strict=True)):
         if kept == 1 < size:
-            return _reduce_shape(_sum_of_axis(d, axis), shape)
+            return _reduce_shape(sum_of_axis(d, axis), shape)
     if target[-1] == 1 < d.shape[-1]:
         return _reduce_shape(apply("keep_axis", apply("sum_axis", d)), shape)
     raise CompileError(
@@ -74,17 +74,6 @@ def _reduce_shape(d: Node, shape: tuple[int, ...]) -> Node:
         hint="vjp= of an operator gives a cotangent for each input, which broadcasts with it; if "
         f"the operator is none of yours, {FAULT}",
     )
-
-
-def _sum_of_axis(d: Node, axis: int) -> Node:
-    """The sum over an axis before the last, which becomes 1: slices of the row are added."""
-    before, size, after = d.shape[:axis], d.shape[axis], d.shape[axis + 1 :]
-    inner, outer = math.prod(after), math.prod(before)
-    flat = apply("reshape", d, shape=(size * inner,) if outer == 1 else (outer, size * inner))
-    total = flat[0:inner]
-    for i in range(1, size):
-        total = total + flat[i * inner : (i + 1) * inner]
-    return apply("reshape", total, shape=(*before, 1, *after))
 
 
 def expand(d: Node, target: TensorType) -> Node:

@@ -18,8 +18,11 @@ class Model(cavs.Model):
         self.p, self.t = cavs.Parameter(shape), cavs.Parameter(ROW, init="uniform")
         self.of = of or (lambda m, b: b["z"] * m.t * m.p)
 
+    def forward(self, batch):
+        return self.of(self, batch)
+
     def loss(self, batch):
-        return ops.mean_squared_error(ops.tanh(self.of(self, batch)), 0.25)
+        return ops.mean_squared_error(ops.tanh(self.forward(batch)), 0.25)
 
 
 def batch_of(rows=3):
@@ -51,6 +54,32 @@ def test_gradients_of_what_repeats(shape, rows):
         assert_close(value, expected[f"grad:{key}"], 1e-12, key)
     slope = slope_of(gradients, direction)
     assert numeric_slope(model, batch, direction) == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axis", [-1, -2, -3])
+@pytest.mark.parametrize("name", ["sum", "mean"])
+def test_any_axis_of_a_row_is_summed(name, axis, keepdims):
+    def of(model, batch):
+        return getattr(batch["z"] * model.t, name)(axis, keepdims) * model.p
+
+    model, batch = Model((1,), of), batch_of()
+    model.initialize(2, np.float64)
+    session = cavs.Session(model, dtype=np.float64)
+    rows = batch["z"].astype(np.float64) * model.t.value
+    wanted = getattr(rows, name)(axis, keepdims=keepdims) * model.p.value
+    assert_close(session.predict(batch)["output"], wanted, 1e-12, name)
+    _, expected = reference(model, batch)
+    for key, value in session.gradients(batch)[1].items():
+        assert_close(value, expected[f"grad:{key}"], 1e-12, key)
+
+
+@pytest.mark.parametrize(("name", "axis"), [("sum", 0), ("mean", -4), ("max", -2), ("sum", 1.0)])
+def test_axes_that_cannot_be_reduced(name, axis):
+    model = Model((1,), lambda m, b: getattr(b["z"], name)(axis) * m.p)
+    with pytest.raises(ShapeError, match=f"axis {axis} of a value") as caught:
+        cavs.Session(model).evaluate(batch_of())
+    assert "axis=-2" in caught.value.hint
 
 
 @pytest.mark.parametrize(

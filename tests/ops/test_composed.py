@@ -29,6 +29,10 @@ CASES = {
     "elu": (lambda x, y: ops.elu(x, 2.0), lambda x, y: np.where(x > 0, x, 2 * np.expm1(x))),
     "dot": (ops.dot, lambda x, y: (x * y).sum(-1)),
     "split": (lambda x, y: ops.split(x, [1, 3])[1], lambda x, y: x[:, 1:]),
+    "logsumexp": (
+        lambda x, y: ops.logsumexp(300.0 * x + y),
+        lambda x, y: np.logaddexp.reduce(300.0 * x + y, -1),
+    ),
     "min": (lambda x, y: x.min(-1), lambda x, y: x.min(-1)),
 }
 
