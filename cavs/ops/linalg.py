@@ -64,7 +64,8 @@ def _transpose_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tens
     if w.domain != ONE or len(w.shape) != 2:
         raise ValueError(
             "only a parameter matrix can be transposed",
-            "a matrix a row times x is (A * x).sum(-1); scatter A the way round that is read",
+            "a matrix (m, k) a row times x is (A * x).sum(-1), its transpose times y "
+            "(A * ops.reshape(y, (m, 1))).sum(-2)",
         )
     return TensorType(FLOAT, (w.shape[1], w.shape[0]), ONE)
 
