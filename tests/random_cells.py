@@ -294,10 +294,29 @@ def graph_of(children, rng):
 
 
 def traced_parameters(model, batch):
-    """Traces once, so that parameters made in vertex() exist, and draws their values."""
+    """Traces once, so that parameters made in vertex() exist, and draws their values.
+
+    Returns a batch that the model takes: a cell that reads its first children alone refuses more.
+    """
     from tests.oracle import traced
 
     for cell in model.cells:
         cell.used = 0
-    traced(model, batch, training=False)
+    graph = traced(model, batch, training=False)
     model.initialize(3, np.float64)
+    most = [s.structure.arity for s in graph.slots if s.structure.arity is not None]
+    if not most:
+        return batch
+    fitting = {id(g): first_children(g, min(most)) for g in batch.graphs}
+    return data.batch([fitting[id(g)] for g in batch.graphs])
+
+
+def first_children(graph, most):
+    """The graph without what its vertices have beyond ``most`` children."""
+    children = [graph.children(v) for v in range(graph.num_vertices)]
+    kept = [k < most for kids in children for k in range(len(kids))]
+    return data.Graph(
+        [[int(c) for c in kids[:most]] for kids in children],
+        dict(graph.features),
+        {name: rows[np.array(kept, bool)] for name, rows in graph.edge_features.items()},
+    )

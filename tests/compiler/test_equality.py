@@ -40,7 +40,7 @@ def compare(
     bound: of products of fewer bits. What the oracle's own values move by, if its products are off
     by as much, may be missing beyond the tolerance.
     """
-    traced_parameters(model, batch)
+    batch = traced_parameters(model, batch)
     graph, expected = reference(model, batch, seed=5, step=2)
     _, forward = reference(model, batch, training=False)
     session = cavs.Session(model, dtype=dtype, passes=passes or ALL_ON, **options)
@@ -151,7 +151,7 @@ def test_one_vertex_at_a_time(model, batch):
 @settings(max_examples=25)
 @given(models(smooth=True), batches(max_vertices=6, max_graphs=2), st.integers(0, 2**31))
 def test_gradients_equal_finite_differences(model, batch, seed):
-    traced_parameters(model, batch)
+    batch = traced_parameters(model, batch)
     _, expected = reference(model, batch)
     rng = np.random.default_rng(seed)
     direction = {k: rng.normal(size=p.shape) for k, p in model.parameters().items()}

@@ -106,7 +106,7 @@ def intrinsic(model, batch, wanted, of):
 @settings(RANDOM, max_examples=15)
 @given(models(smooth=True, directions=1), batches())
 def test_random_cells_of_any_width(device, model, batch):  # noqa: F811
-    traced_parameters(model, batch)
+    batch = traced_parameters(model, batch)
     _, expected = reference(model, batch, seed=5, step=2)
     shared = 0.0 if batch.num_vertices % 2 else np.inf
     with (

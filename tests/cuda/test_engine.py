@@ -85,14 +85,14 @@ RANDOM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(models(), batches())
 def test_float64_equals_the_oracle_whatever_the_order(device, shuffle, model, batch):
     """Of streams, blocks and threads."""
-    traced_parameters(model, batch)
+    batch = traced_parameters(model, batch)
     compare(model, batch, device, FLOAT64, shuffle=shuffle)
 
 
 @settings(RANDOM, max_examples=15)
 @given(models(smooth=True), batches())
 def test_float32_equals_the_oracle(device, model, batch):
-    traced_parameters(model, batch)
+    batch = traced_parameters(model, batch)
     compare(model, batch, device, FLOAT32, np.float32)
 
 
@@ -122,7 +122,7 @@ def test_products_on_tensor_cores(device, precision, tolerance, rows):
 @settings(RANDOM, max_examples=5)
 @given(models(), batches(max_vertices=150))
 def test_products_by_cublas(twin, twin_device, model, batch):
-    traced_parameters(model, batch)
+    batch = traced_parameters(model, batch)
     device = replace(twin_device, cublas_lt=twin.cublaslt)
     compare(model, batch, device, FLOAT64)
 

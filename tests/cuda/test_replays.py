@@ -56,7 +56,7 @@ RANDOM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], m
 @RANDOM
 @given(models(), batches())
 def test_random_cells_over_random_graphs(target, model, batch):
-    traced_parameters(model, batch)
+    batch = traced_parameters(model, batch)
     check_replays(target, model, batch, batch.num_vertices)
 
 
