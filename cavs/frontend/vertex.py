@@ -324,9 +324,13 @@ class VertexFunction(Module):
             values, filled = turned(structure, filled, inner.values(), pulled.values())
             named |= {k: apply("push", x) for k, x in zip(inner, values, strict=True)}
         else:
-            # So for what is gathered of every child: unread, it is no reason to take any number.
+            # Every child is looked at by who reads what it scatters, or reduces values of edges:
+            # an unread v.gather() is no reason to take any number.
             every = any(
-                x.op.name == "gather" and n.op.name != "nth_child" for n in nodes for x in n.inputs
+                x.op.name == "gather" or (x.type.domain == EDGE and n.type.domain != EDGE)
+                for n in nodes
+                if n.op.name != "nth_child"
+                for x in n.inputs
             )
             structure.arity = None if every else v._arity
         current_trace().slots.update(filled)

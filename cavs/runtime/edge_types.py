@@ -41,9 +41,10 @@ class EdgeTypes:
         return schema
 
     def learn(self, features: Mapping[str, Array]) -> None:
-        """Others have such features of edges."""
-        kinds = {n: "int" if a.dtype.kind == "i" else "float" for n, a in features.items()}
-        self._learn({n: (kinds[n], a.shape[1:]) for n, a in features.items()})
+        """Others have such features of edges; what is known already was seen in a batch."""
+        new = {n: a for n, a in features.items() if n not in self._model._edge_types}
+        kinds = {n: "int" if a.dtype.kind == "i" else "float" for n, a in new.items()}
+        self._learn({n: (kinds[n], a.shape[1:]) for n, a in new.items()})
 
     def _learn(self, found: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         known = self._model._edge_types

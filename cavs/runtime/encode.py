@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cavs import _engine
 from cavs.compiler.program import Program
 
@@ -20,8 +22,16 @@ def encode(program: Program) -> _engine.Program:
         fields = {k: v for k, v in vars(i).items() if k != "scatters"}
         if i.out is None:
             del fields["out"]
-        p.add_instruction(fields)
+        p.add_instruction(_printable(fields))
     for s in program.stages:
-        p.add_stage({k: v for k, v in vars(s).items() if k != "gradient"})
+        p.add_stage(_printable({k: v for k, v in vars(s).items() if k != "gradient"}))
     p.finish(program.loss, sorted(set(program.outputs.values())))
     return p
+
+
+def _printable(fields: dict[str, Any]) -> dict[str, Any]:
+    """With texts that are UTF-8: the user's line may be in a file whose name is not."""
+    return {
+        k: v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v
+        for k, v in fields.items()
+    }

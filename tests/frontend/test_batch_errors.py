@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -130,6 +132,45 @@ def test_gathered_children_that_nobody_reads_are_not_looked_at():
         cavs.Session(Words(First(False))).evaluate(batch)
 
 
+class FirstAndEdges(cavs.VertexFunction):
+    """Gathers the first child, and sums what all edges give."""
+
+    def __init__(self):
+        self.state, self.W = cavs.State(h=3), cavs.Parameter((4, 3))
+
+    def vertex(self, v):
+        h = ops.tanh(v.pull("x") @ self.W + v.gather(0).h + v.edge("relation").sum())
+        v.scatter(h=h)
+        v.push(h)
+
+
+class Related(Words):
+    def forward(self, batch):
+        x = self.embedding(batch["token"])
+        return self.output(self.cell(batch.graph, x=x, relation=batch["relation"]))
+
+
+def test_values_of_all_edges_are_a_look_at_every_child():
+    words = tree()
+    graph = cavs.Graph(((), (), (0, 1)), words.features, {"relation": np.ones((2, 3))})
+    batch = cavs.batch([graph])
+    model = Related(FirstAndEdges())
+    session = cavs.Session(model)
+    before = session.evaluate(batch).loss
+    other = cavs.Graph(((), (), (0, 1)), words.features, {"relation": [[1.0] * 3, [5.0] * 3]})
+    assert session.evaluate(cavs.batch([other])).loss != before
+
+
 def test_an_empty_batch():
     with pytest.raises(FeatureError, match="an empty batch"):
         cavs.batch([])
+
+
+def test_a_model_in_a_file_whose_name_is_not_utf8():
+    """Its lines are named in errors and kept in programs."""
+    source = inspect.getsource(First) + "\n\nmodel = Words(First(True))\n"
+    space = {**globals()}
+    exec(compile(source, "m\udcff.py", "exec"), space)
+    batch = cavs.batch([tree()])
+    session = cavs.Session(space["model"])
+    assert np.isfinite(session.gradients(batch)[0])

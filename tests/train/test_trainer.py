@@ -401,3 +401,24 @@ def test_a_plain_function_is_a_metric():
     values = make().evaluate(dev_loader(), [share_of_graphs])
     assert values["share_of_graphs"] == 0.5
     assert make().evaluate(dev_loader(), {"half": share_of_graphs})["half"] == 0.5
+
+
+class Halved(DataLoader):
+    """Goes through every second batch."""
+
+    def __iter__(self):
+        return (b for i, b in enumerate(super().__iter__()) if i % 2)
+
+
+def test_an_evaluation_goes_through_what_a_loader_of_its_own_gives():
+    trainer, seen = make(), []
+    evaluate = trainer.session.evaluate
+
+    def noted(batch):
+        seen.append(list(batch.ids))
+        return evaluate(batch)
+
+    trainer.session.evaluate = noted
+    loader = Halved(make_graphs(8), batch_size=2)
+    trainer.evaluate(loader, progress=False)
+    assert seen == [[2, 3], [6, 7]]
