@@ -102,3 +102,49 @@ def test_a_part_without_edges_and_then_one_with_them(strategy):
     alone = train(seeded(Relations()), None, batches)
     ranks = run_threads(2, lambda c: train(seeded(Relations()), c, batches, strategy=strategy))
     equal(alone, ranks)
+
+
+def narrowed(graphs, ids):
+    """A batch whose edges have two of the three weights that they have in the data."""
+    return cavs.batch(
+        [
+            cavs.Graph(
+                [g.children(v).tolist() for v in range(g.num_vertices)],
+                g.features,
+                {**g.edge_features, "weight": g.edge_features["weight"][:, :2]},
+            )
+            for g in graphs
+        ],
+        ids,
+    )
+
+
+def widened(graph):
+    """The graph before `narrowed`."""
+    weight = np.full((graph.num_edges, 3), 9, np.float32)
+    weight[:, :2] = graph.edge_features["weight"]
+    children = [graph.children(v).tolist() for v in range(graph.num_vertices)]
+    return cavs.Graph(children, graph.features, {**graph.edge_features, "weight": weight})
+
+
+@pytest.mark.parametrize("strategy", [None, "AllReduce"])
+def test_features_of_edges_that_the_loader_changes(strategy):
+    """What raw graphs have is no news of the batches; some parts have no edge that tells."""
+    graphs = [widened(g) for g in (TREE, TREE, ALONE, ALONE, TREE, ALONE, TREE, TREE)]
+
+    def train(c):
+        loader = cavs.DataLoader(graphs, batch_size=4, collate=narrowed)
+        model, optimizer = seeded(Relations()), cavs.optim.SGD(lr=0.1, momentum=0.9)
+        if c is None:
+            session = cavs.Session(model, dtype=np.float64)
+            trainer = cavs.Trainer(model, optimizer, session=session)
+        else:
+            options = {"communicator": c, "strategy": strategy}
+            trainer = Trainer(model, optimizer, dtype=np.float64, **options)
+        trainer.fit(loader, epochs=2, progress=False)
+        return {name: p.value.copy() for name, p in trainer.parameters.items()}
+
+    alone = train(None)
+    for found in run_threads(2, train):
+        for name, value in alone.items():
+            assert np.allclose(found[name], value, rtol=1e-12, atol=1e-14), name

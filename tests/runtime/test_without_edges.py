@@ -170,13 +170,3 @@ def test_a_feature_of_vertices_by_the_name_that_one_of_edges_had():
     edge = cavs.Session(model).predict(cavs.batch([cavs.Graph([[1], []], edge_features=word)]))
     vertex = cavs.Session(model).predict(cavs.batch([cavs.Graph([[]], word)]))
     assert np.array_equal(edge["output"], vertex["output"])
-
-
-def test_what_a_batch_had_is_not_forgotten_for_what_raw_graphs_have():
-    from cavs.runtime.edge_types import EdgeTypes
-
-    model = Relations()
-    known = EdgeTypes(model)
-    known._learn({"weight": ("float", (2,))})
-    known.learn({"weight": np.zeros((3, 5)), "relation": np.zeros(3, np.int32)})
-    assert model._edge_types == {"weight": ("float", (2,)), "relation": ("int", ())}
