@@ -37,8 +37,11 @@ def evaluate(
     total = len(loader) if isinstance(loader, Sized) else 0
     # A training may go through the same loader, in whose order an evaluation is not to be.
     # What a class of its own goes through, only its __iter__ knows.
-    usual = getattr(type(loader), "__iter__", None) is DataLoader.__iter__
-    every = loader.whole_epoch() if isinstance(loader, DataLoader) and usual else loader
+    every = (
+        loader.whole_epoch()
+        if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+        else loader
+    )
     with (
         Progress("evaluate", total, enabled=progress) as bar,
         iterating(every) as batches,

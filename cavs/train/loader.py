@@ -47,9 +47,10 @@ class DataLoader:
             Needs ``shuffle=False``.
         collate: ``(graphs, ids) -> batch``; `cavs.data.batch` unless given.
 
-    Every ``iter(loader)`` runs the next epoch; an evaluation does not count. `state_dict` says
-    where the running one stands; after `load_state_dict` the next ``iter`` goes on from there with
-    the identical batches.
+    Every ``iter(loader)`` runs the next epoch; an evaluation does not count, unless a subclass has
+    an ``__iter__`` of its own, which it goes through. `state_dict` says where the
+    running one stands; after `load_state_dict` the next ``iter`` goes on from there with the
+    identical batches.
     `prepare`, if set, is called with every batch that `collate` made, in the background thread. A
     method is held weakly, and a copied or pickled loader has none.
     """
