@@ -153,10 +153,8 @@ class Related(Words):
 def test_values_of_all_edges_are_a_look_at_every_child():
     words = tree()
     graph = cavs.Graph(((), (), (0, 1)), words.features, {"relation": np.ones((2, 3))})
-    batch = cavs.batch([graph])
-    model = Related(FirstAndEdges())
-    session = cavs.Session(model)
-    before = session.evaluate(batch).loss
+    session = cavs.Session(Related(FirstAndEdges()))
+    before = session.evaluate(cavs.batch([graph])).loss
     other = cavs.Graph(((), (), (0, 1)), words.features, {"relation": [[1.0] * 3, [5.0] * 3]})
     assert session.evaluate(cavs.batch([other])).loss != before
 
