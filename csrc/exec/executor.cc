@@ -265,8 +265,11 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   at.seed = inputs.seed;
   at.step = inputs.step;
   bind_addresses(*program_, at, bound_);
-  for (Table& table : context_.tables) bind_table(table, bound_, spaces_);
-  for (Factors& f : context_.factors) bind_factors(f, bound_, spaces_);
+  {
+    const std::lock_guard views(views_);
+    for (Table& table : context_.tables) bind_table(table, bound_, spaces_);
+    for (Factors& f : context_.factors) bind_factors(f, bound_, spaces_);
+  }
 }
 
 // Weights that changed are packed and gradients zeroed before the first stage.

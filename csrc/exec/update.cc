@@ -143,8 +143,8 @@ bool Executor<T>::wait_gradient(int32_t param, int64_t begin, int64_t end) const
 template <class T>
 GradientView<T> Executor<T>::gradient_view(int32_t param) const {
   check_param(param);
+  const std::lock_guard views(views_);
   if (analysis_.dense_gradient[param]) {
-    const std::lock_guard views(views_);
     return {context_.grads[param], nullptr, context_.sizes[param], 1, false, gradient_block_};
   }
   for (const Table& t : context_.tables) {
