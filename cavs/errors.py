@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Self
@@ -47,6 +48,21 @@ def user_line(models: bool = True) -> str:
             return f"{os.path.basename(name)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
+
+
+def raised_at(error: BaseException) -> str:
+    """The innermost line of the user's own that `error` came through, as ``file.py:12``.
+
+    Not that of a library which the user calls; empty where no line is the user's.
+    """
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
+        if f"-packages{os.sep}" not in name and _is_users(
+            name, str(frame.f_globals.get("__name__", ""))
+        ):
+            line = f"{os.path.basename(name)}:{number}"
+    return line
 
 
 def line_of(function: object) -> str:

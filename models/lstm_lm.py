@@ -21,6 +21,7 @@ from cavs.data import Vocabulary, chains, read_text
 from cavs.errors import ConfigError, DataError
 from cavs.train import metrics
 
+LAYOUT = "train.txt (optional), valid.txt and test.txt"
 DEFAULTS = {"epochs": 8, "batch_size": 16, "lr": 0.1, "max_norm": 5.0, "bucket": "size"}
 
 
@@ -70,7 +71,7 @@ def build(args, assets=None):
     def sentences(split):
         cut = args.max_length if args.length is None else None
         file = {"train": "train" if has_train else "valid", "dev": "valid", "test": "test"}[split]
-        path = data_file(args.data, f"{file}.txt", "train.txt (optional), valid.txt and test.txt")
+        path = data_file(args.data, f"{file}.txt", LAYOUT)
         found = read_text(path, cut, headings=False)
         if not has_train and split != "test":
             found = found[::10] if split == "dev" else [s for i, s in enumerate(found) if i % 10]
@@ -80,6 +81,8 @@ def build(args, assets=None):
         return None if args.data is None else chains(sentences(split), vocabulary)
 
     if assets is None:
+        for file in ("valid", "test"):  # rather now than after the training
+            data_file(args.data, f"{file}.txt", LAYOUT)
         words = itertools.chain.from_iterable(sentences("train"))
         vocabulary = Vocabulary.build(words, max_size=args.vocabulary_size)
     else:

@@ -20,6 +20,7 @@ from cavs.errors import DataError
 from cavs.train import metrics
 
 CLASSES = ("very negative", "negative", "neutral", "positive", "very positive")
+LAYOUT = "train.txt, dev.txt and test.txt"
 DEFAULTS = {"epochs": 8, "batch_size": 25, "lr": 0.05, "schedule": "cosine"}
 
 
@@ -63,13 +64,14 @@ def build(args, assets=None):
     def split(name):
         if args.data is None:
             return None
-        layout = "train.txt, dev.txt and test.txt"
-        return lowered(read_sst(data_file(args.data, f"{name}.txt", layout)))
+        return lowered(read_sst(data_file(args.data, f"{name}.txt", LAYOUT)))
 
     def graphs(trees):
         return None if trees is None else sst_graphs(trees, vocabulary)
 
     if assets is None:
+        for name in ("train", "dev", "test"):  # rather now than after the training
+            data_file(args.data, f"{name}.txt", LAYOUT)
         train = split("train")
         words = (word for tree in train for word in tree.tokens)
         vocabulary = Vocabulary.build(words, args.min_count)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cavs.cli import options
-from cavs.cli.registry import SPLITS, Task
+from cavs.cli.registry import SPLITS, Task, listed
 from cavs.data.source import decode, read_bytes
 from cavs.errors import ConfigError, DataError, FeatureError, GraphError
 from cavs.train import DataLoader, Trainer, optim
@@ -93,7 +93,8 @@ def predict(args: argparse.Namespace) -> int:
     loader.prepare = trainer.session.prepare
     with _naming(_name(args.input)):
         for batch in loader:
-            for line in task.predict(trainer.session.predict(batch), batch):
+            lines = task.predict(trainer.session.predict(batch), batch)
+            for line in listed(lines, "what predict of the task returns", "the lines to print"):
                 print(line)
     return 0
 
@@ -103,7 +104,7 @@ def _read(read: Callable[[str], Sequence[Any]], path: str) -> Sequence[Any]:
     name = _name(path)
     text = _text(path, name)
     with _naming(name, whole=True):
-        graphs = read(text)
+        graphs = listed(read(text), "what read of the task returns", "a sequence of graphs")
     if len(graphs) == 0:
         raise DataError(f"{name} has no graphs", hint="give at least one sample")
     return graphs

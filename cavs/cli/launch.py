@@ -7,6 +7,9 @@ from typing import Any
 
 from cavs.cli import options
 from cavs.distributed.launch import launch
+from cavs.errors import ConfigError
+
+_ALONE = ("bench", "demo", "evaluate", "explain", "info", "launch", "predict")
 
 
 def add_parser(commands: Any) -> None:
@@ -41,5 +44,11 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the ranks and wait for them."""
+    """Start the ranks and wait for them; `ConfigError` for commands that ranks do not share."""
+    command = next(iter(args.arguments), None)
+    if command in _ALONE:
+        raise ConfigError(
+            f"cavs {command} runs in one process: {args.ranks} ranks would each do all of it",
+            hint=f"run cavs {command} without launch, with --threads for more than one core",
+        )
     return launch(args.ranks, args.arguments, threads=args.threads, elastic=args.elastic)

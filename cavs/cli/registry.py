@@ -17,6 +17,7 @@ import argparse
 import ast
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import sys
@@ -27,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cavs.errors import ConfigError, DataError
+from cavs.errors import ConfigError, DataError, line_of
 from cavs.train.metrics import Metric
 
 SPLITS = ("train", "dev", "test")
@@ -46,6 +47,19 @@ def data_file(folder: str, name: str, layout: str) -> Path:
     return path
 
 
+def listed(values: Any, name: str, needed: str) -> Sequence[Any]:
+    """`values`, a generator read to its end; `ConfigError` for what holds no values."""
+    try:
+        iterator = iter(values)
+    except TypeError:
+        iterator = None
+    if iterator is None or isinstance(values, str | bytes):
+        raise ConfigError(f"{name} is {values!r:.80}", hint=f"it is {needed}")
+    counted = hasattr(values, "__len__") and hasattr(values, "__getitem__")
+    found: Sequence[Any] = values if counted else list(iterator)
+    return found
+
+
 @dataclass
 class Task:
     """A model with its data, as ``build`` returns it.
@@ -53,7 +67,7 @@ class Task:
     A split is a sequence of graphs, a generator, or a function that makes one (called when it is
     needed); None where there is none. `predict` turns the outputs of a batch into one line of text
     a graph; `read` turns text (a file given to ``cavs predict``) into graphs. `assets` is JSON kept
-    in every checkpoint.
+    in every checkpoint. The command line sets `limit` and `data` to what it was asked for.
     """
 
     model: Any
@@ -66,14 +80,15 @@ class Task:
     predict: Callable[[Mapping[str, Any], Any], Iterable[str]] | None = None
     read: Callable[[str], Graphs] | None = None
     limit: int | None = None
+    data: str | None = None
 
     def graphs(self, split: str) -> Graphs | None:
         """The graphs of ``"train"``, ``"dev"`` or ``"test"``, the first `limit`; None if absent."""
         value: Graphs | Callable[[], Graphs] | None = getattr(self, split)
         if callable(value):
             value = value()
-        if value is not None and not hasattr(value, "__len__"):
-            value = list(value)  # of a generator, which can be read once
+        if value is not None:
+            value = listed(value, f"{split} of the task", "a sequence of graphs")
         setattr(self, split, value)
         return value if value is None or self.limit is None else value[: self.limit]
 
@@ -83,6 +98,8 @@ class Task:
         if graphs is None or len(graphs) == 0:
             others = [name for name in SPLITS if name != split and getattr(self, name) is not None]
             hint = "pass --data DIR"
+            if self.data is not None:
+                hint = f"pass another --data: the model found none in {self.data}"
             if others and split != "train":
                 hint += f", or one that is there: --split {' or '.join(others)}"
             raise DataError(f"there are no {split} graphs", hint=hint)
@@ -104,14 +121,31 @@ class Entry:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """``DEFAULTS`` of the module."""
-        return dict(getattr(self.module, "DEFAULTS", {}))
+        """``DEFAULTS`` of the module; `ConfigError` for what is no dict of options."""
+        found = getattr(self.module, "DEFAULTS", {})
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            raise ConfigError(
+                f"DEFAULTS of {self.name} is {found!r:.80}",
+                hint='it is a dict of options of cavs train, such as {"epochs": 10}',
+            )
+        return dict(found)
 
     def add_arguments(self, parser: argparse._ActionsContainer) -> None:
-        """Add the model's own options."""
-        add = getattr(self.module, "add_arguments", None)
+        """Add the model's own options; `ConfigError` for one that has to be given.
+
+        A model is opened again without a command line, by what its checkpoint says of its options.
+        """
+        add, before = getattr(self.module, "add_arguments", None), len(parser._actions)
         if add is not None:
             add(parser)
+        for action in parser._actions[before:]:
+            if action.required:
+                name = "/".join(action.option_strings) or action.dest
+                raise ConfigError(
+                    f"{self.name} adds {name}, which has to be given",
+                    where=line_of(add),
+                    hint=f"give it a default: parser.add_argument('--{action.dest}', default=...)",
+                )
 
     def options(self) -> dict[str, Any]:
         """The model's own options and their defaults."""
@@ -121,14 +155,39 @@ class Entry:
 
     def build(self, args: argparse.Namespace, assets: Mapping[str, Any] | None = None) -> Task:
         """The task; `ConfigError` if the module returns something else."""
-        task = self.module.build(args, assets)
+        build = self.module.build
+        _check_takes(build, (args, assets), f"build() of {self.name}", "build(args, assets=None)")
+        task = build(args, assets)
         if not isinstance(task, Task):
             raise ConfigError(
                 f"build() of {self.name} returned {type(task).__name__}, not cavs.cli.Task",
+                where=line_of(build),
                 hint="return cavs.cli.Task(model, train=graphs)",
             )
-        task.limit = getattr(args, "limit", None)
+        if not isinstance(task.assets, Mapping):
+            raise ConfigError(
+                f"assets of the task are {task.assets!r:.80}",
+                where=line_of(build),
+                hint='they are a dict that JSON can say, such as {"words": vocabulary.to_json()}',
+            )
+        task.limit, task.data = getattr(args, "limit", None), getattr(args, "data", None)
         return task
+
+
+def _check_takes(
+    function: Callable[..., Any], values: tuple[Any, ...], name: str, as_: str
+) -> None:
+    """`ConfigError` where `function` cannot be called with `values`, and what it may look like."""
+    try:
+        found = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of C, which says nothing of its arguments
+        return
+    try:
+        found.bind(*values)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} takes {found}: {error}", where=line_of(function), hint=f"write def {as_}"
+        ) from None
 
 
 def names() -> list[str]:
@@ -217,7 +276,9 @@ def _unreadable(path: Path, error: SyntaxError | ImportError) -> ConfigError:
     own = [f for f in files if Path(f.filename).resolve().parent == folder] or files
     name = (error.name or "").partition(".")[0]
     hint = f"install {name} in this environment, or put its file beside {path.name}"
-    if not isinstance(error, ModuleNotFoundError):
+    if "attempted relative import" in str(error):
+        hint = "write import x for from . import x: what lies beside the file is found by its name"
+    elif not isinstance(error, ModuleNotFoundError):
         hint = "mend that import: the module is there, what is asked of it is not"
     return ConfigError(
         f"{path} cannot be imported: {error}",

@@ -274,9 +274,11 @@ def _report(
         kept = best_path(checkpoint)
         why = ", stopped early" if result.stopped_early else ""
         say(f"best epoch {result.best_epoch}: dev {result.monitor} {result.best:.4f}{why}")
-    test = task.graphs("test")
-    if test:
-        values = trainer.evaluate(DataLoader(test, args.batch_size), task.metrics)
-        say("  ".join(["test", *(f"{name} {value:.4f}" for name, value in values.items())]))
-    say(f"saved {kept}")
+    try:
+        test = task.graphs("test")
+        if test:
+            values = trainer.evaluate(DataLoader(test, args.batch_size), task.metrics)
+            say("  ".join(["test", *(f"{name} {value:.4f}" for name, value in values.items())]))
+    finally:  # also where the test part cannot be read
+        say(f"saved {kept}")
     return kept

@@ -8,6 +8,15 @@ from pathlib import Path
 
 from cavs.errors import DataError
 
+_MARKS = {
+    b"\x1f\x8b": "it is compressed: gunzip it first",
+    b"PK\x03\x04": "it is an archive: unzip it first",
+    b"BZh": "it is compressed: bunzip2 it first",
+    b"\xfd7zXZ": "it is compressed: unxz it first",
+    codecs.BOM_UTF16_LE: "convert the file: iconv -f utf-16 -t utf-8",
+    codecs.BOM_UTF16_BE: "convert the file: iconv -f utf-16 -t utf-8",
+}
+
 
 def data_error(path: Path | str, line: int, found: str, needed: str, hint: str = "") -> DataError:
     """A DataError at ``path:line``: what stands there and what should, and how to mend it."""
@@ -49,8 +58,16 @@ def decode(raw: bytes, path: Path | str) -> str:
             line,
             f"byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason})",
             "UTF-8 text",
-            "convert the file: iconv -f latin1 -t utf-8, with the encoding that it has",
+            _cure(raw),
         ) from None
+
+
+def _cure(raw: bytes) -> str:
+    """What makes text of bytes that are none, told by how they begin."""
+    for mark, cure in _MARKS.items():
+        if raw.startswith(mark):
+            return cure
+    return "convert the file: iconv -f latin1 -t utf-8, with the encoding that it has"
 
 
 def read_lines(path: Path) -> list[str]:

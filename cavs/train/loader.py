@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require, require_count, require_flag
-from cavs.errors import CavsError, CheckpointError, ConfigError, DataError
+from cavs.errors import CavsError, CheckpointError, ConfigError, DataError, raised_at
 from cavs.train.prefetch import prefetch
 
 Collate = Callable[[Sequence[Any], NDArray[np.int64]], Any]
@@ -373,7 +373,8 @@ def _located(error: Exception, where: str) -> CavsError:
     """The error as one of cavs that says where in the data it was."""
     if isinstance(error, CavsError) and type(error).__init__ is CavsError.__init__:
         return error.reworded(f"{error.what}\n  in {where}")
-    return DataError(f"cannot prepare {where}: {type(error).__name__}: {error}")
+    what = f"cannot prepare {where}: {type(error).__name__}: {error}"
+    return DataError(what, where=raised_at(error))
 
 
 def edge_types(graphs: Iterable[Any]) -> Mapping[str, Any] | None:

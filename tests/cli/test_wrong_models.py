@@ -1,0 +1,145 @@
+"""What a model file of the user's own may get wrong, and data that its model cannot read."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_cli import LAST, TOY, cavs, numpy_engine, own_folder
+
+__all__ = ["numpy_engine", "own_folder"]  # fixtures of every test here
+
+
+def changed(old, new):
+    """The toy with other lines, as a file of the user's own."""
+    text = Path(TOY).read_text()
+    assert old in text
+    Path("mine.py").write_text(text.replace(old, new))
+
+
+OPTIONS = "def add_arguments(parser):\n"
+DEFAULTS = 'DEFAULTS = {"epochs": 3, "lr": 0.5, "batch_size": 8, "bucket": "size"}'
+TRAIN = "train=lambda: make_graphs(60)"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "def build(args, assets=None):",
+            "def build(args):\n    assets = None",
+            ["ConfigError: build() of mine.py takes (args): too many", "from mine.py:", "assets="],
+        ),
+        (
+            OPTIONS,
+            OPTIONS + '    parser.add_argument("--words", required=True)\n',
+            ["mine.py adds --words, which has to be given", "from mine.py:", "default=..."],
+        ),
+        (
+            OPTIONS,
+            OPTIONS + '    parser.add_argument("words")\n',
+            ["mine.py adds words, which has to be given", "from mine.py:", "'--words', default"],
+        ),
+        (DEFAULTS, "DEFAULTS = [3, 4]", ["DEFAULTS of mine.py is [3, 4]", "it is a dict"]),
+        (DEFAULTS, "DEFAULTS = {1: 4}", ["DEFAULTS of mine.py is {1: 4}", "it is a dict"]),
+        (TRAIN, "train=7", ["train of the task is 7", "it is a sequence of graphs"]),
+        (TRAIN, "train='file'", ["train of the task is 'file'", "it is a sequence of graphs"]),
+        (TRAIN, "train=make_graphs(1)[0]", ["train of the task is ", "it is a sequence of graphs"]),
+        ('assets={"classes": classes}', "assets=[1, 2]", ["assets of the task are [1, 2]", "dict"]),
+    ],
+)
+def test_a_model_that_cannot_be_trained(old, new, told, capsys):
+    changed(old, new)
+    assert cavs("train", "mine.py") == 1
+    err = capsys.readouterr().err
+    for part in told:
+        assert part in err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("predict=predict", "predict=lambda outputs, batch: None", "returns is None"),
+        ("predict=predict", "predict=lambda outputs, batch: 'low'", "returns is 'low'"),
+        ("read=read", "read=lambda text: None", "what read of the task returns is None"),
+    ],
+)
+def test_predictions_that_are_no_lines(old, new, told, capsys):
+    changed(old, new)
+    assert cavs("train", "mine.py", "--quiet", "--epochs", "1", "--out", "run") == 0
+    Path("input").write_text("1 2 3 4 5 6\n" * 2)
+    capsys.readouterr()
+    assert cavs("predict", Path("run") / LAST.name, "input") == 1
+    captured = capsys.readouterr()
+    assert "ConfigError: " in captured.err and told in captured.err
+    assert captured.out == ""
+
+
+def test_read_may_be_a_generator(capsys):
+    changed("read=read", "read=lambda text: (graph for graph in read(text))")
+    assert cavs("train", "mine.py", "--quiet", "--epochs", "1", "--out", "run") == 0
+    Path("input").write_text("1 2 3 4 5 6\n" * 2)
+    capsys.readouterr()
+    assert cavs("predict", Path("run") / LAST.name, "input") == 0
+    assert len(capsys.readouterr().out.split()) == 2
+
+
+def test_a_relative_import_is_told_how_to_be_written(capsys):
+    Path("mine.py").write_text("from . import beside\n")
+    assert cavs("train", "mine.py") == 1
+    assert "hint: write import x for from . import x" in capsys.readouterr().err
+
+
+def test_what_was_trained_is_named_though_its_test_part_cannot_be_read(capsys):
+    changed("test=lambda: make_graphs(20, seed=2)", "test=lambda: 1 // 0")
+    with pytest.raises(ZeroDivisionError):
+        cavs("train", "mine.py", "--quiet", "--epochs", "1", "--out", "run")
+    assert "saved run/" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "files", "missing"),
+    [("tree-lstm", ["train.txt", "dev.txt"], "test.txt"), ("lstm-lm", ["valid.txt"], "test.txt")],
+)
+def test_parts_that_are_missing_are_named_before_the_training(model, files, missing, capsys):
+    Path("data").mkdir()
+    for file in files:
+        Path("data", file).write_text("(3 (2 It) (4 works))\n" * 20)
+    assert cavs("train", model, "--data", "data") == 1
+    assert f"cannot read data/{missing}" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_data_without_graphs_are_named(capsys):
+    changed(TRAIN, "train=[]")
+    Path("data").mkdir()
+    assert cavs("train", "mine.py", "--data", "data") == 1
+    assert "pass another --data: the model found none in data" in capsys.readouterr().err
+    assert cavs("train", "mine.py") == 1
+    assert "there are no train graphs\n  hint: pass --data DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raw", "cure"),
+    [
+        (gzip.compress(b"(2 word)\n"), "gunzip it first"),
+        ("(2 wörd)\n".encode("utf-16"), "iconv -f utf-16 -t utf-8"),
+        ("(2 wörd)\n".encode("latin1"), "iconv -f latin1"),
+    ],
+)
+def test_files_that_are_no_text_tell_their_cure(raw, cure, capsys):
+    Path("data").mkdir()
+    for name in ("train", "dev", "test"):
+        Path("data", f"{name}.txt").write_bytes(raw)
+    assert cavs("train", "tree-lstm", "--data", "data") == 1
+    err = capsys.readouterr().err
+    assert "data/train.txt:1: byte 0x" in err and cure in err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "info"])
+def test_ranks_are_not_started_for_what_they_do_not_share(command, capsys):
+    assert cavs("launch", "-n", "2", command, "run") == 1
+    err = capsys.readouterr().err
+    assert f"cavs {command} runs in one process: 2 ranks would each do all of it" in err
+    assert f"hint: run cavs {command} without launch" in err
