@@ -269,3 +269,10 @@ class Collate:
 
     def _make(self, graphs: Sequence[Any], ids: Any) -> Any:
         return self.whole(graphs, np.array(ids, np.int64))
+
+
+def collate_of(whole: Callable[..., Any], division: Division, last: Collate | None) -> Collate:
+    """What makes these parts: `last` if it does, whose batches a loader may have kept."""
+    if last is not None and (last.whole, last.division) == (whole, division):
+        return last
+    return Collate(division, whole)

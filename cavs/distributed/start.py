@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ from cavs.train.loader import DataLoader
 
 if TYPE_CHECKING:
     from cavs.distributed.trainer import Trainer
+
+_ENDS = ("epochs", "patience", "monitor", "restore_best", "checkpoint_every")
 
 
 def start(trainer: Trainer, batch: Any) -> None:
@@ -87,7 +89,12 @@ def same_loader(trainer: Trainer) -> None:
     trainer.agreement.same({name: str(value) for name, value in facts.items()})
 
 
-def told(dev: Any) -> Any:
+def ends_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options of `fit` that say when it ends, and with what."""
+    return {name: options.get(name) for name in _ENDS} | {"dev": _judges(options.get("dev"))}
+
+
+def _judges(dev: Any) -> Any:
     """What ranks compare of the data that a `fit` judges by: each takes some of its batches."""
     if isinstance(dev, DataLoader):
         state = dev.state_dict() | {"structure and integers": dev.digest()}

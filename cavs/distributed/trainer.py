@@ -27,8 +27,8 @@ from cavs.distributed.keeper import tell
 from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
-from cavs.distributed.shards import Collate, Division, Split, contiguous
-from cavs.distributed.start import alike, same_loader, start, told
+from cavs.distributed.shards import Collate, Division, Split, collate_of, contiguous
+from cavs.distributed.start import alike, ends_of, same_loader, start
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.distributed.survivors import Survivors
@@ -44,7 +44,6 @@ from cavs.train.trainer import Metrics
 
 Array = NDArray[Any]
 T = TypeVar("T")
-_ENDS = ("epochs", "patience", "monitor", "restore_best", "checkpoint_every")
 _FAREWELL = 30.0  # seconds that a failing rank waits for the others to hear of it
 _BRIEF = 3.0  # the same where they may have heard of it by letter
 
@@ -142,8 +141,7 @@ class Trainer(LocalTrainer):
         self.loader: dict[str, Any] = {}  # what `fit` goes through, as its state says
         self.ends: dict[str, Any] = {}  # those of its options that say when it ends, and with what
         self.asked = strategy
-        self.begun = False
-        self._said = 0
+        self.begun, self._said = False, 0
         self._collate: Collate | None = None  # of the loader that `fit` goes through
         self._survivors = Survivors(self)
 
@@ -209,9 +207,8 @@ class Trainer(LocalTrainer):
 
     def _say(self, warnings: Sequence[str]) -> None:
         """What a split warns of, once; rank 0 alone."""
-        if self.communicator.rank == 0:
-            for text in warnings[self._said :]:
-                print(f"cavs: {text}", file=sys.stderr, flush=True)
+        for text in warnings[self._said :] if self.communicator.rank == 0 else ():
+            print(f"cavs: {text}", file=sys.stderr, flush=True)
         self._said = len(warnings)
 
     def _forget_splits(self) -> None:
@@ -269,8 +266,7 @@ class Trainer(LocalTrainer):
         return self.session.stopping
 
     def _stops_freely(self, requested: bool) -> bool:
-        servers = self.session.servers
-        return servers is not None and servers.stops(requested)
+        return self.session.servers is not None and self.session.servers.stops(requested)
 
     def settle(self) -> None:
         """Waits for all ranks; then every gradient is applied and all hold the same parameters.
@@ -312,7 +308,7 @@ class Trainer(LocalTrainer):
         # A batch that is kept has to be divided anew whenever it comes.
         ahead = math.inf if train.caches else train.prefetch + 1
         division = Division(self.session.place, split, ahead)
-        self._collate = train.collate = Collate(division, train.undivided)
+        self._collate = train.collate = collate_of(train.undivided, division, self._collate)
         self._forget_splits()
 
     # ---- evaluation ----------------------------------------------------------------------------
@@ -361,12 +357,16 @@ class Trainer(LocalTrainer):
         """
         if self.communicator.rank != 0:
             options |= {"log": None, "progress": False}
-        self.ends = {name: options.get(name) for name in _ENDS} | {"dev": told(options.get("dev"))}
         self._go_on()
         survivors = self._survivors
         survivors.saves, survivors.gone = options.get("checkpoint") is not None, []
+
+        def work() -> FitResult:
+            self.ends = ends_of(options)
+            return super(Trainer, self).fit(train, **options)
+
         try:
-            return self._together("fit", lambda: super(Trainer, self).fit(train, **options))
+            return self._together("fit", work)
         except BaseException as error:
             self._forget_splits()  # made ahead, by each rank as far as it was
             if not (isinstance(error, KeyboardInterrupt) and survivors.ends):

@@ -113,14 +113,12 @@ class DataLoader:
 
     @property
     def collate(self) -> Collate:
-        """What makes a batch of graphs and their ids; another one forgets cached batches."""
+        """What makes a batch of graphs and their ids; another one makes all batches anew."""
         return self._collate
 
     @collate.setter
     def collate(self, collate: Collate) -> None:
-        self._collate = collate
-        self._cache.clear()
-        self._cached_bytes = 0
+        self._collate = collate  # each batch in the cache says what made it
 
     @property
     def prepare(self) -> Prepare | None:
@@ -246,6 +244,8 @@ class DataLoader:
         except Exception as error:
             raise self._named(error, ids, epoch, position) from error
         if self._cache_limit and collate is self.collate:
+            if key in self._cache:  # of another collate
+                self._cached_bytes -= _bytes(self._cache.pop(key)[1])
             size = _bytes(item)
             if self._cached_bytes + size <= self._cache_limit:
                 self._cache[key] = collate, item

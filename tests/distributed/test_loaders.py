@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.data import GraphBatch
+from cavs.data import GraphBatch, batch
 from cavs.distributed import Trainer
 from cavs.distributed.communicator import run_threads
+from cavs.distributed.shards import by_counts, contiguous
+from cavs.errors import CavsError
 from tests.distributed.test_faults import trainer
 from tests.distributed.test_trainer import Tree, trees
 
@@ -89,6 +91,26 @@ def test_a_loader_hands_out_whole_batches_once_ranks_have_trained_on_it(cache, s
     assert all(together(work, strategy=strategy))
 
 
+@pytest.mark.parametrize("split", [contiguous, by_counts([2, 1])])
+def test_a_loader_keeps_its_batches_from_fit_to_fit(split):
+    made = []
+
+    def collate(graphs, ids):
+        made.append(ids)
+        return batch(graphs, ids)
+
+    def work(t):
+        train = loader(shuffle=False, cache=True, collate=collate)
+        for _ in range(3):
+            t.fit(train, epochs=1, progress=False)
+        return len(train)
+
+    assert together(work, 2, split=split) == [6, 6]
+    assert len(made) == 2 * 6  # the part of each rank, once
+    assert alone(work) == 6
+    assert len(made) == 3 * 6
+
+
 @pytest.mark.parametrize("strategy", [None, "PartitionedPS(servers=1)"])
 def test_an_evaluation_before_the_first_step_is_of_the_parameters_of_rank_0(strategy):
     dev = loader(DEV)
@@ -127,3 +149,17 @@ def test_dev_may_be_anything_that_gives_batches():
 
     found = together(lambda t: trained(t, dev=Dev()))
     assert_same(found, alone(lambda t: trained(t, dev=Dev())))
+
+
+def test_data_to_judge_by_that_one_rank_cannot_tell_are_told_to_all():
+    class Dev(cavs.DataLoader):
+        def digest(self):
+            raise RuntimeError("nothing to be told")
+
+    def ranks(c):
+        kind = Dev if c.rank == 1 else cavs.DataLoader
+        with trainer(c) as t, pytest.raises((RuntimeError, CavsError), match="nothing to be told"):
+            t.fit(loader(), epochs=1, dev=kind(DEV, 4), progress=False)
+        return True
+
+    assert all(run_threads(3, ranks))
