@@ -113,6 +113,12 @@ def test_an_output_is_that_of_one_run():
 @pytest.mark.parametrize("name", ["run", "step", "squared_norm", "apply"])
 def test_arrays_live_as_long_as_a_call_reads_them(slow, name):
     """Another thread may empty the lists that the call was given."""
+    # A thread may come late on a busy machine, and find the lists empty, but not every time.
+    assert any(outlives_its_list(slow, name) for _ in range(5))
+
+
+def outlives_its_list(slow, name):
+    """Whether an array is there that a waiting call of `name` is about to read."""
     _, executor, (batch, _, ints) = slow
     ints, states = [ints[0].copy()], [[np.zeros_like(executor.gradient(p))] for p in range(5)]
     pieces = [(V, np.zeros_like(executor.gradient(V)), None, None, 0)]
@@ -125,11 +131,14 @@ def test_arrays_live_as_long_as_a_call_reads_them(slow, name):
     }[name]
     known = weakref.ref(given)
     del given
-    begun = threading.Event()
+    begun, errors = threading.Event(), []
 
     def call():
         begun.set()
-        getattr(executor, name)(*arguments)
+        try:
+            getattr(executor, name)(*arguments)
+        except Exception as error:
+            errors.append(error)
 
     before = threading.Thread(target=executor.run, args=(batch, [], [ints[0].copy()]))
     caller = threading.Thread(target=call)
@@ -140,6 +149,7 @@ def test_arrays_live_as_long_as_a_call_reads_them(slow, name):
     time.sleep(0.02)
     for lists in (ints, pieces, *states):
         lists.clear()
-    assert known() is not None or not caller.is_alive()
+    found = known() is not None or not caller.is_alive()
     before.join()
     caller.join()
+    return found and not errors
