@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import time
@@ -94,7 +95,10 @@ def one_sleeps(c):
 def test_a_peer_that_hangs_is_named():
     done = run_ranks(3, __name__, "one_sleeps", check=False)
     assert done.returncode != 0
-    assert "waited 0.5 s in all-reduce of 80 bytes: rank 1 does not answer" in done.stdout
+    # What the one that waited says may be lost, where the one that it told ends all before.
+    waited = r"waited 0\.5 s in all-reduce of 80 bytes: rank 1 does not answer"
+    heard = r"in all-reduce of 80 bytes: rank 1 does not answer, as rank [02] found out"
+    assert re.search(f"{waited}|{heard}", done.stdout), done.stdout
     assert "rank 0: stopped" in done.stderr or "rank 2: stopped" in done.stderr
 
 
