@@ -94,7 +94,7 @@ class DataLoader:
         self.graphs, self.batch_size, self.shuffle, self.seed = graphs, batch_size, shuffle, seed
         self.bucket, self.drop_last, self.prefetch = bucket, drop_last, prefetch
         self._prepare: Callable[[], Prepare | None] = _none
-        self._collate = collate or _collate
+        self.collate = collate or _collate  # each batch in the cache says which one made it
         self._sizes = self._bucket_sizes()
         self._contents: dict[str, int] | None = None
         self._digest: int | None = None
@@ -110,15 +110,6 @@ class DataLoader:
         """Batches an epoch."""
         whole, rest = divmod(len(self.graphs), self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
-
-    @property
-    def collate(self) -> Collate:
-        """What makes a batch of graphs and their ids; another one makes all batches anew."""
-        return self._collate
-
-    @collate.setter
-    def collate(self, collate: Collate) -> None:
-        self._collate = collate  # each batch in the cache says what made it
 
     @property
     def prepare(self) -> Prepare | None:
@@ -244,8 +235,8 @@ class DataLoader:
         except Exception as error:
             raise self._named(error, ids, epoch, position) from error
         if self._cache_limit and collate is self.collate:
-            if key in self._cache:  # of another collate
-                self._cached_bytes -= _bytes(self._cache.pop(key)[1])
+            if (old := self._cache.pop(key, None)) is not None:  # of another collate
+                self._cached_bytes -= _bytes(old[1])
             size = _bytes(item)
             if self._cached_bytes + size <= self._cache_limit:
                 self._cache[key] = collate, item

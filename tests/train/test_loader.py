@@ -228,10 +228,8 @@ def test_an_error_of_the_data_set_names_the_graph_with_buckets_too(error):
             return GRAPHS[i]
 
     raised = Data.__getitem__.__code__.co_firstlineno + 2  # rather than the line that asks
-    line, told = (
-        getattr(error, "where", f"test_loader.py:{raised}"),
-        "bad\n  in graph 17 of the data set\n  hint: mend",
-    )
+    line = getattr(error, "where", f"test_loader.py:{raised}")
+    told = "bad\n  in graph 17 of the data set\n  hint: mend"
     if not isinstance(error, DataError):
         told = f"cannot prepare graph 17 of the data set: {type(error).__name__}: {error}"
     with pytest.raises(DataError) as caught:
