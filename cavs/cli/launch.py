@@ -49,6 +49,6 @@ def run(args: argparse.Namespace) -> int:
     if command in _ALONE:
         raise ConfigError(
             f"cavs {command} runs in one process: {args.ranks} ranks would each do all of it",
-            hint=f"run cavs {command} without launch, with --threads for more than one core",
+            hint=f"run cavs {command} without launch",
         )
     return launch(args.ranks, args.arguments, threads=args.threads, elastic=args.elastic)

@@ -156,7 +156,7 @@ class Entry:
     def build(self, args: argparse.Namespace, assets: Mapping[str, Any] | None = None) -> Task:
         """The task; `ConfigError` if the module returns something else."""
         build = self.module.build
-        _check_takes(build, (args, assets), f"build() of {self.name}", "build(args, assets=None)")
+        _check_takes(build, (args, assets), self.name)
         task = build(args, assets)
         if not isinstance(task, Task):
             raise ConfigError(
@@ -174,19 +174,18 @@ class Entry:
         return task
 
 
-def _check_takes(
-    function: Callable[..., Any], values: tuple[Any, ...], name: str, as_: str
-) -> None:
-    """`ConfigError` where `function` cannot be called with `values`, and what it may look like."""
+def _check_takes(build: Callable[..., Any], values: tuple[Any, ...], name: str) -> None:
     try:
-        found = inspect.signature(function)
+        found = inspect.signature(build)
     except (TypeError, ValueError):  # a function of C, which says nothing of its arguments
         return
     try:
         found.bind(*values)
     except TypeError as error:
         raise ConfigError(
-            f"{name} takes {found}: {error}", where=line_of(function), hint=f"write def {as_}"
+            f"build() of {name} takes {found}: {error}",
+            where=line_of(build),
+            hint="write def build(args, assets=None)",
         ) from None
 
 
