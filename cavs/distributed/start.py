@@ -89,8 +89,8 @@ def same_loader(trainer: Trainer) -> None:
     trainer.agreement.same({name: str(value) for name, value in facts.items()})
 
 
-def ends_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options of `fit` that say when it ends, and with what."""
+def compared(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What ranks compare of the options of `fit`: when it ends, and with what."""
     return {name: options.get(name) for name in _ENDS} | {"dev": _judges(options.get("dev"))}
 
 

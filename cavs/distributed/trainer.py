@@ -28,7 +28,7 @@ from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.run import StepReport
 from cavs.distributed.session import DistributedSession
 from cavs.distributed.shards import Collate, Division, Split, collate_of, contiguous
-from cavs.distributed.start import alike, ends_of, same_loader, start
+from cavs.distributed.start import alike, compared, same_loader, start
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.distributed.survivors import Survivors
@@ -362,7 +362,7 @@ class Trainer(LocalTrainer):
         survivors.saves, survivors.gone = options.get("checkpoint") is not None, []
 
         def work() -> FitResult:
-            self.ends = ends_of(options)
+            self.ends = compared(options)
             return super(Trainer, self).fit(train, **options)
 
         try:
