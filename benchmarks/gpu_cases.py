@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from benchmarks.workloads import Case
 
@@ -52,7 +52,7 @@ def _batches(case: Case) -> Case:
 def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
     """All groups in order of importance: a run that is short of time leaves out the last."""
     from benchmarks.runners_cavs import SWITCHES
-    from cavs.compiler.pipeline import Passes
+    from cavs.compiler.pipeline import default_passes
 
     def there(*cases: Case, precision: str = "fp32") -> tuple[Case, ...]:
         found = [replace(c, device=device, data=data, precision=precision) for c in cases]
@@ -83,7 +83,7 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
             ("cavs", *by_cudnn, "padded", "packed", "manual-graph", "floor-torch"),
         ),
     ]
-    names = [field.name for field in fields(Passes) if field.default]
+    names = [name for name, on in vars(default_passes(device)).items() if on]
     if device != "cpu":
         names = [*SWITCHES, *names]
     off = [f"cavs-without-{name}" for name in (names[:2] if tiny else names)]

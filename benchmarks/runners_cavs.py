@@ -14,7 +14,7 @@ from benchmarks.runner import Runner
 from benchmarks.samples import Sample, Tree
 from benchmarks.workloads import Case, Parameters, Sizes, Workload
 from cavs import data, nn, ops
-from cavs.compiler.pipeline import Passes
+from cavs.compiler.pipeline import default_passes
 from cavs.cuda import open_device
 from cavs.cuda.engine import DECIDED
 from cavs.frontend import Model, Parameter, State, VertexFunction
@@ -28,6 +28,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "cublas": {"cublas_lt": None},
     "few-row-kernels": {"few_rows": 0},
     "launch-ahead": {},
+    "vertices-apart": {},  # equal ones are merged then, as on the CPU
     "graphs": {"replay": "never"},
     "single-launches": {"replay": "always"},  # of batches that come again
 }
@@ -179,7 +180,10 @@ class CavsRunner(Runner):
     ) -> None:
         self.precision = precision
         switched = without in SWITCHES
-        self.passes = Passes(**{without: False}) if without and not switched else Passes()
+        changed = {without: False} if without and not switched else {}
+        if without == "vertices-apart":
+            changed = {"merge_vertices": True}
+        self.passes = replace(default_passes(workload.case.device), **changed)
         self.switched = SWITCHES[without] if switched else {}
         self.ahead = without != "launch-ahead"
         # Samples become graphs once, as they would when a data set is read.

@@ -11,11 +11,14 @@ namespace {
 
 constexpr int kTile = 64;        // rows and columns of a product's block
 constexpr int kFew = 16;         // rows of a block of a product of few rows
-constexpr int kDepthEach = 256;  // less depth is not worth a part of its own
+constexpr int kDepthEach = 128;  // less depth is not worth a part of its own
+constexpr int kDepthSplit = 512;  // nor is a second kernel below so much
 constexpr int kColumns = 32;     // of a block that sums rows
 constexpr int kWarps = 8;        // of a block
 constexpr int kRowsEach = 64;    // fewer rows are not worth a part of their own
 constexpr int kMostParts = 64;
+// Blocks of a multiprocessor: sums of rows do little but wait for memory.
+constexpr int kSumBlocks = 4, kProductBlocks = 2;
 constexpr int kBlasColumns = 32;  // narrower operands waste its tiles
 constexpr int kBlocksEach = 16;   // of a multiprocessor, in kernels that walk rows
 constexpr int kVectors = 32;      // of 16 bytes, of a row that a block has at a time
@@ -84,10 +87,11 @@ Grid Library<T>::vectors_grid(int64_t rows, int64_t width) const {
   return grid;
 }
 
-// Parts of a sum over rows whose result is cut into `tiles`: enough to fill the device.
+// Parts of a sum over rows whose result is cut into `tiles`: so many that every multiprocessor has
+// `blocks`.
 template <class T>
-int Library<T>::parts_of(int64_t rows, int64_t tiles) const {
-  const int64_t wanted = (2 * device_->multiprocessors() + tiles - 1) / tiles;
+int Library<T>::parts_of(int64_t rows, int64_t tiles, int blocks) const {
+  const int64_t wanted = (blocks * device_->multiprocessors() + tiles - 1) / tiles;
   const int64_t most = std::min<int64_t>(kMostParts, (rows + kRowsEach - 1) / kRowsEach);
   return static_cast<int>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1)));
 }
@@ -97,6 +101,7 @@ int Library<T>::parts_of(int64_t rows, int64_t tiles) const {
 template <class T>
 int Library<T>::parts_of_depth(int64_t k, int64_t tiles) const {
   const int64_t most = device_->multiprocessors() / std::max<int64_t>(tiles, 1);
+  if (k < kDepthSplit) return 1;
   return static_cast<int>(std::max<int64_t>(std::min(most, k / kDepthEach), 1));
 }
 
@@ -161,7 +166,7 @@ void Library<T>::sum_rows(const Rows<T>* in, const Sum<T>* out, int count, int b
     wide += tiles(in[i].width, kColumns);
   }
   if (wide == 0) return;
-  const int parts = parts_of(end - begin, wide);
+  const int parts = parts_of(end - begin, wide, kSumBlocks);
   T* partial = room_for_parts(parts, total);
   device_->launch(sum_rows_, Grid{wide, device_->high(parts)}, sources, sums, begin, end, partial,
                   parts);
@@ -309,8 +314,9 @@ void Library<T>::matmul(const Rows<T>* sources, int count, int begin, int end, c
   matmul_own(sources, count, begin, end, weight, n, out, accumulate);
 }
 
-// By cuBLASLt each operand on the left times each on the right is a block of the result. None is
-// copied twice: those on the right all lie in `other` meanwhile.
+// By cuBLASLt each matrix on the left times each on the right is a block of the result. On the left
+// operands that are copied anyway are one matrix. None is copied twice: those on the right all lie
+// in `other` meanwhile.
 template <class T>
 void Library<T>::matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin,
                            int end, T* out, int64_t out_stride, bool accumulate) const {
@@ -331,20 +337,23 @@ void Library<T>::matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int nu
     right[j] = matrix(b[j], begin, end, place);
     place += copied_bytes(b[j], rows);
   }
-  for (int i = 0; i < num_a; out += a[i++].width * out_stride) {
-    if (narrow(a[i])) {
-      matmul_tn_own(a + i, 1, b, num_b, begin, end, out, out_stride, accumulate);
+  for (int i = 0, each; i < num_a; i += each) {
+    each = together(a + i, num_a - i, false);
+    const Rows<T> in = each > 1 ? side_by_side(a + i, each, begin, end) : a[i];
+    T* to = out;
+    out += in.width * out_stride;
+    if (narrow(in)) {
+      matmul_tn_own(&in, 1, b, num_b, begin, end, to, out_stride, accumulate);
       continue;
     }
-    room().gathered.reserve(copied_bytes(a[i], rows));
-    Matrix left = matrix(a[i], begin, end, room().gathered.at());
+    room().gathered.reserve(copied_bytes(in, rows));
+    Matrix left = matrix(in, begin, end, room().gathered.at());
     left.transposed = true;
-    T* to = out;
     for (int j = 0; j < num_b; to += b[j++].width) {
       const Matrix block{reinterpret_cast<Address>(to), out_stride};
-      if (narrow(b[j]) || !blas_->multiply(a[i].width, b[j].width, rows, left, right[j], block,
-                                           false, accumulate)) {
-        matmul_tn_own(a + i, 1, b + j, 1, begin, end, to, out_stride, accumulate);
+      if (narrow(b[j]) || !blas_->multiply(in.width, b[j].width, rows, left, right[j], block, false,
+                                           accumulate)) {
+        matmul_tn_own(&in, 1, b + j, 1, begin, end, to, out_stride, accumulate);
       }
     }
   }
@@ -374,7 +383,7 @@ void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, in
       column += n;
       if (k == 0 || n == 0) continue;
       const unsigned wide = tiles(n, kTile), tall = device_->high(tiles(k, kTile));
-      const int parts = parts_of(end - begin, int64_t{wide} * tall);
+      const int parts = parts_of(end - begin, int64_t{wide} * tall, kProductBlocks);
       const int64_t size = static_cast<int64_t>(k) * n;
       T* partial = room_for_parts(parts, size);
       device_->launch(matmul_tn_, Grid{wide, tall, device_->high(parts)}, left, right, begin, end,

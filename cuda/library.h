@@ -75,7 +75,7 @@ class Library {
   const void* rows_behind(const void* weight, int64_t k, int64_t n) const;
   Grid rows_grid(int64_t rows, int each) const;
   Grid vectors_grid(int64_t rows, int64_t width) const;
-  int parts_of(int64_t rows, int64_t tiles) const;
+  int parts_of(int64_t rows, int64_t tiles, int blocks) const;
   int parts_of_depth(int64_t k, int64_t tiles) const;
   T* room_for_parts(int parts, int64_t n) const;
   void sum_parts(const T* partial, int parts, int64_t n, void* out, int64_t width, int64_t stride,

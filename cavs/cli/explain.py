@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from cavs.cli import options
 from cavs.cli.registry import Entry
-from cavs.compiler.pipeline import Passes
+from cavs.compiler.pipeline import Passes, default_passes
 from cavs.config import set_num_threads
 from cavs.data import GraphBatch, dot_function, dot_graph, dot_schedule, render
 from cavs.errors import ConfigError
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         set_num_threads(args.threads)
     where = {"device": args.device, "precision": args.precision, "cudnn": args.cudnn}
-    where["passes"] = Passes(**dict.fromkeys(args.without, False))
+    where["passes"] = replace(default_passes(args.device), **dict.fromkeys(args.without, False))
     if args.draw is not None:
         _write(_drawing(args.draw, task.model, batch, where, not args.inference), args.out)
         return 0

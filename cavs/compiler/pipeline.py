@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cavs.compiler.columns import store_side_by_side
 from cavs.compiler.lower import Lowering
 from cavs.compiler.products import join_products
 from cavs.compiler.program import Program
@@ -45,6 +46,16 @@ class Passes:
     partition: bool = True
     fuse: bool = True
     plan_memory: bool = True
+
+
+# Of a session that is given none, by where it runs. On a device a launch costs more than what it
+# computes: merged vertices are of more kinds, so that a level is three times as many tasks.
+ON_CPU, ON_DEVICE = Passes(), Passes(merge_vertices=False)
+
+
+def default_passes(device: object) -> Passes:
+    """The passes of a session on ``device``, "cpu" or another, that is given none; one object."""
+    return ON_CPU if device == "cpu" else ON_DEVICE
 
 
 @dataclass
@@ -151,4 +162,6 @@ def compile_graph(
     else:
         for b in program.buffers:
             b.first, b.last = 0, max(len(program.stages) - 1, 0)
+    if beside:
+        store_side_by_side(program)
     return Compiled(program, traced, graph, parts, stages)

@@ -10,7 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from cavs.compiler.columns import runs_of
 from cavs.compiler.order import keepers_last, side_by_side, sums_first
+from cavs.compiler.places import Place, take_places
 from cavs.compiler.program import (
     Buffer,
     Instruction,
@@ -29,18 +31,22 @@ def plan_reuse(program: Program, beside: bool = False) -> None:
     """Reorders stages and joins buffers of ``program``, in place; no value changes.
 
     Of the ways to do so that which needs least memory; early sums only where they save enough.
-    beside: values share no rows, so that sums over some need not wait for others to be read.
+    beside: values share no rows, so that sums over some need not wait for others to be read; and
+    what `store_side_by_side` may join takes no place of other rows, where it could not.
     """
-    plain, sliced = (_planned(program, early=False, slices=on) for on in (False, not beside))
-    slices = _peak(sliced) < _peak(plain)
-    best = sliced if slices else plain
-    early = _planned(program, early=True, slices=slices)
+    slices = False
+    best = _planned(program, early=False, slices=slices, beside=beside)
+    if not beside:
+        sliced = _planned(program, early=False, slices=True, beside=beside)
+        slices = _peak(sliced) < _peak(best)
+        best = sliced if slices else best
+    early = _planned(program, early=True, slices=slices, beside=beside)
     best = early if EARLY * _peak(early) < _peak(best) else best
     program.buffers, program.instructions = best.buffers, best.instructions
     program.stages, program.loss, program.outputs = best.stages, best.loss, best.outputs
 
 
-def _planned(program: Program, early: bool, slices: bool) -> Program:
+def _planned(program: Program, early: bool, slices: bool, beside: bool) -> Program:
     stages = [
         replace(s, body=list(s.body), bodies=[list(body) for body in s.bodies])
         for s in program.stages
@@ -53,7 +59,7 @@ def _planned(program: Program, early: bool, slices: bool) -> Program:
         for body in (stage.body, *stage.bodies):
             keepers_last(result, body)
     _lifetimes(result)
-    _share(result, slices)
+    _share(result, slices, {n for run in runs_of(result) for n in run} if beside else set())
     _lifetimes(result)
     return result
 
@@ -114,14 +120,11 @@ class _Use:
         return replace(self, columns=there, shift=self.shift + column)
 
 
-_Place = tuple[int, int]  # a buffer, and the column of it where another one begins
-
-
-def _share(program: Program, slices: bool) -> None:
+def _share(program: Program, slices: bool, alike: set[int]) -> None:
     backward = _backward(program)
     uses = _uses(program)
     fixed = _results(program)
-    place: dict[int, _Place] = {}
+    place: dict[int, Place] = {}
     by_base: dict[int, list[int]] = defaultdict(list)
     for n, b in enumerate(program.buffers):
         if b.role == "arena" and b.space > 1 and n not in fixed and uses[n]:
@@ -129,7 +132,8 @@ def _share(program: Program, slices: bool) -> None:
     for group in by_base.values():
         for new in sorted(group, key=lambda n: (program.buffers[n].first, n)):
             candidates = [n for n in group if n != new and n not in place]
-            taken = _best(program, new, candidates, uses, backward, slices)
+            others = backward if new not in alike else len(program.stages)
+            taken = _best(program, new, candidates, uses, others, slices)
             if not taken:
                 continue
             (at, column), b = taken[0], program.buffers[new]
@@ -142,7 +146,7 @@ def _share(program: Program, slices: bool) -> None:
                 home.first = min(home.first, program.buffers[n].first)
                 home.last = max(home.last, program.buffers[n].last)
             home.name += f" > {b.name}"
-    _rename(program, place)
+    take_places(program, place)
 
 
 def _backward(program: Program) -> int:
@@ -160,7 +164,7 @@ def _best(
     uses: dict[int, list[_Use]],
     backward: int,
     slices: bool,
-) -> list[_Place]:
+) -> list[Place]:
     """What ``new`` takes over: a buffer of the very same rows, or else one a kind, or else one of
     more rows, or else, with ``slices``, columns of a wider one.
 
@@ -172,7 +176,7 @@ def _best(
     begin = min((u.stage for u in writes), default=0)
     same: list[tuple[int, int]] = []
     wider: list[tuple[int, int]] = []
-    parts: list[tuple[int, _Place]] = []
+    parts: list[tuple[int, Place]] = []
     of_kind: dict[int, list[int]] = defaultdict(list)
     for old in candidates:
         a = program.buffers[old]
@@ -311,37 +315,3 @@ def _stored(i: Instruction) -> Iterator[tuple[int, range]]:
         yield buffer, range(column, column + (i.outer - 1) * stride + inner)
     if i.out is not None:
         yield i.out[0], range(i.out[1], i.out[1] + i.out[2])
-
-
-def _rename(program: Program, place: dict[int, _Place]) -> None:
-    """Takes the buffers that have another's place out of the program."""
-    kept = [n for n in range(len(program.buffers)) if n not in place]
-    number = {n: (i, 0) for i, n in enumerate(kept)}
-    for n in place:
-        home, column = _home(n, place)
-        number[n] = number[home][0], column
-
-    def moved(o: Operand) -> Operand:
-        buffer, column = number[o[0]]
-        return (buffer, o[1] + column, *o[2:])
-
-    for n, i in enumerate(program.instructions):
-        stores = [(number[s[0]][0], s[1] + number[s[0]][1], *s[2:]) for s in i.stores]
-        program.instructions[n] = replace(
-            i,
-            inputs=[moved(o) for o in i.inputs],
-            out=None if i.out is None else moved(i.out),
-            loads=[(moved(o), stride, scalar) for o, stride, scalar in i.loads],
-            stores=stores,
-        )
-    program.buffers = [program.buffers[n] for n in kept]
-    program.loss = number[program.loss][0] if program.loss in number else program.loss
-    program.outputs = {name: number[n][0] for name, n in program.outputs.items()}
-
-
-def _home(n: int, place: dict[int, _Place]) -> _Place:
-    column = 0
-    while n in place:
-        n, start = place[n]
-        column += start
-    return n, column

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from cavs.compiler.pipeline import default_passes
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import agreed
 from cavs.distributed.choice import agreed_strategy, possible_variables
@@ -112,7 +113,8 @@ def _gone(trainer: Trainer) -> set[int]:
 
 def _facts(trainer: Trainer) -> dict[str, str]:
     session = trainer.session
-    split = session.split
+    split, passes = session.split, session.session.passes
+    on = "cpu" if session.session.device is None else "cuda"
     return facts(
         trainer.model,
         trainer.parameters,
@@ -124,7 +126,8 @@ def _facts(trainer: Trainer) -> dict[str, str]:
         options={k: v for k, v in trainer.config.items() if k != "data"},
         precision=trainer.precision,
         deterministic=trainer.deterministic,
-        passes=session.session.passes,
+        # A rank without a device, which only owns parameters, has other defaults.
+        passes="the default" if passes is default_passes(on) else passes,
         collectives=session.collectives,
         resources=cluster(trainer.resources),
         split=getattr(split, "__qualname__", type(split).__name__),

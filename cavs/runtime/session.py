@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cavs import _engine
-from cavs.compiler.pipeline import Compiled, Passes, compile_graph
+from cavs.compiler.pipeline import Compiled, Passes, compile_graph, default_passes
 from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import CudaEngine
@@ -74,7 +74,8 @@ class Session(Inspected, Following):
         require(isinstance(model, Model), "model", model, "a cavs.Model")
         require(isinstance(passes, Passes | None), "passes", passes, "a cavs.compiler Passes")
         require(dtype in _DTYPES, "dtype", dtype, "np.float32 or np.float64")
-        self.model, self.passes, self.dtype = model, passes or Passes(), np.dtype(dtype)
+        self.model, self.dtype = model, np.dtype(dtype)
+        self.passes = passes or default_passes(device)
         self.parameters = model.parameters()
         for p in self.parameters.values():
             if p.current().dtype != self.dtype:
@@ -93,8 +94,7 @@ class Session(Inspected, Following):
         self._edge_types = EdgeTypes(model)
         self._versions = 0
         self._arrays: list[Array] = []
-        self._profiling = False
-        self._serial = False
+        self._profiling = self._serial = False
         self._turn = threading.RLock()  # a thread takes its results before another one runs
 
     def _on_device(self, device: str | Device, precision: str) -> CudaEngine | None:

@@ -125,7 +125,7 @@ __device__ void sum_tile(const Rows& in, int begin, int end, int part, int parts
   const long long last = first + rows * (part + 1) / parts;
   real sum = 0;
   if (c < in.width) {
-#pragma unroll 4
+#pragma unroll 8  // rows on their way at once
     for (long long j = first + rows * part / parts + warp; j < last; j += kThreads / 32) {
       const Row row = segments ? segment_row(in, j) : plain_row(in, j);
       sum += !row.none() ? row[c] : real(0);
@@ -218,7 +218,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void sum_parts_of_rows(
     while (column >= out.of[s].width) column -= out.of[s++].width;
     real* to = out.of[s].out + column;
     real sum = out.of[s].accumulate ? *to : real(0);
-#pragma unroll 4
+#pragma unroll 8
     for (int part = 0; part < parts; ++part)
       sum += partial[static_cast<long long>(part) * total + i];
     *to = sum;

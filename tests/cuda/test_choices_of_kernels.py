@@ -97,7 +97,7 @@ def with_multiprocessors(twin, device, count):
 
 @pytest.mark.parametrize("count", [2, 8, 132])
 def test_depth_is_split_where_tiles_are_few(twin, twin_device, count):
-    """Into parts of 256 and more, a part for each multiprocessor that would be idle."""
+    """From 512 on, into parts of 128 and more, one for each multiprocessor that would be idle."""
     where = with_multiprocessors(twin, replace(twin_device), count)
     log = log_of(twin, where, 800, 36, treebank(2, longest=12))
     launches = [o for o in log if o.kind == "launch"]
@@ -108,7 +108,8 @@ def test_depth_is_split_where_tiles_are_few(twin, twin_device, count):
         depth, columns = o.arguments[4:6]
         tiles = -(-rows_of(o) // 16) * -(-columns // 64)
         *_, partial, parts = o.arguments
-        assert parts == max(1, min(count // tiles, depth // 256)) == o.grid[2]
+        most = depth // 128 if depth >= 512 else 1
+        assert parts == max(1, min(count // tiles, most)) == o.grid[2]
         assert (partial != 0) == (next_.name == "sum_parts") == (parts > 1)
         assert parts == 1 or next_.arguments[:3] == (partial, parts, rows_of(o) * columns)
         split += parts > 1

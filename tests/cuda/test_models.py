@@ -96,7 +96,8 @@ def test_models_in_float32(device, name, tmp_path):
     rate = {"dropout": 0.3} if "dropout" in entry.options() else {}
     task = build(entry, tmp_path, **rate)
     task.model.initialize(1, np.float64)
-    batch = cavs.batch(task.required("train")[:9])
+    # Of three labels in equal numbers, as the first nine have, nothing would be left in a bias.
+    batch = cavs.batch(task.required("train")[:8])
     other = copy.deepcopy(task.model)
     host, there = cavs.Session(other, dtype=np.float64), cavs.Session(task.model, device=device)
     expected, wanted = host.gradients(batch, seed=5, step=2)
@@ -148,7 +149,9 @@ def check_products(cell, device, precision, batch, hidden):
 def test_large_products_go_to_cublas(twin, twin_device, precision):
     device = replace(twin_device, cublas_lt=twin.cublaslt)
     check_products(nn.BinaryTreeLSTM, device, precision, trees.treebank(40), 33)
-    assert len([o for o in twin.operations() if o.kind == "product"]) > 10
+    log = twin.operations()
+    assert len([o for o in log if o.kind == "product"]) >= 8
+    assert not [o.name for o in log if o.name in ("matmul", "matmul_tf32", "matmul_bf16")]
 
 
 @pytest.mark.cuda

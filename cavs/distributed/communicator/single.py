@@ -15,8 +15,8 @@ class SingleCommunicator(Collectives):
     """A group of one rank: every operation is done at once, and nothing is sent."""
 
     def __init__(self) -> None:
-        # Nothing to wait for, and nobody to tell.
-        super().__init__(0, [0], timeout=0.0, overlaps=False, desk=Desk(0), group="alone")
+        # Nobody to wait for or to tell; but NCCL, which begins by it, takes its time.
+        super().__init__(0, [0], timeout=300.0, overlaps=False, desk=Desk(0), group="alone")
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         if sends or receives:

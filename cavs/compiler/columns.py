@@ -1,0 +1,94 @@
+"""For devices: what products read side by side is stored side by side, and read as one operand.
+
+A product of cuBLASLt takes matrices: operands in buffers of their own are a product each. The gates
+of a cell are one value that is cut, so backward their cotangents meet again in every product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cavs.compiler.places import Place, take_places
+from cavs.compiler.program import Instruction, Operand, Program
+
+
+def store_side_by_side(program: Program) -> None:
+    """Joins buffers of ``program`` to wider ones, and operands that are columns of one, in place.
+
+    Of two ways to join a buffer the wider one is taken. Values that a run gives back stay alone.
+    """
+    fixed = {program.loss, *program.outputs.values()}
+    place: dict[int, Place] = {}
+    joined: set[int] = set()
+    for run in runs_of(program):
+        if any(n in fixed or n in joined for n in run):
+            continue
+        joined.update(run)
+        column = 0
+        for n in run:
+            if n != run[0]:
+                place[n] = run[0], column
+            column += program.buffers[n].width
+        home = program.buffers[run[0]]
+        home.first = min(program.buffers[n].first for n in run)
+        home.last = max(program.buffers[n].last for n in run)
+        home.name = ", ".join(program.buffers[n].name for n in run)
+        home.width = column
+    if place:
+        take_places(program, place)
+        program.instructions[:] = [_joined(i) for i in program.instructions]
+
+
+def runs_of(program: Program) -> list[tuple[int, ...]]:
+    """Buffers that could be one, left to right, the longest runs first."""
+    runs = {run for i in program.instructions for side in _sides(i) for run in _runs(program, side)}
+    return sorted(runs, key=lambda run: (-len(run), run))
+
+
+def _sides(i: Instruction) -> Iterator[list[Operand]]:
+    """The operands that a product reads as one matrix."""
+    if i.kind == "matmul":
+        yield i.inputs
+    elif i.kind == "matmul_tn":
+        yield i.inputs[: i.split]
+        yield i.inputs[i.split :]
+
+
+def _runs(program: Program, side: list[Operand]) -> Iterator[tuple[int, ...]]:
+    """Two and more whole buffers of the same rows that follow each other."""
+    run: list[int] = []
+    like: object = None
+    for buffer, column, width, *rows in side:
+        b = program.buffers[buffer]
+        whole = column == 0 and width == b.width and b.role in ("arena", "scratch")
+        own = (rows, b.role, b.space, b.held) if whole and buffer not in run else None
+        if own is None or own != like:
+            if len(run) > 1:
+                yield tuple(run)
+            run = []
+        if own is not None:
+            run.append(buffer)
+        like = own
+    if len(run) > 1:
+        yield tuple(run)
+
+
+def _joined(i: Instruction) -> Instruction:
+    """Operands that are neighbouring columns of the same rows, as one."""
+    sides = [_neighbours(side) for side in _sides(i)]
+    if not sides:
+        return i
+    split = len(sides[0]) if i.kind == "matmul_tn" else i.split
+    return replace(i, inputs=[o for side in sides for o in side], split=split)
+
+
+def _neighbours(side: list[Operand]) -> list[Operand]:
+    result: list[Operand] = []
+    for o in side:
+        last = result[-1] if result else None
+        if last is not None and (last[0], last[1] + last[2], *last[3:]) == (o[0], o[1], *o[3:]):
+            result[-1] = (last[0], last[1], last[2] + o[2], *last[3:])
+        else:
+            result.append(o)
+    return result

@@ -1,0 +1,43 @@
+"""A buffer in the place of another: rows of one are columns of the other's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cavs.compiler.program import Operand, Program
+
+Place = tuple[int, int]  # a buffer, and the column of it where another one begins
+
+
+def take_places(program: Program, place: dict[int, Place]) -> None:
+    """Takes the buffers that have another's place out of the program."""
+    kept = [n for n in range(len(program.buffers)) if n not in place]
+    number = {n: (i, 0) for i, n in enumerate(kept)}
+    for n in place:
+        home, column = _home(n, place)
+        number[n] = number[home][0], column
+
+    def moved(o: Operand) -> Operand:
+        buffer, column = number[o[0]]
+        return (buffer, o[1] + column, *o[2:])
+
+    for n, i in enumerate(program.instructions):
+        stores = [(number[s[0]][0], s[1] + number[s[0]][1], *s[2:]) for s in i.stores]
+        program.instructions[n] = replace(
+            i,
+            inputs=[moved(o) for o in i.inputs],
+            out=None if i.out is None else moved(i.out),
+            loads=[(moved(o), stride, scalar) for o, stride, scalar in i.loads],
+            stores=stores,
+        )
+    program.buffers = [program.buffers[n] for n in kept]
+    program.loss = number[program.loss][0] if program.loss in number else program.loss
+    program.outputs = {name: number[n][0] for name, n in program.outputs.items()}
+
+
+def _home(n: int, place: dict[int, Place]) -> Place:
+    column = 0
+    while n in place:
+        n, start = place[n]
+        column += start
+    return n, column

@@ -1,0 +1,107 @@
+"""What products read side by side lies side by side on a device."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn
+from cavs.compiler.columns import runs_of, store_side_by_side
+from cavs.compiler.pipeline import ON_DEVICE, Passes, compile_graph, default_passes
+from cavs.compiler.program import Buffer, Instruction, Program
+from tests.runtime.trees import Classifier, graph, treebank
+
+
+def compiled(cell, *, beside):
+    """A training program, for leaves and for vertices with children."""
+    model = Classifier(cell)
+    model.initialize(1, np.float64)
+    session = cavs.Session(model, passes=ON_DEVICE, dtype=np.float64)
+    chain = graph([[], [0], [1]], np.random.default_rng(0), lambda _: False)
+    batch = cavs.batch([chain]) if isinstance(cell, nn.LSTM | nn.GRU) else treebank(12)
+    traced = session.compiled(batch).traced
+    names = list(model.parameters())
+    return compile_graph(
+        traced, [1, 2], names, training=True, passes=ON_DEVICE, beside=beside
+    ).program
+
+
+def sides(program):
+    for i in program.instructions:
+        if i.kind == "matmul":
+            yield i.inputs
+        elif i.kind == "matmul_tn":
+            yield i.inputs[: i.split]
+            yield i.inputs[i.split :]
+
+
+@pytest.mark.parametrize("cell", [nn.BinaryTreeLSTM, nn.LSTM, nn.ChildSumTreeLSTM, nn.GRU])
+def test_cotangents_of_gates_are_one_operand(cell):
+    """Where there are several, no two of them could have been one."""
+    apart, joined = (compiled(cell(8, 6), beside=beside) for beside in (False, True))
+    assert runs_of(apart)
+    assert not runs_of(joined)
+    assert sum(map(len, sides(joined))) < sum(map(len, sides(apart)))
+
+
+def test_little_memory_is_needed_for_it():
+    """Dying values of other rows, whose places are not taken, are few."""
+
+    def floats(program):
+        return sum(b.width for b in program.buffers if b.role == "arena" and b.space > 1)
+
+    apart, joined = (compiled(nn.BinaryTreeLSTM(8, 6), beside=on) for on in (False, True))
+    assert floats(joined) <= 1.15 * floats(apart)
+
+
+def by_hand(widths=(4, 2, 3), **changed):
+    """A product of buffers side by side, which maps write; and a sum over the second one."""
+    program = Program([1], ["w"], [], [], ())
+    for n, width in enumerate((*widths, 5)):
+        program.buffers.append(Buffer("arena", 0, 2, width, f"b{n}", first=n, last=4 + n))
+    for name, value in changed.items():
+        setattr(program.buffers[1], name, value)
+    inputs = [(n, 0, width, "self", "none", 0) for n, width in enumerate(widths)]
+    stores = [(n, 0, 0, "write", 0) for n in range(len(widths))]
+    program.instructions = [
+        Instruction("map", 2, stores=stores, inner=2),
+        Instruction("matmul", 2, inputs=inputs, out=(len(widths), 0, 5, "self", "none", 0)),
+        Instruction("sum_rows", 2, inputs=[inputs[1]], out=(len(widths), 0, 2, "self", "none", 0)),
+    ]
+    return program
+
+
+def test_columns_by_hand():
+    program = by_hand()
+    store_side_by_side(program)
+    (wide, other), (made, product, total) = program.buffers, program.instructions
+    assert (wide.width, wide.first, wide.last, other.name) == (9, 0, 6, "b3")
+    assert [store[:2] for store in made.stores] == [(0, 0), (0, 4), (0, 6)]
+    assert product.inputs == [(0, 0, 9, "self", "none", 0)]
+    assert total.inputs == [(0, 4, 2, "self", "none", 0)]
+    assert product.out == (1, 0, 5, "self", "none", 0)
+
+
+@pytest.mark.parametrize("changed", [{"space": 3}, {"held": "leaves"}, {"role": "param"}])
+def test_other_rows_stay_apart(changed):
+    program = by_hand(**changed)
+    before = copy.deepcopy(program)
+    store_side_by_side(program)
+    assert program.buffers == before.buffers
+    assert program.instructions == before.instructions
+
+
+def test_what_a_run_gives_back_stays_alone():
+    program = by_hand()
+    program.outputs["y"] = 2
+    store_side_by_side(program)
+    assert [b.width for b in program.buffers] == [4, 2, 3, 5]
+
+
+def test_defaults_by_device():
+    assert default_passes("cpu") == Passes()
+    assert default_passes("cuda") is default_passes("cuda:1") is ON_DEVICE
+    assert not ON_DEVICE.merge_vertices
