@@ -17,8 +17,8 @@ constexpr int kColumns = 32;     // of a block that sums rows
 constexpr int kWarps = 8;        // of a block
 constexpr int kRowsEach = 64;    // fewer rows are not worth a part of their own
 constexpr int kMostParts = 64;
-// Blocks of a multiprocessor: sums of rows do little but wait for memory.
-constexpr int kSumBlocks = 4, kProductBlocks = 2;
+// Blocks of a multiprocessor: sums of rows and copies of weights do little but wait for memory.
+constexpr int kSumBlocks = 4, kProductBlocks = 2, kPackBlocks = 4;
 constexpr int kBlasColumns = 32;  // narrower operands waste its tiles
 constexpr int kBlocksEach = 16;   // of a multiprocessor, in kernels that walk rows
 constexpr int kVectors = 32;      // of 16 bytes, of a row that a block has at a time
@@ -124,9 +124,29 @@ void Library<T>::sum_parts(const T* partial, int parts, int64_t n, void* out, in
 
 template <class T>
 void Library<T>::copy_rows(const Rows<T>& in, int begin, int end, Target out) const {
+  copy_rows(&in, 1, begin, end, out);
+}
+
+// Operands side by side: a launch for every few of them.
+template <class T>
+void Library<T>::copy_rows(const Rows<T>* in, int count, int begin, int end, Target out) const {
   const int half = out.half;
-  device_->launch(copy_rows_, vectors_grid(end - begin, in.width), in, begin, end, out.data,
-                  out.stride, out.base, half);
+  int64_t column = 0;
+  for (int i = 0; i < count;) {
+    Sources<T> sources;
+    int width = 0, widest = 0;
+    while (i < count && sources.count < kMostSources) {
+      widest = std::max(widest, in[i].width);
+      width += in[i].width;
+      sources.of[sources.count++] = in[i++];
+    }
+    Grid grid = vectors_grid(end - begin, widest);
+    grid.z = static_cast<unsigned>(sources.count);
+    void* to = reinterpret_cast<void*>(
+        behind(out.data, column * static_cast<int64_t>(out.half ? kHalfBytes : sizeof(T))));
+    device_->launch(copy_rows_, grid, sources, begin, end, to, out.stride, out.base, half);
+    column += width;
+  }
 }
 
 template <class T>
@@ -207,17 +227,12 @@ Matrix Library<T>::matrix(const Rows<T>& source, int begin, int end, Address pla
 // Operands copied to be one.
 template <class T>
 Rows<T> Library<T>::side_by_side(const Rows<T>* sources, int count, int begin, int end) const {
-  int width = 0, column = 0;
+  int width = 0;
   for (int i = 0; i < count; ++i) width += sources[i].width;
   const int64_t stride = copied_stride(width);
   DeviceMemory& to = room().gathered;
   to.reserve(packed_bytes() * (end - begin) * stride);
-  for (int i = 0; i < count; ++i) {
-    if (sources[i].width == 0) continue;
-    void* place = reinterpret_cast<void*>(to.at(packed_bytes() * column));
-    copy_rows(sources[i], begin, end, {place, stride, begin, half_});
-    column += sources[i].width;
-  }
+  if (width > 0) copy_rows(sources, count, begin, end, {to.as<void>(), stride, begin, half_});
   return {.data = to.as<void>(), .stride = stride, .base = begin, .half = half_, .width = width};
 }
 
@@ -397,14 +412,16 @@ void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, in
 template <class T>
 void Library<T>::pack(const Piece<T>* pieces, int count) const {
   if (count == 0) return;
-  const Grid grid{static_cast<unsigned>(device_->multiprocessors()), device_->high(count)};
+  const Grid grid{static_cast<unsigned>(kPackBlocks * device_->multiprocessors()),
+                  device_->high(count)};
   device_->launch(pack_, grid, pieces, count);
 }
 
 template <class T>
 void Library<T>::unpack(const Piece<T>* pieces, int count) const {
   if (count == 0) return;
-  const Grid grid{static_cast<unsigned>(device_->multiprocessors()), device_->high(count)};
+  const Grid grid{static_cast<unsigned>(kPackBlocks * device_->multiprocessors()),
+                  device_->high(count)};
   device_->launch(unpack_, grid, pieces, count);
 }
 

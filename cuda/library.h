@@ -37,6 +37,7 @@ class Library {
   size_t workspace_bytes() const;
 
   void copy_rows(const Rows<T>& in, int begin, int end, Target out) const;
+  void copy_rows(const Rows<T>* in, int count, int begin, int end, Target out) const;
   void segment_max(const Rows<T>& in, int begin, int end, Target out) const;
   void cross_entropy(const Rows<T>& logits, const int* label, int begin, int end,
                      Target loss) const;

@@ -11,12 +11,6 @@ namespace {
 
 constexpr unsigned kSmallBlock = 64;
 
-// The address `column` values of bfloat16 behind a row's start, given that of as many of T.
-template <class T>
-const void* of_halves(const T* at, int32_t column) {
-  return reinterpret_cast<const char*>(at - column) + column * kHalfBytes;
-}
-
 }  // namespace
 
 // Rows of an instruction, given those of the body it stands in.
@@ -246,41 +240,6 @@ void Executor<T>::run_body(const Body& body, RowRange rows) {
 }
 
 template <class T>
-T* Executor<T>::scratch(const Place& place) const {
-  return reinterpret_cast<T*>(scratch_.at(scratch_offsets_[place.buffer])) + place.column;
-}
-
-template <class T>
-int64_t Executor<T>::scratch_base(const Place& place, int64_t first_row) const {
-  return place.edges ? schedule_->edge_offsets[first_row] : first_row;
-}
-
-template <class T>
-Rows<T> Executor<T>::source(size_t i, int64_t first_row) const {
-  const Source<T>& s = bound_.sources[i];
-  const auto [index, offsets] = arrays_.of_source(i);
-  Rows<T> rows{s.data, s.stride, s.base, index, offsets, s.map, half_source_[i] >= 0, 0, s.width};
-  if (const Place& place = source_place_[i]; place.buffer >= 0) {
-    rows.data = scratch(place);
-    rows.base = scratch_base(place, first_row);
-  }
-  if (rows.half) rows.data = of_halves(static_cast<const T*>(rows.data), half_source_[i]);
-  return rows;
-}
-
-template <class T>
-Target Executor<T>::target(int32_t id, int64_t first_row) const {
-  const Bound<T>& b = bound_.instructions[id];
-  Target to{b.out, b.stride, b.base, half_out_[id] >= 0};
-  if (const Place& place = out_place_[id]; place.buffer >= 0) {
-    to.data = scratch(place);
-    to.base = scratch_base(place, first_row);
-  }
-  if (to.half) to.data = const_cast<void*>(of_halves(static_cast<T*>(to.data), half_out_[id]));
-  return to;
-}
-
-template <class T>
 void Executor<T>::emit(int32_t id, RowRange rows, int64_t first_row) {
   const Bound<T>& b = bound_.instructions[id];
   ++launches_;
@@ -292,10 +251,9 @@ void Executor<T>::emit(int32_t id, RowRange rows, int64_t first_row) {
   const Library<T>& k = *library_;
   const Target out = target(id, first_row);
   if (b.kind == InstructionKind::kMatmul) {
-    std::vector<Rows<T>> sources;
-    for (int32_t i = 0; i < b.count; ++i) sources.push_back(source(b.first + i, first_row));
-    k.matmul(sources.data(), b.count, rows.begin, rows.end, b.packed, static_cast<int>(b.n), out,
-             b.accumulate);
+    const std::vector<Rows<T>> sources = operands(id, 0, b.count, rows, first_row);
+    k.matmul(sources.data(), static_cast<int>(sources.size()), rows.begin, rows.end, b.packed,
+             static_cast<int>(b.n), out, b.accumulate);
     return;
   }
   const Rows<T> in = source(b.first, first_row);
@@ -394,10 +352,11 @@ void Executor<T>::run_sum(int32_t id, int32_t task, RowRange rows) {
     copy_factors(*factors_[f], id, rows);
     return;
   }
-  std::vector<Rows<T>> sources;
-  for (int32_t i = 0; i < b.count; ++i) sources.push_back(source(b.first + i, rows.begin));
-  library_->matmul_tn(sources.data(), b.split, sources.data() + b.split, b.count - b.split,
-                      rows.begin, rows.end, b.out, b.stride, b.accumulate);
+  const std::vector<Rows<T>> left = operands(id, 0, b.split, rows, rows.begin);
+  const std::vector<Rows<T>> right = operands(id, b.split, b.count, rows, rows.begin);
+  library_->matmul_tn(left.data(), static_cast<int>(left.size()), right.data(),
+                      static_cast<int>(right.size()), rows.begin, rows.end, b.out, b.stride,
+                      b.accumulate);
 }
 
 // Sums over the same rows.
@@ -460,7 +419,6 @@ void Executor<T>::run_lookup(int32_t id, int32_t task) {
   template void Executor<T>::plan_sums();                      \
   template void Executor<T>::plan_leaving();                   \
   template void Executor<T>::walk();                           \
-  template Target Executor<T>::target(int32_t, int64_t) const; \
   template RowRange Executor<T>::rows_of(int32_t, Space, RowRange) const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

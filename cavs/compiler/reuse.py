@@ -31,8 +31,9 @@ def plan_reuse(program: Program, beside: bool = False) -> None:
     """Reorders stages and joins buffers of ``program``, in place; no value changes.
 
     Of the ways to do so that which needs least memory; early sums only where they save enough.
-    beside: values share no rows, so that sums over some need not wait for others to be read; and
-    what `store_side_by_side` may join takes no place of other rows, where it could not.
+    beside: values share no rows, so that sums over some need not wait for others to be read;
+    products come last, beside which there is room; and what `store_side_by_side` may join takes no
+    place of other rows, where it could not.
     """
     slices = False
     best = _planned(program, early=False, slices=slices, beside=beside)
@@ -40,8 +41,8 @@ def plan_reuse(program: Program, beside: bool = False) -> None:
         sliced = _planned(program, early=False, slices=True, beside=beside)
         slices = _peak(sliced) < _peak(best)
         best = sliced if slices else best
-    early = _planned(program, early=True, slices=slices, beside=beside)
-    best = early if EARLY * _peak(early) < _peak(best) else best
+        early = _planned(program, early=True, slices=slices, beside=beside)
+        best = early if EARLY * _peak(early) < _peak(best) else best
     program.buffers, program.instructions = best.buffers, best.instructions
     program.stages, program.loss, program.outputs = best.stages, best.loss, best.outputs
 

@@ -7,7 +7,7 @@ namespace {
 
 // On a multiprocessor: this bounds the registers of copy_rows, of which rows on their way need
 // most.
-constexpr int kCopyBlocks = kHalf ? 4 : 5;
+constexpr int kCopyBlocks = 4;
 constexpr int kWideRow = 2048;  // columns from which a block shares a row's cross entropy
 
 // f(r, column, to) for all rows and every N-th column.
@@ -115,6 +115,20 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
   }
 }
 
+__device__ real value_of(const Row& row, int column) {
+  return !row.none() ? row[column] : real(0);
+}
+
+// The sum of value(j) of every eighth row; where none has to be looked for, so many are on their
+// way at once.
+template <class F>
+__device__ real sum_every(long long j, long long last, F value) {
+  real sum = 0;
+#pragma unroll 8
+  for (; j < last; j += kThreads / 32) sum += value(j);
+  return sum;
+}
+
 // The sum of columns c0 to c0 + 31 over a part of the rows.
 __device__ void sum_tile(const Rows& in, int begin, int end, int part, int parts, int c0, real* to,
                          bool accumulate, real (&sums)[kThreads / 32][32]) {
@@ -124,11 +138,14 @@ __device__ void sum_tile(const Rows& in, int begin, int end, int part, int parts
   const long long rows = (segments ? in.offsets[end] : end) - first;
   const long long last = first + rows * (part + 1) / parts;
   real sum = 0;
+  const long long j = first + rows * part / parts + warp;
   if (c < in.width) {
-#pragma unroll 8  // rows on their way at once
-    for (long long j = first + rows * part / parts + warp; j < last; j += kThreads / 32) {
-      const Row row = segments ? segment_row(in, j) : plain_row(in, j);
-      sum += !row.none() ? row[c] : real(0);
+    if (segments) {
+      sum = sum_every(j, last, [&](long long i) { return value_of(segment_row(in, i), c); });
+    } else if (in.map == 0) {
+      sum = sum_every(j, last, [&](long long i) { return row_at(in, i)[c]; });
+    } else {
+      sum = sum_every(j, last, [&](long long i) { return value_of(plain_row(in, i), c); });
     }
   }
   sums[warp][lane] = sum;
@@ -143,14 +160,20 @@ __device__ void sum_tile(const Rows& in, int begin, int end, int part, int parts
 
 }  // namespace
 
-extern "C" __global__ __launch_bounds__(256, kCopyBlocks) void copy_rows(Rows in, int begin,
-                                                                         int end, void* out,
-                                                                         long long stride,
-                                                                         long long base, int half) {
-  if (wide_output(in, out, stride, half)) {
-    copy<kWide>(in, begin, end, out, stride, base, half);
-  } else {
-    copy<1>(in, begin, end, out, stride, base, half);
+// Sources side by side: blockIdx.z has one of them at a time.
+extern "C" __global__ __launch_bounds__(256, kCopyBlocks) void copy_rows(
+    const __grid_constant__ Sources in, int begin, int end, void* out, long long stride,
+    long long base, int half) {
+  int column = 0;
+  for (int s = 0; s < in.count; column += in.of[s++].width) {
+    if (s % gridDim.z != blockIdx.z) continue;
+    void* to = kHalf && half ? static_cast<void*>(static_cast<bfloat16*>(out) + column)
+                             : static_cast<real*>(out) + column;
+    if (wide_output(in.of[s], to, stride, half)) {
+      copy<kWide>(in.of[s], begin, end, to, stride, base, half);
+    } else {
+      copy<1>(in.of[s], begin, end, to, stride, base, half);
+    }
   }
 }
 

@@ -90,7 +90,7 @@ MATMUL_16 = (*MATMUL, Address, Int)
 MATMUL_TN = (Sources, Sources, Int, Int, Int, Int, Address, Long, Int, Address, Int)
 SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
     "rows.cu": {
-        "copy_rows": (Rows, Int, Int, *OUTPUT),
+        "copy_rows": (Sources, Int, Int, *OUTPUT),
         "segment_max": (Rows, Int, Int, *OUTPUT),
         "cross_entropy": (Rows, Address, Int, Int, *OUTPUT),
         "cross_entropy_grad": (Rows, Address, Int, Int, *OUTPUT),

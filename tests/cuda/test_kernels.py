@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .kernels import Piece, Rows, Sum, Sums
+from .kernels import Piece, Rows, Sources, Sum, Sums
 from .support import (
     SEGMENT,
     SIZES,
@@ -36,7 +36,8 @@ def rows_kernel(
     case: Case, grid: Grid, name: str, source: Rows, r0: int, r1: int, aligned: bool
 ) -> np.ndarray:
     out = case.guarded(r1 - r0, source.width, aligned=aligned, half=True)
-    case.launch(name, grid, source, r0, r1, out, out.stride, r0, out.half)
+    given = Sources((Rows * 8)(source), 1) if name == "copy_rows" else source
+    case.launch(name, grid, given, r0, r1, out, out.stride, r0, out.half)
     return out.get()
 
 
@@ -52,6 +53,29 @@ def test_copy_rows(case: Case, kind: str, aligned: bool) -> None:
             got = agree(case, grids(width), rows_kernel, *arguments)
             bound = {"rtol": case.rounding, "atol": 40 * case.eps}
             np.testing.assert_allclose(got, source.values, **bound)
+
+
+def copied(
+    case: Case, grid: Grid, sources: list[Source], r0: int, r1: int, aligned: bool
+) -> np.ndarray:
+    width = sum(s.rows.width for s in sources)
+    out = case.guarded(r1 - r0, width, aligned=aligned, half=True)
+    case.launch("copy_rows", grid, side_by_side(sources), r0, r1, out, out.stride, r0, out.half)
+    return out.get()
+
+
+@every_case
+@aligned_or_not
+def test_copies_side_by_side(case: Case, aligned: bool) -> None:
+    rng = np.random.default_rng(3)
+    for widths in ((4,), (8, 12, 4), (5, 0, 3, 64), (1,) * 8):
+        sources = [
+            case.source(rng, kind, 2, 40, width, aligned)
+            for width, kind in zip(widths, itertools.cycle(SOURCE_KINDS))  # noqa: B905
+        ]
+        got = agree(case, ((3, 2, 1), (1, 1, 3), (2, 5, 8)), copied, sources, 2, 40, aligned)
+        expected = np.concatenate([s.values for s in sources], 1)
+        np.testing.assert_allclose(got, expected, rtol=case.rounding, atol=40 * case.eps)
 
 
 @every_case
