@@ -12,6 +12,8 @@ from benchmarks.runners_cavs import CavsRunner
 from benchmarks.workloads import Case, Workload, load
 from cavs.runtime import Session
 
+WINDOW = 50  # steps of a mean of losses
+
 
 def _runner(workload: Workload, case: Case) -> CavsRunner:
     made = make_runner("cavs", replace(workload, case=case))
@@ -44,18 +46,17 @@ def errors(case: Case) -> dict[str, float]:
 def curve(case: Case, steps: int) -> dict[str, float]:
     """The largest relative difference of losses between device and CPU in ``steps`` of training.
 
-    Losses are means over the batches of a pass, of which there is at least one: late in training a
-    single one is near zero.
+    Losses are means over ``WINDOW`` steps, or over all where there are fewer: a single one may be
+    near zero. Batches come again when all have been seen.
     """
     workload = load(case)
-    steps = max(steps, len(workload.batches))
+    window = min(steps, WINDOW)
     losses = []
     for here in (case, replace(case, device="cpu", precision="fp32")):
         runner = _runner(workload, here)
         plans = [runner.prepare(batch) for batch in workload.batches]
         found = [runner.train(plans[n % len(plans)]) for n in range(steps)]
-        whole = len(found) // len(plans) * len(plans)
-        losses.append(np.array(found[:whole]).reshape(-1, len(plans)).mean(1))
+        losses.append(np.array(found[: steps // window * window]).reshape(-1, window).mean(1))
     device, cpu = losses
     worst = float(np.max(np.abs(device - cpu) / cpu))
     return {"steps": steps, "worst": worst, "first": float(cpu[0]), "last": float(cpu[-1])}

@@ -89,12 +89,16 @@ def accuracy(given: argparse.Namespace) -> tuple[Any, Failures]:
 
 
 def curve(given: argparse.Namespace) -> tuple[Any, Failures]:
-    """Losses of training against the CPU's, on so many batches that none is learnt by heart."""
+    """Losses of training against the CPU's, on as many trees as the treebank has.
+
+    Where a few batches are learnt by heart, rounding decides what is left of a loss: after 1,000
+    steps on 50 of them the CPU's float32 is 4 % from its own float64, on 250 less than 0.01 %.
+    """
     from benchmarks.accuracy import curve as found
 
     case = replace(_small(given, "tree-lstm"), batches=10, lr=0.05)
     if not given.tiny:
-        case = replace(case, hidden=128, embedding=128, batch_size=32, batches=50)
+        case = replace(case, hidden=128, embedding=128, batch_size=32, batches=250)
     return found(case, given.steps or 1000), []
 
 

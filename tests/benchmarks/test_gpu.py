@@ -251,7 +251,7 @@ def test_bounds_are_judged() -> None:
     longer = "sst: a step is longer than on ready batches (preparation takes 25.0% of it)"
     assert rows[longer] == ["4.0%", "at most 5.0%", "yes"]
     curve = "1000 steps, loss from 1.600 to 0.900: difference to the CPU's"
-    assert rows[curve] == ["5.0e-02", "at most 1.0e-02", "NO"]
+    assert rows[curve] == ["5.0e-02", "at most 1.0e-03", "NO"]
     assert missed(record) == [m for m, row in rows.items() if row[2] == "NO" and m != "p"]
     assert rows["tree-fc: share of the product floor"] == ["0.75", "at least 0.50", "yes"]
     assert rows["difference to float64, fp32"] == ["2.0e-05", "at most 1.0e-05", "NO"]
