@@ -71,7 +71,7 @@ def test_copies_side_by_side(case: Case, aligned: bool) -> None:
     for widths in ((4,), (8, 12, 4), (5, 0, 3, 64), (1,) * 8):
         sources = [
             case.source(rng, kind, 2, 40, width, aligned)
-            for width, kind in zip(widths, itertools.cycle(SOURCE_KINDS))  # noqa: B905
+            for width, kind in zip(widths, itertools.cycle(SOURCE_KINDS))
         ]
         got = agree(case, ((3, 2, 1), (1, 1, 3), (2, 5, 8)), copied, sources, 2, 40, aligned)
         expected = np.concatenate([s.values for s in sources], 1)
