@@ -7,7 +7,8 @@ that is written where another is read for the last time becomes the same buffer,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 
 from cavs.compiler.columns import runs_of
@@ -18,6 +19,7 @@ from cavs.compiler.program import (
     Instruction,
     Operand,
     Program,
+    Stage,
     instructions_of,
     kind_of,
     written,
@@ -35,32 +37,47 @@ def plan_reuse(program: Program, beside: bool = False) -> None:
     products come last, beside which there is room; and what `store_side_by_side` may join takes no
     place of other rows, where it could not.
     """
-    slices = False
-    best = _planned(program, early=False, slices=slices, beside=beside)
-    if not beside:
-        sliced = _planned(program, early=False, slices=True, beside=beside)
+    late = _ordered(program, early=False)
+    if beside:
+        best = _shared(late, False, {n for run in runs_of(program) for n in run})
+    else:
+        best = _shared(late, False)
+        sliced = _shared(late, True)
         slices = _peak(sliced) < _peak(best)
         best = sliced if slices else best
-        early = _planned(program, early=True, slices=slices, beside=beside)
-        best = early if EARLY * _peak(early) < _peak(best) else best
+        first = _ordered(program, early=True)
+        if [_order(s) for s in first.stages] != [_order(s) for s in late.stages]:
+            early = _shared(first, slices)
+            best = early if EARLY * _peak(early) < _peak(best) else best
     program.buffers, program.instructions = best.buffers, best.instructions
     program.stages, program.loss, program.outputs = best.stages, best.loss, best.outputs
 
 
-def _planned(program: Program, early: bool, slices: bool, beside: bool) -> Program:
+def _ordered(program: Program, early: bool) -> Program:
+    """The program with its stages in order; instructions and buffers keep their numbers."""
     stages = [
         replace(s, body=list(s.body), bodies=[list(body) for body in s.bodies])
         for s in program.stages
     ]
-    buffers, instructions = [replace(b) for b in program.buffers], list(program.instructions)
-    result = replace(program, buffers=buffers, instructions=instructions, stages=stages)
+    result = replace(program, buffers=[copy(b) for b in program.buffers], stages=stages)
     sums_first(result, early)
     side_by_side(result)
     for stage in result.stages:
         for body in (stage.body, *stage.bodies):
             keepers_last(result, body)
     _lifetimes(result)
-    _share(result, slices, {n for run in runs_of(result) for n in run} if beside else set())
+    return result
+
+
+def _order(stage: Stage) -> tuple[list[int], list[list[int]]]:
+    return stage.body, stage.bodies
+
+
+def _shared(program: Program, slices: bool, alike: Collection[int] = ()) -> Program:
+    """A copy whose buffers take the places of dying ones; `program` stays as it is."""
+    buffers, instructions = [copy(b) for b in program.buffers], list(program.instructions)
+    result = replace(program, buffers=buffers, instructions=instructions)
+    _share(result, slices, alike)
     _lifetimes(result)
     return result
 
@@ -121,7 +138,7 @@ class _Use:
         return replace(self, columns=there, shift=self.shift + column)
 
 
-def _share(program: Program, slices: bool, alike: set[int]) -> None:
+def _share(program: Program, slices: bool, alike: Collection[int]) -> None:
     backward = _backward(program)
     uses = _uses(program)
     fixed = _results(program)

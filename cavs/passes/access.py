@@ -8,7 +8,7 @@ copy where two maps would have to be composed that cannot be.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cavs.errors import CompileError
 from cavs.ir import (
@@ -85,8 +85,7 @@ _ONE_ROW_EACH = frozenset(["cross_entropy_rows", "cross_entropy_grad", "lookup_g
 _ACROSS = {("vertex", "edge"): "parent", ("graph", "vertex"): "graph_of"}
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Columns [column, column + width) of what ``source`` stores, rows by ``map`` and ``array``.
 
     source is a computed node, a merge, or a leaf, see `is_leaf`.
@@ -165,7 +164,7 @@ class Accesses:
                 self._asked.remove(slot)
             held = held or [Piece(value, 0, width)]
             return [
-                replace(p, map="segment_sum", array="nth_parents", argument=slot.child)
+                p._replace(map="segment_sum", array="nth_parents", argument=slot.child)
                 for p in held
             ]
         if name in ("gather", "gather_grad"):
@@ -205,7 +204,7 @@ class Accesses:
             if (name, p.array) not in _COMPOSED or p.map == "one":
                 raise NoAccessError(x)
             row_map, array = _COMPOSED[name, p.array]
-            result.append(replace(p, map=row_map, array=array, argument=argument))
+            result.append(p._replace(map=row_map, array=array, argument=argument))
         return result
 
     def at(self, node: Node, reader: Node) -> list[Piece]:
@@ -215,11 +214,11 @@ class Accesses:
         if source == target:
             return pieces
         if source == "one":
-            return [replace(p, map="one") for p in pieces]
+            return [p._replace(map="one") for p in pieces]
         array = _ACROSS[source, target]
         if any(p.map not in ("self", "one") for p in pieces):
             raise NoAccessError(node)
-        return [p if p.map == "one" else replace(p, map="index", array=array) for p in pieces]
+        return [p if p.map == "one" else p._replace(map="index", array=array) for p in pieces]
 
     def operands(self, node: Node) -> list[tuple[Node, list[Piece]]]:
         """The float values that a kernel for the computed ``node`` reads, with their pieces."""
@@ -282,7 +281,7 @@ def _columns(pieces: list[Piece], start: int, stop: int) -> list[Piece]:
     for p in pieces:
         low, high = max(start - at, 0), min(stop - at, p.width)
         if low < high:
-            result.append(replace(p, column=p.column + low, width=high - low))
+            result.append(p._replace(column=p.column + low, width=high - low))
         at += p.width
     return result
 
