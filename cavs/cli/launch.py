@@ -6,10 +6,12 @@ import argparse
 from typing import Any
 
 from cavs.cli import options
+from cavs.distributed.communicator.started import started
 from cavs.distributed.launch import launch
 from cavs.errors import ConfigError
 
 _ALONE = ("bench", "demo", "evaluate", "explain", "info", "launch", "predict")
+_LOOKS = ("explain", "info")
 
 
 def add_parser(commands: Any) -> None:
@@ -41,6 +43,21 @@ def add_parser(commands: Any) -> None:
         help="such as: train tree-lstm --data DIR, or: program.py",
     )
     parser.set_defaults(run=run)
+
+
+def require_alone(command: str) -> None:
+    """ConfigError where mpirun or srun started a command that ranks do not share.
+
+    What only looks at a machine or a model may be asked on many.
+    """
+    by = started()
+    if by is None or by.ranks == 1 or command not in _ALONE or command in _LOOKS:
+        return
+    count = "several" if by.ranks is None else by.ranks
+    raise ConfigError(
+        f"cavs {command} runs in one process: {count} ranks of {by.by} would each do all of it",
+        hint=f"run cavs {command} without {by.by}",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -143,3 +143,20 @@ def test_ranks_are_not_started_for_what_they_do_not_share(command, capsys):
     err = capsys.readouterr().err
     assert f"cavs {command} runs in one process: 2 ranks would each do all of it" in err
     assert f"hint: run cavs {command} without launch" in err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "launch"])
+def test_mpirun_does_not_start_what_ranks_do_not_share(command, monkeypatch, capsys):
+    rest = ("-n", "2", "train", "tree-lstm") if command == "launch" else ("run",)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    assert cavs(command, *rest) == 1
+    err = capsys.readouterr().err
+    assert f"cavs {command} runs in one process: 3 ranks of mpirun would each do all of it" in err
+    assert f"hint: run cavs {command} without mpirun" in err
+
+
+@pytest.mark.parametrize(("size", "command"), [("3", ("info",)), ("1", ("evaluate", "run"))])
+def test_one_rank_and_looking_are_no_harm(size, command, monkeypatch, capsys):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", size)
+    cavs(*command)
+    assert "in one process" not in capsys.readouterr().err
