@@ -6,11 +6,16 @@
 namespace cavs::cuda {
 namespace {
 
+constexpr int32_t kFewestEven = 16;  // rows at even steps
+
 // The address `column` values of bfloat16 behind a row's start, given that of as many of T.
 template <class T>
 const void* of_halves(const T* at, int32_t column) {
   return reinterpret_cast<const char*>(at - column) + column * kHalfBytes;
 }
+
+// Children alone: other numbers are data, on which no launch may depend.
+bool of_children(Array array) { return array == Array::kChild || array == Array::kNthChild; }
 
 // By how much each of n numbers is greater than the one before; 0 where that is not always the same.
 int64_t even_step(const int32_t* numbers, int64_t n) {
@@ -68,7 +73,8 @@ Rows<T> Executor<T>::source(size_t i, int64_t first_row) const {
 }
 
 // Operands [from, to) of a product over `rows`. Children at even steps are rows of a matrix, which
-// nothing has to gather. Not so numbers that are data: what is launched depends on shapes alone.
+// nothing has to gather. Those of a few rows may be so by chance: then batches that differ in
+// nothing else would be no CUDA graph.
 template <class T>
 std::vector<Rows<T>> Executor<T>::operands(int32_t id, int32_t from, int32_t to, RowRange rows,
                                            int64_t first_row) const {
@@ -76,8 +82,8 @@ std::vector<Rows<T>> Executor<T>::operands(int32_t id, int32_t from, int32_t to,
   std::vector<Rows<T>> found;
   for (int32_t i = from; i < to; ++i) {
     Rows<T> r = source(b.first + i, first_row);
-    const bool fixed = program_->instructions[id].inputs[i].array != Array::kIndexFeature;
-    if (r.map == RowMap::kIndex && fixed && rows.size() > 0) {
+    const Array array = program_->instructions[id].inputs[i].array;
+    if (r.map == RowMap::kIndex && of_children(array) && rows.size() >= kFewestEven) {
       const int32_t* index = bound_.sources[b.first + i].index + rows.begin;
       if (const int64_t step = even_step(index, rows.size()); step > 0) {
         const int64_t before = (index[0] - r.base) * r.stride;

@@ -51,11 +51,11 @@ def require_alone(command: str) -> None:
     What only looks at a machine or a model may be asked on many.
     """
     by = started()
-    if by is None or by.ranks == 1 or command not in _ALONE or command in _LOOKS:
+    many = by is not None and (by.ranks or 1) > 1  # one task of Slurm's may not say how many
+    if by is None or not many or command not in _ALONE or command in _LOOKS:
         return
-    count = "several" if by.ranks is None else by.ranks
     raise ConfigError(
-        f"cavs {command} runs in one process: {count} ranks of {by.by} would each do all of it",
+        f"cavs {command} runs in one process: {by.ranks} ranks of {by.by} would each do all of it",
         hint=f"run cavs {command} without {by.by}",
     )
 

@@ -13,6 +13,9 @@ from cavs.compiler.places import Place, take_places
 from cavs.compiler.program import Instruction, Operand, Program
 
 
+ALIGNED = 8  # values: 16 bytes of bfloat16, the most that a load takes
+
+
 def store_side_by_side(program: Program) -> None:
     """Joins buffers of ``program`` to wider ones, and operands that are columns of one, in place.
 
@@ -56,12 +59,13 @@ def _sides(i: Instruction) -> Iterator[list[Operand]]:
 
 
 def _runs(program: Program, side: list[Operand]) -> Iterator[tuple[int, ...]]:
-    """Two and more whole buffers of the same rows that follow each other."""
+    """Two and more whole buffers of the same rows that follow each other, all of them aligned."""
     run: list[int] = []
     like: object = None
     for buffer, column, width, *rows in side:
         b = program.buffers[buffer]
         whole = column == 0 and width == b.width and b.role in ("arena", "scratch")
+        whole &= width % ALIGNED == 0
         own = (rows, b.role, b.space, b.held) if whole and buffer not in run else None
         if own is None or own != like:
             if len(run) > 1:

@@ -155,8 +155,16 @@ def test_mpirun_does_not_start_what_ranks_do_not_share(command, monkeypatch, cap
     assert f"hint: run cavs {command} without mpirun" in err
 
 
-@pytest.mark.parametrize(("size", "command"), [("3", ("info",)), ("1", ("evaluate", "run"))])
-def test_one_rank_and_looking_are_no_harm(size, command, monkeypatch, capsys):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", size)
+@pytest.mark.parametrize(
+    ("where", "command"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "3"}, ("info",)),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, ("evaluate", "run")),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.12.0"}, ("evaluate", "run")),
+    ],
+)
+def test_one_rank_and_looking_are_no_harm(where, command, monkeypatch, capsys):
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
     cavs(*command)
     assert "in one process" not in capsys.readouterr().err

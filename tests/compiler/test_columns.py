@@ -41,7 +41,7 @@ def sides(program):
 @pytest.mark.parametrize("cell", [nn.BinaryTreeLSTM, nn.LSTM, nn.ChildSumTreeLSTM, nn.GRU])
 def test_cotangents_of_gates_are_one_operand(cell):
     """Where there are several, no two of them could have been one."""
-    apart, joined = (compiled(cell(8, 6), beside=beside) for beside in (False, True))
+    apart, joined = (compiled(cell(8, 8), beside=beside) for beside in (False, True))
     assert not runs_of(joined)
     assert sum(map(len, sides(joined))) < sum(map(len, sides(apart)))
 
@@ -52,11 +52,11 @@ def test_little_memory_is_needed_for_it():
     def floats(program):
         return sum(b.width for b in program.buffers if b.role == "arena" and b.space > 1)
 
-    apart, joined = (compiled(nn.BinaryTreeLSTM(8, 6), beside=on) for on in (False, True))
+    apart, joined = (compiled(nn.BinaryTreeLSTM(8, 8), beside=on) for on in (False, True))
     assert floats(joined) <= 1.15 * floats(apart)
 
 
-def by_hand(widths=(4, 2, 3), **changed):
+def by_hand(widths=(16, 8, 24), **changed):
     """A product of buffers side by side, which maps write; and a sum over the second one."""
     program = Program([1], ["w"], [], [], ())
     for n, width in enumerate((*widths, 5)):
@@ -77,10 +77,10 @@ def test_columns_by_hand():
     program = by_hand()
     store_side_by_side(program)
     (wide, other), (made, product, total) = program.buffers, program.instructions
-    assert (wide.width, wide.first, wide.last, other.name) == (9, 0, 6, "b3")
-    assert [store[:2] for store in made.stores] == [(0, 0), (0, 4), (0, 6)]
-    assert product.inputs == [(0, 0, 9, "self", "none", 0)]
-    assert total.inputs == [(0, 4, 2, "self", "none", 0)]
+    assert (wide.width, wide.first, wide.last, other.name) == (48, 0, 6, "b3")
+    assert [store[:2] for store in made.stores] == [(0, 0), (0, 16), (0, 24)]
+    assert product.inputs == [(0, 0, 48, "self", "none", 0)]
+    assert total.inputs == [(0, 16, 8, "self", "none", 0)]
     assert product.out == (1, 0, 5, "self", "none", 0)
 
 
@@ -93,11 +93,17 @@ def test_other_rows_stay_apart(changed):
     assert program.instructions == before.instructions
 
 
+def test_narrow_values_take_no_others_alignment():
+    program = by_hand((16, 1, 24))
+    store_side_by_side(program)
+    assert [b.width for b in program.buffers] == [16, 1, 24, 5]
+
+
 def test_what_a_run_gives_back_stays_alone():
     program = by_hand()
     program.outputs["y"] = 2
     store_side_by_side(program)
-    assert [b.width for b in program.buffers] == [4, 2, 3, 5]
+    assert [b.width for b in program.buffers] == [16, 8, 24, 5]
 
 
 def test_defaults_by_device():
