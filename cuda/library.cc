@@ -9,13 +9,13 @@ constexpr bool kPlainBytes<Optimizer> = true;  // numbers, and nothing between t
 
 namespace {
 
-constexpr int kTile = 64;        // rows and columns of a product's block
-constexpr int kFew = 16;         // rows of a block of a product of few rows
-constexpr int kDepthEach = 128;  // less depth is not worth a part of its own
+constexpr int kTile = 64;         // rows and columns of a product's block
+constexpr int kFew = 16;          // rows of a block of a product of few rows
+constexpr int kDepthEach = 128;   // less depth is not worth a part of its own
 constexpr int kDepthSplit = 512;  // nor is a second kernel below so much
-constexpr int kColumns = 32;     // of a block that sums rows
-constexpr int kWarps = 8;        // of a block
-constexpr int kRowsEach = 64;    // fewer rows are not worth a part of their own
+constexpr int kColumns = 32;      // of a block that sums rows
+constexpr int kWarps = 8;         // of a block
+constexpr int kRowsEach = 64;     // fewer rows are not worth a part of their own
 constexpr int kMostParts = 64;
 // Blocks of a multiprocessor: sums of rows and copies of weights do little but wait for memory.
 constexpr int kSumBlocks = 4, kProductBlocks = 2, kPackBlocks = 4;
@@ -366,8 +366,8 @@ void Library<T>::matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int nu
     left.transposed = true;
     for (int j = 0; j < num_b; to += b[j++].width) {
       const Matrix block{reinterpret_cast<Address>(to), out_stride};
-      if (narrow(b[j]) || !blas_->multiply(in.width, b[j].width, rows, left, right[j], block, false,
-                                           accumulate)) {
+      if (narrow(b[j]) ||
+          !blas_->multiply(in.width, b[j].width, rows, left, right[j], block, false, accumulate)) {
         matmul_tn_own(&in, 1, b + j, 1, begin, end, to, out_stride, accumulate);
       }
     }

@@ -17,7 +17,8 @@ const void* of_halves(const T* at, int32_t column) {
 // Children alone: other numbers are data, on which no launch may depend.
 bool of_children(Array array) { return array == Array::kChild || array == Array::kNthChild; }
 
-// By how much each of n numbers is greater than the one before; 0 where that is not always the same.
+// By how much each of n numbers is greater than the one before; 0 where that is not always the
+// same.
 int64_t even_step(const int32_t* numbers, int64_t n) {
   if (numbers[0] < 0) return 0;
   const int64_t step = n > 1 ? int64_t{numbers[1]} - numbers[0] : 1;
@@ -110,12 +111,12 @@ Target Executor<T>::target(int32_t id, int64_t first_row) const {
   return to;
 }
 
-#define CAVS_INSTANTIATE(T)                                                                      \
-  template T* Executor<T>::scratch(const Place&) const;                                          \
-  template int64_t Executor<T>::scratch_base(const Place&, int64_t) const;                       \
-  template Rows<T> Executor<T>::source(size_t, int64_t) const;                                   \
-  template std::vector<Rows<T>> Executor<T>::operands(int32_t, int32_t, int32_t, RowRange,       \
-                                                      int64_t) const;                            \
+#define CAVS_INSTANTIATE(T)                                                                \
+  template T* Executor<T>::scratch(const Place&) const;                                    \
+  template int64_t Executor<T>::scratch_base(const Place&, int64_t) const;                 \
+  template Rows<T> Executor<T>::source(size_t, int64_t) const;                             \
+  template std::vector<Rows<T>> Executor<T>::operands(int32_t, int32_t, int32_t, RowRange, \
+                                                      int64_t) const;                      \
   template Target Executor<T>::target(int32_t, int64_t) const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

@@ -415,10 +415,10 @@ void Executor<T>::run_lookup(int32_t id, int32_t task) {
   }
 }
 
-#define CAVS_INSTANTIATE(T)                                    \
-  template void Executor<T>::plan_sums();                      \
-  template void Executor<T>::plan_leaving();                   \
-  template void Executor<T>::walk();                           \
+#define CAVS_INSTANTIATE(T)                  \
+  template void Executor<T>::plan_sums();    \
+  template void Executor<T>::plan_leaving(); \
+  template void Executor<T>::walk();         \
   template RowRange Executor<T>::rows_of(int32_t, Space, RowRange) const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

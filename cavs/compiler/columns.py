@@ -12,7 +12,6 @@ from dataclasses import replace
 from cavs.compiler.places import Place, take_places
 from cavs.compiler.program import Instruction, Operand, Program
 
-
 ALIGNED = 8  # values: 16 bytes of bfloat16, the most that a load takes
 
 

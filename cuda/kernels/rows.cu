@@ -115,9 +115,7 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
   }
 }
 
-__device__ real value_of(const Row& row, int column) {
-  return !row.none() ? row[column] : real(0);
-}
+__device__ real value_of(const Row& row, int column) { return !row.none() ? row[column] : real(0); }
 
 // The sum of value(j) of every eighth row; where none has to be looked for, so many are on their
 // way at once.
