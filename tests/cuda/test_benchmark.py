@@ -154,6 +154,9 @@ def test_what_a_device_does_without(twin, switch):
         assert ["matmul_16" in {name for name, _ in of} for of in launched] == [True, False]
     elif switch == "cublas":
         assert [any(kind == "product" for kind, *_ in of) for of in (usual, asked)] == [True, False]
+    elif switch == "vertices-apart":  # merged ones are of more kinds
+        maps = [{name for name, _ in of if name.startswith("map_")} for of in launched]
+        assert len(maps[1]) > len(maps[0])
     else:  # another device has other streams
         names = [{name for name, _ in of} for of in launched]
         assert names[0] == names[1]

@@ -308,10 +308,13 @@ extern "C" __global__ void read(const float* x, float* y, long long i) {
 }"""
 
 
-@pytest.mark.parametrize("index", [1024, 1 << 38, -(1 << 38)])  # others may be near
-def test_a_read_outside_of_every_allocation(context: Context, index: int) -> None:
+@pytest.mark.parametrize("index", [1024, None])
+def test_a_read_outside_of_every_allocation(context: Context, index: int | None) -> None:
+    """Right behind one, and in the first page of the memory, where none ever is."""
     module = kernels(context, READ)
     x = context.array(numbers(1000))
+    if index is None:
+        index = (64 - x.address) // 4
     with pytest.raises(DriverError, match=r"thread \(3, 0, 0\): access to 0x") as error:
         module.launch("read", 1, 32, x, context.array(numbers(1)), index)
     assert error.value.code == 700
