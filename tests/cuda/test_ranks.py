@@ -407,21 +407,19 @@ def test_a_kernel_that_fails_is_an_error_on_all_ranks(twin):
         assert isinstance(error, DeviceError)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "settles"),
-    [("BytePS", False), ("given", False), ("BytePS(staleness=1)", True)],
-)
+OWNERS = [("BytePS", False), ("given", False), ("BytePS(staleness=1)", True)]
+
+
+@pytest.mark.parametrize(("strategy", "settles"), OWNERS)
 def test_ranks_that_only_own_parameters_have_no_device(twin, strategy, settles, tmp_path):
     """Two replicas on devices, and a server on a host without any; as all of them on CPUs."""
     nodes = (Node(address="a", gpus=(0, 1), chief=True), Node(address="b"))
     mixed, path = ResourceSpec(nodes=nodes), tmp_path / "c.safetensors"
-    if strategy == "given":
-        strategy = build("BytePS", variables_of(Tree()), mixed)
+    strategy = build("BytePS", variables_of(Tree()), mixed) if strategy == "given" else strategy
 
     def work(c, twin):
-        where = {"strategy": "PSLoadBalancing(servers=1)"}
-        if settles:
-            where["strategy"] = "PSLoadBalancing(servers=1, staleness=1)"
+        stale = ", staleness=1" if settles else ""
+        where = {"strategy": f"PSLoadBalancing(servers=1{stale})"}
         if twin is not None:
             where = {"strategy": strategy, "resources": mixed}
             if c.rank == 2:
