@@ -44,10 +44,10 @@ class Session(Inspected, Following):
     """Compiles ``model`` on first use and runs it.
 
     dtype: np.float32, or np.float64 for checks; parameters are converted to it, and back by the
-    session of another dtype that next runs. passes: switches of the compiler. threads: of the
-    engine, process-wide; None leaves them. replicated: training batches are parts of global ones,
-    see cavs.passes.replicate. device: "cpu", "cuda", "cuda:1", or a cavs.cuda Device; there, the
-    parameters' arrays are brought up to date when they are read.
+    session of another dtype that next runs. passes: switches of the compiler; None: all, but on
+    devices equal vertices are not merged. threads: of the engine, process-wide; None leaves them.
+    replicated: batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda",
+    "cuda:1", or a cavs.cuda Device; there, arrays are brought up to date when they are read.
     precision: of products, "float32"; on a CPU with AVX-512 VNNI also "int16", with AMX
     "bfloat16x3" and "bfloat16", with AVX-512 BF16 the latter, which are "float32" on others; on a
     device "tf32" or "bfloat16", which stores packed weights and most values in it, too. cudnn:
