@@ -14,8 +14,7 @@ ALLOWED = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}
 TREES_A_SECOND = 60_000  # of the Tree-LSTM on the treebank, hidden and batch size 256
 PREPARED = 0.05  # of a step: collation, schedule and upload
 EXPOSED = 0.05  # of a step: preparation that the device does not hide
-# How far a mean of losses may lie from the CPU's, after any of 1,000 steps: on the CPU that of
-# float32 lies 8e-5 from that of float64, as rounding errors grow.
+# How far a mean of losses may lie from the CPU's, after any of 1,000 steps: rounding errors grow.
 CURVE = 0.001
 
 
