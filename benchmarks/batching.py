@@ -1,15 +1,18 @@
-"""What batches and further threads are worth: the same trees in batches of several sizes, in turns.
+"""What batches and further threads are worth: the same samples in several batch sizes, in turns.
 
-Vertices a second in training, against the smallest batch size on as many threads, and against one
-thread at the same batch size. All cases run in one process, a pass of each in every round.
+Vertices a second in training and inference, against the smallest batch size on as many threads, and
+against one thread at the same batch size. All cases run in one process, a pass of each in every
+round.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import cavs
@@ -22,6 +25,14 @@ from benchmarks.workloads import Case, load
 
 PATIENCE = 600  # seconds for one hidden size
 LEAST = 0.05  # seconds of a pass, which goes over its batches as often as that takes
+MODES = {True: "training", False: "inference"}
+
+
+def base_case(workload: str, hidden: int, training: bool, data: str) -> Case:
+    """Of the programs of the workloads: inputs of a tree are 300 wide, LSTMs have eight classes."""
+    if workload == "tree-lstm":
+        return Case(workload, hidden, 1, training, data=data)
+    return Case(workload, hidden, 1, training, embedding=hidden, classes=8, data=data)
 
 
 def measured(base: Case, sizes: list[int], threads: list[int], trees: int, rounds: int) -> Any:
@@ -45,7 +56,11 @@ def measured(base: Case, sizes: list[int], threads: list[int], trees: int, round
             cavs.set_num_threads(count)
             start = time.perf_counter()
             for _ in range(self.times):
-                self.runner.train_all(self.plans)
+                if base.training:
+                    self.runner.train_all(self.plans)
+                else:
+                    for plan in self.plans:
+                        self.runner.infer(plan)
             return (time.perf_counter() - start) / self.times / self.vertices
 
     passes = {size: Passes(size) for size in sizes}
@@ -69,7 +84,7 @@ def measured(base: Case, sizes: list[int], threads: list[int], trees: int, round
 def table(found: list[dict[str, Any]]) -> str:
     sizes = [entry["case"]["batch_size"] for entry in found]
     threads = [entry["case"]["threads"] for entry in found]
-    headers = ["h", "batch size", "threads", "vertices/s"]
+    headers = ["workload", "h", "batch size", "threads", "vertices/s"]
     headers += [f"to batch size {sizes[0]}", "quartiles", f"to {threads[0]} thread", "quartiles"]
 
     def shown(r: Any) -> list[str]:
@@ -79,6 +94,7 @@ def table(found: list[dict[str, Any]]) -> str:
         headers,
         [
             [
+                f"{entry['case']['workload']} {MODES[entry['case']['training']]}",
                 str(entry["case"]["hidden"]),
                 str(entry["case"]["batch_size"]),
                 str(entry["case"]["threads"]),
@@ -94,17 +110,21 @@ def table(found: list[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = GridParser("batching", __doc__ or "")
     add = parser.add_argument
-    add("--hidden", type=int, nargs="+", default=[150, 512], metavar="H")
+    workloads = ("tree-lstm", "var-lstm")
+    add("--workload", nargs="+", choices=workloads, default=list(workloads))
+    add("--mode", nargs="+", choices=list(MODES.values()), default=list(MODES.values()))
+    add("--hidden", type=int, nargs="+", default=[150, 256, 512], metavar="H")
     add("--batch-size", type=int, nargs="+", default=[1, 64], metavar="N")
     add("--threads", type=int, nargs="+", default=[1, 2], metavar="N")
-    add("--trees", type=int, default=256, help="of a pass")
+    add("--trees", type=int, default=256, help="or sentences of a pass")
     add("--rounds", type=int, default=25)
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR")
     given = parser.parse_args(arguments)
+    sizes, threads = given.batch_size, given.threads
     found = []
-    for hidden in given.hidden:
-        base = Case("tree-lstm", hidden, 1, data=given.data)
-        sizes, threads = given.batch_size, given.threads
+    for workload, mode, hidden in product(given.workload, given.mode, given.hidden):
+        print(f"{workload} {mode}, h {hidden}", file=sys.stderr, flush=True)
+        base = base_case(workload, hidden, mode == "training", given.data)
         work = (measured, base, sizes, threads, given.trees, given.rounds)
         found += apart(*work, patience=PATIENCE)
     text = table(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.harness import markdown
 
@@ -15,6 +16,15 @@ def judged(measure: str, found: float, needed: float, least: bool, show: str) ->
     good = found >= needed if least else found <= needed
     sign = "at least" if least else "at most"
     return measure, show.format(found), f"{sign} {show.format(needed)}", "yes" if good else "NO"
+
+
+def times_over(entry: Any, runner: str) -> float | None:
+    """How many times longer a runner takes than the reference, in a case as `measure` gives it.
+
+    None where one of them failed.
+    """
+    found = entry["ratios"].get(runner)
+    return None if found is None else float(found["wall"]["median"])
 
 
 def verdict(rows: Sequence[Row]) -> str:

@@ -22,16 +22,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import machine
-from benchmarks.apart import apart
+from benchmarks.collected import Collected
 from benchmarks.gpu_cases import Group, groups
 from benchmarks.gpu_parts import BOUNDED, OTHERS, Failures
 from benchmarks.gpu_table import missed, summary_table
-from benchmarks.harness import measure, write_json
 from benchmarks.places import RESULTS
 from benchmarks.products import products_of
 from benchmarks.samples import RANDOM, ROOT
-from benchmarks.sessions import LocalSession, RemoteSession, Session
 from benchmarks.workloads import Case, load
 
 PARTS = BOUNDED | OTHERS
@@ -58,81 +55,25 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class Run:
+class Run(Collected):
     """One run of the program: what it has found so far, and how much time is left."""
 
     def __init__(self, given: argparse.Namespace, started: float) -> None:
-        self.given = given
-        self.started = started
-        self.sessions: dict[str, Session] = {}
-        self.record: dict[str, Any] = {
-            "benchmark": "gpu",
-            **machine.surroundings(),
-            "data": "drawn" if given.data == RANDOM else "files",
-            "tiny": given.tiny,
-            "cases": [],
-            "failed": [],
-            "skipped": [],
-            "optional_skipped": [],
-        }
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.started
-
-    def say(self, text: str) -> None:
-        print(f"[{self.seconds:4.0f} s] {text}", file=sys.stderr, flush=True)
-
-    def save(self) -> None:
-        self.record["seconds"] = round(self.seconds, 1)
-        write_json(self.given.out, self.record)
-
-    def fail(self, name: str, error: object) -> None:
-        text = str(error).strip() or type(error).__name__
-        self.record["failed"].append({"part": name, "error": text})
-        self.say(f"{name} failed: {text}")
+        super().__init__(given, started, "gpu")
+        self.record |= {"tiny": given.tiny, "skipped": [], "optional_skipped": []}
 
     def part(self, name: str, work: Callable[..., tuple[Any, Failures]]) -> None:
-        """Puts what ``work`` finds in the record; a failure is recorded and does not stop us."""
-        given = self.given
-        try:
-            if given.in_process:
-                found, failed = work(given)
-            else:
-                found, failed = apart(work, given, patience=given.patience)
-        except Exception as error:  # whatever it is, the other parts still count
-            self.fail(name, error)
-        else:
-            self.record[name] = found
+        """Puts what ``work`` finds in the record."""
+        answer = self.found(name, work, self.given)
+        if answer is not None:
+            self.record[name], failed = answer
             for what, why in failed:
                 self.fail(what, why)
 
-    def session(self, runner: str) -> Session:
-        if runner not in self.sessions:
-            local, patience = self.given.in_process, self.given.patience
-            self.sessions[runner] = (
-                LocalSession(runner) if local else RemoteSession(runner, patience)
-            )
-        return self.sessions[runner]
-
-    def drop(self, *runners: str) -> None:
-        """Ends sessions; one that is asked for again begins anew."""
-        for runner in runners:
-            if runner in self.sessions:
-                self.sessions.pop(runner).close()
-
     def case(self, group: Group, case: Case) -> None:
-        name = f"{group.name}: {case.title}"
-        try:
-            sessions = [self.session(runner) for runner in group.runners]
-            entry = measure(case, sessions, self.given.rounds, group.runners[0])
-        except Exception as error:  # a runner of this process, or one that failed in a round
-            self.fail(name, error)
-            self.drop(*group.runners)
+        entry = self.measured(f"{group.name}: {case.title}", case, group.runners, self.given.rounds)
+        if entry is None:
             return
-        for runner, error in entry["failed"].items():
-            self.fail(f"{name}: {runner}", error)
-        self.drop(*entry["failed"])  # a device's fault stays with the process
         workload = load(case)
         products = products_of(workload, workload.batches[0], case.training)
         entry["group"] = group.name
@@ -193,8 +134,7 @@ class Run:
                 for name, optional, _ in items[done + 1 :]:
                     self.leave_out(name, optional)
         finally:
-            for session in self.sessions.values():
-                session.kill()
+            self.kill()
         self.save()
 
 

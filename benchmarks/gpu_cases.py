@@ -33,7 +33,7 @@ def precisions(device: str) -> list[str]:
     return ["fp32"] if device == "cpu" else ["fp32", "tf32", "bf16"]
 
 
-def _small(case: Case) -> Case:
+def small(case: Case) -> Case:
     """The same workload in a size that takes no time."""
     size = min(case.batch_size, 4)
     hidden = {256: 8, 512: 12}.get(case.hidden, 10)
@@ -56,7 +56,7 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
 
     def there(*cases: Case, precision: str = "fp32") -> tuple[Case, ...]:
         found = [replace(c, device=device, data=data, precision=precision) for c in cases]
-        return tuple(_small(c) if tiny else c for c in found)
+        return tuple(small(c) if tiny else c for c in found)
 
     low = precisions(device)[1:]
     batched = ("cavs", "hand", "hand-graph", "manual-graph", "floor-torch")

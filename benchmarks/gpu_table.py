@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks import bounds
-from benchmarks.bounds import Row, judged
+from benchmarks.bounds import Row, judged, times_over
 from benchmarks.harness import markdown
 
 # Relative norms of the difference to float64 that a precision may have.
@@ -16,12 +16,6 @@ PREPARED = 0.05  # of a step: collation, schedule and upload
 EXPOSED = 0.05  # of a step: preparation that the device does not hide
 # How far a mean of losses may lie from the CPU's, after any of 1,000 steps: rounding errors grow.
 CURVE = 0.001
-
-
-def _times(entry: Any, runner: str) -> float | None:
-    """How many times longer a runner takes than cavs; None where one of them failed."""
-    found = entry["ratios"].get(runner)
-    return None if found is None else float(found["wall"]["median"])
 
 
 def _entries(record: Any, group: str) -> Iterator[Any]:
@@ -42,7 +36,7 @@ def _targets(record: Any) -> Iterator[Row]:
     ]
     for group, runner, needed, what in shares:
         for entry in _entries(record, group):
-            times = _times(entry, runner)
+            times = times_over(entry, runner)
             if times is not None:
                 yield judged(f"{entry['title']}: {what}", times, needed, True, "{:.2f}")
     for name, found in record.get("first_step", {}).items():
@@ -66,10 +60,12 @@ def _sst(entry: Any) -> Iterator[Row]:
     step, title = ours["step"]["median"], entry["title"]
     rate = entry["samples_per_batch"] / step
     yield judged(f"{title}: trees a second", rate, TREES_A_SECOND, True, "{:,.0f}")
-    hand = _times(entry, "hand")
+    hand = times_over(entry, "hand")
     if hand is not None:
         yield judged(f"{title}: batched by hand over ours", hand, 3.0, True, "{:.2f}")
-    graphs = [t for t in (_times(entry, f"{n}-graph") for n in ("hand", "manual")) if t is not None]
+    graphs = [
+        t for t in (times_over(entry, f"{n}-graph") for n in ("hand", "manual")) if t is not None
+    ]
     if graphs:
         measure = f"{title}: the best under CUDA graphs over ours"
         yield judged(measure, min(graphs), 1.5, True, "{:.2f}")
@@ -122,7 +118,7 @@ def _measured(record: Any) -> Iterator[Row]:
     """Every case and runner: milliseconds a batch with quartiles, and time over that of cavs."""
     for entry in record["cases"]:
         for name, runner in entry["runners"].items():
-            step, times = runner["step"], _times(entry, name)
+            step, times = runner["step"], times_over(entry, name)
             quartiles = f"{step['q25'] * 1e3:.3g}-{step['q75'] * 1e3:.3g}"
             found = f"{step['median'] * 1e3:.3g} ms ({quartiles})"
             found += f", {times:.2f} times cavs" if times is not None else ""
