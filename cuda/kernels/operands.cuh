@@ -142,18 +142,51 @@ __device__ void for_each_tile(int begin, int end, int height, int n, void* out, 
   }
 }
 
+// Whether this block is the last of `parts` to arrive; it then sees what the others wrote before.
+// Where they are counted is zero before the first and after the last.
+__device__ inline bool last_to_arrive(unsigned* arrived, int parts) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(arrived, 1u) + 1 == static_cast<unsigned>(parts);
+    if (last) *arrived = 0;
+  }
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+// Adds the parts of a tile of few rows, in their order; a thread has four columns.
+__device__ inline void add_parts(const real* partial, int parts, long long size, int begin,
+                                 const Target& to) {
+  const int row = threadIdx.x / 16, column = threadIdx.x % 16 * 4, left = to.n - to.n0 - column;
+  if (to.r0 + row >= to.end || left <= 0) return;
+  const bool wide = aligned(partial) && to.n % kWide == 0;
+  const real* at = partial + (to.r0 + row - begin) * to.n + to.n0 + column;
+  Lanes<4> sum = {};
+#pragma unroll 4
+  for (int part = 0; part < parts; ++part) add(sum, load<4>(at + part * size, left, wide));
+  to.write(row, column, sum);
+}
+
 // The same of tiles of few rows; blockIdx.z shares out parts of the depth, whose sums stand in
-// `partial` one behind the other. f(target, part).
+// `partial` one behind the other until the last block of a tile adds them. arrived: a number for
+// each tile. f(target, part).
 template <class F>
 __device__ void for_each_few(int begin, int end, int n, void* out, long long stride, long long base,
-                             int half, int accumulate, real* partial, int parts, F f) {
+                             int half, int accumulate, real* partial, int parts, unsigned* arrived,
+                             F f) {
+  const long long size = (static_cast<long long>(end) - begin) * n;
   for (int part = blockIdx.z; part < parts; part += gridDim.z) {
-    if (parts > 1) {
-      stride = n, base = begin, half = accumulate = 0;
-      out = partial + part * (static_cast<long long>(end) - begin) * n;
-    }
-    for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate,
-                  [&](const Target& to) { f(to, part); });
+    for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate, [&](const Target& to) {
+      const bool whole = parts == 1;
+      f(whole ? to : Target{partial + part * size, n, begin, to.r0, end, to.n0, n, 0, false}, part);
+      const long long tile = (to.r0 - begin) / kFew * ceil_div(n, kTile) + to.n0 / kTile;
+      if (!whole && last_to_arrive(arrived + tile, parts)) {
+        add_parts(partial, parts, size, begin, to);
+      }
+    });
   }
 }
 
