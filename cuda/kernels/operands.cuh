@@ -50,31 +50,39 @@ struct Target {
   long long stride, base, r0, end;
   int n0, n, accumulate;
   bool half;
+  // Of a sum in parts: where these stand, of rows from `begin` on, and which one this is.
+  real* partial = nullptr;
+  int begin = 0, part = 0;
 
   // N columns from j on of row i, in one access where their address allows.
   template <int N>
   __device__ void write(int i, int j, const Lanes<N>& x) const {
     const int left = n - n0 - j;
     if (r0 + i >= end) return;
+    if (partial != nullptr) {
+      const long long row = part * (end - begin) + r0 + i - begin;
+      write_to(partial + row * n + n0 + j, left, x, false);
+      return;
+    }
     const long long at = (r0 + i - base) * stride + n0 + j;
     if (kHalf && half) {
-      write_to(static_cast<bfloat16*>(out) + at, left, x);
+      write_to(static_cast<bfloat16*>(out) + at, left, x, accumulate);
     } else {
-      write_to(static_cast<real*>(out) + at, left, x);
+      write_to(static_cast<real*>(out) + at, left, x, accumulate);
     }
   }
 
   template <int N, class V>
-  __device__ void write_to(V* to, int left, const Lanes<N>& x) const {
+  static __device__ void write_to(V* to, int left, const Lanes<N>& x, bool more) {
     if (left >= N && reinterpret_cast<unsigned long long>(to) % alignof(Lanes<N, V>) == 0) {
       Lanes<N> sum = x;
-      if (accumulate) add(sum, take<N>(to));
+      if (more) add(sum, take<N>(to));
       store(to, sum);
       return;
     }
 #pragma unroll
     for (int c = 0; c < N; ++c) {
-      if (c < left) assign(to[c], accumulate ? widened(to[c]) + x.v[c] : x.v[c]);
+      if (c < left) assign(to[c], more ? widened(to[c]) + x.v[c] : x.v[c]);
     }
   }
 };
@@ -158,11 +166,11 @@ __device__ inline bool last_to_arrive(unsigned* arrived, int parts) {
 }
 
 // Adds the parts of a tile of few rows, in their order; a thread has four columns.
-__device__ inline void add_parts(const real* partial, int parts, long long size, int begin,
-                                 const Target& to) {
+__device__ inline void add_parts(const real* partial, int parts, int begin, const Target& to) {
   const int row = threadIdx.x / 16, column = threadIdx.x % 16 * 4, left = to.n - to.n0 - column;
   if (to.r0 + row >= to.end || left <= 0) return;
   const bool wide = aligned(partial) && to.n % kWide == 0;
+  const long long size = (to.end - begin) * to.n;
   const real* at = partial + (to.r0 + row - begin) * to.n + to.n0 + column;
   Lanes<4> sum = {};
 #pragma unroll 4
@@ -177,14 +185,14 @@ template <class F>
 __device__ void for_each_few(int begin, int end, int n, void* out, long long stride, long long base,
                              int half, int accumulate, real* partial, int parts, unsigned* arrived,
                              F f) {
-  const long long size = (static_cast<long long>(end) - begin) * n;
   for (int part = blockIdx.z; part < parts; part += gridDim.z) {
     for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate, [&](const Target& to) {
-      const bool whole = parts == 1;
-      f(whole ? to : Target{partial + part * size, n, begin, to.r0, end, to.n0, n, 0, false}, part);
+      Target own = to;
+      own.partial = parts > 1 ? partial : nullptr, own.begin = begin, own.part = part;
+      f(own, part);
       const long long tile = (to.r0 - begin) / kFew * ceil_div(n, kTile) + to.n0 / kTile;
-      if (!whole && last_to_arrive(arrived + tile, parts)) {
-        add_parts(partial, parts, size, begin, to);
+      if (parts > 1 && last_to_arrive(arrived + tile, parts)) {
+        add_parts(partial, parts, begin, to);
       }
     });
   }
