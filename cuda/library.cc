@@ -41,7 +41,12 @@ Library<T>::Library(std::shared_ptr<Device> device,
     : device_(std::move(device)), half_(precision == Precision::kBfloat16) {
   for (int lane = 0; lane < Device::kLanes; ++lane) {
     rooms_.push_back(std::make_unique<Room>(device_));
+    DeviceMemory& arrived = rooms_.back()->arrived;  // one tile in parts is of two blocks or more
+    arrived.reserve(sizeof(unsigned) * device_->multiprocessors());
+    device_->use_lane(lane);
+    device_->zero(arrived.at(), arrived.bytes());
   }
+  device_->use_lane(0);
   const auto load = [&](const char* file,
                         std::initializer_list<std::pair<Handle*, const char*>> of) {
     const auto image = images.find(file);
@@ -250,7 +255,7 @@ template <class T>
 size_t Library<T>::workspace_bytes() const {
   size_t bytes = 0;
   for (const auto& room : rooms_) {
-    for (const DeviceMemory* m : {&room->partial, &room->gathered, &room->other}) {
+    for (const DeviceMemory* m : {&room->partial, &room->gathered, &room->other, &room->arrived}) {
       bytes += m->bytes();
     }
   }
@@ -310,9 +315,8 @@ void Library<T>::matmul_own(const Rows<T>* sources, int count, int begin, int en
       const int parts = parts_of_depth(k, int64_t{wide} * tall);
       T* partial = room_for_parts(parts, int64_t{rows} * n);
       device_->launch(matmul_16_, Grid{wide, tall, device_->high(parts)}, group, begin, end, weight,
-                      k, n, out.data, out.stride, out.base, half, add, partial, parts);
-      void* to = reinterpret_cast<void*>(place_of_row(out, begin));
-      sum_parts(partial, parts, int64_t{rows} * n, to, n, out.stride, add, half);
+                      k, n, out.data, out.stride, out.base, half, add, partial, parts,
+                      room().arrived.template as<unsigned>());
     } else {
       device_->launch(matmul_, Grid{wide, tall}, group, begin, end, weight, k, n, out.data,
                       out.stride, out.base, half, add);

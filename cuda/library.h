@@ -86,11 +86,11 @@ class Library {
   std::shared_ptr<Device> device_;
   const bool half_;
   std::vector<std::unique_ptr<Module>> modules_;
-  // Of each lane: sums over rows in parts, operands put together for cuBLASLt.
+  // Of each lane: sums in parts, operands put together for cuBLASLt, how many parts have come.
   struct Room {
     explicit Room(const std::shared_ptr<Device>& device)
-        : partial(device), gathered(device), other(device) {}
-    DeviceMemory partial, gathered, other;
+        : partial(device), gathered(device), other(device), arrived(device) {}
+    DeviceMemory partial, gathered, other, arrived;
   };
   Room& room() const { return *rooms_[device_->lane()]; }
   std::vector<std::unique_ptr<Room>> rooms_;

@@ -49,6 +49,8 @@ class MergedBatch:
         self._child_numbers = child_numbers
         self.topology: _engine.GraphBatch = _engine.collate([graph])
         self._schedules: dict[tuple[str, ...], _engine.Schedule] = {}
+        # What the engine has read, by name and type; see cavs.runtime.inputs.
+        self.rows: dict[tuple[str, str], Array] = {}
 
     @property
     def num_vertices(self) -> int:

@@ -132,9 +132,9 @@ extern "C" __global__ __launch_bounds__(256, kBlocks) void matmul(Sources a, int
 
 extern "C" __global__ __launch_bounds__(256, 1) void matmul_16(
     Sources a, int begin, int end, const real* w, int k, int n, void* out, long long stride,
-    long long base, int half, int accumulate, real* partial, int parts) {
+    long long base, int half, int accumulate, real* partial, int parts, unsigned* arrived) {
   alignas(16) __shared__ real shared[kFewShared];
-  for_each_few(begin, end, n, out, stride, base, half, accumulate, partial, parts,
+  for_each_few(begin, end, n, out, stride, base, half, accumulate, partial, parts, arrived,
                [&](const Target& to, int part) { matmul_few(a, w, n, to, part, parts, shared); });
 }
 

@@ -256,9 +256,9 @@ __device__ void matmul_few(const Sources& a, const Packed* w, int n, const Targe
   }                                                                                              \
   extern "C" __global__ __launch_bounds__(256, kFewBlocks) void matmul_##name##_16(              \
       Sources a, int begin, int end, const Packed* w, int k, int n, void* out, long long stride, \
-      long long base, int half, int accumulate, real* partial, int parts) {                      \
+      long long base, int half, int accumulate, real* partial, int parts, unsigned* arrived) {   \
     alignas(16) __shared__ unsigned shared[kFewShared];                                          \
-    for_each_few(begin, end, n, out, stride, base, half, accumulate, partial, parts,             \
+    for_each_few(begin, end, n, out, stride, base, half, accumulate, partial, parts, arrived,    \
                  [&](const Target& to, int part) {                                               \
                    matmul_few<Precision>(a, w, n, to, part, parts, shared);                      \
                  });                                                                             \

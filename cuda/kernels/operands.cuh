@@ -50,31 +50,39 @@ struct Target {
   long long stride, base, r0, end;
   int n0, n, accumulate;
   bool half;
+  // Of a sum in parts: where these stand, of rows from `begin` on, and which one this is.
+  real* partial = nullptr;
+  int begin = 0, part = 0;
 
   // N columns from j on of row i, in one access where their address allows.
   template <int N>
   __device__ void write(int i, int j, const Lanes<N>& x) const {
     const int left = n - n0 - j;
     if (r0 + i >= end) return;
+    if (partial != nullptr) {
+      const long long row = part * (end - begin) + r0 + i - begin;
+      write_to(partial + row * n + n0 + j, left, x, false);
+      return;
+    }
     const long long at = (r0 + i - base) * stride + n0 + j;
     if (kHalf && half) {
-      write_to(static_cast<bfloat16*>(out) + at, left, x);
+      write_to(static_cast<bfloat16*>(out) + at, left, x, accumulate);
     } else {
-      write_to(static_cast<real*>(out) + at, left, x);
+      write_to(static_cast<real*>(out) + at, left, x, accumulate);
     }
   }
 
   template <int N, class V>
-  __device__ void write_to(V* to, int left, const Lanes<N>& x) const {
+  static __device__ void write_to(V* to, int left, const Lanes<N>& x, bool more) {
     if (left >= N && reinterpret_cast<unsigned long long>(to) % alignof(Lanes<N, V>) == 0) {
       Lanes<N> sum = x;
-      if (accumulate) add(sum, take<N>(to));
+      if (more) add(sum, take<N>(to));
       store(to, sum);
       return;
     }
 #pragma unroll
     for (int c = 0; c < N; ++c) {
-      if (c < left) assign(to[c], accumulate ? widened(to[c]) + x.v[c] : x.v[c]);
+      if (c < left) assign(to[c], more ? widened(to[c]) + x.v[c] : x.v[c]);
     }
   }
 };
@@ -142,18 +150,51 @@ __device__ void for_each_tile(int begin, int end, int height, int n, void* out, 
   }
 }
 
+// Whether this block is the last of `parts` to arrive; it then sees what the others wrote before.
+// Where they are counted is zero before the first and after the last.
+__device__ inline bool last_to_arrive(unsigned* arrived, int parts) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(arrived, 1u) + 1 == static_cast<unsigned>(parts);
+    if (last) *arrived = 0;
+  }
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+// Adds the parts of a tile of few rows, in their order; a thread has four columns.
+__device__ inline void add_parts(const real* partial, int parts, int begin, const Target& to) {
+  const int row = threadIdx.x / 16, column = threadIdx.x % 16 * 4, left = to.n - to.n0 - column;
+  if (to.r0 + row >= to.end || left <= 0) return;
+  const bool wide = aligned(partial) && to.n % kWide == 0;
+  const long long size = (to.end - begin) * to.n;
+  const real* at = partial + (to.r0 + row - begin) * to.n + to.n0 + column;
+  Lanes<4> sum = {};
+#pragma unroll 4
+  for (int part = 0; part < parts; ++part) add(sum, load<4>(at + part * size, left, wide));
+  to.write(row, column, sum);
+}
+
 // The same of tiles of few rows; blockIdx.z shares out parts of the depth, whose sums stand in
-// `partial` one behind the other. f(target, part).
+// `partial` one behind the other until the last block of a tile adds them. arrived: a number for
+// each tile. f(target, part).
 template <class F>
 __device__ void for_each_few(int begin, int end, int n, void* out, long long stride, long long base,
-                             int half, int accumulate, real* partial, int parts, F f) {
+                             int half, int accumulate, real* partial, int parts, unsigned* arrived,
+                             F f) {
   for (int part = blockIdx.z; part < parts; part += gridDim.z) {
-    if (parts > 1) {
-      stride = n, base = begin, half = accumulate = 0;
-      out = partial + part * (static_cast<long long>(end) - begin) * n;
-    }
-    for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate,
-                  [&](const Target& to) { f(to, part); });
+    for_each_tile(begin, end, kFew, n, out, stride, base, half, accumulate, [&](const Target& to) {
+      Target own = to;
+      own.partial = parts > 1 ? partial : nullptr, own.begin = begin, own.part = part;
+      f(own, part);
+      const long long tile = (to.r0 - begin) / kFew * ceil_div(n, kTile) + to.n0 / kTile;
+      if (parts > 1 && last_to_arrive(arrived + tile, parts)) {
+        add_parts(partial, parts, begin, to);
+      }
+    });
   }
 }
 

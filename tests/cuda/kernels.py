@@ -86,7 +86,7 @@ class Optimizer(ctypes.Structure):
 
 OUTPUT = (Address, Long, Long, Int)  # out, stride, base, half
 MATMUL = (Sources, Int, Int, Address, Int, Int, *OUTPUT, Int)
-MATMUL_16 = (*MATMUL, Address, Int)
+MATMUL_16 = (*MATMUL, Address, Int, Address)
 MATMUL_TN = (Sources, Sources, Int, Int, Int, Int, Address, Long, Int, Address, Int)
 SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
     "rows.cu": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -283,3 +284,21 @@ def test_top_down_over_reversed_graphs():
     model = Classifier(nn.LSTM(8, 6))
     model.initialize(0, np.float64)
     check(model, cavs.batch([graph(children, rng, lambda kids: False).reversed()]))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_step_on_a_batch_seen_before_allocates_nothing_large(merged, monkeypatch):
+    """NumPy tells tracemalloc of its arrays; a feature of this batch alone takes 80 kB."""
+    model, batch = Classifier(nn.TreeFC(8), 8, 8), treebank(700)
+    monkeypatch.setattr("cavs.runtime.session.MERGED_FROM", 1 if merged else 1 << 30)
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.01))
+    assert 4 * batch.num_vertices > 80_000
+    for _ in range(2):
+        trainer.step(batch)
+    tracemalloc.start()
+    try:
+        trainer.step(batch)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000

@@ -51,6 +51,12 @@ constexpr int warpSize = 32;
 
 inline void __syncthreads(int line = __builtin_LINE()) { twin_hooks.barrier(line); }
 inline void __threadfence() {}
+// Blocks run one after the other, threads of one until their next barrier.
+inline unsigned atomicAdd(unsigned* to, unsigned value) {
+  const unsigned before = *to;
+  *to += value;
+  return before;
+}
 inline void __threadfence_block() {}
 __noinline__ inline void __trap() {
   twin_hooks.fault(719, "__trap()", __builtin_return_address(0));
