@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cavs.config import require_count
 from cavs.data.source import as_path
+from cavs.data.whole_file import replace_whole
 from cavs.errors import ConfigError, DataError
 
 UNKNOWN = "<unk>"
@@ -107,14 +108,10 @@ class Vocabulary:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tokens as JSON; a reader sees the old file or the new one, never a part."""
         target = as_path(path)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        text = json.dumps(self.to_json(), ensure_ascii=False)
         try:
-            try:
-                text = json.dumps(self.to_json(), ensure_ascii=False)
-                part.write_bytes(text.encode(errors="backslashreplace"))  # half of a pair, in JSON
-                part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+            # Half of a surrogate pair is no UTF-8, but can be said in JSON.
+            replace_whole(target, [text.encode(errors="backslashreplace")])
         except OSError as error:
             raise DataError(
                 f"{target}: cannot be written: {error.strerror or error}",

@@ -109,3 +109,21 @@ def test_half_of_a_surrogate_pair_is_saved_and_loaded(tmp_path):
     words = Vocabulary(["\ud800", "é"])  # a file name that is no UTF-8 holds such halves
     words.save(tmp_path / "words.json")
     assert Vocabulary.load(tmp_path / "words.json") == words
+
+
+def test_saving_replaces_no_link_no_special_file_and_nothing_read_only(tmp_path, monkeypatch):
+    words = Vocabulary(["a"])
+    (tmp_path / "link").symlink_to(tmp_path / "real.json")
+    words.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert Vocabulary.load(tmp_path / "real.json") == words
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match=r"pipe: cannot be written: .* not a file that may be"):
+        words.save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    with monkeypatch.context() as patch:  # whoever runs the tests may be allowed everything
+        patch.setattr(os, "access", lambda path, mode: False)
+        with pytest.raises(DataError, match="may be written"):
+            Vocabulary(["b"]).save(tmp_path / "real.json")
+    assert Vocabulary.load(tmp_path / "real.json") == words
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe", "real.json"]

@@ -16,7 +16,7 @@ from cavs.distributed.strategy.expression import (
     Strategy,
     Synchroniser,
 )
-from cavs.distributed.whole_file import write_whole
+from cavs.data.whole_file import write_whole
 from cavs.errors import ConfigError
 
 FORMAT = 1
