@@ -25,7 +25,7 @@ from cavs.runtime.check import check_arity, check_batch, check_prediction, reada
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.following import Following
-from cavs.runtime.inputs import features
+from cavs.runtime.inputs import features, update_of
 from cavs.runtime.looking import Inspected, report_of
 from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.recurrence import CUDNN, Lstms
@@ -173,10 +173,9 @@ class Session(Inspected, Following):
         with self._turn:
             executor, inputs, _ = self.ready(batch)
             run = executor.launch if self.overlaps else executor.step
-            trainable = [p.trainable for p in self.parameters.values()]
-            own = [list(s) for s in states]
+            update = update_of(self.parameters.values(), states)
             with self.readable_errors(batch):
-                found = run(*inputs, seed, step, hyper, own, trainable, *options)
+                found = run(*inputs, seed, step, hyper, *update, *options)
             self.moved(executor)
         return found
 
