@@ -27,6 +27,8 @@ from cavs.ir import (
 )
 from cavs.ir.trace import current_trace
 
+_NUMBERED = 1 << 16  # children that the engine knows by number
+
 
 class State:
     """What a vertex scatters and its parents gather: names and shapes, ``State(c=150, h=150)``."""
@@ -63,9 +65,11 @@ class Vertex:
         edge = {n: apply("gather", slot=s, domain=EDGE) for n, s in self._slots.items()}
         if k is None:
             return Gathered(edge)
-        if not is_whole(k) or k < 0:
+        if not is_whole(k) or not 0 <= k < _NUMBERED:
+            long = is_whole(k) and int(k).bit_length() > 64  # Python may refuse to write it
             raise TraceError(
-                f"gather({k!r}) is not the number of a child",
+                f"gather({f'a number of {int(k).bit_length()} bits' if long else f'{k!r:.60}'}) is "
+                f"not the number of a child, 0 to {_NUMBERED - 1}",
                 where=user_line(),
                 hint="children count from 0: v.gather(0).h; v.gather().h is that of every child",
             )

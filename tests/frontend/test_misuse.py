@@ -244,6 +244,40 @@ def test_inputs_are_named(read, message):
     assert caught.value.where == line_of(read)
 
 
+@pytest.mark.parametrize(
+    ("k", "shown"),
+    [
+        *[(k, re.escape(repr(k))) for k in (2**16, 2**31, 2**40, -1, True, 1.0, "0", [0])],
+        pytest.param(10**5000, "a number of 16610 bits", id="long"),
+        pytest.param(-(10**5000), "a number of 16610 bits", id="below zero, long"),
+        (np.float32(1), re.escape(repr(np.float32(1)))),
+        (np.bool_(True), re.escape(repr(np.bool_(True)))),
+        (np.int64(2**40), re.escape(repr(np.int64(2**40)))),
+    ],
+)
+def test_what_is_not_the_number_of_a_child(k, shown):
+    def body(f, v):
+        v.gather(k)
+
+    with pytest.raises(TraceError, match=rf"gather\({shown}\) is not .* 0 to 65535") as caught:
+        trace(Classifier(body))
+    line = int(line_of(body).rpartition(":")[2]) + 1
+    assert caught.value.where == f"test_misuse.py:{line}" and "from 0" in caught.value.hint
+
+
+def test_the_last_child_that_has_a_number():
+    def body(f, v):
+        h = ops.tanh(v.pull("x") @ f.W + v.gather(0).h + v.gather(2**16 - 1).h)
+        v.scatter(h=h)
+        v.push(h)
+
+    def call(m, b):
+        return ops.mean_rows(m.cell(b.graph, x=b["dense"]).sum(-1))
+
+    batch = cavs.batch([cavs.Graph.chain(3, features={"dense": np.ones((3, 3))})])
+    assert np.isfinite(cavs.Session(Classifier(body, call)).gradients(batch)[0])
+
+
 def test_pushed_values_that_would_be_hidden():
     def body(f, v):
         v.push(h=v.pull("x"), as_node=v.pull("x"))
