@@ -252,7 +252,7 @@ def test_missing_data_are_an_error_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.delenv("CAVS_DATA", raising=False)
-    monkeypatch.setattr(harness, "RemoteSession", lambda name: pytest.fail(name))
+    monkeypatch.setattr(harness, "RemoteSession", pytest.fail)
     monkeypatch.setattr(preparation, "apart", lambda work, *_, **__: pytest.fail(str(work)))
     out = tmp_path / "out.json"
     out.write_text("good")

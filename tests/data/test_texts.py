@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,34 @@ def test_saving_replaces_no_link_no_special_file_and_nothing_read_only(tmp_path,
             Vocabulary(["b"]).save(tmp_path / "real.json")
     assert Vocabulary.load(tmp_path / "real.json") == words
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe", "real.json"]
+
+
+WORDS = Vocabulary(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: WORDS.decode([0.5]), "index is a whole number, not 0.5"),
+        (lambda: WORDS.decode(["a"]), r"whole number, not 'a'.*encode\(tokens\)"),
+        (lambda: WORDS.decode("a"), "whole number, not 'a'"),
+        (lambda: WORDS.decode([None]), "whole number, not None.*-1 for no token"),
+        (lambda: WORDS.decode([True]), "whole number, not True"),
+        (lambda: WORDS.decode(None), "list of numbers, not None"),
+        (lambda: WORDS.decode(1), r"not 1\n.*decode\(\[index\]\)"),
+        (lambda: WORDS.decode([3]), "index 3 is outside"),
+        (lambda: WORDS.encode(None), "list of texts, not None"),
+        (lambda: WORDS.encode("ab"), "not the text 'ab'"),
+        (lambda: WORDS.encode(b"ab"), "not the text b'ab'"),
+        (lambda: WORDS.encode([["a"]]), "a token is a text: unhashable type: 'list'"),
+        (lambda: Vocabulary(None), "list of texts, not None"),
+        (lambda: Vocabulary([["a"]]), r"holds texts, found \['a'\]"),
+        (lambda: Vocabulary.build(None), "list of texts, not None"),
+        (lambda: Vocabulary.build([["a"]]), "a token is a text: unhashable"),
+        (lambda: Vocabulary.build(["a", 1]), "holds texts, found 1"),
+    ],
+)
+def test_what_is_no_token_and_no_index(call, message):
+    with pytest.raises(ConfigError, match=re.compile(message, re.DOTALL)) as caught:
+        call()
+    assert caught.value.hint and caught.value.where.startswith("test_texts.py:")

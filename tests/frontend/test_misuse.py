@@ -59,6 +59,13 @@ OPERATORS = [
     ),
     (lambda x: ops.log_softmax(x.sum(-1)), ShapeError, "needs at least one axis.*as it is"),
     (lambda x: x.log_softmax(), NoAttributeError, r"ops.log\(x.softmax\(\)\) over children"),
+    (lambda x: x.mean(dim=-1), TraceError, r"mean\(\) does not take dim=.*write axis= for dim="),
+    (lambda x: x.sum(-1, keepdim=True), TraceError, "take keepdim=.*keepdims= for keepdim="),
+    (lambda x: V.max(axes=-1), TraceError, r"max\(\) does not take axes=.*has axis, keepdims"),
+    (lambda x: x.softmax(-1, keepdims=True), TraceError, "softmax.. does not take keepdims="),
+    (lambda x: x.min(-1, True, 3), TraceError, r"min\(\) does not take 3 arguments"),
+    (lambda x: x.sum("a"), ShapeError, "axis a of a value"),
+    (lambda x: x.mean((0, 1)), ShapeError, r"axis \(0, 1\) of a value"),
     (lambda x: x.norm(), NoAttributeError, r"write ops.sqrt\(ops.dot\(x, x\)\)"),
     (lambda x: x != 1, TraceError, r"a traced value != 1 asks.*1.0 - ops.equal"),
     (lambda x: np.float32(1) != x, TraceError, r"a traced value != .* asks.*1.0 - ops.equal"),
@@ -276,6 +283,24 @@ def test_the_last_child_that_has_a_number():
 
     batch = cavs.batch([cavs.Graph.chain(3, features={"dense": np.ones((3, 3))})])
     assert np.isfinite(cavs.Session(Classifier(body, call)).gradients(batch)[0])
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [len, list, lambda b: len(b.graph), lambda b: [*b.graph], lambda b: "dense" in b],
+)
+def test_a_batch_has_no_length_in_a_trace(ask):
+    with pytest.raises(TraceError, match=r"batch(\.graph)? has no length and") as caught:
+        trace(Classifier(good, lambda m, b: ask(b)))
+    assert caught.value.where.startswith("test_misuse.py:") and "mean_rows" in caught.value.hint
+
+
+def test_a_batch_in_a_trace_is_true():
+    def call(m, b):
+        assert b and b.graph
+        return ops.mean_rows(m.cell(b.graph, x=b["dense"]).sum(-1))
+
+    trace(Classifier(good, call))
 
 
 def test_pushed_values_that_would_be_hidden():
