@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from inspect import unwrap
+from types import CodeType
 from typing import Any
 
 from cavs.config import is_whole
@@ -56,6 +58,7 @@ class Vertex:
         self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]
     ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
+        self._read: dict[str, None] = {}  # names of inputs, as they are asked for
         self._arity = 0  # children that gather(k) has looked at
         self._scattered: dict[str, Node] = {}
         self._pushed: dict[str, Node] | Node | None = None
@@ -136,6 +139,7 @@ class Vertex:
                 where=user_line(),
                 hint=f"call the vertex function with {name}=..., such as {name}=batch[{name!r}]",
             )
+        self._read[name] = None
         value = self._pulled[name]
         if value.type.domain.base == "edge":
             raise FeatureError(
@@ -154,6 +158,7 @@ class Vertex:
                 where=user_line(),
                 hint=f"call the vertex function with {name}=batch[{name!r}], an edge feature",
             )
+        self._read[name] = None
         value = self._pulled[name]
         if value.type.domain.base != "edge":
             raise FeatureError(
@@ -232,6 +237,40 @@ def _check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
                 hint="fold the children by .sum(), .mean() or .max(), a row by .sum(-1); what "
                 "is of all vertices is computed outside, and pulled",
             )
+
+
+def _texts(cell: VertexFunction) -> set[str]:
+    """Texts in the code of a cell, where names stand that only some variants of it read."""
+    classes = (c for c in type(cell).__mro__ if c not in VertexFunction.__mro__)
+    holders = [*(vars(c) for c in classes), vars(cell)]
+    found: set[str] = set()
+    left = [
+        getattr(unwrap(f), "__code__", None) for d in holders for f in d.values() if callable(f)
+    ]
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            found.add(item)
+        elif isinstance(item, CodeType):
+            left += item.co_consts
+        elif isinstance(item, tuple | frozenset):
+            left += item
+    return found
+
+
+def _check_inputs(cell: VertexFunction, given: Iterable[str], read: Iterable[str]) -> None:
+    """FeatureError for an input that the cell does not know: a mistyped name has no effect."""
+    unread = [name for name in given if name not in read]
+    unknown = [name for name in unread if name not in _texts(cell)]
+    if unknown:
+        name = type(cell).__name__
+        raise FeatureError(
+            f"{name} is called with {', '.join(unknown)}, which {name}.vertex never reads; it "
+            f"reads {', '.join(read) or 'no input'}",
+            where=user_line(),
+            hint=f"mend the name, leave it out, or read it: v.pull({unknown[0]!r}) of a vertex, "
+            f"v.edge({unknown[0]!r}) of its edges",
+        )
 
 
 class VertexFunction(Module):
@@ -322,6 +361,7 @@ class VertexFunction(Module):
                 where=where,
                 hint="gather it and compute with it, or drop it from State and scatter",
             )
+        _check_inputs(self, pulled, v._read)
         filled = {slot: v._scattered[n] for n, slot in slots.items()}
         if top_down:
             inner = {k: x.inputs[0] for k, x in named.items() if x.op.name == "push"}

@@ -303,6 +303,49 @@ def test_a_batch_in_a_trace_is_true():
     trace(Classifier(good, call))
 
 
+class Gated(cavs.VertexFunction):
+    """Reads its gate in one variant only."""
+
+    def __init__(self, gated):
+        self.state = cavs.State(h=3)
+        self.gated = gated
+
+    def names(self):
+        return ("gate",) if self.gated else ()
+
+    def vertex(self, v):
+        h = v.pull("x") + v.gather().h.sum()
+        for name in self.names():
+            h = h * v.pull(name)
+        v.scatter(h=h)
+        v.push(h)
+
+
+def test_an_input_that_a_cell_never_reads():
+    def call(m, b):
+        return ops.mean_rows(Gated(m.gated)(b.graph, x=b["dense"], zzz=1.0).sum(-1))
+
+    for gated, told in ((False, "it reads x$"), (True, "the call passes x, zzz")):
+        model = Classifier(good, call)
+        model.gated = gated
+        with pytest.raises(FeatureError, match=re.compile(told, re.MULTILINE)) as caught:
+            trace(model)
+        assert caught.value.where.startswith("test_misuse.py:")
+    model.gated = False
+    with pytest.raises(FeatureError, match="Gated is called with zzz, which Gated") as caught:
+        trace(model)
+    line = int(line_of(call).rpartition(":")[2]) + 1
+    assert caught.value.where == f"test_misuse.py:{line}" and "v.pull('zzz')" in caught.value.hint
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_an_input_that_only_variants_of_a_cell_read(gated):
+    def call(m, b):
+        return ops.mean_rows(Gated(gated)(b.graph, x=b["dense"], gate=b["dense"]).sum(-1))
+
+    trace(Classifier(good, call))
+
+
 def test_pushed_values_that_would_be_hidden():
     def body(f, v):
         v.push(h=v.pull("x"), as_node=v.pull("x"))
