@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from inspect import unwrap
 from types import CodeType
 from typing import Any
@@ -296,13 +296,20 @@ class VertexFunction(Module):
 
     def __call__(self, graph: SymbolicGraph, /, *values: Any, **inputs: Any) -> Any:
         """Traces the cell over ``batch.graph``; inputs are what ``pull`` and ``edge`` give."""
-        trace = current_trace()
         if values:
+            current_trace()  # outside of one, that is what is wrong
             raise TraceError(
                 f"{type(self).__name__} takes its inputs by name",
                 where=user_line(),
                 hint="write cell(batch.graph, x=...), where vertex() calls v.pull('x')",
             )
+        return self._over(graph, inputs)
+
+    def _over(
+        self, graph: SymbolicGraph, inputs: Mapping[str, Any], offered: Collection[str] = ()
+    ) -> Any:
+        """What a call pushes; offered: inputs that the cell need not know."""
+        trace = current_trace()
         if not isinstance(graph, SymbolicGraph):
             raise TraceError(
                 f"a vertex function is called with batch.graph, not {type(graph).__name__}",
@@ -320,12 +327,12 @@ class VertexFunction(Module):
         if key in trace.memo:
             return trace.memo[key][1]
         drawn = trace.streams
-        pushed = self._trace(pulled, graph.top_down)
+        pushed = self._trace(pulled, graph.top_down, offered)
         if trace.streams == drawn:  # what drops out at random does so anew in each call
             trace.memo[key] = pulled, pushed  # keeps the inputs, and so the key, alive
         return pushed
 
-    def _trace(self, pulled: dict[str, Node], top_down: bool) -> Any:
+    def _trace(self, pulled: dict[str, Node], top_down: bool, offered: Collection[str]) -> Any:
         for name, x in pulled.items():
             if x.type.domain.base not in ("vertex", "edge", "one", "graph") or (
                 x.type.dtype != FLOAT and x.shape
@@ -361,7 +368,7 @@ class VertexFunction(Module):
                 where=where,
                 hint="gather it and compute with it, or drop it from State and scatter",
             )
-        _check_inputs(self, pulled, v._read)
+        _check_inputs(self, (k for k in pulled if k not in offered), v._read)
         filled = {slot: v._scattered[n] for n, slot in slots.items()}
         if top_down:
             inner = {k: x.inputs[0] for k, x in named.items() if x.op.name == "push"}
