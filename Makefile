@@ -27,7 +27,7 @@ MEMORY_TESTS := $(RACE_TESTS) tests/cuda/test_operators.py tests/cuda/test_model
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench sanitize sanitize-cuda build clean
-.PHONY: checks ruff ruff-format clang-format mypy layers rewrite sanitized-engine
+.PHONY: named-data checks ruff ruff-format clang-format mypy layers rewrite sanitized-engine
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -45,8 +45,13 @@ lint:  ## style, types and layers; changes nothing
 format:  ## rewrite Python and C++ files in the project's style
 	@$(MAKE) --no-print-directory VENV=$(LINT_VENV) rewrite
 
-bench: build $(STAMP)-bench  ## measure quickly against the rivals; writes benchmarks/results/latest
+bench: named-data build $(STAMP)-bench  ## measure quickly against the rivals; writes benchmarks/results/latest
 	$(RUN) -m benchmarks
+
+# Rather at once than after an environment with PyTorch is made.
+named-data:
+	@test -n "$$CAVS_DATA" || { echo "no data named: make bench CAVS_DATA=DIR (DIR holds sst/ and wikitext2/)," \
+		"or CAVS_DATA=random for drawn samples" >&2; exit 2; }
 
 sanitize:  ## run the tests on an engine built with ASan and UBSan, then look for leaks
 	@$(MAKE) --no-print-directory VENV=$(SANITIZE_VENV) sanitized-engine

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 
 from benchmarks import ablation, fixed_lstm, lstm, naive, preparation, report, sst, tree_fc
 from benchmarks.places import LATEST
+from benchmarks.workloads import missing_data
 
 PROGRAMS: dict[str, Callable[[list[str]], int]] = {
     "sst": sst.main,
@@ -21,6 +23,16 @@ PROGRAMS: dict[str, Callable[[list[str]], int]] = {
     "fixed_lstm": fixed_lstm.main,
     "ablation": ablation.main,
     "preparation": preparation.main,
+}
+
+# What they read, so that missing data are an error before the first is measured.
+WORKLOADS = {
+    "sst": ("tree-lstm",),
+    "naive": ("tree-lstm",),
+    "lstm": ("var-lstm",),
+    "fixed_lstm": ("fixed-lstm",),
+    "ablation": ("tree-lstm", "var-lstm"),
+    "preparation": ("tree-lstm", "var-lstm"),
 }
 
 
@@ -33,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--data",
         default=os.environ.get("CAVS_DATA", ""),
         metavar="DIR",
-        help="folder that holds sst/ and wikitext2/; default: $CAVS_DATA",
+        help='folder that holds sst/ and wikitext2/, or "random": samples are drawn; default: '
+        "$CAVS_DATA",
     )
     parser.add_argument(
         "--full", action="store_true", help="the whole grid of sizes; else --quick of each"
@@ -42,8 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--resume", action="store_true", help="go on where an earlier run of this commit stopped"
     )
     given = parser.parse_args(arguments)
+    wanted = given.programs or PROGRAMS
+    missing = missing_data((w for n in wanted for w in WORKLOADS.get(n, ())), given.data)
+    if missing:
+        print(missing, file=sys.stderr)
+        return 2
     failed = []
-    for name in given.programs or PROGRAMS:
+    for name in wanted:
         print(f"\n## {name}\n", flush=True)
         options = ["--data", given.data] if given.data else []
         if not given.full:

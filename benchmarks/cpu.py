@@ -24,7 +24,7 @@ from benchmarks.places import GridParser
 from benchmarks.preparation import between, grown
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import CavsRunner
-from benchmarks.workloads import Case, load
+from benchmarks.workloads import WORKLOADS, Case, load, missing_data
 
 APART = "cavs-without-merge_vertices"
 PARTS = (
@@ -165,6 +165,9 @@ def main(arguments: SequenceOf[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if find_spec("torch") is None:
         print('the rivals need PyTorch: pip install "torch==2.13.0"', file=sys.stderr)
+        return 2
+    if missing := missing_data(WORKLOADS, given.data):
+        print(missing, file=sys.stderr)
         return 2
     run = Run(given, started)
     run.all()

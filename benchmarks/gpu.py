@@ -29,7 +29,7 @@ from benchmarks.gpu_table import missed, summary_table
 from benchmarks.places import RESULTS
 from benchmarks.products import products_of
 from benchmarks.samples import RANDOM, ROOT
-from benchmarks.workloads import Case, load
+from benchmarks.workloads import Case, load, missing_data
 
 PARTS = BOUNDED | OTHERS
 Item = tuple[str, bool, Callable[[], None]]  # what to do, whether it may be left out
@@ -173,7 +173,9 @@ def refused(given: argparse.Namespace) -> str:
             return f"PyTorch {torch.__version__} sees no GPU; --device cpu tries the program out"
     known = {*PARTS, *(g.name for g in groups(given.device, given.data, True, False))}
     unknown = [name for name in given.only if name not in known]
-    return f"no part {unknown[0]!r}; there are {', '.join(sorted(known))}" if unknown else ""
+    if unknown:
+        return f"no part {unknown[0]!r}; there are {', '.join(sorted(known))}"
+    return missing_data(("tree-lstm", "var-lstm"), given.data)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -24,7 +24,7 @@ from benchmarks.ratios import Summary, ratio, summary
 from benchmarks.refcheck import check
 from benchmarks.runner import RUNNERS, base_of, python_of
 from benchmarks.sessions import LocalSession, RemoteSession, Session, SessionError
-from benchmarks.workloads import Case
+from benchmarks.workloads import Case, missing_data
 
 QUIET = 0.05  # of all cores; above it a measurement is marked
 REST = 0.005  # seconds between passes: the threads of the one before fall asleep
@@ -235,7 +235,8 @@ def parser_for(
         "--data",
         default=os.environ.get("CAVS_DATA", ""),
         metavar="DIR",
-        help="folder that holds sst/ and wikitext2/; default: $CAVS_DATA",
+        help='folder that holds sst/ and wikitext2/, or "random": samples are drawn; default: '
+        "$CAVS_DATA",
     )
     add(
         "--resume",
@@ -323,6 +324,8 @@ def run(
 ) -> int:
     """Measures all cases; the result file is complete after each. 1 if a runner failed.
 
+    While every case has failed, and where data are missing (then 2), that file stays as it was.
+
     runners: of each case, where not all have the same. summarise: what the results say, to be
     shown first.
     """
@@ -334,6 +337,10 @@ def run(
             if base_of(name)[0] not in known:
                 print(f"no runner {name!r}; there are {', '.join(known)}", file=sys.stderr)
                 return 2
+    missing = missing_data((case.workload for case in cases), cases[0].data)
+    if missing:
+        print(missing, file=sys.stderr)
+        return 2
     if given.refcheck:
         checked = [name for name in names if "floor" not in name]
         wrong = check(replace(cases[0], hidden=32, embedding=24, leaves=16), checked)
@@ -374,13 +381,22 @@ def run(
             record["cases"].append(entry)
             if summarise is not None:
                 record["summary"] = summarise(record["cases"])
-            write_json(given.out, record)
+            if _succeeded(record):
+                write_json(given.out, record)
     finally:
         for session in sessions.values():
             session.close()
     show(tables(record))
+    if not _succeeded(record):
+        print(f"every case failed; {given.out} is left as it is", file=sys.stderr)
+        return 1
     show(f"\nwritten to {given.out}")
     return 1 if failed else 0
+
+
+def _succeeded(record: dict[str, Any]) -> bool:
+    """Whether any runner was measured in any case."""
+    return any(entry["runners"] for entry in record["cases"])
 
 
 def tables(record: Any) -> str:

@@ -8,6 +8,7 @@ graphs that grow.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +24,7 @@ from benchmarks.places import GridParser
 from benchmarks.ratios import summary
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import CavsRunner
-from benchmarks.workloads import Case, load
+from benchmarks.workloads import Case, load, missing_data
 
 PATIENCE = 600  # seconds for one case
 ALONE = 10  # passes in a row
@@ -223,6 +224,10 @@ def main(arguments: list[str] | None = None) -> int:
         for size in given.batch_size
         for threads in given.threads
     ]
+    missing = missing_data(given.workloads, given.data)
+    if missing:
+        print(missing, file=sys.stderr)
+        return 2
     shares = [apart(share, case, given.rounds, patience=PATIENCE) for case in cases]
     text = shares_table(shares)
     print(text, end="\n\n", flush=True)

@@ -16,6 +16,7 @@ Ints = npt.NDArray[np.int32]
 
 ROOT = Path(__file__).resolve().parent.parent
 RANDOM = "random"  # in place of a data folder: samples are drawn
+FILES = {"sst": ("train.txt",), "wikitext2": ("valid.txt", "test.txt")}  # of each data set
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,16 @@ def data_folder(name: str, given: str = "") -> Path:
     base = given or os.environ.get("CAVS_DATA", "")
     if not base:
         raise FileNotFoundError(
-            f"no data folder given: pass --data DIR or set CAVS_DATA (DIR holds {name}/)"
+            f"no data folder given: pass --data DIR or set CAVS_DATA (DIR holds {name}/), or pass "
+            f"--data {RANDOM}, which draws samples of like sizes"
         )
     folder = Path(base) / name
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder; --data DIR must hold {name}/")
+    for path in (folder, *(folder / file for file in FILES.get(name, ()))):
+        if not path.exists():
+            raise FileNotFoundError(
+                f"there is no {path}; --data DIR must hold {name}/, "
+                f"or --data {RANDOM} draws samples"
+            )
     return folder
 
 
@@ -211,7 +217,7 @@ def wikitext(data: str, limit: int) -> tuple[list[Ints], int]:
     """
     folder = data_folder("wikitext2", data)
     text: list[list[str]] = []
-    for name in ("valid.txt", "test.txt"):
+    for name in FILES["wikitext2"]:
         with (folder / name).open(encoding="utf-8") as lines:
             text.extend(s for s in _sentences(lines) if len(s) > 1)
     counts: dict[str, int] = {}

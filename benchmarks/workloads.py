@@ -23,6 +23,7 @@ root-label  Tree-FC with a label at every vertex, -1 at all but the root
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,6 +36,7 @@ from benchmarks.samples import (
     Sample,
     Sequence,
     complete_tree,
+    data_folder,
     lattice,
     random_text,
     random_trees,
@@ -118,6 +120,21 @@ def _sequence(tokens: npt.NDArray[np.int32], classes: int) -> Sequence:
     """Tokens but the last, each labelled by its successor (modulo `classes`, unless 0)."""
     label = tokens[1:] % classes if classes else tokens[1:]
     return Sequence(tokens[:-1].copy(), label.astype(np.int32))
+
+
+# Where samples are read from; those of other workloads are made.
+_FOLDERS = {"tree-lstm": "sst", "var-lstm": "wikitext2", "fixed-lstm": "wikitext2"}
+
+
+def missing_data(workloads: Iterable[str], data: str) -> str:
+    """What the folder `data` (empty: $CAVS_DATA) lacks of what the workloads read, or nothing."""
+    names = dict.fromkeys(_FOLDERS.get(OWN.get(name, name)) for name in workloads)
+    for name in filter(None, names if data != RANDOM else ()):
+        try:
+            data_folder(name, data)
+        except FileNotFoundError as error:
+            return str(error)
+    return ""
 
 
 def _samples(case: Case, count: int) -> tuple[list[Sample], int]:

@@ -77,13 +77,17 @@ def build(args, assets=None):
             found = found[::10] if split == "dev" else [s for i, s in enumerate(found) if i % 10]
         return found if args.length is None else stretches(found, args.length)
 
+    parsed = {}
+
     def graphs(split):
-        return None if args.data is None else chains(sentences(split), vocabulary)
+        if args.data is None:
+            return None
+        return chains(parsed.pop(split, None) or sentences(split), vocabulary)
 
     if assets is None:
-        for file in ("valid", "test"):  # rather now than after the training
-            data_file(args.data, f"{file}.txt", LAYOUT)
-        words = itertools.chain.from_iterable(sentences("train"))
+        # All of them: what is missing or malformed is told rather now than after the training.
+        parsed |= {split: sentences(split) for split in ("train", "dev", "test")}
+        words = itertools.chain.from_iterable(parsed["train"])
         vocabulary = Vocabulary.build(words, max_size=args.vocabulary_size)
     else:
         vocabulary = Vocabulary(assets["words"])

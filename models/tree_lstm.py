@@ -69,14 +69,17 @@ def build(args, assets=None):
     def graphs(trees):
         return None if trees is None else sst_graphs(trees, vocabulary)
 
+    parsed = {}
     if assets is None:
-        for name in ("train", "dev", "test"):  # rather now than after the training
-            data_file(args.data, f"{name}.txt", LAYOUT)
-        train = split("train")
-        words = (word for tree in train for word in tree.tokens)
+        # All of them: what is missing or malformed is told rather now than after the training.
+        parsed = {name: split(name) for name in ("train", "dev", "test")}
+        words = (word for tree in parsed["train"] for word in tree.tokens)
         vocabulary = Vocabulary.build(words, args.min_count)
     else:
-        train, vocabulary = None, Vocabulary(assets["words"])
+        vocabulary = Vocabulary(assets["words"])
+
+    def part(name):
+        return graphs(parsed.pop(name, None) or split(name))
 
     def read(text):
         lines = enumerate(text.split("\n"), 1)  # splitlines would cut tokens of the treebank too
@@ -91,9 +94,7 @@ def build(args, assets=None):
     model.initialize(args.seed)
     return Task(
         model,
-        train=lambda: graphs(train or split("train")),
-        dev=lambda: graphs(split("dev")),
-        test=lambda: graphs(split("test")),
+        **{name: lambda name=name: part(name) for name in ("train", "dev", "test")},
         metrics=[metrics.accuracy(), metrics.root_accuracy()],
         monitor="accuracy",
         assets={"words": vocabulary.to_json()},

@@ -6,12 +6,12 @@ import argparse
 from typing import Any
 
 from cavs.cli.distributed import one_voice
+from cavs.data.whole_file import write_whole
 from cavs.distributed import world
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.choice import measured_cluster
 from cavs.distributed.communicator import Communicator
 from cavs.distributed.resource_text import text_of
-from cavs.distributed.whole_file import write_whole
 from cavs.errors import CavsError, ConfigError
 
 

@@ -144,7 +144,8 @@ def _traced_cell(
         try:
             with tracing(False) as trace:
                 batch = SymbolicBatch(schema)
-                pushed = cell(batch.graph, **{name: batch[name] for name in schema})
+                every = {name: batch[name] for name in schema}
+                pushed = cell._over(batch.graph, every, offered=known)
                 values = pushed._values if isinstance(pushed, Pushed) else {"output": pushed}
                 return Traced(dict(values), dict(trace.slots))
         except FeatureError as error:

@@ -11,8 +11,9 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.config import require_count
+from cavs.config import is_whole, require_count
 from cavs.data.source import as_path
+from cavs.data.whole_file import replace_whole
 from cavs.errors import ConfigError, DataError
 
 UNKNOWN = "<unk>"
@@ -31,9 +32,8 @@ class Vocabulary:
     def __init__(self, tokens: Iterable[str]) -> None:
         _check_listed(tokens)
         self._tokens = (UNKNOWN, *(token for token in tokens if token != UNKNOWN))
-        odd = [token for token in self._tokens if not isinstance(token, str)]
-        if odd:
-            raise ConfigError(f"a vocabulary holds texts, found {odd[0]!r:.80}", hint="str(token)")
+        for token in self._tokens:
+            _check_text(token)
         self._index = {token: i for i, token in enumerate(self._tokens)}
         if len(self._index) != len(self._tokens):
             twice = next(t for t, n in Counter(self._tokens).items() if n > 1)
@@ -55,7 +55,14 @@ class Vocabulary:
         require_count("min_count", min_count, 0)
         if max_size is not None:
             require_count("max_size", max_size)
-        counts = Counter(tokens)
+        try:
+            counts = Counter(tokens)
+        except TypeError as error:  # which may come from what gives the tokens, too
+            if "unhashable" not in str(error):
+                raise
+            raise _no_text(error) from None
+        for token in counts:
+            _check_text(token)
         del counts[UNKNOWN]
         kept = [token for token, n in counts.items() if n >= min_count]
         kept.sort(key=lambda token: (-counts[token], token))
@@ -85,13 +92,27 @@ class Vocabulary:
     def encode(self, tokens: Iterable[str | None]) -> NDArray[np.int32]:
         """Indices of tokens, int32[n]: 0 for unknown ones, -1 for None (no token here)."""
         _check_listed(tokens)
-        get = self._index.get
-        return np.array([-1 if t is None else get(t, 0) for t in tokens], np.int32)
+        get, listed = self._index.get, list(tokens)
+        try:
+            return np.array([-1 if t is None else get(t, 0) for t in listed], np.int32)
+        except TypeError as error:
+            raise _no_text(error) from None
 
     def decode(self, indices: Iterable[int]) -> list[str | None]:
         """Tokens of indices, None for -1. ConfigError for an index outside the vocabulary."""
         out: list[str | None] = []
+        if not _is_listed(indices):
+            raise ConfigError(
+                f"indices are a list of numbers, not {indices!r:.80}",
+                hint="vocabulary.decode([index]) of one",
+            )
         for index in indices:
+            if not is_whole(index):
+                raise ConfigError(
+                    f"an index is a whole number, not {index!r:.80}",
+                    hint=f"indices are 0 to {len(self) - 1}, or -1 for no token; "
+                    "vocabulary.encode(tokens) gives those of tokens",
+                )
             if not -1 <= index < len(self._tokens):
                 raise ConfigError(
                     f"index {index} is outside a vocabulary of {len(self)} tokens",
@@ -107,14 +128,10 @@ class Vocabulary:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tokens as JSON; a reader sees the old file or the new one, never a part."""
         target = as_path(path)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        text = json.dumps(self.to_json(), ensure_ascii=False)
         try:
-            try:
-                text = json.dumps(self.to_json(), ensure_ascii=False)
-                part.write_bytes(text.encode(errors="backslashreplace"))  # half of a pair, in JSON
-                part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+            # Half of a surrogate pair is no UTF-8, but can be said in JSON.
+            replace_whole(target, [text.encode(errors="backslashreplace")])
         except OSError as error:
             raise DataError(
                 f"{target}: cannot be written: {error.strerror or error}",
@@ -141,13 +158,37 @@ class Vocabulary:
         return cls(tokens)
 
 
+def _is_listed(values: object) -> bool:
+    """Whether there is something to go through; of an array of no axis there is not."""
+    try:
+        iter(values)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
+
+
 def _check_listed(tokens: object) -> None:
-    """ConfigError for a text: it would be taken for its characters."""
-    if isinstance(tokens, str):
+    """ConfigError for a text, which would be taken for its characters, and for what holds none."""
+    if isinstance(tokens, str | bytes):
         raise ConfigError(
             f"tokens are a list of texts, not the text {tokens!r:.80}",
             hint="text.split() gives its words, list(text) its characters",
         )
+    if not _is_listed(tokens):
+        raise ConfigError(
+            f"tokens are a list of texts, not {tokens!r:.80}", hint='give a list: ["a", "b"]'
+        )
+
+
+def _check_text(token: object) -> None:
+    if not isinstance(token, str):
+        raise ConfigError(f"a vocabulary holds texts, found {token!r:.80}", hint="str(token)")
+
+
+def _no_text(error: TypeError) -> ConfigError:
+    return ConfigError(
+        f"a token is a text: {error}", hint="give the tokens of one sequence, not lists of tokens"
+    )
 
 
 def _is_token_list(tokens: object) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from cavs.errors import FeatureError, NoAttributeError, user_line
+from cavs.errors import FeatureError, NoAttributeError, TraceError, user_line
 from cavs.ir import EDGE, FLOAT, GRAPH, INT, VERTEX, Node, apply
 
 _DOMAIN = {"vertex": VERTEX, "edge": EDGE, "graph": GRAPH}
@@ -40,9 +40,31 @@ def _lacks(what: str, name: str, hint: str) -> NoReturn:
     )
 
 
+class _Uncounted:
+    """Has no length in a trace, which holds for batches of any size; is true, as objects are."""
+
+    _called = ""
+
+    def _refused(self) -> NoReturn:
+        raise TraceError(
+            f"{self._called} has no length and cannot be iterated in a model, which is traced once "
+            "for all batches",
+            where=user_line(),
+            hint="ops.mean_rows and ops.mean_graph divide by the number of rows; batch[name] is "
+            "the feature of every vertex, edge or graph at once",
+        )
+
+    __len__ = __iter__ = _refused
+
+    def __bool__(self) -> bool:
+        return True
+
+
 @dataclass(frozen=True, eq=False)
-class SymbolicGraph:
+class SymbolicGraph(_Uncounted):
     """Stands for the input graphs of a batch."""
+
+    _called = "batch.graph"
 
     batch: SymbolicBatch
     top_down: bool = False
@@ -61,11 +83,13 @@ class SymbolicGraph:
         )
 
 
-class SymbolicBatch:
+class SymbolicBatch(_Uncounted):
     """Stands for a batch: ``batch["token"]`` is a feature, ``batch.graph`` the structure.
 
     edges: whether the batch that it is traced for has any.
     """
+
+    _called = "batch"
 
     def __init__(self, schema: Schema, edges: bool = True) -> None:
         self.schema, self.edges = schema, edges

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from inspect import unwrap
+from types import CodeType
 from typing import Any
 
 from cavs.config import is_whole
@@ -26,6 +28,8 @@ from cavs.ir import (
     toposort,
 )
 from cavs.ir.trace import current_trace
+
+_NUMBERED = 1 << 16  # children that the engine knows by number
 
 
 class State:
@@ -54,6 +58,7 @@ class Vertex:
         self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]
     ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
+        self._read: dict[str, None] = {}  # names of inputs, as they are asked for
         self._arity = 0  # children that gather(k) has looked at
         self._scattered: dict[str, Node] = {}
         self._pushed: dict[str, Node] | Node | None = None
@@ -63,9 +68,11 @@ class Vertex:
         edge = {n: apply("gather", slot=s, domain=EDGE) for n, s in self._slots.items()}
         if k is None:
             return Gathered(edge)
-        if not is_whole(k) or k < 0:
+        if not is_whole(k) or not 0 <= k < _NUMBERED:
+            long = is_whole(k) and int(k).bit_length() > 64  # Python may refuse to write it
             raise TraceError(
-                f"gather({k!r}) is not the number of a child",
+                f"gather({f'a number of {int(k).bit_length()} bits' if long else f'{k!r:.60}'}) is "
+                f"not the number of a child, 0 to {_NUMBERED - 1}",
                 where=user_line(),
                 hint="children count from 0: v.gather(0).h; v.gather().h is that of every child",
             )
@@ -132,6 +139,7 @@ class Vertex:
                 where=user_line(),
                 hint=f"call the vertex function with {name}=..., such as {name}=batch[{name!r}]",
             )
+        self._read[name] = None
         value = self._pulled[name]
         if value.type.domain.base == "edge":
             raise FeatureError(
@@ -150,6 +158,7 @@ class Vertex:
                 where=user_line(),
                 hint=f"call the vertex function with {name}=batch[{name!r}], an edge feature",
             )
+        self._read[name] = None
         value = self._pulled[name]
         if value.type.domain.base != "edge":
             raise FeatureError(
@@ -230,6 +239,40 @@ def _check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
             )
 
 
+def _texts(cell: VertexFunction) -> set[str]:
+    """Texts in the code of a cell, where names stand that only some variants of it read."""
+    classes = (c for c in type(cell).__mro__ if c not in VertexFunction.__mro__)
+    holders = [*(vars(c) for c in classes), vars(cell)]
+    found: set[str] = set()
+    left = [
+        getattr(unwrap(f), "__code__", None) for d in holders for f in d.values() if callable(f)
+    ]
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            found.add(item)
+        elif isinstance(item, CodeType):
+            left += item.co_consts
+        elif isinstance(item, tuple | frozenset):
+            left += item
+    return found
+
+
+def _check_inputs(cell: VertexFunction, given: Iterable[str], read: Iterable[str]) -> None:
+    """FeatureError for an input that the cell does not know: a mistyped name has no effect."""
+    unread = [name for name in given if name not in read]
+    unknown = [name for name in unread if name not in _texts(cell)]
+    if unknown:
+        name = type(cell).__name__
+        raise FeatureError(
+            f"{name} is called with {', '.join(unknown)}, which {name}.vertex never reads; it "
+            f"reads {', '.join(read) or 'no input'}",
+            where=user_line(),
+            hint=f"mend the name, leave it out, or read it: v.pull({unknown[0]!r}) of a vertex, "
+            f"v.edge({unknown[0]!r}) of its edges",
+        )
+
+
 class VertexFunction(Module):
     """A cell, declared once and run at every vertex of every input graph.
 
@@ -253,13 +296,20 @@ class VertexFunction(Module):
 
     def __call__(self, graph: SymbolicGraph, /, *values: Any, **inputs: Any) -> Any:
         """Traces the cell over ``batch.graph``; inputs are what ``pull`` and ``edge`` give."""
-        trace = current_trace()
         if values:
+            current_trace()  # outside of one, that is what is wrong
             raise TraceError(
                 f"{type(self).__name__} takes its inputs by name",
                 where=user_line(),
                 hint="write cell(batch.graph, x=...), where vertex() calls v.pull('x')",
             )
+        return self._over(graph, inputs)
+
+    def _over(
+        self, graph: SymbolicGraph, inputs: Mapping[str, Any], offered: Collection[str] = ()
+    ) -> Any:
+        """What a call pushes; offered: inputs that the cell need not know."""
+        trace = current_trace()
         if not isinstance(graph, SymbolicGraph):
             raise TraceError(
                 f"a vertex function is called with batch.graph, not {type(graph).__name__}",
@@ -277,12 +327,12 @@ class VertexFunction(Module):
         if key in trace.memo:
             return trace.memo[key][1]
         drawn = trace.streams
-        pushed = self._trace(pulled, graph.top_down)
+        pushed = self._trace(pulled, graph.top_down, offered)
         if trace.streams == drawn:  # what drops out at random does so anew in each call
             trace.memo[key] = pulled, pushed  # keeps the inputs, and so the key, alive
         return pushed
 
-    def _trace(self, pulled: dict[str, Node], top_down: bool) -> Any:
+    def _trace(self, pulled: dict[str, Node], top_down: bool, offered: Collection[str]) -> Any:
         for name, x in pulled.items():
             if x.type.domain.base not in ("vertex", "edge", "one", "graph") or (
                 x.type.dtype != FLOAT and x.shape
@@ -318,6 +368,7 @@ class VertexFunction(Module):
                 where=where,
                 hint="gather it and compute with it, or drop it from State and scatter",
             )
+        _check_inputs(self, (k for k in pulled if k not in offered), v._read)
         filled = {slot: v._scattered[n] for n, slot in slots.items()}
         if top_down:
             inner = {k: x.inputs[0] for k, x in named.items() if x.op.name == "push"}

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from cavs.config import is_whole
 from cavs.errors import DTypeError, NumericsError, ShapeError, TraceError, user_line
-from cavs.ir.refusals import Refusals
+from cavs.ir.refusals import Refusals, folding
 from cavs.ir.types import ONE, TensorType
 
 Array = npt.NDArray[Any]
@@ -208,6 +208,7 @@ class Operand(Refusals):
         """The transpose of a parameter matrix."""
         return apply("transpose", self)
 
+    @folding
     def sum(self, axis: int | None = None, keepdims: bool = False) -> Node:
         """Edge values without ``axis``: the sum over the children of each vertex; others: over all
         elements of a row.
@@ -217,12 +218,13 @@ class Operand(Refusals):
         x = as_node(self)
         if axis is None and x.type.domain.base == "edge":
             return _kept(apply("sum_children", x), axis, keepdims)
-        if axis is not None and -len(x.shape) <= axis < -1:
+        if is_whole(axis) and -len(x.shape) <= axis < -1:
             total = sum_of_axis(x, len(x.shape) + axis)
             shape = (*x.shape[:axis], *x.shape[axis + 1 :])
             return total if keepdims else apply("reshape", total, shape=shape)
         return _kept(apply("sum_axis", x if axis == -1 else _flat(x, axis)), axis, keepdims)
 
+    @folding
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Node:
         """As sum, divided by the number of children or elements; 0 without children."""
         x = as_node(self)
@@ -232,6 +234,7 @@ class Operand(Refusals):
         total = x.sum(axis, keepdims)
         return total / float(x.type.width if axis is None else x.shape[axis])
 
+    @folding
     def max(self, axis: int | None = None, keepdims: bool = False) -> Node:
         """The maximum over the children, 0 without any; of a row over all or over the last axis."""
         x = as_node(self)
@@ -239,10 +242,12 @@ class Operand(Refusals):
             return _kept(apply("max_children", x), axis, keepdims)
         return _kept(apply("max_axis", x if axis == -1 else _flat(x, axis)), axis, keepdims)
 
+    @folding
     def min(self, axis: int | None = None, keepdims: bool = False) -> Node:
         """As max, of the minimum."""
         return -(-self).max(axis, keepdims)
 
+    @folding
     def softmax(self, axis: int | None = None) -> Node:
         """Softmax over the children of each vertex (edge values), else over the last axis.
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
-from typing import Any, NoReturn
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
 from cavs.errors import NoAttributeError, TraceError, user_line
 from cavs.ir.types import TO_FLOATS
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _ONES = ("tanh", "exp", "log", "sqrt", "square", "absolute")
 _TWOS = ("maximum", "minimum")
 _FOLDED = "x.{0}() folds the children of a vertex, x.{0}(-1) the last axis"
@@ -125,6 +129,30 @@ _xor = _refused(
     "^ does not take {}", "a ** 2 is a square; of two comparisons 1.0 - ops.equal(a, b)"
 )
 _floor = _refused("// and % do not take {}", "x / y divides; give rounded numbers as features")
+
+
+_ARGUMENTS = {"dim": "axis", "keepdim": "keepdims"}  # as PyTorch names them
+
+
+def folding(method: Callable[P, T]) -> Callable[P, T]:
+    """A method that folds; what other libraries call its arguments is a TraceError."""
+    known = [name for name in inspect.signature(method).parameters if name != "self"]
+
+    @wraps(method)
+    def checked(*args: P.args, **named: P.kwargs) -> T:
+        unknown = [name for name in named if name not in known]
+        if unknown or len(args) - 1 + len(named) > len(known):
+            what = f"{unknown[0]}=..." if unknown else f"{len(args) - 1} arguments"
+            cure = _ARGUMENTS.get(unknown[0]) if unknown else None
+            _refuse(
+                f".{method.__name__}() does not take {what}: it has {', '.join(known)}",
+                (f"write {cure}= for {unknown[0]}=; " if cure in known else "")
+                + f"x.{method.__name__}(-1) is over the last axis, and without axis values of "
+                "edges are folded over the children of a vertex",
+            )
+        return method(*args, **named)
+
+    return checked
 
 
 class Refusals:

@@ -14,6 +14,12 @@ from cavs.errors import FeatureError, GraphError, NumericsError
 from cavs.frontend.batch import Feature
 from cavs.ir import Graph, Node
 
+# Features and parameters are finite wherever they are set: what is not comes from computing.
+NOT_FINITE = (
+    "lower lr, or set max_norm; look for an operator of the model that is not defined or overflows "
+    "there, such as a log or a division of 0, or an exp"
+)
+
 
 def _at(batch: Any, kind: str, row: int) -> str:
     """Graph and place of one row of a feature, in words; vertices count from 0 in their graph."""
@@ -120,6 +126,27 @@ def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
     return None
 
 
+def named(batch: Any) -> str:
+    """The graphs of a batch as an error names them."""
+    if batch.ids is None:
+        return f"the {batch.num_graphs} graphs of a batch without ids"
+    listed = ", ".join(str(int(i)) for i in batch.ids[:64])
+    return f"graphs {listed}" + (", ..." if len(batch.ids) > 64 else "")
+
+
+def _damaged(parameters: Mapping[str, Any]) -> str:
+    """What to do where parameters are what is not finite; empty where they are."""
+    bad = [n for n, p in parameters.items() if not np.isfinite(p.current()).all()]
+    return f"{', '.join(bad)} holds values that are not finite; load a good checkpoint" * bool(bad)
+
+
+def check_loss(loss: float, batch: Any, parameters: Mapping[str, Any]) -> None:
+    """NumericsError if the loss of an evaluation is not finite; names the graphs of its batch."""
+    if not math.isfinite(loss):
+        hint = _damaged(parameters) or NOT_FINITE
+        raise NumericsError(f"the loss is {loss}, on {named(batch)}", hint=hint)
+
+
 def check_prediction(
     name: str, rows: NDArray[Any], kind: str, batch: Any, parameters: Mapping[str, Any]
 ) -> None:
@@ -130,12 +157,10 @@ def check_prediction(
     if not rows.size or not math.isnan(rows.min()):  # the least of an array is NaN if anything is
         return
     row = int(np.flatnonzero(np.isnan(rows).any(axis=1))[0])
-    bad = [n for n, p in parameters.items() if not np.isfinite(p.current()).all()]
     raise NumericsError(
         f"prediction {name!r} is NaN at {_at(batch, kind, row)}",
-        hint=f"{', '.join(bad)} holds values that are not finite; load a good checkpoint"
-        if bad
-        else "an operator of the model is not defined or overflows there, such as a log or a "
+        hint=_damaged(parameters)
+        or "an operator of the model is not defined or overflows there, such as a log or a "
         "division of 0, or an exp",
     )
 

@@ -1,15 +1,17 @@
-"""What the engine reads of a batch: the features of a program."""
+"""What the engine reads: the features of a program, and what updates its parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cavs.compiler.program import Program
+from cavs.errors import ConfigError
+from cavs.frontend.parameter import Parameter
 from cavs.passes.merge_vertices import COPIES, PRESENT
 
 Array = NDArray[Any]
@@ -57,3 +59,22 @@ def _of_distinct(
         present = rows_of(source, counted, np.dtype(np.int32)) >= 0
         copies = source.copies_of(counted) * present
     return copies.astype(dtype)
+
+
+def update_of(
+    parameters: Collection[Parameter], states: Sequence[Sequence[Array]]
+) -> tuple[list[list[Array]], list[bool]]:
+    """Arrays of the optimiser for each parameter, and which are trained, as the engine takes them.
+
+    Of a model without parameters it has one that nothing reads. ConfigError where others than all
+    parameters have states.
+    """
+    if len(states) != len(parameters):
+        raise ConfigError(
+            f"states of {len(states)} parameters, the model has {len(parameters)}",
+            hint="give a list of arrays for each of model.parameters(), an empty one for kind='sgd'"
+            "; optimizer.init_states(list(model.parameters().values())) makes them",
+        )
+    if not parameters:
+        return [[]], [False]
+    return [list(s) for s in states], [p.trainable for p in parameters]

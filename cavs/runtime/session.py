@@ -21,11 +21,12 @@ from cavs.frontend.model import Model, require_same_parameters
 from cavs.ir import origin
 from cavs.passes.at_nth_child import multiplied_children
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
-from cavs.runtime.check import check_arity, check_batch, check_prediction, readable_errors
+from cavs.runtime import check
+from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.following import Following
-from cavs.runtime.inputs import features
+from cavs.runtime.inputs import features, update_of
 from cavs.runtime.looking import Inspected, report_of
 from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.recurrence import CUDNN, Lstms
@@ -173,15 +174,14 @@ class Session(Inspected, Following):
         with self._turn:
             executor, inputs, _ = self.ready(batch)
             run = executor.launch if self.overlaps else executor.step
-            trainable = [p.trainable for p in self.parameters.values()]
-            own = [list(s) for s in states]
+            update = update_of(self.parameters.values(), states)
             with self.readable_errors(batch):
-                found = run(*inputs, seed, step, hyper, own, trainable, *options)
+                found = run(*inputs, seed, step, hyper, *update, *options)
             self.moved(executor)
         return found
 
     def evaluate(self, batch: BatchLike) -> EvalResult:
-        """Forward only: loss and predictions; nothing is dropped out."""
+        """Forward only, nothing dropped out. NumericsError: a loss not finite, a NaN predicted."""
         with self._turn:
             return self._forward(batch, with_loss=True)
 
@@ -193,7 +193,7 @@ class Session(Inspected, Following):
     def gradients(
         self, batch: BatchLike, *, seed: int = 0, step: int = 0
     ) -> tuple[float, dict[str, Array]]:
-        """Loss and dense gradients of all trainable parameters, without an update."""
+        """Loss and dense gradients of what is trained; to look at: no update, and NaN as it is."""
         require_seed(seed)
         with self._turn:
             variant, executor, _, inputs = self._prepare(batch, training=True, with_loss=True)
@@ -211,12 +211,12 @@ class Session(Inspected, Following):
             }
 
     def _forward(self, batch: BatchLike, with_loss: bool) -> EvalResult:
-        variant, executor, source, inputs = self._prepare(
-            batch, training=False, with_loss=with_loss
-        )
+        variant, executor, source, inputs = self._prepare(batch, False, with_loss)
         with readable_errors(variant.traced, batch):
             loss = executor.run(*inputs, 0, 0)
         assert variant.compiled is not None and variant.traced is not None
+        if with_loss:
+            check.check_loss(loss, batch, self.parameters)
         outputs, weight = {}, float(batch.num_graphs)
         for name, buffer in variant.compiled.program.outputs.items():
             if name == "loss":
@@ -228,8 +228,7 @@ class Session(Inspected, Following):
             t = variant.traced.outputs[name].type
             if source is not batch and t.domain.base == "vertex":
                 rows = rows[source.distinct]
-            if not with_loss:
-                check_prediction(name, rows, t.domain.base, batch, self.parameters)
+            check.check_prediction(name, rows, t.domain.base, batch, self.parameters)
             outputs[name] = rows.reshape(rows.shape[0], *t.shape)
         return EvalResult(loss if with_loss else math.nan, outputs, weight)
 

@@ -17,12 +17,6 @@ from cavs.train.progress import Progress
 if TYPE_CHECKING:
     from cavs.train.trainer import Trainer
 
-# Features and parameters are finite wherever they are set: what is not comes from computing.
-NOT_FINITE = (
-    "lower lr, or set max_norm; look for an operator of the model that is not defined or overflows "
-    "there, such as a log or a division of 0, or an exp"
-)
-
 
 def evaluate(
     trainer: Trainer,
@@ -52,13 +46,11 @@ def evaluate(
             except DeviceError as error:
                 trainer._go_back(error)
                 raise
-            if not math.isfinite(result.loss):
-                raise NumericsError(
-                    f"evaluation after step {trainer.steps}: the loss is {result.loss}, on "
-                    f"{named(batch)}\n  last good checkpoint: "
-                    f"{trainer.last_checkpoint or 'none was written'}",
-                    hint=NOT_FINITE,
-                )
+            except NumericsError as error:
+                raise error.reworded(
+                    f"evaluation after step {trainer.steps}: {error.what}\n"
+                    f"  last good checkpoint: {trainer.last_checkpoint or 'none was written'}"
+                ) from error
             loss += result.loss * result.weight
             weight += result.weight
             outputs = {**result.outputs, "loss": result.loss, "weight": result.weight}
@@ -77,11 +69,3 @@ def evaluate(
     for metric, part, count in zip(used, rest[::2], rest[1::2], strict=True):
         values[metric.name] = metric.finish(part / count) if count else math.nan
     return values
-
-
-def named(batch: Any) -> str:
-    """The graphs of a batch as an error names them."""
-    if batch.ids is None:
-        return f"the {batch.num_graphs} graphs of a batch without ids"
-    listed = ", ".join(str(int(i)) for i in batch.ids[:64])
-    return f"graphs {listed}" + (", ..." if len(batch.ids) > 64 else "")

@@ -10,18 +10,15 @@ import errno
 import json
 import math
 import os
-import re
-import secrets
-import time
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.data.whole_file import replace_whole
 from cavs.errors import CheckpointError
 
 Array = NDArray[Any]
@@ -41,7 +38,6 @@ _DTYPES = {
 }
 _NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
 _MAX_HEADER = 100_000_000  # the limit of the format's reference reader
-_ABANDONED = 3600.0  # seconds since a writer last wrote
 # Our own metadata key: of the arrays, and of the header with zeros in its place. Files of others
 # have none, older ones that of the arrays alone.
 _CHECKSUM = "crc32"
@@ -59,11 +55,7 @@ def write(
     arrays = {name: _little_endian(name, array) for name, array in tensors.items()}
     header = _header(arrays, metadata)
     try:
-        final = Path(os.path.realpath(path))
-        final.parent.mkdir(parents=True, exist_ok=True)
-        if final.exists() and not (final.is_file() and os.access(final, os.W_OK)):
-            raise PermissionError("it exists and is not a file that may be written")
-        _replace(final, header, list(arrays.values()))
+        replace_whole(path, [header, *map(_raw, arrays.values())], folders=True)
     except (OSError, TypeError, ValueError) as error:  # no path, or a zero byte in it
         raise CheckpointError(
             f"cannot write the checkpoint {path}: {getattr(error, 'strerror', None) or error}",
@@ -119,62 +111,6 @@ def _entry(of_arrays: int, of_header: str) -> bytes:
 
 def _raw(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
-
-
-def _replace(final: Path, header: bytes, arrays: list[Array]) -> None:
-    _clear_abandoned(final)
-    # Every writer has a file of its own, so that two processes both leave a whole checkpoint.
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(header)
-            for array in arrays:
-                file.write(_raw(array))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, final)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _keep_name(final.parent)
-
-
-def _keep_name(folder: Path) -> None:
-    """Has the disk keep what a file of `folder` is called now, where file systems can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _clear_abandoned(final: Path) -> None:
-    """Remove what writers of `final` that were killed have left behind.
-
-    Those of this machine are gone; others, whose process numbers say nothing, would have written.
-    """
-    pattern = re.compile(rf"\.{re.escape(final.name)}\.([0-9]+)\.[0-9a-f]{{8}}\.tmp")
-    before = time.time() - _ABANDONED
-    with suppress(OSError):  # another was faster, or the folder does not let us
-        for match in filter(None, map(pattern.fullmatch, os.listdir(final.parent))):
-            old = final.with_name(match[0])
-            if not _runs(int(match[1])) and old.stat().st_mtime < before:
-                old.unlink()
-
-
-def _runs(process: int) -> bool:
-    """Whether this machine has such a process; so it has if it cannot be asked."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:

@@ -22,6 +22,7 @@ from cavs.errors import (
 )
 from cavs.frontend.model import Model, require_same_parameters
 from cavs.runtime import PendingStep, Session, StepResult
+from cavs.runtime.check import NOT_FINITE, named
 from cavs.train import evaluation
 from cavs.train.checkpoint import (
     Checkpoint,
@@ -242,10 +243,9 @@ class Trainer:
     def _not_finite(self, batch: Any, outcome: StepOutcome) -> NumericsError:
         found = f"loss is {outcome.loss}, the norm of the gradient {outcome.grad_norm}"
         return NumericsError(
-            f"step {self.steps + 1}: the {found}, on {evaluation.named(batch)}; "
-            "nothing was updated\n"
+            f"step {self.steps + 1}: the {found}, on {named(batch)}; nothing was updated\n"
             f"  last good checkpoint: {self.last_checkpoint or 'none was written'}",
-            hint=evaluation.NOT_FINITE,
+            hint=NOT_FINITE,
         )
 
     @property

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness, machine
+from benchmarks import __main__ as everything
+from benchmarks import harness, lstm, machine, preparation, sst
 from benchmarks.harness import (
     batches_for,
     cases_from,
@@ -241,3 +242,45 @@ def test_results_are_no_change_of_a_commit(tmp_path: Path, monkeypatch: pytest.M
     assert machine.commit() == clean and len(clean) == 40
     (tmp_path / "x.py").write_text("2")
     assert machine.commit() == f"{clean} with changes"
+
+
+@pytest.mark.parametrize("program", ["sst", "lstm", "preparation", "all"])
+def test_missing_data_are_an_error_before_anything_is_measured(
+    program: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("CAVS_DATA", raising=False)
+    monkeypatch.setattr(harness, "RemoteSession", pytest.fail)
+    monkeypatch.setattr(preparation, "apart", lambda work, *_, **__: pytest.fail(str(work)))
+    out = tmp_path / "out.json"
+    out.write_text("good")
+    mains = {"sst": sst.main, "lstm": lstm.main, "preparation": preparation.main}
+    if program == "all":
+        monkeypatch.setattr(everything, "PROGRAMS", {"tree_fc": pytest.fail, "sst": pytest.fail})
+        assert everything.main([]) == 2
+    else:
+        assert mains[program](["--out", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert "--data DIR" in told and "--data random" in told
+    assert everything.main(["sst", "--data", str(tmp_path)]) == 2
+    assert f"there is no {tmp_path / 'sst'}" in capsys.readouterr().err
+    assert out.read_text() == "good"
+
+
+def test_a_run_in_which_all_failed_leaves_the_old_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing(Scripted):
+        def configure(self, case: Case) -> int:
+            raise SessionError("no")
+
+    monkeypatch.setattr(harness, "RemoteSession", lambda name: Failing(name, [], []))
+    parser = parser_for("tree_fc", "", hidden=(8,), batch_sizes=(1, 2), runners=("cavs",))
+    out = tmp_path / "out.json"
+    out.write_text("good")
+    given = parser.parse_args(["--out", str(out)])
+    assert harness.run(given, cases_from(given, CASE)) == 1
+    assert f"every case failed; {out} is left as it is" in capsys.readouterr().err
+    assert out.read_text() == "good"

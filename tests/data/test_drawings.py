@@ -101,6 +101,8 @@ def test_a_cell_is_drawn_by_itself():
     assert dot_function(cell, one.graphs[0]) == dot
     with pytest.raises(FeatureError, match=r"pull\('x'\)[\s\S]*dot_function\(cell, x=\(3,\)\)"):
         dot_function(cell)
+    with pytest.raises(FeatureError, match="called with y, which ChildSum"):
+        dot_function(cell, one, y=3)
     for shape in ("3", (0,), (1.5,)):
         with pytest.raises(ConfigError, match="no shape of a row"):
             dot_function(cell, x=shape)

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,52 @@ def test_half_of_a_surrogate_pair_is_saved_and_loaded(tmp_path):
     words = Vocabulary(["\ud800", "é"])  # a file name that is no UTF-8 holds such halves
     words.save(tmp_path / "words.json")
     assert Vocabulary.load(tmp_path / "words.json") == words
+
+
+def test_saving_replaces_no_link_no_special_file_and_nothing_read_only(tmp_path, monkeypatch):
+    words = Vocabulary(["a"])
+    (tmp_path / "link").symlink_to(tmp_path / "real.json")
+    words.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert Vocabulary.load(tmp_path / "real.json") == words
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match=r"pipe: cannot be written: .* not a file that may be"):
+        words.save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    with monkeypatch.context() as patch:  # whoever runs the tests may be allowed everything
+        patch.setattr(os, "access", lambda path, mode: False)
+        with pytest.raises(DataError, match="may be written"):
+            Vocabulary(["b"]).save(tmp_path / "real.json")
+    assert Vocabulary.load(tmp_path / "real.json") == words
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe", "real.json"]
+
+
+WORDS = Vocabulary(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: WORDS.decode([0.5]), "index is a whole number, not 0.5"),
+        (lambda: WORDS.decode(["a"]), r"whole number, not 'a'.*encode\(tokens\)"),
+        (lambda: WORDS.decode("a"), "whole number, not 'a'"),
+        (lambda: WORDS.decode([None]), "whole number, not None.*-1 for no token"),
+        (lambda: WORDS.decode([True]), "whole number, not True"),
+        (lambda: WORDS.decode(None), "list of numbers, not None"),
+        (lambda: WORDS.decode(1), r"not 1\n.*decode\(\[index\]\)"),
+        (lambda: WORDS.decode([3]), "index 3 is outside"),
+        (lambda: WORDS.encode(None), "list of texts, not None"),
+        (lambda: WORDS.encode("ab"), "not the text 'ab'"),
+        (lambda: WORDS.encode(b"ab"), "not the text b'ab'"),
+        (lambda: WORDS.encode([["a"]]), "a token is a text: unhashable type: 'list'"),
+        (lambda: Vocabulary(None), "list of texts, not None"),
+        (lambda: Vocabulary([["a"]]), r"holds texts, found \['a'\]"),
+        (lambda: Vocabulary.build(None), "list of texts, not None"),
+        (lambda: Vocabulary.build([["a"]]), "a token is a text: unhashable"),
+        (lambda: Vocabulary.build(["a", 1]), "holds texts, found 1"),
+    ],
+)
+def test_what_is_no_token_and_no_index(call, message):
+    with pytest.raises(ConfigError, match=re.compile(message, re.DOTALL)) as caught:
+        call()
+    assert caught.value.hint and caught.value.where.startswith("test_texts.py:")

@@ -41,6 +41,10 @@ class Cell(cavs.VertexFunction):
         self.U = cavs.Parameter((4, 4))
         self.body = body
 
+    def inputs(self):
+        """What bodies may read, if not all of it."""
+        return "x", "relation"
+
     def vertex(self, v):
         self.body(self, v)
 

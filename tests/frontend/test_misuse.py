@@ -59,6 +59,13 @@ OPERATORS = [
     ),
     (lambda x: ops.log_softmax(x.sum(-1)), ShapeError, "needs at least one axis.*as it is"),
     (lambda x: x.log_softmax(), NoAttributeError, r"ops.log\(x.softmax\(\)\) over children"),
+    (lambda x: x.mean(dim=-1), TraceError, r"mean\(\) does not take dim=.*write axis= for dim="),
+    (lambda x: x.sum(-1, keepdim=True), TraceError, "take keepdim=.*keepdims= for keepdim="),
+    (lambda x: V.max(axes=-1), TraceError, r"max\(\) does not take axes=.*has axis, keepdims"),
+    (lambda x: x.softmax(-1, keepdims=True), TraceError, "softmax.. does not take keepdims="),
+    (lambda x: x.min(-1, True, 3), TraceError, r"min\(\) does not take 3 arguments"),
+    (lambda x: x.sum("a"), ShapeError, "axis a of a value"),
+    (lambda x: x.mean((0, 1)), ShapeError, r"axis \(0, 1\) of a value"),
     (lambda x: x.norm(), NoAttributeError, r"write ops.sqrt\(ops.dot\(x, x\)\)"),
     (lambda x: x != 1, TraceError, r"a traced value != 1 asks.*1.0 - ops.equal"),
     (lambda x: np.float32(1) != x, TraceError, r"a traced value != .* asks.*1.0 - ops.equal"),
@@ -242,6 +249,101 @@ def test_inputs_are_named(read, message):
     with pytest.raises(FeatureError, match=re.compile(message, re.DOTALL)) as caught:
         trace(Classifier(lambda f, v: read(v)))
     assert caught.value.where == line_of(read)
+
+
+@pytest.mark.parametrize(
+    ("k", "shown"),
+    [
+        *[(k, re.escape(repr(k))) for k in (2**16, 2**31, 2**40, -1, True, 1.0, "0", [0])],
+        pytest.param(10**5000, "a number of 16610 bits", id="long"),
+        pytest.param(-(10**5000), "a number of 16610 bits", id="below zero, long"),
+        (np.float32(1), re.escape(repr(np.float32(1)))),
+        (np.bool_(True), re.escape(repr(np.bool_(True)))),
+        (np.int64(2**40), re.escape(repr(np.int64(2**40)))),
+    ],
+)
+def test_what_is_not_the_number_of_a_child(k, shown):
+    def body(f, v):
+        v.gather(k)
+
+    with pytest.raises(TraceError, match=rf"gather\({shown}\) is not .* 0 to 65535") as caught:
+        trace(Classifier(body))
+    line = int(line_of(body).rpartition(":")[2]) + 1
+    assert caught.value.where == f"test_misuse.py:{line}" and "from 0" in caught.value.hint
+
+
+def test_the_last_child_that_has_a_number():
+    def body(f, v):
+        h = ops.tanh(v.pull("x") @ f.W + v.gather(0).h + v.gather(2**16 - 1).h)
+        v.scatter(h=h)
+        v.push(h)
+
+    def call(m, b):
+        return ops.mean_rows(m.cell(b.graph, x=b["dense"]).sum(-1))
+
+    batch = cavs.batch([cavs.Graph.chain(3, features={"dense": np.ones((3, 3))})])
+    assert np.isfinite(cavs.Session(Classifier(body, call)).gradients(batch)[0])
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [len, list, lambda b: len(b.graph), lambda b: [*b.graph], lambda b: "dense" in b],
+)
+def test_a_batch_has_no_length_in_a_trace(ask):
+    with pytest.raises(TraceError, match=r"batch(\.graph)? has no length and") as caught:
+        trace(Classifier(good, lambda m, b: ask(b)))
+    assert caught.value.where.startswith("test_misuse.py:") and "mean_rows" in caught.value.hint
+
+
+def test_a_batch_in_a_trace_is_true():
+    def call(m, b):
+        assert b and b.graph
+        return ops.mean_rows(m.cell(b.graph, x=b["dense"]).sum(-1))
+
+    trace(Classifier(good, call))
+
+
+class Gated(cavs.VertexFunction):
+    """Reads its gate in one variant only."""
+
+    def __init__(self, gated):
+        self.state = cavs.State(h=3)
+        self.gated = gated
+
+    def names(self):
+        return ("gate",) if self.gated else ()
+
+    def vertex(self, v):
+        h = v.pull("x") + v.gather().h.sum()
+        for name in self.names():
+            h = h * v.pull(name)
+        v.scatter(h=h)
+        v.push(h)
+
+
+def test_an_input_that_a_cell_never_reads():
+    def call(m, b):
+        return ops.mean_rows(Gated(m.gated)(b.graph, x=b["dense"], zzz=1.0).sum(-1))
+
+    for gated, told in ((False, "it reads x$"), (True, "the call passes x, zzz")):
+        model = Classifier(good, call)
+        model.gated = gated
+        with pytest.raises(FeatureError, match=re.compile(told, re.MULTILINE)) as caught:
+            trace(model)
+        assert caught.value.where.startswith("test_misuse.py:")
+    model.gated = False
+    with pytest.raises(FeatureError, match="Gated is called with zzz, which Gated") as caught:
+        trace(model)
+    line = int(line_of(call).rpartition(":")[2]) + 1
+    assert caught.value.where == f"test_misuse.py:{line}" and "v.pull('zzz')" in caught.value.hint
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_an_input_that_only_variants_of_a_cell_read(gated):
+    def call(m, b):
+        return ops.mean_rows(Gated(gated)(b.graph, x=b["dense"], gate=b["dense"]).sum(-1))
+
+    trace(Classifier(good, call))
 
 
 def test_pushed_values_that_would_be_hidden():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,57 @@ def test_predictions_of_new_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
         best = str(folder / "run" / "checkpoint.best.safetensors")
         assert main(["predict", best, str(tmp_path / "new")]) == 0
         assert len(capsys.readouterr().out.splitlines()) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "bad", "told"),
+    [
+        ("tree-lstm", "test.txt", b"(3 (2 It)\n", r"test.txt:6: column 10"),
+        ("tree-lstm", "dev.txt", b"(9 It)\n", r"dev.txt:6: "),
+        ("lstm-lm", "test.txt", b"\xff\n", r"test.txt:31: byte 0xff is not UTF-8"),
+        ("dependency-tagger", "xx-ud-test.conllu", b"1\tGo\n\n", "test.conllu:141: 2 columns"),
+        (
+            "dependency-tagger",
+            "xx-ud-test.conllu",
+            b"1\tGo\tgo\tVB\t_\t_\t0\troot\t_\t_\n\n",
+            "test.conllu:141: word 1",
+        ),
+    ],
+)
+def test_a_malformed_part_is_told_before_the_first_step(
+    name: str,
+    file: str,
+    bad: bytes,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cavs.Trainer, "advance", lambda *_, **__: pytest.fail("a step"))
+    monkeypatch.setattr(cavs.Trainer, "fit", lambda *_, **__: pytest.fail("a training"))
+    data = write_data(name, tmp_path)
+    with open(tmp_path / file, "ab") as part:
+        part.write(bad)
+    assert main(["train", name, "--quiet", "--data", str(data), "--out", str(tmp_path / "r")]) == 1
+    assert re.search(f"DataError: .*{told}", capsys.readouterr().err)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_tagger_predicts_whatever_tags_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_data("dependency-tagger", tmp_path)
+    out = str(tmp_path / "run")
+    words = ["--quiet", "--epochs=1", "--hidden-size=6", "--data", str(tmp_path), "--out", out]
+    assert main(["train", "dependency-tagger", *words]) == 0
+    capsys.readouterr()
+    shown = set()
+    for tag in ("VERB", "VB", "_", ""):
+        (tmp_path / "new").write_text(CONLLU.replace("VERB", tag))
+        best = str(tmp_path / "run" / "checkpoint.best.safetensors")
+        assert main(["predict", best, str(tmp_path / "new")]) == 0
+        shown.add(capsys.readouterr().out)
+    assert len(shown) == 1 and len(shown.pop().split()) == 5
 
 
 def test_functions_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:

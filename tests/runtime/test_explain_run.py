@@ -268,3 +268,42 @@ def test_memory_besides_the_arena():
     for part in ("scratch of a thread", "packed weights", "dense gradients", "rows of sparse"):
         assert part in besides
     assert "states" not in besides  # of no optimiser that is known
+
+
+class Doubling(cavs.VertexFunction):
+    """A cell that has nothing to learn."""
+
+    def __init__(self):
+        self.state = cavs.State(h=2)
+
+    def vertex(self, v):
+        h = v.pull("x") + 2.0 * v.gather().h.sum()
+        v.scatter(h=h)
+        v.push(h)
+
+
+class Fixed(cavs.Model):
+    """No parameter, and yet a loss."""
+
+    def __init__(self):
+        self.cell = Doubling()
+
+    def forward(self, batch):
+        return self.cell(batch.graph, x=batch["x"])
+
+    def loss(self, batch):
+        return ops.mean_rows(self.forward(batch).sum(-1))
+
+
+@pytest.mark.parametrize("optimizer", [None, cavs.optim.Adam(0.1)])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_without_parameters_is_explained_and_steps(training, optimizer):
+    model = Fixed()
+    batch = cavs.batch([cavs.Graph.chain(3, features={"x": np.ones((3, 2), np.float32)})])
+    run = cavs.explain(model, batch, training=training, optimizer=optimizer).run
+    assert run.updated == training and run.gradient_bytes == 0
+    session = cavs.Session(model)
+    result = session.step(batch, {"kind": "sgd", "lr": 0.1}, [])
+    assert result.loss == pytest.approx(2 * (1 + 3 + 7) / 3) and result.grad_norm == 0
+    with pytest.raises(ConfigError, match="states of 1 parameters, the model has 0"):
+        session.step(batch, {"kind": "sgd", "lr": 0.1}, [[]])

@@ -226,3 +226,35 @@ def test_a_loss_that_overflows_updates_nothing():
     with pytest.raises(NumericsError, match=r"step 2: .* on graphs 4, 5, 6, 7; nothing was"):
         trainer.step(batch(TRAIN[4:8], [4, 5, 6, 7]))
     assert bits(trainer) == before
+
+
+def test_an_evaluation_that_is_not_finite_names_its_graphs(tmp_path):
+    trainer = make(optim.Adagrad(0.1), dropout=0.0)
+    data = batch(TRAIN[4:8], [4, 5, 6, 7])
+    assert np.isfinite(trainer.session.evaluate(data).loss)
+    trainer.parameters["output.bias"].value[0] = np.nan
+    trainer.session.invalidate()
+    told = r"the loss is nan, on graphs 4, 5, 6, 7(.|\n)*output.bias holds values"
+    with pytest.raises(NumericsError, match=told) as caught:
+        trainer.session.evaluate(data)
+    assert caught.value.where.startswith("test_engine.py:")
+    with pytest.raises(NumericsError, match=f"^evaluation after step 0: {told}") as caught:
+        trainer.evaluate([data])
+    assert "last good checkpoint: none was written" in str(caught.value)
+    assert np.isnan(trainer.session.gradients(data)[0])  # which are there to be looked at
+
+
+class Predicting(Classifier):
+    """Predicts what its loss does not read."""
+
+    def forward(self, data):
+        return {"p": ops.log(self.output.bias - 1e9)}
+
+    def loss(self, data):
+        return ops.cross_entropy(super().forward(data), data["label"])
+
+
+def test_a_nan_that_is_predicted_is_told_in_evaluations():
+    session = Session(Predicting(dropout=0.0))
+    with pytest.raises(NumericsError, match="prediction 'p' is NaN at the batch as a whole"):
+        session.evaluate(batch(TRAIN[:2]))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cavs.errors import DataError, FeatureError, NumericsError
+from cavs.runtime.check import check_loss
 from cavs.train import read_checkpoint
-from tests.train.fake import Evaluation
 from tests.train.test_trainer import BATCHES, GRAPHS, bits, dev_loader, make, records, train_loader
 
 
@@ -60,7 +60,7 @@ def test_an_error_in_the_evaluation_costs_no_epoch(error, tmp_path):
 
 def test_a_loss_that_is_not_finite_in_the_evaluation_names_step_and_checkpoint(tmp_path):
     path, log, trainer = tmp_path / "run", tmp_path / "log", make()
-    trainer.session.evaluate = lambda batch: Evaluation(np.inf, {}, 1.0)
+    trainer.session.evaluate = lambda batch: check_loss(np.inf, batch, {})
     with pytest.raises(NumericsError) as caught:
         trainer.fit(
             train_loader(), epochs=1, dev=dev_loader(), checkpoint=path, log=log, progress=False
@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_finite_in_the_evaluation_names_step_and_checkpoint(t
     assert goes_on(path) == (whole(2), BATCHES)
     with pytest.raises(NumericsError, match=r"evaluation after step 0: (.|\n)*none was written"):
         trainer = make()
-        trainer.session.evaluate = lambda batch: Evaluation(np.inf, {}, 1.0)
+        trainer.session.evaluate = lambda batch: check_loss(np.inf, batch, {})
         trainer.evaluate(dev_loader())
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cavs.data.whole_file import write_whole
 from cavs.distributed.strategy.expression import (
     SYNCHRONISERS,
     GraphConfig,
@@ -16,7 +17,6 @@ from cavs.distributed.strategy.expression import (
     Strategy,
     Synchroniser,
 )
-from cavs.distributed.whole_file import write_whole
 from cavs.errors import ConfigError
 
 FORMAT = 1
