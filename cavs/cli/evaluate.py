@@ -90,7 +90,7 @@ def predict(args: argparse.Namespace) -> int:
             raise ConfigError("this model reads no files", hint="pass --split test")
         graphs = _read(task.read, args.input)
     loader = DataLoader(graphs, args.batch_size)
-    loader.prepare = trainer.session.prepare
+    loader.prepare = trainer.prepare_evaluation
     with _naming(_name(args.input)):
         for batch in loader:
             lines = task.predict(trainer.session.predict(batch), batch)

@@ -444,10 +444,11 @@ class DistributedSession:
             count = len(self.strategy.graph.replicas)
         return self.communicator.rank, count if self._roles is None else self._roles.count
 
-    def prepare(self, batch: GraphBatch | ShardedBatch | WholeBatch) -> None:
+    def prepare(self, batch: GraphBatch | ShardedBatch | WholeBatch, training: bool = True) -> None:
         """See `Session.prepare`."""
         if not isinstance(batch, WholeBatch):
-            self.session.prepare(batch.local if isinstance(batch, ShardedBatch) else batch)
+            local = batch.local if isinstance(batch, ShardedBatch) else batch
+            self.session.prepare(local, training)
 
     def keep_dtype(self) -> None:
         """See `Session.keep_dtype`."""

@@ -164,7 +164,7 @@ def measured(
     found: list[Times] = []
     began, most = time.perf_counter(), 1 if session.overlaps else RUNS
     while len(found) < most and (not found or time.perf_counter() - began < SECONDS):
-        again, collate, prepare = _again(session, batch)
+        again, collate, prepare = _again(session, batch, training)
         session.set_profiling(True)
         started = time.perf_counter()
         step.run(batch if session.overlaps else again)  # a device replays what it has seen
@@ -191,7 +191,9 @@ def _times(r: dict[str, Any], wall: float, collate: float | None, prepare: float
     )
 
 
-def _again(session: Session, batch: BatchLike) -> tuple[BatchLike, float | None, float | None]:
+def _again(
+    session: Session, batch: BatchLike, training: bool
+) -> tuple[BatchLike, float | None, float | None]:
     """The batch made anew of its graphs, if it can be, and the seconds of that."""
     select: Callable[[Sequence[int]], BatchLike] | None = getattr(batch, "select", None)
     if select is None:
@@ -199,7 +201,7 @@ def _again(session: Session, batch: BatchLike) -> tuple[BatchLike, float | None,
     started = time.perf_counter()
     again = select(range(batch.num_graphs))
     collated = time.perf_counter()
-    session.prepare(again)
+    session.prepare(again, training)
     return again, collated - started, time.perf_counter() - collated
 
 

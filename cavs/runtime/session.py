@@ -239,10 +239,8 @@ class Session(Inspected, Following):
         variant = self._known(batch, True, True)
         if variant is None or variant.executor is None or not fits(variant, batch):
             return True
-        if self._other_gradients(variant):
-            return True
-        schedule = self._source(variant, batch).schedule(variant.optional)
-        return not {k for k, _, _ in schedule.kinds} <= set(variant.kinds)
+        kinds = self._source(variant, batch).schedule(variant.optional).kinds
+        return self._other_gradients(variant) or not {k for k, *_ in kinds} <= set(variant.kinds)
 
     def compile_for(
         self, batch: BatchLike, union: Callable[[Sequence[Any]], Sequence[Any]]
@@ -315,9 +313,11 @@ class Session(Inspected, Following):
         assert variant.compiled is not None and variant.executor is not None
         self._lstms.clock(variant.executor)
         self._latest[training] = variant
-        program, rows_of = variant.compiled.program, self._edge_types.rows
-        floats, ints = features(program, source, source is not batch, self.dtype, rows_of)
-        return variant, variant.executor, source, (schedule, floats, ints)
+        return variant, variant.executor, source, self._inputs(variant, source, batch)
+
+    def _inputs(self, variant: Variant, source: Any, batch: BatchLike) -> _Inputs:
+        how = source is not batch, self.dtype, self._edge_types.rows
+        return source.schedule(variant.optional), *features(variant.compiled, source, *how)
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
         """The variant that runs batches like ``batch``, if it has been traced."""
@@ -448,12 +448,12 @@ class Session(Inspected, Following):
 
     # ---- looking inside ------------------------------------------------------------------------
 
-    def prepare(self, batch: BatchLike) -> None:
-        """Makes the schedule of a coming batch; safe in a background thread."""
-        for training, with_loss in dict.fromkeys(key[:2] for key in list(self._variants)):
+    def prepare(self, batch: BatchLike, training: bool = True) -> None:
+        """Makes the schedule of a batch to be trained on (or not); safe in a background thread."""
+        for with_loss in (True, False):
             variant = self._known(batch, training, with_loss)
             if variant is not None and variant.executor is not None:
-                self._source(variant, batch).schedule(variant.optional)
+                self._inputs(variant, self._source(variant, batch), batch)
 
     def compiled(
         self,

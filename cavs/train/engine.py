@@ -46,8 +46,8 @@ class EvalOutcome(Protocol):
 class Engine(Protocol):
     """The session a trainer drives (`cavs.runtime.Session`)."""
 
-    def prepare(self, batch: Any) -> None:
-        """Make the schedule of a coming batch; safe in a background thread."""
+    def prepare(self, batch: Any, training: bool = True) -> None:
+        """Make the schedule of a batch to be trained on (or not); safe in a background thread."""
         ...
 
     def invalidate(self) -> None:

@@ -284,9 +284,16 @@ class Trainer:
     def _divide(self, train: DataLoader) -> None:
         """Lets the loader of a training make what this process computes of each batch."""
 
-    def _attach(self, loader: Iterable[Any]) -> None:
-        if isinstance(loader, DataLoader) and loader.prepare is None:
-            loader.prepare = self.session.prepare
+    def prepare_evaluation(self, batch: Any) -> None:
+        """Makes the schedule of a batch to be evaluated; safe in a background thread."""
+        self.session.prepare(batch, training=False)
+
+    def _attach(self, loader: Iterable[Any], training: bool) -> None:
+        if not isinstance(loader, DataLoader):
+            return
+        evaluates = self.prepare_evaluation
+        if loader.prepare is None or (training and loader.prepare == evaluates):
+            loader.prepare = self.session.prepare if training else evaluates
 
     def evaluate(
         self,
@@ -309,7 +316,7 @@ class Trainer:
         self.land()
         used = as_metrics(metrics)
         require(isinstance(loader, Iterable), "loader", loader, "a cavs.DataLoader")
-        self._attach(loader)
+        self._attach(loader, training=False)
         return evaluation.evaluate(self, loader, used, progress, stop)
 
     def fit(
@@ -358,7 +365,7 @@ class Trainer:
         rest = (checkpoint, checkpoint_every, restore_best, progress, on_event)
         options = FitOptions(epochs, used, monitor, patience, *rest)
         self.land()
-        self._attach(train)
+        self._attach(train, training=True)
         self._divide(train)
         run = Run(self, train, dev, options, log=log, resumed=self._resumed)
         self._resumed = None  # only now: a call that was refused may be mended

@@ -236,8 +236,8 @@ def test_a_part_of_it_replaces_no_whole_result(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cpu.Run, "record", {"text": "", "failed": []}, raising=False)
     monkeypatch.setattr(cpu, "missed", lambda record: [])
     monkeypatch.setattr(cpu.Run, "__init__", lambda run, given, _: setattr(run, "given", given))
-    for options in (["--data", "random"], ["--quick"], ["--only", "lstm"], ["--rounds", "2"]):
-        assert cpu.main(options) == 0
+    for options in ([], ["--quick"], ["--only", "lstm"], ["--rounds", "2"]):
+        assert cpu.main([*options, "--data", "random"]) == 0
     assert places == [RESULTS / "cpu.json", *[LATEST / "cpu.json"] * 3]
 
 
@@ -247,6 +247,14 @@ def test_rivals_are_wanted(
     monkeypatch.setattr(cpu, "find_spec", lambda name: None)
     assert cpu.main(["--quick"]) == 2
     assert "need PyTorch" in capsys.readouterr().err
+
+
+def test_data_that_are_missing_are_told_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cpu, "find_spec", lambda name: name)
+    assert cpu.main(["--data", str(tmp_path)]) == 2
+    assert "--data random" in capsys.readouterr().err
 
 
 @pytest.mark.slow

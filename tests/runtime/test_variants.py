@@ -37,6 +37,30 @@ def test_a_prepared_batch_is_scheduled_once(monkeypatch, rate, make):
     assert len(made) == 1
 
 
+def test_batches_are_prepared_for_what_they_are_needed_for(monkeypatch):
+    """An evaluation in between makes training batches no dearer, nor the other way round."""
+    wanted = []
+    make = cavs.data.GraphBatch.merged
+
+    def merged(batch, names, child_numbers=0):
+        wanted.append(len(names))
+        return make(batch, names, child_numbers)
+
+    graphs = treebank(20).graphs
+    trainer = cavs.Trainer(Classifier(), cavs.optim.SGD(lr=0.01))
+    train, dev = (cavs.DataLoader(graphs, 20, prefetch=0) for _ in range(2))
+    trainer.fit(train, dev=dev, epochs=1, progress=False)
+    monkeypatch.setattr(cavs.data.GraphBatch, "merged", merged)
+    assert train.prepare == trainer.session.prepare
+    assert dev.prepare == trainer.prepare_evaluation
+    for loader in train, dev:
+        wanted.clear()
+        next(iter(loader))
+        assert len(wanted) == 1
+    trainer.evaluate(train)
+    assert train.prepare == trainer.session.prepare
+
+
 def test_what_is_absent_elsewhere_is_compiled_for():
     """Another rank has vertices without a word: this one traces anew, though its batches fit."""
     chains = cavs.batch(
