@@ -104,7 +104,7 @@ class FakeSession:
         self.on_step: Any = None
         self.poison: int | None = None  # a graph whose loss is NaN
 
-    def prepare(self, batch: GraphBatch) -> None:
+    def prepare(self, batch: GraphBatch, training: bool = True) -> None:
         batch.schedule(("label",))
 
     def keep_dtype(self) -> None:
