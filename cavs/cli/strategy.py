@@ -191,8 +191,9 @@ def _leaf(leaf: NodeConfig) -> str:
         return ", ".join(words)
     if not isinstance(sync, AllReduce):
         return "sufficient factors"
-    alone = leaf.compressor != "none"  # whatever its group
-    return "all-reduce, " + (leaf.compressor if alone else f"group {sync.group}")
+    if leaf.compressor != "none":  # then it travels alone, whatever its group
+        return f"all-reduce, {leaf.compressor}"
+    return "all-reduce, " + ("in buckets" if sync.group is None else f"group {sync.group}")
 
 
 def _some(items: tuple[str, ...] | list[str], separator: str = ", ") -> str:

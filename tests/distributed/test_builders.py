@@ -147,6 +147,12 @@ def test_all_reduce():
     assert [leaf.sync.spec for leaf in by_nccl.leaves] == ["auto"] + ["nccl"] * 5  # of tables, no
 
 
+def test_buckets_are_left_to_the_run():
+    strategy = build("Buckets", MODEL, TWO)
+    assert groups(strategy) == [None] * 6 and parts(strategy) == [()] * 6
+    assert strategy.graph.replicas == ("a:CPU:0", "b:CPU:0")
+
+
 def test_partitioned_all_reduce():
     strategy = build("PartitionedAR(chunk=4)", MODEL, TWO)
     assert parts(strategy) == [(3, 1), (2, 1), (7, 1), (2,), (), ()]

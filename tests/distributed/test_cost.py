@@ -8,18 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.clusters import MODELS, TABLE, cluster, nodes, vgg16
+from benchmarks.clusters import cluster, nodes, vgg16
 from cavs.distributed.builders import REGISTRY, build
 from cavs.distributed.cost import (
-    CANDIDATES,
     FEATURES,
     Compute,
     Load,
     Operation,
     bytes_by_rank,
-    compare,
     features,
-    make_strategy,
     plan,
     predict,
     sent_bytes,
@@ -27,7 +24,7 @@ from cavs.distributed.cost import (
 )
 from cavs.distributed.cost.plan import HEADER_BYTES, INDEX_BYTES, SMALL
 from cavs.distributed.resources import Network, Node, ResourceSpec
-from cavs.distributed.strategy import Variable, save
+from cavs.distributed.strategy import Variable, by_gradient, in_order
 from cavs.errors import ConfigError
 
 MB = 1 << 20
@@ -199,6 +196,36 @@ def test_groups_leave_in_the_order_of_backward():
     model = [Variable(name=f"v{i}", shape=(9,)) for i in range(5)]
     chains = plan(build("AllReduce(chunk=2)", model, ResourceSpec.local(2)), model)
     assert [chain.leaves for chain in chains] == [("v4",), ("v2", "v3"), ("v0", "v1")]
+
+
+def test_buckets_are_filled_in_the_order_in_which_gradients_are_done():
+    """The last gradient, behind which nothing is computed, goes alone."""
+    names, sizes = "abcde", (2, 1, 3, 9, 1)  # MB, of buckets of 4
+    model = [Variable(name=n, shape=(s * MB // 4,)) for n, s in zip(names, sizes, strict=True)]
+    model.append(dataclasses.replace(E, name="t"))
+    strategy = build("Buckets", model, ResourceSpec.local(2))
+
+    def chains(order=""):
+        return [chain.leaves for chain in plan(strategy, in_order(model, order))]
+
+    assert chains() == [("t",), ("e",), ("d",), ("c", "b"), ("a",)]
+    assert chains("tadbce") == [("t",), ("a",), ("d",), ("b", "c"), ("e",)]
+    assert chains("ecbadt") == [("e", "c"), ("b", "a"), ("d",), ("t",)]
+    sent = plan(strategy, in_order(model, "tadbce"))[3].operations
+    assert [(op.kind, op.nbytes, op.in_place) for op in sent] == [("all_reduce", 4 * MB, True)]
+
+
+def test_gradients_come_in_the_order_that_is_known():
+    model = [B, W, dataclasses.replace(W, name="V")]
+    groups = build("AllReduce(chunk=2)", model, ResourceSpec.local(2))
+    ordered = in_order(model, ["V", "b", "W"])
+    assert [v.name for v in by_gradient(ordered)] == ["V", "b", "W"]
+    assert [chain.leaves for chain in plan(groups, ordered)] == [("V",), ("b", "W")]
+    assert Compute(1.0, 3.0).gradient_times(ordered) == {"V": 2.0, "b": 3.0, "W": 4.0}
+    assert Compute(1.0, 3.0).gradient_times(model) == {"V": 2.0, "W": 3.0, "b": 4.0}
+    # Frozen, or not in this program: nothing waits for it.
+    (first, *_) = by_gradient(in_order(model, ["W", "b"]))
+    assert first.name == "V"
 
 
 def test_warm_up_changes_with_the_step():
@@ -447,55 +474,3 @@ def test_large_clusters(workers):
     assert ring.seconds > 2 * total / (50e9 / 8)
     assert server.seconds > (workers // 4 - 1) * total / (50e9 / 8)
     assert time.process_time() - begin < 60
-
-
-# ---- choice -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", sorted(TABLE))
-@pytest.mark.parametrize("name", ["vgg16", "ncf_sparse", "tree_lstm"])
-def test_auto_is_near_the_best_on_known_clusters(name, where):
-    """Against every registered builder with its own defaults, candidate of auto or not.
-
-    All by the model of costs: whether that is right is for test_auto.py.
-    """
-    make, seconds = MODELS[name]
-    model, resources = make(), cluster(where)
-    compute = Compute(seconds / 3, seconds * 2 / 3)
-    chosen = make_strategy("auto", model, resources, compute)
-    mine = simulate(chosen, model, resources, compute).seconds
-    for builder in sorted(REGISTRY):
-        other = build(builder, model, resources)
-        assert mine <= 1.1 * simulate(other, model, resources, compute).seconds
-
-
-def test_comparison_is_ordered_and_without_doubles():
-    found = compare(CANDIDATES, [W, E, B], cluster("B2"))
-    seconds = [candidate.simulation.seconds for candidate in found]
-    assert seconds == sorted(seconds)
-    digests = [candidate.strategy.digest for candidate in found]
-    assert len(set(digests)) == len(digests)
-    assert all(c.strategy.builder for c in found)
-
-
-def test_auto_prefers_what_the_cluster_likes():
-    """Many nodes, one server: its card is what all wait for."""
-    model = vgg16()
-    chosen = make_strategy("auto", model, cluster("B8"))
-    slow = predict(build("PS", model, cluster("B8")), model, cluster("B8"))
-    assert predict(chosen, model, cluster("B8")).sync_seconds < slow.sync_seconds / 4
-
-
-def test_strategies_by_name_and_file(tmp_path):
-    two = ResourceSpec.local(2)
-    path = str(tmp_path / "s.json")
-    save(build("PS", [W], two), path)
-    assert make_strategy(path, [W], two).digest == make_strategy("PS", [W], two).digest
-    with pytest.raises(ConfigError, match="says nothing about parameter b"):
-        make_strategy(path, [W, B], two)
-    with pytest.raises(ConfigError, match="there is no device localhost:CPU:1"):
-        make_strategy(path, [W], ResourceSpec.local(1))
-    with pytest.raises(ConfigError, match="no strategy builder"):
-        make_strategy("automatic", [W], two)
-    with pytest.raises(ConfigError, match="no trainable parameter"):
-        make_strategy("auto", [], two)

@@ -16,6 +16,7 @@ from cavs.errors import ConfigError
 
 # Synchronous and exact: what else changes is time alone. Chunks differ in overlap and latency.
 CANDIDATES = (
+    "Buckets",
     "AllReduce",
     "AllReduce(chunk=32)",
     "AllReduce(chunk=8)",

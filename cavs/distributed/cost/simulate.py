@@ -21,7 +21,7 @@ import numpy as np
 from cavs.distributed.cost.network import ROOTED, Cluster
 from cavs.distributed.cost.plan import NO_LOAD, Chain, Load, plan
 from cavs.distributed.resources import ResourceSpec
-from cavs.distributed.strategy import Strategy, Variable
+from cavs.distributed.strategy import Strategy, Variable, by_gradient
 from cavs.errors import ConfigError
 
 
@@ -30,8 +30,8 @@ class Compute:
     """One replica's work in a step, in seconds.
 
     ready: when each parameter's gradient is there, from the start of backward; without it,
-    gradients come evenly over backward, the last parameter's first. slowest: how many times longer
-    the slowest replica takes.
+    gradients come evenly over backward, in the order of `by_gradient`. slowest: how many times
+    longer the slowest replica takes.
     """
 
     forward: float = 0.0
@@ -52,13 +52,13 @@ class Compute:
         """Forward and backward of the slowest replica."""
         return (self.forward + self.backward) * self.slowest
 
-    def gradient_times(self, names: Sequence[str]) -> dict[str, float]:
+    def gradient_times(self, variables: Sequence[Variable]) -> dict[str, float]:
         """When the gradient of every parameter is there, from the start of the step."""
-        count = len(names)
+        count = len(variables)
         return {
-            name: self.slowest
-            * (self.forward + self.ready.get(name, self.backward * (count - i) / count))
-            for i, name in enumerate(names)
+            v.name: self.slowest
+            * (self.forward + self.ready.get(v.name, self.backward * (i + 1) / count))
+            for i, v in enumerate(by_gradient(variables))
         }
 
 
@@ -134,7 +134,7 @@ def simulate(
     chains = plan(strategy, variables, load)
     if chains and not any(chain.bounded for chain in chains):
         compute = replace(compute, slowest=1.0)
-    times = compute.gradient_times([variable.name for variable in variables])
+    times = compute.gradient_times(variables)
     known = set(times)
 
     def ready(chain: Chain) -> float:
