@@ -281,6 +281,24 @@ def test_server_time():
     assert found.sync_seconds == pytest.approx(2 * (3 * W.nbytes / 1e9 + 3e-3))
 
 
+def test_a_server_waits_for_the_busiest_port_not_for_one_after_the_other():
+    """Where 8.2 adds up bytes over the bandwidth of each link; within a node it has no links."""
+    two = Network(bandwidth=1e9, latency=0, local_latency=0, local_bandwidth=1e8)
+
+    def push_and_pull(cpus, slow):
+        each = enumerate(tuple(range(count)) for count in cpus)
+        nodes = [Node(address=f"h{i}", cpus=own, chief=i == 0) for i, own in each]
+        nodes[-1] = dataclasses.replace(nodes[-1], bandwidth=slow)
+        resources = ResourceSpec(nodes=tuple(nodes), network=two)
+        strategy = build("PS(two_level=False)", [W], resources)
+        return predict(strategy, [W], resources).sync_seconds / 2 / W.nbytes
+
+    assert push_and_pull((1, 1, 1), 1e9) == pytest.approx(2 / 1e9)
+    assert push_and_pull((1, 1, 1), 1e7) == pytest.approx(1 / 1e7)  # 8.2: and 1 / 1e9
+    assert push_and_pull((1, 1, 2), 1e7) == pytest.approx(2 / 1e7)  # both through one card
+    assert push_and_pull((3, 1), 1e9) == pytest.approx(2 / 1e8)  # beside the server
+
+
 def test_a_small_all_reduce_takes_the_depth_of_a_tree():
     many = flat_network(8)
     found = predict(build("AllReduce", [B], many), [B], many)
