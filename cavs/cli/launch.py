@@ -29,9 +29,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--threads",
         type=options.count(1),
-        default=1,
         metavar="N",
-        help="of the engine of each rank, default: %(default)s",
+        help="of the engine of each rank, default: $CAVS_NUM_THREADS, else 1",
     )
     parser.add_argument(
         "--elastic", action="store_true", help="go on with the ranks that are left if one dies"
