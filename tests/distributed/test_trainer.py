@@ -183,6 +183,19 @@ def test_one_process_alone_needs_no_communicator():
     assert report.sent_bytes == 0
 
 
+def test_a_timeout_is_that_of_the_communicator_or_refused():
+    def work(c, timeout):
+        options = {"communicator": c, "timeout": timeout}
+        return Trainer(Tree(), cavs.optim.SGD(lr=0.1), **options).communicator.timeout
+
+    for told in (None, 7.0):
+        assert run_threads(2, lambda c, t=told: work(c, t), timeout=7.0) == [7.0, 7.0]
+    with pytest.raises(ConfigError) as caught:
+        run_threads(2, lambda c: work(c, 8.0), timeout=7.0)
+    assert "timeout is 8.0 s, but the ThreadCommunicator given waits for 7.0 s" in str(caught.value)
+    assert "give the time to the ThreadCommunicator" in str(caught.value)
+
+
 def factors_for(size, model):
     """Sufficient factors for every dense parameter; biases have none and are reduced."""
     replicas = ResourceSpec.local(size).cpu_devices
