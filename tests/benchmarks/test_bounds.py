@@ -48,6 +48,14 @@ def test_what_auto_takes_is_measured_whatever_builders_are_named():
     assert measured(*named[:2], ("auto", "2", "PS")) == (["PS", "PS of auto"], "PS of auto")
 
 
+def test_stragglers_are_measured_where_the_bounds_are_claimed(monkeypatch):
+    asked = []
+    monkeypatch.setattr(stragglers, "measure", lambda given: asked.append(given) or {})
+    assert stragglers.main(["--rank"]) == 0
+    assert (asked[0].hidden, asked[0].batch_sizes) == (512, [16, 24, 32])
+    assert asked[0].cases == ["skewed", "slowed"]
+
+
 def test_skewed_trees_and_a_slow_rank():
     skewed = {"16": {"gain": 0.2, "iteration": 1.06}, "24": {"gain": 0.1, "iteration": 1.05}}
     slow = [{"predictor": "ema", "reached": reached, "time": 1.1} for reached in (40, None)]
