@@ -135,6 +135,9 @@ def test_unevenly_partitioned():
     strategy = build("UnevenPartitionedPS", model, TWO)
     assert parts(strategy) == [(5, 1), (2,), (2,), (), ()]
     assert [s.shape for s in shards_of(strategy.node("a"), (12, 3))] == [(3, 3)] * 2 + [(2, 3)] * 3
+    for size in range(3, 200):
+        found = shards_of(build("UnevenPartitionedPS", [v("a", size)], TWO).nodes[0], (size,))
+        assert len({shard.shape for shard in found}) == 2
 
 
 def test_all_reduce():
