@@ -15,13 +15,14 @@ import os
 import random
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.bounds import Row, judged, missed, verdict
-from benchmarks.distributed import make_runner, run_ranks
+from benchmarks.distributed import Runner, make_runner, run_ranks
 from benchmarks.harness import markdown, write_report
 from benchmarks.links import over_tcp, refusal, slow_links
 from benchmarks.places import RESULTS
@@ -29,34 +30,34 @@ from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.cost import CANDIDATES, Compute, calibrate, simulate
 from cavs.distributed.hosts import cluster_of, hosts_of
 from cavs.distributed.launch import command_of, find_mpirun
+from cavs.distributed.strategy import in_order
 from cavs.distributed.strategy.measure import measured_variables
 
 SLOWER = 0.1  # that auto may be
+AUTO = "auto"
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """What every rank runs; rank 0's return value counts."""
     c = MPICommunicator()
     alone = make_runner("alone", SingleCommunicator(), given)
+    alone.step(0)
     trainer, part = alone.trainer, alone.batches[0].local
     hosts = hosts_of(c)
     cluster = cluster_of(hosts)
     network = calibrate(c, hosts, cluster.network)
     cluster = dataclasses.replace(cluster, network=network)
+    names = list(trainer.parameters)
+    order = trainer.session.session.ready(part)[0].gradient_order()
     variables = measured_variables(trainer.model, part, dtype="float32")
-    runners, seen = [], dict[str, str]()
-    for name in given.builders:
-        runner = make_runner(name, c, given)
-        runner.step(0)
-        digest = runner.trainer.strategy.digest
-        if digest not in seen:
-            seen[digest] = name
-            runners.append(runner)
+    variables = in_order(variables, [names[i] for i in order])
+    made = []
+    for name in (*given.builders, AUTO):
+        made.append(make_runner(name, c, given))
+        made[-1].step(0)
         if c.rank == 0:
             print(f"{name}: ready", file=sys.stderr)
-    automatic = make_runner("auto", c, given)
-    automatic.step(0)
-    chosen = automatic.trainer.strategy
+    runners, chosen = to_measure(made)
     seconds: dict[str, list[float]] = {runner.name: [] for runner in runners}
     for i in range(given.batches):
         for runner in runners:
@@ -87,11 +88,29 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     }
     return {
         "ranks": c.size,
-        "auto": seen.get(chosen.digest, chosen.builder),
+        "auto": chosen,
         "alone": 1e3 * work.seconds,
         "network": dataclasses.asdict(network),
         "builders": records,
     }
+
+
+def to_measure(made: Sequence[Runner]) -> tuple[list[Runner], str]:
+    """Those with strategies of their own, and the name of the one that auto takes.
+
+    made: of each builder, and of auto, which is measured under the name of what it takes where that
+    is none of the others.
+    """
+    found: dict[str, Runner] = {}
+    for runner in made:
+        found.setdefault(runner.trainer.strategy.digest, runner)
+    automatic = next(runner for runner in made if runner.name == AUTO)
+    chosen = found[automatic.trainer.strategy.digest]
+    if chosen is automatic:
+        taken = {runner.name for runner in made}
+        builder = automatic.trainer.strategy.builder
+        chosen.name = f"{builder} of auto" if builder in taken else builder
+    return list(found.values()), chosen.name
 
 
 def place(result: dict[str, Any]) -> float:

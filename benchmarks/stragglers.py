@@ -213,9 +213,9 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--ranks", type=int, default=2, metavar="N")
     add("--cases", nargs="+", choices=CASES, default=list(CASES))
-    add("--hidden", type=int, default=128, metavar="N")
+    add("--hidden", type=int, default=512, metavar="N")
     add(
-        "--batch-sizes", type=int, nargs="+", default=[16, 32, 64], metavar="N", help="of all ranks"
+        "--batch-sizes", type=int, nargs="+", default=[16, 24, 32], metavar="N", help="of all ranks"
     )
     add("--slow", type=int, default=3, metavar="N", help="times that the last rank is slower")
     add("--predictors", nargs="+", choices=list(PREDICTORS), default=["narx", "memoryless", "ema"])

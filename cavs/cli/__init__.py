@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         args = parser_for(arguments).parse_args(arguments)
-        launch.require_alone(args.command)
+        launch.require_alone(args)
         status: int = args.run(args)
         return status
     except CavsError as error:

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from cavs.cuda.device import Device
-from cavs.cuda.memory import CupyMemory
 from cavs.distributed import Trainer, contiguous
 from cavs.distributed.agreement import is_agreed
 from cavs.distributed.balance import (
@@ -19,9 +17,6 @@ from cavs.distributed.balance import (
     PairBalancer,
     SpeedBalancer,
     StructureBalancer,
-    Usage,
-    gpu_usage,
-    host_usage,
 )
 from cavs.distributed.communicator import Communicator, LostPeerError
 from cavs.distributed.resources import load_resources
@@ -37,8 +32,8 @@ def trainer(
     communicator: Communicator,
     common: Mapping[str, Any],
 ) -> Trainer:
-    """The trainer that ``--strategy`` and ``--resources`` ask for."""
-    made = Trainer(
+    """The trainer that ``--strategy``, ``--balance`` and ``--resources`` ask for."""
+    return Trainer(
         model,
         optimizer,
         strategy=args.strategy,
@@ -46,27 +41,21 @@ def trainer(
         elastic=args.elastic,
         collectives=args.collectives,
         resources=None if args.resources is None else load_resources(args.resources),
+        split=split(args),
         **common,
     )
-    made.session.split = split(args, made.session.session.device)
-    return made
 
 
-def split(args: argparse.Namespace, device: Device | None) -> Split:
-    """What ``--balance`` and ``--predictor`` ask for, on a rank that computes on `device`."""
+def split(args: argparse.Namespace) -> Split:
+    """What ``--balance`` and ``--predictor`` ask for."""
     match args.balance:
         case "structure":
             return StructureBalancer()
         case "lb-bsp":
             return SpeedBalancer(predictor=PREDICTORS.get(args.predictor, NARX))
         case "lb-bsp-gpu":
-            return PairBalancer(usage=_usage(device))
+            return PairBalancer()
     return contiguous
-
-
-def _usage(device: Device | None) -> Usage:
-    """Of the memory that holds the batches of this rank; None: of its host."""
-    return host_usage if device is None else gpu_usage(CupyMemory(device.ordinal))
 
 
 @contextmanager

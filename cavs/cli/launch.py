@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
-from cavs.cli import options
+from cavs.cli import options, strategy
 from cavs.distributed.communicator.started import started
 from cavs.distributed.launch import launch
 from cavs.errors import ConfigError
 
-_ALONE = ("bench", "demo", "evaluate", "explain", "info", "launch", "predict")
+_ALONE = (
+    *("bench", "demo", "evaluate", "explain", "info", "launch", "predict"),
+    *(f"strategy {action}" for action in strategy.ACTIONS),  # but not measure
+)
 _LOOKS = ("explain", "info")
 
 
@@ -29,9 +33,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--threads",
         type=options.count(1),
-        default=1,
         metavar="N",
-        help="of the engine of each rank, default: %(default)s",
+        help="of the engine of each rank, default: $CAVS_NUM_THREADS, else 1",
     )
     parser.add_argument(
         "--elastic", action="store_true", help="go on with the ranks that are left if one dies"
@@ -45,12 +48,12 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def require_alone(command: str) -> None:
+def require_alone(args: argparse.Namespace) -> None:
     """ConfigError where mpirun or srun started a command that ranks do not share.
 
     What only looks at a machine or a model may be asked on many.
     """
-    by = started()
+    by, command = started(), _command([args.command, getattr(args, "action", "")])
     many = by is not None and (by.ranks or 1) > 1  # one task of Slurm's may not say how many
     if by is None or not many or command not in _ALONE or command in _LOOKS:
         return
@@ -60,9 +63,16 @@ def require_alone(command: str) -> None:
     )
 
 
+def _command(words: Sequence[str]) -> str:
+    """The command that these are, with its action if it has several."""
+    command, *rest = words or [""]
+    action = next((word for word in rest if not word.startswith("-")), "")
+    return f"{command} {action}" if command == "strategy" else command
+
+
 def run(args: argparse.Namespace) -> int:
     """Start the ranks and wait for them; `ConfigError` for commands that ranks do not share."""
-    command = next(iter(args.arguments), None)
+    command = _command(args.arguments)
     if command in _ALONE:
         raise ConfigError(
             f"cavs {command} runs in one process: {args.ranks} ranks would each do all of it",

@@ -14,6 +14,7 @@ from cavs.data import GraphBatch, batch
 from cavs.distributed.builders import REGISTRY
 from cavs.distributed.cost import (
     CANDIDATES,
+    Candidate,
     Compute,
     Prediction,
     compare,
@@ -118,7 +119,7 @@ def _add_compare(parser: argparse.ArgumentParser, entry: Entry) -> None:
         "--strategy",
         action="append",
         metavar="NAME",
-        help="a builder to compare, may be repeated; default: those that auto chooses from",
+        help="a builder, FILE.json or auto, may be repeated; default: those that auto chooses from",
     )
     parser.set_defaults(run=run_compare)
 
@@ -191,8 +192,9 @@ def _leaf(leaf: NodeConfig) -> str:
         return ", ".join(words)
     if not isinstance(sync, AllReduce):
         return "sufficient factors"
-    alone = leaf.compressor != "none"  # whatever its group
-    return "all-reduce, " + (leaf.compressor if alone else f"group {sync.group}")
+    if leaf.compressor != "none":  # then it travels alone, whatever its group
+        return f"all-reduce, {leaf.compressor}"
+    return "all-reduce, " + ("in buckets" if sync.group is None else f"group {sync.group}")
 
 
 def _some(items: tuple[str, ...] | list[str], separator: str = ", ") -> str:
@@ -228,13 +230,22 @@ def run_compare(args: argparse.Namespace) -> int:
     """Print a line a strategy, the fastest first."""
     variables, resources, compute = _situation(args)
     found = compare(args.strategy or CANDIDATES, variables, resources, compute)
-    width = max(len(candidate.builder) for candidate in found)
+    # Whoever was asked for stands there; of the many that auto knows, one of equal ones will do.
+    names = [_asked(c) if args.strategy else c.builder for c in found]
+    width = max(len("builder"), *map(len, names))
     heads = f"{'ms a step':>10}  {'waiting':>10}  {'all send':>16}  {'most of a rank':>16}"
     print(f"{'builder':{width}}  {heads}")
-    for candidate in found:
+    for name, candidate in zip(names, found, strict=True):
         sent = candidate.prediction.bytes_by_rank
         print(
-            f"{candidate.builder:{width}}  {_milli(candidate.simulation.seconds):>10}  "
+            f"{name:{width}}  {_milli(candidate.simulation.seconds):>10}  "
             f"{_milli(candidate.simulation.exposed):>10}  {sent.sum():16,.0f}  {sent.max():16,.0f}"
         )
     return 0
+
+
+def _asked(candidate: Candidate) -> str:
+    """The names of a strategy that was asked for, and what auto took."""
+    names = dict.fromkeys((candidate.builder, *candidate.same))
+    taken = {"auto": f"auto: {candidate.strategy.builder}"}
+    return ", ".join(taken.get(name, name) for name in names)

@@ -7,7 +7,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from cavs.config import num_threads
@@ -24,7 +24,7 @@ from cavs.distributed.hosts import (
     in_rank_order,
 )
 from cavs.distributed.resources import ResourceSpec
-from cavs.distributed.strategy import Strategy, Variable, to_text, variables_of
+from cavs.distributed.strategy import Strategy, Variable, in_order, to_text, variables_of
 from cavs.distributed.strategy.lose import without
 from cavs.distributed.strategy.measure import measured_variables
 from cavs.distributed.strategy.text import from_text
@@ -39,7 +39,7 @@ def agreed_strategy(
     batch: GraphBatch | None,
     resources: ResourceSpec | None,
     agreement: Agreement,
-    run: Callable[[], object] | None = None,
+    run: Callable[[], Sequence[str]] | None = None,
     gone: Collection[int] = (),
     *,
     gpus: bool = False,
@@ -49,12 +49,14 @@ def agreed_strategy(
     gone: ranks of `resources` that have died since; the others have the numbers that are left.
     gpus: whether ranks compute on GPUs.
     Where no `resources` are given, ``auto`` measures the speed of messages first, and how long
-    `run` takes, forward and backward of this rank: as long as that, messages cost nothing.
+    `run` takes, forward and backward of this rank: as long as that, messages cost nothing. It gives
+    the names of parameters in the order in which their gradients are done.
     """
     c = agreement.communicator
     compute, places = Compute(), hosts_of(c)
+    order: Sequence[str] = ()
     if name == "auto" and run is not None:
-        compute = _measured(run, agreement)
+        compute, order = _measured(run, agreement)
     if resources is not None:
         cluster = in_rank_order(resources, places)
     elif name == "auto":
@@ -66,7 +68,7 @@ def agreed_strategy(
     if c.rank == 0:
         try:
             dtype = str(next(iter(model.parameters().values())).value.dtype)
-            variables = measured_variables(model, batch, dtype=dtype)
+            variables = in_order(measured_variables(model, batch, dtype=dtype), order)
             made = make_strategy(name, variables, cluster, compute)
             fits(made, c.size + len(gone))
             made = without(made, gone, {v.name: v.shape for v in variables}) if gone else made
@@ -126,26 +128,29 @@ def possible_variables(model: Any, dtype: str = "float32") -> tuple[Variable, ..
     return variables_of(model, dtype=dtype, factors=maybe)
 
 
-def _measured(run: Callable[[], object], agreement: Agreement) -> Compute:
-    """A rank's work in a step beside which messages travel; the same on all ranks.
+def _measured(
+    run: Callable[[], Sequence[str]], agreement: Agreement
+) -> tuple[Compute, Sequence[str]]:
+    """A rank's work in a step beside which messages travel, the same on all ranks; what `run` gave.
 
-    None where the ranks of one host leave no core free: then who sends does not compute.
+    No work where the ranks of one host leave no core free: then who sends does not compute.
     """
     c = agreement.communicator
+    order: Sequence[str] = ()
     if c.size == 1 or not all(c.share(_has_free_core(c))):
-        return Compute()
+        return Compute(), order
     seconds, failed = math.inf, None
     try:
         for _ in range(_RUNS):
             begun = time.perf_counter()
-            run()
+            order = run()
             seconds = min(seconds, time.perf_counter() - begun)
     except Exception as error:  # the other ranks must learn of it, whatever it is
         failed = error
     agreement.meet("step", failed)
     every = [float(s) for s in c.share(seconds)]
     mean = sum(every) / c.size
-    return Compute(mean * _FORWARD, mean * (1 - _FORWARD), slowest=max(every) / mean)
+    return Compute(mean * _FORWARD, mean * (1 - _FORWARD), slowest=max(every) / mean), order
 
 
 def _has_free_core(c: Communicator) -> bool:

@@ -110,10 +110,15 @@ def command_of(
 
 
 def environment_of(
-    launcher: Launcher, ranks: int, *, threads: int, elastic: bool
+    launcher: Launcher, ranks: int, *, threads: int | None, elastic: bool
 ) -> dict[str, str]:
-    """That of mpirun and the ranks: what is set stays, but for what the launcher says of itself."""
-    environment = {"CAVS_NUM_THREADS": str(threads), **os.environ, LAUNCHED: str(ranks)}
+    """That of mpirun and the ranks: what is set stays, but for what the launcher says of itself.
+
+    threads: of each rank's engine, whatever is set; None: what is set, else one.
+    """
+    environment = {"CAVS_NUM_THREADS": "1", **os.environ, LAUNCHED: str(ranks)}
+    if threads is not None:
+        environment["CAVS_NUM_THREADS"] = str(threads)
     environment[ELASTIC] = "1" if elastic else ""
     ours = Path(launcher.path).parent == Path(sysconfig.get_path("scripts"))
     if ours and not os.path.exists(os.path.expanduser("~/.openmpi/mca-params.conf")):
@@ -125,13 +130,13 @@ def launch(
     ranks: int,
     arguments: Sequence[str],
     *,
-    threads: int = 1,
+    threads: int | None = None,
     elastic: bool = False,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> int:
     """Run ``cavs ARGUMENTS`` on `ranks` ranks and wait; the exit status.
 
-    threads: of each rank's engine, unless CAVS_NUM_THREADS is set. The first Ctrl-C, SIGTERM, or
+    threads: of each rank's engine; None: CAVS_NUM_THREADS, else one. The first Ctrl-C, SIGTERM, or
     SIGHUP of a terminal that is closed, lets the ranks end their step and save; the second ends
     them. They end with this process, too.
     elastic: go on with the ranks that are left if one dies; ``--elastic`` among the arguments of a

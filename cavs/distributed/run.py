@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from cavs.distributed.communicator.protocol import Handle
+from cavs.distributed.communicator.protocol import Communicator, Handle
 from cavs.distributed.roles import Roles
 from cavs.distributed.synchronisers import DeviceGroup, Exchange, Piece
 from cavs.errors import CommunicationError, DeviceError
@@ -20,8 +20,9 @@ class StepReport:
 
     loss, grad_norm: of the global batch; where ranks do not wait for each other, what this rank's
     part of it tells of them. compute_seconds: this rank's forward and backward.
-    communication_seconds: spent in reducing gradients; exposed_seconds: the part of it outside
-    of backward. sent_bytes: by this rank. rank_seconds: compute_seconds of every rank, where known.
+    communication_seconds: spent in reducing gradients, and in waiting for new values from their
+    owners; exposed_seconds: the part of it outside of backward, all of the latter. sent_bytes: by
+    this rank. rank_seconds: compute_seconds of every rank, where known.
     rank_reports: what the split of every rank had to tell the others (`Balancer.report`).
     """
 
@@ -109,6 +110,19 @@ class Run:
         for exchange in self.exchanges:
             self.pieces += exchange.reduce(self.executor, True, self.roles.everyone)
         self.communication_seconds = self.exposed_seconds = time.perf_counter() - begun
+
+    def distribute(self, c: Communicator) -> None:
+        """After the update: new values go from their owners to all ranks; nothing hides that."""
+        begun = time.perf_counter()
+        for exchange in self.exchanges:
+            exchange.distribute(c)
+            exchange.commit()
+        self.expose(time.perf_counter() - begun)
+
+    def expose(self, seconds: float) -> None:
+        """So many seconds more of communication that nothing hides."""
+        self.communication_seconds += seconds
+        self.exposed_seconds += seconds
 
     def _reduce(self, exchange: Exchange) -> list[Piece]:
         """In the background: waits for the gradients, then for the other ranks."""

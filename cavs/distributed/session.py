@@ -108,6 +108,7 @@ class DistributedSession:
         run = Run(executor, self._exchanges, self.roles, self.wait_free, self.group)
         words = self.session.readable_errors(part.local)
         loss, error = run.go(words, (*inputs, self.own_seed(seed), step, scale, totals))
+        run.expose(waited)
         return self._finish(run, part, loss, error, (hyper, states, max_norm), sent)
 
     def prepare_together(
@@ -257,9 +258,7 @@ class DistributedSession:
             pieces = [p.as_tuple() for p in run.pieces]
             trainable = [p.trainable for p in self.session.parameters.values()]
             run.executor.apply(pieces, hyper, lists, trainable, clip / over)
-            for exchange in self._exchanges:
-                exchange.distribute(c)
-                exchange.commit()
+            run.distribute(c)
             if self.servers is not None and self.roles.computes:
                 self.servers.commit(clip, hyper["lr"])
             if self._serves:

@@ -16,6 +16,7 @@ from cavs.distributed.shards import ShardedBatch, contiguous, make_of, shard
 from cavs.distributed.strategy.measure import trace_of
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.errors import ConfigError
+from cavs.runtime import Session
 from cavs.train.loader import DataLoader
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _choose(trainer: Trainer, batch: Any) -> None:
             example,
             trainer.resources,
             trainer.agreement,
-            None if example is None else lambda: session.session.gradients(example),
+            None if example is None else lambda: _ran(session.session, example),
             _gone(trainer) if trainer.resources is not None else (),
             gpus=gpus,
         )
@@ -143,6 +144,13 @@ def _example(trainer: Trainer, batch: Any) -> GraphBatch | None:
         return None if batch is None else batch.local
     c = trainer.communicator
     return shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch)).local
+
+
+def _ran(session: Session, batch: GraphBatch) -> list[str]:
+    """Forward and backward; the parameters in the order in which their gradients are done."""
+    session.gradients(batch)
+    executor, names = session.ready(batch)[0], list(session.parameters)
+    return [names[i] for i in executor.gradient_order()]
 
 
 def _same_trace(trainer: Trainer, batch: Any) -> None:

@@ -18,9 +18,9 @@ from cavs.config import require
 from cavs.cuda.device import Device
 from cavs.distributed.agreement import Agreement, agreed, is_agreed, may_save
 from cavs.distributed.choice import number_of_replicas, possible_variables
-from cavs.distributed.communicator import world
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.communicator.ulfm import check_survivable
+from cavs.distributed.communicator.world import ranks_of
 from cavs.distributed.devices import device_of_rank
 from cavs.distributed.hosts import fits
 from cavs.distributed.keeper import tell
@@ -63,12 +63,12 @@ class Trainer(LocalTrainer):
             ``"PartitionedPS"``, a file, or ``"auto"``, from which rank 0 makes one at the first
             step; or None: all-reduce, in buckets as they become ready. It names devices that the
             ranks have, the i-th on the host of rank i.
-        communicator: The ranks; those that mpirun started unless given.
+        communicator: The ranks, with their own timeout; those that mpirun started unless given.
         resources: For builders: the cluster; the hosts of the ranks unless given.
         split: Which rank takes which graphs of a batch; equal numbers, in order, unless given. If
             it has a method ``update``, that is told the seconds every rank computed, after each
             step: a `cavs.distributed.balance.Balancer`.
-        timeout: Seconds that a rank waits for another before it gives up, naming it.
+        timeout: Seconds that a rank of mpirun waits for another, before it names it; 300 if None.
         elastic: Go on with the ranks that are left when one dies; needs ``cavs launch --elastic``,
             and is refused where the MPI would end all ranks.
         wait_free: Send gradients while backward still runs.
@@ -94,7 +94,7 @@ class Trainer(LocalTrainer):
         communicator: Communicator | None = None,
         resources: ResourceSpec | None = None,
         split: Split = contiguous,
-        timeout: float = 300.0,
+        timeout: float | None = None,
         elastic: bool = False,
         wait_free: bool = True,
         dtype: Any = np.float32,
@@ -106,7 +106,7 @@ class Trainer(LocalTrainer):
         threads: int | None = None,
         **more: Any,
     ) -> None:
-        c = communicator if communicator is not None else world(timeout)
+        c = ranks_of(communicator, timeout)
         own = device_of_rank(
             device,
             c,

@@ -1,5 +1,7 @@
 """Programs say what misses its bound, and end with a status that tells."""
 
+from types import SimpleNamespace
+
 from benchmarks import bounds, choices, distributed, stragglers
 
 
@@ -28,6 +30,30 @@ def test_auto_among_its_builders():
     builders = {"AllReduce": {"milliseconds": 11.5}, "PS": {"milliseconds": 10.0}}
     assert holds(choices.targets({"auto": "AllReduce", "builders": builders})) == ["NO"]
     assert holds(choices.targets({"auto": "PS", "builders": builders})) == ["yes"]
+
+
+def test_what_auto_takes_is_measured_whatever_builders_are_named():
+    def runner(name, digest, builder):
+        strategy = SimpleNamespace(digest=digest, builder=builder)
+        return distributed.Runner(name, SimpleNamespace(strategy=strategy), [])
+
+    def measured(*made):
+        runners, chosen = choices.to_measure([runner(*one) for one in made])
+        return [r.name for r in runners], chosen
+
+    named = ("PS", "1", "PS"), ("BytePS", "1", "BytePS"), ("Horovod", "2", "Horovod")
+    assert measured(*named, ("auto", "2", "AllReduce")) == (["PS", "Horovod"], "Horovod")
+    assert measured(*named[:2], ("auto", "2", "Buckets")) == (["PS", "Buckets"], "Buckets")
+    # A strategy of one name may be another one, for another cluster.
+    assert measured(*named[:2], ("auto", "2", "PS")) == (["PS", "PS of auto"], "PS of auto")
+
+
+def test_stragglers_are_measured_where_the_bounds_are_claimed(monkeypatch):
+    asked = []
+    monkeypatch.setattr(stragglers, "measure", lambda given: asked.append(given) or {})
+    assert stragglers.main(["--rank"]) == 0
+    assert (asked[0].hidden, asked[0].batch_sizes) == (512, [16, 24, 32])
+    assert asked[0].cases == ["skewed", "slowed"]
 
 
 def test_skewed_trees_and_a_slow_rank():

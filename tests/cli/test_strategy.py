@@ -73,6 +73,8 @@ def test_check_shows_every_problem(capsys):
     out = capsys.readouterr().out
     assert out.count("there is no device localhost:CPU:1") > 1
     assert out.count("  hint: ") == out.count("there is no device")
+    assert strategy("compare", "--strategy", "s.json", "--workers", 1) == 1
+    assert "s.json: rank 1: there is no device localhost:CPU:1" in capsys.readouterr().err
     Path("s.json").write_text("{}")
     assert strategy("check", "--strategy", "s.json") == 1
     assert "s.json: strategy misses 'format'" in capsys.readouterr().err
@@ -89,6 +91,23 @@ def test_compare(capsys):
     assert float(lines[1].split()[1]) > 1.5
     assert strategy("compare") == 0
     assert len(capsys.readouterr().out.splitlines()) > 6
+
+
+def test_saved_strategies_and_auto_are_compared_too(capsys):
+    def compared(*names):
+        assert strategy("compare", *(word for name in names for word in ("--strategy", name))) == 0
+        head, *lines = capsys.readouterr().out.splitlines()
+        at = head.index("ms a step") - 1
+        return {line[:at].strip(): float(line[at:].split()[0]) for line in lines}
+
+    assert strategy("show", "--strategy", "PartitionedPS", "--out", "s.json") == 0
+    capsys.readouterr()
+    found = compared("PS", "s.json", "auto")
+    auto, best = next(item for item in found.items() if item[0].startswith("auto: "))
+    assert set(found) == {auto, "PS", "s.json"} and best == min(found.values())
+    taken = auto.removeprefix("auto: ")
+    assert compared(taken, "auto") == {f"{taken}, {auto}": best}
+    assert list(compared("s.json", "PartitionedPS", "s.json")) == ["s.json, PartitionedPS"]
 
 
 def test_a_measured_cluster_is_one_to_plan_for(capsys):
@@ -135,6 +154,7 @@ def test_one_rank_has_nothing_to_measure(capsys):
         (("show", "--out", "absent/s.json"), "cannot write absent/s.json"),
         (("show", "--out", "."), "cannot write ."),
         (("compare", "--strategy", "AllReduce(chunk=0)"), "chunk is 0"),
+        (("compare", "--strategy", "absent.json"), "cannot read absent.json"),
     ],
 )
 def test_bad_input(words, text, capsys):

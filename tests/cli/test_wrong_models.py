@@ -137,19 +137,23 @@ def test_files_that_are_no_text_tell_their_cure(raw, cure, capsys):
     assert "data/train.txt:1: byte 0x" in err and cure in err
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict", "info"])
+STRATEGY = ["strategy show", "strategy check", "strategy compare"]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "info", *STRATEGY])
 def test_ranks_are_not_started_for_what_they_do_not_share(command, capsys):
-    assert cavs("launch", "-n", "2", command, "run") == 1
+    assert cavs("launch", "-n", "2", *command.split(), "run") == 1
     err = capsys.readouterr().err
     assert f"cavs {command} runs in one process: 2 ranks would each do all of it" in err
     assert f"hint: run cavs {command} without launch" in err
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict", "launch"])
+@pytest.mark.parametrize("command", ["evaluate", "predict", "launch", *STRATEGY])
 def test_mpirun_does_not_start_what_ranks_do_not_share(command, monkeypatch, capsys):
     rest = ("-n", "2", "train", "tree-lstm") if command == "launch" else ("run",)
+    rest = ("tree-lstm",) if command in STRATEGY else rest
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
-    assert cavs(command, *rest) == 1
+    assert cavs(*command.split(), *rest) == 1
     err = capsys.readouterr().err
     assert f"cavs {command} runs in one process: 3 ranks of mpirun would each do all of it" in err
     assert f"hint: run cavs {command} without mpirun" in err

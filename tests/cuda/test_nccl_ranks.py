@@ -7,21 +7,25 @@ import gc
 import re
 import threading
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import cavs
 from cavs.cuda.device import Device
+from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.devices import join_devices
+from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.strategy import AllReduce, variables_of
 from cavs.distributed.synchronisers import DeviceAllReduce
 from cavs.errors import CommunicationError, ConfigError, DeviceError, FeatureError
 from tests.cuda.memory import Pool
 from tests.cuda.test_ranks import ADAM, Wide, assert_close, trained, trainer, values_of
 from tests.distributed.test_faults import outcomes
 from tests.distributed.test_survivors import Killed, mortal
-from tests.distributed.test_trainer import BATCHES, trees
+from tests.distributed.test_trainer import BATCHES, Tree, trees
 from tests.patience import patience
 
 
@@ -50,6 +54,7 @@ def train(size, twin, **options):
     [
         (1, None, 2),  # the last gradient goes alone
         (2, None, 2),
+        (2, "Buckets", 2),
         (3, "AllReduce(chunk=2)", 5),
         (2, "PartitionedAR", 1),
         (2, "RandomAxisPartitionAR", 0),  # its parts are not consecutive
@@ -83,8 +88,18 @@ def test_who_asks_for_nccl_gets_it_or_is_refused(twin, nccl):
         assert len(there) == len(others) == 5
         assert all(values[name].tobytes() == value.tobytes() for name, value in wanted.items())
 
-    def work(c, **options):
-        t = on_devices(c, twin, strategy="RandomAxisPartitionAR(spec='nccl')", **options)
+    by_nccl = AllReduce(spec="nccl", group=None)
+    variables = variables_of(Tree())
+    plain = build("Buckets", variables, ResourceSpec.local(2))
+    nodes = [
+        node if variable.sparse else replace(node, synchroniser=by_nccl)
+        for node, variable in zip(plain.nodes, variables, strict=True)
+    ]
+    buckets = replace(plain, nodes=tuple(nodes))
+    assert all(len(there) == 2 for *_, there in train(2, twin, strategy=buckets))
+
+    def work(c, strategy="RandomAxisPartitionAR(spec='nccl')", **options):
+        t = on_devices(c, twin, strategy=strategy, **options)
         try:
             t.advance(cavs.batch(BATCHES[0]))
         finally:
@@ -92,8 +107,9 @@ def test_who_asks_for_nccl_gets_it_or_is_refused(twin, nccl):
 
     for error in outcomes(2, work):
         assert "spec 'nccl', but parts of its group are not consecutive in memory" in str(error)
-    for error in outcomes(2, lambda c: work(c, collectives="mpi")):
-        assert "spec 'nccl', but NCCL sums nothing here" in str(error)
+    for strategy in ({}, {"strategy": buckets}):
+        for error in outcomes(2, lambda c, s=strategy: work(c, collectives="mpi", **s)):
+            assert "spec 'nccl', but NCCL sums nothing here" in str(error)
 
 
 def test_bytes_are_those_of_a_ring(twin, nccl):

@@ -1,10 +1,18 @@
-"""Which device each rank opens."""
+"""Which device each rank opens, and what is told of it."""
 
 from __future__ import annotations
 
+import pytest
+
+import cavs
 from cavs.distributed import devices
+from cavs.distributed.balance import PairBalancer, usage
+from cavs.distributed.communicator import run_threads
 from cavs.errors import CommunicationError, DeviceError
+from tests.cuda.test_ranks import trainer
 from tests.distributed.test_faults import outcomes
+from tests.distributed.test_trainer import BATCHES
+from tests.distributed.test_usage import Full
 
 
 def opened(monkeypatch, wanted, count, size=3, fails=None):
@@ -39,3 +47,17 @@ def test_a_device_that_one_rank_cannot_have_is_an_error_on_all(monkeypatch):
     for other in (first, third):
         assert isinstance(other, CommunicationError)
         assert "rank 1: DeviceError: cuda:1 is broken" in str(other)
+
+
+def test_a_balancer_goes_by_the_memory_of_the_device(twin, monkeypatch):
+    """Unless it was told by what: the memory of the host says nothing of room on a GPU."""
+    monkeypatch.setattr(usage, "CupyMemory", Full)
+
+    def work(c, **options):
+        balancer = PairBalancer(**options)
+        with trainer(c, twin, split=balancer) as t:
+            t.advance(cavs.batch(BATCHES[0]))
+        return balancer.usage()[1]
+
+    assert run_threads(2, work) == [pytest.approx(0.9)] * 2
+    assert run_threads(2, lambda c: work(c, usage=lambda: (0.0, 0.5))) == [0.5] * 2

@@ -135,6 +135,9 @@ def test_unevenly_partitioned():
     strategy = build("UnevenPartitionedPS", model, TWO)
     assert parts(strategy) == [(5, 1), (2,), (2,), (), ()]
     assert [s.shape for s in shards_of(strategy.node("a"), (12, 3))] == [(3, 3)] * 2 + [(2, 3)] * 3
+    for size in range(3, 200):
+        found = shards_of(build("UnevenPartitionedPS", [v("a", size)], TWO).nodes[0], (size,))
+        assert len({shard.shape for shard in found}) == 2
 
 
 def test_all_reduce():
@@ -145,6 +148,12 @@ def test_all_reduce():
     assert all(leaf.sync.spec == "ring" for leaf in strategy.leaves)
     by_nccl = build("AllReduce(spec='nccl')", MODEL, TWO)
     assert [leaf.sync.spec for leaf in by_nccl.leaves] == ["auto"] + ["nccl"] * 5  # of tables, no
+
+
+def test_buckets_are_left_to_the_run():
+    strategy = build("Buckets", MODEL, TWO)
+    assert groups(strategy) == [None] * 6 and parts(strategy) == [()] * 6
+    assert strategy.graph.replicas == ("a:CPU:0", "b:CPU:0")
 
 
 def test_partitioned_all_reduce():

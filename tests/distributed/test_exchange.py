@@ -1,13 +1,22 @@
 """Parts of parameters and how they are cut."""
 
+import time
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cavs
+from cavs.distributed import Trainer
+from cavs.distributed.communicator import run_threads
 from cavs.distributed.strategy.partition import Shard
 from cavs.distributed.synchronisers import Piece, part_of
 from cavs.distributed.synchronisers.exchange import wait_parts
 from cavs.distributed.synchronisers.on_device import KeptPiece
+from cavs.distributed.synchronisers.servers import DenseServers, SparseServers
+from cavs.distributed.synchronisers.stale import StaleServers
+from tests.distributed.test_trainer import BATCHES, Tree
 
 
 @given(st.data())
@@ -56,3 +65,42 @@ def test_ranks_share_a_piece_and_leave_nothing_out(count, ranks):
     kept = [whole.share(r, ranks).as_tuple() for r in range(ranks)]
     places = [range(offset, offset + n) for _, n, _, _, offset in kept]
     assert [x for place in places for x in place] == list(range(50, 50 + count))
+
+
+@pytest.mark.parametrize("kind", [DenseServers, SparseServers])
+def test_what_owners_send_is_communication_that_nothing_hides(kind, monkeypatch):
+    distribute, slow = kind.distribute, 0.2
+
+    def late(exchange, c):
+        time.sleep(slow)
+        distribute(exchange, c)
+
+    def work(c):
+        trainer = Trainer(Tree(), cavs.optim.SGD(lr=0.1), strategy="PS(servers=1)", communicator=c)
+        trainer.advance(cavs.batch(BATCHES[0]))
+        monkeypatch.setattr(kind, "distribute", late)
+        c.barrier()
+        return trainer.advance(cavs.batch(BATCHES[0]))
+
+    for report in run_threads(3, work):  # the last rank computes nothing
+        assert min(report.communication_seconds, report.exposed_seconds) >= slow
+
+
+def test_a_wait_for_stale_values_beside_synchronous_ones_is_communication_too(monkeypatch):
+    fetch, slow = StaleServers.fetch, 0.2
+
+    def late(servers):
+        time.sleep(slow)
+        return fetch(servers)
+
+    monkeypatch.setattr(StaleServers, "fetch", late)
+
+    def work(c):
+        strategy = "Parallax(staleness=1)"  # of the table alone
+        with Trainer(Tree(), cavs.optim.SGD(lr=0.1), strategy=strategy, communicator=c) as trainer:
+            reports = [trainer.advance(cavs.batch(BATCHES[0])) for _ in range(2)]
+            assert not trainer.session.free
+        return reports[1]
+
+    for report in run_threads(2, work):
+        assert min(report.communication_seconds, report.exposed_seconds) >= slow

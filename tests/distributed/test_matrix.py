@@ -9,7 +9,10 @@ from tests.distributed.mpirun import needs_mpi, run_ranks
 # A rank number to a few combinations in which every builder and every compressor occurs.
 THINNED = {
     2: (["AllReduce(chunk=2)", "Parallax", "PartitionedPS"], ["none", "onebit", "float16"]),
-    4: (["RandomAxisPartitionAR", "Poseidon(batch_size=1)"], ["none", "powersgd(rank=2)"]),
+    4: (
+        ["RandomAxisPartitionAR", "Buckets", "Poseidon(batch_size=1)"],
+        ["none", "powersgd(rank=2)"],
+    ),
     3: (["Horovod", "UnevenPartitionedPS"], ["none", "topk(ratio=0.01, warm_up=20)"]),
 }
 

@@ -31,7 +31,11 @@ from cavs.errors import ConfigError
 DEVICES = ("a:CPU:0", "a:CPU:1", "b:GPU:0")
 
 synchronisers = st.one_of(
-    st.builds(AllReduce, spec=st.sampled_from(["auto", "ring"]), group=st.integers(0, 9)),
+    st.builds(
+        AllReduce,
+        spec=st.sampled_from(["auto", "ring"]),
+        group=st.one_of(st.none(), st.integers(0, 9)),
+    ),
     st.builds(SufficientFactors),
     st.builds(
         ParameterServer,

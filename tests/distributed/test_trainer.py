@@ -23,8 +23,10 @@ from cavs.distributed.strategy import (
     NodeConfig,
     Strategy,
     SufficientFactors,
+    by_gradient,
     variables_of,
 )
+from cavs.distributed.synchronisers.all_reduce import DenseAllReduce
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.session import MERGED_FROM
@@ -111,7 +113,7 @@ def test_any_number_of_ranks_equals_one_process(size, optimizer):
     assert_equal(train_alone(optimizer), train_together(size, optimizer))
 
 
-STRATEGIES = ["AllReduce(chunk=2)", "PartitionedAR", "RandomAxisPartitionAR", "PS"]
+STRATEGIES = ["AllReduce(chunk=2)", "Buckets", "PartitionedAR", "RandomAxisPartitionAR", "PS"]
 STRATEGIES += ["PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS", "Parallax", "Horovod"]
 STRATEGIES += ["BytePS", "Poseidon(batch_size=1)", "auto"]
 
@@ -146,12 +148,52 @@ def test_tables_travel_first_and_the_last_gradient_alone():
     assert sorted([*first, *others, *last]) == sorted(Tree().parameters())
 
 
+class Wide(cavs.Model):
+    """One gradient of more than 4 MiB, which the engine makes in slabs, and several small ones."""
+
+    def __init__(self):
+        self.cell = nn.ChildSumTreeLSTM(3, 640)
+        self.embedding = nn.Embedding(40, 3)
+        self.output = nn.Linear(640, 3)
+
+    def loss(self, batch):
+        h = self.cell(batch.graph, x=self.embedding(batch["token"]))
+        return ops.cross_entropy(self.output(h), batch["label"])
+
+
+def test_the_strategy_of_buckets_is_what_runs_without_one():
+    def work(c, strategy):
+        trainer = Trainer(Wide(), cavs.optim.SGD(lr=0.1), communicator=c, strategy=strategy)
+        trainer.advance(cavs.batch(BATCHES[0]))
+        sums = [e for e in trainer.session.exchanges if isinstance(e, DenseAllReduce)]
+        values = [p.value.tobytes() for p in trainer.parameters.values()]
+        return [[(p.parameter, p.offset, p.size) for p in e.parts] for e in sums], values
+
+    plain, named = (run_threads(2, lambda c, s=s: work(c, s))[0] for s in (None, "Buckets"))
+    assert named == plain
+    slabs = [parameter for parts in plain[0] for parameter, _, _ in parts]
+    assert len(plain[0]) > 2 and len(set(slabs)) < len(slabs)
+
+
 def test_one_process_alone_needs_no_communicator():
     model = Tree()
     trainer = Trainer(model, cavs.optim.SGD(lr=0.1), dtype=np.float64)
     assert isinstance(trainer.communicator, SingleCommunicator)
     report = trainer.advance(cavs.batch(BATCHES[0]))
     assert report.sent_bytes == 0
+
+
+def test_a_timeout_is_that_of_the_communicator_or_refused():
+    def work(c, timeout):
+        options = {"communicator": c, "timeout": timeout}
+        return Trainer(Tree(), cavs.optim.SGD(lr=0.1), **options).communicator.timeout
+
+    for told in (None, 7.0):
+        assert run_threads(2, lambda c, t=told: work(c, t), timeout=7.0) == [7.0, 7.0]
+    with pytest.raises(ConfigError) as caught:
+        run_threads(2, lambda c: work(c, 8.0), timeout=7.0)
+    assert "timeout is 8.0 s, but the ThreadCommunicator given waits for 7.0 s" in str(caught.value)
+    assert "give the time to the ThreadCommunicator" in str(caught.value)
 
 
 def factors_for(size, model):
@@ -260,6 +302,8 @@ def test_auto_counts_on_computation_beside_messages_where_cores_are_free(free, m
 
     def recorded(name, variables, cluster, compute):
         told.append(compute)
+        places = {v.name: v.done for v in variables if v.done is not None}
+        assert places == ({"output.bias": 0, "cell.U": 1} if free else {})
         return make(name, variables, cluster, compute)
 
     monkeypatch.setattr(choice, "_has_free_core", lambda c: free)
@@ -269,6 +313,7 @@ def test_auto_counts_on_computation_beside_messages_where_cores_are_free(free, m
         def run():
             ran.append(c.rank)
             time.sleep(0.02 * (1 + c.rank))
+            return ["output.bias", "cell.U"]
 
         graphs, resources = cavs.batch(BATCHES[0]), ResourceSpec.local(2)
         return choice.agreed_strategy("auto", Tree(), graphs, resources, Agreement(c), run)
@@ -281,13 +326,34 @@ def test_auto_counts_on_computation_beside_messages_where_cores_are_free(free, m
     assert compute.slowest > 1 if free else True
 
 
+def test_auto_knows_in_which_order_the_engine_makes_gradients(monkeypatch):
+    told, make = [], choice.make_strategy
+
+    def recorded(name, variables, *more):
+        told.append([v.name for v in by_gradient(variables)])
+        return make(name, variables, *more)
+
+    monkeypatch.setattr(choice, "_has_free_core", lambda c: True)
+    monkeypatch.setattr(choice, "make_strategy", recorded)
+
+    def work(c):
+        t = Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, strategy="auto")
+        t.advance(cavs.batch(BATCHES[0]))
+        names = list(t.parameters)
+        executor = t.session.ready(t.session.shard(cavs.batch(BATCHES[0])))[0]
+        return [names[i] for i in executor.gradient_order()]
+
+    order, _ = run_threads(2, work)
+    assert told == [order] != [list(reversed(Tree().parameters()))]
+
+
 def test_a_batch_that_auto_cannot_run_is_an_error_on_all():
     def run():
         raise ConfigError("no such feature")
 
     def work(c):
         with pytest.raises((ConfigError, CommunicationError)) as caught:
-            bad = run if c.rank else lambda: None
+            bad = run if c.rank else lambda: ()
             choice.agreed_strategy("auto", Tree(), None, None, Agreement(c), bad)
         return str(caught.value)
 

@@ -4,7 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from cavs.distributed.balance import HostUsage, gpu_usage, host_usage
+import cavs
+from cavs.cuda.device import Device
+from cavs.distributed import Trainer
+from cavs.distributed.balance import (
+    HostUsage,
+    PairBalancer,
+    gpu_usage,
+    host_usage,
+    usage,
+    usage_on,
+)
+from cavs.distributed.communicator import run_threads
+from tests.distributed.test_trainer import BATCHES, Tree
 
 MEMORY = "MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  250 kB\nHugePages_Total:  0\n"
 
@@ -54,3 +66,36 @@ def test_what_a_pool_keeps_of_a_gpu_is_not_in_use():
     assert gpu_usage(memory)()[1] == 0.25
     memory.spare = 70  # the two are not read at the same moment
     assert gpu_usage(memory)()[1] == 0
+
+
+class Full:
+    """Memory of a GPU of which a tenth is free."""
+
+    def __init__(self, ordinal):
+        self.ordinal = ordinal
+
+    def free_and_total(self):
+        return 8, 80
+
+    def kept(self):
+        return 0
+
+
+def test_the_memory_that_counts_is_that_of_the_device(monkeypatch):
+    monkeypatch.setattr(usage, "CupyMemory", Full)
+    assert usage_on(None) is host_usage
+    for memory in (None, Full(0)):
+        assert usage_on(Device("", 0, "sm_90", None, memory))()[1] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("given", [None, lambda: (0.1, 0.2)])
+def test_a_training_tells_a_balancer_that_was_not_told_where_it_computes(given):
+    """On a device: tests/cuda/test_rank_devices.py."""
+
+    def work(c):
+        balancer = PairBalancer(usage=given)
+        t = Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, split=balancer)
+        t.advance(cavs.batch(BATCHES[0]))
+        return balancer.usage
+
+    assert run_threads(2, work) == [given or host_usage] * 2

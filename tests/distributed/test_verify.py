@@ -227,6 +227,9 @@ def test_a_group_is_of_one_kind(fields, dtype):
     variables = [DENSE, Variable(name="V", shape=(3,), dtype=dtype)]
     (found,) = problems(strategy(node(AllReduce()), other), variables, CLUSTER)
     assert "group 0 of all_reduce mixes W" in found.what
+    loose = dataclasses.replace(other, synchroniser=AllReduce(spec=spec, group=None))
+    (found,) = problems(strategy(node(AllReduce(group=None)), loose), variables, CLUSTER)
+    assert "what is in no group of all_reduce mixes W" in found.what
     apart = dataclasses.replace(other, synchroniser=AllReduce(spec=spec, group=1))
     assert problems(strategy(node(AllReduce()), apart), variables, CLUSTER) == []
     factors = dataclasses.replace(other, synchroniser=SufficientFactors(), compressor="none")

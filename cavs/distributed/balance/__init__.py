@@ -10,7 +10,7 @@ from cavs.distributed.balance.predictors import ARIMA, EMA, Memoryless, Predicto
 from cavs.distributed.balance.profile import FEATURES, features, profiles
 from cavs.distributed.balance.shares import gradient_weights, whole_shares
 from cavs.distributed.balance.split import Split, split_batch, split_profiles
-from cavs.distributed.balance.usage import HostUsage, Usage, gpu_usage, host_usage
+from cavs.distributed.balance.usage import HostUsage, Usage, gpu_usage, host_usage, usage_on
 
 __all__ = [
     "ARIMA",
@@ -37,5 +37,6 @@ __all__ = [
     "profiles",
     "split_batch",
     "split_profiles",
+    "usage_on",
     "whole_shares",
 ]

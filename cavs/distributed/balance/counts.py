@@ -84,7 +84,8 @@ class PairBalancer(Balancer[list[int], list[int]]):
     It supposes no more than that time grows with the count, so it learns from whole batches alone,
     and only from those dealt by its last counts: with a `lag` it moves as much more seldom. Where a
     rank has fewer than 30 graphs, the steps of the fast phase are a sixth of that, not 5. usage: as
-    of `SpeedBalancer`; of memory, 95 % in use are too much to get more graphs.
+    of `SpeedBalancer`; of memory, 95 % in use are too much to get more graphs. None: a training
+    takes that of the device on which this rank computes (`usage_on`).
     """
 
     reports = 2  # use of CPU and memory
@@ -94,7 +95,7 @@ class PairBalancer(Balancer[list[int], list[int]]):
         ranks: int | None = None,
         lag: int = 0,
         *,
-        usage: Usage = host_usage,
+        usage: Usage | None = None,
         timeout: float = 600.0,
     ) -> None:
         self.usage = usage
@@ -124,7 +125,7 @@ class PairBalancer(Balancer[list[int], list[int]]):
 
     def report(self, rank: int, seconds: float) -> tuple[float, ...]:
         """See `Balancer.report`: the shares of CPU and memory in use."""
-        return self.usage()
+        return (self.usage or host_usage)()
 
     def _learn(self, dealt: list[int], seconds: Sequence[float], reports: Reports) -> None:
         size = 0 if self.rule is None else sum(self.rule.counts)

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from cavs.cuda.device import Device
+from cavs.cuda.memory import CupyMemory
+
 # Shares of CPU and memory, each from 0 to 1.
 Usage = Callable[[], tuple[float, float]]
 _PROC = Path("/proc")
@@ -80,3 +83,14 @@ def gpu_usage(memory: GpuMemory) -> Usage:
         return host_usage()[0], 1 - min(free + memory.kept(), total) / total
 
     return usage
+
+
+def usage_on(device: Device | None) -> Usage:
+    """Of where a rank's batches are: the memory of `device`, or without one of its host.
+
+    DeviceError if nothing tells of that memory.
+    """
+    if device is None:
+        return host_usage
+    own = device.memory
+    return gpu_usage(own if isinstance(own, CupyMemory) else CupyMemory(device.ordinal))

@@ -3,6 +3,7 @@
 from cavs.distributed.builders.builder import REGISTRY, Builder, build, find, register
 from cavs.distributed.builders.collectives import (
     AllReduce,
+    Buckets,
     Horovod,
     PartitionedAR,
     RandomAxisPartitionAR,
@@ -20,6 +21,7 @@ __all__ = [
     "PS",
     "REGISTRY",
     "AllReduce",
+    "Buckets",
     "Builder",
     "BytePS",
     "Horovod",

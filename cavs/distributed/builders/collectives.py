@@ -55,6 +55,17 @@ class AllReduce(CollectiveBuilder):
         return Strategy(graph=all_replicas(resources), nodes=nodes)
 
 
+@register
+@dataclass(frozen=True, kw_only=True)
+class Buckets(Builder):
+    """All-reduce as without a strategy: in the order in which gradients are done, 4 MB together."""
+
+    def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
+        """See `Builder`."""
+        nodes = tuple(whole(v, AllReduceSynchroniser(group=None)) for v in variables)
+        return Strategy(graph=all_replicas(resources), nodes=nodes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Partitioned(CollectiveBuilder):
     """max_shards: an axis that would need more, because its size is a large prime, stays whole."""

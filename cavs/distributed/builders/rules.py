@@ -21,7 +21,7 @@ def smallest_divisor(size: int) -> int:
 
 
 def smallest_non_divisor(size: int) -> int:
-    """The smallest number from 2 on that does not divide `size`, at most `size`."""
+    """The smallest number from 2 on that does not divide `size`; `size` itself of 1 and 2."""
     return next((i for i in range(2, size) if size % i), max(size, 1))
 
 

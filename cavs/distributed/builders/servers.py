@@ -150,7 +150,10 @@ class PartitionedPS(_Partitioned):
 @register
 @dataclass(frozen=True, kw_only=True)
 class UnevenPartitionedPS(_Partitioned):
-    """Axis 0 in the fewest shards that are not all equal, spread over the servers."""
+    """Axis 0 in the fewest shards that are not all equal, spread over the servers.
+
+    An axis of 2 cannot be cut so, and is in two, as AutoDist has it.
+    """
 
     def parts(self, size: int) -> int:
         """See `_Partitioned`."""

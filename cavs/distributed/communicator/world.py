@@ -10,9 +10,29 @@ from cavs.distributed.communicator.mpi import MPICommunicator
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.communicator.single import SingleCommunicator
 from cavs.distributed.communicator.started import started
+from cavs.errors import ConfigError
+
+TIMEOUT = 300.0  # seconds that a rank waits for another where nobody says how many
 
 
-def world(timeout: float = 300.0) -> Communicator:
+def ranks_of(communicator: Communicator | None, timeout: float | None) -> Communicator:
+    """`communicator`, or where none is given `world`, with this timeout in seconds.
+
+    ConfigError if `communicator` waits for another time.
+    """
+    if communicator is None:
+        return world(TIMEOUT if timeout is None else timeout)
+    if timeout not in (None, communicator.timeout):
+        kind = type(communicator).__name__
+        raise ConfigError(
+            f"Trainer: timeout is {timeout} s, but the {kind} given waits for "
+            f"{communicator.timeout} s",
+            hint=f"give the time to the {kind}, or leave timeout out",
+        )
+    return communicator
+
+
+def world(timeout: float = TIMEOUT) -> Communicator:
     """All ranks that mpirun or srun started; one alone if this process was started by itself.
 
     timeout: seconds that a rank waits for another. DeviceError if MPI sees more or fewer.

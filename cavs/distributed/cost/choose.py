@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cavs.distributed.builders import build
 from cavs.distributed.cost.plan import NO_LOAD, Load
@@ -16,6 +16,7 @@ from cavs.errors import ConfigError
 
 # Synchronous and exact: what else changes is time alone. Chunks differ in overlap and latency.
 CANDIDATES = (
+    "Buckets",
     "AllReduce",
     "AllReduce(chunk=32)",
     "AllReduce(chunk=8)",
@@ -40,38 +41,42 @@ CANDIDATES = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy with what the cost model and the simulation say of it."""
+    """A strategy with what the cost model and the simulation say of it.
+
+    builder: what it was asked for by. same: what else made the same strategy.
+    """
 
     builder: str
     strategy: Strategy
     prediction: Prediction
     simulation: Simulation
+    same: tuple[str, ...] = ()
 
 
 def compare(
-    builders: Sequence[str],
+    names: Sequence[str],
     variables: Sequence[Variable],
     resources: ResourceSpec,
     compute: Compute | None = None,
     load: Load = NO_LOAD,
 ) -> list[Candidate]:
-    """What each of `builders` makes, the fastest by simulation first; equal ones by less traffic.
+    """What each of `names` makes, the fastest by simulation first; equal ones by less traffic.
 
-    Of builders that make the same strategy, the first is kept.
+    names: as `make_strategy` takes them. Of those that make the same strategy, the first is kept.
     """
     compute = compute or Compute()
-    found: list[Candidate] = []
-    seen: set[str] = set()
-    for name in builders:
-        strategy = build(name, variables, resources)
-        if strategy.digest in seen:
+    found: dict[str, Candidate] = {}
+    for name in names:
+        strategy = make_strategy(name, variables, resources, compute, load)
+        known = found.get(strategy.digest)
+        if known is not None:
+            found[strategy.digest] = replace(known, same=(*known.same, name))
             continue
-        seen.add(strategy.digest)
         prediction = predict(strategy, variables, resources, compute=compute.seconds, load=load)
         simulation = simulate(strategy, variables, resources, compute, load)
-        found.append(Candidate(name, strategy, prediction, simulation))
+        found[strategy.digest] = Candidate(name, strategy, prediction, simulation)
     return sorted(
-        found,
+        found.values(),
         key=lambda c: (c.simulation.seconds, c.prediction.sync_seconds, c.prediction.total_bytes),
     )
 
@@ -95,7 +100,10 @@ def make_strategy(
         return compare(CANDIDATES, variables, resources, compute, load_of_step)[0].strategy
     if is_file(text):
         strategy = load(text)
-        verify(strategy, variables, resources)
+        try:
+            verify(strategy, variables, resources)
+        except ConfigError as error:
+            raise ConfigError(f"{text}: {error.what}", hint=error.hint) from None
         return strategy
     return build(text, variables, resources)
 

@@ -1,15 +1,15 @@
 """What a strategy sends: the collective operations of one training step, with their bytes.
 
 A `Chain` is what happens to one parameter, shard or fused group: operations one after the other.
-Chains stand in the order in which gradients appear, last parameter first. From an operation follow
-the bytes that every rank sends (`sent_bytes`), which the running half is checked against, and how
+Chains stand in the order in which gradients are done (`by_gradient`). From an operation follow the
+bytes that every rank sends (`sent_bytes`), which the running half is checked against, and how
 long it takes (`cavs.distributed.cost.network`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from cavs.distributed.compressors import parse
 from cavs.distributed.resources import node_of
 from cavs.distributed.strategy import (
-    AllReduce,
+    BUCKET,
     NodeConfig,
     ParameterServer,
     Shard,
     Strategy,
     SufficientFactors,
     Variable,
+    by_gradient,
     shards_of,
 )
 
@@ -87,6 +88,7 @@ class Load:
 
 
 NO_LOAD = Load({}, {})
+Member = tuple[NodeConfig, Variable, Shard]  # a whole parameter, or a shard
 
 
 def plan(
@@ -102,49 +104,54 @@ class _Planner:
     ) -> None:
         self.strategy, self.load, self.step = strategy, load, step
         self.variables = {variable.name: variable for variable in variables}
+        self.turns = {variable.name: i for i, variable in enumerate(by_gradient(variables))}
         self.replicas = tuple(range(len(strategy.graph.replicas)))
         self.by_node: dict[str, list[int]] = {}
         for rank in self.replicas:
             address = node_of(strategy.graph.ranks[rank])
             self.by_node.setdefault(address, []).append(rank)
 
-    def chains(self) -> Iterator[Chain]:
-        groups: dict[int, list[tuple[NodeConfig, Variable, Shard]]] = {}
-        found: list[tuple[NodeConfig, Variable, Shard]] = []
+    def chains(self) -> list[Chain]:
+        found: list[Member] = []
         for node in self.strategy.nodes:
             variable = self.variables[node.name]
             shards = shards_of(node, variable.shape)
-            for leaf, shard in zip(node.leaves, shards, strict=True):
-                found.append((leaf, variable, shard))
-                if _is_fused(leaf, variable):
-                    assert isinstance(leaf.sync, AllReduce)
-                    groups.setdefault(leaf.sync.group, []).append(found[-1])
-        begun: set[int] = set()
+            found += [(leaf, variable, s) for leaf, s in zip(node.leaves, shards, strict=True)]
+        order = sorted(range(len(found)), key=lambda i: (self.turns[found[i][1].name], -i))
+        turns = dict(zip(order, range(len(found)), strict=True))
+        groups: dict[int, list[int]] = {}
+        in_buckets: list[int] = []
         tables: set[str] = set()
         chains: list[tuple[int, Chain]] = []
         for position, (leaf, variable, shard) in enumerate(found):
+            turn = turns[position]
             if isinstance(leaf.sync, ParameterServer):
-                chains.append((position, self.server(leaf, leaf.sync, variable, shard)))
+                chains.append((turn, self.server(leaf, leaf.sync, variable, shard)))
             elif variable.sparse:
                 if variable.name not in tables:  # all its rows together, however it is cut
                     tables.add(variable.name)
-                    chains.append((position, self.sparse_everywhere(variable)))
+                    chains.append((turn, self.sparse_everywhere(variable)))
             elif isinstance(leaf.sync, SufficientFactors):
-                chains.append((position, self.factors(leaf, variable)))
-            elif not _is_fused(leaf, variable):  # each remembers for itself and travels alone
-                chains.append((position, self.fused([found[position]])))
-            elif leaf.sync.group not in begun:
-                begun.add(leaf.sync.group)
-                # A group leaves when its first parameter, whose gradient comes last, is there.
-                chains.append((position, self.fused(groups[leaf.sync.group])))
-        return (chain for _, chain in sorted(chains, key=lambda item: -item[0]))
+                chains.append((turn, self.factors(leaf, variable)))
+            elif leaf.compressor != "none":  # each remembers for itself and travels alone
+                chains.append((turn, self.fused([found[position]])))
+            elif leaf.sync.group is None:
+                in_buckets.append(position)
+            else:
+                groups.setdefault(leaf.sync.group, []).append(position)
+        buckets = _buckets(sorted(in_buckets, key=lambda i: turns[i]), found)
+        for members in (*groups.values(), *buckets):
+            # They leave when the gradient of theirs that comes last is there.
+            chain = self.fused([found[i] for i in members])
+            chains.append((max(turns[i] for i in members), chain))
+        return [chain for _, chain in sorted(chains, key=lambda item: item[0])]
 
     def factors(self, leaf: NodeConfig, variable: Variable) -> Chain:
         pairs = np.asarray(self.load.factors.get(leaf.name, variable.factors or 0.0), np.float64)
         each = np.broadcast_to(pairs * sum(variable.shape) * variable.itemsize, len(self.replicas))
         return Chain((leaf.name,), self.everywhere("all_gather", tuple(each.tolist())))
 
-    def fused(self, members: Sequence[tuple[NodeConfig, Variable, Shard]]) -> Chain:
+    def fused(self, members: Sequence[Member]) -> Chain:
         names = tuple(leaf.name for leaf, _, _ in members)
         sizes: dict[tuple[int, str], float] = {}
         for leaf, variable, shard in members:
@@ -227,10 +234,25 @@ class _Planner:
         return Chain((leaf.name,), tuple(operations), waits, server.sync)
 
 
-def _is_fused(leaf: NodeConfig, variable: Variable) -> bool:
-    """Whether it travels with what else is in its group."""
-    dense = isinstance(leaf.sync, AllReduce) and not variable.sparse
-    return dense and leaf.compressor == "none"
+def _buckets(positions: Sequence[int], found: Sequence[Member]) -> list[list[int]]:
+    """The buckets that a run fills with what is `found` at `positions`, the last one alone.
+
+    positions: in the order in which gradients are done. One larger than a bucket is one by itself,
+    though a run makes and sends it in slabs.
+    """
+    buckets: list[list[int]] = []
+    size = 0.0
+    for position in positions:
+        _, variable, shard = found[position]
+        nbytes = math.prod(shard.shape) * variable.itemsize
+        if not buckets or size + nbytes > BUCKET:
+            buckets.append([])
+            size = 0.0
+        buckets[-1].append(position)
+        size += nbytes
+    if buckets and len(buckets[-1]) > 1:
+        buckets.append([buckets[-1].pop()])
+    return buckets
 
 
 def _rooted(kind: str, nbytes: Mapping[int, float], root: int) -> list[Operation]:

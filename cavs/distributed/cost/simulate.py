@@ -4,8 +4,10 @@ Every port (the network card of each node, the local port of each rank; sending 
 apart) serves operations in the order in which they become ready. An operation is done when the last
 port it uses has served it, and the ranks have handled its messages, one after another. So chains to
 different servers run side by side, chains to one server queue up, many small messages cost more
-than few large ones, and what is sent while backward still runs costs nothing. Work is linear in
-operations times ports, in NumPy, so that thousands of ranks take seconds.
+than few large ones, and what is sent while backward still runs costs nothing. New values of
+synchronous servers are never that: they leave when the whole step has been computed and reduced,
+because it counts whole or not at all. Work is linear in operations times ports, in NumPy, so that
+thousands of ranks take seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 from cavs.distributed.cost.network import ROOTED, Cluster
 from cavs.distributed.cost.plan import NO_LOAD, Chain, Load, plan
 from cavs.distributed.resources import ResourceSpec
-from cavs.distributed.strategy import Strategy, Variable
+from cavs.distributed.strategy import Strategy, Variable, by_gradient
 from cavs.errors import ConfigError
 
 
@@ -28,8 +30,8 @@ class Compute:
     """One replica's work in a step, in seconds.
 
     ready: when each parameter's gradient is there, from the start of backward; without it,
-    gradients come evenly over backward, the last parameter's first. slowest: how many times longer
-    the slowest replica takes.
+    gradients come evenly over backward, in the order of `by_gradient`. slowest: how many times
+    longer the slowest replica takes.
     """
 
     forward: float = 0.0
@@ -50,13 +52,13 @@ class Compute:
         """Forward and backward of the slowest replica."""
         return (self.forward + self.backward) * self.slowest
 
-    def gradient_times(self, names: Sequence[str]) -> dict[str, float]:
+    def gradient_times(self, variables: Sequence[Variable]) -> dict[str, float]:
         """When the gradient of every parameter is there, from the start of the step."""
-        count = len(names)
+        count = len(variables)
         return {
-            name: self.slowest
-            * (self.forward + self.ready.get(name, self.backward * (count - i) / count))
-            for i, name in enumerate(names)
+            v.name: self.slowest
+            * (self.forward + self.ready.get(v.name, self.backward * (i + 1) / count))
+            for i, v in enumerate(by_gradient(variables))
         }
 
 
@@ -122,15 +124,17 @@ def simulate(
     compute: Compute | None = None,
     load: Load = NO_LOAD,
 ) -> Simulation:
-    """One step. Through chains that do not wait for all (staleness, asynchronous) a replica waits
-    for its own gradient and the answer alone, unless some port has more than a step's work. Without
-    any bound a step takes as long as that of a usual replica, not of the slowest.
+    """One step. Synchronous servers send new values when all replicas have computed and all sums
+    that a step waits for are there. Through chains that do not wait for all (staleness,
+    asynchronous) a replica waits for its own gradient and the answer alone, unless some port has
+    more than a step's work. Without any bound a step takes as long as that of a usual replica, not
+    of the slowest.
     """
     compute = compute or Compute()
     chains = plan(strategy, variables, load)
     if chains and not any(chain.bounded for chain in chains):
         compute = replace(compute, slowest=1.0)
-    times = compute.gradient_times([variable.name for variable in variables])
+    times = compute.gradient_times(variables)
     known = set(times)
 
     def ready(chain: Chain) -> float:
@@ -141,10 +145,21 @@ def simulate(
     queue = [(ready(chain), i, 0) for i, chain in enumerate(chains)]
     heapq.heapify(queue)
     finished = [0.0] * len(chains)
+    pulls = [_pull(chain) for chain in chains]
+    reducing = sum(chain.waits for chain in chains)  # chains whose sums are not all there
+    applied = compute.seconds  # when the update is made, as far as is known
+    held: list[tuple[int, int]] = []  # what new values of synchronous servers wait for it
     while queue:
         now, i, index = heapq.heappop(queue)
         finished[i] = now
-        if index < len(chains[i].operations):
+        if chains[i].waits and index == pulls[i] and reducing:
+            applied, reducing = max(applied, now), reducing - 1
+            if index < len(chains[i].operations):
+                held.append((i, index))
+            if not reducing:
+                for waiting in held:
+                    heapq.heappush(queue, (applied, *waiting))
+        elif index < len(chains[i].operations):
             done = ports.serve(now, chains[i], index)
             heapq.heappush(queue, (done, i, index + 1))
     waited = [
@@ -156,6 +171,12 @@ def simulate(
     if not all(chain.waits for chain in chains):
         seconds = max(seconds, busy)
     return Simulation(seconds, seconds - compute.seconds, busy, tuple(finished))
+
+
+def _pull(chain: Chain) -> int:
+    """The first operation that brings new values from an owner; behind the last if none does."""
+    kinds = [operation.kind for operation in chain.operations]
+    return kinds.index("broadcast") if "broadcast" in kinds else len(kinds)
 
 
 def _round_trip(chain: Chain, cluster: Cluster) -> float:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from cavs.errors import ConfigError
 
 SPECS = ("auto", "ring", "nccl")
+BUCKET = 4 << 20  # bytes of dense gradients that travel together where no group says otherwise
 REDUCTIONS = ("mean", "sum")
 
 
@@ -41,17 +42,19 @@ class AllReduce:
     together however it is cut. spec: who reduces: "nccl" asks for NCCL, and is refused where the
     gradient is not summed by it; "ring" and "auto" leave it to ``collectives`` of the trainer, and
     a large sum goes around a ring in any case. group: dense nodes of one group travel in one
-    buffer; those with a compressor travel alone in any group.
+    buffer; those of group None in buckets of up to `BUCKET` bytes, which the run fills in the order
+    in which gradients are done, the last one alone. What has a compressor travels alone in any.
     """
 
     type: ClassVar[str] = "all_reduce"
     spec: str = "auto"
-    group: int = 0
+    group: int | None = 0
 
     def __post_init__(self) -> None:
         if self.spec not in SPECS:
             raise ConfigError(f"AllReduce: spec is {self.spec!r}", hint=f"use {', '.join(SPECS)}")
-        _whole("AllReduce", "group", self.group)
+        if self.group is not None:
+            _whole("AllReduce", "group", self.group)
 
 
 @dataclass(frozen=True, kw_only=True)

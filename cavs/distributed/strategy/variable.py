@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -27,7 +27,8 @@ class Variable:
     shape: sizes of its axes. dtype: "float32" or "float64". sparse: only rows that a batch looks
     up have a gradient. rows: of a sparse one, how many different rows a replica touches in a step,
     as far as known. factors: how many pairs (u, v) a replica's gradient is the sum of, if it is a
-    matrix product (the rows of that product: vertices, not graphs); None if it is none.
+    matrix product (the rows of that product: vertices, not graphs); None if it is none. done: its
+    place in the order in which gradients are done; None: see `by_gradient`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Variable:
     sparse: bool = False
     rows: float | None = None
     factors: float | None = None
+    done: int | None = None
 
     @property
     def size(self) -> int:
@@ -76,3 +78,19 @@ def variables_of(
         for name, p in model.parameters().items()
         if p.trainable
     )
+
+
+def by_gradient(variables: Sequence[Variable]) -> list[Variable]:
+    """In the order in which their gradients are done; where nothing is known, the last one first.
+
+    Those of which nothing is known beside others have no gradient there: they come first.
+    """
+    if all(variable.done is None for variable in variables):
+        return list(reversed(variables))
+    return sorted(variables, key=lambda v: -1 if v.done is None else v.done)
+
+
+def in_order(variables: Sequence[Variable], names: Sequence[str]) -> tuple[Variable, ...]:
+    """The same; `names` are of those that have a gradient, in the order in which these are done."""
+    places = {name: i for i, name in enumerate(names)}
+    return tuple(replace(variable, done=places.get(variable.name)) for variable in variables)

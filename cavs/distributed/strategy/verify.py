@@ -241,7 +241,7 @@ def _compressor(leaf: NodeConfig, variable: Variable) -> Iterator[Problem]:
 
 def _groups(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Problem]:
     """Dense nodes of one all-reduce group share a buffer, so they must be of one kind."""
-    first: dict[int, tuple[str, tuple[str, str, str]]] = {}
+    first: dict[int | None, tuple[str, tuple[str, str, str]]] = {}
     for node in strategy.nodes:
         variable = known.get(node.name)
         if variable is None or variable.sparse:
@@ -252,8 +252,10 @@ def _groups(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Problem]
             kind = (variable.dtype, leaf.sync.spec, leaf.compressor)
             name, there = first.setdefault(leaf.sync.group, (leaf.name, kind))
             if there != kind:
+                group = leaf.sync.group
                 yield Problem(
-                    f"group {leaf.sync.group} of {leaf.sync.type} mixes {name} "
+                    ("what is in no group" if group is None else f"group {group}")
+                    + f" of {leaf.sync.type} mixes {name} "
                     f"({', '.join(there)}) and {leaf.name} ({', '.join(kind)})",
                     "give what differs in dtype, spec or compressor groups of its own",
                 )

@@ -8,6 +8,7 @@ from typing import Any
 from cavs.distributed.compressors import parse
 from cavs.distributed.roles import Roles
 from cavs.distributed.strategy import (
+    BUCKET,
     AllReduce,
     NodeConfig,
     ParameterServer,
@@ -28,8 +29,6 @@ from cavs.distributed.synchronisers.on_device import DeviceAllReduce, DeviceGrou
 from cavs.distributed.synchronisers.servers import DenseServers, SparseServers
 from cavs.distributed.synchronisers.stale import StalePush, StaleServers
 from cavs.errors import ConfigError
-
-BUCKET = 4 << 20  # bytes of gradients that travel together where no strategy says otherwise
 
 
 def exchanges_of(
@@ -106,7 +105,7 @@ class _Plan:
         self.exchanges: list[Exchange] = []
         self.open: list[Part] = []  # of the bucket being filled
         self.groups: dict[int, list[Part]] = {}
-        self.by_nccl: dict[int, str] = {}  # groups that ask for it, with a name of them
+        self.by_nccl: dict[int | None, str] = {}  # groups that ask for it, with a name of them
         self.sums: list[list[Part]] = []  # dense, of all ranks, together
         self.servers: dict[tuple[bool, bool], list[tuple[Part, int]]] = {}  # by level, replication
 
@@ -137,9 +136,7 @@ class _Plan:
     ) -> None:
         if node is None or strategy is None:
             size = shape[0] if shape else 1
-            whole = part_of(i, shape, Shard(0, 0, size, shape))
-            for part in whole.slabs(self.executor.gradient_slab(i)):
-                self._fill(part)
+            self._fill(part_of(i, shape, Shard(0, 0, size, shape)))
             return
         for leaf, shard in zip(node.leaves, shards_of(node, shape), strict=True):
             part, sync = part_of(i, shape, shard), leaf.sync
@@ -150,7 +147,10 @@ class _Plan:
             elif isinstance(sync, SufficientFactors):
                 self._factor(part, leaf, node)
             elif leaf.compressor == "none":
-                self.groups.setdefault(sync.group, []).append(part)
+                if sync.group is None:
+                    self._fill(part)
+                else:
+                    self.groups.setdefault(sync.group, []).append(part)
                 if sync.spec == "nccl":
                     self.by_nccl.setdefault(sync.group, leaf.name)
             else:
@@ -173,12 +173,14 @@ class _Plan:
         else:
             self._fill(part)
 
-    def _fill(self, part: Part) -> None:
-        size = sum(p.size for p in self.open) * self.values[0].itemsize
-        if self.open and size + part.size * self.values[0].itemsize > self.bucket:
-            self.sums.append(self.open)
-            self.open = []
-        self.open.append(part)
+    def _fill(self, whole: Part) -> None:
+        """Into buckets, as it is done: in slabs where it is large."""
+        for part in whole.slabs(self.executor.gradient_slab(whole.parameter)):
+            size = sum(p.size for p in self.open) * self.values[0].itemsize
+            if self.open and size + part.size * self.values[0].itemsize > self.bucket:
+                self.sums.append(self.open)
+                self.open = []
+            self.open.append(part)
 
     def _serve(self, part: Part, owner: int, sync: ParameterServer) -> None:
         kind = sync.two_level, sync.local_replication
@@ -223,7 +225,7 @@ class _Plan:
         self.sums += filter(None, [self.open[:-1], self.open[-1:]])
         for kind in [kind for kind, parts in self.servers.items() if parts]:
             self._close(kind)
-        asking: list[tuple[str, list[Part]]] = []
+        asking = [(self.by_nccl[None], sum) for sum in self.sums if None in self.by_nccl]
         for number, parts in self.groups.items():
             alone = parts[0].slabs(self.executor.gradient_slab(parts[0].parameter))
             own = [parts] if len(parts) > 1 else [[part] for part in alone]
