@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from unittest import mock
 
@@ -21,6 +22,11 @@ from tests.random_cells import RandomModel, batches, graph_of, models, traced_pa
 FLOAT64, FLOAT32 = 1e-9, 1e-4
 ALL_ON = Passes(**dict.fromkeys(vars(Passes()), True))
 CASES = 500  # values and gradients in each
+
+
+def examples(count):
+    """So many random cells and graphs, or as many as CAVS_TEST_EXAMPLES asks for."""
+    return settings(max_examples=max(count, int(os.environ.get("CAVS_TEST_EXAMPLES", "0"))))
 
 
 def compare(
@@ -76,13 +82,13 @@ def check(session, batch, expected, forward, tolerance, moved=None):
         assert_close(rows.reshape(one), forward[name], tolerance, name)
 
 
-@settings(max_examples=CASES)
+@examples(CASES)
 @given(models(), batches())
 def test_float64_equals_the_oracle(model, batch):
     compare(model, batch, FLOAT64)
 
 
-@settings(max_examples=CASES)
+@examples(CASES)
 @given(models(smooth=True), batches())
 def test_float32_equals_the_oracle(model, batch):
     compare(model, batch, FLOAT32, dtype=np.float32)
@@ -92,7 +98,7 @@ def test_float32_equals_the_oracle(model, batch):
     ("precision", "tolerance", "bound"),
     [("int16", 1e-2, 1e-4), ("bfloat16x3", 1e-3, 2**-16), ("bfloat16", 0.3, 2**-8)],
 )
-@settings(max_examples=100)
+@examples(100)
 @given(models(smooth=True), batches())
 def test_narrow_products_are_close_to_the_oracle(precision, tolerance, bound, model, batch):
     """Factors have 16 or 8 bits: models are within 1e-4 or 1e-2, the worst random cells beyond, and
@@ -102,27 +108,27 @@ def test_narrow_products_are_close_to_the_oracle(precision, tolerance, bound, mo
     compare(model, batch, tolerance, dtype=np.float32, precision=precision, bound=bound)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(models(), batches(), st.sampled_from(sorted(vars(Passes()))))
 def test_each_pass_can_be_switched_off(model, batch, name):
     compare(model, batch, FLOAT64, passes=replace(ALL_ON, **{name: False}))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(models(), batches())
 def test_all_passes_off(model, batch):
     off = Passes(**dict.fromkeys(vars(Passes()), False))
     compare(model, batch, FLOAT64, passes=off)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(models(), batches())
 def test_vertices_without_features_among_others(model, batch):
     with mock.patch.object(tracing, "MOST_KINDS", 0):
         compare(model, batch, FLOAT64)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(models(), st.integers(0, 2**31), st.booleans())
 def test_children_of_many_parents(model, seed, specialise):
     rng = np.random.default_rng(seed)
@@ -135,20 +141,20 @@ def test_children_of_many_parents(model, seed, specialise):
     compare(model, batch, FLOAT64, passes=Passes(specialise=specialise))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(models(), batches(), st.booleans(), st.booleans())
 def test_gradients_summed_a_task_at_a_time(model, batch, specialise, serial):
     passes = Passes(partition=False, specialise=specialise)
     compare(model, batch, FLOAT64, passes=passes, serial=serial)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(models(), batches())
 def test_one_vertex_at_a_time(model, batch):
     compare(model, batch, FLOAT64, serial=True)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(models(smooth=True), batches(max_vertices=6, max_graphs=2), st.integers(0, 2**31))
 def test_gradients_equal_finite_differences(model, batch, seed):
     batch = traced_parameters(model, batch)
