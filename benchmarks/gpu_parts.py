@@ -136,6 +136,16 @@ def timeline(given: argparse.Namespace) -> tuple[Any, Failures]:
     return kept | {"trace": path.name, "stages": len(report["stages"])}, []
 
 
+def launches(given: argparse.Namespace) -> tuple[Any, Failures]:
+    """What a launch costs, one by one and in graphs; none on the CPU."""
+    from benchmarks.launches import launches as found
+    from cavs.cuda.device import open_device
+
+    if given.device == "cpu":
+        return [], []
+    return found(open_device(given.device), 2 if given.tiny else 20), []
+
+
 # What has a bound, and what its figures are compared with; then the rest.
 BOUNDED = {
     "ceilings": ceilings,
@@ -144,4 +154,4 @@ BOUNDED = {
     "first_step": first_step,
     "fresh": fresh,
 }
-OTHERS = {"agreement": agreement, "cudnn": cudnn, "timeline": timeline}
+OTHERS = {"agreement": agreement, "cudnn": cudnn, "launches": launches, "timeline": timeline}

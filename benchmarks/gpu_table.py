@@ -114,6 +114,17 @@ def _ceilings(record: Any) -> Iterator[Row]:
                 yield f"{entry['title']}: read by index and written", text, "", ""
 
 
+def _launches(record: Any) -> Iterator[Row]:
+    """What a launch costs the host, and in a row of them until all are done."""
+    for found in record.get("launches", ()):
+        ways = {"one by one": "one_by_one", "between streams": "forked", "in a graph": "replay"}
+        costs = [
+            f"{way} {found[k]['enqueue']:.2f} ({found[k]['done']:.2f})" for way, k in ways.items()
+        ]
+        costs += [f"{k} {found[k]:.2f}" for k in ("capture", "instantiate")]
+        yield f"a launch, {found['bytes']} bytes of arguments, us", ", ".join(costs), "", ""
+
+
 def _measured(record: Any) -> Iterator[Row]:
     """Every case and runner: milliseconds a batch with quartiles, and time over that of cavs."""
     for entry in record["cases"]:
@@ -141,7 +152,13 @@ def missed(record: Any) -> list[str]:
 
 def summary_table(record: Any) -> str:
     """Markdown: cases and rivals first, then ceilings, then what is missing, then the bounds."""
-    parts: tuple[Callable[[Any], Iterator[Row]], ...] = (_measured, _ceilings, _missing, _targets)
+    parts: tuple[Callable[[Any], Iterator[Row]], ...] = (
+        _measured,
+        _ceilings,
+        _launches,
+        _missing,
+        _targets,
+    )
     rows = [row for part in parts for row in part(record)]
     place = record.get("ceilings", {}).get("device") or record["machine"]["cpu"]
     head = f"{place}; {record['data']} data; {record['seconds']:.0f} s; {record['command']}"

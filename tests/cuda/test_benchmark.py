@@ -14,6 +14,7 @@ from benchmarks.accuracy import curve, errors
 from benchmarks.fresh import fresh
 from benchmarks.gpu_parts import curve as curve_part
 from benchmarks.gpu_parts import fresh as fresh_part
+from benchmarks.gpu_parts import launches as launches_part
 from benchmarks.gpu_parts import timeline
 from benchmarks.gpu_table import ALLOWED, summary_table
 from benchmarks.refcheck import check
@@ -52,6 +53,7 @@ def on_the_twin(twin, monkeypatch):
         return found | {"device": device} if "device" in found else found
 
     monkeypatch.setattr(runners_cavs, "device_options", here)
+    monkeypatch.setattr("cavs.cuda.device.open_device", lambda name: device)
     yield
     assert twin.fault() == ""
 
@@ -98,7 +100,7 @@ def test_steps_that_overlap_have_a_timeline():
     assert 0 < busy(spans) <= 1
 
 
-@pytest.mark.parametrize("part", [curve_part, fresh_part, timeline])
+@pytest.mark.parametrize("part", [curve_part, fresh_part, launches_part, timeline])
 def test_parts_of_the_program_on_a_device(tmp_path, part):
     given = SimpleNamespace(
         device="cuda", data="random", tiny=True, full=False, steps=20, rounds=1, patience=60,
@@ -108,6 +110,10 @@ def test_parts_of_the_program_on_a_device(tmp_path, part):
     assert failed == []
     record = {"machine": {"cpu": ""}, "data": "", "seconds": 0, "command": "", "cases": []}
     record |= {"failed": [], "skipped": [], part.__name__: found}
+    if part is launches_part:
+        assert {"one_by_one", "forked", "replay", "capture", "instantiate"} <= found[0].keys()
+        assert [of["bytes"] for of in found] == [16, 440]
+        assert summary_table(record).count("a launch, ") == 2
     assert summary_table(record).count("\n") >= 4
     if part is timeline:
         assert 0 < found["busy"] <= 1
