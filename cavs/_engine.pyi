@@ -40,6 +40,7 @@ def make_schedule(
     batch: GraphBatch,
     presence: ArrayLike | None = None,
     merged_from: tuple[GraphBatch, _Indices] | None = None,
+    by_number: bool = True,
 ) -> Schedule: ...
 
 class Graph:

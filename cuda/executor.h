@@ -152,6 +152,7 @@ class Executor {
   void emit(int32_t id, RowRange rows, int64_t first_row);
   void emit_map(int32_t id, RowRange rows, int64_t first_row);
   Rows<T> source(size_t i, int64_t first_row) const;
+  std::vector<RowRange> even_runs(int32_t id, RowRange rows) const;
   std::vector<Rows<T>> operands(int32_t id, int32_t from, int32_t to, RowRange rows,
                                 int64_t first_row) const;
   Target target(int32_t id, int64_t first_row) const;

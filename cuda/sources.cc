@@ -6,7 +6,9 @@
 namespace cavs::cuda {
 namespace {
 
-constexpr int32_t kFewestEven = 16;  // rows at even steps
+constexpr int32_t kFewestEven = 16;   // rows at even steps
+constexpr int32_t kFewestRun = 1024;  // of such rows, for a product of their own
+constexpr size_t kMostRuns = 4;
 
 // The address `column` values of bfloat16 behind a row's start, given that of as many of T.
 template <class T>
@@ -26,6 +28,21 @@ int64_t even_step(const int32_t* numbers, int64_t n) {
     if (int64_t{numbers[i]} - numbers[i - 1] != step) return 0;
   }
   return std::max<int64_t>(step, 0);
+}
+
+// Adds where in `rows` numbers begin to be greater by another step than before; false, if that is
+// too often, or a number is none.
+bool find_runs(const int32_t* numbers, RowRange rows, std::vector<int32_t>& begins) {
+  int32_t begin = rows.begin;
+  for (int32_t r = rows.begin; r < rows.end; ++r) {
+    if (numbers[r] < 0) return false;
+    const bool even = r < begin + 2 || int64_t{numbers[r]} - numbers[r - 1] ==
+                                           int64_t{numbers[r - 1]} - numbers[r - 2];
+    if (even) continue;
+    if (r - begin < kFewestRun || begins.size() > 2 * kMostRuns) return false;
+    begins.push_back(begin = r);
+  }
+  return rows.end - begin >= kFewestRun;
 }
 
 // What lies side by side in the same rows, as one operand.
@@ -99,6 +116,31 @@ std::vector<Rows<T>> Executor<T>::operands(int32_t id, int32_t from, int32_t to,
   return found;
 }
 
+// The rows of a product in runs in each of which children are at even steps, so that none is
+// copied; all at once where there is no such run of many rows. In complete trees children of the
+// lowest level are one, those of all others the other.
+template <class T>
+std::vector<RowRange> Executor<T>::even_runs(int32_t id, RowRange rows) const {
+  const Bound<T>& b = bound_.instructions[id];
+  std::vector<int32_t> begins{rows.begin};
+  for (int32_t i = 0; i < b.count; ++i) {
+    const Source<T>& s = bound_.sources[b.first + i];
+    if (s.map != RowMap::kIndex || !of_children(program_->instructions[id].inputs[i].array)) {
+      continue;
+    }
+    if (!find_runs(s.index, rows, begins)) return {rows};
+  }
+  std::sort(begins.begin(), begins.end());
+  begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
+  if (begins.size() > kMostRuns) return {rows};
+  std::vector<RowRange> runs;
+  for (const int32_t begin : begins) {
+    if (!runs.empty()) runs.back().end = begin;
+    runs.push_back({begin, rows.end});
+  }
+  return runs;
+}
+
 template <class T>
 Target Executor<T>::target(int32_t id, int64_t first_row) const {
   const Bound<T>& b = bound_.instructions[id];
@@ -117,6 +159,7 @@ Target Executor<T>::target(int32_t id, int64_t first_row) const {
   template Rows<T> Executor<T>::source(size_t, int64_t) const;                             \
   template std::vector<Rows<T>> Executor<T>::operands(int32_t, int32_t, int32_t, RowRange, \
                                                       int64_t) const;                      \
+  template std::vector<RowRange> Executor<T>::even_runs(int32_t, RowRange) const;          \
   template Target Executor<T>::target(int32_t, int64_t) const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

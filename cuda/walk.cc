@@ -352,11 +352,14 @@ void Executor<T>::run_sum(int32_t id, int32_t task, RowRange rows) {
     copy_factors(*factors_[f], id, rows);
     return;
   }
-  const std::vector<Rows<T>> left = operands(id, 0, b.split, rows, rows.begin);
-  const std::vector<Rows<T>> right = operands(id, b.split, b.count, rows, rows.begin);
-  library_->matmul_tn(left.data(), static_cast<int>(left.size()), right.data(),
-                      static_cast<int>(right.size()), rows.begin, rows.end, b.out, b.stride,
-                      b.accumulate);
+  bool more = b.accumulate;
+  for (const RowRange& run : even_runs(id, rows)) {
+    const std::vector<Rows<T>> left = operands(id, 0, b.split, run, rows.begin);
+    const std::vector<Rows<T>> right = operands(id, b.split, b.count, run, rows.begin);
+    library_->matmul_tn(left.data(), static_cast<int>(left.size()), right.data(),
+                        static_cast<int>(right.size()), run.begin, run.end, b.out, b.stride, more);
+    more = true;
+  }
 }
 
 // Sums over the same rows.

@@ -67,7 +67,7 @@ class GraphBatch:
             ),
             frozenset().union(*set(absent if None not in absent else (g.absent for g in graphs))),
         )
-        self._schedules: dict[tuple[str, ...], _engine.Schedule] = {}
+        self._schedules: dict[tuple[tuple[str, ...], bool], _engine.Schedule] = {}
         self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
 
     @property
@@ -147,19 +147,20 @@ class GraphBatch:
         """Every feature by name: kind, dtype, shape of a row, and whether -1 occurs."""
         return self._table.schema()
 
-    def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
-        """The engine's schedule, kept for the next call with the same ``optional``.
+    def schedule(self, optional: tuple[str, ...] = (), by_number: bool = True) -> _engine.Schedule:
+        """The engine's schedule, kept for the next call with the same arguments.
 
         ``optional``: int vertex features that may be absent; bit i of a vertex's presence mask
-        says that ``optional[i]`` is there (>= 0). FeatureError if one is no int feature of
-        vertices.
+        says that ``optional[i]`` is there (>= 0). by_number: whether vertices that are computed
+        together stand by which child of their parent they are, as the CPU engine wants them; else
+        siblings are neighbours. FeatureError if one is no int feature of vertices.
         """
-        found = self._schedules.get(optional)
+        found = self._schedules.get((optional, by_number))
         if found is None:
             features = self._table.optional(optional)
             masks = _engine.presence_masks(features) if features else None
-            found = _engine.make_schedule(self.topology, masks)
-            self._schedules[optional] = found
+            found = _engine.make_schedule(self.topology, masks, by_number=by_number)
+            self._schedules[optional, by_number] = found
         return found
 
     def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> MergedBatch:

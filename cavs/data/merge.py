@@ -48,7 +48,7 @@ class MergedBatch:
         )
         self._child_numbers = child_numbers
         self.topology: _engine.GraphBatch = _engine.collate([graph])
-        self._schedules: dict[tuple[str, ...], _engine.Schedule] = {}
+        self._schedules: dict[tuple[tuple[str, ...], bool], _engine.Schedule] = {}
         # What the engine has read, by name and type; see cavs.runtime.inputs.
         self.rows: dict[tuple[str, str], Array] = {}
 
@@ -74,19 +74,19 @@ class MergedBatch:
         found: Array = self._features[name][rows]
         return found
 
-    def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
+    def schedule(self, optional: tuple[str, ...] = (), by_number: bool = True) -> _engine.Schedule:
         """The engine's schedule, as `GraphBatch.schedule` makes it.
 
         ``"#leaf child k"``, first in ``optional``: present where bit k of ``leaf`` is set.
         """
-        found = self._schedules.get(optional)
+        found = self._schedules.get((optional, by_number))
         if found is None:
             numbers = [int(name.removeprefix(LEAF)) for name in optional if name.startswith(LEAF)]
             features = self._features.optional(optional[len(numbers) :])
             masks = _engine.presence_masks(features, self._vertex, self.leaf, numbers)
             merged_from = self._batch, self.distinct
-            found = _engine.make_schedule(self.topology, masks, merged_from)
-            self._schedules[optional] = found
+            found = _engine.make_schedule(self.topology, masks, merged_from, by_number)
+            self._schedules[optional, by_number] = found
         return found
 
     @property

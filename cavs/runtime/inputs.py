@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs._engine import Schedule
 from cavs.compiler.pipeline import Compiled
 from cavs.errors import ConfigError
 from cavs.frontend.parameter import Parameter
 from cavs.passes.merge_vertices import COPIES, PRESENT
+from cavs.runtime.variant import Variant
 
 Array = NDArray[Any]
 
@@ -61,6 +63,13 @@ def _of_distinct(
         present = rows_of(source, counted, np.dtype(np.int32)) >= 0
         copies = source.copies_of(counted) * present
     return copies.astype(dtype)
+
+
+def schedule_of(variant: Variant, source: Any, on_device: bool) -> Schedule:
+    """Of a batch, or of its distinct vertices. On devices siblings are neighbours: the children of
+    complete trees are then rows of a matrix, which nothing has to gather."""
+    found: Schedule = source.schedule(variant.optional, by_number=not on_device)
+    return found
 
 
 def update_of(

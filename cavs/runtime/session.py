@@ -26,7 +26,7 @@ from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
 from cavs.runtime.following import Following
-from cavs.runtime.inputs import features, update_of
+from cavs.runtime.inputs import features, schedule_of, update_of
 from cavs.runtime.looking import Inspected, report_of
 from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.recurrence import CUDNN, Lstms
@@ -239,7 +239,7 @@ class Session(Inspected, Following):
         variant = self._known(batch, True, True)
         if variant is None or variant.executor is None or not fits(variant, batch):
             return True
-        kinds = self._source(variant, batch).schedule(variant.optional).kinds
+        kinds = schedule_of(variant, self._source(variant, batch), self.overlaps).kinds
         return self._other_gradients(variant) or not {k for k, *_ in kinds} <= set(variant.kinds)
 
     def compile_for(
@@ -257,7 +257,7 @@ class Session(Inspected, Following):
         variant = self._variant(batch, True, True, self._merges(batch, True), everywhere)
         if variant.merging and variant.distinguishing is None:
             variant = self._variant(batch, True, True, False, everywhere)
-        schedule = self._source(variant, batch).schedule(variant.optional)
+        schedule = schedule_of(variant, self._source(variant, batch), self.overlaps)
         found = {int(k) for k, _, _ in schedule.kinds}
         kinds = set(union(sorted(found | set(variant.kinds))))
         if may_lump(variant, kinds):
@@ -293,7 +293,7 @@ class Session(Inspected, Following):
             variant = self._variant(batch, training, with_loss, False, recurrent=True)
         assert variant.traced is not None
         source = self._source(variant, batch)
-        schedule = source.schedule(variant.optional)
+        schedule = schedule_of(variant, source, self.overlaps)
         check_arity(variant.traced, schedule.max_arity, batch)
         found = {k for k, _, _ in schedule.kinds}
         if may_lump(variant, found):
@@ -317,7 +317,8 @@ class Session(Inspected, Following):
 
     def _inputs(self, variant: Variant, source: Any, batch: BatchLike) -> _Inputs:
         how = source is not batch, self.dtype, self._edge_types.rows
-        return source.schedule(variant.optional), *features(variant.compiled, source, *how)
+        schedule = schedule_of(variant, source, self.overlaps)
+        return schedule, *features(variant.compiled, source, *how)
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
         """The variant that runs batches like ``batch``, if it has been traced."""

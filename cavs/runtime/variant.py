@@ -39,7 +39,7 @@ class BatchLike(Protocol):
         """Type of every feature by name."""
         ...
 
-    def schedule(self, optional: tuple[str, ...] = ()) -> _engine.Schedule:
+    def schedule(self, optional: tuple[str, ...] = (), by_number: bool = True) -> _engine.Schedule:
         """The engine's schedule for the features that may be absent."""
         ...
 

@@ -344,7 +344,8 @@ void bind_schedule(py::module_& m) {
   m.def(
       "make_schedule",
       [](std::shared_ptr<const GraphBatch> batch, const std::optional<Masks>& presence,
-         const std::optional<std::pair<std::shared_ptr<const GraphBatch>, Indices>>& merged_from) {
+         const std::optional<std::pair<std::shared_ptr<const GraphBatch>, Indices>>& merged_from,
+         bool by_number) {
         if (presence) check_size(*presence, batch->num_vertices(), "presence");
         const uint32_t* masks = presence ? presence->data() : nullptr;
         MergedFrom from;
@@ -354,12 +355,13 @@ void bind_schedule(py::module_& m) {
           check_distinct(merged_from->second, *from.graphs, *batch);
         }
         const py::gil_scoped_release release;
-        return make_schedule(std::move(batch), masks, from);
+        return make_schedule(std::move(batch), masks, from, by_number);
       },
       py::arg("batch").none(false), py::arg("presence") = py::none(),
-      py::arg("merged_from") = py::none(),
+      py::arg("merged_from") = py::none(), py::arg("by_number") = true,
       "The schedule of a batch; presence: uint32[num_vertices] masks of optional features; "
-      "merged_from: (the batch it is merged from, the vertex that stands for each of that one).");
+      "merged_from: (the batch it is merged from, the vertex that stands for each of that one); "
+      "by_number: whether rows of a task are sorted by which child they are.");
 }
 
 }  // namespace

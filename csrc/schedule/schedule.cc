@@ -118,18 +118,21 @@ Kinds classify(const Structure& in, const uint32_t* presence) {
   return kinds;
 }
 
-// Fills order and row: by kind, inside a kind by level, and then by number, by counting. At once,
-// unless there are so many kinds, levels and numbers that the work would not be linear.
-void sort_vertices(const Structure& in, const Kinds& kinds, Schedule* schedule) {
+// Fills order and row: by kind, inside a kind by level, and then by number if that is asked for, by
+// counting. At once, unless there are so many kinds, levels and numbers that the work would not be
+// linear.
+void sort_vertices(const Structure& in, const Kinds& kinds, bool by_number, Schedule* schedule) {
   const auto n = static_cast<size_t>(in.num_vertices);
-  const size_t levels = in.num_levels, numbers = in.num_numbers, num_kinds = kinds.keys.size();
+  const size_t levels = in.num_levels, num_kinds = kinds.keys.size();
+  const size_t numbers = by_number ? in.num_numbers : 1;
+  const auto number = [&](size_t v) { return by_number ? static_cast<size_t>(in.number[v]) : 0; };
   auto &order = schedule->order, &row = schedule->row;
   order.resize(n);
   row.resize(n);
   const auto kind = [&](size_t v) { return static_cast<size_t>(kinds.of_vertex[v]); };
   if (num_kinds * levels * numbers <= 2 * n) {
     const auto bin = [&](size_t v) {
-      return (kind(v) * levels + in.level[v]) * numbers + in.number[v];
+      return (kind(v) * levels + in.level[v]) * numbers + number(v);
     };
     Recycled<int32_t> next(num_kinds * levels * numbers, 0);
     for (size_t v = 0; v < n; ++v) ++next[bin(v)];
@@ -144,13 +147,13 @@ void sort_vertices(const Structure& in, const Kinds& kinds, Schedule* schedule) 
     }
     return;
   }
-  Recycled<int32_t> by_number(n), by_level(n), of_number(numbers, 0), next(levels, 0);
+  Recycled<int32_t> numbered(n), by_level(n), of_number(numbers, 0), next(levels, 0);
   Recycled<int32_t> of_kind(num_kinds, 0);
-  for (size_t v = 0; v < n; ++v) ++of_number[in.number[v]], ++next[in.level[v]], ++of_kind[kind(v)];
+  for (size_t v = 0; v < n; ++v) ++of_number[number(v)], ++next[in.level[v]], ++of_kind[kind(v)];
   to_positions(&of_number);
   to_positions(&next);
-  for (size_t v = 0; v < n; ++v) by_number[of_number[in.number[v]]++] = static_cast<int32_t>(v);
-  for (const int32_t v : by_number) by_level[next[in.level[v]]++] = v;
+  for (size_t v = 0; v < n; ++v) numbered[of_number[number(v)]++] = static_cast<int32_t>(v);
+  for (const int32_t v : numbered) by_level[next[in.level[v]]++] = v;
   int32_t sum = 0;
   for (const int32_t k : kinds.order) sum += std::exchange(of_kind[k], sum);
   for (const int32_t v : by_level) {
@@ -277,13 +280,13 @@ Recycled<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t
 
 std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> batch,
                                               const uint32_t* presence,
-                                              const MergedFrom& merged_from) {
+                                              const MergedFrom& merged_from, bool by_number) {
   auto schedule = std::make_shared<Schedule>();
   const Structure in(*batch);
   const Kinds kinds = classify(in, presence);
   schedule->batch = std::move(batch);
   schedule->num_levels = in.num_levels;
-  sort_vertices(in, kinds, schedule.get());
+  sort_vertices(in, kinds, by_number, schedule.get());
   place_edges(in, schedule.get());
   invert_children(schedule.get());
   cut_tasks(in, kinds, schedule.get());

@@ -102,10 +102,12 @@ Recycled<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t
                                   const std::vector<int32_t>& child_numbers = {});
 
 // presence: one bit mask a vertex (null: all zero): which optional features it has, as the program
-// numbers them. merged_from: empty where vertices are those of the caller's graphs. Linear in
-// vertices and edges.
+// numbers them. merged_from: empty where vertices are those of the caller's graphs. by_number:
+// whether rows of a task stand by which child they are, for products at the child; else in the
+// order of the batch, in which siblings are neighbours. Linear in vertices and edges.
 std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> batch,
                                               const uint32_t* presence,
-                                              const MergedFrom& merged_from = {});
+                                              const MergedFrom& merged_from = {},
+                                              bool by_number = true);
 
 }  // namespace cavs
