@@ -12,7 +12,7 @@ import cavs
 from cavs import nn
 from cavs.errors import ConfigError
 from tests.oracle import assert_close
-from tests.runtime.trees import Classifier, treebank
+from tests.runtime.trees import Classifier, graph, treebank
 
 OWN = ("matmul", "matmul_16")
 
@@ -76,6 +76,29 @@ def test_an_operand_is_copied_once(twin, twin_device):
     assert len([o for o in launches if o.name == "copy_rows"]) > 5
     for o, next_ in itertools.pairwise(launches):  # between them there are products by cuBLASLt
         assert o.name != "copy_rows" or next_.arguments != o.arguments
+
+
+@pytest.mark.parametrize("graphs", [20, 400])
+def test_children_of_complete_trees_are_no_copies(twin, twin_device, graphs):
+    """Left and right children alternate: each level is a matrix of both side by side. The gradient
+    is a product of the lowest level and one of the others, if each has a thousand rows."""
+    levels = [[]] * 8 + [[2 * i, 2 * i + 1] for i in range(7)]
+    rng = np.random.default_rng(0)
+    batch = cavs.batch([graph(levels, rng) for _ in range(graphs)])
+    model = Classifier(nn.TreeFC(8), 8, 8)
+    model.initialize(1, np.float64)
+    where = replace(twin_device, cublas_lt=twin.cublaslt, blas_rows=16)
+    ours = cavs.Session(model, dtype=np.float64, device=where)
+    twin.reset()
+    loss, gradients = ours.gradients(batch)
+    log = twin.operations()
+    own = cavs.Session(model, dtype=np.float64)
+    expected, wanted = own.gradients(batch)
+    assert loss == pytest.approx(expected, rel=1e-11)
+    for k, g in gradients.items():
+        assert_close(g, wanted[k], 1e-10, k)
+    copies = [o for o in log if o.name == "copy_rows"]
+    assert len(copies) == (0 if graphs == 400 else 1)
 
 
 def test_wide_rows_are_shared_out(twin, twin_device):

@@ -161,6 +161,25 @@ def test_schedule_equals_the_naive_one(batches, data):
     check_derived(s, range(s.max_arity + 2))
 
 
+@given(st.lists(child_lists(max_vertices=12), min_size=1, max_size=4), st.data())
+def test_siblings_stay_neighbours(batches, data):
+    """Not sorted by number, rows of a task are in the order of the batch."""
+    graphs = [Graph(children) for children in batches]
+    n = sum(g.num_vertices for g in graphs)
+    masks = st.lists(st.sampled_from([0, 1, 2]), min_size=n, max_size=n)
+    presence = np.array(data.draw(masks), np.uint32)
+    topology = _engine.collate([g.topology for g in graphs])
+    s = _engine.make_schedule(topology, presence, by_number=False)
+    keys, levels, *_ = naive_schedule(graphs, presence)
+    expected = sorted(range(n), key=lambda v: (kind_order(keys[v]), levels[v], v))
+    assert s.order.tolist() == expected
+    assert len(s.tasks) == len(set(zip(keys, levels, strict=True)))
+    check_graphs(s, graphs, s.row.tolist())
+    check_derived(s, range(s.max_arity + 2))
+    whole = batch(graphs)
+    assert whole.schedule((), False) is whole.schedule((), False) is not whole.schedule()
+
+
 @pytest.mark.parametrize(("n", "max_arity"), [(1, 0), (50, 0), (300, 1), (500, 50), (3000, 3)])
 def test_random_shapes(n, max_arity):
     rng = np.random.default_rng(n)
