@@ -85,7 +85,7 @@ def test_children_of_complete_trees_are_no_copies(twin, twin_device, graphs):
     levels = [[]] * 8 + [[2 * i, 2 * i + 1] for i in range(7)]
     rng = np.random.default_rng(0)
     batch = cavs.batch([graph(levels, rng) for _ in range(graphs)])
-    model = Classifier(nn.TreeFC(8), 8, 8)
+    model = Classifier(nn.TreeFC(40), 40, 40)
     model.initialize(1, np.float64)
     where = replace(twin_device, cublas_lt=twin.cublaslt, blas_rows=16)
     ours = cavs.Session(model, dtype=np.float64, device=where)
