@@ -22,9 +22,9 @@ def test_a_prepared_batch_is_scheduled_once(monkeypatch, rate, make):
     """With dropout copies stay apart, so batches large and small run as they are."""
     made = []
 
-    def counted(*arguments):
+    def counted(*arguments, **named):
         made.append(arguments)
-        return original(*arguments)
+        return original(*arguments, **named)
 
     original = _engine.make_schedule
     session = cavs.Session(Classifier(rate=rate))
