@@ -117,17 +117,13 @@ def _growth(record: Any) -> Iterator[Line]:
 
 
 def _memory(record: Any) -> Iterator[Line]:
-    """The bound is taken of all vertices; merging equal ones must not need more."""
+    merging = {"cavs": "merged", "cavs-without-merge_vertices": "apart"}
     for entry in record["memory"]:
-        merged, apart = entry["cavs"], entry["cavs-without-merge_vertices"]
-        peak = apart["peak"] / max(apart["kept"], 1)
-        row = judged("peak memory over what backward reads", peak, PEAK, False, "{:.2f}")
-        yield _line(entry["title"], row)
-        share = merged["peak"] / max(apart["peak"], 1)
-        row = judged("the same peak with equal vertices merged", share, 1.0, False, "{:.2f}")
-        yield _line(entry["title"], row)
-        own = merged["peak"] / max(merged["kept"], 1)
-        yield "over what backward reads then", entry["title"], f"{own:.2f}", "", ""
+        for runner, how in merging.items():
+            peak, kept = entry[runner]["peak"], entry[runner]["kept"]
+            measure = f"peak memory over what backward reads, equal vertices {how}"
+            row = judged(measure, peak / max(kept, 1), PEAK, False, "{:.2f}")
+            yield _line(entry["title"], row)
 
 
 def _failed(record: Any) -> Iterator[Line]:

@@ -12,7 +12,7 @@ namespace {
 constexpr int kTile = 64;         // rows and columns of a product's block
 constexpr int kFew = 16;          // rows of a block of a product of few rows
 constexpr int kDepthEach = 128;   // less depth is not worth a part of its own
-constexpr int kDepthSplit = 512;  // nor is a second kernel below so much
+constexpr int kDepthSplit = 512;  // nor is putting parts together below so much
 constexpr int kColumns = 32;      // of a block that sums rows
 constexpr int kWarps = 8;         // of a block
 constexpr int kRowsEach = 64;     // fewer rows are not worth a part of their own
@@ -120,11 +120,11 @@ T* Library<T>::room_for_parts(int parts, int64_t n) const {
 
 // Their sum, in their order; of one part it is `out` already. `out`: rows of `width`.
 template <class T>
-void Library<T>::sum_parts(const T* partial, int parts, int64_t n, void* out, int64_t width,
-                           int64_t stride, int accumulate, int half) const {
+void Library<T>::sum_parts(const T* partial, int parts, int64_t n, T* out, int64_t width,
+                           int64_t stride, int accumulate) const {
   if (parts == 1) return;
   device_->launch(sum_parts_, rows_grid(n, kBlock), partial, parts, n, out, width, stride,
-                  accumulate, half);
+                  accumulate);
 }
 
 template <class T>
@@ -407,7 +407,7 @@ void Library<T>::matmul_tn_own(const Rows<T>* a, int num_a, const Rows<T>* b, in
       T* partial = room_for_parts(parts, size);
       device_->launch(matmul_tn_, Grid{wide, tall, device_->high(parts)}, left, right, begin, end,
                       k, n, to, out_stride, add, partial, parts);
-      sum_parts(partial, parts, size, to, n, out_stride, add, 0);
+      sum_parts(partial, parts, size, to, n, out_stride, add);
     }
     row += k;
   }

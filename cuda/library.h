@@ -79,8 +79,8 @@ class Library {
   int parts_of(int64_t rows, int64_t tiles, int blocks) const;
   int parts_of_depth(int64_t k, int64_t tiles) const;
   T* room_for_parts(int parts, int64_t n) const;
-  void sum_parts(const T* partial, int parts, int64_t n, void* out, int64_t width, int64_t stride,
-                 int accumulate, int half) const;
+  void sum_parts(const T* partial, int parts, int64_t n, T* out, int64_t width, int64_t stride,
+                 int accumulate) const;
   Address place_of_row(const Target& out, int64_t row) const;
 
   std::shared_ptr<Device> device_;

@@ -94,7 +94,9 @@ def build(args, assets=None):
     model.initialize(args.seed)
     return Task(
         model,
-        **{name: lambda name=name: part(name) for name in ("train", "dev", "test")},
+        train=lambda: part("train"),
+        dev=lambda: part("dev"),
+        test=lambda: part("test"),
         metrics=[metrics.accuracy(), metrics.root_accuracy()],
         monitor="accuracy",
         assets={"words": vocabulary.to_json()},

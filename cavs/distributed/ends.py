@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cavs.distributed.balance import PairBalancer, usage_on
+from cavs.distributed.balance import Balancer
 from cavs.distributed.run import Run
 from cavs.distributed.shards import ShardedBatch
 
@@ -46,8 +46,8 @@ def ends_of(
     told = [0.0] * getattr(split, "reports", 0)
     if told and part is not None and error is None:
         try:
-            if isinstance(split, PairBalancer) and split.usage is None:
-                split.usage = usage_on(session.session.device)
+            if isinstance(split, Balancer):
+                split.on(session.session.device)
             told = list(split.report(c.rank, run.compute_seconds))  # type: ignore[attr-defined]
         except Exception as failed:  # the other ranks must learn of it, whatever it is
             error = failed

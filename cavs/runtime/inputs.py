@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs._engine import Schedule
-from cavs.compiler.pipeline import Compiled
+from cavs.compiler.program import Program
 from cavs.errors import ConfigError
 from cavs.frontend.parameter import Parameter
 from cavs.passes.merge_vertices import COPIES, PRESENT
@@ -20,13 +20,13 @@ Array = NDArray[Any]
 
 
 def features(
-    compiled: Compiled | None,
+    program: Program,
     source: Any,
     merged: bool,
     dtype: np.dtype[Any],
     rows_of: Callable[[Any, str, np.dtype[Any]], Array],
 ) -> tuple[list[Array], list[Array]]:
-    """The float features of a program as matrices of ``dtype``, and its integer features.
+    """The float features of ``program`` as matrices of ``dtype``, and its integer features.
 
     source: the batch; merged: its distinct vertices instead, see cavs.data.merge. rows_of: gives a
     feature of the source by its name, see `EdgeTypes.rows`.
@@ -42,8 +42,6 @@ def features(
         found: Array = source.rows[key]
         return found
 
-    assert compiled is not None
-    program = compiled.program
     floats = [feature(name, dtype) for name in program.float_features]
     rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
     return rows, [feature(name, np.dtype(np.int32)) for name in program.int_features]

@@ -316,9 +316,10 @@ class Session(Inspected, Following):
         return variant, variant.executor, source, self._inputs(variant, source, batch)
 
     def _inputs(self, variant: Variant, source: Any, batch: BatchLike) -> _Inputs:
+        assert variant.compiled is not None
         how = source is not batch, self.dtype, self._edge_types.rows
         schedule = schedule_of(variant, source, self.overlaps)
-        return schedule, *features(variant.compiled, source, *how)
+        return schedule, *features(variant.compiled.program, source, *how)
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
         """The variant that runs batches like ``batch``, if it has been traced."""

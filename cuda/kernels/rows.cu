@@ -246,19 +246,19 @@ extern "C" __global__ __launch_bounds__(256, 4) void sum_parts_of_rows(
   }
 }
 
-// A thread an element. `out` may be stored in bfloat16.
+// A thread an element.
 extern "C" __global__ __launch_bounds__(256, 4) void sum_parts(const real* partial, int parts,
-                                                               long long n, void* out,
+                                                               long long n, real* out,
                                                                long long out_width,
-                                                               long long out_stride, int accumulate,
-                                                               int half) {
+                                                               long long out_stride,
+                                                               int accumulate) {
   const long long step = static_cast<long long>(gridDim.x) * kThreads;
   for (long long i = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x; i < n;
        i += step) {
-    const long long at = i / out_width * out_stride + i % out_width;
-    real sum = accumulate ? Row{out, half != 0}[at] : real(0);
+    real* const to = out + i / out_width * out_stride + i % out_width;
+    real sum = accumulate ? *to : real(0);
 #pragma unroll 4
     for (int part = 0; part < parts; ++part) sum += partial[part * n + i];
-    store(out, at, half, Lanes<1>{sum});
+    *to = sum;
   }
 }

@@ -96,7 +96,7 @@ SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
         "cross_entropy_grad": (Rows, Address, Int, Int, *OUTPUT),
         "sum_rows": (Sources, Sums, Int, Int, Address, Int),
         "sum_parts_of_rows": (Address, Int, Int, Sums),
-        "sum_parts": (Address, Int, Long, Address, Long, Long, Int, Int),
+        "sum_parts": (Address, Int, Long, Address, Long, Long, Int),
     },
     "matmul.cu": {"matmul": MATMUL, "matmul_16": MATMUL_16, "matmul_tn": MATMUL_TN},
     "matmul_mma.cu": {

@@ -227,7 +227,7 @@ def matmul_tn(
     case.launch(name, grid, a, b, r0, r1, k, n, out, out.stride, add, partial, parts)
     if parts > 1:
         count = k * n
-        place = (out, max(n, 1), out.stride, add, 0)
+        place = (out, max(n, 1), out.stride, add)
         case.launch("sum_parts", grid[:1], partial, parts, count, *place)
     partial.get()
     return out.get()

@@ -99,3 +99,15 @@ def test_a_training_tells_a_balancer_that_was_not_told_where_it_computes(given):
         return balancer.usage
 
     assert run_threads(2, work) == [given or host_usage] * 2
+
+
+def test_a_balancer_may_be_used_again_elsewhere(monkeypatch):
+    monkeypatch.setattr(usage, "CupyMemory", Full)
+    balancer, told = PairBalancer(), PairBalancer(usage=host_usage)
+    device = Device("", 0, "sm_90", None, None)
+    for where in (device, None, device):
+        balancer.on(where)
+        told.on(where)
+        assert (balancer.usage is host_usage) == (where is None)
+        assert where is None or balancer.usage()[1] == pytest.approx(0.9)
+        assert told.usage is host_usage

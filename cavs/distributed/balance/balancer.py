@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Self, TypeVar
 
+from cavs.cuda.device import Device
 from cavs.errors import ConfigError
 
 Known = TypeVar("Known")  # what a split is made by
@@ -86,6 +87,12 @@ class Balancer(ABC, Generic[Known, Dealt]):
         with self._changed:
             self._dealt[number] = dealt
         return parts
+
+    def on(self, device: Device | None) -> None:
+        """This rank computes on `device`, None: on its host; told before each `report`.
+
+        DeviceError if what is to be reported cannot be found there.
+        """
 
     def report(self, rank: int, seconds: float) -> tuple[float, ...]:
         """What `rank`, this one, tells the others of the step that ends, before its `update`.

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+from cavs.cuda.device import Device
 from cavs.distributed.balance.balancer import Balancer, Reports
 from cavs.distributed.balance.lbbsp import PairRule, SpeedRule
 from cavs.distributed.balance.narx import NARX
 from cavs.distributed.balance.predictors import ARIMA, EMA, Memoryless, Predictor
 from cavs.distributed.balance.shares import whole_shares
-from cavs.distributed.balance.usage import Usage, host_usage
+from cavs.distributed.balance.usage import Usage, host_usage, usage_on
 
 PREDICTORS: dict[str, Callable[[], Predictor]] = {
     "memoryless": Memoryless,
@@ -98,7 +99,8 @@ class PairBalancer(Balancer[list[int], list[int]]):
         usage: Usage | None = None,
         timeout: float = 600.0,
     ) -> None:
-        self.usage = usage
+        self.usage = self._given = usage
+        self._device: Device | None = None
         self.rule: PairRule | None = None  # from the first times on
         self._first: list[int] = []
         super().__init__(ranks, lag, timeout)
@@ -122,6 +124,11 @@ class PairBalancer(Balancer[list[int], list[int]]):
     def _deal(self, graphs: Sequence[Any], known: list[int]) -> tuple[list[range], list[int]]:
         counts = whole_shares(len(graphs), known)
         return _in_order(counts), counts
+
+    def on(self, device: Device | None) -> None:
+        """See `Balancer.on`."""
+        if self._given is None and (self.usage is None or device is not self._device):
+            self.usage, self._device = usage_on(device), device
 
     def report(self, rank: int, seconds: float) -> tuple[float, ...]:
         """See `Balancer.report`: the shares of CPU and memory in use."""
