@@ -34,7 +34,7 @@ CASES: dict[Case, tuple[str, ...]] = {
     # A sentence at a time: tasks of one vertex, unless x @ W is done for all words at once.
     Case("var-lstm", 0, 1, embedding=0): ("partition",),
     # A state is all that a vertex keeps.
-    Case("tree-fc", 0, 64): ("cotangents_at_child",),
+    Case("tree-fc", 0, 64): ("cotangents_at_child", "frugal"),
     # A label at one of 511 vertices.
     Case("root-label", 0, 64, embedding=0): ("at_labelled",),
 }

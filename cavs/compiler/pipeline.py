@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cavs.compiler.columns import store_side_by_side
 from cavs.compiler.lower import Lowering
+from cavs.compiler.memory import Shape, kept, peak
 from cavs.compiler.products import join_products
 from cavs.compiler.program import Program
 from cavs.compiler.reuse import plan_reuse
@@ -18,7 +19,7 @@ from cavs.passes.access import insert_copies
 from cavs.passes.at_child import at_child
 from cavs.passes.at_labelled import at_labelled
 from cavs.passes.at_nth_child import at_nth_child
-from cavs.passes.cotangents_at_child import multiples_at_child, products_at_child
+from cavs.passes.cotangents_at_child import alike_at_child, multiples_at_child, products_at_child
 from cavs.passes.differentiate import dense_gradients, differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.merge_vertices import merge_vertices
@@ -46,7 +47,10 @@ class Passes:
     partition: bool = True
     fuse: bool = True
     plan_memory: bool = True
+    frugal: bool = True
 
+
+MOST = 1.5  # so many times what backward reads a step should hold at most
 
 # Of a session that is given none, by where it runs. On a device a launch costs more than what it
 # computes: merged vertices are of more kinds, so that a level is three times as many tasks.
@@ -83,6 +87,7 @@ def compile_graph(
     replicated: bool = False,
     recurrent: bool = False,
     beside: bool = False,
+    shape: Shape | None = None,
 ) -> Compiled:
     """Compiles a traced model for vertices of the ``kinds`` (keys of the schedule).
 
@@ -92,76 +97,128 @@ def compile_graph(
     child. record keeps the text of every stage. replicated: batches of a training are parts of
     global ones, see `cavs.passes.replicate`. recurrent: LSTMs are run as a whole, on batches of
     chains and on devices alone, see `cavs.passes.recurrence`. beside: sums may run beside loops, as
-    on devices.
+    on devices. shape: of the graphs; where a step would hold much more than backward reads, it is
+    compiled to hold less.
     """
-    stages: list[tuple[str, str]] = []
-
-    def done(name: str, graph: Graph) -> Graph:
-        verify(graph, name)
-        if record:
-            stages.append((name, print_graph(graph)))
-        return graph
-
+    c = _Compiler(traced, kinds, parameters, training, passes, record, beside)
     rules = RULES if passes.simplify else CANONICAL
-    graph = done("trace", traced)
+    graph = c.done("trace", traced)
     replicated &= training
     if replicated:
-        graph = done("replicate", replicate(graph))
+        graph = c.done("replicate", replicate(graph))
     if recurrent:
-        graph = done("recurrences", recurrences(graph))
+        graph = c.done("recurrences", recurrences(graph))
     if merging:
-        graph = done("merge_vertices", merge_vertices(graph, counts=not replicated))
+        graph = c.done("merge_vertices", merge_vertices(graph, counts=not replicated))
     if nth_shared and passes.specialise:  # of products as they are traced: so kinds are numbered
-        graph = done("at_nth_child", at_nth_child(graph))
+        graph = c.done("at_nth_child", at_nth_child(graph))
     if passes.at_labelled:
         labelled = at_labelled(graph)
-        graph = graph if labelled == graph else done("at_labelled", labelled)
-    optional = optional_features(graph)
+        graph = graph if labelled == graph else c.done("at_labelled", labelled)
+    c.optional = optional_features(graph)
     if passes.at_child and shared:
-        graph = done("at_child", at_child(graph))
+        graph = c.done("at_child", at_child(graph))
     if training:
-        graph = done("differentiate", differentiate(graph))
-    graph = done("simplify", simplify(graph, rules))
-    reached = dense_gradients(graph)
-    if passes.cotangents_at_child and training and not beside:
-        moved = products_at_child(graph)
-        graph = graph if moved == graph else done("products_at_child", simplify(moved, rules))
-    if passes.specialise:
-        known = [Kind.of(key, optional) for key in kinds]
-        graph = done("specialise", simplify(specialise(graph, known, not passes.partition), rules))
-    if passes.trim:
-        graph = done("trim", simplify(trim(graph), rules))
-    if passes.cotangents_at_child and training:
-        moved = multiples_at_child(graph)
-        graph = graph if moved == graph else done("multiples_at_child", simplify(moved, rules))
-    if passes.merge_products:
-        graph = done("merge_products", simplify(merge_products(graph), rules))
-    graph = verify(split_gradients(graph), "split_gradients")
-    if passes.trim:
-        graph = verify(simplify(trim_gradients(graph), rules), "trim_gradients")
-    graph = done("insert_copies", insert_copies(graph))
-    parts = partition(
-        graph, hoist=passes.partition, sink=passes.plan_memory, recompute=passes.plan_memory
-    )
-    nodes = graph.nodes()
-    features = [n for n in nodes if n.op.name == "feature"]
-    present = {str(d.kind) for d in (n.type.domain for n in nodes) if d.base == "present"}
-    program = Program(
-        kinds=list(kinds),
-        parameters=list(parameters),
-        int_features=sorted(present | {n.attr("name") for n in features if n.type.dtype == INT}),
-        float_features=sorted({n.attr("name") for n in features if n.type.dtype != INT}),
-        optional=optional,
-    )
-    Lowering(parts, program, passes.fuse, reached).run()
-    mark_scatters(program)
-    if passes.partition:
-        join_products(program, beside)
-    if passes.plan_memory:
-        plan_reuse(program, beside)
-    else:
-        for b in program.buffers:
-            b.first, b.last = 0, max(len(program.stages) - 1, 0)
-    if beside:
-        store_side_by_side(program)
-    return Compiled(program, traced, graph, parts, stages)
+        graph = c.done("differentiate", differentiate(graph))
+    graph = c.done("simplify", simplify(graph, rules))
+    # Gradients of replicas leave one by one, which those that a loop sums do not.
+    spare = training and not beside and not replicated
+    spare &= passes.frugal and passes.partition and passes.plan_memory
+    before = len(c.stages)
+    compiled = c.finish(graph, frugal=False)
+    if shape is None or not spare or not _holds_much(compiled.program, shape):
+        return compiled
+    c.stages = c.stages[:before]  # a list of its own: the other has the stages that made it
+    frugal = c.finish(graph, frugal=True)
+    return frugal if _holds_less(frugal.program, compiled.program, shape) else compiled
+
+
+def _holds_much(program: Program, shape: Shape) -> bool:
+    return peak(program, shape) > MOST * kept(program, shape)
+
+
+def _holds_less(program: Program, other: Program, shape: Shape) -> bool:
+    return peak(program, shape) < peak(other, shape)
+
+
+@dataclass
+class _Compiler:
+    """What the passes behind differentiation need to know."""
+
+    traced: Graph
+    kinds: Sequence[int]
+    parameters: Sequence[str]
+    training: bool
+    passes: Passes
+    record: bool
+    beside: bool
+    optional: tuple[str, ...] = ()
+    stages: list[tuple[str, str]] = field(default_factory=list)
+
+    def done(self, name: str, graph: Graph) -> Graph:
+        verify(graph, name)
+        if self.record:
+            self.stages.append((name, print_graph(graph)))
+        return graph
+
+    def finish(self, graph: Graph, frugal: bool) -> Compiled:
+        """Compiles a differentiated graph. frugal: so that little is held at once, though products
+        of gradients are of fewer rows, and those at children of more."""
+        passes, done = self.passes, self.done
+        rules = RULES if passes.simplify else CANONICAL
+
+        def changed(name: str, before: Graph, after: Graph) -> Graph:
+            return before if after == before else done(name, simplify(after, rules))
+
+        reached = dense_gradients(graph)
+        if passes.cotangents_at_child and self.training and not self.beside:
+            graph = changed("alike_at_child", graph, alike_at_child(graph))
+            graph = changed("products_at_child", graph, products_at_child(graph, alike=frugal))
+        if passes.specialise:
+            known = [Kind.of(key, self.optional) for key in self.kinds]
+            special = specialise(graph, known, not passes.partition)
+            graph = done("specialise", simplify(special, rules))
+        if passes.trim:
+            graph = done("trim", simplify(trim(graph), rules))
+        if passes.cotangents_at_child and self.training:
+            graph = changed("multiples_at_child", graph, multiples_at_child(graph))
+        if passes.merge_products:
+            graph = done("merge_products", simplify(merge_products(graph), rules))
+        graph = verify(split_gradients(graph), "split_gradients")
+        if passes.trim:
+            graph = verify(simplify(trim_gradients(graph), rules), "trim_gradients")
+        graph = done("insert_copies", insert_copies(graph))
+        parts = partition(
+            graph,
+            hoist=passes.partition,
+            sink=passes.plan_memory,
+            recompute=passes.plan_memory,
+            sums_in_loops=frugal,
+        )
+        program = self._program(graph)
+        Lowering(parts, program, passes.fuse, reached).run()
+        mark_scatters(program)
+        if passes.partition:
+            join_products(program, self.beside)
+        if passes.plan_memory:
+            plan_reuse(program, self.beside)
+        else:
+            for b in program.buffers:
+                b.first, b.last = 0, max(len(program.stages) - 1, 0)
+        if self.beside:
+            store_side_by_side(program)
+        return Compiled(program, self.traced, graph, parts, self.stages)
+
+    def _program(self, graph: Graph) -> Program:
+        """An empty one, with the names and numbers of what ``graph`` reads."""
+        nodes = graph.nodes()
+        features = [n for n in nodes if n.op.name == "feature"]
+        present = {str(d.kind) for d in (n.type.domain for n in nodes) if d.base == "present"}
+        ints = present | {n.attr("name") for n in features if n.type.dtype == INT}
+        return Program(
+            kinds=list(self.kinds),
+            parameters=list(self.parameters),
+            int_features=sorted(ints),
+            float_features=sorted({n.attr("name") for n in features if n.type.dtype != INT}),
+            optional=self.optional,
+        )

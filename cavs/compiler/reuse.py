@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from cavs.compiler.columns import runs_of
+from cavs.compiler.memory import group_of, peak
 from cavs.compiler.order import keepers_last, side_by_side, sums_first
 from cavs.compiler.places import Place, take_places
 from cavs.compiler.program import (
@@ -24,7 +25,7 @@ from cavs.compiler.program import (
     kind_of,
     written,
 )
-from cavs.passes.access import LOCAL_ARRAYS
+from cavs.passes.access import LOCAL_ARRAYS, TO_CHILDREN, TO_PARENTS
 
 EARLY = 1.05  # so much less memory is worth that gradients of products do not come last
 
@@ -43,12 +44,12 @@ def plan_reuse(program: Program, beside: bool = False) -> None:
     else:
         best = _shared(late, False)
         sliced = _shared(late, True)
-        slices = _peak(sliced) < _peak(best)
+        slices = peak(sliced) < peak(best)
         best = sliced if slices else best
         first = _ordered(program, early=True)
         if [_order(s) for s in first.stages] != [_order(s) for s in late.stages]:
             early = _shared(first, slices)
-            best = early if EARLY * _peak(early) < _peak(best) else best
+            best = early if EARLY * peak(early) < peak(best) else best
     program.buffers, program.instructions = best.buffers, best.instructions
     program.stages, program.loss, program.outputs = best.stages, best.loss, best.outputs
 
@@ -82,17 +83,6 @@ def _shared(program: Program, slices: bool, alike: Collection[int] = ()) -> Prog
     return result
 
 
-def _peak(program: Program) -> int:
-    """The most elements of values alive at once, if every kind had one row."""
-    alive = [0] * len(program.stages)
-    for b in program.buffers:
-        if b.role == "arena" and b.space > 1:
-            held = sum(b.held in ("all", _group(key)) for key in program.kinds)
-            for at in range(b.first, b.last + 1):
-                alive[at] += b.width * (held if kind_of(b.space) is None else 1)
-    return max(alive, default=0)
-
-
 def _lifetimes(program: Program) -> None:
     """First and last stage of every buffer; results live to the end."""
     for b in program.buffers:
@@ -118,7 +108,9 @@ class _Use:
     """An instruction reads or writes columns of a buffer, in rows of ``kind`` (None: of any).
 
     columns: of the buffer that has the place; ``shift`` behind those that the instruction names.
-    local: it reads within the rows it runs over, and the edges of those.
+    local: it reads within the rows it runs over, and the edges of those. ahead: it reads rows of
+    tasks that come later in its loop. parents: it reads rows of vertices with children alone. leaf:
+    ``kind`` has none.
     """
 
     buffer: int
@@ -131,6 +123,9 @@ class _Use:
     shift: int = 0
     write: bool = False
     local: bool = True
+    ahead: bool = False
+    parents: bool = False
+    leaf: bool = False
 
     def moved(self, column: int) -> _Use:
         """The same in a buffer where its own begins at ``column``."""
@@ -156,7 +151,7 @@ def _share(program: Program, slices: bool, alike: Collection[int]) -> None:
                 continue
             (at, column), b = taken[0], program.buffers[new]
             home = program.buffers[at]
-            if len(taken) > 1:
+            if kind_of(b.space) is None and kind_of(home.space) is not None:
                 home.space, home.held = b.space, b.held
             for n, start in (*((n, 0) for n, _ in taken[1:]), (new, column)):
                 place[n] = at, start
@@ -220,7 +215,12 @@ def _best(
     if same:
         return [(min(same)[1], 0)]
     if b.first >= backward:
-        kinds = [k for k, key in enumerate(program.kinds) if b.held in ("all", _group(key))]
+        edges = b.space % 2 == 1  # vertices without children have none
+        kinds = [
+            k
+            for k, key in enumerate(program.kinds)
+            if (group_of(key) == "inner" if edges else b.held in ("all", group_of(key)))
+        ]
         if kind_of(b.space) is None and all(of_kind[k] for k in kinds):
             return [(of_kind[k][0], 0) for k in kinds]
         if wider:
@@ -231,13 +231,8 @@ def _best(
 def _holds(program: Program, a: Buffer, b: Buffer) -> bool:
     """Whether ``a``, of all kinds, has the rows of ``b``."""
     kind = kind_of(b.space)
-    rows = b.held if kind is None else _group(program.kinds[kind])
+    rows = b.held if kind is None else group_of(program.kinds[kind])
     return a.held in ("all", rows)
-
-
-def _group(key: int) -> str:
-    """Where vertices of the kind ``key`` are held, see Buffer."""
-    return "inner" if key % 2 else "leaves"
 
 
 def _dies(
@@ -266,7 +261,12 @@ def _end(write: _Use, uses: Iterable[_Use], column: int) -> str:
     for u in uses:
         if u.kind is not None and write.kind is not None and u.kind != write.kind:
             continue
+        if u.parents and write.leaf:
+            continue
         if u.stage < write.stage:
+            continue
+        if u.stage == write.stage and u.ahead:
+            end = "here"
             continue
         if u.stage > write.stage or u.body != write.body or u.position > write.position:
             return "later"
@@ -318,10 +318,15 @@ def _uses(program: Program) -> dict[int, list[_Use]]:
                     local = o[3] != "one" and o[4] in LOCAL_ARRAYS
                     rows = kind if local else None
                     read = range(o[1], o[1] + o[2])
-                    use = _Use(o[0], i, at, body, position, rows, read, local=local)
+                    ahead = o[4] in (TO_CHILDREN if stage.reversed else TO_PARENTS)
+                    ahead &= stage.kind == "loop"
+                    parents = o[4] in ("nth_parents", "parents")
+                    how = {"local": local, "ahead": ahead, "parents": parents}
+                    use = _Use(o[0], i, at, body, position, rows, read, **how)
                     result[o[0]].append(use)
                 for x, columns in _stored(i):
-                    use = _Use(x, i, at, body, position, kind, columns, write=True)
+                    leaf = kind is not None and program.kinds[kind] % 2 == 0
+                    use = _Use(x, i, at, body, position, kind, columns, write=True, leaf=leaf)
                     result[x].append(use)
     return result
 

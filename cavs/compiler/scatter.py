@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from cavs.compiler.program import Instruction, Program
+from cavs.passes.access import TO_CHILDREN, TO_PARENTS
 
-# Row maps from children to parents and back, as `is_gather` in csrc/exec/traffic.cc.
-GATHERS = frozenset({"child", "children", "nth_child", "nth_leaf", "out", "nth_parents"})
+GATHERS = TO_CHILDREN | TO_PARENTS  # as `is_gather` in csrc/exec/traffic.cc
 
 
 def mark_scatters(program: Program) -> None:

@@ -14,9 +14,10 @@ _INFIX = {
     "greater": ">", "greater_equal": ">=", "equal": "==",
 }  # fmt: skip
 _SUMMED = {
-    "children": "child", "edges": "edge", "out": "parent edge", "graph_rows": "vertex",
-    "graph_roots": "root", "row_graphs": "graph", "root_graphs": "graph it is a root of",
-    "graph_leaves": "leaf", "leaf_graphs": "graph it is a leaf of",
+    "children": "child", "edges": "edge", "out": "parent edge", "parents": "parent",
+    "graph_rows": "vertex", "graph_roots": "root", "row_graphs": "graph",
+    "root_graphs": "graph it is a root of", "graph_leaves": "leaf",
+    "leaf_graphs": "graph it is a leaf of",
 }  # fmt: skip
 
 

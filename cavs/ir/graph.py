@@ -36,8 +36,9 @@ class Slot:
     hold one row an edge (the cotangent of a gather), read through ``gather_grad`` (one row a
     vertex, summed over the edges that leave it). With ``child`` k they hold one row a vertex, the
     cotangent of what it gathered from its k-th child, summed over the parents whose k-th child a
-    vertex is. The split breaks the cycle of the recurrence. A structure that runs top-down has
-    backward slots for its states, and forward ones for their cotangents.
+    vertex is; with ``alike`` that of what it gathered from every child. The split breaks the cycle
+    of the recurrence. A structure that runs top-down has backward slots for its states, and forward
+    ones for their cotangents.
     """
 
     name: str
@@ -46,15 +47,17 @@ class Slot:
     backward: bool = False
     child: int | None = None
     leaf: bool | None = None
+    alike: bool = False
 
     @property
     def base(self) -> str:
         """What a row stands for: "vertex" or "edge"."""
-        return "edge" if self.backward and self.child is None else "vertex"
+        of_edges = self.backward and self.child is None and not self.alike
+        return "edge" if of_edges else "vertex"
 
     def __repr__(self) -> str:
         of = "" if self.child is None else f"[{self.child}]"
-        of += {None: "", True: "[leaf]", False: "[inner]"}[self.leaf]
+        of += {None: "", True: "[leaf]", False: "[inner]"}[self.leaf] + "[alike]" * self.alike
         cotangent = self.backward is not self.structure.top_down
         return f"{self.structure.name}.{self.name}{of}" + ("'" if cotangent else "")
 

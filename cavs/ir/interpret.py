@@ -104,10 +104,14 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
         slot = node.attr("slot")
         if not inputs.holds(slot, row):
             return []
-        if slot.child is None:
+        if slot.base == "edge":
             return [(graph.slots[slot], e) for e in inputs.out[row]]
         parents = [(e, inputs.parent[e]) for e in inputs.out[row]]
-        return [(graph.slots[slot], p) for e, p in parents if e - inputs.offsets[p] == slot.child]
+        return [
+            (graph.slots[slot], p)
+            for e, p in parents
+            if slot.alike or e - inputs.offsets[p] == slot.child
+        ]
     if name in ("sum_children", "max_children"):
         return [(node.inputs[0], e) for e in inputs.edges(row)]
     if name == "nth_child":

@@ -27,6 +27,9 @@ from cavs.ir import (
 
 # Row maps that stay inside a chunk of rows (a vertex range and its edges).
 LOCAL_ARRAYS = frozenset({"none", "parent", "edges", "nth_edge", "parent_if_nth"})
+# Those that lead from a vertex to its children, and from a child to its parents.
+TO_CHILDREN = frozenset({"child", "children", "nth_child", "nth_leaf"})
+TO_PARENTS = frozenset({"out", "nth_parents", "parents"})
 
 _VIEWS = frozenset(
     [
@@ -155,7 +158,7 @@ class Accesses:
             return [Piece(node, 0, width, _map_of(array), array, _feature_of(domain))]
         if name == "num_children":
             return [Piece(node, 0, 1, "segment_sum", "edges")]
-        if name == "gather_grad" and node.attr("slot").child is not None:
+        if name == "gather_grad" and node.attr("slot").base == "vertex":
             slot, value = node.attr("slot"), self.graph.slots[node.attr("slot")]
             held: list[Piece] = []
             if slot not in self._asked:  # else its value is a view of itself, which needs a copy
@@ -163,10 +166,8 @@ class Accesses:
                 held = self.held(value)
                 self._asked.remove(slot)
             held = held or [Piece(value, 0, width)]
-            return [
-                p._replace(map="segment_sum", array="nth_parents", argument=slot.child)
-                for p in held
-            ]
+            array, argument = ("parents", 0) if slot.alike else ("nth_parents", slot.child)
+            return [p._replace(map="segment_sum", array=array, argument=argument) for p in held]
         if name in ("gather", "gather_grad"):
             slot = node.attr("slot")
             source = self.graph.slots[slot]
@@ -348,7 +349,7 @@ def insert_copies(graph: Graph) -> Graph:
 
     def held(s: Slot, n: Node) -> Node:
         """Columns of a stored value stay where they are if the reader can find them."""
-        if s.child is None or not s.backward or not is_view(n):
+        if not s.backward or s.base == "edge" or not is_view(n):
             return stored(n)
         return n if accesses.held(n) else copy_of(n)
 

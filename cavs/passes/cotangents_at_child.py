@@ -18,19 +18,39 @@ NUMBERS = 8  # of a child by which the schedule sorts rows, kNumbers in csrc/gra
 NARROW = 4  # a value is scattered instead of its multiple if that is so many times wider
 
 
+def alike_at_child(graph: Graph) -> Graph:
+    """What a parent scatters to all children alike is a row a parent, which the children read."""
+    alike = {
+        slot: replace(slot, alike=True)
+        for slot, n in graph.slots.items()
+        if slot.base == "edge" and n.op.name == "broadcast" and n.inputs[0].type.domain == VERTEX
+        if n.inputs[0].shape == n.shape
+    }
+
+    def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if n.op.name != "gather_grad" or n.attr("slot") not in alike:
+            return None
+        return apply("gather_grad", slot=alike[n.attr("slot")], domain=VERTEX)
+
+    if not alike:
+        return graph
+    slots = {alike.get(s, s): n.inputs[0] if s in alike else n for s, n in graph.slots.items()}
+    return rewrite(Graph(dict(graph.outputs), slots), rule)
+
+
 def _product(source: Node) -> Node:
     return source.inputs[0] if source.op.name == "slice" else source
 
 
-def _movable(graph: Graph) -> dict[Slot, Node]:
+def _movable(graph: Graph, alike: bool) -> dict[Slot, Node]:
     """The slots that hold columns of a product that is read by nothing else, and no narrower than
     what it is made from."""
     slots: dict[Node, list[Slot]] = defaultdict(list)
     for slot, source in graph.slots.items():
         p = _product(source)
-        if slot.base == "vertex" and slot.backward and p.op.name == "matmul":
+        if slot.backward and p.op.name == "matmul":
             left, right = p.inputs
-            if left.type.domain == VERTEX and right.op.name == "transpose":
+            if left.type.domain == p.type.domain and right.op.name == "transpose":
                 slots[p].append(slot)
     readers = users(graph.nodes())
     found: dict[Slot, Node] = {}
@@ -38,16 +58,24 @@ def _movable(graph: Graph) -> dict[Slot, Node]:
         sources = {graph.slots[s] for s in held}
         others = [n for s in {p, *sources} for n in readers.get(s, ()) if n not in sources]
         outputs = sources.intersection(graph.outputs.values()) or p in graph.outputs.values()
-        sorted_rows = all(s.child is not None and s.child < NUMBERS for s in held)
+        fits = all(_fits(s, alike) for s in held)
         wide = sum(n.shape[0] for n in sources) >= p.inputs[0].shape[0]
-        if sorted_rows and wide and not others and not outputs:
+        if fits and wide and not others and not outputs:
             found.update((s, graph.slots[s]) for s in held)
     return found
 
 
-def products_at_child(graph: Graph) -> Graph:
-    """Moves the products of a differentiated graph."""
-    held = _movable(graph)
+def _fits(slot: Slot, alike: bool) -> bool:
+    """Whether no more rows are multiplied at the children than at the parents."""
+    if slot.base == "edge":
+        return True
+    return alike if slot.alike else slot.child is not None and slot.child < NUMBERS
+
+
+def products_at_child(graph: Graph, alike: bool) -> Graph:
+    """Moves the products of a differentiated graph; with ``alike`` those that are the same for all
+    children of a parent too, which are not fewer where vertices without children are few."""
+    held = _movable(graph, alike)
     if not held:
         return graph
     moved = {slot: replace(slot, shape=_product(n).inputs[0].shape) for slot, n in held.items()}

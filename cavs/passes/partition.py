@@ -134,11 +134,12 @@ class _Partitioner:
             return behind(root)
         return [x for p in self.accesses.pieces(root) for x in behind(p.source)]
 
-    def unhoist(self) -> None:
-        """Everything that can be is run a task at a time, parameter gradients too."""
+    def unhoist(self, sums_alone: bool = False) -> None:
+        """What can be is run a task at a time, parameter gradients too; or these alone."""
         movable = {n for n in self.compute if is_elementwise(n) or n.op.name == "matmul"}
         state = (self.graph, self.accesses, self.loop, self.reads, self.readers)
-        Unhoist(*state, _space, movable, self.roots).run()
+        moves = Unhoist(*state, _space, movable, self.roots)
+        moves.sums() if sums_alone else moves.run()
 
     def sink(self) -> None:
         """Eager elementwise nodes that one loop alone reads move into it."""
@@ -342,16 +343,24 @@ class _Partitioner:
 
 
 def partition(
-    graph: Graph, *, hoist: bool = True, sink: bool = True, recompute: bool = True
+    graph: Graph,
+    *,
+    hoist: bool = True,
+    sink: bool = True,
+    recompute: bool = True,
+    sums_in_loops: bool = False,
 ) -> Partition:
     """Splits ``graph`` (with copies inserted) into bodies by stage.
 
     hoist: what can be is computed once for all rows; sink: elementwise nodes move into the loop
-    that reads them; recompute: cheap values are computed again instead of kept.
+    that reads them; recompute: cheap values are computed again instead of kept; sums_in_loops: a
+    gradient is summed a task at a time where a loop makes what it is a sum of.
     """
     p = _Partitioner(graph, recompute)
     if not hoist:
         p.unhoist()
     elif sink:
         p.sink()
+    if sums_in_loops and hoist:
+        p.unhoist(sums_alone=True)
     return p.place()

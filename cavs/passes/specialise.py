@@ -109,13 +109,13 @@ class _Specialiser:
     def _slot(self, slot: Slot, n: Node) -> Node:
         """What is held for a child matters at vertices with children; what is held at a child,
         where a vertex is one."""
-        if slot.child is None or n not in self.dependent:
+        if (slot.child is None and not slot.alike) or n not in self.dependent:
             return self._merged(n)
         if not slot.backward:
             held = [k for k, kind in enumerate(self.kinds) if self._is_child(slot, kind)]
             return self._merged(n, held, "leaves" if slot.leaf else "all")
         # What is multiplied at the child is wanted for other numbers of a child too: one value.
-        whole = slot.leaf or n in self.of_many
+        whole = slot.leaf or slot.alike or n in self.of_many
         parents = [
             k
             for k, kind in enumerate(self.kinds)

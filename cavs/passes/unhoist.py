@@ -7,18 +7,18 @@ purpose; it shows what hoisting is worth.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cavs.ir import BatchRule, Graph, Node
-from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind
+from cavs.passes.access import LOCAL_ARRAYS, TO_CHILDREN, TO_PARENTS, Accesses, behind
 
 if TYPE_CHECKING:
     from cavs.passes.partition import Loop
 
 # How a slot is read, in a loop whose tasks run from the leaves up, and from the roots down.
-_RECURRENT = {False: ("child", "children", "nth_child", "nth_leaf"), True: ("out", "nth_parents")}
+_RECURRENT = {False: TO_CHILDREN, True: TO_PARENTS}
 
 
 @dataclass
@@ -46,9 +46,16 @@ class Unhoist:
                 if loop is not None and all(self._beside(n, r, loop) for r in self.readers[n]):
                     self.loop[n] = loop
         terms = self._gradient_terms()
-        for n in order:
-            if n not in terms and not self._may_move(n):
-                continue
+        self._join(n for n in order if n in terms or self._may_move(n))
+
+    def sums(self) -> None:
+        """Gradients alone, of what loops make."""
+        terms = self._gradient_terms()
+        self._join(n for n in self.reads if n in terms)
+
+    def _join(self, nodes: Iterable[Node]) -> None:
+        """Into the loop that makes what they read."""
+        for n in nodes:
             for loop in dict.fromkeys(self.loop[x] for x in self.reads[n] if x in self.loop):
                 wanted = loop.gradient or n.op.name == "matmul"
                 if wanted and all(self._available(x, n, loop) for x in self.reads[n]):

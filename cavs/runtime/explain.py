@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from cavs.compiler.memory import first_backward
 from cavs.compiler.pipeline import Compiled, Passes
-from cavs.compiler.program import Buffer, Program, Stage
+from cavs.compiler.program import Buffer, Program
 from cavs.compiler.text import buffer_name, cuda_text, map_text, program_text, space_name
 from cavs.config import require
 from cavs.cuda.device import Device
@@ -157,19 +158,6 @@ def _buffers(
     return tuple(result)
 
 
-def _kept_bytes(program: Program, buffers: tuple[BufferReport, ...]) -> int:
-    """Bytes of values made before the first backward loop or gradient that are read then."""
-    starts = (n for n, s in enumerate(program.stages) if s.gradient or _sums_gradient(program, s))
-    backward = next(starts, 0)
-    return sum(b.bytes for b in buffers if b.first < backward <= b.last)
-
-
-def _sums_gradient(program: Program, stage: Stage) -> bool:
-    found = [program.instructions[n] for n in stage.body]
-    outs = [program.buffers[i.out[0]] for i in found if i.out is not None]
-    return any(b.role == "grad" for b in outs) or any(i.kind == "lookup_grad" for i in found)
-
-
 def explain(
     model: Model,
     batch: BatchLike,
@@ -270,7 +258,7 @@ def _ran(
         other_write_bytes=sum(i.other_writes for i in moved),
         peak_bytes=r["peak_bytes"],
         arena_bytes=r["arena_bytes"],
-        kept_bytes=_kept_bytes(program, buffers),
+        kept_bytes=sum(b.bytes for b in buffers if b.first < first_backward(program) <= b.last),
         scratch_bytes=r["scratch_bytes"],
         packed_bytes=r["packed_bytes"],
         gradient_bytes=sum(

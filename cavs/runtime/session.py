@@ -30,7 +30,7 @@ from cavs.runtime.inputs import features, schedule_of, update_of
 from cavs.runtime.looking import Inspected, report_of
 from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.recurrence import CUDNN, Lstms
-from cavs.runtime.tracing import fits, lump, may_lump, set_child_numbers, trace
+from cavs.runtime.tracing import decide_shape, fits, lump, may_lump, set_child_numbers, trace
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
 
 Array = npt.NDArray[Any]
@@ -299,9 +299,7 @@ class Session(Inspected, Following):
         if may_lump(variant, found):
             lump(variant)
             return self._prepare(batch, training, with_loss)
-        if variant.shared is None:
-            many = schedule.batch.num_edges > schedule.batch.num_vertices
-            variant.shared = many and not self._agreed(training)
+        decide_shape(variant, schedule, self._agreed(training))
         others = training and self._other_gradients(variant)
         if variant.executor is None or others or not found <= set(variant.kinds):
             try:
@@ -403,6 +401,7 @@ class Session(Inspected, Following):
                 replicated=self.replicated,
                 recurrent=variant.recurrent,
                 beside=self._cuda is not None,
+                shape=variant.shape,
             )
         program = compiled.program
         if program.optional != variant.optional:

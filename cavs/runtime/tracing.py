@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from cavs import _engine
+from cavs.compiler.memory import Shape
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.passes.at_nth_child import LEAF, at_nth_child
@@ -91,6 +93,17 @@ def may_lump(variant: Variant, kinds: Collection[int]) -> bool:
     new = set(kinds) - set(variant.kinds)
     late = bool(new) and variant.executor is not None and variant.grown >= MOST_GROWN
     return late or len(variant.kinds) + len(new) > MOST_KINDS
+
+
+def decide_shape(variant: Variant, schedule: _engine.Schedule, agreed: bool) -> None:
+    """What a program is compiled for, of the first batch that shows it; nothing where replicas,
+    whose batches differ, have agreed on a program."""
+    vertices, edges = schedule.batch.num_vertices, schedule.batch.num_edges
+    if variant.shared is None:
+        variant.shared = edges > vertices and not agreed
+    if variant.shape is None and edges and not agreed:
+        inner = sum(end - begin for key, (begin, end), _ in schedule.kinds if key % 2)
+        variant.shape = Shape((vertices - inner) / inner, edges / inner)
 
 
 def lump(variant: Variant) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from cavs import _cuda, _engine
+from cavs.compiler.memory import Shape
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.frontend.batch import Feature
 from cavs.ir import Graph
@@ -120,6 +121,7 @@ class Variant:
     child_numbers: int | None = None  # products at the first so many children; None: not decided
     kinds: tuple[int, ...] = ()
     shared: bool | None = None  # edges outnumber vertices, in the first batch; None before it
+    shape: Shape | None = None  # of the graphs of the first batch with edges
     absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
     lumped: frozenset[str] = frozenset()  # features whose absence makes no kind of vertex
     grown: int = 0  # how often new kinds came after it was compiled
@@ -147,6 +149,7 @@ class Variant:
             "grown": self.grown,
             "kinds": [int(k) for k in self.kinds or self.restored],
             "shared": self.shared,
+            "shape": self.shape,
         }
 
     @staticmethod
@@ -164,6 +167,7 @@ class Variant:
             grown=int(entry.get("grown", 0)),
             restored=tuple(sorted(int(k) for k in entry["kinds"])),
             shared=entry.get("shared"),
+            shape=None if (shape := entry.get("shape")) is None else Shape(*map(float, shape)),
             continued=True,
         )
 

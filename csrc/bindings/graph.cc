@@ -280,6 +280,13 @@ void bind_schedule(py::module_& m) {
             return segments(s.nth_parents(k), s.order.size(), self);
           },
           py::arg("k"), "(offsets, rows) of the parents whose k-th child a row is.")
+      .def_property_readonly(
+          "out_parents",
+          [](const py::object& self) {
+            const auto& s = self.cast<const Schedule&>();
+            return view(s.out_parents(), s.out_edges.size(), self);
+          },
+          "Row of the parent, of each of out_edges.")
       .def_property_readonly("graph_roots", of_graphs(&Schedule::graph_roots),
                              "(offsets, rows) of the roots of each graph.")
       .def_property_readonly("graph_leaves", of_graphs(&Schedule::graph_leaves),

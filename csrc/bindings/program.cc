@@ -22,13 +22,13 @@ RowMap parse_map(const std::string& s) {
   return parse<RowMap>(s, {"self", "one", "index", "segment_sum"}, "row map");
 }
 Array parse_array(const std::string& s) {
-  return parse<Array>(
-      s,
-      {"none",     "order",         "edge_order",  "child",         "parent",       "nth_child",
-       "nth_edge", "parent_if_nth", "graph_of",    "index_feature", "children",     "edges",
-       "out",      "graph_rows",    "nth_parents", "nth_leaf",      "present",      "present_order",
-       "place",    "graph_roots",   "row_graphs",  "root_graphs",   "graph_leaves", "leaf_graphs"},
-      "array");
+  return parse<Array>(s,
+                      {"none",       "order",       "edge_order",    "child",       "parent",
+                       "nth_child",  "nth_edge",    "parent_if_nth", "graph_of",    "index_feature",
+                       "children",   "edges",       "out",           "graph_rows",  "nth_parents",
+                       "nth_leaf",   "present",     "present_order", "place",       "graph_roots",
+                       "row_graphs", "root_graphs", "graph_leaves",  "leaf_graphs", "parents"},
+                      "array");
 }
 InstructionKind parse_kind(const std::string& s) {
   return parse<InstructionKind>(

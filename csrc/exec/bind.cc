@@ -130,6 +130,8 @@ IndexArrays segments_of(const Operand& o, const Schedule& s) {
       return {{}, s.edge_offsets};
     case Array::kOut:
       return {s.out_edges, s.out_offsets};
+    case Array::kParents:
+      return {{s.out_parents(), s.out_edges.size()}, s.out_offsets};
     case Array::kNthParents:
       return segments(s.nth_parents(o.argument), vertices);
     case Array::kGraphRows:

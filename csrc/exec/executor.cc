@@ -200,8 +200,10 @@ void Executor<T>::lay_out() {
     total += lives[i].bytes;
   }
   arena_needed_ = total <= kSmallArena ? lay_side_by_side(lives) : pack_lifetimes(lives);
-  peak_ = peak_live(lives, analysis_.steps);
+  const size_t staged = sizeof(T) * plan_.staged;
+  peak_ = peak_live(lives, analysis_.steps) + staged;
   arena_.reserve(arena_needed_);
+  context_.staged.reserve(staged);
 }
 
 // Room for the largest chunk of each body. Every thread has that of one; what all threads work on

@@ -16,6 +16,9 @@ constexpr double kSerialNs = 3000;   // a task
 constexpr double kSplitNs = 2000;    // one instruction of a task of few rows
 constexpr double kGlobalNs = 20000;  // a piece of a sum over all rows, one a thread at most
 constexpr int32_t kRowsEach = 16;    // fewer rows a thread: split by columns of the weight
+// Rows of narrow tasks that wait until a product of a loop is worth while, and in how many turns
+// all rows would go at least, so that what waits is little next to what is kept.
+constexpr int32_t kMostWaiting = 64, kTurns = 8;
 
 class Planner {
  public:
@@ -24,6 +27,8 @@ class Planner {
       : p_(program), a_(analysis), s_(schedule), spaces_(spaces), o_(options), plan_(plan) {}
 
   void run() {
+    waiting_.assign(p_.instructions.size(), 0);
+    plan_.staged_at.assign(p_.instructions.size(), -1);
     for (stage_ = 0; stage_ < static_cast<int32_t>(p_.stages.size()); ++stage_) {
       const Stage& stage = p_.stages[stage_];
       const std::vector<int32_t>& bodies = a_.bodies_of_stage[stage_];
@@ -75,6 +80,10 @@ class Planner {
           add_sum(sum, at(j), rows_of(sum, a_.bodies[body], task.rows));
         }
       }
+    }
+    for (const int32_t body : bodies) {
+      if (body < 0) continue;
+      for (const int32_t sum : a_.bodies[body].sums) add_waiting(sum);
     }
   }
 
@@ -235,15 +244,46 @@ class Planner {
     return static_cast<int32_t>(begin + (end - begin) * i / of);
   }
 
-  // A sum over the rows of one task.
+  // A sum over the rows of one task. The operands of a product may not be there any more when the
+  // next task is done: few rows of them are copied, and multiplied with those of other tasks.
   void add_sum(int32_t id, int32_t task, RowRange rows) {
     if (rows.size() == 0) return;
+    const Instruction& in = p_.instructions[id];
+    if (in.kind == InstructionKind::kMatmulTN) {
+      const int32_t most = std::min(kMostWaiting, spaces_.rows(in.space).size() / kTurns);
+      if (rows.size() * 2 <= most) {
+        if (waiting_[id] + rows.size() > most) add_waiting(id);
+        stage_rows(id, rows, most);
+        return;
+      }
+    }
+    sum_now(id, rows, task + 1);
+  }
+  void stage_rows(int32_t id, RowRange rows, int32_t most) {
+    if (plan_.staged_at[id] < 0) {
+      constexpr int64_t kLine = 16;
+      plan_.staged_at[id] = plan_.staged;
+      int64_t width = 0;
+      for (const Operand& o : p_.instructions[id].inputs) width += o.width;
+      plan_.staged += (width * most + kLine - 1) / kLine * kLine;
+    }
+    open(true);
+    put({ItemKind::kStage, id, rows.begin, rows.end, waiting_[id]});
+    waiting_[id] += rows.size();
+  }
+  void add_waiting(int32_t id) {
+    if (waiting_[id] == 0) return;
+    sum_now(id, {0, waiting_[id]}, -waiting_[id]);
+    waiting_[id] = 0;
+  }
+  // Of which rows: see Item.
+  void sum_now(int32_t id, RowRange rows, int32_t which) {
     const double c = cost(id, rows);
     plan_.cost += c;
     const bool serial = o_.threads == 1 || c < kSerialNs;
     open(serial);
     step(c, false);
-    add_pieces(id, serial ? 0 : c, task + 1);
+    add_pieces(id, serial ? 0 : c, which);
     put_sums();
   }
   void put_sums() {
@@ -402,6 +442,7 @@ class Planner {
   std::vector<Step> steps_, beside_;
   std::vector<int32_t> firsts_;  // steps of the bodies
   std::vector<int32_t> order_;
+  std::vector<int32_t> waiting_;      // rows of each product
   std::vector<Product::Cell> cells_;  // of the product that is added
   int32_t stage_ = 0;
 };
@@ -414,6 +455,7 @@ void Plan::clear() {
   cells.clear();
   cost = 0;
   edge_rows = 0;
+  staged = 0;
 }
 
 void resolve_spaces(const Program& program, const Schedule& schedule,

@@ -16,6 +16,7 @@ enum class ItemKind : uint8_t {
   kTransposed,   // product `id`: rows [r0, r1) of the result, columns [a, b) of a cell
   kColumns,      // column sum `id`: columns [a, b)
   kSlots,        // lookup gradient `id`: part a of b of its table rows
+  kStage,        // product `id`: copies rows [r0, r1) of its operands, behind `a` that wait
   kPack,         // weight `id`: panels [a, b)
   kZero,         // dense gradient `id`: part a of b
 };
@@ -27,8 +28,8 @@ struct Item {
   int32_t cell = 0;  // kTransposed: of the plan
 };
 
-// A sum (kTransposed, kColumns, kSlots) with c > 0 is over the rows of task c - 1 alone, else over
-// all rows.
+// A sum (kTransposed, kColumns, kSlots) with c > 0 is over the rows of task c - 1 alone; a product
+// with c < 0 over -c rows that wait; others are over all rows.
 
 // Items of one segment may run at once; a segment starts when the one before is done. A serial
 // segment runs its items in order on whichever thread comes first.
@@ -45,6 +46,9 @@ struct Plan {
   std::vector<Product::Cell> cells;  // of results: rows of all terms that reach one are summed
   double cost = 0;                   // estimated nanoseconds on one thread
   int32_t edge_rows = 0;  // most edges in one chunk that has more than one row or scratch
+  // Products of loops: elements before the rows that wait of each instruction, and of all.
+  std::vector<int64_t> staged_at;
+  int64_t staged = 0;
   void clear();
 };
 

@@ -71,6 +71,7 @@ enum class Array : uint8_t {
   kRootGraphs,    // segments: vertex row -> graphs it is a root of
   kGraphLeaves,   // segments: graph -> rows of its vertices without children
   kLeafGraphs,    // segments: vertex row -> graphs it is a leaf of
+  kParents,       // segments: out_offsets, rows of the parents, once an edge
 };
 
 struct Operand {

@@ -79,7 +79,7 @@ Report Executor<T>::report() const {
   const std::lock_guard lock(mutex_);
   const Program& p = *program_;
   Report report;
-  report.arena_bytes = arena_needed_;
+  report.arena_bytes = arena_needed_ + sizeof(T) * plan_.staged;
   report.peak_bytes = peak_;
   report.scratch_bytes = context_.scratch_bytes;
   for (const Memory& memory : context_.packed) report.packed_bytes += memory.bytes();

@@ -12,10 +12,11 @@ std::string space_name(Space s) {
 }
 const char* array_name(Array a) {
   static const char* const kNames[] = {
-      "none",     "order",         "edge_order",  "child",         "parent",       "nth_child",
-      "nth_edge", "parent_if_nth", "graph_of",    "index_feature", "children",     "edges",
-      "out",      "graph_rows",    "nth_parents", "nth_leaf",      "present",      "present_order",
-      "place",    "graph_roots",   "row_graphs",  "root_graphs",   "graph_leaves", "leaf_graphs"};
+      "none",       "order",       "edge_order",    "child",       "parent",
+      "nth_child",  "nth_edge",    "parent_if_nth", "graph_of",    "index_feature",
+      "children",   "edges",       "out",           "graph_rows",  "nth_parents",
+      "nth_leaf",   "present",     "present_order", "place",       "graph_roots",
+      "row_graphs", "root_graphs", "graph_leaves",  "leaf_graphs", "parents"};
   return kNames[static_cast<int>(a)];
 }
 const char* instruction_name(InstructionKind k) {

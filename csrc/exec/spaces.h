@@ -31,7 +31,7 @@ inline bool is_segments(Array a) {
   return a == Array::kChildren || a == Array::kEdges || a == Array::kOut ||
          a == Array::kGraphRows || a == Array::kNthParents || a == Array::kGraphRoots ||
          a == Array::kRowGraphs || a == Array::kRootGraphs || a == Array::kGraphLeaves ||
-         a == Array::kLeafGraphs;
+         a == Array::kLeafGraphs || a == Array::kParents;
 }
 // Needs to know at which vertices an int feature is present.
 inline bool of_present(Array a) {

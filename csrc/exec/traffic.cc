@@ -12,7 +12,8 @@ namespace {
 // at one vertex: its own values, and those of the edges below it.
 bool is_gather(Array a) {
   return a == Array::kChild || a == Array::kChildren || a == Array::kNthChild ||
-         a == Array::kNthLeaf || a == Array::kOut || a == Array::kNthParents;
+         a == Array::kNthLeaf || a == Array::kOut || a == Array::kNthParents ||
+         a == Array::kParents;
 }
 
 // Values one operand reads through its index or segments, over all rows it is read for. Where the

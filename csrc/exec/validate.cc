@@ -343,7 +343,8 @@ class Validator : AccessChecks {
         bool same_stage = stage.kind == StageKind::kRows && space != kOneSpace;
         if (same_stage) {
           same_stage = false;
-          const bool other_rows = leaves && o.array == Array::kNthParents;
+          const bool parents = o.array == Array::kNthParents || o.array == Array::kParents;
+          const bool other_rows = leaves && parents;
           for (const Columns& w : written) {
             const bool meet = w.begin < int64_t{o.column} + o.width && o.column < w.end;
             same_stage |= w.buffer == o.buffer && meet && !other_rows;

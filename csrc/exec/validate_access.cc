@@ -106,6 +106,7 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
       from = is_vertex(s), to = !feature && b.space == kEdgeSpace;
       break;
     case Array::kNthParents:
+    case Array::kParents:
       from = is_vertex(s), to = !feature && holds_parents(b);
       break;
     case Array::kNthLeaf:

@@ -190,6 +190,9 @@ void Worker<T>::run(const Item& item) {
     case ItemKind::kTransposed:
       run_transposed(item);
       break;
+    case ItemKind::kStage:
+      stage(item);
+      break;
     case ItemKind::kColumns:
       run_columns(item);
       break;
@@ -262,12 +265,36 @@ void Worker<T>::pad(int32_t columns) {
 
 template <class T>
 RowRange Worker<T>::rows_of(const Item& sum, int32_t term) const {
+  if (sum.c < 0) return {0, -sum.c};
   const Space space = own_.instructions[term].space;
   if (sum.c == 0) return c_.spaces->rows(space);
   const RowRange rows = c_.schedule->tasks[sum.c - 1].rows;
   if (is_vertex(space)) return rows;
   const Recycled<int32_t>& offsets = c_.schedule->edge_offsets;
   return {offsets[rows.begin], offsets[rows.end]};
+}
+
+// Columns of the left operand of a product, and of both.
+template <class T>
+static std::pair<int64_t, int64_t> widths_of(const Bound<T>& b, const Source<T>* sources) {
+  int64_t k = 0, all = 0;
+  for (int32_t i = 0; i < b.count; ++i) {
+    if (i == b.split) k = all;
+    all += sources[i].width;
+  }
+  return {k, all};
+}
+
+template <class T>
+void Worker<T>::stage(const Item& item) {
+  const Bound<T>& b = own_.instructions[item.id];
+  const Source<T>* sources = own_.sources.data() + b.first;
+  const int64_t width = widths_of(b, sources).second;
+  T* out = c_.staged.template as<T>() + c_.plan->staged_at[item.id] + item.a * width;
+  for (int32_t i = 0; i < b.count; ++i) {
+    c_.kernels->copy_rows(sources[i], item.r0, item.r1, out, width, item.r0);
+    out += sources[i].width;
+  }
 }
 
 template <class T>
@@ -288,16 +315,26 @@ void Worker<T>::run_transposed(const Item& item) {
       if (first) copy_factors(c_.factors[f], id, b, sources, rows, *c_.kernels);
       continue;
     }
+    int32_t split = b.split, count = b.count;
+    Source<T> waiting[2];
+    if (item.c < 0) {
+      const auto [k, width] = widths_of(b, sources);
+      T* const data = c_.staged.template as<T>() + c_.plan->staged_at[id];
+      for (Source<T>& s : waiting) s.stride = width;
+      waiting[0].data = data, waiting[0].width = static_cast<int32_t>(k);
+      waiting[1].data = data + k, waiting[1].width = static_cast<int32_t>(width - k);
+      sources = waiting, split = 1, count = 2;
+    }
     const Product::Cell& reach = product.reach[t];
     if (reach.columns_of(cell) == 0) continue;
     out = b.out + (item.r0 - reach.row) * b.stride - reach.column + cell.column;
     if (rows.size() == 0) continue;
     const Source<T>* left = cut_.data() + cut_.size();
-    cut(sources, b.split, item.r0 - reach.row, item.r1 - reach.row, cut_);
+    cut(sources, split, item.r0 - reach.row, item.r1 - reach.row, cut_);
     const Source<T>* right = cut_.data() + cut_.size();
     pad(reach.column - cell.column);
-    cut(sources + b.split, b.count - b.split, cell.column - reach.column,
-        cell.column_end - reach.column, cut_);
+    cut(sources + split, count - split, cell.column - reach.column, cell.column_end - reach.column,
+        cut_);
     pad(cell.column_end - reach.column_end);
     const Source<T>* end = cut_.data() + cut_.size();
     pairs_.push_back({left, static_cast<int32_t>(right - left), right,

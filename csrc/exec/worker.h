@@ -30,6 +30,7 @@ struct RunContext {
   std::vector<size_t> shared_at;  // of each instruction, in bytes: where its body's begins
   size_t kernel_elements = 0;     // scratch of the kernels
   std::vector<Memory> packed;     // of each weight
+  Memory staged;                  // rows of products that wait
   std::vector<const T*> packed_data;
   std::vector<T*> params, grads;  // grads: null without a dense gradient
   std::vector<int64_t> sizes;
@@ -63,6 +64,7 @@ class Worker {
   void run_panels(const Item& item);
   void multiply(const Bound<T>& b, int64_t r0, int64_t r1, int64_t p0, int64_t p1);
   void run_transposed(const Item& item);
+  void stage(const Item& item);
   void run_columns(const Item& item);
   void run_slots(const Item& item);
   void pad(int32_t columns);

@@ -241,6 +241,7 @@ enum Derived : int64_t {
   kNthEdge,
   kParentIfNth,
   kNthParents,
+  kOutParents,
   kNthLeaf,
   kGraphRoots,
   kGraphLeaves,
@@ -392,6 +393,18 @@ const int32_t* Schedule::nth_parents(int32_t k) const {
     }
     made.push_back(static_cast<int32_t>(rows.size()));
     made.insert(made.end(), rows.begin(), rows.end());
+    it = derived_.emplace(key, std::move(made)).first;
+  }
+  return it->second.data();
+}
+
+const int32_t* Schedule::out_parents() const {
+  const int64_t key = derived_key(0, kOutParents);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto it = derived_.find(key);
+  if (it == derived_.end()) {
+    Recycled<int32_t> made(out_edges.size());  // kept when it is whole: memory may end before
+    for (size_t i = 0; i < out_edges.size(); ++i) made[i] = parent[out_edges[i]];
     it = derived_.emplace(key, std::move(made)).first;
   }
   return it->second.data();

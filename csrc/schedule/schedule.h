@@ -67,6 +67,7 @@ struct Schedule {
   // Segments in one array: num_vertices + 1 offsets, then for each row, ascending, the rows of the
   // parents whose k-th child it is.
   const int32_t* nth_parents(int32_t k) const;
+  const int32_t* out_parents() const;  // of each of out_edges: row of the parent
   // Segments in one array each, offsets first. Rows of the vertices of each graph that are no
   // child, or have none; the graphs of which a row is a vertex, as often as it is one, and of which
   // it is a root, or a leaf.

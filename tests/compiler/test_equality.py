@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import cavs
 from cavs import _engine
+from cavs.compiler import pipeline
 from cavs.compiler.pipeline import Passes
 from cavs.runtime import session as session_module
 from cavs.runtime import tracing
@@ -91,7 +92,9 @@ def test_float64_equals_the_oracle(model, batch):
 @examples(CASES)
 @given(models(smooth=True), batches())
 def test_float32_equals_the_oracle(model, batch):
-    compare(model, batch, FLOAT32, dtype=np.float32)
+    """A few of many random cells are so steep that rounding alone moves their gradients more: by as
+    much as the oracle's own move when its products are rounded to 24 bits."""
+    compare(model, batch, FLOAT32, dtype=np.float32, bound=2.0**-23)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +149,15 @@ def test_children_of_many_parents(model, seed, specialise):
 def test_gradients_summed_a_task_at_a_time(model, batch, specialise, serial):
     passes = Passes(partition=False, specialise=specialise)
     compare(model, batch, FLOAT64, passes=passes, serial=serial)
+
+
+@examples(120)
+@given(models(), batches(), st.booleans())
+def test_programs_that_hold_less(model, batch, serial):
+    """As if every plain one held too much, and every other one less than that."""
+    always = mock.Mock(return_value=True)
+    with mock.patch.multiple(pipeline, _holds_much=always, _holds_less=always):
+        compare(model, batch, FLOAT64, serial=serial)
 
 
 @examples(40)

@@ -95,6 +95,7 @@ def check_graphs(s, graphs, row):
 
 def check_derived(s, arities):
     counts = np.diff(s.edge_offsets)
+    assert np.array_equal(s.out_parents, s.parent[s.out_edges])
     for k in arities:
         has = counts > k
         edge = np.where(has, s.edge_offsets[:-1] + k, -1)

@@ -94,6 +94,7 @@ def test_operands(read, space, message):
         ("inner", lambda h: segment(h, 4, "graph_roots"), GRAPH, "through graph_roots"),
         ("leaves", lambda h: self_(h, 4), INNER, "of vertex leaves from vertex kind 1 row by row"),
         ("leaves", lambda h: segment(h, 4, "nth_parents", 0), VERTEX, "through nth_parents"),
+        ("leaves", lambda h: segment(h, 4, "parents"), VERTEX, "through parents"),
         ("leaves", lambda h: index(h, 4, "parent"), EDGE, "through parent"),
         ("leaves", lambda h: index(h, 4, "nth_leaf", -1), VERTEX, "argument -1"),
     ],
@@ -111,14 +112,15 @@ def test_rows_that_are_not_held(held, read, space, message):
         m.finish(outputs=[out])
 
 
-def test_parents_are_other_rows_than_leaves():
+@pytest.mark.parametrize("array", ["nth_parents", "parents"])
+def test_parents_are_other_rows_than_leaves(array):
     """Leaves may add up what their parents have in the buffer they write; others may not."""
 
     def program(space):
         m = Hand()
         x, h = m.buffer("feature", VERTEX, 4), m.buffer("arena", VERTEX, 4, last=1)
         m.rows(VERTEX, [m.op("copy", VERTEX, inputs=[index(x, 4, "order")], out=self_(h, 4))])
-        read = [segment(h, 4, "nth_parents", 0)]
+        read = [segment(h, 4, array)]
         m.rows(space, [m.op("copy", space, inputs=read, out=self_(h, 4))])
         return _engine.Executor(m.finish(outputs=[h]), [np.zeros(1)]), h
 
@@ -126,7 +128,7 @@ def test_parents_are_other_rows_than_leaves():
     executor.run(schedule([[[], [0], [0]]]), [np.arange(12.0).reshape(3, 4)], [])
     np.testing.assert_array_equal(executor.output(h)[0], np.arange(4.0, 8) + np.arange(8.0, 12))
     for space in (INNER, VERTEX):
-        with pytest.raises(ValueError, match="through nth_parents in the stage that writes it"):
+        with pytest.raises(ValueError, match=f"through {array} in the stage that writes it"):
             program(space)
 
 

@@ -198,8 +198,8 @@ def test_index_arrays(rng):
     m = Hand()
     x, ex = m.buffer("feature", VERTEX, W), m.buffer("feature", EDGE, W, index=1)
     gx = m.buffer("feature", GRAPH, W, index=2)
-    h, eh = m.buffer("arena", VERTEX, W, last=33), m.buffer("arena", EDGE, W, last=33)
-    gh, hi = m.buffer("arena", GRAPH, W, last=33), m.buffer("arena", INNER, W, last=33)
+    h, eh = m.buffer("arena", VERTEX, W, last=35), m.buffer("arena", EDGE, W, last=35)
+    gh, hi = m.buffer("arena", GRAPH, W, last=35), m.buffer("arena", INNER, W, last=35)
     m.rows(
         VERTEX,
         [
@@ -208,8 +208,8 @@ def test_index_arrays(rng):
         ],
     )
     m.rows(GRAPH, [m.op("copy", GRAPH, inputs=[self_(gx, W)], out=self_(gh, W))])
-    parents = m.buffer("arena", VERTEX, W, last=33, held="inner")
-    leaves = m.buffer("arena", VERTEX, W, last=33, held="leaves")
+    parents = m.buffer("arena", VERTEX, W, last=35, held="inner")
+    leaves = m.buffer("arena", VERTEX, W, last=35, held="leaves")
     m.rows(
         INNER,
         [
@@ -242,10 +242,12 @@ def test_index_arrays(rng):
         "inner children": (INNER, segment(h, 2, "children", column=3)),
         "inner parent": (INNER_EDGE, index(h, W, "parent")),
         "parents": (VERTEX, segment(h, W, "nth_parents", 1)),
+        "all parents": (VERTEX, segment(h, W, "parents")),
         "inner parents": (VERTEX, segment(hi, 2, "nth_parents", 0, column=3)),
         "arity": (VERTEX, segment(ones, W, "edges")),
         "held parent": (EDGE, index(parents, W, "parent")),
         "held parents": (VERTEX, segment(parents, W, "nth_parents", 1)),
+        "all held parents": (LEAF, segment(parents, 2, "parents", column=1)),
         "held inner": (INNER, self_(parents, W)),
         "held leaves": (LEAF, self_(leaves, 3, column=2)),
         "leaf child": (VERTEX, index(leaves, W, "nth_leaf", 0)),
@@ -299,6 +301,11 @@ def test_index_arrays(rng):
         ],
         "inner parent": [xs[v] for v, _, _ in edges],
         "parents": [sum((xs[u] for u, c, k in edges if c == v and k == 1), zero) for v in range(n)],
+        "all parents": [sum((xs[u] for u, c, _ in edges if c == v), zero) for v in range(n)],
+        "all held parents": [
+            zero[:2] if i else sum((xs[u] for u, c, _ in edges if c == v), zero)[1:3]
+            for v, i in enumerate(inner)
+        ],
         "held parents": [
             sum((xs[u] for u, c, k in edges if c == v and k == 1), zero) for v in range(n)
         ],

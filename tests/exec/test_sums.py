@@ -13,6 +13,7 @@ from hand_programs import (
     one,
     random_dag,
     schedule,
+    segment,
     self_,
 )
 
@@ -269,3 +270,56 @@ def test_what_stands_behind_a_product_in_its_stage(changes, message):
         return
     with pytest.raises(ValueError, match=rf"\[behind\] {message}"):
         m.finish()
+
+
+def chain_and_bush(chain, bush, copies):
+    """One child each; and levels of `bush` vertices, each with two of the level below."""
+    long = [[], *([v] for v in range(chain - 1))]
+    levels = [[[] for _ in range(bush)]]
+    for level in range(3):
+        first = level * bush
+        levels.append([[first + i, first + (i + 1) % bush] for i in range(bush)])
+    return [long] * copies + [[c for level in levels for c in level]]
+
+
+@pytest.mark.parametrize(
+    ("graphs", "widths"),
+    [
+        (chain_and_bush(400, 200, 1), (1, 201)),  # most tasks are a row: 64 at a time; three wide
+        (chain_and_bush(40, 3, 2), (2, 5)),  # 12 rows at a time
+        (chain_and_bush(5, 1, 1), (1, 2)),  # too few rows: each task at once
+    ],
+)
+def test_rows_of_narrow_tasks_are_multiplied_together(graphs, widths):
+    """Of the values that they have when their task has run: children are overwritten later."""
+    rng = np.random.default_rng(3)
+    k, n = 24, 40
+    m = Hand()
+    x, y = m.buffer("feature", VERTEX, k), m.buffer("feature", VERTEX, n, index=1)
+    a, b = (m.buffer("arena", VERTEX, w, last=1) for w in (k, n))
+    gradient = m.buffer("grad", ONE, n)
+    filled = [
+        m.op("copy", VERTEX, inputs=[index(old, w, "order")], out=self_(new, w))
+        for old, new, w in ((x, a, k), (y, b, n))
+    ]
+    m.rows(VERTEX, filled)
+    more = [
+        m.map(INNER, [self_(of, w)], [("add", 1, 0, 0, 0)], [(of, 1)], w)
+        for of, w in ((a, k), (b, n))
+    ]
+    inputs = [segment(a, k - 4, "children", column=4), segment(b, 4, "children"), self_(b, n)]
+    out = self_(gradient, n)
+    product = m.op("matmul_tn", INNER, inputs=inputs, split=2, out=out, accumulate=True)
+    m.loop([[], [*more, product]], reversed=True)
+    children = batch_children(graphs)
+    xs, ys = rng.standard_normal((len(children), k)), rng.standard_normal((len(children), n))
+    inner = [v for v, c in enumerate(children) if c]
+    left = np.array([np.r_[xs[children[v], 4:].sum(0), ys[children[v], :4].sum(0)] for v in inner])
+    e = _engine.Executor(m.finish(), [np.zeros((k, n))])
+    e.run(schedule(graphs), [xs, ys], [])
+    assert set(widths) <= set(e.report()["widths"])
+    first = e.gradient(0).reshape(k, n).copy()
+    np.testing.assert_allclose(first, left.T @ (2 * ys[inner]), rtol=1e-10, atol=1e-10)
+    e.set_serial(True)
+    e.run(schedule(graphs), [xs, ys], [])
+    np.testing.assert_allclose(e.gradient(0).reshape(k, n), first, rtol=1e-10, atol=1e-10)

@@ -13,7 +13,7 @@ from cavs.compiler.pipeline import Passes
 from cavs.frontend.model import trace_model
 from cavs.ir import Graph
 from cavs.ir.interpret import interpret
-from cavs.passes.cotangents_at_child import multiples_at_child, products_at_child
+from cavs.passes.cotangents_at_child import alike_at_child, multiples_at_child, products_at_child
 from cavs.passes.differentiate import differentiate
 from cavs.passes.simplify import simplify
 from tests.oracle import assert_close, inputs_of, reference
@@ -60,7 +60,7 @@ def test_the_interpreter_sees_no_difference(name):
     model = Classifier(CELLS[name](), 8)
     model.initialize(0, np.float64)
     before = differentiated(model)
-    after = products_at_child(before)
+    after = products_at_child(before, alike=False)
     assert after != before
     wide = [[[], [], [], [0, 1, 2], [3, 3, 0], [1, 3, 4]]] if name != "tree-fc" else []
     batch = batch_of(SHAPES + wide)
@@ -70,11 +70,47 @@ def test_the_interpreter_sees_no_difference(name):
         assert_close(found[key], values, 1e-12, key)
 
 
+class Total(cavs.VertexFunction):
+    """What is read is the sum of the children, or of a product a child: ``relu`` of each."""
+
+    def __init__(self, relu):
+        self.relu = relu
+        self.state = cavs.State(h=8)
+        self.U = cavs.Parameter((8, 8))
+
+    def vertex(self, v):
+        h = v.gather().h
+        read = ops.relu(h @ self.U).sum() if self.relu else h.sum() @ self.U
+        y = ops.tanh(read + v.pull("x"))
+        v.scatter(h=y)
+        v.push(y)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_what_all_children_read_is_a_row_of_the_parent(relu):
+    """And its product moves where that is asked for; one of every edge's own moves always."""
+    model = Classifier(Total(relu), 8)
+    model.initialize(0, np.float64)
+    before = differentiated(model)
+    alike = alike_at_child(before)
+    assert [s.alike for s in alike.slots if s.backward] == [not relu]
+    assert (alike is before) == relu
+    kept, moved = (products_at_child(alike, alike=a) for a in (False, True))
+    assert (kept is alike) != relu and moved is not alike
+    batch = batch_of()
+    expected = interpret(before, inputs_of(batch))
+    for graph_ in (alike, kept, moved):
+        found = interpret(graph_, inputs_of(batch))
+        assert found.keys() == expected.keys()
+        for key, values in expected.items():
+            assert_close(found[key], values, 1e-12, key)
+
+
 def test_what_is_no_narrower_than_its_product_stays():
     """Five gates for two states; and what is scattered beside a product of one."""
     for cell in (nn.BinaryTreeLSTM(8, 6), nn.GRU(8, 6), nn.RNTN(8)):
         before = differentiated(Classifier(cell, 8))
-        assert products_at_child(before) is before
+        assert products_at_child(before, alike=False) is before
 
 
 class Many(cavs.VertexFunction):
@@ -97,7 +133,7 @@ def test_products_of_more_children_than_rows_are_sorted_by_stay(arity, moves):
     model = Classifier(Many(arity), 8)
     model.initialize(0, np.float64)
     before = differentiated(model)
-    assert (products_at_child(before) is not before) == moves
+    assert (products_at_child(before, alike=False) is not before) == moves
     shapes = [[*([] for _ in range(9)), list(range(arity)), [9, *range(arity - 1)]]]
     _, expected = reference(model, batch_of(shapes))
     _, gradients = cavs.Session(model, dtype=np.float64).gradients(batch_of(shapes))

@@ -18,6 +18,7 @@ TREES = treebank(40)  # enough vertices to look for copies
 FEW = cavs.batch([graph([[], [], [0, 1]], RNG), graph([[]], RNG)])
 DAG = cavs.batch([graph([[], [], [0, 1], [0, 1], [0, 1]], RNG)])  # more edges than vertices
 ROOTS = cavs.batch([FEW.graphs[0].with_features({"label": [-1, -1, 1]})])
+CHAIN = cavs.batch([graph([[], [0], [1], [2]], RNG).with_features({"label": [-1, -1, -1, 1]})])
 WORDS = cavs.batch([graph([[], [], [0, 1]], RNG, absent=lambda kids: False)])
 
 
@@ -124,6 +125,12 @@ SWITCHES = {
     ),
     "fuse": (BINARY, FEW, maps, lambda found: found < 10),
     "plan_memory": (BINARY, FEW, lifetimes, lambda found: found < 0.7),
+    "frugal": (
+        lambda size, _: nn.TreeFC(size),
+        CHAIN,
+        lambda c: [label for label in in_loops(c) if label.startswith("gradient")],
+        bool,
+    ),
 }
 
 

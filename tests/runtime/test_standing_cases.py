@@ -208,7 +208,27 @@ CELLS = {
     "tree-fc": lambda _, size: nn.TreeFC(size),
     "attention": nn.TreeAttention,
     "tensor": lambda _, size: nn.RNTN(size),
+    "sum": lambda _, size: Reduced(size, "sum"),
+    "maximum": lambda _, size: Reduced(size, "max"),
 }
+# Most bytes of a step over those that backward reads, where that is above 1.5: cotangents have a
+# row an edge where roots alone are judged, and vertices keep little.
+ABOVE = {("attention", True): 1.7, ("maximum", False): 1.65, ("maximum", True): 1.95}
+
+
+class Reduced(cavs.VertexFunction):
+    """A state is all that it keeps, or what it reads of its children besides."""
+
+    def __init__(self, size, how):
+        self.how = how
+        self.state = cavs.State(h=size)
+        self.U = cavs.Parameter((size, size))
+
+    def vertex(self, v):
+        read = getattr(v.gather().h, self.how)()
+        h = ops.tanh(v.pull("x") + read @ self.U)
+        v.scatter(h=h)
+        v.push(h)
 
 
 class OfRoots(Classifier):
@@ -230,17 +250,14 @@ def of_roots(batch):
 
 
 @pytest.mark.parametrize("judged", ["everywhere", "everywhere, dropout", "roots", "roots, dropout"])
-@pytest.mark.parametrize("name", [*CELLS, "tree-fc on complete trees"])
+@pytest.mark.parametrize("name", [*CELLS, "tree-fc on complete trees", "sum on chains"])
 def test_peak_memory_is_near_what_backward_must_read(name, judged):
-    """25 trees or chains, a width at which the classes hardly count.
-
-    Merging equal vertices takes values away, but no edge, and of vertices with children few, whose
-    cotangents stay: there the bound is the peak without it.
-    """
+    """25 trees or chains, a width at which the classes hardly count; equal vertices are merged,
+    and are not."""
     size, rate = 40, 0.5 if judged.endswith("dropout") else 0.0
     batch = treebank(25)
     rng = np.random.default_rng(0)
-    if name in ("LSTM", "GRU"):
+    if name in ("LSTM", "GRU", "sum on chains"):
         chains = ([[], *([i] for i in range(n - 1))] for n in range(5, 55, 2))
         batch = cavs.batch([graph(c, rng, absent=lambda kids: False) for c in chains])
     if name.endswith("complete trees"):
@@ -250,11 +267,15 @@ def test_peak_memory_is_near_what_backward_must_read(name, judged):
     batch = batch if everywhere else of_roots(batch)
     made = Classifier if everywhere else OfRoots
     model = made(CELLS[name.split(" ")[0]](size, size), size, size, rate)
-    run = cavs.explain(model, batch, passes=Passes(merge_vertices=False)).run
-    assert run.kept_bytes > 0
-    assert run.peak_bytes <= 1.5 * run.kept_bytes
-    assert run.arena_bytes <= 1.5 * run.kept_bytes + (256 << 10)  # small arenas are not packed
-    assert cavs.explain(model, batch).run.peak_bytes <= run.peak_bytes
+    peaks = []
+    for merged in (False, True):
+        bound = 1.5 if everywhere else ABOVE.get((name, merged), 1.5)
+        run = cavs.explain(model, batch, passes=Passes(merge_vertices=merged)).run
+        assert run.kept_bytes > 0
+        assert run.peak_bytes <= bound * run.kept_bytes
+        assert run.arena_bytes <= bound * run.kept_bytes + (256 << 10)  # small ones are not packed
+        peaks.append(run.peak_bytes)
+    assert peaks[1] <= peaks[0]
 
 
 def test_peak_memory_of_the_sentiment_classifier():

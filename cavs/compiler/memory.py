@@ -1,0 +1,63 @@
+"""What a step holds at once, and what of it backward reads, by the shape of the graphs alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cavs.compiler.program import Buffer, Program, Stage, kind_of
+
+
+class Shape(NamedTuple):
+    """Of graphs: vertices without children and edges, for each vertex that has children."""
+
+    leaves: float
+    edges: float
+
+
+def peak(program: Program, shape: Shape | None = None) -> float:
+    """The most elements of values alive at once, if every kind with children had one row; without
+    a shape, if every kind had one."""
+    alive = [0.0] * len(program.stages)
+    for b in program.buffers:
+        for at in range(b.first, b.last + 1):
+            alive[at] += _elements(program, b, shape)
+    return max(alive, default=0)
+
+
+def kept(program: Program, shape: Shape) -> float:
+    """Elements of the values that backward reads."""
+    start = first_backward(program)
+    return sum(_elements(program, b, shape) for b in program.buffers if b.first < start <= b.last)
+
+
+def first_backward(program: Program) -> int:
+    """The first stage that is a loop of cotangents or sums a gradient; 0 without one. What is made
+    before it and read there or later is kept for backward."""
+    starts = (n for n, s in enumerate(program.stages) if s.gradient or _sums_gradient(program, s))
+    return next(starts, 0)
+
+
+def group_of(key: int) -> str:
+    """Where vertices of the kind ``key`` are held, see Buffer."""
+    return "inner" if key % 2 else "leaves"
+
+
+def _sums_gradient(program: Program, stage: Stage) -> bool:
+    found = [program.instructions[n] for n in stage.body]
+    outs = [program.buffers[i.out[0]] for i in found if i.out is not None]
+    return any(b.role == "grad" for b in outs) or any(i.kind == "lookup_grad" for i in found)
+
+
+def _elements(program: Program, buffer: Buffer, shape: Shape | None) -> float:
+    if buffer.role != "arena" or buffer.space <= 1:
+        return 0
+    kind = kind_of(buffer.space)
+    keys = program.kinds if kind is None else [program.kinds[kind]]
+    held = [key for key in keys if buffer.held in ("all", group_of(key))]
+    if shape is None:
+        return buffer.width * len(held)
+    inner = sum(key % 2 for key in program.kinds)
+    rows = {1: 1.0, 0: shape.leaves * inner / max(len(program.kinds) - inner, 1)}
+    if buffer.space % 2:
+        rows = {1: shape.edges, 0: 0.0}
+    return buffer.width * sum(rows[key % 2] for key in held)
