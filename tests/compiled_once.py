@@ -29,7 +29,7 @@ def signature(graph):
                 of = value.structure
                 number = structures.setdefault(id(of), len(structures))
                 whose = number, of.name, of.arity, of.where, value.name
-                return *whose, value.shape, value.backward, value.child, value.leaf
+                return *whose, value.shape, value.backward, value.child, value.leaf, value.alike
             case tuple():
                 return tuple(map(plain, value))
             case float():

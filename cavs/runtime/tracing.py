@@ -97,11 +97,12 @@ def may_lump(variant: Variant, kinds: Collection[int]) -> bool:
 
 def decide_shape(variant: Variant, schedule: _engine.Schedule, agreed: bool) -> None:
     """What a program is compiled for, of the first batch that shows it; nothing where replicas,
-    whose batches differ, have agreed on a program."""
+    whose batches differ, have agreed on a program, or a session goes on with one that had none."""
     vertices, edges = schedule.batch.num_vertices, schedule.batch.num_edges
     if variant.shared is None:
         variant.shared = edges > vertices and not agreed
-    if variant.shape is None and edges and not agreed:
+    known = any(key % 2 for key in variant.kinds)  # with children
+    if variant.shape is None and edges and not (agreed or known):
         inner = sum(end - begin for key, (begin, end), _ in schedule.kinds if key % 2)
         variant.shape = Shape((vertices - inner) / inner, edges / inner)
 

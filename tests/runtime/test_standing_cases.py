@@ -15,7 +15,7 @@ from cavs.compiler.pipeline import Passes
 from cavs.errors import FeatureError
 from models.tree_lstm import SentimentClassifier
 from tests.oracle import agrees, assert_close, reference
-from tests.runtime.trees import WORDS, Classifier, graph, treebank
+from tests.runtime.trees import WORDS, Classifier, OfRoots, graph, treebank
 
 STRUCTURES = {
     "unequal depth": [[[]], [[], [0], [1], [2], [3], [4]], [[], [], [0, 1]]],
@@ -229,14 +229,6 @@ class Reduced(cavs.VertexFunction):
         h = ops.tanh(v.pull("x") + read @ self.U)
         v.scatter(h=h)
         v.push(h)
-
-
-class OfRoots(Classifier):
-    """The same, judged at the roots."""
-
-    def forward(self, batch):
-        h = self.tree(batch.graph, x=self.embedding(batch["token"]))
-        return self.output(self.dropout(ops.sum_roots(h)))
 
 
 def of_roots(batch):

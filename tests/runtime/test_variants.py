@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 import cavs
 from cavs import _engine, nn, ops
 from cavs.compiler.pipeline import Passes
-from tests.runtime.trees import CLASSES, WORDS, Classifier, binary, treebank
+from tests.runtime.trees import CLASSES, WORDS, Classifier, OfRoots, binary, treebank
 
 
 def large(seed):
@@ -167,3 +169,47 @@ def test_rows_of_a_gradient_that_a_kind_leaves_zero(monkeypatch):
     _, expected = cavs.Session(model, passes=off).gradients(batch)
     for name, gradient in expected.items():
         np.testing.assert_allclose(found[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def sums_in_loops(session):
+    """Of each program, whether it sums gradients a task at a time: as one that holds less does."""
+    programs = [v.compiled.program for v in session._variants.values() if v.compiled]
+    loops = [(p, s) for p in programs for s in p.stages if s.gradient]
+    return [
+        any(p.instructions[i].kind == "matmul_tn" for body in s.bodies for i in body)
+        for p, s in loops
+    ]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_resumed_session_holds_no_more_or_less(told):
+    """By the shape of the graphs that it began with; without one, as it was before there were any,
+    whatever comes first: there a batch without edges."""
+
+    def chains(*sizes):
+        made = []
+        for n in sizes:
+            token = {"token": [i % WORDS for i in range(n)]}
+            children = [[], *([i] for i in range(n - 1))]
+            made.append(cavs.Graph(children, token, graph_features={"label": 1}))
+        return cavs.batch(made)
+
+    model = OfRoots(nn.TreeFC(8), 8)
+    model.initialize(0, np.float32)
+    first = cavs.Session(model)
+    first.gradients(chains(40, 23))
+    assert sums_in_loops(first) == [True]
+    state = json.loads(json.dumps(first.state_dict()))
+    for entry in state["variants"] if not told else ():
+        del entry["shape"]
+    found = []
+    for _ in range(2):
+        session = cavs.Session(model)
+        session.load_state_dict(state)
+        if not found:
+            session.gradients(chains(1, 1))
+        found.append(session.gradients(chains(40, 23))[1])
+        assert sums_in_loops(session) == [told]
+        state = json.loads(json.dumps(session.state_dict()))
+    for name, g in found[0].items():
+        assert np.array_equal(g, found[1][name])

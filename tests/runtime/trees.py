@@ -27,6 +27,14 @@ class Classifier(cavs.Model):
         return ops.cross_entropy(self.forward(batch), batch["label"])
 
 
+class OfRoots(Classifier):
+    """The same, judged at the roots."""
+
+    def forward(self, batch):
+        h = self.tree(batch.graph, x=self.embedding(batch["token"]))
+        return self.output(self.dropout(ops.sum_roots(h)))
+
+
 def graph(children, rng, absent=bool):
     """A graph with labels everywhere, and words where ``absent`` is false."""
     token = [-1 if absent(kids) else int(rng.integers(WORDS)) for kids in children]
