@@ -19,8 +19,9 @@ def peak(program: Program, shape: Shape | None = None) -> float:
     a shape, if every kind had one."""
     alive = [0.0] * len(program.stages)
     for b in program.buffers:
-        for at in range(b.first, b.last + 1):
-            alive[at] += _elements(program, b, shape)
+        elements = _elements(program, b, shape)
+        for at in range(b.first, b.last + 1) if elements else ():
+            alive[at] += elements
     return max(alive, default=0)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from copy import copy
-
-from cavs.compiler.program import Operand, Program
+from cavs.compiler.program import Operand, Program, clone
 
 Place = tuple[int, int]  # a buffer, and the column of it where another one begins
 
@@ -22,7 +20,7 @@ def take_places(program: Program, place: dict[int, Place]) -> None:
         return (buffer, o[1] + column, *o[2:])
 
     for n, before in enumerate(program.instructions):
-        program.instructions[n] = i = copy(before)  # dataclasses.replace takes five times as long
+        program.instructions[n] = i = clone(before)
         i.inputs = [moved(o) for o in i.inputs]
         i.out = None if i.out is None else moved(i.out)
         i.loads = [(moved(o), stride, scalar) for o, stride, scalar in i.loads]

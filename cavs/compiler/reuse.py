@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from copy import copy
 from dataclasses import dataclass, replace
 
 from cavs.compiler.columns import runs_of
@@ -21,6 +20,7 @@ from cavs.compiler.program import (
     Operand,
     Program,
     Stage,
+    clone,
     instructions_of,
     kind_of,
     written,
@@ -60,7 +60,7 @@ def _ordered(program: Program, early: bool) -> Program:
         replace(s, body=list(s.body), bodies=[list(body) for body in s.bodies])
         for s in program.stages
     ]
-    result = replace(program, buffers=[copy(b) for b in program.buffers], stages=stages)
+    result = replace(program, buffers=[clone(b) for b in program.buffers], stages=stages)
     sums_first(result, early)
     side_by_side(result)
     for stage in result.stages:
@@ -76,7 +76,7 @@ def _order(stage: Stage) -> tuple[list[int], list[list[int]]]:
 
 def _shared(program: Program, slices: bool, alike: Collection[int] = ()) -> Program:
     """A copy whose buffers take the places of dying ones; `program` stays as it is."""
-    buffers, instructions = [copy(b) for b in program.buffers], list(program.instructions)
+    buffers, instructions = [clone(b) for b in program.buffers], list(program.instructions)
     result = replace(program, buffers=buffers, instructions=instructions)
     _share(result, slices, alike)
     _lifetimes(result)
