@@ -171,16 +171,11 @@ void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule
   schedule_ = nullptr;
   ran_ = false;
   resolve_spaces(*program_, *schedule, present, spaces_);
-  const bool slabs = progress_.watched();
-  const auto plan_for = [&](bool single) {
-    const PlanOptions options{single ? 1 : threads, kernels_.panel, serial_, slabs};
-    make_plan(*program_, analysis_, *schedule, spaces_, options, plan_);
-  };
-  const bool guess = threads == 1 || single_;  // most batches are like the one before
-  plan_for(guess);
-  alone_ = threads == 1 || plan_.cost < kTravelNs * static_cast<double>(small_gradients_);
-  single_ = alone_ || plan_.cost < kParallelNs;
-  if (single_ != guess) plan_for(single_);
+  cost_ = plan_cost(*program_, analysis_, *schedule, spaces_);
+  alone_ = threads == 1 || cost_ < kTravelNs * static_cast<double>(small_gradients_);
+  const int32_t shared_by = alone_ || cost_ < kParallelNs ? 1 : threads;
+  const PlanOptions options{shared_by, kernels_.panel, serial_, progress_.watched()};
+  make_plan(*program_, analysis_, *schedule, spaces_, options, plan_);
   lay_out();
   lay_out_scratch();
   progress_.count(plan_);

@@ -209,8 +209,8 @@ class Executor {
   Plan plan_;
   std::vector<Item> prologue_;
   int32_t planned_threads_ = 0;
-  bool alone_ = false;   // run and update stay on the calling thread
-  bool single_ = false;  // the plan is for one thread
+  double cost_ = 0;     // estimated nanoseconds on one thread
+  bool alone_ = false;  // run and update stay on the calling thread
   size_t arena_needed_ = 0, peak_ = 0;
   int32_t scratch_edges_ = -1;
   std::atomic<bool> broken_{false};  // a thread of the run has thrown

@@ -26,6 +26,25 @@ class Planner {
           const Spaces& spaces, const PlanOptions& options, Plan& plan)
       : p_(program), a_(analysis), s_(schedule), spaces_(spaces), o_(options), plan_(plan) {}
 
+  // What all work takes on one thread, before any of it is planned.
+  double cost_of_all() const {
+    double total = 0;
+    for (int32_t s = 0; s < static_cast<int32_t>(p_.stages.size()); ++s) {
+      const Stage& stage = p_.stages[s];
+      const std::vector<int32_t>& bodies = a_.bodies_of_stage[s];
+      if (stage.kind == StageKind::kGlobal) total += global_cost(s);
+      if (stage.kind == StageKind::kRows && bodies[0] >= 0) {
+        total += body_cost(a_.bodies[bodies[0]], spaces_.rows(stage.space));
+      }
+      if (stage.kind != StageKind::kLoop) continue;
+      for (const BatchTask& task : s_.tasks) {
+        const int32_t body = bodies[spaces_.kinds[task.kind]];
+        if (body >= 0) total += body_cost(a_.bodies[body], task.rows);
+      }
+    }
+    return total;
+  }
+
   void run() {
     waiting_.assign(p_.instructions.size(), 0);
     plan_.staged_at.assign(p_.instructions.size(), -1);
@@ -57,6 +76,13 @@ class Planner {
   }
   double cost(int32_t id, RowRange rows) const {
     return rows.size() == 0 ? 0 : a_.costs[id].fixed + a_.costs[id].row * rows.size();
+  }
+
+  double body_cost(const Body& body, RowRange rows) const {
+    double total = 0;
+    for (int32_t i : body.instructions) total += cost(i, rows_of(i, body, rows));
+    for (int32_t i : body.sums) total += cost(i, rows_of(i, body, rows));
+    return total;
   }
 
   // Tasks of one level wait for none of each other: their bodies run side by side.
@@ -147,7 +173,6 @@ class Planner {
       total += c;
       if (p_.instructions[i].kind == InstructionKind::kMatmul) largest = std::max(largest, c);
     }
-    plan_.cost += total;
     firsts_.push_back(static_cast<int32_t>(steps_.size()));
     const int32_t most = o_.one_by_one ? 1 : body.chunk_rows;
     if (o_.threads == 1 || total < kSerialNs) {
@@ -279,7 +304,6 @@ class Planner {
   // Of which rows: see Item.
   void sum_now(int32_t id, RowRange rows, int32_t which) {
     const double c = cost(id, rows);
-    plan_.cost += c;
     const bool serial = o_.threads == 1 || c < kSerialNs;
     open(serial);
     step(c, false);
@@ -303,7 +327,6 @@ class Planner {
     while (last + 1 < stages && a_.step_of_stage[last + 1] == a_.step_of_stage[first]) ++last;
     double total = 0;
     for (int32_t s = first; s <= last; ++s) total += global_cost(s);
-    plan_.cost += total;
     open(o_.threads == 1 || total < kSerialNs);
     // Rows of tables first: they take longest to exchange. Then costly ones, so that no long piece
     // is left for the end.
@@ -453,7 +476,6 @@ void Plan::clear() {
   items.clear();
   segments.clear();
   cells.clear();
-  cost = 0;
   edge_rows = 0;
   staged = 0;
 }
@@ -487,6 +509,12 @@ void resolve_spaces(const Program& program, const Schedule& schedule,
   spaces.held[static_cast<int>(Held::kAll)] = {0, vertices};
   spaces.held[static_cast<int>(Held::kInner)] = {0, inner};
   spaces.held[static_cast<int>(Held::kLeaves)] = {inner, vertices};
+}
+
+double plan_cost(const Program& program, const Analysis& analysis, const Schedule& schedule,
+                 const Spaces& spaces) {
+  Plan none;
+  return Planner(program, analysis, schedule, spaces, {}, none).cost_of_all();
 }
 
 void make_plan(const Program& program, const Analysis& analysis, const Schedule& schedule,

@@ -44,7 +44,6 @@ struct Plan {
   std::vector<Item> items;
   std::vector<Segment> segments;
   std::vector<Product::Cell> cells;  // of results: rows of all terms that reach one are summed
-  double cost = 0;                   // estimated nanoseconds on one thread
   int32_t edge_rows = 0;  // most edges in one chunk that has more than one row or scratch
   // Products of loops: elements before the rows that wait of each instruction, and of all.
   std::vector<int64_t> staged_at;
@@ -74,6 +73,9 @@ struct PlanOptions {
   bool one_by_one;  // one row at a time
   bool slabs;       // gradients slab by slab, for others who wait for them
 };
+// Estimated nanoseconds of all work on one thread.
+double plan_cost(const Program& program, const Analysis& analysis, const Schedule& schedule,
+                 const Spaces& spaces);
 void make_plan(const Program& program, const Analysis& analysis, const Schedule& schedule,
                const Spaces& spaces, const PlanOptions& options, Plan& plan);
 

@@ -90,7 +90,7 @@ Report Executor<T>::report() const {
   report.segments = static_cast<int32_t>(plan_.segments.size());
   for (const Segment& s : plan_.segments) report.shared_segments += !s.serial;
   report.threads = planned_threads_;
-  report.estimated_seconds = plan_.cost * 1e-9;
+  report.estimated_seconds = cost_ * 1e-9;
   for (size_t i = 0; i < p.stages.size(); ++i) {
     static const char* const kKinds[] = {"rows", "loop", "global"};
     Report::Line line;
