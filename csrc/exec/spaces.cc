@@ -1,5 +1,10 @@
-// Names of spaces, arrays, instructions and roles, for errors and reports.
+// Names of spaces, arrays, instructions and roles, for errors and reports; rows of spaces.
 #include "exec/spaces.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "exec/plan.h"
 
 namespace cavs {
 
@@ -45,6 +50,37 @@ const char* role_name(Role r) {
   static const char* const kNames[] = {"arena",   "scratch", "param", "grad",
                                        "feature", "ones",    "count"};
   return kNames[static_cast<int>(r)];
+}
+
+void resolve_spaces(const Program& program, const Schedule& schedule,
+                    const std::vector<RowRange>& present, Spaces& spaces) {
+  const auto kinds = static_cast<int32_t>(program.kinds.size());
+  const auto vertices = static_cast<int32_t>(schedule.order.size());
+  const auto edges = static_cast<int32_t>(schedule.edge_order.size());
+  spaces.ranges.assign(kVertexKind0 + 2 * kinds, RowRange{});
+  spaces.ranges[kOneSpace] = {0, 1};
+  spaces.ranges[kGraphSpace] = {0, schedule.num_graphs()};
+  spaces.ranges[kVertexSpace] = {0, vertices};
+  spaces.ranges[kEdgeSpace] = {0, edges};
+  spaces.present = present;
+  spaces.kinds.assign(schedule.kinds.size(), -1);
+  int32_t inner = 0;
+  for (size_t i = 0; i < schedule.kinds.size(); ++i) {
+    const Kind& kind = schedule.kinds[i];
+    const auto at = std::find(program.kinds.begin(), program.kinds.end(), kind.key);
+    if (at == program.kinds.end()) {
+      throw std::runtime_error("kind " + std::to_string(kind.key) + " not compiled: " +
+                               std::to_string(kind.rows.size()) + " vertices of it in the batch, " +
+                               std::to_string(kinds) + " other kinds in the program");
+    }
+    spaces.kinds[i] = static_cast<int32_t>(at - program.kinds.begin());
+    spaces.ranges[kVertexKind0 + 2 * spaces.kinds[i]] = kind.rows;
+    spaces.ranges[kEdgeKind0 + 2 * spaces.kinds[i]] = kind.edges;
+    if (kind.key % 2 == 1) inner = kind.rows.end;
+  }
+  spaces.held[static_cast<int>(Held::kAll)] = {0, vertices};
+  spaces.held[static_cast<int>(Held::kInner)] = {0, inner};
+  spaces.held[static_cast<int>(Held::kLeaves)] = {inner, vertices};
 }
 
 }  // namespace cavs

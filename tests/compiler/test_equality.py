@@ -151,7 +151,7 @@ def test_gradients_summed_a_task_at_a_time(model, batch, specialise, serial):
     compare(model, batch, FLOAT64, passes=passes, serial=serial)
 
 
-@examples(120)
+@examples(40)
 @given(models(), batches(), st.booleans())
 def test_programs_that_hold_less(model, batch, serial):
     """As if every plain one held too much, and every other one less than that."""
