@@ -139,7 +139,10 @@ class _Partitioner:
         movable = {n for n in self.compute if is_elementwise(n) or n.op.name == "matmul"}
         state = (self.graph, self.accesses, self.loop, self.reads, self.readers)
         moves = Unhoist(*state, _space, movable, self.roots)
-        moves.sums() if sums_alone else moves.run()
+        if sums_alone:
+            moves.sums()
+        else:
+            moves.run()
 
     def sink(self) -> None:
         """Eager elementwise nodes that one loop alone reads move into it."""

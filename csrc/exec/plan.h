@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "exec/analysis.h"
+#include "exec/spaces.h"
 #include "schedule/schedule.h"
 
 namespace cavs {
@@ -50,22 +51,6 @@ struct Plan {
   int64_t staged = 0;
   void clear();
 };
-
-// Row ranges of the program's spaces in a batch, and the program kind of each schedule kind.
-struct Spaces {
-  std::vector<RowRange> ranges;
-  std::vector<RowRange> present;  // by int feature
-  RowRange held[3];               // by Held
-  std::vector<int32_t> kinds;
-  RowRange rows(Space s) const { return s <= kPresent0 ? present[kPresent0 - s] : ranges[s]; }
-  RowRange rows_of(const Buffer& b) const {
-    return b.held == Held::kAll ? rows(b.space) : held[static_cast<int>(b.held)];
-  }
-};
-// Throws std::runtime_error for a kind of the batch the program does not have.
-// present: rows of the spaces of vertices with a feature, by feature.
-void resolve_spaces(const Program& program, const Schedule& schedule,
-                    const std::vector<RowRange>& present, Spaces& spaces);
 
 struct PlanOptions {
   int32_t threads;

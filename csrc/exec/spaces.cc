@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "exec/plan.h"
-
 namespace cavs {
 
 std::string space_name(Space s) {

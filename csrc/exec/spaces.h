@@ -1,9 +1,12 @@
-// How the spaces of a program relate: which rows an index array goes from and to.
+// How the spaces of a program relate, which rows an index array goes from and to, and which rows
+// they have in a batch.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "exec/program.h"
+#include "schedule/schedule.h"
 
 namespace cavs {
 
@@ -56,6 +59,22 @@ inline bool is_global(InstructionKind k) {
   return k == InstructionKind::kMatmulTN || k == InstructionKind::kSumRows ||
          k == InstructionKind::kLookupGrad || is_recurrent(k);
 }
+
+// Row ranges of the program's spaces in a batch, and the program kind of each schedule kind.
+struct Spaces {
+  std::vector<RowRange> ranges;
+  std::vector<RowRange> present;  // by int feature
+  RowRange held[3];               // by Held
+  std::vector<int32_t> kinds;
+  RowRange rows(Space s) const { return s <= kPresent0 ? present[kPresent0 - s] : ranges[s]; }
+  RowRange rows_of(const Buffer& b) const {
+    return b.held == Held::kAll ? rows(b.space) : held[static_cast<int>(b.held)];
+  }
+};
+// Throws std::runtime_error for a kind of the batch the program does not have.
+// present: rows of the spaces of vertices with a feature, by feature.
+void resolve_spaces(const Program& program, const Schedule& schedule,
+                    const std::vector<RowRange>& present, Spaces& spaces);
 
 std::string space_name(Space s);
 std::string rows_name(const Buffer& b);  // its space, and what of it is held
