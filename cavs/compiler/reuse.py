@@ -40,15 +40,16 @@ def plan_reuse(program: Program, beside: bool = False) -> None:
     """
     late = _ordered(program, early=False)
     if beside:
-        best = _shared(late, False, {n for run in runs_of(program) for n in run})
+        best, _ = _shared(late, False, {n for run in runs_of(program) for n in run})
     else:
-        best = _shared(late, False)
-        sliced = _shared(late, True)
-        slices = peak(sliced) < peak(best)
-        best = sliced if slices else best
+        best, slices = _shared(late, True)
+        if slices:
+            whole, _ = _shared(late, False)
+            slices = peak(best) < peak(whole)
+            best = best if slices else whole
         first = _ordered(program, early=True)
         if [_order(s) for s in first.stages] != [_order(s) for s in late.stages]:
-            early = _shared(first, slices)
+            early, _ = _shared(first, slices)
             best = early if EARLY * peak(early) < peak(best) else best
     program.buffers, program.instructions = best.buffers, best.instructions
     program.stages, program.loss, program.outputs = best.stages, best.loss, best.outputs
@@ -74,13 +75,14 @@ def _order(stage: Stage) -> tuple[list[int], list[list[int]]]:
     return stage.body, stage.bodies
 
 
-def _shared(program: Program, slices: bool, alike: Collection[int] = ()) -> Program:
-    """A copy whose buffers take the places of dying ones; `program` stays as it is."""
+def _shared(program: Program, slices: bool, alike: Collection[int] = ()) -> tuple[Program, bool]:
+    """A copy whose buffers take the places of dying ones, and whether any took columns of a wider
+    one, which they do with ``slices`` alone; `program` stays as it is."""
     buffers, instructions = [clone(b) for b in program.buffers], list(program.instructions)
     result = replace(program, buffers=buffers, instructions=instructions)
-    _share(result, slices, alike)
+    sliced = _share(result, slices, alike)
     _lifetimes(result)
-    return result
+    return result, sliced
 
 
 def _lifetimes(program: Program) -> None:
@@ -133,10 +135,11 @@ class _Use:
         return replace(self, columns=there, shift=self.shift + column)
 
 
-def _share(program: Program, slices: bool, alike: Collection[int]) -> None:
+def _share(program: Program, slices: bool, alike: Collection[int]) -> bool:
     backward = _backward(program)
     uses = _uses(program)
     fixed = _results(program)
+    sliced = False
     place: dict[int, Place] = {}
     by_base: dict[int, list[int]] = defaultdict(list)
     for n, b in enumerate(program.buffers):
@@ -151,6 +154,7 @@ def _share(program: Program, slices: bool, alike: Collection[int]) -> None:
                 continue
             (at, column), b = taken[0], program.buffers[new]
             home = program.buffers[at]
+            sliced |= _is_narrow(b, home)
             if kind_of(b.space) is None and kind_of(home.space) is not None:
                 home.space, home.held = b.space, b.held
             for n, start in (*((n, 0) for n, _ in taken[1:]), (new, column)):
@@ -160,6 +164,12 @@ def _share(program: Program, slices: bool, alike: Collection[int]) -> None:
                 home.last = max(home.last, program.buffers[n].last)
             home.name += f" > {b.name}"
     take_places(program, place)
+    return sliced
+
+
+def _is_narrow(b: Buffer, home: Buffer) -> bool:
+    """Of so much wider a buffer too much would stay alive unused: columns of it are taken."""
+    return 4 * b.width < 3 * home.width
 
 
 def _backward(program: Program) -> int:
@@ -198,8 +208,7 @@ def _best(
         kind = kind_of(a.space)
         alike = (a.space, a.held) == (b.space, b.held)
         holds = kind is None and _holds(program, a, b)
-        # Of a much wider one too much would stay alive unused.
-        if 4 * b.width >= 3 * a.width:
+        if not _is_narrow(b, a):
             if not _dies(writes, uses[old], kind, 0, b.width):
                 continue
             if alike:

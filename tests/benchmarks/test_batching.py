@@ -14,6 +14,11 @@ from benchmarks.workloads import Case
 from cavs import config
 
 
+def is_one(ratio: dict[str, float]) -> bool:
+    """Of all rounds: a single one of two figures may be 1 by chance."""
+    return ratio["least"] == ratio["q75"] == 1
+
+
 @pytest.mark.parametrize(("workload", "training"), [("tree-lstm", True), ("var-lstm", False)])
 def test_every_size_on_every_number_of_threads(
     workload: str, training: bool, monkeypatch: pytest.MonkeyPatch
@@ -29,8 +34,8 @@ def test_every_size_on_every_number_of_threads(
     assert cases == [(1, 1), (1, 2), (4, 1), (4, 2)]
     for entry, (size, threads) in zip(found, cases, strict=True):
         assert entry["vertices"]["least"] > 0 and entry["vertices"]["rounds"] == 3
-        assert (entry["batching"]["median"] == 1) == (size == 1)
-        assert (entry["threads"]["median"] == 1) == (threads == 1)
+        assert is_one(entry["batching"]) == (size == 1)
+        assert is_one(entry["threads"]) == (threads == 1)
     lines = batching.table(found).splitlines()
     assert f"| {workload} {batching.MODES[training]}" in lines[2]
     assert "to batch size 1" in lines[0] and "to 1 thread" in lines[0] and len(lines) == 6

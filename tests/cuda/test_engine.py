@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given, reject, settings
 
 import cavs
 from cavs import nn
@@ -20,7 +20,7 @@ from tests import random_programs
 from tests.compiler.test_equality import ALL_ON, FLOAT32, FLOAT64, check
 from tests.compiler.test_programs import with_parameters
 from tests.cuda.hardware import gpu
-from tests.oracle import assert_close, reference
+from tests.oracle import assert_close, reference, too_steep
 from tests.random_cells import batches, models, traced_parameters
 from tests.random_programs import programs
 from tests.runtime.test_standing_cases import STRUCTURES
@@ -64,7 +64,8 @@ def classifier(cell=nn.ChildSumTreeLSTM, dtype=np.float64):
 
 def compare(model, batch, device, tolerance, dtype=np.float64, shuffle=None):
     """shuffle: as the fixture; one session then computes in the order of issue and in another."""
-    _, expected = reference(model, batch, seed=5, step=2)
+    at = {"seed": 5, "step": 2}
+    graph, expected = reference(model, batch, **at)
     _, forward = reference(model, batch, training=False)
     passes = ALL_ON if batch.num_vertices % 3 else None  # equal vertices merged, or as by default
     session = cavs.Session(model, device=device, passes=passes, dtype=dtype)
@@ -76,7 +77,12 @@ def compare(model, batch, device, tolerance, dtype=np.float64, shuffle=None):
         for seed in seeds:
             if shuffle is not None:
                 shuffle(seed)
-            check(session, batch, expected, forward, tolerance)
+            try:
+                check(session, batch, expected, forward, tolerance)
+            except AssertionError:
+                if dtype == np.float32 and too_steep(graph, batch, expected, tolerance, **at):
+                    reject()  # another one is drawn
+                raise
 
 
 RANDOM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
