@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cavs import _engine
 from cavs.config import is_whole
 from cavs.data.features import Array, FeatureKind, FeatureSpec, FeatureTable
-from cavs.data.graph import Graph, parts_of
+from cavs.data.graph import Graph, names_of, names_where
 from cavs.data.merge import MergedBatch
 from cavs.errors import FeatureError, NoAttributeError, user_line
 
@@ -42,31 +42,9 @@ class GraphBatch:
                 "an empty batch: it needs at least one graph",
                 hint="leave it out; a DataLoader makes none without graphs",
             )
-        for i, graph in enumerate(graphs):
-            if not isinstance(graph, Graph):
-                raise FeatureError(
-                    f"a batch is made of cavs.Graph, but item {i} is {graph!r:.80}",
-                    hint="make a graph of every sample: cavs.Graph(children, features)",
-                )
         self.graphs: tuple[Graph, ...] = tuple(graphs)
         self.ids: tuple[int, ...] | None = None if ids is None else _whole(ids, len(graphs))
-        topologies, schemas, absent, columns = zip(*map(parts_of, graphs), strict=True)
-        self.topology: _engine.GraphBatch = _engine.collate(topologies)
-        if schemas.count(schemas[0]) != len(schemas):
-            graphs = _agree(graphs, self.graph_label)
-            *_, columns = zip(*map(parts_of, graphs), strict=True)
-        of_vertices, of_edges = zip(*columns, strict=True)
-        self._table = FeatureTable(
-            _concatenate(graphs[0].features, of_vertices),
-            _concatenate(graphs[0].edge_features, of_edges),
-            MappingProxyType(
-                {
-                    name: _frozen(np.stack([graph.graph_features[name] for graph in graphs]))
-                    for name in graphs[0].graph_features
-                }
-            ),
-            frozenset().union(*set(absent if None not in absent else (g.absent for g in graphs))),
-        )
+        self.topology, self._table = _collated(graphs, self.graph_label)
         self._schedules: dict[tuple[tuple[str, ...], bool], _engine.Schedule] = {}
         self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
 
@@ -198,26 +176,53 @@ def _whole(ids: Ids, count: int) -> tuple[int, ...]:
     return tuple(int(i) for i in found)
 
 
-def _frozen(array: Array) -> Array:
-    array.flags.writeable = False
-    return array
+def _collated(
+    graphs: list[Graph], label: Callable[[int], str]
+) -> tuple[_engine.GraphBatch, FeatureTable]:
+    """All graphs as one, and their features."""
+    first = graphs[0]
+    if len(graphs) == 1 and type(first) is Graph:  # as it is: it cannot be written to
+        table = first.features, first.edge_features, _of_one(first.graph_features), first.absent
+        return _engine.collate([first.topology]), FeatureTable(*table)
+    found = _engine.collate_samples(graphs, _arrays(first)) if type(first) is Graph else None
+    if found is None:
+        _require_graphs(graphs)
+        graphs = _agree(graphs, label)
+        first = graphs[0]
+        found = _engine.collate_samples(graphs, _arrays(first), alike=True)
+        assert found is not None
+    topology, joined, absent = found
+    named = dict(zip(names_of(first.schema), joined, strict=True))
+
+    def of(group: Mapping[str, Array]) -> Mapping[str, Array]:
+        return MappingProxyType({name: named[name] for name in group})
+
+    groups = of(first.features), of(first.edge_features), of(first.graph_features)
+    return topology, FeatureTable(*groups, names_where(first.schema, absent))
 
 
-def _concatenate(
-    first: Mapping[str, Array], columns: Sequence[tuple[Array, ...]]
-) -> Mapping[str, Array]:
-    """The features of the ``first`` graph, and behind them those of the others.
-
-    ``columns``: of each graph, by ascending name.
-    """
-    if len(columns) == 1 or not first:  # as it is: it cannot be written to
-        return first
-    joined = zip(sorted(first), zip(*columns, strict=True), strict=True)
-    found = {name: _engine.joined_rows(arrays) for name, arrays in joined}
-    return MappingProxyType({name: found[name] for name in first})
+def _of_one(group: Mapping[str, Array]) -> Mapping[str, Array]:
+    return (
+        MappingProxyType({name: array[None] for name, array in group.items()}) if group else group
+    )
 
 
-def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> Sequence[Graph]:
+def _require_graphs(graphs: Sequence[Any]) -> None:
+    for i, graph in enumerate(graphs):
+        if not isinstance(graph, Graph):
+            raise FeatureError(
+                f"a batch is made of cavs.Graph, but item {i} is {graph!r:.80}",
+                hint="make a graph of every sample: cavs.Graph(children, features)",
+            )
+
+
+def _arrays(graph: Graph) -> tuple[list[Array], ...]:
+    """Features of vertices, of edges and of the graph, each by ascending name."""
+    groups = graph.features, graph.edge_features, graph.graph_features
+    return tuple([group[name] for name in sorted(group)] for group in groups)
+
+
+def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
     """The slow way round: names the two graphs that disagree, forgives what has no rows.
 
     Nothing has no dtype of its own, so a graph without edges takes the dtype and shape of the

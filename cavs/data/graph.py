@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cavs import _engine
 from cavs._engine import Graph as EngineGraph
 from cavs.config import is_whole
 from cavs.data.features import NO_FEATURES, Array, check_features
@@ -54,12 +55,8 @@ def _row_types(features: Mapping[str, Array]) -> tuple[tuple[str, str, tuple[int
     return tuple(sorted((k, v.dtype.char, v.shape[1:]) for k, v in features.items()))
 
 
-def _columns(features: Mapping[str, Array]) -> tuple[Array, ...]:
-    return tuple(features[name] for name in sorted(features))
-
-
 @final
-class Graph:
+class Graph(_engine.Sample):
     """An input graph: a DAG whose vertices gather from their children, in order.
 
     ``children``: for every vertex the indices of its children, or a pair of arrays
@@ -78,8 +75,6 @@ class Graph:
     """
 
     __slots__ = (
-        "_absent",
-        "_columns",
         "_edge_features",
         "_features",
         "_graph_features",
@@ -109,27 +104,34 @@ class Graph:
         else:
             self._topology = make_topology(children, name)
         label = graph_label(name)
-        self._features = check_features(features, "vertex", self.num_vertices, label)
-        self._edge_features = check_features(edge_features, "edge", self.num_edges, label)
-        self._graph_features = check_features(graph_features, "graph", None, label)
-        # Names share one space, so that batch["x"] means one thing; equal schemas compare as
-        # plain tuples when graphs are collated.
+        given = (
+            check_features(features, "vertex", self.num_vertices, label),
+            check_features(edge_features, "edge", self.num_edges, label),
+            check_features(graph_features, "graph", None, label),
+        )
+        # Names share one space, so that batch["x"] means one thing; graphs of one schema share the
+        # object, so that batches need not compare them.
+        of_vertices, of_edges, of_graph = given
         self._schema: tuple[Any, ...] = _shared(
             (
-                _row_types(self._features),
-                _row_types(self._edge_features),
-                tuple(sorted((k, v.dtype.char, v.shape) for k, v in self._graph_features.items())),
+                _row_types(of_vertices),
+                _row_types(of_edges),
+                tuple(sorted((k, v.dtype.char, v.shape) for k, v in of_graph.items())),
             )
         )
-        self._columns = _columns(self._features), _columns(self._edge_features)
-        self._absent: frozenset[str] | None = None
-        names = [entry[0] for group in self._schema for entry in group]
+        names = names_of(self._schema)
         if len(set(names)) != len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise FeatureError(
                 f'{label}: "{twice}" names features of two kinds (vertex, edge, graph)',
                 hint="rename one of them",
             )
+        arrays = [group[name] for group in given for name in sorted(group)]
+        super().__init__(self._topology, arrays, self._schema)
+        found = dict(zip(names, self.views(arrays), strict=True))
+        self._features, self._edge_features, self._graph_features = (
+            MappingProxyType({name: found[name] for name in group}) for group in given
+        )
 
     @property
     def topology(self) -> EngineGraph:
@@ -164,12 +166,8 @@ class Graph:
 
     @property
     def absent(self) -> frozenset[str]:
-        """Int features that hold -1 somewhere; found at the first call."""
-        if self._absent is None:
-            groups = (self._features, self._edge_features, self._graph_features)
-            ints = ((k, v) for group in groups for k, v in group.items() if v.dtype == np.int32)
-            self._absent = _shared(frozenset(k for k, v in ints if v.size and v.min() < 0))
-        return self._absent
+        """Int features that hold -1 somewhere."""
+        return names_where(self._schema, self.absences)
 
     @property
     def num_vertices(self) -> int:
@@ -387,7 +385,7 @@ class Graph:
 
     def __repr__(self) -> str:
         name = f'"{self._name}", ' if self._name else ""
-        names = [entry[0] for group in self._schema for entry in group]
+        names = names_of(self._schema)
         features = f", features {', '.join(names)}" if names else ""
         return (
             f"Graph({name}{self.num_vertices} vertices, {self.num_edges} edges, "
@@ -395,11 +393,15 @@ class Graph:
         )
 
 
-# What a batch takes of a graph: its topology, schema and names of absent features (None: nobody
-# asked yet), and the columns of vertices and of edges, each by ascending name.
-parts_of: Callable[[Graph], tuple[Any, ...]] = attrgetter(
-    "_topology", "_schema", "_absent", "_columns"
-)
+def names_of(schema: tuple[Any, ...]) -> list[str]:
+    """The names of the features of a schema, in its order."""
+    return [entry[0] for group in schema for entry in group]
+
+
+def names_where(schema: tuple[Any, ...], chosen: Sequence[bool]) -> frozenset[str]:
+    """The names of the features of a schema that are chosen, each by its place there."""
+    where = zip(names_of(schema), chosen, strict=True)
+    return frozenset(name for name, is_chosen in where if is_chosen)
 
 
 def _rebuild(

@@ -43,11 +43,11 @@ class MergedBatch:
         if batch.num_edges and len(of_vertices) + len(of_edges) != len(names):
             known = ", ".join((*features.vertex, *features.edge))
             raise ValueError(f"{names} are not all features of vertices or edges: {known}")
-        graph, self._vertex, self._edge, self.distinct, self.copies, self.leaf = (
+        self.topology: _engine.GraphBatch
+        self.topology, self._vertex, self._edge, self.distinct, self.copies, self.leaf = (
             _engine.merge_copies(batch, of_vertices, of_edges, child_numbers)
         )
         self._child_numbers = child_numbers
-        self.topology: _engine.GraphBatch = _engine.collate([graph])
         self._schedules: dict[tuple[tuple[str, ...], bool], _engine.Schedule] = {}
         # What the engine has read, by name and type; see cavs.runtime.inputs.
         self.rows: dict[tuple[str, str], Array] = {}
@@ -61,8 +61,7 @@ class MergedBatch:
         """int32 [rows of a feature], for how many vertices or edges of the batch each stands."""
         if name in self._features.vertex:
             return self.copies
-        (graph,) = self.topology.graphs
-        arity = np.diff(np.asarray(graph.offsets)).astype(np.intp)
+        arity = np.diff(self.topology.offsets).astype(np.intp)
         found: Array = np.repeat(self.copies, arity)
         return found
 
@@ -93,8 +92,7 @@ class MergedBatch:
     def reads_per_product(self) -> float:
         """How often a product of a k-th child, k < ``child_numbers``, is read if those of leaves
         are made once for all parents."""
-        (graph,) = self.topology.graphs
-        arity = np.diff(np.asarray(graph.offsets))
+        arity = np.diff(self.topology.offsets)
         reads = int(np.minimum(arity, self._child_numbers).sum())
         bits = [self.leaf >> np.uint32(k) & np.uint32(1) for k in range(self._child_numbers)]
         of_leaves = sum(int(bit[arity > 0].sum()) for bit in bits)

@@ -151,9 +151,7 @@ def root_accuracy(
 def batch_roots(batch: Any) -> NDArray[np.int64]:
     """The vertices of a `GraphBatch` that no vertex gathers from, ascending."""
     is_root = np.ones(batch.num_vertices, dtype=np.bool_)
-    topology = batch.topology
-    for graph, first in zip(topology.graphs, topology.vertex_offsets[:-1], strict=True):
-        is_root[graph.children + first] = False
+    is_root[batch.topology.children] = False
     return np.flatnonzero(is_root)
 
 

@@ -44,6 +44,13 @@ auto view_of(Recycled<int32_t> T::* member) {
   };
 }
 
+auto of_all(Recycled<int32_t> Graph::* member) {
+  return [member](const py::object& self) {
+    const auto& values = (*self.cast<const GraphBatch&>().all).*member;
+    return view(values.data(), values.size(), self);
+  };
+}
+
 // Rows of a C-contiguous array of any dtype, one a vertex or edge.
 std::vector<FeatureColumn> columns(const std::vector<py::array>& arrays, int64_t rows,
                                    const char* name) {
@@ -57,36 +64,6 @@ std::vector<FeatureColumn> columns(const std::vector<py::array>& arrays, int64_t
     result.push_back({static_cast<const std::byte*>(array.data()),
                       rows == 0 ? 0 : bytes / static_cast<size_t>(rows)});
   }
-  return result;
-}
-
-// Rows of all arrays, one array after the other, as NumPy's own does: but that waits for the memory
-// of each of the many small arrays of a batch, and here all of it is asked for first.
-py::array joined_rows(const std::vector<py::array>& arrays) {
-  if (arrays.empty()) throw py::value_error("rows of no arrays");
-  const py::array& first = arrays.front();
-  if (first.dtype().attr("hasobject").cast<bool>()) {  // copies would not count as references
-    throw py::value_error("rows of Python objects");
-  }
-  const auto same = [&](const py::array& a) {
-    return a.flags() & py::array::c_style && a.ndim() == first.ndim() && a.ndim() > 0 &&
-           std::equal(a.shape() + 1, a.shape() + a.ndim(), first.shape() + 1) &&
-           (a.dtype().is(first.dtype()) || a.dtype().equal(first.dtype()));
-  };
-  std::vector<py::ssize_t> shape(first.shape(), first.shape() + first.ndim());
-  shape.front() = 0;
-  for (const py::array& a : arrays) {
-    if (!same(a)) throw py::value_error("arrays must be C-contiguous, of one dtype and row shape");
-    shape.front() += a.shape(0);
-    __builtin_prefetch(a.data());
-  }
-  py::array result(first.dtype(), shape);
-  auto* to = static_cast<std::byte*>(result.mutable_data());
-  for (const py::array& a : arrays) {
-    std::memcpy(to, a.data(), static_cast<size_t>(a.nbytes()));
-    to += a.nbytes();
-  }
-  result.attr("setflags")(py::arg("write") = false);
   return result;
 }
 
@@ -173,15 +150,32 @@ void bind_structures(py::module_& m) {
       .def_property_readonly("num_graphs", &GraphBatch::num_graphs)
       .def_property_readonly("num_vertices", &GraphBatch::num_vertices)
       .def_property_readonly("num_edges", &GraphBatch::num_edges)
-      .def_property_readonly("chains", &GraphBatch::chains)
-      .def_property_readonly("graphs", [](const GraphBatch& batch) { return batch.graphs; })
+      .def_property_readonly("chains", [](const GraphBatch& batch) { return batch.all->chains; })
+      .def_property_readonly("offsets", of_all(&Graph::offsets))
+      .def_property_readonly("children", of_all(&Graph::children))
+      .def_property_readonly(
+          "graphs",
+          [](const GraphBatch& batch) {
+            std::vector<std::shared_ptr<Graph>> graphs;
+            for (int32_t g = 0; g < batch.num_graphs(); ++g)
+              graphs.push_back(std::const_pointer_cast<Graph>(graph_of(batch, g)));
+            return graphs;
+          },
+          "Each by itself again.")
       .def_property_readonly("vertex_offsets", view_of(&GraphBatch::vertex_offsets))
       .def_property_readonly("edge_offsets", view_of(&GraphBatch::edge_offsets));
 
-  m.def("collate", &collate, py::arg("graphs"), py::call_guard<py::gil_scoped_release>(),
-        "Places graphs side by side; GraphError without any.");
-  m.def("joined_rows", &joined_rows, py::arg("arrays"),
-        "The rows of arrays of one dtype and row shape, one array after the other; read-only.");
+  m.def(
+      "collate",
+      [](const std::vector<std::shared_ptr<const Graph>>& graphs) {
+        std::vector<GraphView> views;
+        for (const auto& graph : graphs) {
+          if (!graph) throw GraphError("a batch holds graphs, found none in its list", -1);
+          views.push_back(view_of(*graph));
+        }
+        return graphs.size() == 1 ? batch_of(graphs.front()) : collate(views);
+      },
+      py::arg("graphs"), "Places graphs side by side; GraphError without any.");
   m.def(
       "merge_copies",
       [](const std::shared_ptr<const GraphBatch>& batch, const std::vector<py::array>& of_vertices,
@@ -197,14 +191,14 @@ void bind_structures(py::module_& m) {
           const py::gil_scoped_release release;
           merged = merge_copies(*batch, vertices, edges, child_numbers);
         }
-        return py::make_tuple(std::const_pointer_cast<Graph>(merged.graph),
+        return py::make_tuple(std::const_pointer_cast<GraphBatch>(merged.graph),
                               owned(std::move(merged.vertex)), owned(std::move(merged.edge)),
                               owned(std::move(merged.distinct)), owned(std::move(merged.copies)),
                               owned(std::move(merged.leaf)));
       },
       py::arg("batch").none(false), py::arg("of_vertices"), py::arg("of_edges"),
       py::arg("child_numbers") = 0,
-      "(graph of the distinct vertices, vertex, edge, distinct, copies, leaf), see "
+      "(the distinct vertices as a batch of one graph, vertex, edge, distinct, copies, leaf), see "
       "csrc/graph/merge.h.");
 }
 

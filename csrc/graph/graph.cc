@@ -179,33 +179,76 @@ std::shared_ptr<const Graph> reverse_graph(const Graph& graph) {
   return make_graph(std::move(offsets), std::move(parents));
 }
 
-bool GraphBatch::chains() const {
-  return std::all_of(graphs.begin(), graphs.end(), [](const auto& g) { return g->chains; });
+GraphView view_of(const Graph& graph) {
+  return {graph.num_vertices(), graph.num_edges(),    graph.num_levels,     graph.num_numbers,
+          graph.chains,         graph.children_first, graph.offsets.data(), graph.children.data(),
+          graph.level.data(),   graph.number.data()};
 }
 
-std::shared_ptr<const GraphBatch> collate(std::vector<std::shared_ptr<const Graph>> graphs) {
+std::shared_ptr<const GraphBatch> collate(const std::vector<GraphView>& graphs) {
   if (graphs.empty()) throw GraphError("a batch needs at least one graph, found none", -1);
   auto batch = std::make_shared<GraphBatch>();
   batch->vertex_offsets.reserve(graphs.size() + 1);
   batch->edge_offsets.reserve(graphs.size() + 1);
-  batch->vertex_offsets.push_back(0);
-  batch->edge_offsets.push_back(0);
   int64_t vertices = 0, edges = 0;
-  for (const auto& graph : graphs) {
-    if (graph == nullptr) throw GraphError("a batch holds graphs, found none in its list", -1);
-    vertices += graph->num_vertices();
-    edges += graph->num_edges();
+  const auto count = [&] {
+    batch->vertex_offsets.push_back(static_cast<int32_t>(vertices));
+    batch->edge_offsets.push_back(static_cast<int32_t>(edges));
+  };
+  count();
+  for (const GraphView& graph : graphs) {
+    vertices += graph.num_vertices;
+    edges += graph.num_edges;
     if (std::max(vertices, edges) > std::numeric_limits<int32_t>::max()) {
       throw GraphError(
           "a batch holds at most 2147483647 vertices and as many edges, found more; "
           "use a smaller batch",
           -1);
     }
-    batch->vertex_offsets.push_back(static_cast<int32_t>(vertices));
-    batch->edge_offsets.push_back(static_cast<int32_t>(edges));
+    count();
   }
-  batch->graphs = std::move(graphs);
+  const auto whole = std::make_shared<Graph>();
+  Graph& all = *whole;
+  all.offsets.resize(vertices + 1);
+  all.children.resize(edges);
+  all.level.resize(vertices);
+  all.number.resize(vertices);
+  all.chains = all.children_first = true;
+  for (size_t g = 0; g < graphs.size(); ++g) {
+    const GraphView& graph = graphs[g];
+    const int32_t vertex = batch->vertex_offsets[g], edge = batch->edge_offsets[g];
+    int32_t *const offsets = all.offsets.data() + vertex, *const below = all.children.data() + edge;
+    for (int32_t v = 0; v < graph.num_vertices; ++v) offsets[v] = edge + graph.offsets[v];
+    for (int32_t e = 0; e < graph.num_edges; ++e) below[e] = vertex + graph.children[e];
+    std::copy_n(graph.level, graph.num_vertices, all.level.data() + vertex);
+    std::copy_n(graph.number, graph.num_vertices, all.number.data() + vertex);
+    all.num_levels = std::max(all.num_levels, graph.num_levels);
+    all.num_numbers = std::max(all.num_numbers, graph.num_numbers);
+    all.chains &= graph.chains;
+    all.children_first &= graph.children_first;
+  }
+  all.offsets[vertices] = static_cast<int32_t>(edges);
+  batch->all = whole;
   return batch;
+}
+
+std::shared_ptr<const GraphBatch> batch_of(std::shared_ptr<const Graph> graph) {
+  auto batch = std::make_shared<GraphBatch>();
+  batch->vertex_offsets = {0, graph->num_vertices()};
+  batch->edge_offsets = {0, graph->num_edges()};
+  batch->all = std::move(graph);
+  return batch;
+}
+
+std::shared_ptr<const Graph> graph_of(const GraphBatch& batch, int32_t g) {
+  const auto part = [](const Recycled<int32_t>& of, int32_t begin, int32_t end, int32_t less) {
+    Recycled<int32_t> found(of.begin() + begin, of.begin() + end);
+    for (int32_t& x : found) x -= less;
+    return found;
+  };
+  const int32_t vertex = batch.vertex_offsets[g], edge = batch.edge_offsets[g];
+  return make_graph(part(batch.all->offsets, vertex, batch.vertex_offsets[g + 1] + 1, edge),
+                    part(batch.all->children, edge, batch.edge_offsets[g + 1], vertex));
 }
 
 }  // namespace cavs

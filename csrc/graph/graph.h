@@ -44,17 +44,28 @@ void number_children(Graph* graph);
 // Every edge turned round: children become parents. Order: by the original parent, then position.
 std::shared_ptr<const Graph> reverse_graph(const Graph& graph);
 
-// Several graphs side by side; vertex ids are shifted by the sizes of the graphs before.
+// What a batch reads of a graph, wherever that keeps it.
+struct GraphView {
+  int32_t num_vertices, num_edges, num_levels, num_numbers;
+  bool chains, children_first;
+  const int32_t *offsets, *children, *level;
+  const uint8_t* number;
+};
+GraphView view_of(const Graph& graph);
+
+// Several graphs side by side, as one: vertex ids are shifted by the sizes of the graphs before.
 struct GraphBatch {
-  std::vector<std::shared_ptr<const Graph>> graphs;
+  std::shared_ptr<const Graph> all;
   Recycled<int32_t> vertex_offsets;  // num_graphs + 1
   Recycled<int32_t> edge_offsets;    // num_graphs + 1
-  int32_t num_graphs() const { return static_cast<int32_t>(graphs.size()); }
-  int32_t num_vertices() const { return vertex_offsets.back(); }
-  int32_t num_edges() const { return edge_offsets.back(); }
-  bool chains() const;  // all graphs are
+  int32_t num_graphs() const { return static_cast<int32_t>(vertex_offsets.size()) - 1; }
+  int32_t num_vertices() const { return all->num_vertices(); }
+  int32_t num_edges() const { return all->num_edges(); }
 };
 
-std::shared_ptr<const GraphBatch> collate(std::vector<std::shared_ptr<const Graph>> graphs);
+std::shared_ptr<const GraphBatch> collate(const std::vector<GraphView>& graphs);
+std::shared_ptr<const GraphBatch> batch_of(std::shared_ptr<const Graph> graph);  // of one
+// Graph g of a batch, by itself.
+std::shared_ptr<const Graph> graph_of(const GraphBatch& batch, int32_t g);
 
 }  // namespace cavs

@@ -80,33 +80,32 @@ class Merging {
     while (size < 2 * n) size *= 2;
     table_.resize(size);
     first_parent_.assign(n, -1);
-    graph_->children_first = true;
-    graph_->offsets.resize(n + 1);
-    graph_->offsets[0] = 0;
-    graph_->level.resize(n);
+    Graph& graph = *graph_;
+    graph.children_first = true;
+    graph.offsets.resize(n + 1);
+    graph.offsets[0] = 0;
+    graph.level.resize(n);
     for (auto* values : {&merged_.distinct, &merged_.vertex, &merged_.copies}) values->resize(n);
     merged_.leaf.resize(n);
-    graph_->children.resize(batch.num_edges());
+    graph.children.resize(batch.num_edges());
     merged_.edge.resize(batch.num_edges());
   }
 
   MergedGraph run() {
     const bool plain = vertices_.exact && of_edges_.empty();
     const auto [count, edges] = plain ? walk<true>() : walk<false>();
-    graph_->offsets.resize(count + 1);
-    for (auto* values : {&graph_->level, &merged_.vertex, &merged_.copies}) values->resize(count);
+    Graph& graph = *graph_;
+    graph.offsets.resize(count + 1);
+    for (auto* values : {&graph.level, &merged_.vertex, &merged_.copies}) values->resize(count);
     merged_.leaf.resize(count);
-    for (auto* values : {&graph_->children, &merged_.edge}) values->resize(edges);
-    number_children(graph_.get());
-    merged_.graph = std::move(graph_);
+    for (auto* values : {&graph.children, &merged_.edge}) values->resize(edges);
+    graph.num_levels = batch_.all->num_levels;
+    number_children(&graph);
+    merged_.graph = batch_of(std::move(graph_));
     return std::move(merged_);
   }
 
  private:
-  struct At {
-    const Graph& graph;
-    int32_t vertex, edge;  // its first ones in the batch
-  };
   struct Slot {
     uint32_t tag = 0;      // the other half of the hash
     int32_t vertices = 0;  // distinct ones up to that of the slot; 0 if it is free
@@ -124,57 +123,58 @@ class Merging {
   // vertices, and of their edges.
   template <bool plain>
   std::pair<int32_t, int32_t> walk() {
-    Found found{graph_->offsets.data(), graph_->children.data(), graph_->level.data(),
-                merged_.vertex.data(),  merged_.edge.data(),     merged_.copies.data(),
-                first_parent_.data(),   merged_.leaf.data()};
-    for (int32_t g = 0; g < batch_.num_graphs(); ++g) {
-      const Graph& graph = *batch_.graphs[g];
-      const At at{graph, batch_.vertex_offsets[g], batch_.edge_offsets[g]};
-      note_uses(graph);
-      const int32_t* const order = graph.children_first ? nullptr : by_level(graph);
-      for (int32_t i = 0; i < graph.num_vertices(); ++i)
-        visit<plain>(at, order ? order[i] : i, found);
-      graph_->num_levels = std::max(graph_->num_levels, graph.num_levels);
-    }
+    Graph& graph = *graph_;
+    Found found{graph.offsets.data(),  graph.children.data(), graph.level.data(),
+                merged_.vertex.data(), merged_.edge.data(),   merged_.copies.data(),
+                first_parent_.data(),  merged_.leaf.data()};
+    note_uses();
+    const int32_t* const order = batch_.all->children_first ? nullptr : by_level();
+    for (int32_t i = 0; i < batch_.num_vertices(); ++i) visit<plain>(order ? order[i] : i, found);
     return {found.count, found.edges};
   }
 
   // Bit k of a vertex's mask: it is the k-th child of another.
-  void note_uses(const Graph& graph) {
-    uses_.assign(graph.num_vertices(), 0);
-    for (int32_t v = 0; child_numbers_ > 0 && v < graph.num_vertices(); ++v) {
-      const int32_t begin = graph.offsets[v];
-      const int32_t end = std::min(graph.offsets[v + 1], begin + child_numbers_);
-      for (int32_t e = begin; e < end; ++e) uses_[graph.children[e]] |= uint32_t{1} << (e - begin);
+  void note_uses() {
+    const Graph& all = *batch_.all;
+    uses_.assign(all.num_vertices(), 0);
+    for (int32_t v = 0; child_numbers_ > 0 && v < all.num_vertices(); ++v) {
+      const int32_t begin = all.offsets[v];
+      const int32_t end = std::min(all.offsets[v + 1], begin + child_numbers_);
+      for (int32_t e = begin; e < end; ++e) uses_[all.children[e]] |= uint32_t{1} << (e - begin);
     }
   }
 
-  // A graph's vertices by level, inside a level by number.
-  const int32_t* by_level(const Graph& graph) {
-    Recycled<int32_t> next(graph.num_levels + 1, 0);
-    for (const int32_t level : graph.level) ++next[level + 1];
-    for (size_t i = 1; i < next.size(); ++i) next[i] += next[i - 1];
-    order_.resize(graph.level.size());
-    for (int32_t v = 0; v < graph.num_vertices(); ++v) order_[next[graph.level[v]]++] = v;
+  // The vertices of each graph by level, inside a level by number.
+  const int32_t* by_level() {
+    const Graph& all = *batch_.all;
+    order_.resize(all.level.size());
+    Recycled<int32_t> next;
+    for (int32_t g = 0; g < batch_.num_graphs(); ++g) {
+      const int32_t begin = batch_.vertex_offsets[g], end = batch_.vertex_offsets[g + 1];
+      const auto level = all.level.begin();
+      next.assign(*std::max_element(level + begin, level + end) + 2, 0);
+      for (int32_t v = begin; v < end; ++v) ++next[all.level[v] + 1];
+      for (size_t i = 1; i < next.size(); ++i) next[i] += next[i - 1];
+      for (int32_t v = begin; v < end; ++v) order_[begin + next[all.level[v]]++] = v;
+    }
     return order_.data();
   }
 
   template <bool plain>
-  void visit(const At& at, int32_t local, Found& found) {
-    const int32_t v = at.vertex + local, begin = at.graph.offsets[local];
-    const int32_t arity = at.graph.offsets[local + 1] - begin;
-    const int32_t edge = at.edge + begin;  // its first, in the batch
-    const uint32_t uses = arity == 0 ? uses_[local] : 0;
+  void visit(int32_t v, Found& found) {
+    const Graph& all = *batch_.all;
+    const int32_t edge = all.offsets[v], arity = all.offsets[v + 1] - edge;
+    const uint32_t uses = arity == 0 ? uses_[v] : 0;
     int32_t* const distinct = merged_.distinct.data();
-    const int32_t* const below = at.graph.children.data() + begin;
+    const int32_t* const below = all.children.data() + edge;
     // Its children among the distinct vertices stand where they stay if it is new.
     int32_t* const children = found.children + found.edges;
-    for (int32_t i = 0; i < arity; ++i) children[i] = distinct[at.vertex + below[i]];
+    for (int32_t i = 0; i < arity; ++i) children[i] = distinct[below[i]];
     if (arity > 0) {  // most are the first parent of their first child, and need no hash
       int32_t& parent = found.first_parent[children[0]];
       if (parent < 0) {
         parent = distinct[v] = found.count;
-        add(found, v, edge, arity, uses, at.graph.level[local]);
+        add(found, v, edge, arity, uses, all.level[v]);
         return;
       }
       if (same<plain>(found, parent, v, edge, arity, uses)) {
@@ -193,7 +193,7 @@ class Merging {
     for (size_t slot = hash & last;; slot = (slot + 1) & last) {
       const Slot there = table_[slot];
       if (there.vertices == 0) {
-        add(found, v, edge, arity, uses, at.graph.level[local]);
+        add(found, v, edge, arity, uses, all.level[v]);
         table_[slot] = {tag, found.count};
         distinct[v] = found.count - 1;
         return;
@@ -258,7 +258,7 @@ class Merging {
   Recycled<Slot> table_;            // open addressing, at most half full; without first parents
   Recycled<int32_t> first_parent_;  // distinct vertex -> the first whose first child it is, or -1
   Recycled<int32_t> order_;
-  Recycled<uint32_t> uses_;  // of the vertices of the graph at hand
+  Recycled<uint32_t> uses_;  // of each vertex
 };
 
 }  // namespace

@@ -10,54 +10,6 @@
 namespace cavs {
 namespace {
 
-// The graphs of a batch side by side as one: CSR, levels and numbers by the vertices of the batch.
-struct Structure {
-  explicit Structure(const GraphBatch& batch)
-      : num_vertices(batch.num_vertices()), num_edges(batch.num_edges()) {
-    for (const auto& graph : batch.graphs) {
-      num_levels = std::max(num_levels, graph->num_levels);
-      num_numbers = std::max(num_numbers, graph->num_numbers);
-    }
-    if (batch.num_graphs() == 1) {
-      const Graph& graph = *batch.graphs.front();
-      offsets = graph.offsets.data();
-      children = graph.children.data();
-      level = graph.level.data();
-      number = graph.number.data();
-      return;
-    }
-    own_numbers_.resize(num_vertices);
-    own_.resize(2 * size_t(num_vertices) + 1 + num_edges);
-    int32_t *const first = own_.data(), *const below = first + num_vertices + 1;
-    int32_t* const levels = below + num_edges;
-    for (int32_t g = 0; g < batch.num_graphs(); ++g) {
-      const Graph& graph = *batch.graphs[g];
-      const int32_t vertex = batch.vertex_offsets[g], edge = batch.edge_offsets[g];
-      for (int32_t v = 0; v < graph.num_vertices(); ++v)
-        first[vertex + v] = edge + graph.offsets[v];
-      for (int32_t e = 0; e < graph.num_edges(); ++e) below[edge + e] = vertex + graph.children[e];
-      std::copy(graph.level.begin(), graph.level.end(), levels + vertex);
-      std::copy(graph.number.begin(), graph.number.end(), own_numbers_.data() + vertex);
-    }
-    first[num_vertices] = num_edges;
-    offsets = first;
-    children = below;
-    level = levels;
-    number = own_numbers_.data();
-  }
-
-  Structure(const Structure&) = delete;  // what it points to is its own, or the batch's
-  Structure& operator=(const Structure&) = delete;
-
-  int32_t num_vertices, num_edges, num_levels = 0, num_numbers = 1;
-  const int32_t *offsets, *children, *level;
-  const uint8_t* number;
-
- private:
-  Recycled<int32_t> own_;  // where the batch has several graphs
-  Recycled<uint8_t> own_numbers_;
-};
-
 // Numbers the kinds of a batch by first occurrence.
 class KindTable {
  public:
@@ -107,10 +59,10 @@ struct Kinds {
   std::vector<uint64_t> keys;
 };
 
-Kinds classify(const Structure& in, const uint32_t* presence) {
-  Kinds kinds{Recycled<int32_t>(in.num_vertices), {}, {}};
+Kinds classify(const Graph& in, const uint32_t* presence) {
+  Kinds kinds{Recycled<int32_t>(in.num_vertices()), {}, {}};
   KindTable table;
-  for (int32_t v = 0; v < in.num_vertices; ++v) {
+  for (int32_t v = 0; v < in.num_vertices(); ++v) {
     kinds.of_vertex[v] = table.id(presence ? presence[v] : 0, in.offsets[v + 1] > in.offsets[v]);
   }
   kinds.order = table.sorted();
@@ -121,8 +73,8 @@ Kinds classify(const Structure& in, const uint32_t* presence) {
 // Fills order and row: by kind, inside a kind by level, and then by number if that is asked for, by
 // counting. At once, unless there are so many kinds, levels and numbers that the work would not be
 // linear.
-void sort_vertices(const Structure& in, const Kinds& kinds, bool by_number, Schedule* schedule) {
-  const auto n = static_cast<size_t>(in.num_vertices);
+void sort_vertices(const Graph& in, const Kinds& kinds, bool by_number, Schedule* schedule) {
+  const auto n = static_cast<size_t>(in.num_vertices());
   const size_t levels = in.num_levels, num_kinds = kinds.keys.size();
   const size_t numbers = by_number ? in.num_numbers : 1;
   const auto number = [&](size_t v) { return by_number ? static_cast<size_t>(in.number[v]) : 0; };
@@ -162,8 +114,8 @@ void sort_vertices(const Structure& in, const Kinds& kinds, bool by_number, Sche
   }
 }
 
-void place_edges(const Structure& in, Schedule* schedule) {
-  const int32_t n = in.num_vertices, m = in.num_edges;
+void place_edges(const Graph& in, Schedule* schedule) {
+  const int32_t n = in.num_vertices(), m = in.num_edges();
   auto& offsets = schedule->edge_offsets;
   offsets.resize(n + 1);
   for (auto* values : {&schedule->edge_order, &schedule->child, &schedule->parent}) {
@@ -200,8 +152,8 @@ void invert_children(Schedule* schedule) {
   for (int32_t e = 0; e < m; ++e) schedule->out_edges[next[schedule->child[e]]++] = e;
 }
 
-void cut_tasks(const Structure& in, const Kinds& kinds, Schedule* schedule) {
-  const int32_t n = in.num_vertices;
+void cut_tasks(const Graph& in, const Kinds& kinds, Schedule* schedule) {
+  const int32_t n = in.num_vertices();
   const auto& edge_offsets = schedule->edge_offsets;
   std::vector<BatchTask> by_kind;  // ascending (kind, level), as the rows are
   Recycled<int32_t> level_next(in.num_levels, 0);
@@ -283,14 +235,14 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
                                               const uint32_t* presence,
                                               const MergedFrom& merged_from, bool by_number) {
   auto schedule = std::make_shared<Schedule>();
-  const Structure in(*batch);
+  const Graph& in = *batch->all;
   const Kinds kinds = classify(in, presence);
-  schedule->batch = std::move(batch);
   schedule->num_levels = in.num_levels;
   sort_vertices(in, kinds, by_number, schedule.get());
   place_edges(in, schedule.get());
   invert_children(schedule.get());
   cut_tasks(in, kinds, schedule.get());
+  schedule->batch = std::move(batch);
   // A graph's vertices are contiguous ids, so its rows stand in `row` one after the other.
   schedule->graphs = merged_from.graphs ? merged_from.graphs : schedule->batch;
   schedule->graph_offsets = schedule->graphs->vertex_offsets;
@@ -417,18 +369,16 @@ const int32_t* Schedule::graph_ends(bool leaves) const {
   if (it == derived_.end()) {
     Recycled<int32_t> made;  // kept when it is whole: memory may end before
     Recycled<int32_t> rows;
-    std::vector<char> inside;  // no end
+    const Graph& all = *graphs->all;
+    std::vector<char> inside(graph_rows.size(), 0);  // no end
+    for (int32_t v = 0; v < all.num_vertices(); ++v) {
+      for (int32_t e = all.offsets[v]; e < all.offsets[v + 1]; ++e)
+        inside[leaves ? v : all.children[e]] = 1;
+    }
     for (int32_t g = 0; g < num_graphs(); ++g) {
-      const Graph& graph = *graphs->graphs[g];
-      inside.assign(graph.num_vertices(), 0);
-      for (int32_t v = 0; v < graph.num_vertices(); ++v) {
-        for (int32_t e = graph.offsets[v]; e < graph.offsets[v + 1]; ++e) {
-          inside[leaves ? v : graph.children[e]] = 1;
-        }
-      }
       made.push_back(static_cast<int32_t>(rows.size()));
-      for (int32_t v = 0; v < graph.num_vertices(); ++v) {
-        if (!inside[v]) rows.push_back(graph_rows[graph_offsets[g] + v]);
+      for (int32_t v = graph_offsets[g]; v < graph_offsets[g + 1]; ++v) {
+        if (!inside[v]) rows.push_back(graph_rows[v]);
       }
     }
     made.push_back(static_cast<int32_t>(rows.size()));

@@ -276,8 +276,15 @@ def test_bad_arguments():
         _engine.make_schedule(batch).nth_child(-1)
     with pytest.raises(ValueError, match="one dimension"):
         _engine.Graph(np.zeros((1, 2), np.int32), np.zeros(0, np.int32))
-    with pytest.raises(ValueError, match="rows of Python objects"):
-        _engine.joined_rows([np.array([None, None])])
+    with pytest.raises(ValueError, match="int32 or float32"):
+        _engine.Sample(Graph.chain(3).topology, [np.array([None, None])], None)
+    one = Graph.chain(3, features={"a": [1, 2, 3]})
+    with pytest.raises(ValueError, match="not its features"):
+        one.views([])
+    with pytest.raises(ValueError, match="samples of unlike features"):
+        _engine.collate_samples([one, Graph.chain(3)], ([one.features["a"]], [], []), alike=True)
+    with pytest.raises(ValueError, match="feature 0 has rows of unlike sizes"):
+        _engine.collate_samples([one], ([np.zeros((3, 2), np.int32)], [], []))
 
 
 def test_threads_share_derived_arrays():
