@@ -187,8 +187,9 @@ def _collated(
     found = _engine.collate_samples(graphs, _arrays(first)) if type(first) is Graph else None
     if found is None:
         _require_graphs(graphs)
-        graphs = _agree(graphs, label)
-        first = graphs[0]
+        if any(graph.schema != first.schema for graph in graphs):
+            graphs = _agree(graphs, label)
+            first = graphs[0]
         found = _engine.collate_samples(graphs, _arrays(first), alike=True)
         assert found is not None
     topology, joined, absent = found
@@ -229,7 +230,7 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
     others, and may leave the feature out. The order of the names does not matter either.
     """
     # name -> (kind, dtype, row shape), and the graph that brought it
-    brought: dict[str, tuple[tuple[str, str, tuple[int, ...]], int]] = {}
+    brought: dict[str, tuple[_Spec, int]] = {}
     idle = dict(brought)  # what graphs without edges say of edges
     names: list[set[str]] = []
     for i, graph in enumerate(graphs):
@@ -242,23 +243,21 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
                     continue
                 there, j = brought.setdefault(name, (here, i))
                 if there != here:
-                    raise FeatureError(
-                        f'feature "{name}" differs: {_words(there)} in {label(j)}, '
-                        f"{_words(here)} in {label(i)}",
-                        hint="give it in all graphs alike, "
-                        + ("rows of one shape" if there[:2] == here[:2] else _AS_FLOATS),
-                    )
+                    raise _differs(name, (there, j), (here, i), label)
+    for name, empty in idle.items():  # nothing has no type, but is of edges
+        found = brought.get(name, empty)
+        if found[0][0] != "edge":
+            raise _differs(name, found, empty, label)
     if not any(graph.num_edges for graph in graphs):
         brought = {**idle, **brought}
     of_edges = {name for name, ((kind, *_), _) in brought.items() if kind == "edge"}
     names = [
-        found if graph.num_edges else found | of_edges
-        for graph, found in zip(graphs, names, strict=True)
+        own if graph.num_edges else own | of_edges for graph, own in zip(graphs, names, strict=True)
     ]
-    for i, found in enumerate(names):
-        if found != names[0]:
-            name = sorted(found ^ names[0])[0]
-            has, lacks = (i, 0) if name in found else (0, i)
+    for i, own in enumerate(names):
+        if own != names[0]:
+            name = sorted(own ^ names[0])[0]
+            has, lacks = (i, 0) if name in own else (0, i)
             raise FeatureError(
                 f'feature "{name}" is in {label(has)}, but not in {label(lacks)}',
                 hint="graphs of a batch need the same features; -1 says absent at a vertex",
@@ -266,9 +265,25 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
     return [_with_dtypes(graph, brought) for graph in graphs]
 
 
-def _with_dtypes(
-    graph: Graph, brought: Mapping[str, tuple[tuple[str, str, tuple[int, ...]], int]]
-) -> Graph:
+_Spec = tuple[str, str, tuple[int, ...]]
+
+
+def _differs(
+    name: str, one: tuple[_Spec, int], other: tuple[_Spec, int], label: Callable[[int], str]
+) -> FeatureError:
+    """A feature that two graphs have, each by its number, but not alike."""
+    (there, j), (here, i) = one, other
+    if there[0] != here[0]:
+        cure = "features of one kind"
+    else:
+        cure = "rows of one shape" if there[:2] == here[:2] else _AS_FLOATS
+    return FeatureError(
+        f'feature "{name}" differs: {_words(there)} in {label(j)}, {_words(here)} in {label(i)}',
+        hint=f"give it in all graphs alike, {cure}",
+    )
+
+
+def _with_dtypes(graph: Graph, brought: Mapping[str, tuple[_Spec, int]]) -> Graph:
     if graph.num_edges:
         return graph
     empty = dict.fromkeys(graph.edge_features, np.zeros(0, np.int32))
@@ -286,6 +301,6 @@ def _with_dtypes(
     )
 
 
-def _words(spec: tuple[str, str, tuple[int, ...]]) -> str:
+def _words(spec: _Spec) -> str:
     kind, dtype, shape = spec
     return f"{np.dtype(dtype)} {kind} rows of shape {shape}"

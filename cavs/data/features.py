@@ -135,12 +135,12 @@ def _integers(array: Array, kind: FeatureKind, what: str) -> Array:
                 hint="number what occurs from 0, as cavs.data.Vocabulary does; give numbers that "
                 "are no indices as floats",
             )
-    return array.astype(np.int32)
+    return array.astype(np.int32, order="C")
 
 
 def _floats(array: Array, kind: FeatureKind, what: str) -> Array:
     with np.errstate(over="ignore"):
-        narrow = array.astype(np.float32)
+        narrow = array.astype(np.float32, order="C")
     wrong = ~np.isfinite(narrow)
     if wrong.any():
         found = array[wrong][0]
@@ -153,20 +153,8 @@ def _floats(array: Array, kind: FeatureKind, what: str) -> Array:
     return narrow
 
 
-def check_feature(
-    name: str, values: ArrayLike, kind: FeatureKind, rows: int | None, label: str
-) -> Array:
-    """A feature as a read-only int32 or float32 copy.
-
-    ``rows``: the length it must have, None for a feature of the graph itself, which is one row.
-    Raises FeatureError, naming ``label`` (the graph), the feature and the first bad row.
-    """
-    what = f'{label}: {kind} feature "{name}"'
-    if isinstance(values, np.ma.MaskedArray) and values.mask.any():  # NumPy drops the mask
-        raise FeatureError(
-            f"{what} is masked{_first(np.atleast_1d(values.mask), kind)}",
-            hint="fill it, integers by -1, which says absent: values.filled(-1)",
-        )
+def numbers(values: ArrayLike, what: str) -> Array:
+    """``values`` as an array. FeatureError where they are no numbers, or rows of unlike lengths."""
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -179,6 +167,24 @@ def check_feature(
             f"{what} needs integers, booleans or floats, found dtype {array.dtype}",
             hint="cavs.data.Vocabulary turns strings into indices",
         )
+    return array
+
+
+def check_feature(
+    name: str, values: ArrayLike, kind: FeatureKind, rows: int | None, label: str
+) -> Array:
+    """A feature as a read-only int32 or float32 copy, C-contiguous.
+
+    ``rows``: the length it must have, None for a feature of the graph itself, which is one row.
+    Raises FeatureError, naming ``label`` (the graph), the feature and the first bad row.
+    """
+    what = f'{label}: {kind} feature "{name}"'
+    if isinstance(values, np.ma.MaskedArray) and values.mask.any():  # NumPy drops the mask
+        raise FeatureError(
+            f"{what} is masked{_first(np.atleast_1d(values.mask), kind)}",
+            hint="fill it, integers by -1, which says absent: values.filled(-1)",
+        )
+    array = numbers(values, what)
     if rows is not None and (array.ndim == 0 or array.shape[0] != rows):
         found = "a single number" if array.ndim == 0 else f"{array.shape[0]} rows"
         raise FeatureError(

@@ -47,7 +47,7 @@ def _check_count(count: object, what: str, name: str) -> None:
 
 @lru_cache(1024)
 def _shared(value: Any) -> Any:
-    """One object for all equal values: a batch reads, and compares, that of every graph."""
+    """One object for all equal values, or nearly all: batches compare objects first."""
     return value
 
 
@@ -98,6 +98,10 @@ class Graph(_engine.Sample):
                 f"the name of a graph is a text, found {name!r:.80}",
                 hint=f"name={str(name)!r:.80}, or leave it out",
             )
+        if hasattr(self, "_topology"):  # which batches, and the engine, may know already
+            raise graph_error(
+                name, "a graph cannot be changed", hint="make another one: Graph(...)"
+            )
         self._name = name
         if isinstance(children, EngineGraph):
             self._topology = children
@@ -109,8 +113,7 @@ class Graph(_engine.Sample):
             check_features(edge_features, "edge", self.num_edges, label),
             check_features(graph_features, "graph", None, label),
         )
-        # Names share one space, so that batch["x"] means one thing; graphs of one schema share the
-        # object, so that batches need not compare them.
+        # Names share one space, so that batch["x"] means one thing.
         of_vertices, of_edges, of_graph = given
         self._schema: tuple[Any, ...] = _shared(
             (

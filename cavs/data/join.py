@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs.data.features import Array
+from cavs.data.features import Array, numbers
 from cavs.data.graph import Graph
 from cavs.errors import FeatureError, GraphError
 
@@ -95,7 +95,7 @@ def _stacked(
         shape = (rows, *last.shape[1:])
         more = np.full(shape, -1 if last.dtype == np.int32 else 0.0, last.dtype)
         if key in given:
-            row = np.asarray(given[key])
+            row = numbers(given[key], f"{label}: {kind} feature {key!r}")
             if row.shape not in (shape, shape[1:] if rows == 1 else shape):
                 raise FeatureError(
                     f"{label}: {kind} feature {key!r} has the shape {row.shape}, the "

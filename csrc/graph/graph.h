@@ -11,7 +11,7 @@
 
 namespace cavs {
 
-// One sample's structure in CSR form: vertex v gathers from
+// A structure in CSR form, of one sample or of a batch: vertex v gathers from
 // children[offsets[v] .. offsets[v + 1]), in order. Immutable once built.
 struct Graph {
   Recycled<int32_t> offsets;   // num_vertices + 1

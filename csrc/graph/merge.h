@@ -18,7 +18,7 @@ struct FeatureColumn {
 
 // The distinct vertices of a batch as one graph; a distinct vertex stands for all its copies.
 struct MergedGraph {
-  std::shared_ptr<const GraphBatch> graph;  // one, children first, of a level as in the batch
+  std::shared_ptr<const GraphBatch> graph;  // one; children first
   Recycled<int32_t> vertex;                 // distinct vertex -> its first copy in the batch
   Recycled<int32_t> edge;                   // edge of graph -> that of the first copy, in the batch
   Recycled<int32_t> distinct;               // vertex of the batch -> distinct vertex

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavs.data import FeatureSpec, Graph, batch
+from cavs.data.graph import _shared
 from cavs.errors import FeatureError
 
 
@@ -109,6 +110,26 @@ def test_features_that_disagree_name_both_graphs(other, message):
 def test_a_feature_of_another_kind():
     with pytest.raises(FeatureError, match=r"int32 vertex rows.*int32 graph rows"):
         batch([Graph([[]], {"y": [1]}), Graph([[]], graph_features={"y": 1})])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("features", ["features", "graph_features"])
+def test_a_feature_of_edges_in_a_graph_without_any(features, turned):
+    empty = Graph([[]], edge_features={"x": np.zeros(0, np.int32)})
+    other = Graph([[], [0], [0], [1, 2]], **{features: {"x": [10, 11, 12, 13]}})
+    graphs = [other, empty] if turned else [empty, other]
+    with pytest.raises(FeatureError, match=r'feature "x" differs: int32 \w+ rows.*int32 edge rows'):
+        batch(graphs)
+
+
+def test_schemas_that_are_equal_but_not_the_same():
+    one = Graph([[], [0]], {"a": [1, 2], "b": [[1.0], [2.0]]})
+    _shared.cache_clear()
+    other = Graph([[]], {"b": [[3.0]], "a": [-1]})
+    assert one.schema == other.schema and one.schema is not other.schema
+    both = batch([one, other])
+    assert both["a"].tolist() == [1, 2, -1] and both["b"].tolist() == [[1], [2], [3]]
+    assert both.feature_schema()["a"].has_absent and not both["b"].flags.writeable
 
 
 def test_bad_requests():

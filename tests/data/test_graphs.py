@@ -6,7 +6,7 @@ import pytest
 from dags import child_lists, naive_levels
 from hypothesis import given
 
-from cavs.data import AST_TYPES, Graph
+from cavs.data import AST_TYPES, Graph, batch
 from cavs.errors import FeatureError, GraphError
 
 
@@ -207,6 +207,32 @@ def test_features_are_converted_and_read_only():
         graph.features["new"] = given_values
     with pytest.raises(AttributeError):
         graph.name = "other"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(6.0).reshape(2, 3).T,
+        np.asfortranarray(np.arange(6).reshape(3, 2)),
+        np.broadcast_to(np.float32([1, 2]), (3, 2)),
+        np.arange(24.0).reshape(3, 4, 2).swapaxes(1, 2),
+        np.arange(9)[::-3],
+        np.zeros((3, 0)),
+    ],
+)
+def test_features_in_any_order_of_memory(values):
+    graph = Graph([[], [0], [0, 1]], {"v": values}, {"e": values}, graph_features={"g": values})
+    assert batch([graph, graph])["v"].tolist() == [*values.tolist()] * 2
+    for name in ("e", "g"):
+        assert batch([graph])[name].reshape(values.shape).tolist() == values.tolist()
+    assert batch([graph, graph])["g"].tolist() == [values.tolist()] * 2
+
+
+def test_a_graph_is_made_once():
+    graph = Graph([[], [0]], {"a": [1, 2]})
+    with pytest.raises(GraphError, match="cannot be changed"):
+        graph.__init__([[]], {"b": [1.5]})
+    assert graph.features["a"].tolist() == [1, 2] and graph.num_vertices == 2
 
 
 @pytest.mark.parametrize(

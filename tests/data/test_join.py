@@ -70,6 +70,8 @@ def test_without_edges():
         (([TREE], {"word": 1}), FeatureError, r"'word' is given, but .*\['token', 'x'\]"),
         (([TREE], {"x": 1.0}), FeatureError, r"shape \(\), the 1 new row needs \(1, 2\)"),
         (([DAG], {}, {"r": [1]}), FeatureError, r"shape \(1,\), the 3 new rows need \(3,\)"),
+        (([TREE], {"x": [[1.0], [1, 2]]}), FeatureError, "'x' has rows of unequal length"),
+        (([TREE], {"token": "a"}), FeatureError, "'token' needs integers, booleans or floats"),
         (([TREE], {"token": 7.0}), FeatureError, "'token' holds integers, and is given float64"),
         (([TREE], {"token": -2}), FeatureError, 'vertex feature "token" holds -2 at vertex 3'),
     ],
