@@ -17,6 +17,7 @@ from cavs.data.merge import MergedBatch
 from cavs.errors import FeatureError, NoAttributeError, user_line
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
+_Spec = tuple[str, str, tuple[int, ...]]  # of a feature: kind, dtype, shape of a row
 _KINDS: tuple[FeatureKind, ...] = ("vertex", "edge", "graph")
 _AS_FLOATS = "such as np.asarray(values, np.float32)"
 _IDS = "ids are places in the data set, as range(len(graphs)); without them graphs count from 0"
@@ -229,7 +230,7 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
     Nothing has no dtype of its own, so a graph without edges takes the dtype and shape of the
     others, and may leave the feature out. The order of the names does not matter either.
     """
-    # name -> (kind, dtype, row shape), and the graph that brought it
+    # by name, and the graph that brought it
     brought: dict[str, tuple[_Spec, int]] = {}
     idle = dict(brought)  # what graphs without edges say of edges
     names: list[set[str]] = []
@@ -263,9 +264,6 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
                 hint="graphs of a batch need the same features; -1 says absent at a vertex",
             )
     return [_with_dtypes(graph, brought) for graph in graphs]
-
-
-_Spec = tuple[str, str, tuple[int, ...]]
 
 
 def _differs(
