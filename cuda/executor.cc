@@ -52,6 +52,10 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       replays_(device_, compiled.replay) {
   const Turn turn(*device_);
   const Program& p = *program_;
+  for (const Instruction& in : p.instructions) {
+    if (!in.outward) continue;
+    throw std::invalid_argument("[" + in.label + "] sums over parents in a kernel of the CPU's");
+  }
   bind_shapes(p, analysis_, bound_, patches_);
   source_place_.resize(bound_.sources.size());
   load_place_.resize(bound_.loads.size());

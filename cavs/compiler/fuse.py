@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from cavs.codegen.map import MapProgram, Register
@@ -11,7 +11,7 @@ from cavs.compiler.storage import Storage, name_of
 from cavs.compiler.weights import weight_of
 from cavs.errors import FAULT, CompileError
 from cavs.ir import Node
-from cavs.passes.access import LOCAL_ARRAYS, Piece
+from cavs.passes.access import LOCAL_ARRAYS, Piece, outward
 from cavs.passes.partition import Body, Partition, is_elementwise
 from cavs.passes.repeats import block, grid
 
@@ -157,14 +157,8 @@ class RowLowering(Storage):
         registers: dict[Node, Register] = {}
         results: dict[Node, tuple[str, Register]] = {}
         for n in group.nodes:
-            args = [
-                program.constant(float(x.attr("value")))
-                if x.op.name == "constant"
-                else registers[x]
-                if x in registers
-                else Register(program, inputs[n, x])
-                for x in n.inputs
-            ]
+            loaded = {x: Register(program, inputs[n, x]) for x in n.inputs if (n, x) in inputs}
+            args = _arguments(program, n, loaded | registers)
             if _reduces_axis(n):
                 results[n] = ("sum" if n.op.name == "sum_axis" else "max", args[0])
             else:
@@ -187,6 +181,36 @@ class RowLowering(Storage):
                 outer=outer,
                 inner=inner,
                 label="map " + "+".join(dict.fromkeys(n.op.name for n in group.nodes)),
+            )
+        )
+
+    def _outward(self, n: Node) -> None:
+        """One kernel: what it computes for each edge to a parent, and the sum over these."""
+        outer, inner = grid(n.shape)
+        loads: dict[tuple[Operand, int, bool], int] = {}
+        number = {}
+        for x, (piece,) in self.accesses.operands(n):
+            load = (self.operand(piece), *_block(x, n.shape))
+            number[x] = loads.setdefault(load, len(loads))
+        program = MapProgram(len(loads))
+        registers = {x: Register(program, at) for x, at in number.items()}
+        made = [x for x in outward(n) if x not in registers]
+        for x in made:
+            registers[x] = program.apply(x, _arguments(program, x, registers))
+        value = registers[n.inputs[0]].number
+        ops, place, count = program.finish({value})
+        self.program.instructions.append(
+            Instruction(
+                "map",
+                self._space(n.type.domain.base, n.type.domain.kind),
+                loads=list(loads),
+                ops=ops,
+                stores=[(self._write(n), 0, inner if outer > 1 else 0, "write", place[value])],
+                registers=max(count, 1),
+                outer=outer,
+                inner=inner,
+                outward=True,
+                label="map " + "+".join(dict.fromkeys(x.op.name for x in (*made, n))),
             )
         )
 
@@ -238,6 +262,9 @@ class RowLowering(Storage):
         add = self.program.instructions.append
         if name in ("pad", "slice", "concat", "transpose"):
             self._rearrange(n)
+            return
+        if name == "sum_out":
+            self._outward(n)
             return
         out: Operand = (self._write(n), 0, n.type.width, "self", "none", 0)
         if name == "matmul":
@@ -292,6 +319,13 @@ class RowLowering(Storage):
                 packed.append(found)
             self.weights[w] = packed.index(found)
         return self.weights[w]
+
+
+def _arguments(program: MapProgram, n: Node, registers: Mapping[Node, Register]) -> list[Register]:
+    return [
+        program.constant(float(x.attr("value"))) if x.op.name == "constant" else registers[x]
+        for x in n.inputs
+    ]
 
 
 def _kernel_shape(node: Node) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from cavs.compiler.program import (
 )
 from cavs.compiler.storage import name_of
 from cavs.errors import FAULT, CompileError
-from cavs.ir import BatchRule, Domain, Node
+from cavs.ir import SLOT_READERS, BatchRule, Domain, Node
 from cavs.passes.access import is_leaf
 from cavs.passes.partition import Body
 
@@ -112,7 +112,7 @@ class Lowering(RowLowering):
                 if n not in found:
                     found.add(n)
                     waiting += n.inputs
-                    if n.op.name in ("gather", "gather_grad"):
+                    if n.op.name in SLOT_READERS:
                         waiting.append(self.graph.slots[n.attr("slot")])
             self.needed[output] = found
         return self.needed[output]

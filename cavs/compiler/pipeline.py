@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from cavs.compiler.columns import store_side_by_side
@@ -19,7 +19,14 @@ from cavs.passes.access import insert_copies
 from cavs.passes.at_child import at_child
 from cavs.passes.at_labelled import at_labelled
 from cavs.passes.at_nth_child import at_nth_child
-from cavs.passes.cotangents_at_child import alike_at_child, multiples_at_child, products_at_child
+from cavs.passes.cotangents_at_child import (
+    SlotKey,
+    alike_at_child,
+    multiples_at_child,
+    products_at_child,
+    slots_of_edges,
+    sums_at_child,
+)
 from cavs.passes.differentiate import dense_gradients, differentiate, split_gradients
 from cavs.passes.merge_products import merge_products
 from cavs.passes.merge_vertices import merge_vertices
@@ -50,6 +57,7 @@ class Passes:
     frugal: bool = True
 
 
+WAYS = ((True, False), (False, True), (True, True))  # to hold less, see `_Compiler.finish`
 MOST = 1.5  # so many times what backward reads a step should hold at most
 
 # Of a session that is given none, by where it runs. On a device a launch costs more than what it
@@ -124,13 +132,18 @@ def compile_graph(
     # Gradients of replicas leave one by one, which those that a loop sums do not.
     spare = training and not beside and not replicated
     spare &= passes.frugal and passes.partition and passes.plan_memory
-    before = len(c.stages)
-    compiled = c.finish(graph, frugal=False)
-    if shape is None or not spare or not _holds_much(compiled.program, shape):
+    before = c.stages
+    compiled = c.finish(graph)
+    if shape is None or not spare:
         return compiled
-    c.stages = c.stages[:before]  # a list of its own: the other has the stages that made it
-    frugal = c.finish(graph, frugal=True)
-    return frugal if _holds_less(frugal.program, compiled.program, shape) else compiled
+    edges = slots_of_edges(compiled.graph)
+    for frugal, outward in WAYS:
+        if _holds_much(compiled.program, shape):
+            c.stages = list(before)  # of its own: the others have the stages that made them
+            other = c.finish(graph, frugal, edges if outward else ())
+            if _holds_less(other.program, compiled.program, shape):
+                compiled = other
+    return compiled
 
 
 def _holds_much(program: Program, shape: Shape) -> bool:
@@ -161,9 +174,13 @@ class _Compiler:
             self.stages.append((name, print_graph(graph)))
         return graph
 
-    def finish(self, graph: Graph, frugal: bool) -> Compiled:
+    def finish(
+        self, graph: Graph, frugal: bool = False, outward: Collection[SlotKey] = ()
+    ) -> Compiled:
         """Compiles a differentiated graph. frugal: so that little is held at once, though products
-        of gradients are of fewer rows, and those at children of more."""
+        of gradients are of fewer rows, and those at children of more; outward: slots of which
+        no row is held for each edge, though what parents make for each is made where it is read."""
+        self.stages = list(self.stages)
         passes, done = self.passes, self.done
         rules = RULES if passes.simplify else CANONICAL
 
@@ -174,6 +191,8 @@ class _Compiler:
         if passes.cotangents_at_child and self.training and not self.beside:
             graph = changed("alike_at_child", graph, alike_at_child(graph))
             graph = changed("products_at_child", graph, products_at_child(graph, alike=frugal))
+            if outward:
+                graph = changed("sums_at_child", graph, sums_at_child(graph, outward))
         if passes.specialise:
             known = [Kind.of(key, self.optional) for key in self.kinds]
             special = specialise(graph, known, not passes.partition)
@@ -194,6 +213,7 @@ class _Compiler:
             sink=passes.plan_memory,
             recompute=passes.plan_memory,
             sums_in_loops=frugal,
+            edges_in_loops=bool(outward),
         )
         program = self._program(graph)
         Lowering(parts, program, passes.fuse, reached).run()

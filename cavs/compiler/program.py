@@ -74,6 +74,7 @@ class Instruction:
     registers: int = 0
     outer: int = 1
     inner: int = 0
+    outward: bool = False
     scatters: int = 0  # columns of what it writes that gather reads; for reports alone
     label: str = ""
 

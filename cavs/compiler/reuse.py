@@ -291,7 +291,7 @@ def _aligned(read: _Use, new: int, column: int) -> bool:
     """Whether a kernel reads, element by element, what it then overwrites with ``new``, which is to
     begin at ``column``."""
     i = read.instruction
-    if i.kind != "map" or read.write:
+    if i.kind != "map" or i.outward or read.write:
         return False
     stores = [s for s in i.stores if s[0] == new]
     loads = [(n, *load) for n, load in enumerate(i.loads) if load[0][0] == read.buffer]

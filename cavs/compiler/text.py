@@ -57,6 +57,8 @@ def operand_text(program: Program, o: Operand) -> str:
         return f"{text}[{program.int_features[argument]}]"
     if array == "nth_leaf":
         return f"{text} of leaf child {argument}"
+    if array in ("out", "parents"):
+        return f"{text} of each {_SUMMED[array]}"
     if array.startswith("nth_"):
         return f"{text} of {array[4:]} {argument}"
     if array == "parent_if_nth":
@@ -113,7 +115,8 @@ def map_text(program: Program, i: Instruction) -> list[str]:
         written = i.outer * i.inner if mode == "write" else i.outer
         place = f"{name}[{column}:{column + written}]" if written != width else name
         made = _bare(text[x])
-        lines.append(f"{place} = {made if mode == 'write' else f'{mode} of ({made})'}")
+        how = "sum over parents" if i.outward else mode
+        lines.append(f"{place} = {made if how == 'write' else f'{how} of ({made})'}")
     return lines
 
 

@@ -1,6 +1,6 @@
 """The intermediate representation: typed, interned, immutable nodes."""
 
-from cavs.ir.graph import Graph, Slot, Structure, rebuild, rewrite, toposort, users
+from cavs.ir.graph import SLOT_READERS, Graph, Slot, Structure, rebuild, rewrite, toposort, users
 from cavs.ir.node import (
     REGISTRY,
     BatchRule,
@@ -24,6 +24,7 @@ from cavs.ir.types import (
     ONE,
     TO_FLOATS,
     TO_INTEGERS,
+    OUT,
     VERTEX,
     Domain,
     TensorType,
@@ -41,6 +42,8 @@ __all__ = [
     "REGISTRY",
     "TO_FLOATS",
     "TO_INTEGERS",
+    "OUT",
+    "SLOT_READERS",
     "VERTEX",
     "BatchRule",
     "Domain",

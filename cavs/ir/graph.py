@@ -11,6 +11,10 @@ from cavs.ir.node import Node, make, origin
 from cavs.ir.types import Domain
 
 
+# Operators that read a slot.
+SLOT_READERS = ("gather", "gather_grad", "gather_out")
+
+
 @dataclass(eq=False)
 class Structure:
     """One application of a vertex function to the input graphs.
@@ -34,7 +38,8 @@ class Slot:
     they are read as k-th child only. With ``leaf`` zeros are gathered from other children than
     those without children (True), or with children (False). Backward slots
     hold one row an edge (the cotangent of a gather), read through ``gather_grad`` (one row a
-    vertex, summed over the edges that leave it). With ``child`` k they hold one row a vertex, the
+    vertex, summed over the edges that leave it), or through ``gather_out`` (one row for each of
+    these edges). With ``child`` k they hold one row a vertex, the
     cotangent of what it gathered from its k-th child, summed over the parents whose k-th child a
     vertex is; with ``alike`` that of what it gathered from every child. The split breaks the cycle
     of the recurrence. A structure that runs top-down has backward slots for its states, and forward

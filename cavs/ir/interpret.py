@@ -61,6 +61,7 @@ class Inputs:
             "graph": self.num_graphs,
             "vertex": self.num_vertices,
             "edge": len(self.children),
+            "out": len(self.children),
         }[domain.base]
 
     def present(self, domain: Domain) -> list[int]:
@@ -85,7 +86,8 @@ def _row(source: str, target: str, row: int, inputs: Inputs) -> int:
         return row
     if source == "one":
         return 0
-    vertex = inputs.parent[row] if target == "edge" else row
+    end = {"edge": inputs.parent, "out": inputs.children}.get(target)
+    vertex = row if end is None else end[row]
     return vertex if source == "vertex" else inputs.graph_of[vertex]
 
 
@@ -112,6 +114,11 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
             for e, p in parents
             if slot.alike or e - inputs.offsets[p] == slot.child
         ]
+    if name == "gather_out":
+        slot = node.attr("slot")
+        return [(graph.slots[slot], row if slot.base == "edge" else inputs.parent[row])]
+    if name == "sum_out":
+        return [(node.inputs[0], e) for e in inputs.out[row]]
     if name in ("sum_children", "max_children"):
         return [(node.inputs[0], e) for e in inputs.edges(row)]
     if name == "nth_child":

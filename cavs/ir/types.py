@@ -16,7 +16,7 @@ TO_FLOATS = (
 )
 TO_INTEGERS = "give indices and labels as integers: np.asarray(values, np.int32)"
 
-_RANK = {"one": 0, "graph": 1, "present": 2, "vertex": 3, "edge": 4}
+_RANK = {"one": 0, "graph": 1, "present": 2, "vertex": 3, "edge": 4, "out": 4}
 
 
 def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
@@ -29,7 +29,9 @@ def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
 class Domain(NamedTuple):
     """What a row of a value is: one row in all, or one a graph, a vertex, an edge.
 
-    ``kind`` restricts vertices (or the edges below them) to those specialised alike; None is all.
+    A row of "out" is an edge as well, of the child that it leads from: of "edge", of the parent. The
+    two never meet.
+    ``kind`` restricts vertices (or these edges of them) to those specialised alike; None is all.
     Of "present" rows, which are the vertices where an integer feature is, it is the feature's name;
     they meet others only through the operators take and place.
     """
@@ -39,13 +41,13 @@ class Domain(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Order of broadcasting: one < graph < vertex < edge, and one < present."""
+        """Order of broadcasting: one < graph < vertex < edge and out, and one < present."""
         return _RANK[self.base]
 
     @property
     def by_structure(self) -> bool:
         """True for vertices and edges, whose rows the schedule orders."""
-        return self.base in ("vertex", "edge")
+        return self.base in ("vertex", "edge", "out")
 
     def of_kind(self, kind: int | str | None) -> Domain:
         """The same base restricted to ``kind``."""
@@ -61,6 +63,7 @@ def _of_kind(base: str, kind: int | str | None) -> Domain:
 
 
 ONE, GRAPH, VERTEX, EDGE = Domain("one"), Domain("graph"), Domain("vertex"), Domain("edge")
+OUT = Domain("out")
 
 
 class TensorType(NamedTuple):
@@ -94,6 +97,8 @@ def join_domains(domains: list[Domain]) -> Domain:
     some = next((d for d in domains if d.base == "present"), ONE)
     if some is not ONE and any(d not in (ONE, some) for d in domains):
         raise ValueError(f"rows of {some} meet others")
+    if top.rank == EDGE.rank and len({d.base for d in domains if d.rank == top.rank}) > 1:
+        raise ValueError("edges of parents meet those of children")
     kinds = {d.kind for d in domains if d.kind is not None}
     if len(kinds) > 1:
         raise ValueError(f"values of vertex kinds {sorted(kinds)} meet")

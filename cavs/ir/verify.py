@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cavs.errors import FAULT, CompileError
-from cavs.ir.graph import Graph
+from cavs.ir.graph import SLOT_READERS, Graph
 from cavs.ir.node import REGISTRY, BatchRule, Node
 from cavs.ir.printer import number, print_node
 
@@ -22,11 +22,11 @@ def verify(graph: Graph, stage: str) -> Graph:
     for node in graph.nodes():
         if not node.checked:  # by an earlier pass: a node never changes
             _check(graph, node, stage)
-        if node.op.name in ("gather", "gather_grad"):
+        if node.op.name in SLOT_READERS:
             slot = node.attr("slot")
             if slot not in graph.slots:
                 _fail(graph, node, stage, f"slot {slot} has no value")
-            if slot.backward is not (node.op.name == "gather_grad"):
+            if slot.backward is (node.op.name == "gather"):
                 _fail(graph, node, stage, f"slot {slot} is read in the wrong direction")
     for slot, source in graph.slots.items():
         if source.shape != slot.shape:

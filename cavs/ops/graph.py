@@ -34,6 +34,13 @@ def _edge_to_vertex(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tenso
     return TensorType(FLOAT, t.shape, VERTEX.of_kind(t.domain.kind))
 
 
+def _out_to_vertex(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    (t,) = types
+    if t.domain.base != "out":
+        raise ValueError("needs a value of every edge that leaves a vertex")
+    return TensorType(FLOAT, t.shape, VERTEX.of_kind(t.domain.kind))
+
+
 def _domain_attr(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     return TensorType(FLOAT, attrs["slot"].shape, attrs["domain"])
 
@@ -42,6 +49,10 @@ def _domain_attr(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTy
 defop("gather", infer=_domain_attr, rule=BatchRule.GRAPH)
 # gather_grad: the sum of a backward slot over the edges that leave each vertex.
 defop("gather_grad", infer=_domain_attr, rule=BatchRule.GRAPH)
+# gather_out: what a backward slot holds, or holds at the parent, at each edge that leaves a vertex;
+# sum_out: the sum over these edges.
+defop("gather_out", infer=_domain_attr, rule=BatchRule.GRAPH)
+defop("sum_out", infer=_out_to_vertex, rule=BatchRule.GRAPH)
 defop(
     "sum_children",
     infer=_edge_to_vertex,

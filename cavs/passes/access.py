@@ -23,6 +23,7 @@ from cavs.ir import (
     apply,
     rebuild,
     rewrite,
+    toposort,
 )
 
 # Row maps that stay inside a chunk of rows (a vertex range and its edges).
@@ -86,6 +87,8 @@ _ORDER = {"vertex": "order", "edge": "edge_order", "present": "present_order"}
 # Kernels that take a row as it lies somewhere, and sum nothing on the way.
 _ONE_ROW_EACH = frozenset(["cross_entropy_rows", "cross_entropy_grad", "lookup_grad"])
 _ACROSS = {("vertex", "edge"): "parent", ("graph", "vertex"): "graph_of"}
+# Where a kernel that sums over the edges to the parents of a row finds what the slot holds.
+_OUTWARD = {"vertex": "parents", "edge": "out"}
 
 
 class Piece(NamedTuple):
@@ -112,11 +115,31 @@ class NoAccessError(Exception):
 
 def is_view(node: Node) -> bool:
     """True where reading needs no kernel before it."""
+    if is_outward(node):
+        return True
     if node.op.name in ("slice", "concat"):
         return len(node.shape) == 1 and not (node.op.name == "concat" and node.attr("axis") != -1)
     if node.op.name == "broadcast":
         return restricts(node)
     return node.op.name in _VIEWS
+
+
+def is_outward(node: Node) -> bool:
+    """True for values of the edges to parents, which no buffer holds: see `outward`."""
+    return node.type.domain.base == "out"
+
+
+def outward(total: Node) -> list[Node]:
+    """What the kernel of a ``sum_out`` computes for each edge, inputs first."""
+    found = dict.fromkeys(total.inputs)
+    waiting = list(found)
+    while waiting:
+        inputs = waiting.pop().inputs
+        new = [x for x in inputs if is_outward(x) and x not in found]
+        found.update(dict.fromkeys(new))
+        waiting += new
+    border = {x for n in found for x in n.inputs if x not in found}
+    return [n for n in toposort(total.inputs, border) if n in found]
 
 
 def restricts(node: Node) -> bool:
@@ -168,6 +191,9 @@ class Accesses:
             held = held or [Piece(value, 0, width)]
             array, argument = ("parents", 0) if slot.alike else ("nth_parents", slot.child)
             return [p._replace(map="segment_sum", array=array, argument=argument) for p in held]
+        if name == "gather_out":
+            slot = node.attr("slot")
+            return [Piece(self.graph.slots[slot], 0, width, "index", _OUTWARD[slot.base])]
         if name in ("gather", "gather_grad"):
             slot = node.attr("slot")
             source = self.graph.slots[slot]
@@ -211,6 +237,8 @@ class Accesses:
     def at(self, node: Node, reader: Node) -> list[Piece]:
         """The pieces of ``node`` as a kernel over the rows of ``reader`` finds them."""
         source, target = node.type.domain.base, reader.type.domain.base
+        if target == "out" and source != "out":
+            target = "vertex"  # the child, which runs the kernel
         pieces = self.pieces(node)
         if source == target:
             return pieces
@@ -226,13 +254,26 @@ class Accesses:
         inputs = [x for x in node.inputs if x.type.dtype != INT and x.op.name != "constant"]
         if node.op.name in ("matmul", "lstm"):
             inputs = inputs[:1]
+        if node.op.name == "sum_out":
+            return [(x, self.at(x, y)) for y in outward(node) for x in self._read_outward(y)]
         if node.op.name in ("max_children", "max_vertices"):  # segments, read as a maximum
             return [(node.inputs[0], self._compose(node))]
         reader = max(inputs, key=lambda x: x.type.domain.rank) if _reduces(node) else node
         return [(x, self.at(x, reader)) for x in inputs]
 
+    def _read_outward(self, node: Node) -> list[Node]:
+        """What a value of edges to parents is made of that its kernel loads."""
+        if node.op.name == "gather_out":
+            return [node]
+        return [x for x in node.inputs if not is_outward(x) and x.op.name != "constant"]
+
     def check(self, node: Node) -> None:
         """Raises NoAccessError with the input of ``node`` that must be stored first."""
+        if is_outward(node):
+            for x in self._read_outward(node):
+                if [p.map for p in self.at(x, node)] not in (["self"], ["one"], ["index"]):
+                    raise NoAccessError(x)
+            return
         if is_view(node):
             if node.op.name not in ("merge", "gather", "gather_grad"):
                 self.pieces(node)
@@ -347,9 +388,11 @@ def insert_copies(graph: Graph) -> Graph:
     def stored(n: Node) -> Node:
         return copy_of(n) if is_view(n) and n.op.name != "merge" else n
 
+    apart = {n.attr("slot") for n in new.nodes() if n.op.name == "gather_out"}
+
     def held(s: Slot, n: Node) -> Node:
         """Columns of a stored value stay where they are if the reader can find them."""
-        if not s.backward or s.base == "edge" or not is_view(n):
+        if not s.backward or s.base == "edge" or s in apart or not is_view(n):
             return stored(n)
         return n if accesses.held(n) else copy_of(n)
 

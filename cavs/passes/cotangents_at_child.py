@@ -10,9 +10,23 @@ which child they are (csrc/schedule), so that no number of a child costs more th
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 
-from cavs.ir import ONE, VERTEX, Graph, Node, Slot, apply, rewrite, users
+from cavs.ir import (
+    ONE,
+    OUT,
+    VERTEX,
+    Graph,
+    Node,
+    Slot,
+    Structure,
+    apply,
+    rebuild,
+    rewrite,
+    toposort,
+    users,
+)
 
 NUMBERS = 8  # of a child by which the schedule sorts rows, kNumbers in csrc/graph/graph.h
 NARROW = 4  # a value is scattered instead of its multiple if that is so many times wider
@@ -36,6 +50,83 @@ def alike_at_child(graph: Graph) -> Graph:
         return graph
     slots = {alike.get(s, s): n.inputs[0] if s in alike else n for s, n in graph.slots.items()}
     return rewrite(Graph(dict(graph.outputs), slots), rule)
+
+
+SlotKey = tuple[Structure, str, tuple[int, ...]]
+
+
+def slots_of_edges(graph: Graph) -> set[SlotKey]:
+    """The slots that hold a row for each edge."""
+    return {_key(s) for s in graph.slots if s.backward and s.base == "edge"}
+
+
+def _key(slot: Slot) -> SlotKey:
+    return slot.structure, slot.name, slot.shape
+
+
+def sums_at_child(graph: Graph, wanted: Collection[SlotKey]) -> Graph:
+    """What a parent scatters to each child apart is made by the child, of what is of the parent, of
+    the child, or narrow: so no row is kept for each edge. wanted: of which slots."""
+    held: dict[Node, Slot] = {}
+    found: dict[Slot, Node] = {}
+    for slot, source in graph.slots.items():
+        apart = slot.backward and slot.base == "edge" and not slot.structure.top_down
+        if apart and _key(slot) in wanted:
+            made = _made_at_child(graph, slot, source, held)
+            if made is not None:
+                found[slot] = apply("sum_out", made)
+
+    def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
+        return found.get(n.attr("slot")) if n.op.name == "gather_grad" else None
+
+    if not found:
+        return graph
+    new = rewrite(Graph(dict(graph.outputs), graph.slots | {s: n for n, s in held.items()}), rule)
+    return Graph(new.outputs, {s: n for s, n in new.slots.items() if s not in found})
+
+
+def _made_at_child(graph: Graph, slot: Slot, source: Node, held: dict[Node, Slot]) -> Node | None:
+    """``source``, over the edges that lead to a parent, where all it reads is there. held: slots of
+    what it reads at the parent, or at the edge."""
+    new: dict[Node, Node] = {}
+    slots = dict(held)
+
+    def read(x: Node, alike: bool) -> Node:
+        names = f"{slot.name} {len(slots)}"
+        slots.setdefault(x, Slot(names, slot.structure, x.shape, backward=True, alike=alike))
+        return apply("gather_out", slot=slots[x], domain=OUT)
+
+    def narrow(x: Node) -> bool:
+        return NARROW * x.type.width <= source.type.width
+
+    def moved(x: Node) -> bool:
+        wide = x.type.domain.base == "edge" and not narrow(x)
+        return wide and x.op.elementwise and bool(x.inputs)
+
+    border = {x for x in toposort([source]) if not moved(x)}
+    for x in toposort([source], border):
+        base = x.type.domain.base
+        if moved(x):
+            new[x] = rebuild(x, tuple(new[y] for y in x.inputs), OUT)
+        elif base == "one":
+            new[x] = x
+        elif x.op.name == "gather" and _of_any_child(x.attr("slot")):
+            new[x] = graph.slots[x.attr("slot")]
+        elif base == "edge" and not narrow(x):
+            return None
+        elif base == "graph":
+            at = apply("broadcast", x, shape=x.shape, domain=VERTEX)
+            new[x] = read(at, alike=True)
+        else:
+            new[x] = read(x, alike=base == "vertex")
+    if new[source].type.domain != OUT:
+        return None
+    held.update(slots)
+    return new[source]
+
+
+def _of_any_child(slot: Slot) -> bool:
+    return slot.child is None and slot.leaf is None
 
 
 def _product(source: Node) -> Node:
@@ -105,9 +196,10 @@ def multiples_at_child(graph: Graph) -> Graph:
     specialisation, which finds out: ``d`` is scattered where it is much narrower."""
     moved: dict[Slot, tuple[Slot, Node]] = {}
     narrow: dict[Slot, Node] = {}
+    apart = {n.attr("slot") for n in graph.nodes() if n.op.name == "gather_out"}
     for slot, source in graph.slots.items():
         parts = list(source.inputs) if source.op.name == "merge" else [source]
-        factors = [_multiple(x) for x in parts] if slot.backward else [None]
+        factors = [_multiple(x) for x in parts] if slot.backward and slot not in apart else [None]
         weights = {f[1] for f in factors if f is not None}
         if None in factors or len(weights) != 1:
             continue

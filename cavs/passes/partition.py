@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cavs.errors import FAULT, CompileError
-from cavs.ir import BatchRule, Graph, Node, Structure, toposort
+from cavs.ir import SLOT_READERS, BatchRule, Graph, Node, Structure, toposort
 from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind, is_leaf, is_view
 from cavs.passes.unhoist import Unhoist
 
@@ -84,7 +84,7 @@ def loops_of(graph: Graph) -> dict[Node, Loop]:
         slots = [s for s in graph.slots if s.structure is structure and s.backward is backward]
         after: set[Node] = set()
         for n in nodes:
-            reads = n.op.name in ("gather", "gather_grad") and n.attr("slot") in slots
+            reads = n.op.name in SLOT_READERS and n.attr("slot") in slots
             if reads or not after.isdisjoint(n.inputs):
                 after.add(n)
         for n in toposort(graph.slots[s] for s in slots):
@@ -144,8 +144,9 @@ class _Partitioner:
         else:
             moves.run()
 
-    def sink(self) -> None:
-        """Eager elementwise nodes that one loop alone reads move into it."""
+    def sink(self, edges: bool = False) -> None:
+        """Eager elementwise nodes that one loop alone reads move into it. edges: those of edges also
+        where more is read to make them."""
         for n in reversed(self.compute):
             if n in self.loop or not is_elementwise(n) or not n.type.domain.by_structure:
                 continue
@@ -159,7 +160,8 @@ class _Partitioner:
             ):
                 continue
             stored = [x for x in self.reads[n] if x.type.width > 1 and x.type.domain.by_structure]
-            if len(stored) > 1 or n.type.domain.kind != self.readers[n][0].type.domain.kind:
+            few = len(stored) <= 1 or (edges and n.type.domain.base == "edge")
+            if not few or n.type.domain.kind != self.readers[n][0].type.domain.kind:
                 continue
             loop = loops.pop()
             assert loop is not None
@@ -352,18 +354,20 @@ def partition(
     sink: bool = True,
     recompute: bool = True,
     sums_in_loops: bool = False,
+    edges_in_loops: bool = False,
 ) -> Partition:
     """Splits ``graph`` (with copies inserted) into bodies by stage.
 
     hoist: what can be is computed once for all rows; sink: elementwise nodes move into the loop
     that reads them; recompute: cheap values are computed again instead of kept; sums_in_loops: a
-    gradient is summed a task at a time where a loop makes what it is a sum of.
+    gradient is summed a task at a time where a loop makes what it is a sum of; edges_in_loops: values of edges alone move
+    into it whatever they are made of, so that no row is held for each.
     """
     p = _Partitioner(graph, recompute)
     if not hoist:
         p.unhoist()
     elif sink:
-        p.sink()
+        p.sink(edges_in_loops)
     if sums_in_loops and hoist:
         p.unhoist(sums_alone=True)
     return p.place()

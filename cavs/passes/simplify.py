@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cavs.ir import (
+    SLOT_READERS,
     VERTEX,
     BatchRule,
     Graph,
@@ -378,7 +379,7 @@ def prune(graph: Graph) -> Graph:
             continue
         seen.add(node)
         left += node.inputs
-        if node.op.name in ("gather", "gather_grad"):
+        if node.op.name in SLOT_READERS:
             slot = node.attr("slot")
             if slot not in needed:
                 needed.add(slot)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild, users
+from cavs.ir import SLOT_READERS, BatchRule, Graph, Node, Slot, apply, make, rebuild, users
 from cavs.passes.at_nth_child import LEAF
 from cavs.passes.rules import zeros
 from cavs.passes.simplify import simplify_node
@@ -76,7 +76,7 @@ class _Specialiser:
         self.kinded: dict[tuple[Node, int], Node | None] = {}
 
     def _depends(self, n: Node) -> bool:
-        if n.type.domain.base == "edge" or n.op.name in _STRUCTURAL:
+        if n.type.domain.base in ("edge", "out") or n.op.name in _STRUCTURAL:
             return True
         if n.op.name == "lookup" and dict(n.inputs[1].attrs).get("name") in self.optional:
             return True
@@ -170,7 +170,7 @@ class _Specialiser:
             return zeros(t)
         if self._reads_nothing(n, kind):
             return zeros(t)
-        if n.op.name in ("gather", "gather_grad", "num_children"):
+        if n.op.name in (*SLOT_READERS, "num_children"):
             return make(n.op, (), {**dict(n.attrs), "domain": domain}, t, n.where)
         if n.op.name == "lookup" and self._absent(n.inputs[1], kind):
             return zeros(t)

@@ -12,7 +12,7 @@ from cavs.compiler.text import buffer_name, cuda_text, map_text, program_text, s
 from cavs.config import require
 from cavs.cuda.device import Device
 from cavs.frontend.model import Model
-from cavs.ir import Node
+from cavs.ir import SLOT_READERS, Node
 from cavs.passes.partition import Body
 from cavs.runtime.loops import LoopReport, loops_of, rows_of
 from cavs.runtime.measure import Measured, Rule, RunReport, measured, unchanged
@@ -103,7 +103,7 @@ def _after_gather(compiled: Compiled) -> set[Node]:
     """Nodes that depend on what another task made."""
     found: set[Node] = set()
     for n in compiled.graph.nodes():
-        if n.op.name in ("gather", "gather_grad") or any(x in found for x in n.inputs):
+        if n.op.name in SLOT_READERS or any(x in found for x in n.inputs):
             found.add(n)
     return found
 
@@ -214,7 +214,7 @@ def explain(
         bodies=tuple(_body(b, after) for b in compiled.partition.bodies),
         program=program_text(program),
         kernels={n: tuple(map_text(program, program.instructions[n])) for n in maps},
-        cuda={n: cuda_text(program, n) for n in maps},
+        cuda={n: cuda_text(program, n) for n in maps if not program.instructions[n].outward},
         buffers=buffers,
         not_batched=not_batched(
             compiled, variant, batch, session.passes, loops, found.report if found else {}

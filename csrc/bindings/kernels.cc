@@ -264,7 +264,8 @@ void bind_typed(py::module_& m, const std::string& dtype) {
                                       inner,
                                       seed,
                                       step,
-                                      row_ids ? row_ids->data() : nullptr};
+                                      row_ids ? row_ids->data() : nullptr,
+                                      nullptr};
             auto space = scratch<T>(t.kernels.map_scratch(kernel));
             for (int i = 0; i < repeat; ++i) t.kernels.map(kernel, r0, r1, space.data());
           },

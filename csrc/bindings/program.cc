@@ -72,9 +72,9 @@ Operand to_operand(const py::handle& h) {
 }
 
 Instruction to_instruction(const py::dict& dict) {
-  const Fields f(dict,
-                 {"kind", "space", "inputs", "out", "accumulate", "weight", "split", "argument",
-                  "argument2", "loads", "ops", "stores", "registers", "outer", "inner", "label"});
+  const Fields f(dict, {"kind", "space", "inputs", "out", "accumulate", "weight", "split",
+                        "argument", "argument2", "loads", "ops", "stores", "registers", "outer",
+                        "inner", "outward", "label"});
   Instruction in{};
   in.kind = parse_kind(f.need<std::string>("kind"));
   in.space = f.need<int32_t>("space");
@@ -95,6 +95,7 @@ Instruction to_instruction(const py::dict& dict) {
   in.registers = f.get("registers", 0);
   in.outer = f.get("outer", 1);
   in.inner = f.get("inner", 0);
+  in.outward = f.get("outward", false);
   for (const py::handle& h : f.get<py::sequence>("loads", py::list())) {
     const auto t = h.cast<py::sequence>();
     check_size(t, 3, "load (operand, outer_stride, scalar)");

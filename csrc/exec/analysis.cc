@@ -30,7 +30,7 @@ Cost cost_of(const Instruction& in, size_t element) {
       for (const MapOp& op : in.ops) {
         a_column += is_function(op.code) ? kFunctionNs : kElementNs / 4;
       }
-      row = a_column * in.outer * in.inner + 5;
+      row = a_column * in.outer * in.inner * (in.outward ? 2 : 1) + 5;
       break;
     }
     case InstructionKind::kMatmul:

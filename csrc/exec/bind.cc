@@ -212,7 +212,7 @@ void bind_shapes(const Program& p, const Analysis& analysis, BoundProgram<T>& bo
       b.first_store = static_cast<int32_t>(bound.stores.size());
       for (const MapLoadSpec& l : in.loads) {
         patch(Patch::Place::kLoad, bound.loads.size(), l.operand.buffer, l.operand.column);
-        bound.loads.push_back({{}, l.outer_stride, l.scalar});
+        bound.loads.push_back({{}, l.outer_stride, l.scalar, is_of_parents(in, l.operand)});
       }
       for (const MapStoreSpec& s : in.stores) {
         patch(Patch::Place::kStore, bound.stores.size(), s.buffer, s.column);
@@ -262,6 +262,7 @@ void bind_addresses(const Program& p, const Addresses<T>& at, BoundProgram<T>& b
         binder.place(in.stores[j].buffer, store.data, store.stride, store.base);
         if (store.data != nullptr) store.data += in.stores[j].column;
       }
+      b.map.segments = in.outward ? s.out_offsets.data() : nullptr;
       b.map.seed = at.seed;
       b.map.step = at.step;
       b.map.row_ids =

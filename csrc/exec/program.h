@@ -128,6 +128,9 @@ struct Instruction {
   std::vector<MapOp> ops;
   std::vector<MapStoreSpec> stores;
   int32_t registers = 0, outer = 1, inner = 0;
+  // kMap over vertices: what it computes is summed over the edges to the parents of a row, which
+  // loads by index through kParents and kOut are of.
+  bool outward = false;
   std::string label;  // for reports
 };
 

@@ -36,6 +36,11 @@ inline bool is_segments(Array a) {
          a == Array::kRowGraphs || a == Array::kRootGraphs || a == Array::kGraphLeaves ||
          a == Array::kLeafGraphs || a == Array::kParents;
 }
+// One row for each edge to a parent, in kernels that sum over these.
+inline bool is_of_parents(const Instruction& in, const Operand& o) {
+  return in.outward && o.map == RowMap::kIndex &&
+         (o.array == Array::kOut || o.array == Array::kParents);
+}
 // Needs to know at which vertices an int feature is present.
 inline bool of_present(Array a) {
   return a == Array::kPresent || a == Array::kPresentOrder || a == Array::kPlace;

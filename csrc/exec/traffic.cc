@@ -18,9 +18,13 @@ bool is_gather(Array a) {
 
 // Values one operand reads through its index or segments, over all rows it is read for. Where the
 // index is -1 it reads none.
-int64_t indexed(const Operand& o, Space space, const Spaces& spaces, const Schedule& s,
+int64_t indexed(const Operand& o, const Instruction& in, const Spaces& spaces, const Schedule& s,
                 const IndexFeatures& features) {
+  const Space space = in.space;
   const RowRange rows = spaces.rows(space);
+  if (is_of_parents(in, o)) {
+    return int64_t{s.out_offsets[rows.end] - s.out_offsets[rows.begin]} * o.width;
+  }
   if (o.map == RowMap::kIndex) {
     const auto index = index_arrays(o, space, s, features).index;
     int64_t found = 0;
@@ -48,7 +52,7 @@ Report::Line traffic(const Program& program, int32_t instruction, const BoundPro
   const int64_t rows = spaces.rows(in.space).size();
   int64_t read = 0, gathered = 0, written = 0;
   const auto count = [&](const Operand& o) {
-    const int64_t values = indexed(o, in.space, spaces, *schedule, features);
+    const int64_t values = indexed(o, in, spaces, *schedule, features);
     read += values;
     if (is_gather(o.array)) gathered += values;
   };

@@ -209,6 +209,8 @@ class Validator : AccessChecks {
     need(in.registers >= loads && in.registers < INT16_MAX,
          std::to_string(in.registers) + " registers for " + std::to_string(loads) + " loads");
     need(!in.stores.empty(), "stores nothing");
+    need(!in.outward || is_vertex(in.space),
+         "sums over parents of rows of " + space_name(in.space));
     const auto reach = [&](int32_t outer_stride, bool scalar) {
       need(outer_stride >= 0, "outer stride " + std::to_string(outer_stride));
       return static_cast<int64_t>(in.outer - 1) * outer_stride + (scalar ? 1 : in.inner);
@@ -218,13 +220,14 @@ class Validator : AccessChecks {
            "register " + std::to_string(r) + " of " + std::to_string(in.registers));
     };
     for (const MapLoadSpec& load : in.loads) {
-      check_operand(load.operand, in.space);
+      check_operand(load.operand, in.space, is_of_parents(in, load.operand));
       const int64_t columns = reach(load.outer_stride, load.scalar);
       need(columns <= load.operand.width, "reads " + std::to_string(columns) +
                                               " columns of an operand of " +
                                               std::to_string(load.operand.width));
     }
     for (const MapOp& op : in.ops) {
+      need(!in.outward || op.code != MapOpcode::kUniform, "draws numbers for each parent");
       check_register(op.dst);
       check_register(op.a);
       check_register(op.b);
@@ -232,6 +235,7 @@ class Validator : AccessChecks {
     }
     for (const MapStoreSpec& store : in.stores) {
       check_register(store.reg);
+      need(!in.outward || store.mode == StoreMode::kWrite, "sums over parents and over columns");
       const int64_t columns = reach(store.outer_stride, store.mode != StoreMode::kWrite);
       check_out(store.buffer, store.column, columns, in.space);
     }

@@ -30,7 +30,7 @@ void AccessChecks::check_columns(int32_t buffer, int64_t column, int64_t width, 
            ") of buffer " + std::to_string(buffer) + ", which has " + std::to_string(b.width));
 }
 
-void AccessChecks::check_operand(const Operand& o, Space s) const {
+void AccessChecks::check_operand(const Operand& o, Space s, bool of_parents) const {
   check_columns(o.buffer, o.column, o.width, o.map == RowMap::kOne);
   const Buffer& b = p_.buffers[o.buffer];
   const std::string reads = std::string(role_name(b.role)) + " buffer " + std::to_string(o.buffer) +
@@ -53,7 +53,7 @@ void AccessChecks::check_operand(const Operand& o, Space s) const {
       }
       return;
     case RowMap::kIndex:
-      need(o.array != Array::kNone && !is_segments(o.array),
+      need(o.array != Array::kNone && (of_parents || !is_segments(o.array)),
            std::string("reads ") + reads + " by index with array " + array_name(o.array));
       break;
     case RowMap::kSegmentSum:

@@ -22,7 +22,8 @@ class AccessChecks {
   // Columns of a row; parameters and gradients read as one row are checked against their size
   // once that is known.
   void check_columns(int32_t buffer, int64_t column, int64_t width, bool flat) const;
-  void check_operand(const Operand& o, Space s) const;
+  // of_parents: see is_of_parents.
+  void check_operand(const Operand& o, Space s, bool of_parents = false) const;
   void check_out(int32_t buffer, int64_t column, int64_t width, Space s) const;
 
   const Program& p_;

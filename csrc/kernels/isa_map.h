@@ -10,9 +10,10 @@ namespace cavs::CAVS_ISA {
 namespace {
 
 // One block of the iteration: `lines` lines from (row, outer index) on, columns [column,
-// column + cols) of each. No row from `end` on is there.
+// column + cols) of each. No row from `end` on is there. place: in the segment of the row.
 struct MapWindow {
   int64_t row, o, lines, column, cols, end;
+  int64_t place = 0;
 };
 
 // Calls f(line, row, outer index) for each line.
@@ -44,13 +45,15 @@ const T* load_block(const MapKernel<T>& kernel, const MapLoad<T>& load, const Ma
   if (is_scalar(kernel, load)) {
     for_each_line(w, kernel.outer, [&](int64_t line, int64_t row, int64_t o) {
       T buffer;
-      const T* value = read_row(source, row, o * load.outer_stride, 1, &buffer);
+      const int64_t at = load.each ? w.place : row;
+      const T* value = read_row(source, at, o * load.outer_stride, 1, &buffer);
       fill(block + line * w.cols, value == nullptr ? T(0) : *value, w.cols);
     });
     return block;
   }
   if (one_line) {
-    const T* row = read_row(source, w.row, w.o * load.outer_stride + w.column, w.cols, block);
+    const int64_t at = load.each ? w.place : w.row;
+    const T* row = read_row(source, at, w.o * load.outer_stride + w.column, w.cols, block);
     if (row == nullptr) fill(block, T(0), w.cols);
     return row == nullptr ? block : row;
   }
@@ -80,6 +83,7 @@ CAVS_INLINE void load_blocks(const MapKernel<T>& kernel, const MapPlan<T>& plan,
     if (planned.plan == LoadPlan::kEveryLine && w.column > 0) continue;
     plan.reg[i] = load_block(kernel, load, w, plan.lines == 1, plan.block(i));
     if (w.column > 0 || kernel.outer > 1 || is_scalar(kernel, load)) continue;
+    if (kernel.segments != nullptr) continue;
     const int64_t next = w.row + w.lines, end = smaller(next + w.lines, w.end);
     for (int64_t row = next; row < end; ++row) fetch_row(load.source, row, 0, w.cols);
   }
@@ -152,7 +156,34 @@ void run_block(const MapKernel<T>& kernel, const MapPlan<T>& plan, const MapWind
   }
   for (int s = 0; s < kernel.num_stores; ++s) {
     const T* value = plan.reg[kernel.stores[s].reg];
-    if (value != plan.target[s]) store_block(kernel, kernel.stores[s], w, value, plan.target[s]);
+    if (kernel.segments != nullptr && w.place > kernel.segments[w.row])
+      add(plan.target[s], plan.target[s], value, n);
+    else if (value != plan.target[s])
+      store_block(kernel, kernel.stores[s], w, value, plan.target[s]);
+  }
+}
+
+// Rows of a kernel that sums over the segment of each.
+template <class T>
+void map_segments(const MapKernel<T>& kernel, const MapPlan<T>& plan, int64_t r0, int64_t r1) {
+  bool first = true;
+  MapWindow w{r0, 0, 1, 0, 0, r1};
+  for (; w.row < r1; ++w.row) {
+    const int64_t begin = kernel.segments[w.row], end = kernel.segments[w.row + 1];
+    for (w.o = 0; w.o < kernel.outer; ++w.o) {
+      for (int s = 0; s < kernel.num_stores && begin == end; ++s) {
+        const MapStore<T>& store = kernel.stores[s];
+        fill(store.data + (w.row - store.base) * store.stride + w.o * store.outer_stride, T(0),
+             kernel.inner);
+      }
+      for (w.place = begin; w.place < end; ++w.place) {
+        for (w.column = 0; w.column == 0 || w.column < kernel.inner; w.column += kMapBlock) {
+          w.cols = smaller(kernel.inner - w.column, kMapBlock);
+          run_block(kernel, plan, w, first);
+        }
+        first = false;
+      }
+    }
   }
 }
 
@@ -160,6 +191,7 @@ template <class T>
 void map(const MapKernel<T>& kernel, int64_t r0, int64_t r1, T* scratch) {
   if (r0 >= r1 || kernel.outer <= 0) return;
   const MapPlan<T> plan = make_plan(kernel, r0, r1, scratch);
+  if (kernel.segments != nullptr) return map_segments(kernel, plan, r0, r1);
   const int64_t outer = kernel.outer, inner = kernel.inner;
   bool first = true;
   MapWindow w{r0, 0, 0, 0, 0, r1};

@@ -107,7 +107,7 @@ CAVS_INLINE bool is_uniform(const MapKernel<T>& kernel, const MapLoad<T>& load) 
 // Many lines to a block if that costs no copy, or if the lines are very narrow.
 template <class T>
 int64_t lines_of_block(const MapKernel<T>& kernel) {
-  if (kernel.inner > kMapBlock / 2) return 1;
+  if (kernel.inner > kMapBlock / 2 || kernel.segments != nullptr) return 1;
   bool free = true;
   for (int i = 0; i < kernel.num_loads; ++i)
     free = free && (is_dense(kernel, kernel.loads[i]) || is_uniform(kernel, kernel.loads[i]));
@@ -197,7 +197,7 @@ void plan_ops(const MapKernel<T>& kernel, const MapPlan<T>& plan) {
   for (int s = 0; s < kernel.num_stores; ++s) {
     const MapStore<T>& store = kernel.stores[s];
     const int32_t writer = plan.writer[store.reg];
-    if (writer != kNoOp && store.mode == StoreMode::kWrite &&
+    if (writer != kNoOp && store.mode == StoreMode::kWrite && kernel.segments == nullptr &&
         (plan.lines == 1 || is_dense(kernel, store)))
       plan.through[writer] = s;
   }

@@ -77,6 +77,7 @@ struct MapLoad {
   Source<T> source;
   int32_t outer_stride;
   bool scalar;
+  bool each = false;  // of MapKernel::segments: by the place in the segment, not by the row
 };
 
 enum class StoreMode : uint8_t {
@@ -103,6 +104,9 @@ struct MapKernel {
   int32_t outer, inner;
   uint64_t seed, step;     // of kUniform
   const int32_t* row_ids;  // of kUniform: the caller's number of row r; null = r
+  // If set, row r stores the sum of what it computes over j in [segments[r], segments[r + 1]), in
+  // ascending order; all stores are kWrite, and kUniform there is none.
+  const int32_t* segments;
 };
 
 constexpr int32_t kMapBlock = 256;

@@ -171,11 +171,11 @@ def test_gradients_summed_a_task_at_a_time(model, batch, specialise, serial):
 
 
 @examples(40)
-@given(models(), batches(), st.booleans())
-def test_programs_that_hold_less(model, batch, serial):
-    """As if every plain one held too much, and every other one less than that."""
+@given(models(), batches(), st.sampled_from(pipeline.WAYS), st.booleans())
+def test_programs_that_hold_less(model, batch, way, serial):
+    """As if every plain one held too much, and that way less."""
     always = mock.Mock(return_value=True)
-    with mock.patch.multiple(pipeline, _holds_much=always, _holds_less=always):
+    with mock.patch.multiple(pipeline, _holds_much=always, _holds_less=always, WAYS=[way]):
         compare(model, batch, FLOAT64, serial=serial)
 
 

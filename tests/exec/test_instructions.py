@@ -472,3 +472,49 @@ def test_rows_without_parents_are_not_multiplied(rng, count, k, n):
     wide = e.output(out[0])
     assert np.isinf(wide[first, n - 1]).all()
     assert not wide[second].any() and not wide[roots].any()
+
+
+@pytest.mark.parametrize("columns", [W, 300])
+def test_a_map_summed_over_parents(rng, columns):
+    """Of the row itself, of each parent and of the edge to it; three blocks, one of them a number."""
+    graphs = graphs_of(rng)
+    children = batch_children(graphs)
+    edges, n = edges_of(children), len(children)
+    width = 3 * columns
+    m = Hand()
+    x, weight = m.buffer("feature", VERTEX, width), m.buffer("feature", EDGE, 1, index=1)
+    scale = m.buffer("param", width=columns)
+    h, parents = (m.buffer("arena", VERTEX, width, last=2, held=held) for held in ("all", "inner"))
+    ew, out = m.buffer("arena", EDGE, 1, last=2), m.buffer("arena", VERTEX, width, first=2, last=2)
+    first = [m.op("copy", VERTEX, inputs=[index(x, width, "order")], out=self_(h, width))]
+    first.append(m.op("copy", EDGE, inputs=[index(weight, 1, "edge_order")], out=self_(ew, 1)))
+    m.rows(VERTEX, first)
+    kept = m.op("copy", INNER, inputs=[index(x, width, "order")], out=self_(parents, width))
+    m.p.add_stage({"kind": "rows", "space": INNER, "body": [kept]})
+    loads = [
+        (self_(h, width), columns, False),
+        (index(parents, width, "parents"), columns, False),
+        (index(ew, 1, "out"), 0, True),
+        (one(scale, columns), 0, False),
+    ]
+    ops = [("mul", 4, 0, 1, 0, 0.0), ("fma", 4, 4, 2, 3, 0.0)]
+    total = m.op(
+        "map",
+        VERTEX,
+        loads=loads,
+        ops=ops,
+        stores=[(out, 0, columns, "write", 4)],
+        registers=5,
+        outer=3,
+        inner=columns,
+        outward=True,
+    )
+    m.rows(VERTEX, [total])
+    xs, ws = rng.standard_normal((n, width)), rng.standard_normal((len(edges), 1))
+    s = rng.standard_normal(columns)
+    expected = np.zeros((n, width))
+    for (parent, child, _), w in zip(edges, ws, strict=True):
+        expected[child] += xs[child] * xs[parent] * w + np.tile(s, 3)
+    e = _engine.Executor(m.finish(outputs=[out]), [s])
+    e.run(schedule(graphs), [xs, ws], [])
+    np.testing.assert_allclose(e.output(out), expected, rtol=1e-12, atol=1e-12)

@@ -104,8 +104,9 @@ OVER_ALL_ROWS = {
     "count_rows",
     "cross_entropy_grad",
 }  # one value for the batch
-# Whole recurrences, which no executor of the CPU runs: tests/cuda/test_recurrence.py.
-ON_DEVICES = {"lstm", "lstm_grad", "lstm_weight_grad"}
+# Whole recurrences, which no executor of the CPU runs: tests/cuda/test_recurrence.py; and what no
+# other runs, where a step would hold much: tests/compiler/test_sums_at_child.py.
+ELSEWHERE = {"lstm", "lstm_grad", "lstm_weight_grad", "gather_out", "sum_out"}
 BY_ROW_NUMBER = {"uniform"}  # a row of the batch draws other numbers than the row alone
 
 
@@ -188,7 +189,7 @@ def test_an_operator_without_a_case_fails():
         case_of("a new operator")
 
 
-@pytest.mark.parametrize("name", sorted(set(REGISTRY) - ON_DEVICES))
+@pytest.mark.parametrize("name", sorted(set(REGISTRY) - ELSEWHERE))
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "passes"),
     [(np.float64, 1e-12, None), (np.float64, 1e-12, ALL_OFF), (np.float32, 2e-5, None)],
@@ -215,7 +216,7 @@ def test_engine_equals_evaluate(name, dtype, tolerance, passes):
 
 @pytest.mark.parametrize(
     "name",
-    sorted(n for n, op in REGISTRY.items() if op.vjp and n not in ON_DEVICES | {"stop_gradient"}),
+    sorted(n for n, op in REGISTRY.items() if op.vjp and n not in ELSEWHERE | {"stop_gradient"}),
 )
 def test_gradient_equals_finite_differences(name):
     model, batch = case_of(name), cavs.batch(graphs(1))
@@ -228,7 +229,7 @@ def test_gradient_equals_finite_differences(name):
     assert exact == pytest.approx(numeric_slope(model, batch, direction), rel=1e-6, abs=1e-8)
 
 
-@pytest.mark.parametrize("name", sorted(set(REGISTRY) - OVER_ALL_ROWS - BY_ROW_NUMBER - ON_DEVICES))
+@pytest.mark.parametrize("name", sorted(set(REGISTRY) - OVER_ALL_ROWS - BY_ROW_NUMBER - ELSEWHERE))
 def test_a_batch_equals_its_graphs_stacked(name):
     model, made = case_of(name), graphs(3)
     session = cavs.Session(model, dtype=np.float64)

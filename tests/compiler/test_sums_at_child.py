@@ -1,0 +1,297 @@
+"""What a parent makes for each of its children, made by the child: no row is held for each edge."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cavs
+from cavs import nn, ops
+from cavs.compiler import pipeline
+from cavs.compiler.pipeline import Passes
+from tests.oracle import agrees, assert_close, reference
+from tests.runtime.test_standing_cases import STRUCTURES
+from tests.runtime.trees import CLASSES, WORDS, Classifier, OfRoots, treebank
+
+SIZE = 8
+WAYS = [way for way in pipeline.WAYS if way[1]]
+# What a cell reads of child, parent x and the number of an edge, which are summed over the children
+# before they are multiplied.
+READS = {
+    "a function": lambda c, x, w: ops.relu(c),
+    "weighted": lambda c, x, w: c * w,
+    "by the parent": lambda c, x, w: ops.tanh(c * x + w),
+    "of the parent too": lambda c, x, w: ops.tanh(c) * ops.sigmoid(x) * w + x * c,
+    "the greater": lambda c, x, w: ops.maximum(c, x) * ops.where(c > 0, w, c),
+    "a product": lambda c, x, w: c * c * (x + 1.0),
+}
+
+
+class Each(cavs.VertexFunction):
+    """``read`` of every child, folded, is multiplied."""
+
+    def __init__(self, read, size=SIZE, fold="sum"):
+        self.read, self.fold = read, fold
+        self.state = cavs.State(h=size, g=size)
+        self.U, self.V = cavs.Parameter((size, size)), cavs.Parameter((size, size))
+
+    def vertex(self, v):
+        children, x = v.gather(), v.pull("x")
+        read = self.read(children.h, x, v.edge("w"))
+        folded = getattr(read, self.fold)()
+        h = ops.tanh(x + folded @ self.U + children.g.sum() @ self.V)
+        v.scatter(h=h, g=ops.sigmoid(h) * x)
+        v.push(h)
+
+
+class Weighted(Classifier):
+    """A classifier over graphs with numbers at their edges."""
+
+    def forward(self, batch):
+        h = self.tree(batch.graph, x=self.embedding(batch["token"]), w=batch["w"])
+        return self.output(h)
+
+
+def shared(seed, graphs=3, absent=0.4):
+    """Graphs whose edges outnumber their vertices, and some of one vertex; words at some of any."""
+    rng = np.random.default_rng(seed)
+    made = [numbered([[]], rng, absent)]
+    for n in rng.integers(4, 14, graphs):
+        children = [rng.integers(0, v, rng.integers(0, 5)).tolist() if v else [] for v in range(n)]
+        made.append(numbered(children, rng, absent))
+    return cavs.batch(made)
+
+
+def numbered(children, rng, absent=0.4):
+    n, edges = len(children), sum(map(len, children))
+    token = np.where(rng.random(n) < absent, -1, rng.integers(0, WORDS, n))
+    label = rng.integers(0, CLASSES, n)
+    w = rng.normal(size=(edges, 1))
+    return cavs.Graph(children, {"token": token, "label": label}, edge_features={"w": w})
+
+
+def forced(way):
+    """Every training is compiled that way."""
+    always = mock.Mock(return_value=True)
+    return mock.patch.multiple(pipeline, _holds_much=always, _holds_less=always, WAYS=[way])
+
+
+def sums(session, batch):
+    return [i for i in session.compiled(batch).program.instructions if i.outward]
+
+
+def checked(model, batch, way, tolerance=1e-11, **options):
+    with forced(way):
+        session, gradients = agrees(model, batch, tolerance, **options)
+        assert sums(session, batch)
+    return session, gradients
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("way", WAYS, ids=["products last", "products in the loop"])
+@pytest.mark.parametrize("read", READS)
+def test_a_function_of_each_child(read, way, merged):
+    model = Weighted(Each(READS[read]), SIZE)
+    model.initialize(0, np.float64)
+    checked(model, shared(1), way, passes=Passes(merge_vertices=merged))
+    checked(model, shared(2), way, 1e-4, dtype=np.float32, passes=Passes(merge_vertices=merged))
+
+
+@pytest.mark.parametrize("specialise", [False, True])
+@pytest.mark.parametrize("fold", ["max", "mean"])
+def test_a_fold_that_gives_each_child_its_own(fold, specialise):
+    model = Weighted(Each(READS["of the parent too"], fold=fold), SIZE)
+    model.initialize(0, np.float64)
+    for absent in (0.0, 0.4, 1.0):
+        checked(model, shared(3, absent=absent), WAYS[0], passes=Passes(specialise=specialise))
+
+
+@pytest.mark.parametrize("size", [1, 300])
+def test_rows_of_one_column_and_of_several_blocks(size):
+    """The widest is cut in two by the kernels that make it (kMapBlock)."""
+    reads = READS["by the parent"] if size > 4 else READS["a function"]
+    model = Weighted(Each(reads, size), size)
+    model.initialize(0, np.float64)
+    checked(model, shared(4, graphs=2), WAYS[1])
+
+
+class Matrices(cavs.VertexFunction):
+    """States of rank two, weighted by one number for each row, and by a row of their own."""
+
+    def __init__(self):
+        self.state = cavs.State(H=(3, 4))
+        self.r, self.U = cavs.Parameter((3, 1), init="uniform"), cavs.Parameter((12, 12))
+
+    def vertex(self, v):
+        c, x = v.gather(), ops.reshape(v.pull("x"), (3, 4))
+        each = ops.tanh(c.H * x * self.r) * v.edge("w") + c.H * ops.reshape(
+            v.pull("x")[0:3], (3, 1)
+        )
+        y = ops.reshape(ops.reshape(each.sum(), (12,)) @ self.U, (3, 4))
+        v.scatter(H=ops.tanh(x + y))
+        v.push(ops.reshape(ops.tanh(x + y), (12,)))
+
+
+class OfMatrices(cavs.Model):
+    def __init__(self):
+        self.embedding, self.tree = nn.Embedding(WORDS, 12), Matrices()
+        self.output = nn.Linear(12, CLASSES)
+
+    def loss(self, batch):
+        h = self.tree(batch.graph, x=self.embedding(batch["token"]), w=batch["w"])
+        return ops.cross_entropy(self.output(h), batch["label"])
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["products last", "products in the loop"])
+def test_states_of_rank_two(way):
+    model = OfMatrices()
+    model.initialize(0, np.float64)
+    checked(model, shared(5), way)
+
+
+@pytest.mark.parametrize("cell", ["attention", "maximum"])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_all_structures(structure, cell):
+    """Of leaves, shared children, several roots, up to 50 children; twice the same one."""
+    rng = np.random.default_rng(0)
+    batch = cavs.batch([numbered(children, rng) for children in STRUCTURES[structure]])
+    made = nn.TreeAttention(SIZE, SIZE) if cell == "attention" else Each(READS["weighted"])
+    model = Classifier(made, SIZE) if cell == "attention" else Weighted(made, SIZE)
+    model.initialize(0, np.float64)
+    with forced(WAYS[0]):
+        agrees(model, batch)
+
+
+def test_one_vertex_at_a_time_and_on_two_threads():
+    model, batch = Weighted(Each(READS["by the parent"]), SIZE), shared(6, graphs=30)
+    model.initialize(0, np.float64)
+    before = cavs.num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 2):
+            cavs.set_num_threads(threads)
+            session, gradients = checked(model, batch, WAYS[0])
+            found.append({k: g.copy() for k, g in gradients.items()})
+    finally:
+        cavs.set_num_threads(before)
+    assert all((found[1][k] == g).all() for k, g in found[2].items())
+    session.set_serial(True)
+    _, serial = session.gradients(batch)
+    for name, g in found[0].items():
+        assert_close(serial[name], g, 1e-12, name)
+
+
+@st.composite
+def expressions(draw, depth=3):
+    """A function of child, parent and edge."""
+    leaf = st.sampled_from(["child", "parent", "edge"])
+    kinds = st.sampled_from(["tanh", "sigmoid", "add", "mul", "sub", "where"]) if depth else leaf
+    kind = draw(st.one_of(leaf, kinds))
+    if kind in ("child", "parent", "edge"):
+        at = ["child", "parent", "edge"].index(kind)
+        return lambda *values: values[at]
+    first, second = draw(expressions(depth - 1)), draw(expressions(depth - 1))
+    return {
+        "tanh": lambda *v: ops.tanh(first(*v)),
+        "sigmoid": lambda *v: ops.sigmoid(first(*v)),
+        "add": lambda *v: first(*v) + second(*v),
+        "mul": lambda *v: first(*v) * second(*v),
+        "sub": lambda *v: first(*v) - second(*v),
+        "where": lambda *v: ops.where(first(*v) > 0.1, second(*v), first(*v)),
+    }[kind]
+
+
+@settings(max_examples=40, deadline=None)
+@given(expressions(), st.integers(0, 2**31), st.sampled_from(WAYS), st.booleans())
+def test_any_function_of_child_parent_and_edge(read, seed, way, merged):
+    model = Weighted(Each(lambda c, x, w: c * 0.5 + read(c, x, w)), SIZE)
+    model.initialize(0, np.float64)
+    batch = shared(seed)
+    with forced(way):
+        agrees(model, batch, 1e-9, passes=Passes(merge_vertices=merged))
+
+
+class Linear(cavs.VertexFunction):
+    """Wide values of edges; draws of dropout at them; a product for each."""
+
+    def __init__(self, how):
+        self.how, self.dropout = how, nn.Dropout(0.5)
+        self.state = cavs.State(h=SIZE)
+        self.U = cavs.Parameter((SIZE, SIZE))
+
+    def vertex(self, v):
+        c = v.gather()
+        read = c.h * v.edge("w") if self.how == "feature" else self.dropout(c.h)
+        h = ops.tanh(v.pull("x") + read.sum() @ self.U)
+        v.scatter(h=h)
+        v.push(h)
+
+
+@pytest.mark.parametrize("how", ["feature", "dropout"])
+def test_what_has_a_wide_row_for_each_edge_anyway_stays(how):
+    rng = np.random.default_rng(0)
+    children = [[], [], [0, 1], [2, 0, 1]]
+    features = {"token": [1, 2, -1, -1], "label": [0, 1, 2, 3]}
+    w = rng.normal(size=(5, SIZE))
+    batch = cavs.batch([cavs.Graph(children, features, edge_features={"w": w})] * 2)
+    model = Weighted(Linear(how), SIZE)
+    model.initialize(0, np.float64)
+    with forced(WAYS[0]):
+        session, _ = agrees(model, batch)
+        assert not sums(session, batch)
+
+
+def test_what_a_step_holds_is_what_the_compiler_says():
+    """A maximum over merged vertices judged at their roots; the other way holds a third more."""
+
+    class Greatest(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=40)
+            self.U = cavs.Parameter((40, 40))
+
+        def vertex(self, v):
+            h = ops.tanh(v.pull("x") + v.gather().h.max() @ self.U)
+            v.scatter(h=h)
+            v.push(h)
+
+    trees = treebank(25)
+    batch = cavs.batch(
+        [
+            cavs.Graph(g.topology, {"token": g.features["token"]}, graph_features={"label": i % 5})
+            for i, g in enumerate(trees.graphs)
+        ]
+    )
+    plain, less = (
+        cavs.explain(
+            OfRoots(Greatest(), 40, 40), batch, passes=Passes(merge_vertices=True, frugal=frugal)
+        )
+        for frugal in (False, True)
+    )
+    assert less.run.peak_bytes < 0.77 * plain.run.peak_bytes
+    assert "sum over parents of" in less.program
+    assert "sum over parents of" not in plain.program
+    # A kernel of the CPU alone has no text for devices.
+    assert len(less.cuda) < len(less.kernels) and len(plain.cuda) == len(plain.kernels)
+
+
+def test_the_oracle_reads_what_edges_hold():
+    """The interpreter of the rewritten graph gives what that of the traced one gives."""
+    from cavs.ir.interpret import interpret
+    from cavs.passes.cotangents_at_child import alike_at_child, slots_of_edges, sums_at_child
+    from cavs.passes.simplify import simplify
+    from tests.oracle import inputs_of
+
+    model, batch = Weighted(Each(READS["of the parent too"]), SIZE), shared(7)
+    model.initialize(0, np.float64)
+    before, expected = reference(model, batch)
+    alike = alike_at_child(simplify(before))
+    after = simplify(sums_at_child(alike, slots_of_edges(alike)))
+    assert {"gather_out", "sum_out"} <= {n.op.name for n in after.nodes()}
+    found = interpret(after, inputs_of(batch))
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        assert_close(found[key], values, 1e-12, key)
