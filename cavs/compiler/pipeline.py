@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cavs.compiler.columns import store_side_by_side
 from cavs.compiler.lower import Lowering
@@ -57,7 +57,7 @@ class Passes:
     frugal: bool = True
 
 
-WAYS = ((True, False), (False, True), (True, True))  # to hold less, see `_Compiler.finish`
+WAYS = ((True, False), (False, True), (True, True))  # frugal and outward, see `_Compiler.finish`
 MOST = 1.5  # so many times what backward reads a step should hold at most
 
 # Of a session that is given none, by where it runs. On a device a launch costs more than what it
@@ -132,15 +132,17 @@ def compile_graph(
     # Gradients of replicas leave one by one, which those that a loop sums do not.
     spare = training and not beside and not replicated
     spare &= passes.frugal and passes.partition and passes.plan_memory
-    before = c.stages
-    compiled = c.finish(graph)
+
+    def finished(frugal: bool = False, outward: Collection[SlotKey] = ()) -> Compiled:
+        return replace(c, stages=list(c.stages)).finish(graph, frugal, outward)
+
+    compiled = finished()
     if shape is None or not spare:
         return compiled
     edges = slots_of_edges(compiled.graph)
-    for frugal, outward in WAYS:
+    for frugal, outward in WAYS if edges else WAYS[:1]:
         if _holds_much(compiled.program, shape):
-            c.stages = list(before)  # of its own: the others have the stages that made them
-            other = c.finish(graph, frugal, edges if outward else ())
+            other = finished(frugal, edges if outward else ())
             if _holds_less(other.program, compiled.program, shape):
                 compiled = other
     return compiled
@@ -174,13 +176,10 @@ class _Compiler:
             self.stages.append((name, print_graph(graph)))
         return graph
 
-    def finish(
-        self, graph: Graph, frugal: bool = False, outward: Collection[SlotKey] = ()
-    ) -> Compiled:
+    def finish(self, graph: Graph, frugal: bool, outward: Collection[SlotKey]) -> Compiled:
         """Compiles a differentiated graph. frugal: so that little is held at once, though products
-        of gradients are of fewer rows, and those at children of more; outward: slots of which
-        no row is held for each edge, though what parents make for each is made where it is read."""
-        self.stages = list(self.stages)
+        of gradients are of fewer rows, and those at children of more. outward: slots of which no
+        row is held for each edge, though what parents make for each is made where it is read."""
         passes, done = self.passes, self.done
         rules = RULES if passes.simplify else CANONICAL
 

@@ -29,8 +29,8 @@ def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
 class Domain(NamedTuple):
     """What a row of a value is: one row in all, or one a graph, a vertex, an edge.
 
-    A row of "out" is an edge as well, of the child that it leads from: of "edge", of the parent. The
-    two never meet.
+    A row of "out" is an edge too, of the child that it leads from; one of "edge" is of the parent.
+    The two never meet.
     ``kind`` restricts vertices (or these edges of them) to those specialised alike; None is all.
     Of "present" rows, which are the vertices where an integer feature is, it is the feature's name;
     they meet others only through the operators take and place.

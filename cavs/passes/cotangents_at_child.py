@@ -92,8 +92,8 @@ def _made_at_child(graph: Graph, slot: Slot, source: Node, held: dict[Node, Slot
     slots = dict(held)
 
     def read(x: Node, alike: bool) -> Node:
-        names = f"{slot.name} {len(slots)}"
-        slots.setdefault(x, Slot(names, slot.structure, x.shape, backward=True, alike=alike))
+        name = f"{slot.name} {len(slots)}"
+        slots.setdefault(x, Slot(name, slot.structure, x.shape, backward=True, alike=alike))
         return apply("gather_out", slot=slots[x], domain=OUT)
 
     def narrow(x: Node) -> bool:

@@ -145,8 +145,8 @@ class _Partitioner:
             moves.run()
 
     def sink(self, edges: bool = False) -> None:
-        """Eager elementwise nodes that one loop alone reads move into it. edges: those of edges also
-        where more is read to make them."""
+        """Eager elementwise nodes that one loop alone reads move into it. edges: those of edges
+        also where more is read to make them."""
         for n in reversed(self.compute):
             if n in self.loop or not is_elementwise(n) or not n.type.domain.by_structure:
                 continue
@@ -360,8 +360,8 @@ def partition(
 
     hoist: what can be is computed once for all rows; sink: elementwise nodes move into the loop
     that reads them; recompute: cheap values are computed again instead of kept; sums_in_loops: a
-    gradient is summed a task at a time where a loop makes what it is a sum of; edges_in_loops: values of edges alone move
-    into it whatever they are made of, so that no row is held for each.
+    gradient is summed a task at a time where a loop makes what it is a sum of; edges_in_loops:
+    values of edges move into the loop that reads them whatever they are made of.
     """
     p = _Partitioner(graph, recompute)
     if not hoist:

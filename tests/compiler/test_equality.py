@@ -175,7 +175,7 @@ def test_gradients_summed_a_task_at_a_time(model, batch, specialise, serial):
 def test_programs_that_hold_less(model, batch, way, serial):
     """As if every plain one held too much, and that way less."""
     always = mock.Mock(return_value=True)
-    with mock.patch.multiple(pipeline, _holds_much=always, _holds_less=always, WAYS=[way]):
+    with mock.patch.multiple(pipeline, _holds_much=always, _holds_less=always, WAYS=(way,)):
         compare(model, batch, FLOAT64, serial=serial)
 
 

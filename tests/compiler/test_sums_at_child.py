@@ -77,7 +77,7 @@ def numbered(children, rng, absent=0.4):
 def forced(way):
     """Every training is compiled that way."""
     always = mock.Mock(return_value=True)
-    return mock.patch.multiple(pipeline, _holds_much=always, _holds_less=always, WAYS=[way])
+    return mock.patch.multiple(pipeline, _holds_much=always, _holds_less=always, WAYS=(way,))
 
 
 def sums(session, batch):

@@ -441,28 +441,3 @@ def test_peak_is_reached_by_values_alive_together():
     r = executor.report()
     assert r["peak_bytes"] == 2 * n * width * 8
     assert r["arena_bytes"] < 1.05 * r["peak_bytes"]
-
-
-@pytest.mark.parametrize(
-    ("space", "read", "ops", "store", "outward", "message"),
-    [
-        (EDGE, self_, [], "write", True, "sums over parents of rows of edge"),
-        (VERTEX, self_, [], "sum", True, "sums over parents and over columns"),
-        (VERTEX, self_, [("uniform", 1, 0, 0, 0)], "write", True, "draws numbers for each parent"),
-        (VERTEX, index, [], "write", False, "by index with array parents"),
-        (VERTEX, index, [], "write", True, "through parents"),
-    ],
-)
-def test_maps_summed_over_parents(space, read, ops, store, outward, message):
-    """The last reads rows of leaves, of which none is a parent."""
-    m = Hand()
-    held, last = ("leaves", 1) if read is index else ("all", 0)
-    x, out = m.buffer("feature", VERTEX, 4), m.buffer("arena", space, 4, last=last)
-    h = m.buffer("arena", VERTEX if read is index else space, 4, last=last, held=held)
-    if held == "leaves":
-        m.rows(LEAF, [m.op("copy", LEAF, inputs=[index(x, 4, "order")], out=self_(h, 4))])
-    load = index(h, 4, "parents") if read is index else self_(h, 4)
-    number = m.map(space, [load], ops, [(out, 0, store)], 4, outward=outward)
-    m.rows(VERTEX, [number])
-    with pytest.raises(ValueError, match=message):
-        m.finish(outputs=[out])
