@@ -22,6 +22,7 @@ from cavs.passes.at_nth_child import at_nth_child
 from cavs.passes.cotangents_at_child import (
     SlotKey,
     alike_at_child,
+    known_at_child,
     multiples_at_child,
     products_at_child,
     slots_of_edges,
@@ -200,6 +201,8 @@ class _Compiler:
             graph = done("trim", simplify(trim(graph), rules))
         if passes.cotangents_at_child and self.training:
             graph = changed("multiples_at_child", graph, multiples_at_child(graph))
+        if outward:
+            graph = changed("known_at_child", graph, known_at_child(graph))
         if passes.merge_products:
             graph = done("merge_products", simplify(merge_products(graph), rules))
         graph = verify(split_gradients(graph), "split_gradients")

@@ -27,8 +27,12 @@ from cavs.ir import (
     toposort,
     users,
 )
+from cavs.passes.partition import COMPARISONS
+from cavs.passes.rules import constant_of, full
 
 NUMBERS = 8  # of a child by which the schedule sorts rows, kNumbers in csrc/graph/graph.h
+# What they make is one of their operands or its negative, or 0 or 1: none of them rounds.
+EXACT = (*COMPARISONS, "broadcast", "maximum", "minimum", "relu", "neg", "abs", "where")
 NARROW = 4  # a value is scattered instead of its multiple if that is so many times wider
 
 
@@ -56,8 +60,12 @@ SlotKey = tuple[Structure, str, tuple[int, ...]]
 
 
 def slots_of_edges(graph: Graph) -> set[SlotKey]:
-    """The slots that hold a row for each edge."""
-    return {_key(s) for s in graph.slots if s.backward and s.base == "edge"}
+    """The slots that hold a cotangent for each edge."""
+    return {_key(s) for s in graph.slots if _is_cotangent_of_edges(s)}
+
+
+def _is_cotangent_of_edges(slot: Slot) -> bool:
+    return slot.backward and slot.base == "edge" and not slot.structure.top_down
 
 
 def _key(slot: Slot) -> SlotKey:
@@ -67,34 +75,51 @@ def _key(slot: Slot) -> SlotKey:
 def sums_at_child(graph: Graph, wanted: Collection[SlotKey]) -> Graph:
     """What a parent scatters to each child apart is made by the child, of what is of the parent, of
     the child, or narrow: so no row is kept for each edge. wanted: of which slots."""
-    held: dict[Node, Slot] = {}
+    held: dict[tuple[Structure, Node], Slot] = {}
     found: dict[Slot, Node] = {}
     for slot, source in graph.slots.items():
-        apart = slot.backward and slot.base == "edge" and not slot.structure.top_down
-        if apart and _key(slot) in wanted:
+        if _is_cotangent_of_edges(slot) and _key(slot) in wanted:
             made = _made_at_child(graph, slot, source, held)
             if made is not None:
                 found[slot] = apply("sum_out", made)
+    _drop_dependent(found)
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
         return found.get(n.attr("slot")) if n.op.name == "gather_grad" else None
 
     if not found:
         return graph
-    new = rewrite(Graph(dict(graph.outputs), graph.slots | {s: n for n, s in held.items()}), rule)
+    slots = graph.slots | {s: n for (_, n), s in held.items()}
+    new = rewrite(Graph(dict(graph.outputs), slots), rule)
     return Graph(new.outputs, {s: n for s, n in new.slots.items() if s not in found})
 
 
-def _made_at_child(graph: Graph, slot: Slot, source: Node, held: dict[Node, Slot]) -> Node | None:
+def _drop_dependent(found: dict[Slot, Node]) -> None:
+    """A value of a child may itself be made of sums over its parents, as in a cell that reads one
+    that runs top-down: these stay as they are."""
+    while True:
+        read = {
+            s: {n.attr("slot") for n in toposort([total]) if n.op.name == "gather_grad"}
+            for s, total in found.items()
+        }
+        dependent = next((s for s, slots in read.items() if not slots.isdisjoint(found)), None)
+        if dependent is None:
+            return
+        del found[dependent]
+
+
+def _made_at_child(
+    graph: Graph, slot: Slot, source: Node, held: dict[tuple[Structure, Node], Slot]
+) -> Node | None:
     """``source``, over the edges that lead to a parent, where all it reads is there. held: slots of
     what it reads at the parent, or at the edge."""
     new: dict[Node, Node] = {}
     slots = dict(held)
 
     def read(x: Node, alike: bool) -> Node:
-        name = f"{slot.name} {len(slots)}"
-        slots.setdefault(x, Slot(name, slot.structure, x.shape, backward=True, alike=alike))
-        return apply("gather_out", slot=slots[x], domain=OUT)
+        name, key = f"{slot.name} {len(slots)}", (slot.structure, x)
+        slots.setdefault(key, Slot(name, slot.structure, x.shape, backward=True, alike=alike))
+        return apply("gather_out", slot=slots[key], domain=OUT)
 
     def narrow(x: Node) -> bool:
         return NARROW * x.type.width <= source.type.width
@@ -103,10 +128,16 @@ def _made_at_child(graph: Graph, slot: Slot, source: Node, held: dict[Node, Slot
         wide = x.type.domain.base == "edge" and not narrow(x)
         return wide and x.op.elementwise and bool(x.inputs)
 
+    def again(x: Node) -> bool:
+        """Whether the child may find other bits than the parent did."""
+        return moved(x) and (x.op.name not in EXACT or any(map(again, x.inputs)))
+
     border = {x for x in toposort([source]) if not moved(x)}
     for x in toposort([source], border):
         base = x.type.domain.base
         if moved(x):
+            if x.op.name in COMPARISONS and any(map(again, x.inputs)):
+                return None  # it may round differently there
             new[x] = rebuild(x, tuple(new[y] for y in x.inputs), OUT)
         elif base == "one":
             new[x] = x
@@ -123,6 +154,18 @@ def _made_at_child(graph: Graph, slot: Slot, source: Node, held: dict[Node, Slot
         return None
     held.update(slots)
     return new[source]
+
+
+def known_at_child(graph: Graph) -> Graph:
+    """What a slot holds that is one number at all parents, as what they do not pull is, need not be
+    read, nor held. After specialisation, which finds out."""
+    known = {s: constant_of(n) for s, n in graph.slots.items()}
+
+    def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
+        value = known[n.attr("slot")] if n.op.name == "gather_out" else None
+        return None if value is None else full(value, n.type)
+
+    return rewrite(graph, rule)
 
 
 def _of_any_child(slot: Slot) -> bool:

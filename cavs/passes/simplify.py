@@ -133,6 +133,30 @@ def _broadcast(node: Node) -> Node | None:
     return None
 
 
+def _repeats_rows(x: Node) -> bool:
+    """Whether it is the rows of a coarser domain, as they are, for each of a finer one."""
+    if x.op.name != "broadcast" or x.inputs[0].op.name == "constant":
+        return False
+    (y,) = x.inputs
+    return y.shape == x.shape and y.type.domain.base != x.type.domain.base
+
+
+@of("matmul", "matmul_tn")
+def _product_of_repeated(node: Node) -> Node | None:
+    """A product of repeated rows is the repeated product; those of gradients read rows where they
+    are."""
+    if node.op.name == "matmul":
+        x, w = node.inputs
+        if not _repeats_rows(x):
+            return None
+        product = apply("matmul", x.inputs[0], w)
+        return apply("broadcast", product, shape=node.shape, domain=node.type.domain)
+    for x, other in (node.inputs, node.inputs[::-1]):
+        if _repeats_rows(x) and x.type.domain == other.type.domain and not _repeats_rows(other):
+            return rebuild(node, tuple(y.inputs[0] if y is x else y for y in node.inputs))
+    return None
+
+
 @of("keep_axis", "reshape", "slice", "concat", "push")
 def _shape(node: Node) -> Node | None:
     """Slices, concatenations and reshapes of each other."""
@@ -327,6 +351,7 @@ RULES = Rules(
     _choice,
     _zero,
     _broadcast,
+    _product_of_repeated,
     _shape,
     _pads,
     _transpose,

@@ -101,10 +101,30 @@ def test_a_function_of_each_child(read, way, merged):
     checked(model, shared(2), way, 1e-4, dtype=np.float32, passes=Passes(merge_vertices=merged))
 
 
+@pytest.mark.parametrize("way", WAYS, ids=["products last", "products in the loop"])
+@pytest.mark.parametrize("read", READS)
+def test_what_all_parents_pull_is_zero(read, way):
+    """Words at leaves alone: a factor, or all that is summed, is a number."""
+    rng = np.random.default_rng(10)
+    graphs = []
+    for n in (4, 9, 14):
+        children = [rng.integers(0, v, rng.integers(0, 4)).tolist() if v else [] for v in range(n)]
+        token = [-1 if kids else int(rng.integers(WORDS)) for kids in children]
+        features = {"token": token, "label": rng.integers(0, CLASSES, n)}
+        w = rng.normal(size=(sum(map(len, children)), 1))
+        graphs.append(cavs.Graph(children, features, edge_features={"w": w}))
+    model, batch = Weighted(Each(READS[read]), SIZE), cavs.batch(graphs)
+    model.initialize(0, np.float64)
+    with forced(way):
+        agrees(model, batch)
+
+
 @pytest.mark.parametrize("specialise", [False, True])
 @pytest.mark.parametrize("fold", ["max", "mean"])
 def test_a_fold_that_gives_each_child_its_own(fold, specialise):
-    model = Weighted(Each(READS["of the parent too"], fold=fold), SIZE)
+    """Of a maximum each child finds by its own row whether it is the greatest."""
+    read = READS["of the parent too"] if fold == "mean" else lambda c, x, w: c
+    model = Weighted(Each(read, fold=fold), SIZE)
     model.initialize(0, np.float64)
     for absent in (0.0, 0.4, 1.0):
         checked(model, shared(3, absent=absent), WAYS[0], passes=Passes(specialise=specialise))
@@ -191,9 +211,10 @@ def expressions(draw, depth=3):
     leaf = st.sampled_from(["child", "parent", "edge"])
     kinds = st.sampled_from(["tanh", "sigmoid", "add", "mul", "sub", "where"]) if depth else leaf
     kind = draw(st.one_of(leaf, kinds))
+    scale = draw(st.sampled_from([1.0, 2.5]))  # a product that may become one with a sum
     if kind in ("child", "parent", "edge"):
         at = ["child", "parent", "edge"].index(kind)
-        return lambda *values: values[at]
+        return lambda *values: values[at] * scale
     first, second = draw(expressions(depth - 1)), draw(expressions(depth - 1))
     return {
         "tanh": lambda *v: ops.tanh(first(*v)),
@@ -205,14 +226,123 @@ def expressions(draw, depth=3):
     }[kind]
 
 
-@settings(max_examples=40, deadline=None)
-@given(expressions(), st.integers(0, 2**31), st.sampled_from(WAYS), st.booleans())
-def test_any_function_of_child_parent_and_edge(read, seed, way, merged):
-    model = Weighted(Each(lambda c, x, w: c * 0.5 + read(c, x, w)), SIZE)
+FOLDS = st.sampled_from(["sum", "mean", "max"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(expressions(), FOLDS, st.integers(0, 2**31), st.sampled_from(WAYS), st.booleans())
+def test_any_function_of_child_parent_and_edge(read, fold, seed, way, merged):
+    model = Weighted(Each(lambda c, x, w: c * 0.5 + read(c, x, w), fold=fold), SIZE)
     model.initialize(0, np.float64)
     batch = shared(seed)
     with forced(way):
         agrees(model, batch, 1e-9, passes=Passes(merge_vertices=merged))
+
+
+COMPARED = {
+    "a multiple": lambda c, x, w: (2.5 * c + x).max(),
+    "the least": lambda c, x, w: -((-(2.5 * c + x)).max()),
+    "with the parent": lambda c, x, w: ops.maximum(2.5 * c + x, x).sum(),
+    "weighted": lambda c, x, w: (c * (x + 0.3) + w).max(),
+    "beside a sum": lambda c, x, w: (c * x + w).max() + (c * x).sum(),
+    "of its columns": lambda c, x, w: ops.tanh(c * 2.5 + x).max(-1).sum() * x,
+}
+
+
+class Compared(Each):
+    def __init__(self, read):
+        super().__init__(read)
+        self.state = cavs.State(h=SIZE)
+
+    def vertex(self, v):
+        read = self.read(v.gather().h, v.pull("x"), v.edge("w"))
+        h = ops.tanh(v.pull("x") + read @ self.U)
+        v.scatter(h=h)
+        v.push(h)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["products last", "products in the loop"])
+@pytest.mark.parametrize("read", COMPARED)
+def test_what_is_compared_is_not_computed_again(read, way):
+    """A child that made it from other pieces might round once more, and not find that it is the
+    greatest."""
+    for absent in (0.0, 0.4):
+        model = Weighted(Compared(COMPARED[read]), SIZE)
+        model.initialize(0, np.float64)
+        with forced(way):
+            agrees(model, shared(8, graphs=12, absent=absent))
+
+
+class Scaled(cavs.VertexFunction):
+    """Children weighted; with ``more``, a second state that all read alike."""
+
+    def __init__(self, more=False):
+        self.more = more
+        self.state = cavs.State(h=SIZE, g=SIZE) if more else cavs.State(h=SIZE)
+
+    def vertex(self, v):
+        c, y = v.gather(), v.pull("y")
+        h = ops.tanh(y + (c.h * v.edge("w")).sum() + (c.h * y).sum())
+        if self.more:
+            h = h + c.g.sum()
+            v.scatter(h=h, g=h * 0.5)
+        else:
+            v.scatter(h=h)
+        v.push(h)
+
+
+class Down(cavs.VertexFunction):
+    """Runs from the roots, weighted by itself."""
+
+    def __init__(self):
+        self.state = cavs.State(h=SIZE)
+
+    def vertex(self, v):
+        y = v.pull("y")
+        h = y + 0.1 * (v.gather().h * y).sum()
+        v.scatter(h=h)
+        v.push(h)
+
+
+class Two(cavs.Model):
+    """A cell above another: both may read the same, or run in other directions, or the upper one
+    may read what is one for the batch."""
+
+    def __init__(self, lower, upper, between=lambda h, x: h):
+        self.embedding = nn.Embedding(WORDS, SIZE)
+        self.lower, self.upper, self.between = lower, upper, between
+        self.output = nn.Linear(SIZE, CLASSES)
+
+    def run(self, cell, batch, y):
+        if isinstance(cell, Down):
+            return cell(batch.graph.reversed(), y=y)
+        return cell(batch.graph, y=y, w=batch["w"])
+
+    def loss(self, batch):
+        x = self.embedding(batch["token"])
+        h = self.between(self.run(self.lower, batch, x), x)
+        return ops.cross_entropy(self.output(self.run(self.upper, batch, h)), batch["label"])
+
+
+STACKS = {
+    "with weights of their own": lambda: Two(Scaled(), Scaled()),
+    "with the same weights": lambda: Two(Scaled(), Scaled(True)),
+    "that pull the same": lambda: Two(Scaled(True), Scaled(True), lambda h, x: x + 0.0 * h),
+    "downwards and up": lambda: Two(Down(), Scaled()),
+    "up and downwards": lambda: Two(Scaled(), Down()),
+    "downwards twice": lambda: Two(Down(), Down()),
+    "beside a mean of all rows": lambda: Two(Scaled(), Scaled(), lambda h, x: x * ops.mean_rows(h)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["products last", "products in the loop"])
+@pytest.mark.parametrize("stack", STACKS)
+def test_cells_above_each_other(stack, way):
+    model = STACKS[stack]()
+    model.initialize(0, np.float64)
+    for absent in (0.0, 0.4):
+        with forced(way):
+            agrees(model, shared(9, absent=absent))
 
 
 class Linear(cavs.VertexFunction):

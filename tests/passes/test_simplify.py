@@ -9,7 +9,7 @@ import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.ir import REGISTRY, VERTEX, apply, constant
+from cavs.ir import EDGE, REGISTRY, VERTEX, apply, constant
 from cavs.passes.rules import constant_of
 from cavs.passes.simplify import simplify_node
 from tests.oracle import assert_close, reference
@@ -66,3 +66,46 @@ def test_dropout_of_an_absent_input_equals_the_oracle(batch: cavs.GraphBatch) ->
     assert_close(loss, expected["loss"], 1e-12, "loss")
     for name, gradient in gradients.items():
         assert_close(gradient, expected[f"grad:{name}"], 1e-12, name)
+
+
+def test_a_product_of_repeated_rows_is_repeated() -> None:
+    """One of every vertex instead of every edge; what takes the rows of a kind alone stays."""
+    x = apply("broadcast", constant(2.0), shape=(6,), domain=VERTEX) * apply("num_children")
+    w = cavs.Parameter((6, 4))
+    at_edges = apply("broadcast", x, shape=(6,), domain=EDGE)
+    product = simplify_node(apply("matmul", at_edges, w))
+    assert (product.op.name, product.type.domain) == ("broadcast", EDGE)
+    assert product.inputs[0] is apply("matmul", x, w)
+    of_kind = apply("broadcast", x, shape=(6,), domain=VERTEX.of_kind(1))
+    assert simplify_node(apply("matmul", of_kind, w)) is apply("matmul", of_kind, w)
+    rows = at_edges * apply("broadcast", x, shape=(6,), domain=EDGE)
+    for pair in ((rows, at_edges), (at_edges, rows)):
+        gradient = simplify_node(apply("matmul_tn", *pair))
+        assert gradient.inputs == tuple(x if y is at_edges else y for y in pair)
+    both = apply("matmul_tn", at_edges, at_edges)
+    assert simplify_node(both) is both
+
+
+class Messages(cavs.VertexFunction):
+    """A product for each child, of what has no cotangent of its own there."""
+
+    def __init__(self) -> None:
+        self.state = cavs.State(h=6)
+        self.U = cavs.Parameter((6, 6))
+
+    def vertex(self, v: Any) -> None:
+        h = ops.tanh(v.pull("x") + (ops.maximum(v.gather().h, v.pull("x")) @ self.U).sum())
+        v.scatter(h=h)
+        v.push(h)
+
+
+def test_a_cotangent_that_all_edges_share_is_multiplied_once() -> None:
+    from tests.oracle import agrees
+    from tests.runtime.trees import Classifier, treebank
+
+    model = Classifier(Messages(), 6)
+    model.initialize(0, np.float64)
+    session, _ = agrees(model, treebank(5))
+    program = session.compiled(treebank(5)).program
+    backward = [i for i in program.instructions if i.kind == "matmul" and i.weight > 0]
+    assert not any(i.space % 2 for i in backward)  # none over edges

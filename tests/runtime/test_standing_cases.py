@@ -212,6 +212,7 @@ CELLS = {
     "maximum": lambda _, size: Reduced(size, "max"),
     "relu of a product": lambda _, size: Reduced(size, "sum", lambda h, x, U: ops.relu(h @ U)),
     "by the parent": lambda _, size: Reduced(size, "sum", lambda h, x, U: h * (x @ U)),
+    "the greater": lambda _, size: Reduced(size, "sum", lambda h, x, U: ops.maximum(h, x) @ U),
 }
 
 
