@@ -114,6 +114,7 @@ def _made_at_child(
     """``source``, over the edges that lead to a parent, where all it reads is there. held: slots of
     what it reads at the parent, or at the edge."""
     new: dict[Node, Node] = {}
+    rounded: set[Node] = set()  # of which the child may find other bits than the parent did
     slots = dict(held)
 
     def read(x: Node, alike: bool) -> Node:
@@ -128,16 +129,15 @@ def _made_at_child(
         wide = x.type.domain.base == "edge" and not narrow(x)
         return wide and x.op.elementwise and bool(x.inputs)
 
-    def again(x: Node) -> bool:
-        """Whether the child may find other bits than the parent did."""
-        return moved(x) and (x.op.name not in EXACT or any(map(again, x.inputs)))
-
     border = {x for x in toposort([source]) if not moved(x)}
     for x in toposort([source], border):
         base = x.type.domain.base
         if moved(x):
-            if x.op.name in COMPARISONS and any(map(again, x.inputs)):
-                return None  # it may round differently there
+            again = not rounded.isdisjoint(x.inputs)
+            if again and x.op.name in COMPARISONS:
+                return None
+            if again or x.op.name not in EXACT:
+                rounded.add(x)
             new[x] = rebuild(x, tuple(new[y] for y in x.inputs), OUT)
         elif base == "one":
             new[x] = x

@@ -15,6 +15,7 @@ from cavs.ir import (
     SLOT_READERS,
     VERTEX,
     BatchRule,
+    Domain,
     Graph,
     Node,
     TensorType,
@@ -141,13 +142,21 @@ def _repeats_rows(x: Node) -> bool:
     return y.shape == x.shape and y.type.domain.base != x.type.domain.base
 
 
+def _has_fewer(rows: Domain, finer: Domain) -> bool:
+    """Whether there are no more of them: vertices with children have edges, graphs vertices, but
+    not all of one kind; leaves that edges do not read are left out by specialisation."""
+    if rows.base == "vertex":
+        return rows.kind == finer.kind
+    return rows.base == "one" or finer == VERTEX
+
+
 @of("matmul", "matmul_tn")
 def _product_of_repeated(node: Node) -> Node | None:
     """A product of repeated rows is the repeated product; those of gradients read rows where they
     are."""
     if node.op.name == "matmul":
         x, w = node.inputs
-        if not _repeats_rows(x):
+        if not _repeats_rows(x) or not _has_fewer(x.inputs[0].type.domain, x.type.domain):
             return None
         product = apply("matmul", x.inputs[0], w)
         return apply("broadcast", product, shape=node.shape, domain=node.type.domain)

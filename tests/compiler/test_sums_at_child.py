@@ -425,3 +425,18 @@ def test_the_oracle_reads_what_edges_hold():
     assert found.keys() == expected.keys()
     for key, values in expected.items():
         assert_close(found[key], values, 1e-12, key)
+
+
+def test_a_long_chain_of_exact_operators_takes_no_longer_than_it_is():
+    """Each reads the one before twice; what is compared at its end rounds nothing."""
+
+    def chain(c, x, w):
+        for _ in range(40):
+            c = ops.maximum(c, ops.minimum(c, x))
+        return c
+
+    model = Weighted(Each(chain, fold="max"), SIZE)
+    model.initialize(0, np.float64)
+    session = cavs.Session(model)
+    with forced(WAYS[0]):
+        assert sums(session, shared(11))

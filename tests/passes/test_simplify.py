@@ -78,6 +78,10 @@ def test_a_product_of_repeated_rows_is_repeated() -> None:
     assert product.inputs[0] is apply("matmul", x, w)
     of_kind = apply("broadcast", x, shape=(6,), domain=VERTEX.of_kind(1))
     assert simplify_node(apply("matmul", of_kind, w)) is apply("matmul", of_kind, w)
+    by_graph = apply("sum_vertices", x)
+    for at, fewer in ((VERTEX, True), (EDGE, False), (VERTEX.of_kind(1), False)):
+        node = apply("matmul", apply("broadcast", by_graph, shape=(6,), domain=at), w)
+        assert (simplify_node(node).op.name == "broadcast") is fewer
     rows = at_edges * apply("broadcast", x, shape=(6,), domain=EDGE)
     for pair in ((rows, at_edges), (at_edges, rows)):
         gradient = simplify_node(apply("matmul_tn", *pair))
