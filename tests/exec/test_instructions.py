@@ -25,11 +25,7 @@ from cavs import _engine
 W = 6
 
 
-@pytest.fixture(autouse=True, params=[1, 2])
-def threads(request):
-    _engine.set_num_threads(request.param)
-    yield request.param
-    _engine.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 @pytest.fixture

@@ -16,11 +16,7 @@ TABLE, W, U, B, V = range(5)
 SIZES = {"d": 40, "h": 120, "scale": 0.08}
 
 
-@pytest.fixture(autouse=True, params=[1, 2])
-def threads(request):
-    _engine.set_num_threads(request.param)
-    yield request.param
-    _engine.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 def case(seed=2, **sizes):

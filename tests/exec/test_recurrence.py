@@ -7,13 +7,6 @@ from hand_programs import TreeRnn, batch_children, random_dag, schedule
 from cavs import _engine
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    _engine.set_num_threads(request.param)
-    yield request.param
-    _engine.set_num_threads(1)
-
-
 def graphs_for(case, rng):
     return {
         "one": [[[]]],

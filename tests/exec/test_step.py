@@ -10,11 +10,7 @@ LR, EPS, DECAY = 0.1, 1e-7, 0.01
 STATES = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}
 
 
-@pytest.fixture(autouse=True, params=[1, 2])
-def threads(request):
-    _engine.set_num_threads(request.param)
-    yield request.param
-    _engine.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 def options(kind, t=1, **rest):

@@ -19,12 +19,7 @@ from hand_programs import (
 
 from cavs import _engine
 
-
-@pytest.fixture(autouse=True, params=[1, 2])
-def threads(request):
-    _engine.set_num_threads(request.param)
-    yield request.param
-    _engine.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 def test_sums_over_all_rows():

@@ -19,13 +19,6 @@ from hand_programs import (
 from cavs import _engine
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    _engine.set_num_threads(request.param)
-    yield request.param
-    _engine.set_num_threads(1)
-
-
 @pytest.mark.parametrize("columns", [6, 300])
 def test_a_map_summed_over_parents(threads, columns):
     """Of the row itself, each parent and the edge to it; in three blocks, of which one is a row."""
