@@ -1,4 +1,4 @@
-"""Whether `auto` takes a fast builder: every one it chooses from, measured in turns.
+"""Whether `auto` takes a fast builder: all that are registered and all it chooses from, in turns.
 
 All ranks of one run train the SST Tree-LSTM with every builder, a step of each in a round, so that
 what else the machine does meets all of them. Beside the measured time stands what the simulation
@@ -16,16 +16,16 @@ import random
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.bounds import Row, judged, missed, verdict
-from benchmarks.distributed import Runner, make_runner, run_ranks
+from benchmarks.distributed import Runner, make_runner, run_linked
 from benchmarks.harness import markdown, write_report
-from benchmarks.links import over_tcp, refusal, slow_links
-from benchmarks.places import RESULTS
+from benchmarks.links import refusal
+from benchmarks.places import GridParser
+from cavs.distributed.builders import REGISTRY
 from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
 from cavs.distributed.cost import CANDIDATES, Compute, calibrate, simulate
 from cavs.distributed.hosts import cluster_of, hosts_of
@@ -35,6 +35,7 @@ from cavs.distributed.strategy.measure import measured_variables
 
 SLOWER = 0.1  # that auto may be
 AUTO = "auto"
+BUILDERS = tuple(dict.fromkeys((*CANDIDATES, *REGISTRY)))
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def targets(result: dict[str, Any]) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.choices", description=__doc__)
+    parser = GridParser("choices", __doc__ or "")
     add = parser.add_argument
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR", help="holds sst/")
     add("--ranks", type=int, nargs="+", default=[2, 4], metavar="N")
@@ -159,9 +160,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--batch-size", type=int, default=16, help="graphs a rank")
     add("--batches", type=int, default=3, help="different ones")
     add("--rounds", type=int, default=15)
-    add("--builders", nargs="+", default=list(CANDIDATES), metavar="NAME")
+    add("--builders", nargs="+", default=list(BUILDERS), metavar="NAME")
     add("--megabits", type=float, nargs="*", default=[], metavar="X", help="of slow links")
-    add("--out", default=str(RESULTS / "choices.json"), metavar="FILE")
     add("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if not given.data:
@@ -180,15 +180,10 @@ def main(arguments: list[str] | None = None) -> int:
         program = ["-m", "benchmarks.choices", "--rank", *own]
         for megabits in given.megabits or [0.0]:
             command = command_of(find_mpirun(), ranks, program)
-            if megabits:
-                with slow_links(ranks, megabits) as inside:
-                    at = command.index(sys.executable)
-                    results.append(run_ranks(over_tcp([*command[:at], *inside, *command[at:]])))
-                results[-1]["megabits"] = megabits
-            else:
-                results.append(run_ranks(command))
+            results.append(run_linked(command, ranks, megabits))
+            results[-1]["megabits"] = megabits
             print("\n" + show(results[-1]), flush=True)
-    write_report(Path(given.out), "\n\n".join(map(show, results)), results)
+    write_report(given.out, "\n\n".join(map(show, results)), results)
     return 1 if any(missed(targets(result)) for result in results) else 0
 
 

@@ -1,18 +1,22 @@
 """Simulated steps of strategies: on the clusters of AutoDist, and on up to 1,024 workers.
 
 Clusters and models are those of Zhang 2020, Tables 7.2 and 7.3, and a Tree-LSTM. Nothing is
-measured: times are those of the simulation in `cavs.distributed.cost`.
+measured: times are those of the simulation in `cavs.distributed.cost`. On every cluster what `auto`
+takes is held against every builder, with options too that it does not choose from.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import sys
 from collections.abc import Callable, Sequence
 
-from cavs.distributed.builders import build
-from cavs.distributed.cost import CANDIDATES, Compute, compare, simulate
+from benchmarks.bounds import Row, judged, missed, verdict
+from cavs.distributed.builders import REGISTRY, build
+from cavs.distributed.cost import CANDIDATES, Compute, compare, make_strategy, simulate
 from cavs.distributed.resources import GIGABIT, Network, Node, ResourceSpec
-from cavs.distributed.strategy import Variable
+from cavs.distributed.strategy import Strategy, Variable
 
 # GPUs and Gbit/s of every node; one connection between AWS nodes reaches 10 Gbit/s.
 TABLE = {
@@ -135,6 +139,48 @@ def line(model: str, place: str, resources: ResourceSpec) -> str:
     return f"{model:12} {place:>8}{columns}  {best.builder}"
 
 
+SLOWER = 0.1  # that auto may be
+RIVALS = (
+    *REGISTRY,
+    *(f"{name}(chunk={n})" for name in ("AllReduce", "Parallax") for n in (2, 16, 64)),
+    "PartitionedAR(chunk=16)",
+    "RandomAxisPartitionAR(chunk=16, seed=1)",
+    "Horovod(fusion=4194304)",
+    *(f"{name}(two_level=False)" for name in ("PSLoadBalancing", "PartitionedPS", "Poseidon")),
+    *(
+        f"{name}(local_replication=True)"
+        for name in (
+            "PS",
+            "PSLoadBalancing",
+            "PartitionedPS",
+            "UnevenPartitionedPS",
+            "Parallax",
+            "Poseidon",
+        )
+    ),
+)
+
+
+def rivals(model: str, where: str, beside: bool) -> Row:
+    """How much slower auto is on a cluster than the fastest of `RIVALS`, and which that is.
+
+    beside: whether the GPUs compute while messages travel, or nothing hides these.
+    """
+    make, seconds = MODELS[model]
+    variables, resources = make(), cluster(where)
+    compute = Compute(seconds / 3, seconds * 2 / 3) if beside else Compute()
+
+    def took(strategy: Strategy) -> float:
+        return simulate(strategy, variables, resources, compute).seconds
+
+    mine = took(make_strategy("auto", variables, resources, compute))
+    times = {name: took(build(name, variables, resources)) for name in RIVALS}
+    best = min(times, key=times.__getitem__)
+    hidden = "" if beside else ", nothing hides messages"
+    measure = f"{model} on {where}{hidden}: auto takes longer than {best}"
+    return judged(measure, mine / times[best] - 1, SLOWER, False, "{:.1%}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clusters", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["vgg16", "tree_lstm"])
@@ -147,6 +193,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="on nodes of four GPUs and 50 Gbit/s",
     )
+    parser.add_argument(
+        "--judged",
+        nargs="*",
+        choices=MODELS,
+        default=list(MODELS),
+        metavar="MODEL",
+        help="on all clusters",
+    )
     given = parser.parse_args(argv)
     print("ms a step" + " " * 12 + "".join(f"{name:>20}" for name in SHOWN) + "  auto takes")
     for model in given.models:
@@ -155,7 +209,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for workers in given.workers:
             gpus = min(workers, 4)
             print(line(model, str(workers), nodes([(gpus, 50)] * (workers // gpus))), flush=True)
-    return 0
+    rows = []
+    for model in given.judged:
+        for name, beside in itertools.product(TABLE, (True, False)):
+            rows.append(rivals(model, name, beside))
+            print(f"{len(rows)} of {2 * len(given.judged) * len(TABLE)}", file=sys.stderr)
+    print(verdict(rows))
+    return 1 if missed(rows) else 0
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import numpy as np
 import cavs
 from benchmarks.disturbed import Ended, judge
 from benchmarks.harness import markdown, write_report
-from benchmarks.places import RESULTS
+from benchmarks.places import GridParser
 from benchmarks.samples import ROOT
 from benchmarks.sentiment import Sentiment, trees
 from cavs.distributed import Trainer
@@ -122,7 +122,7 @@ def run(
             )
             still = None
             if kill is not None:
-                still = _kill(process, folder, watch, *kill)
+                still = _kill(process, folder, watch, *kill, given.limit)
             status = _wait(process, given.limit)
             errors.seek(0)
             said = errors.read().decode(errors="replace")
@@ -154,8 +154,9 @@ def _kill(
     victim: int,
     step: int,
     later: float,
+    limit: float,
 ) -> float | None:
-    """Seconds until every survivor has ended another step; None if none of them did."""
+    """Seconds until all survivors have ended another step, or all of it; None: none was killed."""
     while watch[victim] < step:
         if process.poll() is not None:
             return None
@@ -164,9 +165,9 @@ def _kill(
     os.kill(int((folder / f"pid{victim}").read_text()), signal.SIGKILL)
     begun, others = time.monotonic(), np.arange(len(watch)) != victim
     reached = int(watch[others].max())
-    while watch[others].min() <= reached:
-        if process.poll() is not None:
-            return None
+    while watch[others].min() <= reached and process.poll() is None:
+        if time.monotonic() - begun > limit:
+            break
         time.sleep(1e-3)
     return time.monotonic() - begun
 
@@ -187,7 +188,7 @@ def undisturbed(given: argparse.Namespace, strategy: str) -> list[Ended]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser = GridParser("faults", __doc__ or "")
     add = parser.add_argument
     add("--ranks", type=int, default=4, metavar="N")
     add("--runs", type=int, default=20, metavar="N", help="of each strategy")
@@ -197,7 +198,6 @@ def main(arguments: list[str] | None = None) -> int:
     add("--seed", type=int, default=0)
     add("--timeout", type=float, default=60, metavar="S", help="that a rank waits for another")
     add("--limit", type=float, default=300, metavar="S", help="of a run; then it is ended")
-    add("--out", default=str(RESULTS / "faults.json"), metavar="FILE")
     for hidden in ("--folder", "--strategy"):
         add(hidden, help=argparse.SUPPRESS)
     add("--rank", action="store_true", help=argparse.SUPPRESS)
@@ -233,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
             if record["faults"]:
                 print(ended.errors, file=sys.stderr)
     print(show(records))
-    write_report(Path(given.out), show(records), records)
+    write_report(given.out, show(records), records)
     return 1 if any(r["faults"] for r in records) else 0
 
 

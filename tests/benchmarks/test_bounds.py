@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 
-from benchmarks import bounds, choices, distributed, stragglers
+from benchmarks import bounds, choices, clusters, distributed, stragglers
+from cavs.distributed.builders import REGISTRY
+from cavs.distributed.cost import CANDIDATES
 
 
 def holds(rows):
@@ -22,8 +24,12 @@ def test_two_ranks_at_the_size_that_counts():
     found = {"speedup": 1.81, "overlap": 0.69, "bytes": 1.04e6, "formula": 1e6}
     result = {"ranks": 2, "hidden": 512, "batch_size": 64, "strategies": {"buckets": found}}
     assert holds(distributed.targets(result)) == ["yes", "NO", "yes"]
-    for other in ({"ranks": 4}, {"hidden": 64}, {"batch_size": 8}, {"strategies": {}}):
-        assert distributed.targets({**result, **other}) == []
+    assert holds(distributed.targets({**result, "megabits": 100})) == ["NO", "yes"]
+    for other in ({"ranks": 4}, {"hidden": 64}, {"batch_size": 8}):
+        assert holds(distributed.targets({**result, **other})) == ["yes"]  # bytes
+    strategies = {"messages": {**found, "bytes": 1.06e6}}
+    assert holds(distributed.targets({**result, "strategies": strategies})) == ["NO"]
+    assert distributed.targets({**result, "ranks": 1, "strategies": {}}) == []
 
 
 def test_auto_among_its_builders():
@@ -58,6 +64,22 @@ def test_stragglers_are_measured_where_the_bounds_are_claimed(monkeypatch):
 
 def test_skewed_trees_and_a_slow_rank():
     skewed = {"16": {"gain": 0.2, "iteration": 1.06}, "24": {"gain": 0.1, "iteration": 1.05}}
-    slow = [{"predictor": "ema", "reached": reached, "time": 1.1} for reached in (40, None)]
+    found = {"predictor": "ema", "within_one": 0.95, "time": 1.1}
+    slow = [{**found, "reached": reached} for reached in (40, None)]
+    slow += [{**found, "reached": 2, "within_one": 0.94}]
+    slow += [{**slow[1], "predictor": "memoryless"}]  # shown, not judged
     rows = stragglers.targets({"skewed": skewed, "slowed": {"16": slow}})
-    assert holds(rows) == ["yes", "NO", "NO", "yes", "yes", "yes", "NO", "yes"]
+    of_slow = ["yes", "yes", "yes", "NO", "yes", "yes", "yes", "NO", "yes"]
+    assert holds(rows) == ["NO", "NO", "yes", *of_slow]
+
+
+def test_every_judged_balancer_is_measured():
+    assert set(stragglers.JUDGED) <= set(stragglers.BALANCERS)
+    assert stragglers.PAIRS in stragglers.BALANCERS
+
+
+def test_auto_is_held_against_more_than_it_chooses_from():
+    assert set(choices.BUILDERS) >= {*CANDIDATES, *REGISTRY}
+    assert set(clusters.RIVALS) > set(REGISTRY) and not set(clusters.RIVALS) <= set(CANDIDATES)
+    name, found, _, holds = clusters.rivals("tree_lstm", "B4", beside=False)
+    assert name.startswith("tree_lstm on B4, nothing hides") and (found, holds) == ("0.0%", "yes")

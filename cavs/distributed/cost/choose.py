@@ -29,11 +29,13 @@ CANDIDATES = (
     "Parallax(chunk=8)",
     "Parallax(chunk=1)",
     "Poseidon",
+    "Poseidon(local_replication=True)",
     "PSLoadBalancing",
     "PSLoadBalancing(local_replication=True)",
     "PartitionedPS",
     "PartitionedPS(local_replication=True)",
     "UnevenPartitionedPS",
+    "UnevenPartitionedPS(local_replication=True)",
     "BytePS",
     "PS",
 )
