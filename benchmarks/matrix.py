@@ -42,7 +42,12 @@ from cavs.distributed.strategy.verify import problems
 from cavs.distributed.synchronisers import FactorBroadcast
 
 # Each builder of the registry, and options that make it send something else.
-VARIANTS = ("AllReduce(chunk=2)", "PartitionedPS(local_replication=True)", "Poseidon(batch_size=1)")
+VARIANTS = (
+    "AllReduce(chunk=2)",
+    "PartitionedPS(local_replication=True)",
+    "Poseidon(batch_size=1)",
+    "Poseidon(otherwise='all_reduce')",
+)
 COMPRESSORS = (
     "none",
     "float16",

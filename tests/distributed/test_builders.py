@@ -409,3 +409,17 @@ def test_a_name_stands_for_one_builder():
         builders.register(builders.PS)
     assert dataclasses.is_dataclass(REGISTRY["PS"])
     assert AllReduce is not REGISTRY["AllReduce"]
+
+
+def test_poseidon_may_sum_what_has_no_factors():
+    shapes = {"table": (50, 4), "W": (64, 64), "V": (64, 64)}
+    table, w, v = (Variable(name=name, shape=shape) for name, shape in shapes.items())
+    variables = [dataclasses.replace(table, sparse=True, rows=3), w]
+    variables.append(dataclasses.replace(v, factors=2))
+    made = build("Poseidon(otherwise='all_reduce')", variables, ResourceSpec.local(2))
+    kinds = [type(node.sync) for node in made.nodes]
+    assert kinds == [ParameterServer, AllReduce, SufficientFactors]
+    assert made.nodes[1].sync.group is None
+    with pytest.raises(ConfigError, match="otherwise is 'ring'") as caught:
+        build("Poseidon(otherwise='ring')", variables, ResourceSpec.local(2))
+    assert "'servers' or 'all_reduce'" in caught.value.hint

@@ -56,7 +56,8 @@ def test_auto_prefers_what_the_cluster_likes():
 
 def test_auto_takes_buckets_where_computation_hides_what_is_sent():
     """Of a dense model whose first parameters are large and whose last gradient is small."""
-    model = [W, dataclasses.replace(W, name="V"), *(Variable(name=n, shape=(64,)) for n in "abc")]
+    large = [dataclasses.replace(W, name=n, factors=None) for n in "WV"]
+    model = [*large, *(Variable(name=n, shape=(64,)) for n in "abc")]
     order = ["W", "V", "c", "b", "a"]
     resources = flat_network(4)
     found = make_strategy("auto", in_order(model, order), resources, Compute(0.5, 1.0))

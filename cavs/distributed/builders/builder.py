@@ -157,13 +157,13 @@ def build(
     return dataclasses.replace(strategy, builder=str(chosen))
 
 
-def one_of(builder: object, option: str, values: Sequence[bool | None]) -> None:
+def one_of(builder: object, option: str, values: Sequence[bool | str | None]) -> None:
     """Refuses an option that is none of `values`."""
     value = getattr(builder, option)
-    if not any(value is allowed for allowed in values):
+    if not any(type(value) is type(allowed) and value == allowed for allowed in values):
         raise ConfigError(
             f"{type(builder).__name__}: {option} is {value!r}",
-            hint=f"give {' or '.join(map(str, values))}",
+            hint=f"give {' or '.join(map(repr, values))}",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cavs.distributed.builders.builder import at_least, register
+from cavs.distributed.builders.builder import at_least, one_of, register
 from cavs.distributed.builders.rules import Loads, whole
 from cavs.distributed.builders.servers import ServerBuilder
 from cavs.distributed.compressors import parse
@@ -60,14 +60,17 @@ class Poseidon(ServerBuilder):
     """Sufficient factors where they are fewer numbers, load-balanced servers elsewhere.
 
     batch_size: pairs of factors that a replica has in a step; 0 takes what the model says of each
-    parameter.
+    parameter. otherwise: "all_reduce" sums other dense gradients so, in buckets: that moves as many
+    numbers as the rule counts for servers, which hold large matrices whole, not evenly.
     """
 
     batch_size: int = 0
+    otherwise: str = "servers"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, "batch_size", 0)
+        one_of(self, "otherwise", ("servers", "all_reduce"))
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
@@ -83,6 +86,8 @@ class Poseidon(ServerBuilder):
                 and factors_pay(variable.shape, pairs, len(graph.replicas), len(servers))
             ):
                 nodes.append(whole(variable, SufficientFactors()))
+            elif self.otherwise == "all_reduce" and not variable.sparse:
+                nodes.append(whole(variable, AllReduce(group=None)))
             else:
                 destination = loads.place(variable.nbytes)
                 nodes.append(whole(variable, self.server(destination, variable, graph)))

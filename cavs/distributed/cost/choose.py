@@ -30,6 +30,7 @@ CANDIDATES = (
     "Parallax(chunk=1)",
     "Poseidon",
     "Poseidon(local_replication=True)",
+    "Poseidon(otherwise='all_reduce')",
     "PSLoadBalancing",
     "PSLoadBalancing(local_replication=True)",
     "PartitionedPS",
