@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from cavs.compiler.pipeline import Passes
 from cavs.config import num_threads
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
@@ -24,7 +25,7 @@ from cavs.distributed.hosts import (
     in_rank_order,
 )
 from cavs.distributed.resources import ResourceSpec
-from cavs.distributed.strategy import Strategy, Variable, in_order, to_text, variables_of
+from cavs.distributed.strategy import Strategy, Variable, in_order, load, to_text, variables_of
 from cavs.distributed.strategy.lose import without
 from cavs.distributed.strategy.measure import measured_variables
 from cavs.distributed.strategy.text import from_text
@@ -43,11 +44,12 @@ def agreed_strategy(
     gone: Collection[int] = (),
     *,
     gpus: bool = False,
+    passes: Passes | None = None,
 ) -> Strategy:
     """What ``name`` makes of the model and rank 0's part of a batch; `ConfigError` on all ranks.
 
     gone: ranks of `resources` that have died since; the others have the numbers that are left.
-    gpus: whether ranks compute on GPUs.
+    gpus: whether ranks compute on GPUs. passes: with which they compile the model.
     Where no `resources` are given, ``auto`` measures the speed of messages first, and how long
     `run` takes, forward and backward of this rank: as long as that, messages cost nothing. It gives
     the names of parameters in the order in which their gradients are done.
@@ -68,7 +70,8 @@ def agreed_strategy(
     if c.rank == 0:
         try:
             dtype = str(next(iter(model.parameters().values())).value.dtype)
-            variables = in_order(measured_variables(model, batch, dtype=dtype), order)
+            measured = measured_variables(model, batch, dtype=dtype, passes=passes)
+            variables = in_order(measured, order)
             made = make_strategy(name, variables, cluster, compute)
             fits(made, c.size + len(gone))
             made = without(made, gone, {v.name: v.shape for v in variables}) if gone else made
@@ -114,7 +117,10 @@ def number_of_replicas(
         try:
             named = devices_of if is_file(strategy) else cluster_of
             cluster = resources or named(places, gpus=True)
-            made = make_strategy(strategy, possible_variables(model), cluster)
+            if is_file(strategy):  # whether it fits may hang on the batch
+                made = load(strategy)
+            else:
+                made = make_strategy(strategy, possible_variables(model), cluster)
             count = len(made.graph.replicas)
         except Exception as error:  # the other ranks must learn of it, whatever it is
             failed = error
@@ -123,7 +129,10 @@ def number_of_replicas(
 
 
 def possible_variables(model: Any, dtype: str = "float32") -> tuple[Variable, ...]:
-    """The trained parameters; which gradients are products shows when a batch is compiled."""
+    """The trained parameters; which gradients are products shows when a batch is compiled.
+
+    So does whether more than rows of a table have one: here it is taken to be looked up alone.
+    """
     maybe = {name: 0.0 for name, p in model.parameters().items() if len(p.shape) == 2}
     return variables_of(model, dtype=dtype, factors=maybe)
 

@@ -71,6 +71,7 @@ def _choose(trainer: Trainer, batch: Any) -> None:
             None if example is None else lambda: _ran(session.session, example),
             _gone(trainer) if trainer.resources is not None else (),
             gpus=gpus,
+            passes=session.session.passes,
         )
         trainer.strategy_made()
     elif session.strategy is not None and c.size == trainer.first_place[1]:

@@ -1,5 +1,6 @@
 """``cavs strategy``, and what it learns of a model."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -206,6 +207,17 @@ class Classifier(cavs.Model):
         return ops.cross_entropy(self.output(h), batch["label"])
 
 
+def variables_as_run(model, batch):
+    """With the factors that the engine leaves after a run."""
+    session = cavs.Session(model, replicated=True)
+    executor, names = session.ready(batch)[0], list(session.parameters)
+    factored = {name for i, name in enumerate(names) if executor.set_factored(i)}
+    session.gradients(batch)
+    for v in measured_variables(model, batch):
+        pairs = len(executor.factors(names.index(v.name))[0]) if v.name in factored else None
+        yield dataclasses.replace(v, factors=pairs)
+
+
 def test_what_a_batch_tells_of_parameters():
     tokens = np.array([7, 7, -1, 9], np.int32)
     features = {"token": tokens, "label": np.zeros(4, np.int32)}
@@ -213,17 +225,21 @@ def test_what_a_batch_tells_of_parameters():
     model = Classifier()
     found = {v.name: v for v in measured_variables(model, cavs.batch([graph, graph]))}
     assert found["embedding.weight"].rows == 2
+    assert (
+        found["embedding.weight"].once == 0 and found["embedding.weight"].twice == 1
+    )  # 7 is there four times
     assert found["embedding.weight"].sparse
-    assert found["cell.W"].factors == 8
-    assert found["cell.twice"].factors == 8 + 6  # vertices and edges
-    assert found["output.weight"].factors == 8
-    assert found["cell.other"].factors is None  # transposed: not rows times the parameter
+    # Of the rows that the engine multiplies: equal vertices are one, those without a token none.
+    assert found["cell.W"].factors == found["cell.other"].factors == 2
+    assert found["cell.twice"].factors == 3 + 3  # vertices, and what has parents at each of them
+    assert found["output.weight"].factors == 3
     assert found["cell.b"].factors is None and found["cell.b"].rows is None
     assert "fixed" not in found
     few = graph.with_features({**features, "label": [-1, -1, 1, 0]})
     found = {v.name: v for v in measured_variables(model, cavs.batch([graph, few]))}
-    assert found["output.weight"].factors == 4 + 2  # where there is a label
-    assert found["cell.W"].factors == 8
+    assert found["output.weight"].factors == 3 + 2  # where there is a label
+    assert found["cell.W"].factors == 4
+    assert found == {v.name: v for v in variables_as_run(model, cavs.batch([graph, few]))}
     unknown = measured_variables(model, None)
     assert [v.name for v in unknown] == list(found)
     assert all(v.rows is None and v.factors is None for v in unknown)

@@ -103,8 +103,11 @@ def make_strategy(
         return compare(CANDIDATES, variables, resources, compute, load_of_step)[0].strategy
     if is_file(text):
         strategy = load(text)
+        # As in the run: where the program at hand has no factors, the matrix is all-reduced.
+        matrices = [v for v in variables if len(v.shape) == 2 and v.factors is None]
+        known = [replace(v, factors=0.0) if v in matrices else v for v in variables]
         try:
-            verify(strategy, variables, resources)
+            verify(strategy, known, resources)
         except ConfigError as error:
             raise ConfigError(f"{text}: {error.what}", hint=error.hint) from None
         return strategy

@@ -29,6 +29,7 @@ from cavs.distributed.strategy import (
     by_gradient,
     shards_of,
 )
+from cavs.distributed.strategy.growth import distinct
 
 Floats = NDArray[np.float64]
 INDEX_BYTES = 4  # of a row number
@@ -132,7 +133,10 @@ class _Planner:
                     tables.add(variable.name)
                     chains.append((turn, self.sparse_everywhere(variable)))
             elif isinstance(leaf.sync, SufficientFactors):
-                chains.append((turn, self.factors(leaf, variable)))
+                if variable.factors is None and leaf.name not in self.load.factors:
+                    in_buckets.append(position)  # where the run has no factors either
+                else:
+                    chains.append((turn, self.factors(leaf, variable)))
             elif leaf.compressor != "none":  # each remembers for itself and travels alone
                 chains.append((turn, self.fused([found[position]])))
             elif leaf.sync.group is None:
@@ -194,8 +198,11 @@ class _Planner:
         table, size = variable.shape[0], shard.stop - shard.start
         each = (table if variable.rows is None else variable.rows) * size / table
         rows = np.full(len(ranks), each)
-        # If each draws its own evenly.
-        return rows, float(size * (1 - np.prod(1 - np.minimum(rows / size, 1.0))))
+        if variable.rows is None or variable.once is None or variable.twice is None:
+            # If each draws its own evenly.
+            return rows, float(size * (1 - np.prod(1 - np.minimum(rows / size, 1.0))))
+        union = distinct(variable.rows, variable.once, variable.twice, len(ranks))
+        return rows, min(union, table) * size / table
 
     def server(
         self, leaf: NodeConfig, server: ParameterServer, variable: Variable, shard: Shard

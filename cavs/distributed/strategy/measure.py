@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from cavs.compiler.pipeline import Passes
+from cavs.compiler.program import Program, instructions_of, touches
 from cavs.data import GraphBatch
 from cavs.distributed.strategy.variable import Variable, variables_of
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph, Node
-from cavs.passes.at_labelled import at_labelled
+from cavs.runtime import Session
+from cavs.runtime.loops import rows_of
 
 
 def measured_variables(
-    model: Model, batch: GraphBatch | None, *, dtype: str = "float32"
+    model: Model,
+    batch: GraphBatch | None,
+    *,
+    dtype: str = "float32",
+    passes: Passes | None = None,
 ) -> tuple[Variable, ...]:
     """The trainable parameters of `model`, with what one replica's `batch` shows.
 
-    rows: different rows that the batch looks up. factors: rows of the products whose gradient the
-    parameter's is, those with a label where a loss alone reads them; the compiler drops some more
-    (children of leaves), so it is an upper bound. Without a batch both are unknown.
+    The model is compiled for it as a replica compiles it, with `passes`, but on the CPU; nothing
+    runs. A table that is read in other ways than by lookups is not sparse. rows, once, twice:
+    different rows that the batch looks up. factors: rows of the products that the engine would
+    hand out in place of the gradient; None where it would not. Without a batch all are unknown.
     """
+    found = variables_of(model, dtype=dtype)
     if batch is None:
-        return variables_of(model, dtype=dtype)
-    graph = at_labelled(trace_of(model, batch))
-    rows: dict[str, float] = {}
-    factors: dict[str, float] = {}
-    for name, uses in _uses(graph).items():
-        if all(node.op.name == "lookup" for node in uses):
-            touched = [batch[n.inputs[1].attr("name")] for n in uses if _is_feature(n.inputs[1])]
-            if len(touched) == len(uses):
-                seen = np.unique(np.concatenate([values.reshape(-1) for values in touched]))
-                rows[name] = float(np.count_nonzero(seen >= 0))
-        elif all(_is_product(node, name) for node in uses):
-            factors[name] = float(sum(_rows(node, batch) for node in uses))
-    return variables_of(model, dtype=dtype, rows=rows, factors=factors)
+        return found
+    session = Session(model, dtype=dtype, passes=passes, replicated=True)
+    executor, (schedule, _, ints), compiled = session.ready(batch)
+    program, uses = compiled.program, _uses(compiled.traced)
+    present = {
+        name: int(np.count_nonzero(values >= 0))
+        for name, values in zip(program.int_features, ints, strict=True)
+    }
+
+    def measured(variable: Variable) -> Variable:
+        name, number = variable.name, program.parameters.index(variable.name)
+        if variable.sparse and program.gradients.get(name) != "dense":
+            rows, once, twice = _looked_up(uses.get(name, []), batch)
+            return replace(variable, rows=rows, once=once, twice=twice)
+        factors = None
+        if executor.set_factored(number):
+            factors = _pairs(program, schedule, present, number)
+        return replace(variable, sparse=False, factors=factors)
+
+    return tuple(map(measured, found))
 
 
 def trace_of(model: Model, batch: GraphBatch) -> Graph:
@@ -54,28 +71,27 @@ def _uses(graph: Graph) -> dict[str, list[Node]]:
     for node in graph.nodes():
         for value in dict.fromkeys(node.inputs):
             if value.op.name == "parameter":
-                found.setdefault(_name(value), []).append(node)
+                named: Any = value.attr("parameter")
+                found.setdefault(str(named.name), []).append(node)
     return found
 
 
-def _name(parameter: Node) -> str:
-    named: Any = parameter.attr("parameter")
-    return str(named.name)
+def _looked_up(
+    uses: list[Node], batch: GraphBatch
+) -> tuple[float | None, float | None, float | None]:
+    """How many rows of a table are looked up, once, and twice; None where it is not known."""
+    if not uses or any(node.inputs[1].op.name != "feature" for node in uses):
+        return None, None, None
+    touched = [batch[node.inputs[1].attr("name")].reshape(-1) for node in uses]
+    numbers, counts = np.unique(np.concatenate(touched), return_counts=True)
+    counts = counts[numbers >= 0]
+    once, twice = (np.count_nonzero(counts == n) for n in (1, 2))
+    return float(len(counts)), float(once), float(twice)
 
 
-def _is_feature(node: Node) -> bool:
-    return node.op.name == "feature"
-
-
-def _is_product(node: Node, name: str) -> bool:
-    """Whether the node is rows times the parameter, so that its gradient is a sum of products."""
-    right = node.inputs[-1]
-    return node.op.name == "matmul" and right.op.name == "parameter" and _name(right) == name
-
-
-def _rows(node: Node, batch: GraphBatch) -> int:
-    domain = node.type.domain
-    if domain.base == "present":
-        return int(np.count_nonzero(batch[str(domain.kind)] >= 0))
-    counts = {"vertex": batch.num_vertices, "edge": batch.num_edges, "graph": batch.num_graphs}
-    return counts.get(domain.base, 1)
+def _pairs(program: Program, schedule: Any, present: dict[str, int], number: int) -> float:
+    """Rows of the products that the gradient of a parameter is the sum of."""
+    ids = [i for stage in program.stages for i in instructions_of(stage)]
+    products = [i for i in ids if ("grad", number) in touches(program, [i])[1]]
+    spaces = [program.instructions[i].space for i in products]
+    return float(sum(rows_of(program, schedule, present, space) for space in spaces))

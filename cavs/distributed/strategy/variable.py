@@ -26,9 +26,11 @@ class Variable:
 
     shape: sizes of its axes. dtype: "float32" or "float64". sparse: only rows that a batch looks
     up have a gradient. rows: of a sparse one, how many different rows a replica touches in a step,
-    as far as known. factors: how many pairs (u, v) a replica's gradient is the sum of, if it is a
-    matrix product (the rows of that product: vertices, not graphs); None if it is none. done: its
-    place in the order in which gradients are done; None: see `by_gradient`.
+    as far as known. once, twice: how many of these it looks up once, and twice; from them follows
+    how many several replicas touch, see `growth`; None: as if each drew its own evenly. factors:
+    how many pairs (u, v) a replica's gradient is the sum of, if it is a matrix product (the rows of
+    that product: vertices, not graphs); None if it is none. done: its place in the order in which
+    gradients are done; None: see `by_gradient`.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Variable:
     dtype: str = "float32"
     sparse: bool = False
     rows: float | None = None
+    once: float | None = None
+    twice: float | None = None
     factors: float | None = None
     done: int | None = None
 
