@@ -29,6 +29,7 @@ PLACES = (
 )
 _UNCHANGED = ("batch", "snapshot", "step", "end of step")  # no rank has updated anything there
 _SPARED = ("step", "evaluation")  # where an error may leave what a checkpoint is written from
+_LEFT = "its program has ended, without Trainer.close()"
 _SHOWN = 8  # differences, or ranks that differ in one, in an error
 
 
@@ -54,11 +55,13 @@ class Agreement:
         *,
         new: bool = False,
         stop: bool = False,
+        excuse: str | None = None,
     ) -> Meeting:
         """All ranks come to `place`; raises on all of them if one brings an error.
 
         The rank that failed raises its own error, the others a `CommunicationError` that quotes it.
         Of both `is_agreed` is true: nobody is left waiting.
+        excuse: what ranks that come to another place quote of this one.
         """
         code = PLACES.index(place)
         size = self.communicator.size
@@ -66,7 +69,7 @@ class Agreement:
         self.communicator.all_reduce(told)
         same = told[3] == size * code and told[4] == size * code * code
         if told[0] or not same:
-            self._explain(place, error)
+            self._explain(place, error, excuse)
         return Meeting(bool(told[1]), bool(told[2]))
 
     def tell(self, place: str | None, error: BaseException, patience: float) -> None:
@@ -86,9 +89,24 @@ class Agreement:
         finally:
             c.timeout = timeout
 
-    def _explain(self, place: str, error: BaseException | None) -> None:
+    def leave(self, begun: bool) -> None:
+        """The program of this rank ends, and with it its training, as on all ranks.
+
+        Raises on all of them if others go on. begun: whether the ranks have begun to train.
+        """
+        if begun:
+            self.meet("end", excuse=_LEFT)
+            return
+        # What is not known to be wanted here is a comparison: see `same`.
+        said = [text for _, text in self.communicator.share([None, _LEFT])]
+        if any(text != _LEFT for text in said):
+            self._quote(said)
+
+    def _explain(self, place: str, error: BaseException | None, excuse: str | None) -> None:
         own = [w for w in _SPARED if error is None or spares(error, w == "evaluation")]
         text = None if error is None else describe(error)
+        if excuse is not None:  # who has left writes no checkpoint with the others
+            own, text = [], text or excuse
         places, texts, every = zip(*self.communicator.share([place, text, own]), strict=True)
         saves = set.intersection(*map(set, every))
         if not set(places) <= set(_UNCHANGED):

@@ -151,10 +151,13 @@ def launch(
     if ":OVERSUBSCRIBE" in command:
         say(f"cavs: {ranks} ranks share {len(os.sched_getaffinity(0))} cores")
     environment = environment_of(launcher, ranks, threads=threads, elastic=elastic)
-    starts = 1 if _is_program(arguments) else _STARTS  # what others do before is not known
+    program = _is_program(arguments)
+    starts = 1 if program else _STARTS  # what others do before is not known
     for left in reversed(range(starts)):
         with run_folder() as (folder, kept):
             watch = Watch(ranks, folder)
+            if program:  # which has no option of ours
+                watch.saves = "checkpoint_every of Trainer.fit"
             told = {SESSIONS: str(folder), **environment, keeper.PIPE: str(watch.path)}
             try:
                 run = _Run(command, told, watch, elastic, say, left > 0, kept)
@@ -232,7 +235,7 @@ class _Run:
         text = self.watch.told(stopped=self.ended is not None, elastic=self.elastic)
         if text is not None and not self.asked:
             self.say(f"cavs: {text}")
-        return 128 - death[1] if death[1] < 0 else death[1]
+        return 128 - death[1] if death[1] < 0 else death[1] or 1
 
     def _look(self) -> None:
         """Ends what would hang."""

@@ -20,6 +20,7 @@ from cavs.distributed.ends import ends_of
 from cavs.distributed.free_step import free_step
 from cavs.distributed.held import HeldBack
 from cavs.distributed.idle import idle_executor
+from cavs.distributed.leaving import closed
 from cavs.distributed.replica import DeviceReplica
 from cavs.distributed.roles import Roles
 from cavs.distributed.run import Run, StepReport
@@ -403,6 +404,7 @@ class DistributedSession:
 
     def close(self) -> None:
         """Ends what goes on beside the steps; all ranks have come to an end."""
+        closed(self.communicator)
         if self.servers is not None:
             self.servers.close()
         if self.group is not None:

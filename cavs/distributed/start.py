@@ -12,6 +12,7 @@ from cavs.distributed.agreement import agreed
 from cavs.distributed.choice import agreed_strategy, possible_variables
 from cavs.distributed.digest import cluster, facts, guesses, same_trace
 from cavs.distributed.hosts import check_places, devices_of, hosts_of
+from cavs.distributed.leaving import attend
 from cavs.distributed.shards import ShardedBatch, contiguous, make_of, shard
 from cavs.distributed.strategy.measure import trace_of
 from cavs.distributed.strategy.verify import verify, verify_optimizer
@@ -41,6 +42,7 @@ def start(trainer: Trainer, batch: Any) -> None:
     if session.free:  # ranks meet in no step, where they would compare programs
         _same_trace(trainer, batch)
     session.take_roles()
+    attend(trainer.communicator, begun=True, free=session.free)
 
 
 def alike(trainer: Trainer) -> None:

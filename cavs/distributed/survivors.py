@@ -25,6 +25,7 @@ import numpy as np
 from cavs.distributed.agreement import agreed
 from cavs.distributed.communicator.protocol import Communicator, LostPeerError
 from cavs.distributed.keeper import tell
+from cavs.distributed.leaving import attend, closed, torn
 from cavs.distributed.run import StepReport
 from cavs.distributed.shards import left
 from cavs.distributed.snapshot import Snapshots
@@ -53,6 +54,7 @@ class Survivors:
         self.saves = False  # whether a `fit` that writes checkpoints goes on
         self.gone: list[int] = []  # of the ranks that there were
         self.first = trainer.communicator.names  # by the numbers that the user gave them
+        attend(trainer.communicator)
         self.made()
 
     def made(self) -> None:
@@ -93,6 +95,10 @@ class Survivors:
                     raise
                 if self._recover(error, step):
                     return _decode(self.last)  # type: ignore[no-any-return]
+            except (SystemExit, KeyboardInterrupt):
+                if step:
+                    torn(self.trainer.communicator)
+                raise
             else:
                 if not (step and self.trainer.session.free):
                     self.done += 1
@@ -124,6 +130,7 @@ class Survivors:
         before = c.size
         while True:
             trainer.session.leave()
+            closed(c)
             c = c.shrink()
             try:
                 self._meet(c, reached, step)
@@ -157,6 +164,7 @@ class Survivors:
             shapes = {name: p.current().shape for name, p in trainer.parameters.items()}
             strategy = without(strategy, set(self.gone), shapes)
         session.move_to(c, strategy)
+        attend(c, begun=all(begun), free=session.free)
         session.split = left(session.split, [self.first.index(name) for name in c.names])
         trainer.place()
         if all(begun) and session.owns:

@@ -66,12 +66,14 @@ class Watch:
     ranks: int
     folder: Path
     clock: Callable[[], float] = time.monotonic
+    saves: str = "--save-every STEPS"  # what writes checkpoints within epochs
     pids: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)  # exit status, or -signal; in their order
     waits: dict[int, Wait] = field(default_factory=dict)
     parted: set[int] = field(default_factory=set)  # have done what can be done without the dead
     failed: set[int] = field(default_factory=set)  # have said themselves why they end all
     left: dict[int, int] = field(default_factory=dict)  # calls of MPI's that each rank came out of
+    missing: set[int] = field(default_factory=set)  # ended while others waited in MPI_Init for them
     saved: tuple[str, int] | None = None  # the last checkpoint, and its step
 
     def __post_init__(self) -> None:
@@ -106,6 +108,7 @@ class Watch:
             case "in", [str(call), float(timeout) | int(timeout)]:
                 least = STARTING if call == INIT else 0.0
                 self.waits[rank] = Wait(call, max(timeout, least), self.clock())
+                self._note_missing()
             case "out", []:
                 self.waits.pop(rank, None)
                 self.left[rank] = self.left.get(rank, 0) + 1
@@ -118,6 +121,11 @@ class Watch:
             case "ended", [int(status)]:
                 self.ends[rank] = status
                 self.waits.pop(rank, None)
+                self._note_missing()
+
+    def _note_missing(self) -> None:
+        if self.starting:  # whatever their status: MPI_Init needs all ranks
+            self.missing |= {r for r in self.ends if r not in self.left}
 
     def miss(self) -> None:
         """Ranks whose processes are gone, and whose keepers with them: call it now and then.
@@ -186,8 +194,11 @@ class Watch:
 
     @property
     def death(self) -> tuple[int, int] | None:
-        """The first rank that did not end well, and its status, if it has not said why itself."""
-        bad = [(rank, status) for rank, status in self.ends.items() if status != 0]
+        """The first rank that did not end well, and its status, if it has not said why itself.
+
+        One that others need to begin has not, even with status 0.
+        """
+        bad = [(r, status) for r, status in self.ends.items() if status != 0 or r in self.missing]
         return bad[0] if bad and not self.failed else None
 
     @property
@@ -217,11 +228,13 @@ class Watch:
         if status > 0 and not stopped and not self.parted:  # all ended so, with an error of cavs
             return None
         if self.saved is None:
-            where = "there is no checkpoint yet; --save-every STEPS writes them within epochs"
+            where = f"there is no checkpoint yet; {self.saves} writes them within epochs"
         else:
             path, step = self.saved
             where = f"the checkpoint is {path}, of step {step}"
-        said = f"rank {rank} of {self.ranks} {_ended(status)}, and the others stopped; {where}."
+        early = " before it came to MPI_Init" * (rank in self.missing)
+        said = f"rank {rank} of {self.ranks} {_ended(status)}{early}, and the others stopped"
+        said = f"{said}." if early else f"{said}; {where}."
         left = self.ranks - 1
         if elastic or left == 0 or self.left.get(rank, 0) < _FIRST:
             return said

@@ -417,19 +417,22 @@ Path(os.environ["FOLDER"], rank).write_text(str(os.getpid()))
 if rank == "2":
     if os.environ["HOW"] == "never":
         time.sleep(600)
-    sys.exit(4)
+    sys.exit(int(os.environ["STATUS"]))
 from cavs.distributed.communicator import MPICommunicator
 MPICommunicator(timeout=3)
 """
 
 
-@pytest.mark.parametrize(("how", "elastic"), [("never", False), ("ends", False), ("ends", True)])
-def test_a_rank_that_never_joins_is_named(tmp_path, how, elastic, monkeypatch):
+@pytest.mark.parametrize(
+    ("how", "elastic", "status"),
+    [("never", False, 0), ("ends", False, 4), ("ends", True, 4), ("ends", False, 0)],
+)
+def test_a_rank_that_never_joins_is_named(tmp_path, how, elastic, status, monkeypatch):
     """It hangs, or ends, before MPI knows of it: the others wait inside MPI_Init."""
     program, folder, said = tmp_path / "late.py", tmp_path / "pids", []
     program.write_text(LATE)
     folder.mkdir()
-    for name, value in (("FOLDER", str(folder)), ("HOW", how)):
+    for name, value in (("FOLDER", str(folder)), ("HOW", how), ("STATUS", str(status))):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(watch, "STARTING", patience(5))
     began = time.monotonic()
@@ -441,8 +444,8 @@ def test_a_rank_that_never_joins_is_named(tmp_path, how, elastic, monkeypatch):
         last = f"waited {patience(5):g} s in MPI_Init: rank 2 has not come "
         last = f"cavs: ranks 0, 1 {last}(process {pids[2]} runs); all were ended"
     else:
-        last = "cavs: rank 2 of 3 ended with status 4, and the others stopped; there is no "
-        last += "checkpoint yet; --save-every STEPS writes them within epochs."
+        last = f"cavs: rank 2 of 3 ended with status {status} before it came to MPI_Init, and "
+        last += "the others stopped."
     assert said[-1] == last
 
 

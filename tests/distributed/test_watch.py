@@ -157,6 +157,38 @@ def test_ranks_that_end_with_an_error_of_their_own_are_not_told_of(tell):
     )
 
 
+@pytest.mark.parametrize("first", ["in", "ended"])
+def test_one_that_ends_before_others_can_begin_has_not_ended_well(tell, first):
+    """Whichever is told first: MPI_Init needs all ranks."""
+    words = {"in": (0, "in", "MPI_Init", 300), "ended": (1, "ended", 0)}
+    for word in sorted(words, key=lambda word: word != first):
+        assert tell.watch.death is None
+        tell(*words[word])
+    assert tell.watch.death == (1, 0) and not tell.watch.alone
+    tell(2, "in", "MPI_Init", 300)
+    assert tell.watch.alone
+    for rank in (0, 2):
+        tell(rank, "ended", -15)
+    text = "rank 1 of 3 ended with status 0 before it came to MPI_Init, and the others stopped."
+    assert tell.watch.told(stopped=True) == text
+
+
+def test_one_that_ends_after_it_has_been_in_mpi_is_not_missing(tell):
+    tell(1, "in", "MPI_Init", 300)
+    tell(1, "out")
+    tell(1, "ended", 0)
+    tell(0, "in", "MPI_Init", 300)  # about to come out
+    assert tell.watch.death is None
+
+
+def test_what_writes_checkpoints_is_told_of_by_its_name(tell):
+    tell(1, "ended", -9)
+    assert "no checkpoint yet; --save-every STEPS writes them" in tell.watch.told(stopped=True)
+    tell.watch.saves = "checkpoint_every of Trainer.fit"
+    words = "no checkpoint yet; checkpoint_every of Trainer.fit writes them within epochs."
+    assert words in tell.watch.told(stopped=True)
+
+
 def test_one_that_ends_all_has_said_why(tell):
     tell(1, "failed")
     tell(1, "ended", -9)

@@ -327,7 +327,7 @@ class StaleServers:
     def close(self) -> None:
         """Ends the thread; what is posted leaves before. Parameters stay as they are."""
         if not self.settled:
-            self.fail(CommunicationError("it left while others train: call Trainer.close()"))
+            self.fail(_left())
         self._box.close()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
@@ -411,5 +411,11 @@ class StaleServers:
 def _close_at_exit(servers: weakref.ref[StaleServers]) -> None:
     """MPI ends with the process: no thread may call it then."""
     alive = servers()
-    if alive is not None:
-        alive.close()
+    if alive is None or alive._box.closed:
+        return
+    alive.fail(_left())  # settled or not: others may go on to their next step
+    alive.close()
+
+
+def _left() -> CommunicationError:
+    return CommunicationError("it left while others train: call Trainer.close()")
