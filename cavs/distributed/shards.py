@@ -193,7 +193,7 @@ def _part(
     mark: int = 0,
 ) -> ShardedBatch:
     mine = part or [0]
-    own = None if ids is None else [ids[i] for i in mine]
+    own = mine if ids is None else [ids[i] for i in mine]  # so that errors name them as all do
     taken = [graphs[i] for i in mine]
     if not any(getattr(graph, "num_edges", 1) for graph in taken):
         taken = typed(taken, edge_types(graphs) or {})  # as collating them with the others would

@@ -11,6 +11,7 @@ from cavs.distributed import Trainer, snapshot
 from cavs.distributed.balance import StructureBalancer
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.shards import contiguous
 from cavs.errors import CavsError, CommunicationError, DeviceError, FeatureError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.test_faults import outcomes, trainer
@@ -153,3 +154,29 @@ def test_nobody_waits_for_a_rank_whose_device_fails(strategy, where, tmp_path, m
     if where == "step":
         assert "not saved" not in str(first)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=1)"])
+@pytest.mark.parametrize("split", [contiguous, lambda graphs, ranks: [range(3), (3, 7, 5, 6, 4)]])
+def test_a_graph_is_named_by_its_place_in_the_batch_of_all(split, strategy):
+    graphs = data(2, {"token": [99], "label": [0]}, 1)[4:12]  # the last of 8 is bad
+    assert graphs[7].features["token"][0] == 99
+
+    def work(c):
+        with trainer(c, split=split, strategy=strategy) as t:
+            t.advance(cavs.batch(graphs))
+
+    _, error = outcomes(2, work)
+    assert "feature 'token' is 99 at vertex 0 of graph 7," in str(error)
+
+
+def test_a_graph_of_a_loader_is_named_by_its_place_in_the_data_set():
+    graphs = data(4, {"token": [99], "label": [0]}, 1)  # 24, of which the 20th is bad
+    bad = next(i for i, g in enumerate(graphs) if g.features["token"][0] == 99)
+
+    def work(c):
+        loader = cavs.DataLoader(graphs, 8, shuffle=True)
+        trainer(c).fit(loader, epochs=1, progress=False)
+
+    errors = outcomes(2, work)
+    assert any(f"feature 'token' is 99 at vertex 0 of graph {bad}," in str(e) for e in errors)
