@@ -39,6 +39,8 @@ def start(trainer: Trainer, batch: Any) -> None:
             _choose(trainer, batch)
         if session.free and getattr(session.split, "needs_times", False):
             raise _without_times(trainer)
+        if not session.free and not session.average and hasattr(session.split, "update"):
+            raise _by_the_clock(trainer)
     if session.free:  # ranks meet in no step, where they would compare programs
         _same_trace(trainer, batch)
     session.take_roles()
@@ -168,11 +170,23 @@ def _same_trace(trainer: Trainer, batch: Any) -> None:
     same_trace(trainer.agreement, traced, failed)
 
 
-def _without_times(trainer: Trainer) -> ConfigError:
+def _refused(trainer: Trainer) -> str:
     asked = trainer.asked if isinstance(trainer.asked, str) else "given"
+    return f"{type(trainer.session.split).__name__} with the strategy {asked}"
+
+
+def _by_the_clock(trainer: Trainer) -> ConfigError:
     return ConfigError(
-        f"{type(trainer.session.split).__name__} with the strategy {asked}: all parameters are "
-        "stale, so ranks meet in no step and do not know each other's times",
+        f'{_refused(trainer)}: its graph.gradients is "sum", so that each rank counts as much as '
+        "another, however many graphs it has, and the result would depend on the times of ranks",
+        hint='take graph.gradients "mean", or a split that learns from no times',
+    )
+
+
+def _without_times(trainer: Trainer) -> ConfigError:
+    return ConfigError(
+        f"{_refused(trainer)}: all parameters are stale, so ranks meet in no step and do not know "
+        "each other's times",
         hint="balance by structure or not at all, or keep a parameter synchronous",
     )
 

@@ -1,16 +1,19 @@
 """A failure on one rank is an error on all, with nothing updated and nobody left waiting."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import cavs
 from cavs import ops
 from cavs.distributed import Trainer
-from cavs.distributed.agreement import Agreement
-from cavs.distributed.balance import StructureBalancer
+from cavs.distributed.agreement import Agreement, is_agreed
+from cavs.distributed.balance import SpeedBalancer, StructureBalancer
 from cavs.distributed.builders import build
 from cavs.distributed.communicator import run_threads
 from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.shards import contiguous
 from cavs.distributed.strategy import variables_of
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
 from cavs.train.claim import Claim
@@ -343,6 +346,28 @@ def test_a_balancer_learns_from_every_step_and_changes_no_result():
         assert told == steps == alone.steps
         for name, p in model.parameters().items():
             np.testing.assert_allclose(values[name], p.value, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("balancer", [StructureBalancer, SpeedBalancer, contiguous])
+def test_no_result_depends_on_the_clock(balancer):
+    """Which added gradients of parts would make it, if times say what the parts are."""
+    made = build("PSLoadBalancing", variables_of(Tree()), ResourceSpec.local(2))
+    added = replace(made, graph=replace(made.graph, gradients="sum"))
+
+    def work(c):
+        learns = balancer is not contiguous
+        t = trainer(c, strategy=added, split=balancer() if learns else balancer)
+        return t.advance(cavs.batch(BATCHES[0])).loss
+
+    for outcome in outcomes(2, work):
+        if balancer is contiguous:
+            assert outcome > 0
+        else:
+            assert isinstance(outcome, ConfigError) and is_agreed(outcome)
+            assert f'{balancer.__name__} with the strategy given: its graph.gradients is "sum"' in (
+                str(outcome)
+            )
+            assert 'take graph.gradients "mean"' in str(outcome)
 
 
 def test_a_loader_that_keeps_its_batches_serves_training_and_evaluation():
