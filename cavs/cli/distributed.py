@@ -23,6 +23,8 @@ from cavs.distributed.resources import load_resources
 from cavs.distributed.shards import Split
 from cavs.distributed.watch import is_watched
 from cavs.errors import CavsError
+from cavs.train.fit import OnEvent
+from cavs.train.log import JsonLines
 
 
 def trainer(
@@ -56,6 +58,21 @@ def split(args: argparse.Namespace) -> Split:
         case "lb-bsp-gpu":
             return PairBalancer()
     return contiguous
+
+
+def telling(trainer: Trainer, log: JsonLines, *, shows: bool) -> OnEvent:
+    """Of rank 0: writes down which strategy a training takes; shows: what `auto` takes, too."""
+
+    def told(event: str, record: Mapping[str, Any]) -> None:
+        strategy = trainer.strategy
+        if event != "start" or strategy is None:
+            return
+        log.write("strategy", builder=strategy.builder, digest=strategy.digest)
+        if shows and trainer.asked == "auto":
+            words = filter(None, (strategy.builder, trainer.session.predicted))
+            print(f"strategy auto: {', '.join(words)}", file=sys.stderr)
+
+    return told
 
 
 @contextmanager

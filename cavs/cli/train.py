@@ -19,7 +19,6 @@ from cavs.distributed import Trainer as DistributedTrainer
 from cavs.distributed import world
 from cavs.distributed.communicator import Communicator
 from cavs.distributed.launch import take_stop_signal
-from cavs.distributed.resources import load_resources
 from cavs.errors import CheckpointError, ConfigError, DataError
 from cavs.train import DataLoader, Trainer
 from cavs.train.checkpoint import read_checkpoint
@@ -151,6 +150,11 @@ def train(
     checkpoint = _checkpoint(args)
     folder = checkpoint.parent
     _check_balance(args)
+    if args.resources is not None and args.strategy is None:
+        raise ConfigError(
+            f"--resources {args.resources} without --strategy: all-reduce in buckets asks for none",
+            hint="pass --strategy auto, or another that is made for a cluster",
+        )
     if args.data is not None and not os.path.exists(args.data):  # the nearest mistake, told first
         raise DataError(f"{args.data} is no folder and no file", hint="pass another --data")
     if first:
@@ -182,8 +186,6 @@ def train(
     optimizer = options.make_optimizer(args, len(loader))
     distributes = args.strategy is not None or args.collectives != "auto"
     if communicator is None or (communicator.size == 1 and not distributes):
-        if args.resources is not None:  # of no use to one process, but a mistake is told
-            load_resources(args.resources)
         trainer = Trainer(task.model, optimizer, **common)
     else:
         trainer = distributed.trainer(args, task.model, optimizer, communicator, common)
@@ -193,8 +195,12 @@ def train(
     quiet = args.quiet or not first
     settings = {k: v for k, v in vars(args).items() if k not in ("run", "entry")}
     with overwriting(checkpoint) if args.overwrite and first else nullcontext():
+        on_event = None
         if first:
-            JsonLines(folder / "log.jsonl").write("options", **settings)
+            log = JsonLines(folder / "log.jsonl")
+            log.write("options", **settings)
+            if isinstance(trainer, DistributedTrainer):
+                on_event = distributed.telling(trainer, log, shows=not quiet)
         if not quiet:
             size = sum(p.value.size for p in trainer.parameters.values())
             graphs = f"{len(loader.graphs)} training graphs, {len(dev_graphs or ())} to judge by"
@@ -211,6 +217,7 @@ def train(
             restore_best=dev is not None,
             log=folder / "log.jsonl",
             progress=not quiet,
+            on_event=on_event,
         )
     if isinstance(trainer, DistributedTrainer):  # the rank that was the first may be gone
         first = trainer.communicator.rank == 0

@@ -15,7 +15,15 @@ from cavs.config import num_threads
 from cavs.data import GraphBatch
 from cavs.distributed.agreement import Agreement
 from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.cost import Compute, calibrate, cards, is_file, make_strategy
+from cavs.distributed.cost import (
+    Compute,
+    Simulation,
+    calibrate,
+    cards,
+    is_file,
+    make_strategy,
+    simulate,
+)
 from cavs.distributed.hosts import (
     check_places,
     cluster_of,
@@ -45,11 +53,13 @@ def agreed_strategy(
     *,
     gpus: bool = False,
     passes: Passes | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Strategy:
     """What ``name`` makes of the model and rank 0's part of a batch; `ConfigError` on all ranks.
 
     gone: ranks of `resources` that have died since; the others have the numbers that are left.
-    gpus: whether ranks compute on GPUs. passes: with which they compile the model.
+    gpus: whether ranks compute on GPUs. passes: with which they compile the model. tell: gets on
+    rank 0 what ``auto`` predicts of a step.
     Where no `resources` are given, ``auto`` measures the speed of messages first, and how long
     `run` takes, forward and backward of this rank: as long as that, messages cost nothing. It gives
     the names of parameters in the order in which their gradients are done.
@@ -73,6 +83,8 @@ def agreed_strategy(
             measured = measured_variables(model, batch, dtype=dtype, passes=passes)
             variables = in_order(measured, order)
             made = make_strategy(name, variables, cluster, compute)
+            if name == "auto":
+                tell(_predicted(simulate(made, variables, cluster, compute), compute))
             fits(made, c.size + len(gone))
             made = without(made, gone, {v.name: v.shape for v in variables}) if gone else made
             text = to_text(made)
@@ -83,6 +95,11 @@ def agreed_strategy(
     if not gone:
         check_places(strategy, places, gpus=gpus)
     return strategy
+
+
+def _predicted(simulation: Simulation, compute: Compute) -> str:
+    besides = "" if compute.seconds else " besides what it computes"
+    return f"predicted {simulation.seconds * 1e3:.3g} ms a step{besides}"
 
 
 def measured_cluster(c: Communicator, *, gpus: bool = False) -> ResourceSpec:

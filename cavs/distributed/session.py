@@ -60,6 +60,7 @@ class DistributedSession:
     ) -> None:
         self.session, self.communicator, self.strategy = session, communicator, strategy
         self.split, self.wait_free, self.collectives = split, wait_free, collectives
+        self.predicted = ""  # on rank 0: what `auto` predicts of a step
         self.group: DeviceGroup | None = None  # of devices that sum among themselves
         self.agreement = Agreement(communicator)
         self.int_features: list[str] = []  # of the program that runs

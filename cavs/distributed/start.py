@@ -76,6 +76,7 @@ def _choose(trainer: Trainer, batch: Any) -> None:
             _gone(trainer) if trainer.resources is not None else (),
             gpus=gpus,
             passes=session.session.passes,
+            tell=lambda text: setattr(session, "predicted", text),
         )
         trainer.strategy_made()
     elif session.strategy is not None and c.size == trainer.first_place[1]:

@@ -308,7 +308,7 @@ def test_weight_decay_is_that_of_the_optimiser_unless_given(words, decay):
     [
         (("train", "none.py"), "no file none.py"),
         (("train", TOY, "--quiet", "--data", "nowhere"), "DataError: nowhere is no folder"),
-        (("train", TOY, "--resources", "nofile"), "nofile"),
+        (("train", TOY, "--strategy", "PS", "--resources", "nofile"), "cannot read nofile"),
         (("train", TOY, "--resume"), "nothing to resume"),
         (("train", TOY, "--resume", "--overwrite"), "exclude each other"),
         (("train", TOY, "--momentum", "0.9"), "only sgd takes it"),

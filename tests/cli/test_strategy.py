@@ -153,20 +153,30 @@ def test_one_rank_has_nothing_to_measure(capsys):
         (("show", "--strategy", "absent.json"), "cannot read absent.json"),
         (("show", "--resources", "absent.yaml"), "cannot read absent.yaml"),
         (("show", "--out", "absent/s.json"), "cannot write absent/s.json"),
-        (("show", "--out", "."), "cannot write ."),
+        (
+            ("show", "--out", "x.txt"),
+            "--out x.txt: a strategy is read from files that end in .json",
+        ),
         (("compare", "--strategy", "AllReduce(chunk=0)"), "chunk is 0"),
         (("compare", "--strategy", "absent.json"), "cannot read absent.json"),
     ],
 )
 def test_bad_input(words, text, capsys):
     assert strategy(*words) == 1
-    assert not list(Path().glob("**/*part"))
+    assert not list(Path().glob("**/*part")) and not Path("x.txt").exists()
     assert text in capsys.readouterr().err
+
+
+def test_a_folder_is_no_file_to_write(capsys):
+    Path("folder.json").mkdir()
+    assert strategy("show", "--out", "folder.json") == 1
+    assert "cannot write folder.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        (("show", "--workers", "4097"), "'4097' is no whole number from 1 to 4096"),
         (("show", "--workers", "0"), "'0' is no whole number"),
         (("show", "--compute", "-1"), "'-1' is no time in milliseconds"),
         (("show", "--workers", "2", "--resources", "r"), "not allowed with"),
@@ -177,6 +187,30 @@ def test_bad_usage(words, text, capsys):
     with pytest.raises(SystemExit):
         strategy(*words)
     assert text in capsys.readouterr().err
+
+
+TREES = str(Path(__file__).with_name("tree_toy.py"))
+
+
+@pytest.mark.parametrize("name", ["auto", "PSLoadBalancing", None])
+def test_a_training_says_which_strategy_it_takes(name, capsys):
+    words = () if name is None else ("--strategy", name)
+    assert main(["train", TREES, "--out", "run", "--epochs", "1", *words]) == 0
+    events = map(json.loads, Path("run/log.jsonl").read_text().splitlines())
+    told = [event for event in events if event["event"] == "strategy"]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "strategy" in line]
+    assert len(told) == (name is not None) and len(lines) == (name == "auto")
+    if name == "auto":
+        words = f"strategy auto: {told[0]['builder']}, predicted "
+        assert re.fullmatch(re.escape(words) + r"[\d.]+ ms a step( besides .*)?", lines[0])
+    elif name is not None:
+        assert told[0]["builder"] == name and len(told[0]["digest"]) == 64
+
+
+def test_what_no_strategy_asks_for_is_refused(capsys):
+    assert main(["train", TREES, "--out", "run", "--resources", "r.yaml"]) == 1
+    assert "--resources r.yaml without --strategy" in capsys.readouterr().err
+    assert not Path("run").exists()
 
 
 class Cell(cavs.VertexFunction):
