@@ -18,6 +18,7 @@ from cavs.distributed.cost import (
     Compute,
     Prediction,
     compare,
+    is_file,
     make_strategy,
     predict,
     simulate,
@@ -43,6 +44,8 @@ ACTIONS = {
     "compare": "what each builder's strategy would take, the fastest first",
 }
 
+_MOST = 4096  # workers of one machine: a plan for more takes minutes
+
 
 def add_parser(commands: Any, argv: list[str]) -> None:
     """Add the command."""
@@ -61,9 +64,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument("--resources", metavar="FILE", help="resource specification, YAML")
     cluster.add_argument(
         "--workers",
-        type=options.count(1),
+        type=options.count(1, _MOST),
         metavar="N",
-        help="processes on this machine, default: 2",
+        help=f"processes on this machine, default: 2, at most {_MOST}",
     )
     group = parser.add_argument_group("step")
     group.add_argument(
@@ -141,6 +144,11 @@ def _situation(
 
 def show(args: argparse.Namespace) -> int:
     """Print a strategy: what it does with every parameter, and what it would take."""
+    if args.out is not None and not is_file(args.out):
+        raise ConfigError(
+            f"--out {args.out}: a strategy is read from files that end in .json alone",
+            hint=f"--out {args.out}.json",
+        )
     variables, resources, compute = _situation(args)
     strategy = make_strategy(args.strategy, variables, resources, compute)
     if args.out is not None:

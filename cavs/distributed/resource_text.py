@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -26,6 +27,8 @@ _BANDWIDTHS = (
 )
 _LATENCIES = ("latency", "local_latency", "memcpy_latency")
 _MAX_DEVICES = 4096
+_OCTAL = re.compile(r"[-+]?0[0-9_]+$")
+_TAG = "tag:yaml.org,2002:"
 
 
 def parse_resources(text: str, source: str = "resources") -> ResourceSpec:
@@ -182,6 +185,9 @@ class _Reader:
         fits = found is kind or (kind is float and found is int) or (kind is str and found)
         if not fits:
             self.refuse(item, f"{self.shown(item)} is not {wanted}", f"write {wanted}")
+        if found is int and kind is not str and _OCTAL.match(item.value):
+            hint = "write it in decimal digits, without a zero before them"
+            self.refuse(item, f"{self.shown(item)} is not {wanted}: to YAML it is octal", hint)
         if kind is bool:
             return item.value.lower() in ("true", "yes", "on")
         try:
@@ -191,7 +197,10 @@ class _Reader:
 
     @staticmethod
     def shown(item: Any) -> str:
-        return repr(item.value) if isinstance(item.value, str) else f"a {item.tag[-3:]}"
+        if isinstance(item.value, str):
+            return repr(item.value)
+        kinds = {_TAG + "seq": "a list", _TAG + "map": "a mapping"}
+        return kinds.get(item.tag) or f"what is tagged {item.tag.replace(_TAG, '!!')}"
 
     def refuse(self, item: Any, what: str, hint: str) -> NoReturn:
         raise ConfigError(f"{self.source}, line {item.start_mark.line + 1}: {what}", hint=hint)

@@ -175,6 +175,17 @@ def test_text_that_is_no_json():
         from_text("[" * 100_000)
 
 
+def test_a_field_that_stands_twice_is_refused():
+    """Whichever of them the writer meant: JSON takes the last."""
+    server = '"type": "parameter_server", "destination": "localhost:CPU:0"'
+    node = f'{{"name": "W", "synchroniser": {{{server}, "destination": "localhost:CPU:1"}}}}'
+    text = f'{{"format": 1, "graph": {{"replicas": ["localhost:CPU:0"]}}, "nodes": [{node}]}}'
+    with pytest.raises(ConfigError) as caught:
+        from_text(text, "s.json")
+    assert caught.value.what == "s.json: the field 'destination' stands twice in one object"
+    assert caught.value.hint == "keep one"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

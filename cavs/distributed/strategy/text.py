@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +138,21 @@ def to_text(strategy: Strategy) -> str:
 def from_text(text: str, source: str = "strategy") -> Strategy:
     """The strategy in JSON text; `source` names it in errors. Raises `ConfigError`."""
     try:
-        content = json.loads(text)
+        return from_dict(json.loads(text, object_pairs_hook=_once))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(f"{source} is no JSON: {error}") from None
-    try:
-        return from_dict(content)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error.what}", where=error.where, hint=error.hint) from None
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, which would else take the last value of a repeated name."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"the field {twice!r} stands twice in one object", hint="keep one")
+    return fields
 
 
 def save(strategy: Strategy, path: str | os.PathLike[str]) -> None:
