@@ -76,7 +76,7 @@ def launched(tmp_path, how, strategy=""):
 @ranks
 def test_a_program_that_ends_on_one_rank_ends_all(tmp_path, how, line):
     status, errors = launched(tmp_path, how)
-    assert status != 0 and errors.splitlines().count(line) == 1, errors
+    assert status != 0 and errors.count(line) == 1, errors
     assert ("my file is missing" in errors) == (how == "says")
 
 
