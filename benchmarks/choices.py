@@ -25,8 +25,9 @@ from benchmarks.distributed import Runner, make_runner, run_linked
 from benchmarks.harness import markdown, write_report
 from benchmarks.links import refusal
 from benchmarks.places import GridParser
+from cavs.distributed import world
 from cavs.distributed.builders import REGISTRY
-from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
+from cavs.distributed.communicator import SingleCommunicator
 from cavs.distributed.cost import CANDIDATES, Compute, calibrate, simulate
 from cavs.distributed.hosts import cluster_of, hosts_of
 from cavs.distributed.launch import command_of, find_mpirun
@@ -40,7 +41,7 @@ BUILDERS = tuple(dict.fromkeys((*CANDIDATES, *REGISTRY)))
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """What every rank runs; rank 0's return value counts."""
-    c = MPICommunicator()
+    c = world()
     alone = make_runner("alone", SingleCommunicator(), given)
     alone.step(0)
     trainer, part = alone.trainer, alone.batches[0].local

@@ -31,8 +31,8 @@ from benchmarks.links import over_tcp, refusal, slow_links
 from benchmarks.places import GridParser
 from benchmarks.samples import ROOT
 from cavs.cli.registry import find
-from cavs.distributed import Trainer
-from cavs.distributed.communicator import MPICommunicator, SingleCommunicator
+from cavs.distributed import Trainer, world
+from cavs.distributed.communicator import SingleCommunicator
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.distributed.launch import command_of, find_mpirun
 from cavs.distributed.run import StepReport
@@ -146,7 +146,7 @@ def summary(reports: list[StepReport], c: Communicator) -> dict[str, float]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """What every rank runs; rank 0's return value counts."""
-    c = MPICommunicator()
+    c = world()
     names = [n for n in options.strategies if c.size > 1 or n == "buckets"]
     names = [name for strategy in names for name in (strategy, strategy + LATE)]
     runners = [make_runner(name, c, options) for name in names]

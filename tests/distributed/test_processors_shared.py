@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from cavs.distributed.communicator.world import own_processors
 from cavs.distributed.launch import SESSIONS, command_of, environment_of, find_mpirun
 from tests.distributed.mpirun import ROOT, needs_mpi
 from tests.patience import patience
@@ -23,17 +24,29 @@ again.barrier()
 """
 
 
-def threads(folder, ranks, *arguments, wish=""):
-    """By default, and with `ranks` of them side by side; the same on all."""
+BOUND = """
+import os
+cores = sorted(os.sched_getaffinity(0))[:2]
+os.sched_setaffinity(0, cores)
+from cavs.distributed import world
+c = world(60)
+mine = [sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")]
+(own,) = {tuple(m) for m in mine}
+print(len(cores), c.rank, *(cores.index(core) for core in own), flush=True)
+c.barrier()
+"""
+
+
+def started(folder, ranks, text, *arguments, **environment):
+    """Lines that the ranks of a program print."""
     program = folder / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(text)
     launcher = find_mpirun()
     command = command_of(launcher, ranks, [str(program), *arguments])
-    environment = environment_of(launcher, ranks, threads=1, elastic=False)
-    environment |= {"CAVS_NUM_THREADS": wish, SESSIONS: str(folder)}
+    given = environment_of(launcher, ranks, threads=1, elastic=False)
     done = subprocess.run(
         command,
-        env=environment,
+        env={**given, SESSIONS: str(folder), **environment},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -41,8 +54,42 @@ def threads(folder, ranks, *arguments, wish=""):
         timeout=patience(60),
     )
     assert done.returncode == 0, done.stderr
-    (found,) = {tuple(map(int, line.split())) for line in done.stdout.splitlines()}
+    return {tuple(map(int, line.split())) for line in done.stdout.splitlines()}
+
+
+def threads(folder, ranks, *arguments, wish=""):
+    """By default, and with `ranks` of them side by side; the same on all."""
+    (found,) = started(folder, ranks, PROGRAM, *arguments, CAVS_NUM_THREADS=wish)
     return found
+
+
+def places(*told):
+    """Of ranks on one host: which processors each may run on, and its threads."""
+    return [("host", tuple(mask), count) for mask, count in told]
+
+
+def test_ranks_that_fill_their_processors_keep_to_their_own():
+    four = range(4)
+    each = [own_processors(places(*[(four, 1)] * 4), r) for r in range(4)]
+    assert each == [(0,), (1,), (2,), (3,)]
+    mixed = places((four, 1), (four, 2), (four, 1))
+    assert [own_processors(mixed, r) for r in range(3)] == [(0,), (1, 2), (3,)]
+    two = places(((2, 5), 1), ((2, 5), 1))
+    assert [own_processors(two, r) for r in range(2)] == [(2,), (5,)]
+
+
+def test_other_ranks_go_where_there_is_room():
+    for told in (
+        [(range(4), 1)] * 3,  # a processor is free
+        [(range(4), 2)] * 3,  # too many threads
+        [((0, 1), 1), ((0, 1), 0)],  # one does not want to be bound
+        [((0,), 1), ((1,), 1)],  # somebody has bound them
+        [((0, 1), 2)],  # alone
+        [((0, 1), 1), ((1, 2), 1)],  # of other processors
+    ):
+        assert {own_processors(places(*told), r) for r in range(len(told))} == {()}
+    apart = [("a", (0, 1), 1), ("b", (0, 1), 1)]
+    assert [own_processors(apart, r) for r in range(2)] == [(), ()]
 
 
 class TestRanks:
@@ -57,3 +104,10 @@ class TestRanks:
     def test_who_said_how_many_keeps_them(self, tmp_path):
         assert threads(tmp_path, 2, "set")[1] == 3
         assert threads(tmp_path, 2, wish="5") == (5, 5)
+
+    @pytest.mark.parametrize(("wish", "bound"), [("1", True), ("0", False)])
+    def test_all_threads_of_a_rank_are_bound(self, wish, bound, tmp_path):
+        if len(os.sched_getaffinity(0)) < 2:
+            pytest.skip("two ranks on one processor are never bound")
+        found = started(tmp_path, 2, BOUND, CAVS_BIND=wish)
+        assert found == ({(2, 0, 0), (2, 1, 1)} if bound else {(2, 0, 0, 1), (2, 1, 0, 1)})
