@@ -212,9 +212,13 @@ def main(arguments: list[str] | None = None) -> int:
         calm = undisturbed(given, strategy)
         steps = calm[0].results[0]["steps"]
         for i in range(given.runs):
-            victim, step = chance.randrange(given.ranks), chance.randrange(steps)
-            later = chance.random() * 0.02
-            ended = run(given, strategy, given.ranks, (victim, step, later))
+            while True:
+                victim, step = chance.randrange(given.ranks), chance.randrange(steps)
+                later = chance.random() * 0.02
+                ended = run(given, strategy, given.ranks, (victim, step, later))
+                if victim not in ended.results:
+                    break
+                print(f"rank {victim} had ended before it was killed: once more", file=sys.stderr)
             record = {
                 "strategy": strategy,
                 "victim": victim,
