@@ -3,7 +3,7 @@
 ``skewed``: trees of depths 5 to 60, equal numbers for all ranks against balance by structure, the
 same batches in turns; where no rank waits for another, they share caches and memory all the time,
 and compute takes longer. ``slowed``: trees of one size; the last rank computes everything
-``--slow`` times, and LB-BSP finds that out. Each rank has a core of its own, else times say
+``--slow`` times, and LB-BSP finds that out. Each rank needs a core of its own, else times say
 nothing. Batches are split and collated before the clock starts, as a loader does. Optimum and ideal
 time follow from the time that a graph takes on each rank in the second half of the run.
 
@@ -33,7 +33,7 @@ from benchmarks.bounds import Row, judged, missed, verdict
 from benchmarks.distributed import run_ranks
 from benchmarks.harness import markdown, write_report
 from benchmarks.places import GridParser
-from cavs.distributed import Trainer
+from cavs.distributed import Trainer, world
 from cavs.distributed.balance import (
     NARX,
     PREDICTORS,
@@ -41,7 +41,6 @@ from cavs.distributed.balance import (
     SpeedBalancer,
     StructureBalancer,
 )
-from cavs.distributed.communicator import MPICommunicator
 from cavs.distributed.launch import command_of, find_mpirun
 from cavs.distributed.run import Run
 from cavs.distributed.shards import contiguous, shard
@@ -58,14 +57,6 @@ BALANCERS: dict[str, Callable[[], Any]] = {
     PAIRS: partial(PairBalancer, lag=0),
 }
 JUDGED = ("narx", "narx from 40", "ema")
-
-
-def pin(rank: int) -> None:
-    """All threads of this process on one core, another one for each rank."""
-    cores = sorted(os.sched_getaffinity(0))
-    core = cores[rank % len(cores)]
-    for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), {core})
 
 
 @contextlib.contextmanager
@@ -174,8 +165,7 @@ def slowed(c: Any, given: argparse.Namespace, size: int, predictor: str) -> dict
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """What every rank runs."""
-    c = MPICommunicator()
-    pin(c.rank)
+    c = world()
     result: dict[str, Any] = {"ranks": c.size, "skewed": {}, "slowed": {}}
     for size in given.batch_sizes:
         if "skewed" in given.cases:
