@@ -146,6 +146,7 @@ RIVALS = (
     "PartitionedAR(chunk=16)",
     "RandomAxisPartitionAR(chunk=16, seed=1)",
     "Horovod(fusion=4194304)",
+    "Poseidon(otherwise='all_reduce', local_replication=True)",
     *(f"{name}(two_level=False)" for name in ("PSLoadBalancing", "PartitionedPS", "Poseidon")),
     *(
         f"{name}(local_replication=True)"
