@@ -162,7 +162,10 @@ def _kill(
             return None
         time.sleep(1e-3)
     time.sleep(later)
-    os.kill(int((folder / f"pid{victim}").read_text()), signal.SIGKILL)
+    try:
+        os.kill(int((folder / f"pid{victim}").read_text()), signal.SIGKILL)
+    except ProcessLookupError:  # it has come to its end
+        return None
     begun, others = time.monotonic(), np.arange(len(watch)) != victim
     reached = int(watch[others].max())
     while watch[others].min() <= reached and process.poll() is None:
