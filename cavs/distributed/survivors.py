@@ -50,7 +50,7 @@ class Survivors:
         self.trainer = trainer
         self.snapshots = Snapshots(trainer)
         self.done = 0  # things finished together
-        self.last: Any = None  # the result of the last of them, as JSON
+        self.last: Any = None  # the result of the last of them
         self.saves = False  # whether a `fit` that writes checkpoints goes on
         self.gone: list[int] = []  # of the ranks that there were
         self.first = trainer.communicator.names  # by the numbers that the user gave them
@@ -94,7 +94,7 @@ class Survivors:
                     self._part()
                     raise
                 if self._recover(error, step):
-                    return _decode(self.last)  # type: ignore[no-any-return]
+                    return self.last  # type: ignore[no-any-return]
             except (SystemExit, KeyboardInterrupt):
                 if step:
                     torn(self.trainer.communicator)
@@ -102,7 +102,7 @@ class Survivors:
             else:
                 if not (step and self.trainer.session.free):
                     self.done += 1
-                    self.last = _encode(result)
+                    self.last = result
                     # Not before: some may just have learned how what came before it ended.
                     self.trainer.session.stopping |= self.ends
                 return result
@@ -153,7 +153,7 @@ class Survivors:
         """
         trainer, session = self.trainer, self.trainer.session
         own = self.snapshots.known() if trainer.begun and session.owns else []
-        mine = [self.number, self.done, reached, trainer.begun, own, self.last]
+        mine = [self.number, self.done, reached, trainer.begun, own, _encode(self.last)]
         numbers, dones, steps, begun, kept, lasts = zip(*c.share(mine), strict=True)
         self.gone = sorted(set(range(self.ranks)) - set(numbers))
         source = dones.index(max(dones))
@@ -179,7 +179,7 @@ class Survivors:
             trainer.steps = steps[source]
             if step and self.done < dones[source]:
                 session.finish()
-        self.done, self.last = dones[source], lasts[source]
+        self.done, self.last = dones[source], _decode(lasts[source])
 
     def _equal(self, c: Communicator, source: int) -> None:
         """The parameters and states of rank `source` here, too; none, if one more rank dies now.

@@ -61,6 +61,12 @@ void for_each_piece(int64_t pieces, int32_t threads, Counters& counters, F&& f) 
   });
 }
 
+template <class T>
+void prefetch(const T* values, int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(values + i, 1);
+}
+
 }  // namespace
 
 template <class T>
@@ -99,8 +105,10 @@ void Executor<T>::move(const Update<T>& update, const std::vector<GradientPiece<
       apply(p.count * p.width, p.values, p.offset);
       return;
     }
+    const auto row = [&](int64_t r) { return p.offset + (p.rows ? p.rows[r] : r) * p.stride; };
     for (int64_t r = 0; r < p.count; ++r) {
-      apply(p.width, p.values + r * p.width, p.offset + (p.rows ? p.rows[r] : r) * p.stride);
+      if (r + 1 < p.count) prefetch(param + row(r + 1), p.width);  // anywhere in the table
+      apply(p.width, p.values + r * p.width, row(r));
     }
   });
   for (size_t i = 0; i < update.trainable.size(); ++i) {

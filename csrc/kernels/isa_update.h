@@ -16,8 +16,26 @@ namespace {
 // f(gradient, parameter, state1, state2) changes the last three in place.
 template <class T, int States, class F>
 CAVS_INLINE void update_each(int64_t n, const T* grad, T* param, T* state1, T* state2, F f) {
+  const auto part = [&](int64_t i, int c) {
+    Vector<T> p = load_partial(param + i, c), s1{}, s2{};
+    if constexpr (States > 0) s1 = load_partial(state1 + i, c);
+    if constexpr (States > 1) s2 = load_partial(state2 + i, c);
+    f(load_partial(grad + i, c), p, s1, s2);
+    store_partial(param + i, p, c);
+    if constexpr (States > 0) store_partial(state1 + i, s1, c);
+    if constexpr (States > 1) store_partial(state2 + i, s2, c);
+  };
+  // Up to where vectors are whole in memory: one across two lines of the cache takes twice as long.
+  int64_t head = 0;
+  while (head < n && reinterpret_cast<uintptr_t>(param + head) % sizeof(Vector<T>) != 0) ++head;
+  if (head > 0) {
+    part(0, static_cast<int>(head));
+    grad += head, param += head;
+    if constexpr (States > 0) state1 += head;
+    if constexpr (States > 1) state2 += head;
+  }
   for_each_vector<T>(
-      n,
+      n - head,
       [&](int64_t i) {
         Vector<T> p = load(param + i), s1{}, s2{};
         if constexpr (States > 0) s1 = load(state1 + i);
@@ -27,15 +45,7 @@ CAVS_INLINE void update_each(int64_t n, const T* grad, T* param, T* state1, T* s
         if constexpr (States > 0) store(state1 + i, s1);
         if constexpr (States > 1) store(state2 + i, s2);
       },
-      [&](int64_t i, int c) {
-        Vector<T> p = load_partial(param + i, c), s1{}, s2{};
-        if constexpr (States > 0) s1 = load_partial(state1 + i, c);
-        if constexpr (States > 1) s2 = load_partial(state2 + i, c);
-        f(load_partial(grad + i, c), p, s1, s2);
-        store_partial(param + i, p, c);
-        if constexpr (States > 0) store_partial(state1 + i, s1, c);
-        if constexpr (States > 1) store_partial(state2 + i, s2, c);
-      });
+      part);
 }
 
 template <class T>

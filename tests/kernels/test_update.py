@@ -63,6 +63,27 @@ def test_updates(case: Case, kind: str) -> None:
 
 
 @every_case
+@pytest.mark.parametrize("kind", ["SGD", "MOMENTUM", "ADAGRAD", "ADAM", "ADAMW"])
+def test_where_arrays_begin_in_memory_changes_no_bit(case: Case, kind: str) -> None:
+    """Ranks that hold the same values at other addresses are to stay alike."""
+    rng = np.random.default_rng(1)
+    n, most = 61, 16  # elements; the widest vector has so many
+    values = [np.abs(case.normal(rng, n)) for _ in range(4)]
+    results = set()
+    for begin in range(most + 1):
+        held = [np.full(n + 2 * most, 7.0, case.dtype) for _ in values]
+        grad, *rest = (x[begin : begin + n] for x in held)
+        for x, v in zip((grad, *rest), values, strict=True):
+            x[...] = v
+        options = {"beta2": 0.99, "weight_decay": 0.03, "grad_scale": 0.5}
+        case.table.update(Kind.__members__[kind], grad, *rest, **options)
+        for x in held:
+            assert (x[:begin] == 7.0).all() and (x[begin + n :] == 7.0).all()
+        results.add(b"".join(x.tobytes() for x in rest))
+    assert len(results) == 1
+
+
+@every_case
 def test_states_may_be_absent(case: Case) -> None:
     p, g = np.ones(17, case.dtype), np.ones(17, case.dtype)
     case.table.update(Kind.SGD, g, p, lr=0.25)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import mul
 
@@ -14,6 +15,7 @@ from cavs.errors import ConfigError
 Floats = NDArray[np.float64]
 _PRIOR = np.array([1e-4, 1e-5, 1e-6, 1e-6, 1e-6, 1e-7])  # seconds; only its proportions matter
 _LEAST = 1e-3  # of the prior, that every feature costs: no work is done in no time
+_OFTEN, _SELDOM = 32, 8  # it learns at each of so many first steps, then at one in so many
 
 
 class CostModel:
@@ -41,6 +43,7 @@ class CostModel:
         self.steps = 0
         size = len(FEATURES)
         self._square, self._moment = np.zeros((size, size)), np.zeros(size)
+        self._heard: list[tuple[Floats, Floats]] = []  # of steps, not yet learned from
 
     def predict(self, features: Floats) -> Floats:
         """Seconds of sets of graphs with `features` (..., 6) on a rank of slowness 1."""
@@ -50,32 +53,39 @@ class CostModel:
 
     def update(self, features: Floats, seconds: Sequence[float]) -> None:
         """One step: features (ranks, 6) of what each rank ran, and how long it computed."""
-        times = np.asarray(seconds, np.float64)
-        if features.shape != (len(self.slowness), len(FEATURES)) or times.shape != (
-            len(self.slowness),
-        ):
+        if features.shape != (len(self.slowness), len(FEATURES)) or len(seconds) != len(features):
             raise ConfigError(
-                f"features {list(features.shape)} and {times.size} times of "
+                f"features {list(features.shape)} and {len(seconds)} times of "
                 f"{len(self.slowness)} ranks",
                 hint="give one row and one time for each rank",
             )
-        if not (np.isfinite(times).all() and (times > 0).all()):
+        if not all(math.isfinite(time) and time > 0 for time in seconds):
             raise ConfigError(f"times {list(seconds)}", hint="give positive seconds")
         self.steps += 1
-        # The first steps are forgotten faster: the slownesses were not known yet.
-        forget = min(self.forget, self.steps / (self.steps + 2))
-        self._square *= forget
-        self._moment *= forget
-        for row, time in zip(features, times / self.slowness, strict=True):
-            work = float((row * _PRIOR).sum())  # a small batch counts as much as a large one
-            self._square += np.outer(row, row) / work**2
-            self._moment += row * time / work**2
+        self._heard.append((features, np.array(seconds, np.float64)))
+        if self.steps > _OFTEN and self.steps % _SELDOM:
+            return
+        first = self.steps - len(self._heard) + 1
+        for step, (rows, times) in enumerate(self._heard, first):
+            self._count(rows, times, step)
         self.coefficients = self._solve()
-        ratio = times / self.predict(features)
-        smooth = max(self.smooth, 1 / self.steps)
-        slowness = self.slowness + smooth * (ratio - self.slowness)
+        for step, (rows, times) in enumerate(self._heard, first):
+            smooth = max(self.smooth, 1 / step)
+            self.slowness = self.slowness + smooth * (times / self.predict(rows) - self.slowness)
         # Only proportions are known: the fastest rank is the measure of the others.
-        self.slowness = slowness / slowness.min()
+        self.slowness = self.slowness / self.slowness.min()
+        self._heard.clear()
+
+    def _count(self, features: Floats, times: Floats, step: int) -> None:
+        # The first steps are forgotten faster: the slownesses were not known yet.
+        forget = min(self.forget, step / (step + 2))
+        work = (features * _PRIOR).sum(axis=-1, keepdims=True)
+        rows = features / work  # a small batch counts as much as a large one
+        own = times / self.slowness
+        self._square *= forget
+        self._square += (rows[:, :, None] * rows[:, None, :]).sum(axis=0)
+        self._moment *= forget
+        self._moment += (rows * own[:, None] / work).sum(axis=0)
 
     def _solve(self) -> Floats:
         """The minimum over positive coefficients."""

@@ -63,7 +63,8 @@ class Piece:
         """The part of it that `rank` looks at where each of `ranks` has the same piece."""
         begin, end = (len(self.values) * r // ranks for r in (rank, rank + 1))
         rows = None if self.rows is None else self.rows[begin:end]
-        return replace(self, values=self.values[begin:end], rows=rows)
+        values = self.values[begin:end]
+        return Piece(self.parameter, values, rows, self.stride, self.offset, self.owned)
 
 
 @dataclass(frozen=True)
