@@ -111,8 +111,8 @@ class OnDevice:
         placed = []
 
         def there(x):
-            if isinstance(x, list):
-                return [there(one) for one in x]
+            if isinstance(x, list | tuple):
+                return type(x)(map(there, x))
             if not isinstance(x, np.ndarray):
                 return x
             placed.append((x, self.put(x)))

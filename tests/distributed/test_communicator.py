@@ -132,6 +132,38 @@ def test_send_receive_share_split_and_barrier(run):
         assert members == [rank % 2 + 2, rank % 2]
 
 
+@settings(max_examples=10, deadline=None)
+@given(SIZES, st.lists(st.integers(0, 3000), min_size=1, max_size=3))
+def test_an_exchange_sends_and_receives_all_at_once(run, size, sizes):
+    """Around a ring and back: whoever received first would wait for ever."""
+
+    def work(c):
+        ways = [1, -1] if c.size > 1 else []
+        sends = [
+            (np.full(n, 10.0 * c.rank + w), (c.rank + w) % c.size) for w in ways for n in sizes
+        ]
+        into = [(np.empty(n), (c.rank - w) % c.size) for w in ways for n in sizes]
+        before = c.sent_bytes
+        c.exchange(sends, into)
+        assert c.sent_bytes - before == 8 * len(ways) * sum(sizes)
+        came = zip(into, np.repeat(ways, len(sizes)), strict=True)
+        return [(array, 10.0 * source + way) for (array, source), way in came]
+
+    for came in run(size, work):
+        for array, expected in came:
+            assert (array == expected).all()
+
+
+def test_an_exchange_names_ranks_that_are_not_there():
+    def work(c):
+        for rank, found in ((2, "there is no rank 2"), (c.rank, f"rank {c.rank} is this one")):
+            with pytest.raises(ConfigError, match=found):
+                c.exchange([], [(np.zeros(1), rank)])
+
+    run_threads(2, work)
+    SingleCommunicator().exchange([], [])
+
+
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_started_operations_keep_their_order(overlaps, first):

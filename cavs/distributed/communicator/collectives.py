@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cavs.distributed.communicator.common_memory import Common
+from cavs.distributed.communicator.messages import Kind, Message, as_row, check_array
 from cavs.distributed.communicator.parts import (
     bounds,
     check_counts,
     check_parts,
+    check_peer,
     check_rank,
     even_counts,
-    not_contiguous,
 )
 from cavs.distributed.communicator.progress import DeferredJob, Job, Progress
 from cavs.distributed.communicator.protocol import Array, Handle
@@ -33,7 +34,6 @@ T = TypeVar("T")
 
 _NEAR = 1 << 15  # elements whose sum stays in a core's cache until all ranks have it
 SMALL = 1 << 14  # bytes; below, the number of messages counts more than their size
-Message = tuple[Array, int]  # an array and the rank it goes to or comes from
 
 
 class Collectives(ABC):
@@ -65,7 +65,7 @@ class Collectives(ABC):
         self._common: list[Common] = []
         self._broken: CommunicationError | None = None
         self.operations = 0  # begun so far: what ranks compare when one of them hangs
-        self.operation = "nothing yet"
+        self.operation, self._kind = "nothing yet", Kind.BARRIER
 
     @property
     def rank(self) -> int:
@@ -94,7 +94,7 @@ class Collectives(ABC):
 
     @abstractmethod
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Send and receive all; messages between two ranks keep their order."""
+        """Send and receive all, of `_kind`; messages between two ranks keep their order."""
 
     @abstractmethod
     def abort(self, message: str) -> None:
@@ -149,16 +149,16 @@ class Collectives(ABC):
         finally:
             self._deferring = False
 
-    def _run(self, name: str, operation: Callable[..., T], *arguments: Any) -> T:
+    def _run(self, kind: Kind, name: str, operation: Callable[..., T], *arguments: Any) -> T:
         """The operation now, or after those in the background."""
         if self._overlaps and not self._progress.is_here() and not self._progress.idle:
-            job: Job[T] = self._progress.start(self._run, (name, operation, *arguments))
+            job: Job[T] = self._progress.start(self._run, (kind, name, operation, *arguments))
             return job.wait()
         if self._last is not None and not self._last.begun and not self._deferring:
             self._last.wait()
         with self._turn:
             self.operations += 1
-            self.operation = name
+            self.operation, self._kind = name, kind
             return operation(*arguments)
 
     def close(self) -> None:
@@ -185,7 +185,8 @@ class Collectives(ABC):
 
     def all_reduce(self, array: Array) -> None:
         """See `Communicator`."""
-        self._run(f"all-reduce of {array.nbytes} bytes", self._all_reduce, _flat(array))
+        flat = as_row(array)
+        self._run(Kind.TREE, f"all-reduce of {flat.nbytes} bytes", self._all_reduce, flat)
 
     def _all_reduce(self, flat: Array) -> None:
         if self._size == 1 or flat.size == 0:
@@ -195,8 +196,10 @@ class Collectives(ABC):
             return
         counts = even_counts(flat.size, self._size)
         if everyone := self._in_common(flat):
+            self._kind = Kind.COMMON
             self._sum_in_common(everyone, counts)
             return
+        self._kind = Kind.RING
         self._reduce_scatter(flat, counts)
         self._all_gather_into(flat, counts)
 
@@ -270,9 +273,10 @@ class Collectives(ABC):
 
     def reduce_scatter(self, array: Array, counts: Sequence[int]) -> Array:
         """See `Communicator`."""
-        flat = _flat(array)
+        flat = as_row(array)
         check_counts(counts, flat.size, self._size)
-        self._run(f"reduce-scatter of {array.nbytes} bytes", self._reduce_scatter, flat, counts)
+        name = f"reduce-scatter of {flat.nbytes} bytes"
+        self._run(Kind.REDUCE_SCATTER, name, self._reduce_scatter, flat, counts)
         begin, end = bounds(counts)[self._rank]
         return flat[begin:end]
 
@@ -288,9 +292,10 @@ class Collectives(ABC):
 
     def all_gather_into(self, array: Array, counts: Sequence[int]) -> None:
         """See `Communicator`."""
-        flat = _flat(array)
+        flat = as_row(array)
         check_counts(counts, flat.size, self._size)
-        self._run(f"all-gather of {array.nbytes} bytes", self._all_gather_into, flat, counts)
+        name = f"all-gather of {flat.nbytes} bytes"
+        self._run(Kind.ALL_GATHER, name, self._all_gather_into, flat, counts)
 
     def _all_gather_into(self, flat: Array, counts: Sequence[int]) -> None:
         self._around([flat[a:b] for a, b in bounds(counts)])
@@ -305,8 +310,9 @@ class Collectives(ABC):
 
     def all_gather(self, array: Array) -> list[Array]:
         """See `Communicator`."""
-        _flat(array)
-        return self._run(f"all-gather of {array.nbytes} bytes", self._all_gather, array)
+        as_row(array)
+        name = f"all-gather of {array.nbytes} bytes"
+        return self._run(Kind.ALL_GATHER, name, self._all_gather, array)
 
     def _all_gather(self, array: Array) -> list[Array]:
         rows = np.zeros(self._size, np.int64)
@@ -320,7 +326,9 @@ class Collectives(ABC):
     def all_to_all(self, parts: Sequence[Array]) -> list[Array]:
         """See `Communicator`."""
         check_parts(parts, self._size)
-        return self._run("all-to-all", self._all_to_all, parts)
+        for part in parts:
+            check_array(part)
+        return self._run(Kind.ALL_TO_ALL, "all-to-all", self._all_to_all, parts)
 
     def _all_to_all(self, parts: Sequence[Array]) -> list[Array]:
         others = [r for r in range(self._size) if r != self._rank]
@@ -340,12 +348,9 @@ class Collectives(ABC):
     def reduce(self, array: Array, root: int) -> None:
         """See `Communicator`."""
         check_rank(root, self._size)
-        self._run(
-            f"reduce of {array.nbytes} bytes to rank {self._names[root]}",
-            self._reduce,
-            _flat(array),
-            root,
-        )
+        flat = as_row(array)
+        name = f"reduce of {flat.nbytes} bytes to rank {self._names[root]}"
+        self._run(Kind.REDUCE, name, self._reduce, flat, root)
 
     def _reduce(self, flat: Array, root: int) -> None:
         if self._rank != root:
@@ -366,9 +371,9 @@ class Collectives(ABC):
     def broadcast(self, array: Array, root: int) -> None:
         """See `Communicator`."""
         check_rank(root, self._size)
-        flat = _flat(array)
-        name = f"broadcast of {array.nbytes} bytes by rank {self._names[root]}"
-        self._run(name, self._broadcast, flat, root)
+        flat = as_row(array)
+        name = f"broadcast of {flat.nbytes} bytes by rank {self._names[root]}"
+        self._run(Kind.BROADCAST, name, self._broadcast, flat, root)
 
     def _broadcast(self, flat: Array, root: int) -> None:
         if self._rank == root:
@@ -379,27 +384,29 @@ class Collectives(ABC):
     def send(self, array: Array, to: int) -> None:
         """See `Communicator`."""
         check_rank(to, self._size)
-        self._run(f"send to rank {self._names[to]}", self._send, [(_flat(array), to)], [])
+        name = f"send to rank {self._names[to]}"
+        self._run(Kind.SEND, name, self._send, [(as_row(array), to)], [])
 
     def receive(self, array: Array, source: int) -> None:
         """See `Communicator`."""
         check_rank(source, self._size)
-        self._run(
-            f"receive from rank {self._names[source]}", self._send, [], [(_flat(array), source)]
-        )
+        name = f"receive from rank {self._names[source]}"
+        self._run(Kind.SEND, name, self._send, [], [(as_row(array), source)])
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """See `Communicator`."""
+        for _, rank in (*sends, *receives):
+            check_peer(rank, self._rank, self._size)
+        rows = [[(as_row(array), rank) for array, rank in of] for of in (sends, receives)]
+        to, sources = (sorted({self._names[r] for _, r in of}) for of in rows)
+        self._run(Kind.SEND, f"exchange to ranks {to} and from {sources}", self._send, *rows)
 
     def barrier(self) -> None:
         """See `Communicator`."""
-        self._run("barrier", self._tree_all_reduce, np.zeros(1, np.uint8))
+        self._run(Kind.BARRIER, "barrier", self._tree_all_reduce, np.zeros(1, np.uint8))
 
     def share(self, value: Any) -> list[Any]:
         """See `Communicator`."""
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-        return [json.loads(part.tobytes()) for part in self._run("share", self._all_gather, text)]
-
-
-def _flat(array: Array) -> Array:
-    """The elements as one row, the same memory."""
-    if not array.flags.c_contiguous:
-        raise not_contiguous(array.shape, array.strides)
-    return array.reshape(-1)
+        every = self._run(Kind.SHARE, "share", self._all_gather, text)
+        return [json.loads(part.tobytes()) for part in every]

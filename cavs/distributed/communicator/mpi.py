@@ -22,10 +22,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cavs.distributed.communicator.collectives import Collectives, Message
+from cavs.distributed.communicator.collectives import Collectives
 from cavs.distributed.communicator.common_memory import map_common
+from cavs.distributed.communicator.messages import Kind, Message, mixed_up
 from cavs.distributed.communicator.mpi_desk import MPIDesk
 from cavs.distributed.communicator.mpi_mailbox import MPIMailbox
+from cavs.distributed.communicator.mpi_requests import PIECE, Channel, Requests, Unlike
 from cavs.distributed.communicator.protocol import Array, LostPeerError
 from cavs.distributed.communicator.started import started
 from cavs.distributed.keeper import tell
@@ -35,10 +37,6 @@ from cavs.errors import CommunicationError, DeviceError
 T = TypeVar("T")
 MINIMUM = (4, 1)
 STANDARD = (3, 0)  # of MPI: matched probes
-# Bytes a message. Over TCP, Open MPI asks the receiver before it sends a larger one than its eager
-# limit, and the answer waits behind what the receiver itself is sending: both directions of a slow
-# link then take turns. Receives are posted first here, so nobody need ask.
-PIECE = 4 << 20
 _EAGER = "OMPI_MCA_btl_tcp_eager_limit"
 _HEADER = 1 << 10
 _BTL = "OMPI_MCA_btl"  # what Open MPI sends messages by
@@ -49,6 +47,7 @@ _SPINS = 400  # polls before the first pause
 _SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
 _GLANCE = 0.05  # seconds between two looks at whether to go on waiting
 _LAST_WORDS = 1.0  # seconds that ranks have to say why they end, when one of them ends all
+_ORPHANS: list[Message] = []  # of operations that did not end: MPI may still use their memory
 _CALLS = threading.RLock()  # held for each call of MPI by whichever thread makes it
 _MADE: Counter[tuple[int, ...]] = Counter()  # groups of this process, by their ranks in the world
 
@@ -139,6 +138,7 @@ class MPICommunicator(Collectives):
                 hint="look for the first error that a rank printed, and start anew",
             ) from error
         self._comm: Any = comm
+        self._channel = Channel(self._mpi, comm, _CALLS)
         names = _names(self._mpi, self._comm)
         desk = desk or MPIDesk(self._mpi, asks, names, _CALLS)
         # All ranks of a group make all groups of the same ranks in one order.
@@ -148,41 +148,34 @@ class MPICommunicator(Collectives):
         rank = self._comm.Get_rank()
         super().__init__(rank, names, timeout=timeout, overlaps=overlaps, desk=desk, group=group)
         self._asks = desk
-        self._orphans: list[Message] = []
         lost = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
         self._lost = {getattr(self._mpi, n) for n in lost if hasattr(self._mpi, n)}
         if whole and self._size > 1:
             _end_all_on_uncaught_error(self)
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        comm, byte = self._comm, self._mpi.BYTE
-        peers: list[int] = []  # of each request
         try:
-            with _CALLS:
-                requests = [
-                    comm.Irecv([piece, byte], source)
-                    for array, source in receives
-                    for piece in _pieces(array, source, peers)
-                ]
-                requests += [
-                    comm.Isend([piece, byte], to)
-                    for array, to in sends
-                    for piece in _pieces(array, to, peers)
-                ]
-            self._complete(requests, peers)
-        except self._mpi.Exception as error:
-            self._orphan(sends, receives)
+            self._complete(Requests(self._channel, self._kind, sends, receives))
+        except (Unlike, CommunicationError, self._mpi.Exception) as error:
+            _ORPHANS.extend((*sends, *receives))  # what does not end keeps its memory
+            if isinstance(error, CommunicationError):
+                raise
+            if isinstance(error, Unlike):
+                raise self._mixed_up(error) from None
             lost = self._is_loss(error)
+            peers = [r for _, r in (*sends, *receives)]
             raise self._failed(
                 LostPeerError if lost else CommunicationError, peers, error
             ) from error
-        except CommunicationError:
-            self._orphan(sends, receives)
-            raise
 
-    def _orphan(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Requests that will not end keep their memory."""
-        self._orphans += [*sends, *receives]
+    def _mixed_up(self, found: Unlike) -> CommunicationError:
+        """Said to all, who would wait for this rank in vain."""
+        names = self._names
+        own = names[self._rank], found.array.nbytes, found.wanted
+        theirs = names[found.source], found.nbytes, found.label
+        error = mixed_up(theirs, own, self.operation, found.more)
+        self._desk.tell(self._group, error.what, {names[r]: () for r in self._others()})
+        return error
 
     def _failed(
         self, kind: type[CommunicationError], peers: Sequence[int], why: object
@@ -204,43 +197,31 @@ class MPICommunicator(Collectives):
         if self._asks.missed and self._lost_anyone():
             raise self._failed(LostPeerError, self._others(), "a rank has died")
 
-    def _complete(self, requests: list[Any], peers: list[int]) -> None:
-        testall = self._mpi.Request.Testall
-
-        def test() -> bool:
-            with _CALLS:
-                return bool(testall(requests))
-
-        def pending() -> list[int]:
-            with _CALLS:
-                return list({p for r, p in zip(requests, peers, strict=True) if self._is_open(r)})
-
+    def _complete(self, requests: Requests) -> None:
+        test = requests.test
         for _ in range(_SPINS):
             if test():
                 return
         started = looked = now = time.monotonic()
-        with self._waiting(self._group, self.operations, self.operation, pending) as waiting:
+        begun, operation, pending = self.operations, self.operation, requests.pending
+        with self._waiting(self._group, begun, operation, pending) as waiting:
             while not test():
                 time.sleep(min(max(_SHORTEST, (now - started) * _PART), _LONGEST))
                 now = time.monotonic()
                 if now - looked > _GLANCE:
                     looked = now
+                    requests.look()
                     waiting.look()
                     if now - started > self.timeout:
                         raise waiting.hung(self.timeout)
-
-    def _is_open(self, request: Any) -> bool:
-        """Whether it has not ended; nothing changes."""
-        try:
-            return not request.Get_status()
-        except self._mpi.Exception:  # its peer is gone
-            return True
 
     # ---- groups --------------------------------------------------------------------------------
 
     def split(self, color: int, key: int = 0) -> MPICommunicator:
         """See `Communicator`."""
-        part = self._run("split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key)
+        part = self._run(
+            Kind.SPLIT, "split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key
+        )
         return MPICommunicator(part, timeout=self.timeout, desk=self._asks)
 
     def _map_common(self, nbytes: int) -> list[Array] | None:
@@ -254,7 +235,7 @@ class MPICommunicator(Collectives):
                 "this MPI does not allow (its thread level is below MPI_THREAD_SERIALIZED)",
                 hint="use staleness=0 and sync=True, or another MPI",
             )
-        comm = self._run("mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
+        comm = self._run(Kind.MAILBOX, "mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
         return MPIMailbox(self._mpi, comm, _CALLS, self._names, self._asks)
 
     def _all_come(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
@@ -342,11 +323,3 @@ def _names(mpi: Any, comm: Any) -> tuple[int, ...]:
     """The numbers in MPI_COMM_WORLD of the ranks of `comm`; its own if they are of several."""
     found = comm.Get_group().Translate_ranks(None, mpi.COMM_WORLD.Get_group())
     return tuple(range(len(found)) if mpi.UNDEFINED in found else found)
-
-
-def _pieces(array: Array, peer: int, peers: list[int]) -> Iterator[Array]:
-    """The bytes of an array in messages; `peer` is noted for each."""
-    data = array.reshape(-1).view(np.uint8)
-    for begin in range(0, data.size, PIECE):
-        peers.append(peer)
-        yield data[begin : begin + PIECE]

@@ -13,7 +13,13 @@ from cavs.cuda.memory import CupyMemory
 from cavs.distributed.communicator.device_array import DeviceArray, OnDevice
 from cavs.distributed.communicator.nccl_group import NCCLGroup
 from cavs.distributed.communicator.nccl_stream import NCCLStream, Started
-from cavs.distributed.communicator.parts import bounds, check_counts, check_parts, check_rank
+from cavs.distributed.communicator.parts import (
+    bounds,
+    check_counts,
+    check_parts,
+    check_peer,
+    check_rank,
+)
 from cavs.distributed.communicator.protocol import Communicator
 from cavs.errors import ConfigError, DeviceError
 
@@ -29,7 +35,7 @@ class NCCLCommunicator(NCCLGroup):
     Arrays are what `DeviceArray.of` takes, on that GPU; results are `DeviceArray`s. They are passed
     as addresses, without a copy, after what their streams have been given; shapes that ranks have
     to tell each other go over `control`. Sums have an order of NCCL's own. Ranks that both send
-    before they receive wait for each other: `all_to_all` does both at once.
+    before they receive wait for each other: `exchange` does both at once.
 
     ConfigError for an array that is not contiguous, not on this GPU or of a type that NCCL does not
     add. After a CommunicationError or DeviceError the group is given up. `sum_ranges` is not called
@@ -192,6 +198,24 @@ class NCCLCommunicator(NCCLGroup):
         name = f"receive of {own.nbytes} bytes from rank {self.names[source]}"
         self._stream.run(name, [own], calls, [source])
 
+    def exchange(
+        self, sends: Sequence[tuple[OnDevice, int]], receives: Sequence[tuple[OnDevice, int]]
+    ) -> None:
+        """See `Operations`."""
+        out, into = ([(*self._own(a, r), r) for a, r in of] for of in (sends, receives))
+
+        def calls(comm: Any, stream: int) -> None:
+            for own, kind, to in out:
+                comm.send(own.address, own.size, kind, to, stream)
+            for own, kind, source in into:
+                comm.recv(own.address, own.size, kind, source, stream)
+
+        to, sources = (sorted({self.names[r] for *_, r in of}) for of in (out, into))
+        name = f"exchange to ranks {to} and from {sources}"
+        peers = sorted({r for *_, r in (*out, *into)})
+        self._stream.run(name, [own for own, *_ in (*out, *into)], calls, peers)
+        self.sent_bytes += sum(own.nbytes for own, *_ in out)
+
     def barrier(self) -> None:
         """See `Operations`."""
         if self._one is None:
@@ -239,9 +263,7 @@ class NCCLCommunicator(NCCLGroup):
     def _own(self, array: OnDevice, peer: int | None = None) -> tuple[DeviceArray, int]:
         """An array of this rank and NCCL's number of its type; ConfigError if it cannot be sent."""
         if peer is not None:
-            check_rank(peer, self.size)
-            if peer == self.rank:
-                raise ConfigError(f"rank {peer} is this one", hint="it has the array already")
+            check_peer(peer, self.rank, self.size)
         own = DeviceArray.of(array)
         if own.size:
             runtime, at = self.cuda.runtime, own.address

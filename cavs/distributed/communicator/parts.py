@@ -28,6 +28,13 @@ def check_rank(rank: int, size: int) -> None:
         raise ConfigError(f"there is no rank {rank}", hint=f"ranks are 0 to {size - 1}")
 
 
+def check_peer(rank: int, own: int, size: int) -> None:
+    """ConfigError if this is no other rank of `size` than `own`."""
+    check_rank(rank, size)
+    if rank == own:
+        raise ConfigError(f"rank {rank} is this one", hint="it has the array already")
+
+
 def check_counts(counts: Sequence[int], elements: int, size: int) -> None:
     """ConfigError if `counts` do not cut so many elements into one part for each rank."""
     if len(counts) != size or sum(counts) != elements or min(counts) < 0:

@@ -114,6 +114,14 @@ class Operations(Protocol[A]):
         """From one rank, into `array`."""
         ...
 
+    def exchange(self, sends: Sequence[tuple[A, int]], receives: Sequence[tuple[A, int]]) -> None:
+        """Each array of `sends` to a rank, and into each of `receives` from one, all at once.
+
+        As `send` and `receive`, of which several in a row would wait for each other. Between two
+        ranks, arrays arrive in the order in which they are sent.
+        """
+        ...
+
     def barrier(self) -> None:
         """Return when all ranks have come here."""
         ...

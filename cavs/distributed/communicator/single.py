@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from cavs.distributed.communicator.collectives import Collectives, Message
+from cavs.distributed.communicator.collectives import Collectives
 from cavs.distributed.communicator.mailbox import LonelyMailbox
+from cavs.distributed.communicator.messages import Message
 from cavs.distributed.communicator.waits import Desk
 from cavs.errors import ConfigError
 

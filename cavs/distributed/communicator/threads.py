@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cavs.distributed.communicator.collectives import Collectives, Message
+from cavs.distributed.communicator.collectives import Collectives
 from cavs.distributed.communicator.mailbox import Letter, Mailbox, decode
+from cavs.distributed.communicator.messages import Kind, Message, label_of, mixed_up
 from cavs.distributed.communicator.protocol import Array, LostPeerError
 from cavs.distributed.communicator.waits import Desk, Wait
 from cavs.errors import CommunicationError
@@ -47,7 +48,7 @@ class _World:
     def __init__(self, board: _Board, names: Sequence[int]) -> None:
         self.board, self.changed = board, board.changed
         self.names = list(names)
-        self.mail: dict[tuple[int, int], deque[Array]] = defaultdict(deque)
+        self.mail: dict[tuple[int, int], deque[tuple[Kind, Array]]] = defaultdict(deque)
         self.dead: set[int] = set()
         self.leaving: set[int] = set()  # survivors that wait for a smaller group
         self.smaller: _World | None = None
@@ -74,17 +75,17 @@ class ThreadCommunicator(Collectives):
         world, limit = self._world, time.monotonic() + self.timeout
         with world.changed:
             for array, to in sends:
-                world.mail[self._rank, to].append(array.copy())
+                world.mail[self._rank, to].append((self._kind, array.copy()))
             world.changed.notify_all()
             for i, (array, source) in enumerate(receives):
                 self._await([r for _, r in receives[i:]], limit)
-                letter = world.mail[source, self._rank].popleft()
-                if letter.nbytes != array.nbytes:
-                    raise CommunicationError(
-                        f"rank {self._names[source]} sent {letter.nbytes} bytes, rank "
-                        f"{self._names[self._rank]} expects {array.nbytes} in {self.operation}"
-                    )
-                array[...] = letter.view(array.dtype).reshape(array.shape)
+                kind, sent = world.mail[source, self._rank].popleft()
+                label, wanted = label_of(kind, sent), label_of(self._kind, array)
+                if label != wanted or sent.nbytes != array.nbytes:
+                    theirs = self._names[source], sent.nbytes, label
+                    own = self._names[self._rank], array.nbytes, wanted
+                    raise mixed_up(theirs, own, self.operation)
+                array[...] = sent.reshape(array.shape)
 
     def _await(self, sources: Sequence[int], limit: float) -> None:
         """A letter of the first of `sources`, of which those behind it are to come, too."""
