@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from cavs.compiler.columns import runs_of
 from cavs.compiler.memory import group_of, peak
@@ -105,8 +106,7 @@ def _results(program: Program) -> set[int]:
     return {*program.outputs.values(), *([program.loss] if program.loss >= 0 else [])}
 
 
-@dataclass(frozen=True)
-class _Use:
+class _Use(NamedTuple):
     """An instruction reads or writes columns of a buffer, in rows of ``kind`` (None: of any).
 
     columns: of the buffer that has the place; ``shift`` behind those that the instruction names.
@@ -132,7 +132,7 @@ class _Use:
     def moved(self, column: int) -> _Use:
         """The same in a buffer where its own begins at ``column``."""
         there = range(self.columns.start + column, self.columns.stop + column)
-        return replace(self, columns=there, shift=self.shift + column)
+        return self._replace(columns=there, shift=self.shift + column)
 
 
 def _share(program: Program, slices: bool, alike: Collection[int]) -> bool:

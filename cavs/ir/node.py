@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NoReturn
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +70,7 @@ def defop(name: str, **fields: Any) -> Op:
     return op
 
 
-_interned: WeakValueDictionary[Any, Node] = WeakValueDictionary()
+_interned: dict[Any, _Kept] = {}
 _interning = threading.RLock()  # models may be traced on several threads at once
 _serial = itertools.count()
 
@@ -275,6 +275,7 @@ class Node(Operand):
         "checked",
         "inputs",
         "op",
+        "placed",
         "serial",
         "settled",
         "type",
@@ -289,6 +290,7 @@ class Node(Operand):
     serial: int
     checked: bool  # verified by itself
     settled: object  # the rules, if any, of which none fits
+    placed: int | None  # how many terms of a sum are columns among zeros, once that was counted
 
     def attr(self, name: str) -> Any:
         """The value of attribute ``name``."""
@@ -400,8 +402,8 @@ def make(
     named = tuple(sorted(attrs.items(), key=lambda kv: kv[0])) if attrs else ()
     key = op.name, inputs, named, tensor_type
     with _interning:
-        found = _interned.get(key)
-        if found is not None:
+        kept = _interned.get(key)
+        if kept is not None and (found := kept()) is not None:
             return found
         node = Node.__new__(Node)
         node.op, node.inputs, node.attrs, node.type = op, inputs, named, tensor_type
@@ -409,9 +411,24 @@ def make(
             where = _origin.lines[-1] if _origin.lines else user_line()
         node.where = where
         node.serial = next(_serial)
-        node.checked, node.settled = False, None
-        _interned[key] = node
+        node.checked, node.settled, node.placed = False, None, None
+        kept = _interned[key] = _Kept(node, _forget)
+        kept.key = key
         return node
+
+
+class _Kept(ref[Node]):
+    """A node for as long as anybody has it; a WeakValueDictionary takes three times as long."""
+
+    __slots__ = ("key",)
+    key: Any
+
+
+def _forget(kept: ref[Node]) -> None:
+    assert isinstance(kept, _Kept)
+    with _interning:  # another may have been made meanwhile
+        if _interned.get(kept.key) is kept:
+            del _interned[kept.key]
 
 
 def next_serial() -> int:

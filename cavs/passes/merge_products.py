@@ -55,9 +55,11 @@ class _Sums:
                     self.place[x] = _Place(total, *(cut or (0, x.type.width)))
 
     def _is_term(self, x: Node) -> bool:
-        """Read by one addition of its own type and by nothing else."""
+        """Read by one addition of its own type, once, and by nothing else."""
         found = self.readers.get(x, [])
-        return x not in self.roots and [(r.op.name, r.type) for r in found] == [("add", x.type)]
+        if x in self.roots or [(r.op.name, r.type) for r in found] != [("add", x.type)]:
+            return False
+        return sum(y is x for y in found[0].inputs) == 1
 
     def places(self, product: Node) -> frozenset[_Place] | None:
         """Every place of ``product``; None if it is also read elsewhere than in sums."""

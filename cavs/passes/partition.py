@@ -244,31 +244,29 @@ class _Partitioner:
     def _recompute(
         self, n: Node, body: Body, home: dict[Node, Body], kept: set[Node]
     ) -> list[Node] | None:
-        """The nodes to repeat in ``body`` for ``n``; None where it must be read."""
-        if not self.recompute or n in kept or not n.op.elementwise or n.op.cost > CHEAP:
-            return None
-        if n in self.compared:
-            return None
-        if _space(n) != (body.base, body.kind):
-            return None
-        plan = [n]
-        for x in self.reads[n]:
-            if x in self.late and home[x] is not body and home[x].stage >= body.stage:
-                return None  # it is not there yet
-            if x in kept:
+        """The nodes to repeat in ``body`` for ``n``; None where it must be read, or if many."""
+        plan: dict[Node, None] = {}
+        todo = [n] if self.recompute and n not in kept else []
+        while todo:
+            x = todo.pop()
+            if x in plan:
                 continue
-            if home[x] is body:
-                continue
-            deeper = self._recompute(x, body, home, kept)
-            if deeper is None:
+            if not x.op.elementwise or x.op.cost > CHEAP or x in self.compared:
                 return None
-            plan += deeper
-        return plan
+            if _space(x) != (body.base, body.kind) or len(plan) == FEW:
+                return None
+            plan[x] = None
+            for y in self.reads[x]:
+                if y in self.late and home[y] is not body and home[y].stage >= body.stage:
+                    return None  # it is not there yet
+                if y not in kept and home[y] is not body:
+                    todo.append(y)
+        return list(plan) or None
 
     def _pays(self, plan: list[Node]) -> bool:
         nodes = set(plan)
         stored = {x for n in nodes for x in self.reads[n] if x not in nodes}
-        return len(nodes) <= FEW and len(stored) <= 2
+        return len(stored) <= 2
 
     def _drop_unread(self, bodies: list[Body], home: dict[Node, Body], kept: set[Node]) -> None:
         """Nodes that every reader recomputes need not run at home."""

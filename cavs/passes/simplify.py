@@ -269,17 +269,40 @@ def _placed(x: Node) -> list[tuple[tuple[int, int], Node]] | None:
     return result
 
 
+_MOST_TERMS = 1000  # of a sum; of pads that overlap there may be one for each way through it
+
+
+def _count_placed(node: Node) -> int:
+    """How many terms of a sum `_placed` knows, where 2 are many; kept: sums may be long."""
+    stack = [node]
+    while stack:
+        x = stack[-1]
+        terms = x.inputs if x.op.name == "add" else ()
+        if left := [y for y in terms if y.placed is None]:
+            stack += left
+            continue
+        own = [y.placed or 0 for y in terms if y.op.name != "add" or y.type == x.type]
+        x.placed = min(2, sum(own)) if terms else int(_placed(x) is not None)
+        stack.pop()
+    assert node.placed is not None
+    return node.placed
+
+
 @of("add")
 def _pads(node: Node) -> Node | None:
     """Sums of pads, the cotangents of split, become one concatenation."""
+    if _count_placed(node) < 2:
+        return None
     terms: list[Node] = []
     stack = [node]
-    while stack:
+    while stack and len(terms) < _MOST_TERMS:
         x = stack.pop()
         if x.op.name == "add" and x.type == node.type:
             stack += x.inputs
         else:
             terms.append(x)
+    if stack:
+        return None
     ranges: dict[tuple[int, int], Node] = {}
     rest: list[Node] = []
     found = 0
