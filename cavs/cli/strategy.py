@@ -35,7 +35,7 @@ from cavs.distributed.strategy import (
     to_text,
 )
 from cavs.distributed.strategy.measure import measured_variables
-from cavs.distributed.strategy.verify import problems
+from cavs.distributed.strategy.verify import Problem, problems
 from cavs.errors import ConfigError
 
 ACTIONS = {
@@ -224,13 +224,21 @@ def check(args: argparse.Namespace) -> int:
     if args.strategy is None:
         raise ConfigError("there is no strategy to check", hint="pass --strategy FILE.json")
     variables, resources, _ = _situation(args)
-    found = problems(load(args.strategy), variables, resources)
+    strategy = load(args.strategy)
+    found = problems(strategy, variables, resources)
+    graph, devices = strategy.graph, len(resources.devices)
+    ranks = len(graph.replicas) + len(graph.servers)
+    if not found and args.workers not in (None, ranks):
+        found.append(
+            Problem(
+                f"the strategy is one of {ranks} ranks, --workers says {args.workers}",
+                f"pass --workers {ranks}, or make a strategy for {args.workers}",
+            )
+        )
     for problem in found:
         print(f"{problem.what}\n  hint: {problem.hint}")
     if not found:
-        print(
-            f"{args.strategy} fits: {len(variables)} parameters, {len(resources.devices)} devices"
-        )
+        print(f"{args.strategy} fits: {len(variables)} parameters, {ranks} of {devices} devices")
     return 1 if found else 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import functools
+import hashlib
 import os
 import re
 import secrets
@@ -31,7 +33,8 @@ def replace_whole(
         raise PermissionError("it exists and is not a file that may be written")
     _clear_abandoned(final)
     # Every writer has a file of its own, so that two processes both leave a whole one.
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    own = f"{os.getpid()}.{secrets.token_hex(4)}{_here()}"
+    temporary = final.with_name(f".{final.name}.{own}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with open(descriptor, "wb") as file:
@@ -72,15 +75,28 @@ def _keep_name(folder: Path) -> None:
 def _clear_abandoned(final: Path) -> None:
     """Remove what writers of `final` that were killed have left behind.
 
-    Those of this machine are gone; others, whose process numbers say nothing, would have written.
+    Those of this machine are gone at once; others, whose process numbers say nothing here, would
+    have written for long.
     """
-    pattern = re.compile(rf"\.{re.escape(final.name)}\.([0-9]+)\.[0-9a-f]{{8}}\.tmp")
+    name = re.escape(final.name)
+    pattern = re.compile(rf"\.{name}\.([0-9]+)\.[0-9a-f]{{8}}(\.[0-9a-f]{{16}})?\.tmp")
     before = time.time() - _ABANDONED
     with suppress(OSError):  # another was faster, or the folder does not let us
         for match in filter(None, map(pattern.fullmatch, os.listdir(final.parent))):
-            old = final.with_name(match[0])
-            if not _runs(int(match[1])) and old.stat().st_mtime < before:
+            old, ours = final.with_name(match[0]), match[2] and match[2] == _here()
+            if not _runs(int(match[1])) and (ours or old.stat().st_mtime < before):
                 old.unlink()
+
+
+@functools.cache
+def _here() -> str:
+    """A name of the processes among which this one's number is its own; empty if none is known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        processes = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return ""
+    return f".{hashlib.sha256(f'{boot} {processes}'.encode()).hexdigest()[:16]}"
 
 
 def _runs(process: int) -> bool:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NoReturn
-from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
 from cavs.config import is_whole
 from cavs.errors import DTypeError, NumericsError, ShapeError, TraceError, user_line
+from cavs.ir.interned import Interned
 from cavs.ir.refusals import Refusals, folding
 from cavs.ir.types import ONE, TensorType
 
@@ -70,8 +70,7 @@ def defop(name: str, **fields: Any) -> Op:
     return op
 
 
-_interned: dict[Any, _Kept] = {}
-_interning = threading.RLock()  # models may be traced on several threads at once
+_interned: Interned[Node] = Interned()  # models may be traced on several threads at once
 _serial = itertools.count()
 
 
@@ -401,9 +400,9 @@ def make(
     """The interned node; no inference."""
     named = tuple(sorted(attrs.items(), key=lambda kv: kv[0])) if attrs else ()
     key = op.name, inputs, named, tensor_type
-    with _interning:
-        kept = _interned.get(key)
-        if kept is not None and (found := kept()) is not None:
+    with _interned.lock:
+        found = _interned.get(key)
+        if found is not None:
             return found
         node = Node.__new__(Node)
         node.op, node.inputs, node.attrs, node.type = op, inputs, named, tensor_type
@@ -412,23 +411,8 @@ def make(
         node.where = where
         node.serial = next(_serial)
         node.checked, node.settled, node.placed = False, None, None
-        kept = _interned[key] = _Kept(node, _forget)
-        kept.key = key
+        _interned.put(key, node)
         return node
-
-
-class _Kept(ref[Node]):
-    """A node for as long as anybody has it; a WeakValueDictionary takes three times as long."""
-
-    __slots__ = ("key",)
-    key: Any
-
-
-def _forget(kept: ref[Node]) -> None:
-    assert isinstance(kept, _Kept)
-    with _interning:  # another may have been made meanwhile
-        if _interned.get(kept.key) is kept:
-            del _interned[kept.key]
 
 
 def next_serial() -> int:

@@ -65,6 +65,10 @@ def test_a_strategy_goes_to_a_file_and_back(capsys):
     assert json.loads(capsys.readouterr().out) == json.loads(Path("s.json").read_text())
     assert strategy("check", "--strategy", "s.json") == 0
     assert "s.json fits" in capsys.readouterr().out
+    assert strategy("check", "--strategy", "s.json", "--workers", 2) == 0
+    assert "2 of 2 devices" in capsys.readouterr().out
+    assert strategy("check", "--strategy", "s.json", "--workers", 3) == 1
+    assert "the strategy is one of 2 ranks, --workers says 3" in capsys.readouterr().out
 
 
 def test_check_shows_every_problem(capsys):

@@ -184,6 +184,17 @@ def test_started_operations_keep_their_order(overlaps, first):
             np.testing.assert_allclose(a, sum(values(r, a.size) for r in range(3)))
 
 
+def test_thousands_of_operations_may_wait_for_the_last():
+    def work(c):
+        c._overlaps = False
+        arrays = [np.ones(1) for _ in range(3000)]
+        handles = [c.start(c.all_reduce, a) for a in arrays]
+        handles[-1].wait()
+        assert all(h.done for h in handles) and all(a[0] == 2 for a in arrays)
+
+    run_threads(2, work)
+
+
 def test_a_started_operation_runs_beside_the_caller():
     """Rank 0 starts, rank 1 comes later: rank 0 is free in between."""
     free = threading.Event()

@@ -131,12 +131,15 @@ def Get_library_version():
         ("3.1.6", None, "mpi4py 3.1.6 is too old, cavs needs 4.1"),
         ("4.1.0", OLD, "Ancient MPI 1.0 implements MPI 2.2, cavs needs 3.0"),
         ("4.1.0", "raise ImportError('libmpi.so')", "mpi4py finds no MPI library: libmpi.so"),
+        ("4.1.1", None, "mpi4py finds no MPI library: half installed"),
     ],
 )
 def test_every_rank_says_that_its_mpi_is_too_old(version, library, found, tmp_path):
     """Another mpi4py lies before the real one; mpirun is real."""
     (tmp_path / "mpi4py").mkdir()
-    (tmp_path / "mpi4py" / "__init__.py").write_text("import types\nrc = types.SimpleNamespace()\n")
+    whole = "import types\nrc = types.SimpleNamespace()\n"
+    half = "raise ImportError('half installed')"
+    (tmp_path / "mpi4py" / "__init__.py").write_text(half if version == "4.1.1" else whole)
     (tmp_path / "mpi4py" / "MPI.py").write_text(library or "")
     described = tmp_path / f"mpi4py-{version}.dist-info"
     described.mkdir()

@@ -89,6 +89,21 @@ def test_the_model_forgets():
     assert model.predict(rows[-1]) == pytest.approx(rows[-1] @ TRUE * 5, rel=0.1)
 
 
+def test_the_model_learns_at_once_from_a_rank_that_changes_its_speed():
+    """Otherwise it takes steps eight at a time, once it has seen some."""
+    model, _ = learned(2, 41)
+    before = model.slowness.copy()
+    rng = np.random.default_rng(3)
+    rows = features(rng.integers(1, 60, (4, 2, 20)).astype(float), rng.uniform(20, 900, (4, 2)))
+    model.update(rows[0], (rows[0] @ TRUE).tolist())
+    assert (model.slowness == before).all()
+    model.update(rows[1], (rows[1] @ TRUE * [1, 3]).tolist())
+    assert model.slowness[1] / model.slowness[0] > 1.2
+    before = model.slowness.copy()
+    model.update(rows[2], (rows[2] @ TRUE * model.slowness).tolist())
+    assert (model.slowness == before).all() and model.steps == 44
+
+
 def test_more_work_is_never_predicted_to_take_less():
     model = CostModel(2)
     rng = np.random.default_rng(0)

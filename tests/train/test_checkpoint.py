@@ -2,7 +2,9 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -298,6 +300,24 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     save_checkpoint(tmp_path / "m", FakeModel())
     assert set(os.listdir(tmp_path)) == {"m", *list(old)[1:]}
+
+
+def test_what_a_writer_of_this_machine_left_is_removed_at_once(tmp_path):
+    code = """
+import os, signal, sys
+from cavs.data import whole_file
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+os.replace = kill
+whole_file.replace_whole(sys.argv[1], [b"half"])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = os.listdir(tmp_path)
+    other = re.sub(r"[0-9a-f]{16}(?=\.tmp)", "0" * 16, left)
+    (tmp_path / other).touch()  # of another machine, where that process may run
+    save_checkpoint(tmp_path / "m", FakeModel())
+    assert left != other and set(os.listdir(tmp_path)) == {"m", other}
 
 
 def test_a_file_size_limit_acts_like_a_full_disk(tmp_path):

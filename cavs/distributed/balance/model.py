@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 _PRIOR = np.array([1e-4, 1e-5, 1e-6, 1e-6, 1e-6, 1e-7])  # seconds; only its proportions matter
 _LEAST = 1e-3  # of the prior, that every feature costs: no work is done in no time
 _OFTEN, _SELDOM = 32, 8  # it learns at each of so many first steps, then at one in so many
+_SURPRISE = 1.3  # times as long as predicted, beside another rank: then at once
 
 
 class CostModel:
@@ -63,7 +64,7 @@ class CostModel:
             raise ConfigError(f"times {list(seconds)}", hint="give positive seconds")
         self.steps += 1
         self._heard.append((features, np.array(seconds, np.float64)))
-        if self.steps > _OFTEN and self.steps % _SELDOM:
+        if self.steps > _OFTEN and self.steps % _SELDOM and not self._surprised():
             return
         first = self.steps - len(self._heard) + 1
         for step, (rows, times) in enumerate(self._heard, first):
@@ -75,6 +76,13 @@ class CostModel:
         # Only proportions are known: the fastest rank is the measure of the others.
         self.slowness = self.slowness / self.slowness.min()
         self._heard.clear()
+
+    def _surprised(self) -> bool:
+        """Whether the last step took some rank so long, or so short, that its clock has changed."""
+        features, times = self._heard[-1]
+        found = times / (self.predict(features) * self.slowness)
+        ratio = found / found.min()  # slownesses are proportions
+        return bool(ratio.max() > _SURPRISE)
 
     def _count(self, features: Floats, times: Floats, step: int) -> None:
         # The first steps are forgotten faster: the slownesses were not known yet.

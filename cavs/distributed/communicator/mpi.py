@@ -65,12 +65,12 @@ def load_mpi(timeout: float = 300.0) -> ModuleType:
         needed = ".".join(map(str, MINIMUM))
         raise DeviceError(f"mpi4py {version} is too old, cavs needs {needed}", hint=INSTALL)
     begins = "mpi4py.MPI" not in sys.modules
-    if begins:
-        import mpi4py
-
-        mpi4py.rc.thread_level = "serialized"
-        os.environ.setdefault(_EAGER, str(PIECE + _HEADER))
     try:
+        if begins:
+            import mpi4py
+
+            mpi4py.rc.thread_level = "serialized"
+            os.environ.setdefault(_EAGER, str(PIECE + _HEADER))
         with inside(INIT, timeout), _without_peers():
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -101,9 +101,12 @@ class Requests:
         channel, places, status = self._channel, self._places(), self._mpi.Status()
         found: tuple[int, int, int] | None = None
         with channel.calls:
+            first: dict[int, int] = {}  # of each source: MPI gives it what comes next
             for i in self._open():
-                source = places[i][1][1]
-                if i >= len(self._tags) or not self._finds(source, status):
+                if i < len(self._tags):
+                    first.setdefault(places[i][1][1], i)
+            for source, i in first.items():
+                if not self._finds(source, status):
                     continue
                 number, _, _ = channel.read(status.tag)
                 if self._tags[i] != status.tag and channel.read(self._tags[i])[0] == number:

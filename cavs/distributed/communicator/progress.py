@@ -67,11 +67,15 @@ class DeferredJob(Job[T]):
 
     def run(self) -> None:
         """Run those started earlier first: all ranks keep one order."""
-        self.begun = True
-        before, self._before = self._before, None
-        if before is not None and not before.done:
-            before.run()
-        super().run()
+        waiting: list[DeferredJob[Any]] = []
+        job: DeferredJob[Any] | None = self
+        while job is not None and not job.begun:
+            waiting.append(job)
+            before, job._before = job._before, None
+            job = before
+        for job in reversed(waiting):
+            job.begun = True
+            Job.run(job)
 
     def wait(self) -> T:
         """See `Handle.wait`."""

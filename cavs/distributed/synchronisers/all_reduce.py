@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -43,8 +44,15 @@ class DenseAllReduce(Exchange):
         self.parts = sorted(parts, key=begin)
         begins = [begin(part) for part in self.parts]
         ends = [b + p.size for b, p in zip(begins, self.parts, strict=True)]
+        # Between two gradients nothing lies; within one, parts that other exchanges reduce.
         near = all(
-            0 <= (b - e) * block.itemsize < GAP for e, b in zip(ends, begins[1:], strict=False)
+            b == e
+            or (
+                left.end == self.memory[left.parameter].size
+                and right.offset == 0
+                and 0 <= (b - e) * block.itemsize < GAP
+            )
+            for e, b, (left, right) in zip(ends, begins[1:], pairwise(self.parts), strict=False)
         )
         self.in_place = near and all(part.rows == 1 for part in self.parts)
         if self.in_place:
