@@ -1,6 +1,5 @@
 """Builders with compressors on MPI ranks; `python -m benchmarks.matrix` runs all of them."""
 
-import numpy as np
 import pytest
 
 import cavs
@@ -88,11 +87,15 @@ def test_what_does_not_hold_is_said():
 
 @pytest.mark.parametrize("optimizer", sorted(matrix.OPTIMIZERS))
 def test_how_far_from_one_process_ranks_may_be(optimizer):
-    """Adagrad in float32 alone is not judged: rounding shows in it; in float64 it is."""
+    """By rounding alone, which Adagrad makes larger in float32, and nothing else does."""
+    made = matrix.trees(8, True)
+    batches = [cavs.batch(made[:4]), cavs.batch(made[4:])]
     for dtype, bound in (("float32", 1e-6), ("float64", 1e-12)):
-        given = matrix.parsed(["--optimizer", optimizer, "--dtype", dtype])
-        shown = (optimizer, dtype) == ("adagrad", "float32")
-        assert matrix.nearest(given) == (np.inf if shown else bound)
+        given = matrix.parsed(["--optimizer", optimizer, "--dtype", dtype, "--steps", "4"])
+        expected = matrix.alone("sparse", batches, given, dtype)
+        found = matrix.nearest("sparse", batches, expected, given)
+        assert found == bound or (optimizer, dtype) == ("adagrad", "float32")
+        assert bound <= found < 1e-3
 
 
 @pytest.mark.parametrize("optimizer", sorted(matrix.OPTIMIZERS))
@@ -101,9 +104,9 @@ def test_ranks_are_as_near_to_one_process_as_is_judged(optimizer):
     given = matrix.parsed(["--optimizer", optimizer, "--dtype", "float64", "--steps", "6"])
     made = matrix.trees(16, True)
     batches = [cavs.batch(made[:8]), cavs.batch(made[8:])]
-    expected = matrix.alone("sparse", batches, given)
+    expected = matrix.alone("sparse", batches, given, "float64")
     variables = variables_of(matrix.Sentiment(True), dtype="float64")
     strategy = build("PartitionedPS", variables, ResourceSpec.local(2))
     case = matrix.Case("sparse", "PartitionedPS", "none", strategy)
     for result in run_threads(2, lambda c: matrix.run_case(case, c, batches, expected, given)):
-        assert result["same_bits"] and result["difference"] <= matrix.nearest(given)
+        assert result["same_bits"] and result["difference"] <= matrix.EQUAL["float64"]
