@@ -132,7 +132,7 @@ class Devices:
         assert not wait(ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
 
     def _attributes(self, address):
-        # Copied at once: other ranks add some, and a collection, which a list may begin, frees some.
+        # Copied at once: other ranks add some, and a garbage collection may free some.
         for start, (nbytes, device) in self.blocks.copy().items():
             if start <= address < start + nbytes:
                 return types.SimpleNamespace(device=device)
