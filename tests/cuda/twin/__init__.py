@@ -27,7 +27,8 @@ class Operation:
     node where a graph has those of its nodes; the smaller the sooner. arguments: numbers and
     addresses; None for a struct; of a product its m, n, k and the schemes by which its sums may be
     split, as in cublasLt.h. ``to`` and ``from_``: addresses; of events for records and waits of
-    either kind. ran: its place in the order of execution, -1 if it has not run.
+    either kind. ran: its place in the order of execution, -1 if it has not run. cooperative: a
+    launch whose blocks may meet at barriers of the grid.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Operation:
     bytes: int
     issued: int
     ran: int
+    cooperative: bool = False
 
 
 class Twin:
@@ -177,14 +179,19 @@ class Twin:
         self.set("device_keeps_up", 1)
 
     def fail_call(self, name: str, code: int) -> None:
-        """What an entry point of captures and graphs returns until the next reset; "capture": what
-        the operations of a captured stream do."""
+        """What an entry point of captures and graphs, or cuLaunchCooperativeKernel, returns until
+        the next reset; "capture": what the operations of a captured stream do."""
         self.set(name, code)
 
     def clock(self, command: int, node: int) -> None:
         """Nanoseconds of an operation on the clock of events, alone and as part of a graph."""
         self.set("command_nanoseconds", command)
         self.set("node_nanoseconds", node)
+
+    def cooperative(self, blocks_each: int) -> None:
+        """Blocks of a cooperative launch that a multiprocessor holds; 0: the device has none."""
+        self.set("cooperative", int(blocks_each != 0))
+        self.set("blocks_each", blocks_each)
 
     def fail_launch(self, nth: int = 1, code: int = 700) -> None:
         """The nth launch from now on ends in a fault, which shows when the host waits."""

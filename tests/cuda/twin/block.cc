@@ -26,7 +26,7 @@ Index place_of(uint64_t number, Index extents) {
 }
 
 const Hooks kHooks = {
-    [](int line) { run_->barrier(line); },
+    [](int line, bool grid) { run_->barrier(line, grid); },
     [](WarpOp op, unsigned mask, int line, unsigned long long bits, int lane, int width, void* all,
        unsigned size) -> unsigned long long {
       return run_->warp(op, mask, line, bits, lane, width, all, size);
@@ -153,13 +153,43 @@ void Run::release(unsigned thread) {
   ready_.push_back(thread);
 }
 
-void Run::one_block() {
+size_t Run::fixed_shared() const {
+  return static_cast<size_t>(launch_.module->shared_end - launch_.module->shared);
+}
+
+size_t Run::dynamic_shared() const {
+  return std::min(launch_.module->dynamic_size, launch_.dynamic_shared);
+}
+
+void Run::begin_block() {
+  poison(launch_.module->shared, fixed_shared());
+  poison(launch_.module->dynamic, dynamic_shared());
   threads_.assign(size(), Thread{});
-  ready_.clear();
-  stacks.reuse_all();
-  started_ = finished_ = arrived_ = barriers_ = 0;
+  started_ = finished_ = 0;
+  if (!launch_.cooperative) stacks.reuse_all();
   if (launch_.seed != 0) std::shuffle(order_.begin(), order_.end(), random_);
-  while (finished_ < size() && fault_.code == 0) {
+}
+
+void Run::put_aside(Aside& aside) {
+  const Module& module = *launch_.module;
+  aside.threads.swap(threads_);
+  aside.fixed.assign(module.shared, module.shared + fixed_shared());
+  aside.dynamic.assign(module.dynamic, module.dynamic + dynamic_shared());
+}
+
+void Run::bring_back(Aside& aside) {
+  threads_.swap(aside.threads);
+  aside.threads.clear();
+  std::copy(aside.fixed.begin(), aside.fixed.end(), launch_.module->shared);
+  std::copy(aside.dynamic.begin(), aside.dynamic.end(), launch_.module->dynamic);
+  started_ = size();
+  finished_ = 0;
+  for (unsigned t = size(); t-- > 0;) release(t);  // the last released goes on first
+}
+
+// Runs a block until all of its threads have left the kernel, or wait at a barrier of the grid.
+void Run::one_block() {
+  while (finished_ < size() && !at_grid_barrier_ && fault_.code == 0) {
     if (ready_.empty() && started_ == size()) {
       fault_ = {kLaunchFailed, block_text() + ": " + stuck()};
     } else if (started_ < size() && (ready_.empty() || (launch_.seed != 0 && random_() % 2 == 0))) {
@@ -174,6 +204,48 @@ void Run::one_block() {
   }
 }
 
+// Runs every block once, up to a barrier of the grid or to its end.
+void Run::one_phase(std::vector<uint64_t>& order, std::vector<Aside>& aside) {
+  const bool first = waiting_ == 0;
+  const uint64_t blocks = uint64_t{launch_.grid.x} * launch_.grid.y * launch_.grid.z;
+  std::shuffle(order.begin(), order.end(), random_);
+  waiting_ = 0;
+  for (uint64_t i = 0; i < blocks && fault_.code == 0; ++i) {
+    const uint64_t b = order.empty() ? i : order[i];
+    *launch_.module->block = place_of(b, launch_.grid);
+    block_ = static_cast<unsigned>(b);
+    ready_.clear();
+    arrived_ = barriers_ = 0;
+    at_grid_barrier_ = false;
+    if (first) {
+      begin_block();
+    } else {
+      bring_back(aside[b]);
+    }
+    one_block();
+    if (!at_grid_barrier_) continue;
+    put_aside(aside[b]);
+    ++waiting_;
+  }
+}
+
+// Whether the blocks of the launch can go on from here: else one waits for another that has left.
+bool Run::all_or_none_wait(const std::vector<Aside>& aside) {
+  if (waiting_ == 0 || waiting_ == aside.size()) return true;
+  const auto find = [&](bool waits) {
+    const auto found = std::find_if(aside.begin(), aside.end(),
+                                    [waits](const Aside& a) { return a.threads.empty() != waits; });
+    return static_cast<uint64_t>(found - aside.begin());
+  };
+  const uint64_t waits = find(true);
+  *launch_.module->block = place_of(waits, launch_.grid);
+  fault_ = {kLaunchFailed, block_text() + ": its threads wait at twin::grid_barrier() in line " +
+                               std::to_string(aside[waits].threads[0].line) + ", block " +
+                               text_of(place_of(find(false), launch_.grid)) +
+                               " has left the kernel"};
+  return false;
+}
+
 Fault Run::all_blocks() {
   const Module& module = *launch_.module;
   order_.resize(size());
@@ -181,16 +253,19 @@ Fault Run::all_blocks() {
   const uint64_t blocks = uint64_t{launch_.grid.x} * launch_.grid.y * launch_.grid.z;
   std::vector<uint64_t> order(launch_.seed == 0 ? 0 : blocks);
   for (uint64_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::shuffle(order.begin(), order.end(), random_);
+  std::vector<Aside> aside(launch_.cooperative ? blocks : 0);
+  if (aside.size() * size() > Stacks::kMost)
+    return {kLaunchOutOfResources, "kernel " + std::string(launch_.kernel->name) +
+                                       ": a cooperative launch of more than the " +
+                                       std::to_string(Stacks::kMost) +
+                                       " threads that the twin has stacks for"};
   const size_t dynamic = module.dynamic_size;
   poison(module.dynamic, dynamic);
-  for (uint64_t i = 0; i < blocks && fault_.code == 0; ++i) {
-    const uint64_t b = order.empty() ? i : order[i];
-    *module.block = place_of(b, launch_.grid);
-    poison(module.shared, static_cast<size_t>(module.shared_end - module.shared));
-    poison(module.dynamic, std::min<size_t>(dynamic, launch_.dynamic_shared));
-    block_ = static_cast<unsigned>(b);
-    one_block();
+  stacks.reuse_all();
+  one_phase(order, aside);
+  while (fault_.code == 0 && all_or_none_wait(aside) && waiting_ != 0) {
+    shadow_.pass_grid_barrier();
+    one_phase(order, aside);
   }
   const size_t asked = (launch_.dynamic_shared + 3) / 4 * 4;  // of whole words of poison
   if (fault_.code == 0 && dynamic > asked && !poisoned(module.dynamic + asked, dynamic - asked))

@@ -1,4 +1,5 @@
-// One kernel launch on the host: blocks one after the other, the threads of a block as fibres.
+// One kernel launch on the host: blocks one after the other, the threads of a block as fibres. At
+// a barrier of the grid a block is put aside until all have come there.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ struct Launch {
   Index grid, block;
   unsigned dynamic_shared;  // bytes
   void** parameters;
-  uint64_t seed;  // 0: blocks and threads in order; else in the order of this seed
+  uint64_t seed;     // 0: blocks and threads in order; else in the order of this seed
+  bool cooperative;  // its blocks may meet at barriers of the grid
 };
 
 struct Fault {

@@ -40,7 +40,8 @@ TWIN_API const char* twin_records() {
         << ",\"grid\":" << index_text(r->grid) << ",\"block\":" << index_text(r->block)
         << ",\"shared\":" << r->shared << ",\"arguments\":[" << r->arguments << "],\"to\":" << r->to
         << ",\"from\":" << r->from << ",\"bytes\":" << r->bytes << ",\"issued\":" << r->issued
-        << ",\"ran\":" << r->ran << "}";
+        << ",\"ran\":" << r->ran << ",\"cooperative\":" << (r->cooperative ? "true" : "false")
+        << "}";
     separator = ",";
   }
   out << (device().records.empty() ? "[]" : "]");

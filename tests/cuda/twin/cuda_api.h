@@ -26,6 +26,8 @@ enum Result : int {
   kLaunchOutOfResources = 701,
   kMisalignedAddress = 716,
   kLaunchFailed = 719,
+  kCooperativeLaunchTooLarge = 720,
+  kNotSupported = 801,
   kSystemDriverMismatch = 803,
   kCaptureUnsupported = 900,
   kCaptureInvalidated = 901,

@@ -49,9 +49,10 @@ static dim3 blockDim TWIN_ELSEWHERE, gridDim TWIN_ELSEWHERE;
 static twin::Hooks twin_hooks TWIN_ELSEWHERE;
 constexpr int warpSize = 32;
 
-inline void __syncthreads(int line = __builtin_LINE()) { twin_hooks.barrier(line); }
+inline void __syncthreads(int line = __builtin_LINE()) { twin_hooks.barrier(line, false); }
 inline void __threadfence() {}
-// Blocks run one after the other, threads of one until their next barrier.
+// Blocks run one after the other (until their next barrier of the grid), threads of one until
+// their next barrier.
 inline unsigned atomicAdd(unsigned* to, unsigned value) {
   const unsigned before = *to;
   *to += value;
@@ -63,6 +64,10 @@ __noinline__ inline void __trap() {
 }
 
 namespace twin {
+
+// All threads of all blocks of a cooperative launch meet here, and what they wrote before it is
+// read after it: cooperative_groups::this_grid().sync().
+inline void grid_barrier(int line = __builtin_LINE()) { twin_hooks.barrier(line, true); }
 
 template <class T>
 unsigned long long bits_of(T value) {

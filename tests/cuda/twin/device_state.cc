@@ -47,6 +47,9 @@ bool Device::set(const std::string& name, long long value) {
       {"driver_version", &Settings::driver_version},
       {"capability", &Settings::capability},
       {"multiprocessors", &Settings::multiprocessors},
+      {"blocks_each", &Settings::blocks_each},
+      {"cooperative", &Settings::cooperative},
+      {"shared_optin", &Settings::shared_optin},
       {"grid_y", &Settings::grid_y},
       {"exact_algorithms", &Settings::exact_algorithms},
       {"odd_strides", &Settings::odd_strides},
@@ -60,9 +63,9 @@ bool Device::set(const std::string& name, long long value) {
       {"cudnn_error", &Settings::cudnn_error},
       {"cudnn_error_at", &Settings::cudnn_error_at},
   };
-  static const std::set<std::string> failing = {"capture", "cuStreamBeginCapture_v2",
-                                                "cuStreamEndCapture", "cuGraphLaunch",
-                                                "cuGraphInstantiateWithFlags"};
+  static const std::set<std::string> failing = {
+      "capture",       "cuStreamBeginCapture_v2",     "cuStreamEndCapture",
+      "cuGraphLaunch", "cuGraphInstantiateWithFlags", "cuLaunchCooperativeKernel"};
   if (name == "launch_error_at") launches = 0;
   if (name == "cudnn_error_at") cudnn_calls = 0;
   if (name == "seed") {
@@ -84,6 +87,11 @@ bool Device::set(const std::string& name, long long value) {
 int Device::error(const std::string& name) const {
   const auto found = settings.errors.find(name);
   return found == settings.errors.end() ? 0 : static_cast<int>(found->second);
+}
+
+long long Device::most_shared() const {
+  if (settings.shared_optin != 0) return settings.shared_optin;
+  return settings.capability >= 90 ? 232448 : 166912;
 }
 
 double Device::seconds() const {

@@ -41,6 +41,9 @@ struct Settings {
   long long driver_version = 12080;
   long long capability = 90;
   long long multiprocessors = 4;   // few, so that grids made for them stay small
+  long long blocks_each = 1;       // of a cooperative launch that a multiprocessor holds
+  long long cooperative = 1;       // whether there are such launches
+  long long shared_optin = 0;      // most shared bytes a block, on request; 0: as of the capability
   long long grid_y = 65535;        // most blocks in y, and in z
   long long launch_error = 0;      // the launch number launch_error_at fails with it
   long long launch_error_at = 0;   // counted from 1 after it was set; 0: none
@@ -97,6 +100,7 @@ class Device {
   OperationPointer enqueue(Stream* stream, Record record, std::function<void()> run,
                            std::vector<OperationPointer> after, long long nanoseconds);
   int error(const std::string& name) const;  // that a test has asked for, or 0
+  long long most_shared() const;             // bytes a block, on request
   double seconds() const;                    // of the clock of events
   // The host waits for `target`; null: there is nothing to wait for.
   void wait(Record record, const OperationPointer& target);

@@ -78,8 +78,8 @@ TWIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
         {76, capability % 10},
         {81, capability >= 90 ? 233472 : 167936},  // shared bytes a multiprocessor
         {82, 65536},                               // registers a multiprocessor
-        {95, 1},                                   // cooperative launch
-        {97, capability >= 90 ? 232448 : 166912},  // shared bytes a block, on request
+        {95, static_cast<int>(d.settings.cooperative)},
+        {97, static_cast<int>(d.most_shared())},  // shared bytes a block, on request
     };
     const auto found = values.find(attribute);
     if (value == nullptr || found == values.end()) return kInvalidValue;

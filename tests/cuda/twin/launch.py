@@ -125,11 +125,13 @@ class Module:
         *arguments: Any,
         shared: int = 0,
         stream: Any = None,
+        cooperative: bool = False,
     ) -> None:
         """Runs a kernel and waits for it, unless a stream is given.
 
         An argument is an Array, a number, None (a null pointer), a ctypes structure, or a NumPy
         array, which is copied to the device before and back after: then the stream must be None.
+        cooperative: its blocks may meet at barriers of the grid.
         """
         function = self.function(kernel)
         kinds = self.context.twin.calls.twin_parameters(function).decode().split()
@@ -145,8 +147,11 @@ class Module:
             for argument, kind in zip(arguments, kinds, strict=True)
         ]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-        place = (*extents(grid), *extents(block), shared, stream, pointers, None)
-        self.context.call("cuLaunchKernel", function, *place)
+        place = (*extents(grid), *extents(block), shared, stream, pointers)
+        if cooperative:
+            self.context.call("cuLaunchCooperativeKernel", function, *place)
+        else:
+            self.context.call("cuLaunchKernel", function, *place, None)
         if stream is None:
             self.context.synchronize()
             for host, copy in copies.values():

@@ -24,7 +24,7 @@ enum class WarpOp : int { kSync, kGet, kUp, kDown, kXor, kBallot, kGather };
 
 // What a running thread asks of the driver. Each call may switch to another thread of the block.
 struct Hooks {
-  void (*barrier)(int line);
+  void (*barrier)(int line, bool grid);  // grid: of all blocks
   // In: the bits of the lane's value; out: of the result. For kGather `bits` is the address of the
   // lane's `size` bytes and `all` that of 32 * size bytes which receive those of every lane.
   unsigned long long (*warp)(WarpOp op, unsigned mask, int line, unsigned long long bits, int lane,

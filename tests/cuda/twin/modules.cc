@@ -71,8 +71,7 @@ struct Values {
   }
 };
 
-void execute(Device& d, const Function& function, Index grid, Index block, unsigned shared,
-             Values& values) {
+void execute(Device& d, const Function& function, const Record& record, Values& values) {
   if (d.functions.count(&function) == 0)
     return d.fail({kLaunchFailed, "a graph runs a kernel of a module that was unloaded"});
   const Kernel& kernel = *function.kernel;
@@ -87,15 +86,51 @@ void execute(Device& d, const Function& function, Index grid, Index block, unsig
       return d.fail({kIllegalAddress, "kernel " + std::string(kernel.name) + ": argument " +
                                           std::to_string(i) + " is " + d.memory.describe(address)});
   }
-  const Fault fault = run({function.module->module, &kernel, grid, block, shared,
-                           values.pointers.data(), d.queue.draw()},
-                          d.memory, d.order);
+  const Fault fault =
+      run({function.module->module, &kernel, record.grid, record.block, record.shared,
+           values.pointers.data(), d.queue.draw(), record.cooperative},
+          d.memory, d.order);
   if (fault.code != 0) d.fail(fault);
 }
 
 Function* function_of(Device& d, CUfunction handle) {
   Function* const function = reinterpret_cast<Function*>(handle);
   return d.functions.count(function) != 0 ? function : nullptr;
+}
+
+// Queues what `record` says. All blocks of a cooperative launch must be on the device at once.
+CUresult launch(Device& d, CUfunction handle, Record record, CUstream stream_handle,
+                void** parameters) {
+  const Function* const function = function_of(d, handle);
+  Stream* const stream = d.queue.find(stream_handle);
+  if (function == nullptr || stream == nullptr) return kInvalidHandle;
+  if (const int code = usable(d, stream)) return code;
+  const Kernel& kernel = *function->kernel;
+  const Index grid = record.grid, block = record.block;
+  const unsigned long long threads = 1ull * block.x * block.y * block.z;
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 2147483647u ||
+      grid.y > d.settings.grid_y || grid.z > d.settings.grid_y || threads == 0 || threads > 1024 ||
+      block.z > 64)
+    return kInvalidValue;
+  if (kernel.max_threads != 0 && threads > static_cast<unsigned>(kernel.max_threads))
+    return kLaunchOutOfResources;
+  if (record.shared > function->max_dynamic_shared ||
+      record.shared > function->module->module->dynamic_size ||
+      (parameters == nullptr && kernel.count != 0))
+    return kInvalidValue;
+  for (int i = 0; i < kernel.count; ++i)
+    if (parameters[i] == nullptr) return kInvalidValue;
+  const double blocks = 1.0 * grid.x * grid.y * grid.z;
+  if (record.cooperative &&
+      blocks > static_cast<double>(d.settings.multiprocessors * d.settings.blocks_each))
+    return kCooperativeLaunchTooLarge;
+  const auto values = std::make_shared<Values>(kernel, parameters);
+  record.name = kernel.name;
+  for (int i = 0; i < kernel.count; ++i)
+    record.arguments += (i == 0 ? "" : ",") +
+                        value_text(kernel.parameters[i], values->pointers[static_cast<size_t>(i)]);
+  d.add(stream, record, [&d, function, record, values] { execute(d, *function, record, *values); });
+  return kSuccess;
 }
 
 // As code for sm_86 does on every 8.x from 8.6 on.
@@ -171,48 +206,50 @@ TWIN_API CUresult cuFuncSetAttribute(CUfunction handle, int attribute, int value
     if (value < 0) return kInvalidValue;
     if (attribute == 9) return value <= 100 ? kSuccess : kInvalidValue;  // preferred carve-out
     if (attribute != 8) return kInvalidValue;                            // bytes of dynamic shared
-    const int most = d.settings.capability >= 90 ? 232448 : 166912;
-    if (value > most) return kInvalidValue;
+    if (value > d.most_shared()) return kInvalidValue;
     function->max_dynamic_shared = static_cast<unsigned>(value);
     return kSuccess;
   });
 }
 
-TWIN_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y,
-                                 unsigned grid_z, unsigned block_x, unsigned block_y,
-                                 unsigned block_z, unsigned shared, CUstream stream_handle,
-                                 void** parameters, void** extra) {
+TWIN_API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction handle,
+                                                              int threads, size_t shared) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     const Function* const function = function_of(d, handle);
-    Stream* const stream = d.queue.find(stream_handle);
-    if (function == nullptr || stream == nullptr) return kInvalidHandle;
-    if (const int code = usable(d, stream)) return code;
-    const Kernel& kernel = *function->kernel;
-    const Index grid = {grid_x, grid_y, grid_z}, block = {block_x, block_y, block_z};
-    const unsigned long long threads = 1ull * block_x * block_y * block_z;
-    if (grid_x == 0 || grid_y == 0 || grid_z == 0 || grid_x > 2147483647u ||
-        grid_y > d.settings.grid_y || grid_z > d.settings.grid_y || threads == 0 ||
-        threads > 1024 || block_z > 64)
-      return kInvalidValue;
-    if (kernel.max_threads != 0 && threads > static_cast<unsigned>(kernel.max_threads))
-      return kLaunchOutOfResources;
-    const Module& module = *function->module->module;
-    if (shared > function->max_dynamic_shared || (shared != 0 && module.dynamic == nullptr) ||
-        extra != nullptr || (parameters == nullptr && kernel.count != 0))
-      return kInvalidValue;
-    for (int i = 0; i < kernel.count; ++i)
-      if (parameters[i] == nullptr) return kInvalidValue;
-    const auto values = std::make_shared<Values>(kernel, parameters);
-    Record record = {.kind = "launch", .name = kernel.name, .grid = grid, .block = block};
-    record.shared = shared;
-    for (int i = 0; i < kernel.count; ++i)
-      record.arguments +=
-          (i == 0 ? "" : ",") +
-          value_text(kernel.parameters[i], values->pointers[static_cast<size_t>(i)]);
-    d.add(stream, std::move(record), [&d, function, grid, block, shared, values] {
-      execute(d, *function, grid, block, shared, *values);
-    });
+    if (function == nullptr) return kInvalidHandle;
+    if (blocks == nullptr || threads <= 0) return kInvalidValue;
+    const int most = function->kernel->max_threads == 0 ? 1024 : function->kernel->max_threads;
+    const bool fits = threads <= most && shared <= static_cast<size_t>(d.most_shared());
+    *blocks = fits ? static_cast<int>(d.settings.blocks_each) : 0;
     return kSuccess;
+  });
+}
+
+TWIN_API CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
+                                 unsigned grid_z, unsigned block_x, unsigned block_y,
+                                 unsigned block_z, unsigned shared, CUstream stream,
+                                 void** parameters, void** extra) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    Record record = {
+        .kind = "launch", .grid = {grid_x, grid_y, grid_z}, .block = {block_x, block_y, block_z}};
+    record.shared = shared;
+    if (extra != nullptr) return kInvalidValue;
+    return launch(d, function, std::move(record), stream, parameters);
+  });
+}
+
+TWIN_API CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
+                                            unsigned grid_z, unsigned block_x, unsigned block_y,
+                                            unsigned block_z, unsigned shared, CUstream stream,
+                                            void** parameters) {
+  return entry(Needs::kContext, [&](Device& d) -> CUresult {
+    Record record = {
+        .kind = "launch", .grid = {grid_x, grid_y, grid_z}, .block = {block_x, block_y, block_z}};
+    record.shared = shared;
+    record.cooperative = true;
+    if (const int code = d.error("cuLaunchCooperativeKernel")) return code;
+    if (d.settings.cooperative == 0) return kNotSupported;
+    return launch(d, function, std::move(record), stream, parameters);
   });
 }
 

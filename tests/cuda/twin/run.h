@@ -33,6 +33,12 @@ struct Thread {
   bool meets(const Thread& t) const { return line == t.line && op == t.op && mask == t.mask; }
 };
 
+// A block that waits at a barrier of the grid, while others run in its shared memory.
+struct Aside {
+  std::vector<Thread> threads;       // none: the block has left the kernel
+  std::vector<char> fixed, dynamic;  // shared memory
+};
+
 class Run {
  public:
   Run(const Launch& launch, const Memory& memory, Order& order, Shadow& shadow);
@@ -41,7 +47,7 @@ class Run {
 
   // Of the running thread. `at`: the instruction that is to blame, if it is known.
   [[noreturn]] void fail(int code, const std::string& text, const void* at = nullptr);
-  void barrier(int line);
+  void barrier(int line, bool grid);
   uint64_t warp(WarpOp op, unsigned mask, int line, uint64_t bits, int lane, int width, void* all,
                 unsigned size);
   void access(uintptr_t address, size_t bytes, bool write, const void* at);
@@ -51,7 +57,14 @@ class Run {
 
  private:
   void fibre();
+  void begin_block();
+  void put_aside(Aside& aside);
+  void bring_back(Aside& aside);
   void one_block();
+  void one_phase(std::vector<uint64_t>& order, std::vector<Aside>& aside);
+  bool all_or_none_wait(const std::vector<Aside>& aside);
+  size_t fixed_shared() const;
+  size_t dynamic_shared() const;
   void note(Cell& cell, uintptr_t word, uint8_t bytes, bool write, const void* at);
   void resume(unsigned thread, void* stack);
   void leave(Wait wait, int line);
@@ -74,8 +87,11 @@ class Run {
   std::vector<Thread> threads_;
   std::vector<unsigned> ready_;
   unsigned started_ = 0, finished_ = 0, arrived_ = 0, running_ = 0;
-  unsigned block_ = 0, barriers_ = 0;  // that the threads of the block came through
+  unsigned block_ = 0, barriers_ = 0;  // that its threads came through since one of the grid
   int barrier_line_ = 0;
+  bool barrier_of_grid_ = false;  // what the threads that arrived wait at
+  bool at_grid_barrier_ = false;  // all threads of the block wait there
+  uint64_t waiting_ = 0;          // blocks at the barrier of the grid
   void* scheduler_ = nullptr;
   bool inside_ = false;
   Fault fault_;

@@ -11,7 +11,8 @@ namespace twin {
 
 bool Mark::ordered_before(const Mark& later) const {
   if (launch != later.launch) return true;
-  if (block != later.block) return shared;  // nothing orders blocks but that shared memory is new
+  // Between barriers of the grid nothing orders blocks, but each has shared memory of its own.
+  if (block != later.block) return shared;
   if (thread == later.thread || barriers != later.barriers) return true;
   return thread / kWarp == later.thread / kWarp && syncs < later.syncs;
 }

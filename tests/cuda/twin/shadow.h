@@ -12,7 +12,7 @@ namespace twin {
 
 // An access of a thread: when, by the barriers of its block and of its warp that it came through.
 struct Mark {
-  uint32_t launch = 0;  // 0: none
+  uint32_t launch = 0;  // or phase of one; 0: none
   uint32_t block = 0, barriers = 0, syncs = 0;
   uint16_t thread = 0;
   uint8_t bytes = 0;                   // of the word, a bit each
@@ -35,6 +35,8 @@ class Shadow {
  public:
   // A new launch. checked: it will note what it does.
   void begin(const Memory& memory, bool checked);
+  // All threads of all blocks came through a barrier: what follows is as a launch of its own.
+  void pass_grid_barrier() { ++launch_; }
   // The cells of a word of shared memory (`offset` bytes from its start), or of the device.
   Cell& shared(size_t offset);
   Cell& device(uintptr_t address) { return device_[(address - region_) / 4]; }

@@ -7,19 +7,33 @@
 
 namespace twin {
 
-void Run::barrier(int line) {
-  if (arrived_ == 0) barrier_line_ = line;
-  if (line != barrier_line_)
-    fail(kLaunchFailed, "__syncthreads() in line " + std::to_string(line) +
-                            ", while other threads wait in that of line " +
-                            std::to_string(barrier_line_));
+namespace {
+std::string barrier_text(bool grid) { return grid ? "twin::grid_barrier()" : "__syncthreads()"; }
+}  // namespace
+
+void Run::barrier(int line, bool grid) {
+  if (grid && !launch_.cooperative)
+    fail(kLaunchFailed,
+         "line " + std::to_string(line) + ": a grid barrier in a launch that is not cooperative");
+  if (arrived_ == 0) {
+    barrier_line_ = line;
+    barrier_of_grid_ = grid;
+  }
+  if (line != barrier_line_ || grid != barrier_of_grid_)
+    fail(kLaunchFailed,
+         barrier_text(grid) + " in line " + std::to_string(line) + ", while other threads wait " +
+             (grid == barrier_of_grid_ ? "in that of line "
+                                       : "at " + barrier_text(barrier_of_grid_) + " in line ") +
+             std::to_string(barrier_line_));
   const bool complete = ++arrived_ == size();
   if (complete) {
     arrived_ = 0;
     ++barriers_;
-    for (unsigned t = size(); t-- > 0;) release(t);  // the last released goes on first
+    at_grid_barrier_ = grid;
+    if (!grid)
+      for (unsigned t = size(); t-- > 0;) release(t);  // the last released goes on first
   }
-  leave(complete ? Wait::kNone : Wait::kBarrier, line);
+  leave(complete && !grid ? Wait::kNone : Wait::kBarrier, line);
 }
 
 // Whether a lane is known to be missing, so that one that arrives need not look at all of them. It
@@ -143,7 +157,8 @@ std::string Run::stuck() const {
       std::find_if(threads_.begin(), threads_.end(), [](const Thread& t) { return t.finished; });
   std::string text;
   if (barrier != threads_.end())
-    text += number(barrier) + " waits at __syncthreads() in line " + std::to_string(barrier->line);
+    text += number(barrier) + " waits at " + barrier_text(barrier_of_grid_) + " in line " +
+            std::to_string(barrier->line);
   if (warp != threads_.end())
     text += (text.empty() ? "" : ", ") + number(warp) + " waits in a warp operation in line " +
             std::to_string(warp->line);
