@@ -27,9 +27,12 @@ class Device:
         blas_rows: int = 128,
         guards: bool = False,
         install: str = "",
+        narrow_rows: int = 128,
     ) -> None: ...
     @property
     def multiprocessors(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
 
 class Parameters:
     def __init__(
@@ -67,6 +70,8 @@ class Executor:
         half: Sequence[int] = (),
         replay: str = "auto",
         cudnn: Cudnn | None = None,
+        persistent_image: bytes = b"",
+        persistent: Sequence[tuple[int, str, int, int, Sequence[int]]] = (),
     ) -> None: ...
     def run(
         self,

@@ -178,6 +178,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   numbers_at_ = staging_.add(std::span<const T>(numbers_));
   draw_at_ = staging_.add(std::span<const uint64_t>(draw_));
   arrays_.stage(*schedule_, index_features_, staging_);
+  stage_tasks();
   stage_chains();
   stage_tables();
   for (const auto& f : factors_) f->template bind<T>(bound_, spaces_);

@@ -82,20 +82,26 @@ std::unique_ptr<PyExecutor> make_executor(
     const Builder& b, const std::shared_ptr<PyParameters>& parameters, const py::bytes& image,
     const std::vector<std::tuple<int32_t, std::string, int32_t>>& maps,
     const std::vector<int32_t>& half, const std::string& replay,
-    const std::shared_ptr<Cudnn>& cudnn) {
+    const std::shared_ptr<Cudnn>& cudnn, const py::bytes& persistent_image,
+    const std::vector<std::tuple<int32_t, std::string, int32_t, int32_t, std::vector<int32_t>>>&
+        persistent) {
   if (!b.finished) throw py::value_error("the program is not finished: call finish() first");
   auto out = std::make_unique<PyExecutor>();
   out->parameters = parameters;
   std::vector<MapName> names;
   for (const auto& [instruction, name, items] : maps) names.push_back({instruction, name, items});
-  const std::string code = image;
+  const std::string code = image, persistent_code = persistent_image;
+  std::vector<PersistentName> loops;
+  for (const auto& [stage, name, blocks, shared, instructions] : persistent) {
+    loops.push_back({stage, name, blocks, shared, instructions});
+  }
   const auto when = parse<Replay>(replay, {"never", "auto", "always"}, "replay");
   const py::gil_scoped_release release;
   std::visit(
       [&]<class L, class P>(const std::pair<std::shared_ptr<Library<L>>, P>& of) {
         out->of = std::make_unique<Executor<L>>(
-            b.program,
-            Compiled<L>{parameters->device, of.first, of.second, code, names, half, when, cudnn});
+            b.program, Compiled<L>{parameters->device, of.first, of.second, code, names, half, when,
+                                   cudnn, persistent_code, loops});
       },
       parameters->of);
   return out;
@@ -106,7 +112,8 @@ void bind_device(py::module_& m) {
       .def(py::init([](const std::string& driver, int ordinal,
                        const std::optional<std::function<Address(size_t)>>& allocate,
                        const std::optional<std::function<void(Address)>>& release, bool beside,
-                       int few_rows, int blas_rows, bool guards, const std::string& install) {
+                       int few_rows, int blas_rows, bool guards, const std::string& install,
+                       int narrow_rows) {
              Allocator allocator;
              if (allocate) allocator.allocate = *allocate;
              if (release) {  // called by destructors, from which no error of Python may escape
@@ -119,7 +126,7 @@ void bind_device(py::module_& m) {
                  }
                };
              }
-             const Switches switches{beside, few_rows, blas_rows, guards};
+             const Switches switches{beside, few_rows, blas_rows, narrow_rows, guards};
              return std::make_shared<Device>(driver, ordinal, std::move(allocator), switches,
                                              install);
            }),
@@ -127,11 +134,14 @@ void bind_device(py::module_& m) {
            py::arg("release") = py::none(), py::arg("beside") = true,
            py::arg("few_rows") = Switches{}.few_rows, py::arg("blas_rows") = Switches{}.blas_rows,
            py::arg("guards") = false, py::arg("install") = "",
+           py::arg("narrow_rows") = Switches{}.narrow_rows,
            "driver: path of libcuda. allocate and release: where memory comes from, by address; "
            "the driver itself without them. beside: with a second stream. few_rows: products of up "
            "to so many rows are done by kernels of their own. blas_rows: those of as many and more "
            "by cuBLASLt. guards: values stand apart, and what is written between them is an error. "
-           "install: the line of pip that errors name.")
+           "install: the line of pip that errors name. narrow_rows: tasks of up to so many rows "
+           "may be walked by one kernel.")
+      .def_property_readonly("shared_bytes", &Device::shared_bytes)
       .def_property_readonly("multiprocessors", &Device::multiprocessors);
 }
 
@@ -231,11 +241,14 @@ void bind_executor(py::module_& m) {
   bind_parts(type);
   type.def(py::init(&make_executor), py::arg("program"), py::arg("parameters"), py::arg("image"),
            py::arg("maps"), py::arg("half") = std::vector<int32_t>{}, py::arg("replay") = "auto",
-           py::arg("cudnn") = std::shared_ptr<Cudnn>(),
+           py::arg("cudnn") = std::shared_ptr<Cudnn>(), py::arg("persistent_image") = py::bytes(),
+           py::arg("persistent") = std::vector<
+               std::tuple<int32_t, std::string, int32_t, int32_t, std::vector<int32_t>>>{},
            "image: the compiled generated kernels. maps: (instruction, name of its kernel, threads "
            "a row keeps busy). half: buffers stored in bfloat16. replay: which commands that come "
            "again run as a graph: never, auto (where that measures faster) or always. cudnn: for "
-           "programs with LSTMs.")
+           "programs with LSTMs. persistent_image, persistent: kernels that walk the narrow tasks "
+           "of loops: (stage, name, blocks, bytes of shared memory, instructions).")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,

@@ -34,12 +34,13 @@ uint64_t* Commands::add(Kind kind, int lane, size_t words) {
 
 void Commands::launch(int lane, Handle function, Grid grid, std::span<const Argument> arguments,
                       unsigned threads) {
-  size_t words = 3;
+  size_t words = 4;
   for (const Argument& a : arguments) words += 1 + words_of(a.bytes);
   uint64_t* to = add(Kind::kLaunch, lane, words);
   *to++ = reinterpret_cast<uint64_t>(function);
   *to++ = both(grid.x, grid.y);
   *to++ = both(grid.z, threads);
+  *to++ = both(grid.shared, grid.cooperative);
   for (const Argument& a : arguments) {
     *to++ = a.bytes;
     std::memcpy(to, a.at, a.bytes);
@@ -66,10 +67,10 @@ void Commands::call(int lane, Call call, const void* data, size_t bytes) {
 
 void Commands::issue_launch(Device& device, const uint64_t* at, const uint64_t* end) const {
   const auto function = reinterpret_cast<Handle>(at[0]);
-  const Grid grid{low(at[1]), high(at[1]), low(at[2])};
+  const Grid grid{low(at[1]), high(at[1]), low(at[2]), low(at[3]), high(at[3]) != 0};
   const unsigned threads = high(at[2]);
   arguments_.clear();
-  for (at += 3; at < end; at += 1 + words_of(at[0])) arguments_.push_back({at + 1, at[0]});
+  for (at += 4; at < end; at += 1 + words_of(at[0])) arguments_.push_back({at + 1, at[0]});
   device.launch_kernel(function, grid, arguments_, threads);
 }
 

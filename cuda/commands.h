@@ -13,8 +13,10 @@ namespace cavs::cuda {
 
 class Device;
 
+// Blocks, and for each so many bytes of dynamic shared memory. Cooperative: all run at once.
 struct Grid {
-  unsigned x = 1, y = 1, z = 1;
+  unsigned x = 1, y = 1, z = 1, shared = 0;
+  bool cooperative = false;
 };
 
 // An argument of a kernel.

@@ -9,6 +9,8 @@ constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
 constexpr int kRelaxed = 2;                                 // captures forbid no other calls
 constexpr int kNotReady = 600;                              // of CUresult
 constexpr int kMaxGridDimY = 6, kMultiprocessorCount = 16;  // that of z is no less
+constexpr int kCooperativeLaunch = 95, kMaxSharedOptin = 97;
+constexpr int kMaxDynamicShared = 8;  // of a function
 
 // Batches differ in size: a quarter more spares most of the next growths.
 size_t grown(size_t bytes, size_t old) {
@@ -24,8 +26,10 @@ Device::Device(const std::string& library, int ordinal, Allocator allocator, Swi
   const Driver& d = driver_;
   d.check(d.init(0), "cuInit");
   d.check(d.device_get(&device_, ordinal), "cuDeviceGet");
-  for (const auto& [value, attribute] :
-       {std::pair{&multiprocessors_, kMultiprocessorCount}, {&most_high_, kMaxGridDimY}}) {
+  for (const auto& [value, attribute] : {std::pair{&multiprocessors_, kMultiprocessorCount},
+                                         {&most_high_, kMaxGridDimY},
+                                         {&cooperative_, kCooperativeLaunch},
+                                         {&shared_bytes_, kMaxSharedOptin}}) {
     d.check(d.device_attribute(value, attribute, device_), "cuDeviceGetAttribute");
   }
   d.check(d.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
@@ -174,12 +178,28 @@ void Device::launch_kernel(Handle function, Grid grid, std::span<const Argument>
   if (recording_ != nullptr) return recording_->launch(lane_, function, grid, arguments, threads);
   pointers_.clear();
   for (const Argument& a : arguments) pointers_.push_back(const_cast<void*>(a.at));
-  const int result = driver_.launch(function, grid.x, grid.y, grid.z, threads, 1, 1, 0,
-                                    lane_stream(lane_), pointers_.data(), nullptr);
+  const Handle stream = lane_stream(lane_);
+  void** const values = pointers_.data();
+  const int result = grid.cooperative
+                         ? driver_.launch_cooperative(function, grid.x, grid.y, grid.z, threads, 1,
+                                                      1, grid.shared, stream, values)
+                         : driver_.launch(function, grid.x, grid.y, grid.z, threads, 1, 1,
+                                          grid.shared, stream, values, nullptr);
   if (result == 0) return;
   const auto size = [](unsigned n) { return std::to_string(n); };
   const std::string blocks = size(grid.x) + " x " + size(grid.y) + " x " + size(grid.z);
-  driver_.check(result, ("cuLaunchKernel of " + names_[function] + ", " + blocks).c_str());
+  const std::string call = grid.cooperative ? "cuLaunchCooperativeKernel" : "cuLaunchKernel";
+  driver_.check(result, (call + " of " + names_[function] + ", " + blocks).c_str());
+}
+
+bool Device::runs_at_once(Handle function, unsigned blocks, unsigned threads, size_t shared) const {
+  if (shared > static_cast<size_t>(shared_bytes())) return false;
+  driver_.check(driver_.function_attribute(function, kMaxDynamicShared, static_cast<int>(shared)),
+                "cuFuncSetAttribute");
+  int each = 0;
+  driver_.check(driver_.occupancy(&each, function, static_cast<int>(threads), shared),
+                "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+  return int64_t{each} * multiprocessors_ >= blocks;
 }
 
 Handle Device::capture(const Commands& commands) {

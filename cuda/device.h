@@ -25,10 +25,11 @@ struct Allocator {
 
 // What may be switched off or moved, to see what it is worth.
 struct Switches {
-  bool beside = true;   // a second lane
-  int few_rows = 127;   // up to these, products by tiles of 16 rows keep more blocks busy
-  int blas_rows = 128;  // fewer are done by our kernels, which read weights once a tile
-  bool guards = false;  // values stand apart, and whoever writes between them is told
+  bool beside = true;     // a second lane
+  int few_rows = 127;     // up to these, products by tiles of 16 rows keep more blocks busy
+  int blas_rows = 128;    // fewer are done by our kernels, which read weights once a tile
+  int narrow_rows = 128;  // tasks of up to so many rows may be walked by one kernel
+  bool guards = false;    // values stand apart, and whoever writes between them is told
 };
 
 constexpr unsigned kBlock = 256;  // threads of a block, unless a kernel takes any number of warps
@@ -47,6 +48,11 @@ class Device {
   Device& operator=(const Device&) = delete;
 
   int multiprocessors() const { return multiprocessors_; }
+  // Bytes of shared memory that a block may have; 0 where a grid cannot run all at once.
+  int shared_bytes() const { return cooperative_ ? shared_bytes_ : 0; }
+  // Whether a grid of `blocks` with so much shared memory each runs all at once; it may from here
+  // on.
+  bool runs_at_once(Handle function, unsigned blocks, unsigned threads, size_t shared) const;
   const Switches& switches() const { return switches_; }
   // Blocks of a grid in y or z, as many as it may have: kernels stride over what is left.
   unsigned high(int64_t blocks) const {
@@ -125,7 +131,7 @@ class Device {
   Driver driver_;
   std::mutex mutex_;
   int device_ = 0;
-  int multiprocessors_ = 1, most_high_ = 1;
+  int multiprocessors_ = 1, most_high_ = 1, shared_bytes_ = 0, cooperative_ = 0;
   int least_ = 0, greatest_ = 0;  // priorities
   Handle context_ = nullptr;
   Handle streams_[kMirror + 1] = {}, collectives_ = nullptr;

@@ -7,6 +7,7 @@ namespace {
 
 // Of CUresult.
 constexpr int kOutOfMemory = 2, kNotInitialized = 3, kInvalidImage = 200, kNoBinary = 209;
+constexpr int kTooManyBlocks = 720;                 // to run at once
 constexpr int kFirstFault = 700, kLastFault = 720;  // of a kernel; every later call returns it too
 
 std::string cure_of(int result, const std::string& install) {
@@ -23,6 +24,9 @@ std::string cure_of(int result, const std::string& install) {
       return "remove the cache of compiled kernels, which cavs info names; if that does not "
              "help, " +
              install + " --upgrade";
+    case kTooManyBlocks:
+      return "others hold a part of the GPU: free it, or use a cavs.cuda.Device with "
+             "persistent='never'";
     default:
       return "run nvidia-smi; device='cpu' goes on working";
   }
@@ -55,6 +59,9 @@ Driver::Driver(const std::string& library, std::string line) : install(std::move
   find(module_unload, "cuModuleUnload");
   find(module_function, "cuModuleGetFunction");
   find(launch, "cuLaunchKernel");
+  find(launch_cooperative, "cuLaunchCooperativeKernel");
+  find(function_attribute, "cuFuncSetAttribute");
+  find(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
   find(allocate, "cuMemAlloc_v2");
   find(memory, "cuMemGetInfo_v2");
   find(release, "cuMemFree_v2");

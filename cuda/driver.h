@@ -39,6 +39,10 @@ struct Driver {
   int (*module_function)(Handle*, Handle, const char*);
   int (*launch)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                 Handle, void**, void**);
+  int (*launch_cooperative)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                            unsigned, Handle, void**);
+  int (*function_attribute)(Handle, int, int);
+  int (*occupancy)(int*, Handle, int, size_t);
   int (*allocate)(Address*, size_t);
   int (*memory)(size_t*, size_t*);
   int (*release)(Address);

@@ -47,6 +47,8 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       partial_(device_),
       arena_guards_(device_),
       scratch_guards_(device_),
+      narrow_scratch_(device_),
+      arrived_(device_),
       staging_(device_),
       timeline_(device_),
       replays_(device_, compiled.replay) {
@@ -88,6 +90,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
   }
   load_maps(compiled);
   place_halves(compiled.half);
+  load_persistent(compiled);
   lay_out_gradients();
   plan_weights();
   plan_lstms(compiled);

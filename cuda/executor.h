@@ -28,6 +28,14 @@ struct MapName {
   int32_t items;
 };
 
+// A kernel that walks the narrow tasks of a loop, see cavs/cuda/persistent.py.
+struct PersistentName {
+  int32_t stage;
+  std::string name;
+  int32_t blocks, shared;             // shared: bytes of a block
+  std::vector<int32_t> instructions;  // in the order of its parameters
+};
+
 // What a session has compiled: the same for all its executors but `image`.
 template <class T>
 struct Compiled {
@@ -39,6 +47,8 @@ struct Compiled {
   std::vector<int32_t> half;  // buffers stored in bfloat16: of the arena or scratch
   Replay replay;              // of commands that come again
   std::shared_ptr<const Cudnn> cudnn = nullptr;  // for programs with a kLstm
+  std::string persistent_image = {};             // of `persistent`
+  std::vector<PersistentName> persistent = {};
 };
 
 template <class T>
@@ -110,6 +120,18 @@ class Executor {
     bool random = false;
   };
 
+  // Of a stage: the kernel that walks its narrow tasks, or none.
+  struct Persistent {
+    Handle function = nullptr;
+    unsigned blocks = 0, shared = 0;
+    std::vector<int32_t> instructions;
+    Address arrived = 0;
+  };
+
+  void load_persistent(const Compiled<T>& compiled);
+  void stage_tasks();
+  int32_t narrow_tasks(int32_t stage, int32_t from) const;
+  void run_persistent(int32_t stage, int32_t from, int32_t count);
   void load_maps(const Compiled<T>& compiled);
   void place_halves(const std::vector<int32_t>& buffers);
   void lay_out_gradients();
@@ -141,7 +163,9 @@ class Executor {
   void run_stage(int32_t stage);
   void run_bodies(int32_t stage);
   void run_beside(int32_t stage);
-  void walk_loop(const Stage& stage, const std::vector<int32_t>& bodies);
+  void walk_loop(int32_t stage);
+  void run_task(int32_t stage, int32_t task);
+  int32_t task_number(int32_t stage, int32_t i) const;
   void run_body(const Body& body, RowRange rows);
   void run_sum(int32_t id, int32_t task, RowRange rows);
   void sum_rows(const std::vector<int32_t>& ids, RowRange rows);
@@ -151,6 +175,7 @@ class Executor {
   void leave(const std::vector<int32_t>& params);
   void emit(int32_t id, RowRange rows, int64_t first_row);
   void emit_map(int32_t id, RowRange rows, int64_t first_row);
+  void add_map_words(int32_t id, int64_t first_row);
   Rows<T> source(size_t i, int64_t first_row) const;
   std::vector<RowRange> even_runs(int32_t id, RowRange rows) const;
   std::vector<Rows<T>> operands(int32_t id, int32_t from, int32_t to, RowRange rows,
@@ -207,6 +232,13 @@ class Executor {
   DeviceMemory arena_, scratch_, gradients_, weights_, ones_, table_values_;
   DeviceMemory pieces_, partial_;
   Guards arena_guards_, scratch_guards_;
+  std::unique_ptr<Module> persistent_module_;
+  std::vector<Persistent> persistent_;  // of each stage
+  DeviceMemory narrow_scratch_, arrived_;
+  std::vector<size_t> narrow_offsets_;  // of each buffer in scratch, none over another
+  bool narrow_ = false;                 // scratch is that of narrow tasks, rows those of a task
+  std::vector<int32_t> task_numbers_;
+  int32_t tasks_at_ = -1;  // their piece
   Staging staging_;
   std::vector<T*> grads_;
   std::vector<const T*> packed_;

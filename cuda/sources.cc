@@ -69,11 +69,14 @@ void join_neighbours(std::vector<Rows<T>>& side) {
 
 template <class T>
 T* Executor<T>::scratch(const Place& place) const {
-  return reinterpret_cast<T*>(scratch_.at(scratch_offsets_[place.buffer])) + place.column;
+  const DeviceMemory& memory = narrow_ ? narrow_scratch_ : scratch_;
+  const std::vector<size_t>& offsets = narrow_ ? narrow_offsets_ : scratch_offsets_;
+  return reinterpret_cast<T*>(memory.at(offsets[place.buffer])) + place.column;
 }
 
 template <class T>
 int64_t Executor<T>::scratch_base(const Place& place, int64_t first_row) const {
+  if (narrow_) return 0;
   return place.edges ? schedule_->edge_offsets[first_row] : first_row;
 }
 

@@ -178,7 +178,7 @@ void Executor<T>::run_bodies(int32_t s) {
       if (bodies[0] >= 0) run_body(analysis_.bodies[bodies[0]], spaces_.rows(stage.space));
       break;
     case StageKind::kLoop:
-      walk_loop(stage, bodies);
+      walk_loop(s);
       break;
     case StageKind::kGlobal: {
       if (leader_[s] != s) break;  // done there
@@ -213,20 +213,36 @@ void Executor<T>::leave(const std::vector<int32_t>& params) {
   }
 }
 
+// The i-th task that a loop comes to.
 template <class T>
-void Executor<T>::walk_loop(const Stage& stage, const std::vector<int32_t>& bodies) {
+int32_t Executor<T>::task_number(int32_t stage, int32_t i) const {
   const auto n = static_cast<int32_t>(schedule_->tasks.size());
-  for (int32_t i = 0; i < n; ++i) {
-    const int32_t t = stage.reversed ? n - 1 - i : i;
-    const BatchTask& task = schedule_->tasks[t];
-    const int32_t id = bodies[spaces_.kinds[task.kind]];
-    if (id < 0) continue;
-    const Body& body = analysis_.bodies[id];
-    run_body(body, task.rows);
-    for (int32_t sum : body.sums) {
-      const RowRange rows = rows_of(sum, body.space, task.rows);
-      if (rows.size() > 0) run_sum(sum, t, rows);
+  return program_->stages[stage].reversed ? n - 1 - i : i;
+}
+
+template <class T>
+void Executor<T>::walk_loop(int32_t stage) {
+  const auto n = static_cast<int32_t>(schedule_->tasks.size());
+  for (int32_t i = 0; i < n;) {
+    if (const int32_t count = narrow_tasks(stage, i); count > 1) {
+      run_persistent(stage, i, count);
+      i += count;
+    } else {
+      run_task(stage, task_number(stage, i++));
     }
+  }
+}
+
+template <class T>
+void Executor<T>::run_task(int32_t stage, int32_t t) {
+  const BatchTask& task = schedule_->tasks[t];
+  const int32_t id = analysis_.bodies_of_stage[stage][spaces_.kinds[task.kind]];
+  if (id < 0) return;
+  const Body& body = analysis_.bodies[id];
+  run_body(body, task.rows);
+  for (int32_t sum : body.sums) {
+    const RowRange rows = rows_of(sum, body.space, task.rows);
+    if (rows.size() > 0) run_sum(sum, t, rows);
   }
 }
 
@@ -277,16 +293,29 @@ void Executor<T>::emit(int32_t id, RowRange rows, int64_t first_row) {
 // stand in its text.
 template <class T>
 void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
-  const Bound<T>& b = bound_.instructions[id];
   const Map& map = maps_[id];
   words_.clear();
+  words_.push_back(static_cast<uint64_t>(int64_t{rows.begin}));
+  words_.push_back(static_cast<uint64_t>(int64_t{rows.end}));
+  add_map_words(id, first_row);
+  arguments_.clear();
+  for (const uint64_t& w : words_) arguments_.push_back({&w, sizeof(w)});
+  // These kernels run in blocks of any number of warps: small ones reach more multiprocessors.
+  const int64_t items = int64_t{rows.size()} * map.items;
+  const int64_t processors = device_->multiprocessors();
+  const unsigned threads = items < processors * kBlock ? kSmallBlock : kBlock;
+  const auto blocks = std::clamp<int64_t>((items + threads - 1) / threads, 1, processors * 16);
+  device_->launch_kernel(map.function, Grid{static_cast<unsigned>(blocks)}, arguments_, threads);
+}
+
+template <class T>
+void Executor<T>::add_map_words(int32_t id, int64_t first_row) {
+  const Bound<T>& b = bound_.instructions[id];
   const auto word = [&](const void* p) { words_.push_back(reinterpret_cast<uint64_t>(p)); };
   const auto row_zero = [this](const T* data, int64_t values_before, int32_t buffer) {
     return reinterpret_cast<const T*>(reinterpret_cast<uint64_t>(data) -
                                       static_cast<uint64_t>(values_before) * value_bytes(buffer));
   };
-  words_.push_back(static_cast<uint64_t>(int64_t{rows.begin}));
-  words_.push_back(static_cast<uint64_t>(int64_t{rows.end}));
   const Instruction& in = program_->instructions[id];
   for (int32_t i = 0; i < b.count; ++i) {
     const size_t load = b.first + i;
@@ -316,18 +345,10 @@ void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
     }
     word(row_zero(data - in.stores[i].column, base * s.stride, in.stores[i].buffer));
   }
-  if (map.random) {
+  if (maps_[id].random) {
     word(staging_.at<uint64_t>(draw_at_));
     word(arrays_.of_instruction(id));
   }
-  arguments_.clear();
-  for (const uint64_t& w : words_) arguments_.push_back({&w, sizeof(w)});
-  // These kernels run in blocks of any number of warps: small ones reach more multiprocessors.
-  const int64_t items = int64_t{rows.size()} * map.items;
-  const int64_t processors = device_->multiprocessors();
-  const unsigned threads = items < processors * kBlock ? kSmallBlock : kBlock;
-  const auto blocks = std::clamp<int64_t>((items + threads - 1) / threads, 1, processors * 16);
-  device_->launch_kernel(map.function, Grid{static_cast<unsigned>(blocks)}, arguments_, threads);
 }
 
 // A sum over all rows (task -1) or over those of a task.
@@ -418,11 +439,13 @@ void Executor<T>::run_lookup(int32_t id, int32_t task) {
   }
 }
 
-#define CAVS_INSTANTIATE(T)                  \
-  template void Executor<T>::plan_sums();    \
-  template void Executor<T>::plan_leaving(); \
-  template void Executor<T>::walk();         \
-  template RowRange Executor<T>::rows_of(int32_t, Space, RowRange) const;
+#define CAVS_INSTANTIATE(T)                                               \
+  template void Executor<T>::plan_sums();                                 \
+  template void Executor<T>::plan_leaving();                              \
+  template void Executor<T>::walk();                                      \
+  template RowRange Executor<T>::rows_of(int32_t, Space, RowRange) const; \
+  template int32_t Executor<T>::task_number(int32_t, int32_t) const;      \
+  template void Executor<T>::add_map_words(int32_t, int64_t);
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)
 #undef CAVS_INSTANTIATE

@@ -54,7 +54,8 @@ class Load:
     rows: "self"; "one", the first for all; "index", row xn_index[r], zeros where that is negative;
     "segment_sum", the sum of rows [xn_offsets[r], xn_offsets[r + 1]), or, if ``indexed``, of those
     that xn_index names there. outer_stride: elements from block to block of a row. scalar: one
-    element a block. aligned: xn is a multiple of 16 bytes. half: stored in bfloat16.
+    element a block. aligned: xn is a multiple of 16 bytes. half: stored in bfloat16. first: the
+    variable that has the number of the row at xn, if that is not row 0.
     """
 
     stride: int
@@ -65,13 +66,15 @@ class Load:
     scalar: bool = False
     aligned: bool = True
     half: bool = False
+    first: str = ""
 
 
 @dataclass(frozen=True)
 class Store:
     """Result ``n``, parameter ``yn``, 16 bytes aligned: a register, or its sum or max over a block.
 
-    mode: "write", "sum" or "max". half: stored in bfloat16, only of mode "write".
+    mode: "write", "sum" or "max". half: stored in bfloat16, only of mode "write". first: as of
+    ``Load``.
     """
 
     register: int
@@ -80,6 +83,7 @@ class Store:
     outer_stride: int = 0
     mode: str = "write"
     half: bool = False
+    first: str = ""
 
 
 def literal(value: float, real: str = "float") -> str:
@@ -159,6 +163,7 @@ def _word(vector: int, real: str, x: Load | Store) -> int:
 
 def _place(array: str, row: str, x: Load | Store, block: bool) -> str:
     """The address of a thread's elements, or of the one element of a ``block``."""
+    row = f"({row} - {x.first})" if x.first else row
     terms = [array] if row == "0" or x.stride == 0 else [array, f"{row} * {x.stride}LL"]
     terms += [f"{x.outer_stride} * o"] if x.outer_stride else []
     terms += [] if block else ["j"]
@@ -198,8 +203,11 @@ def _load(n: int, load: Load, shape: Shape, real: str) -> tuple[list[str], list[
     ]
 
 
-def _parameters(loads: Sequence[Load], stores: Sequence[Store], random: bool, real: str) -> str:
-    names = ["long long begin", "long long end"]
+def parameters_of(
+    loads: Sequence[Load], stores: Sequence[Store], ops: Sequence[OpTuple], real: str
+) -> list[str]:
+    """Where operands, results and random numbers are found: declarations, name behind type."""
+    names = []
     for n, load in enumerate(loads):
         names.append(f"const {'bfloat16' if load.half else real}* x{n}")
         if load.rows == "segment_sum":
@@ -207,17 +215,18 @@ def _parameters(loads: Sequence[Load], stores: Sequence[Store], random: bool, re
         if load.rows == "index" or load.indexed:
             names.append(f"const int* __restrict__ x{n}_index")
     names += [f"{'bfloat16' if y.half else real}* y{n}" for n, y in enumerate(stores)]
-    if random:
+    if any(op[0] == "uniform" for op in ops):
         names.append("const unsigned long long* __restrict__ draw")
         names.append("const int* __restrict__ row_ids")
-    return ", ".join(names)
+    return names
 
 
 def _function(code: str, real: str, *inputs: str) -> str:
     return OPERATIONS[code].format(*inputs, f="f" if real == "float" else "")
 
 
-def _indented(lines: Sequence[str], by: int = 2) -> list[str]:
+def indented(lines: Sequence[str], by: int = 2) -> list[str]:
+    """Lines of text further to the right, but for those of the preprocessor."""
     return [line if line.startswith("#") else " " * by + line for line in lines]
 
 
@@ -247,6 +256,90 @@ def _statements(
     return once, each, value
 
 
+@dataclass
+class Statements:
+    """A kernel's statements by when they are done.
+
+    row: once a row. body: for every vector, on row ``r``, column ``j``, of block ``o`` where there
+    are several. written: what then stores the vectors. before, after, reduced: of reductions,
+    before and behind all vectors of a block, and what one lane then stores.
+    """
+
+    row: list[str]
+    body: list[str]
+    written: list[str]
+    before: list[str]
+    after: list[str]
+    reduced: list[str]
+
+
+def statements_of(
+    loads: Sequence[Load], ops: Sequence[OpTuple], stores: Sequence[Store], shape: Shape, real: str
+) -> Statements:
+    """The statements of a kernel whose work is divided as ``shape`` says."""
+    once, each, value = _statements(loads, ops, shape, real)
+    found = Statements([], [], [], [], [], [])
+    for n, load in enumerate(loads):
+        for_row, for_vector = _load(n, load, shape, real)
+        found.row += for_row
+        found.body += for_vector
+    found.row += once
+    for n, store in enumerate(stores):
+        x = value[store.register]
+        if store.mode == "write":
+            found.body.append(f"{real} s{n}[{shape.vector}];")
+            each.append(f"s{n}[v] = {x};")
+            word = _word(shape.vector, real, store)
+            found.written.append(f"put<{word}>({_place(f'y{n}', 'r', store, False)}, s{n});")
+            continue
+        start = "0" if store.mode == "sum" else literal(-np.inf, real)
+        more = "{0} + {1}" if store.mode == "sum" else OPERATIONS["max"]
+        found.before.append(f"{real} s{n} = {start};")
+        each.append(f"s{n} = {more.format(f's{n}', x)};")
+        step = shape.lanes // 2
+        while step:
+            other = f"__shfl_xor_sync(0xffffffffu, s{n}, {step})"
+            found.after.append(
+                f"{{ const {real} x = {other}; s{n} = {more.format(f's{n}', 'x')}; }}"
+            )
+            step //= 2
+        found.reduced.append(f"*({_place(f'y{n}', 'r', store, True)}) = s{n};")
+    found.body += ["#pragma unroll", f"for (int v = 0; v < {shape.vector}; ++v) {{"]
+    found.body += [*indented(each), "}"]
+    return found
+
+
+def grid_text(
+    loads: Sequence[Load],
+    ops: Sequence[OpTuple],
+    stores: Sequence[Store],
+    outer: int,
+    inner: int,
+    real: str = "float",
+) -> list[str]:
+    """The lines of a kernel over rows [begin, end), which all threads of the grid share."""
+    if outer == 1:  # there is no block number o then
+        loads = [replace(load, outer_stride=0) for load in loads]
+        stores = [replace(store, outer_stride=0) for store in stores]
+    shape = shape_of(loads, stores, outer, inner, real)
+    s = statements_of(loads, ops, stores, shape, real)
+    if shape.reduces:
+        body = [*s.body, *(f"if (live) {line}" for line in s.written)]
+        lines = _by_groups(
+            shape, s.row, [*s.before, *_over_block(shape, body), *s.after], s.reduced
+        )
+    else:
+        lines = _by_vectors(shape, [*s.row, *s.body, *s.written])
+    most = _ITEMS // shape.items
+    times = f" * {shape.items}" if shape.items > 1 else ""
+    return [
+        f"for (long long top = begin; top < end; top += {most}) {{",
+        f"  const long long n = (end - top < {most} ? end - top : {most}){times};",
+        *indented(lines),
+        "}",
+    ]
+
+
 def kernel_text(
     name: str,
     loads: Sequence[Load],
@@ -264,55 +357,10 @@ def kernel_text(
     ``PRELUDE`` of cavs.codegen.cuda_prelude before it, with operands in bfloat16 ``HALF_PRELUDE``
     too, and blocks of whole warps; ``shape_of(...).threads`` times the rows is the work there is.
     """
-    if outer == 1:  # there is no block number o then
-        loads = [replace(load, outer_stride=0) for load in loads]
-        stores = [replace(store, outer_stride=0) for store in stores]
-    shape = shape_of(loads, stores, outer, inner, real)
-    once, each, value = _statements(loads, ops, shape, real)
-    row, body, before, after = [], [], [], []
-    for n, load in enumerate(loads):
-        for_row, for_vector = _load(n, load, shape, real)
-        row += for_row
-        body += for_vector
-    row += once
-    written, reduced = [], []
-    for n, store in enumerate(stores):
-        x = value[store.register]
-        if store.mode == "write":
-            body.append(f"{real} s{n}[{shape.vector}];")
-            each.append(f"s{n}[v] = {x};")
-            word = _word(shape.vector, real, store)
-            written.append(f"put<{word}>({_place(f'y{n}', 'r', store, False)}, s{n});")
-            continue
-        start = "0" if store.mode == "sum" else literal(-np.inf, real)
-        more = "{0} + {1}" if store.mode == "sum" else OPERATIONS["max"]
-        before.append(f"{real} s{n} = {start};")
-        each.append(f"s{n} = {more.format(f's{n}', x)};")
-        step = shape.lanes // 2
-        while step:
-            other = f"__shfl_xor_sync(0xffffffffu, s{n}, {step})"
-            after.append(f"{{ const {real} x = {other}; s{n} = {more.format(f's{n}', 'x')}; }}")
-            step //= 2
-        reduced.append(f"*({_place(f'y{n}', 'r', store, True)}) = s{n};")
-    body += ["#pragma unroll", f"for (int v = 0; v < {shape.vector}; ++v) {{"]
-    body += [*_indented(each), "}"]
-    if shape.reduces:
-        body += [f"if (live) {line}" for line in written]
-        lines = _by_groups(shape, row, [*before, *_over_block(shape, body), *after], reduced)
-    else:
-        lines = _by_vectors(shape, [*row, *body, *written])
-    random = any(op[0] == "uniform" for op in ops)
+    parameters = ["long long begin", "long long end", *parameters_of(loads, stores, ops, real)]
     head = f'extern "C" __global__ void __launch_bounds__({BLOCK}, 2) {name}('
-    most = _ITEMS // shape.items
-    times = f" * {shape.items}" if shape.items > 1 else ""
-    lines = [
-        f"for (long long top = begin; top < end; top += {most}) {{",
-        f"  const long long n = (end - top < {most} ? end - top : {most}){times};",
-        *_indented(lines),
-        "}",
-    ]
-    parameters = _parameters(loads, stores, random, real)
-    return "\n".join([f"{head}{parameters}) {{", *_indented(lines), "}", ""])
+    lines = grid_text(loads, ops, stores, outer, inner, real)
+    return "\n".join([f"{head}{', '.join(parameters)}) {{", *indented(lines), "}", ""])
 
 
 def _row_of(shape: Shape, item: str) -> list[str]:
@@ -340,7 +388,7 @@ def _by_vectors(shape: Shape, body: Sequence[str]) -> list[str]:
         "const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;",
         "const long long threads = gridDim.x * (long long)blockDim.x;",
         "for (long long i = first; i < n; i += threads) {",
-        *_indented([*_row_of(shape, "i"), *column, *body]),
+        *indented([*_row_of(shape, "i"), *column, *body]),
         "}",
     ]
 
@@ -349,7 +397,7 @@ def _over_block(shape: Shape, body: Sequence[str]) -> list[str]:
     """A lane's share of a block."""
     step = shape.lanes * shape.vector
     each = f"for (int j = lane * {shape.vector}; j < {shape.inner}; j += {step}) {{"
-    return [each, *_indented(body), "}"]
+    return [each, *indented(body), "}"]
 
 
 def _by_groups(
@@ -369,10 +417,10 @@ def _by_groups(
         f"for (long long w = warp * {groups}; w < n; w += warps * {groups}) {{",
         "  const bool live = w + group < n;",
         "  const long long i = live ? w + group : n - 1;",
-        *_indented([*_row_of(shape, "i"), *block, *row, *body]),
+        *indented([*_row_of(shape, "i"), *block, *row, *body]),
         "  __syncwarp();  // all lanes have read what the sums may overwrite",
         "  if (live && lane == 0) {",
-        *_indented(reduced, 4),
+        *indented(reduced, 4),
         "  }",
         "}",
     ]

@@ -31,6 +31,7 @@ from cavs.errors import DeviceError, DeviceWarning
 
 LOOK_UP = "look up"
 REPLAYS = ("auto", "always", "never")
+PERSISTENT = ("always", "never")
 OLDEST = 80  # compute capability times ten: asynchronous copies, bfloat16 and tf32 start there
 
 
@@ -53,7 +54,9 @@ class Device:
     by kernels of their own (0: none). blas_rows: those of as many and more by cuBLASLt. replay:
     which commands that come again with the same batch run as a CUDA graph, one of REPLAYS: those
     that measure faster so, or all, or none. guards: for tests; values stand apart in memory, and a
-    run waits and is a DeviceError if something was written between them.
+    run waits and is a DeviceError if something was written between them. persistent: whether one
+    kernel walks tasks that follow each other in a loop and have up to narrow_rows rows (edges too,
+    where it makes something for each), one of PERSISTENT: "always" where it can.
     """
 
     driver_library: str
@@ -68,11 +71,17 @@ class Device:
     blas_rows: int = 128
     replay: str = "auto"
     guards: bool = False
+    persistent: str = "never"
+    narrow_rows: int = 128
 
     def __post_init__(self) -> None:
         known = ", ".join(REPLAYS)
         require_option(self.replay in REPLAYS, "replay", self.replay, f"one of {known}")
-        for name in ("few_rows", "blas_rows"):
+        known = ", ".join(PERSISTENT)
+        require_option(
+            self.persistent in PERSISTENT, "persistent", self.persistent, f"one of {known}"
+        )
+        for name in ("few_rows", "blas_rows", "narrow_rows"):
             require_count(name, getattr(self, name), 0, 2**31 - 1)
 
     @cached_property
@@ -89,8 +98,10 @@ class Device:
         memory = self.memory
         allocate, release = (memory.allocate, memory.release) if memory else (None, None)
         switches = self.beside, self.few_rows, self.blas_rows, self.guards
-        line = install_line(newest_cuda(self.driver_library))
-        return _cuda.Device(self.driver_library, self.ordinal, allocate, release, *switches, line)
+        line, narrow = install_line(newest_cuda(self.driver_library)), self.narrow_rows
+        return _cuda.Device(
+            self.driver_library, self.ordinal, allocate, release, *switches, line, narrow
+        )
 
     def uuid(self) -> str:
         """What tells this GPU from all others; DeviceError if the driver does not say it."""

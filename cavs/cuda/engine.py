@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import ref
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cavs import _cuda, _engine
 from cavs.compiler.program import Program
 from cavs.cuda.device import Device
+from cavs.cuda.persistent import Chip, persistent_loops, persistent_text
 from cavs.cuda.program import map_kernels
 from cavs.cuda.storage import half_buffers
 from cavs.errors import DeviceError, DeviceWarning
@@ -23,6 +24,7 @@ Array = NDArray[Any]
 TENSOR_CORES, PLAIN_PRODUCTS = "matmul_mma.cu", "matmul.cu"
 DECIDED = 20  # runs of one batch after which it is known whether its commands are replayed
 PRECISIONS = ("float32", "tf32", "bfloat16")
+_Walked = tuple[int, str, int, int, Sequence[int]]  # as cavs._cuda.Executor takes it
 SHARED = ("parameters", "states", "outcomes", "workspaces")  # memory of all programs of a session
 
 
@@ -96,9 +98,27 @@ class CudaEngine:
             image = self.device.compile("maps.cu", maps.text, included, self._real)
         lstms = any(i.kind == "lstm" for i in program.instructions)
         cudnn = self._open_cudnn() if lstms else None
+        walked = self._persistent(program, half)
+        storage, replay = sorted(half), self.device.replay
         return _cuda.Executor(
-            encoded, self._parameters, image, named, sorted(half), self.device.replay, cudnn
+            encoded, self._parameters, image, named, storage, replay, cudnn, *walked
         )
+
+    def _persistent(self, program: Program, half: Collection[int]) -> tuple[bytes, list[_Walked]]:
+        """The kernels that walk narrow tasks, and what the executor needs to know of them."""
+        native = self.device.native
+        if self.device.persistent == "never" or not native.shared_bytes:
+            return b"", []
+        chip = Chip(native.multiprocessors, native.shared_bytes)
+        loops = persistent_loops(program, chip, self._real, self._precision, half)
+        if not loops:
+            return b"", []
+        rounded = self._precision == "bfloat16"
+        text = persistent_text(loops, self._real, rounded)
+        image = self.device.compile("persistent.cu", text, headers(), self._real, rounded)
+        return image, [
+            (x.stage, x.name, x.slices * x.groups, x.shared, x.instructions) for x in loops
+        ]
 
     def forget(self) -> None:
         """Lets go of the arrays given to ``executor``: others are in their place."""

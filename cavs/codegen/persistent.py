@@ -1,0 +1,247 @@
+"""The text of a kernel that walks many tasks of a loop: cuda/kernels/persistent.cuh with arguments.
+
+The grid is ``groups`` times ``slices`` blocks. A block has one slice of the columns of every result
+and, of its rows, every groups-th tile of 16, so that what one of its instructions leaves there the
+next finds without waiting for another block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cavs.codegen.cuda import (
+    Load,
+    Shape,
+    Store,
+    grid_text,
+    indented,
+    parameters_of,
+    shape_of,
+    statements_of,
+)
+from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
+from cavs.codegen.map import OpTuple
+
+TILE_ROWS, CHUNK = 16, 16  # as in persistent.cuh
+WARPS = 8
+EIGHTS = 8  # times eight columns, whose sums a warp holds at once
+TASK = 5  # numbers of a task: kind, its rows, its edge rows
+
+# What multiplies, by precision; of float64 InTurn.
+PRODUCTS = {"float32": "InFloat32", "tf32": "InTf32", "bfloat16": "InBfloat16"}
+
+
+@dataclass(frozen=True)
+class Slices:
+    """How the columns of a result are cut: every ``period`` of them alike, ``unit`` a block."""
+
+    period: int
+    unit: int
+
+
+def slices_of(period: int, most: int) -> Slices:
+    """Slices for at most so many blocks; of an even number of columns, if there are as many."""
+    unit = -(-period // most)
+    step = 4 if period % 4 == 0 and unit > 2 else 2 if period % 2 == 0 else 1
+    return Slices(period, -(-unit // step) * step)
+
+
+@dataclass(frozen=True)
+class Part:
+    """An instruction in a kernel: its parameters, the function it needs, and how it is called."""
+
+    parameters: tuple[str, ...]
+    function: str
+    call: str
+    at_start: tuple[str, ...] = ()
+
+
+def _named(prefix: str, parameters: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """Declarations with another name each, and these names as arguments."""
+    split = [p.rpartition(" ") for p in parameters]
+    names = [f"{prefix}{name}" for _, _, name in split]
+    declared = tuple(f"{kind} {name}" for (kind, _, _), name in zip(split, names, strict=True))
+    return declared, "".join(f", {name}" for name in names)
+
+
+def _rows(edges: bool) -> str:
+    return "edges" if edges else "vertices"
+
+
+def map_part(
+    number: int,
+    edges: bool,
+    loads: Sequence[Load],
+    ops: Sequence[OpTuple],
+    stores: Sequence[Store],
+    outer: int,
+    inner: int,
+    slices: Slices | None,
+    real: str,
+) -> Part:
+    """A fused kernel; without ``slices`` all threads of the grid share its rows."""
+    name = f"map_{number}"
+    parameters = parameters_of(loads, stores, ops, real)
+    if slices is None:
+        ends = "const long long begin = tiles.begin, end = tiles.end;"
+        lines = [ends, *grid_text(loads, ops, stores, outer, inner, real)]
+    else:
+        lines = _sliced(loads, ops, stores, slices, real)
+    own = ["const Tiles& tiles", "int slice", "long long vertex0", "long long edge0"]
+    head = f"__device__ inline void {name}({', '.join([*own, *parameters])}) {{"
+    text = "\n".join([head, *indented(lines), "}", ""])
+    declared, arguments = _named(f"i{number}_", parameters)
+    return Part(declared, text, f"{name}({_rows(edges)}, slice, vertex0, edge0{arguments});")
+
+
+def _sliced(
+    loads: Sequence[Load], ops: Sequence[OpTuple], stores: Sequence[Store], of: Slices, real: str
+) -> list[str]:
+    loads = [replace(load, outer_stride=0) for load in loads]
+    stores = [replace(store, outer_stride=0) for store in stores]
+    vector = shape_of(loads, stores, 1, of.period, real).vector
+    while of.unit % vector:
+        vector //= 2
+    s = statements_of(loads, ops, stores, Shape(1, of.period, vector, False), real)
+    each = of.unit // vector
+    return [
+        f"const int first = slice * {of.unit};",
+        f"const int items = first < {of.period} ? tiles.count() * {TILE_ROWS * each} : 0;",
+        "for (int i = threadIdx.x; i < items; i += kThreads) {",
+        f"  const int n = i / {each}, j = first + i % {each} * {vector};",
+        "  const long long r = tiles.row(n / kTileRows) + n % kTileRows;",
+        f"  if (r >= tiles.end || j >= {of.period}) continue;",
+        *indented([*s.row, *s.body, *s.written]),
+        "}",
+    ]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where an instruction writes: first as of ``Store``."""
+
+    width: int
+    half: bool
+    first: str
+    accumulate: bool = False
+
+    def text(self, number: int) -> str:
+        """Of instruction ``number``, whose parameters say the rest."""
+        base = self.first or f"i{number}_base"
+        flags = f"{str(self.half).lower()}, {str(self.accumulate).lower()}"
+        return f"Result{{i{number}_out, i{number}_stride, {base}, {flags}}}"
+
+
+_OUT = ("void* out", "long long stride", "long long base")
+
+
+def product_part(
+    number: int,
+    edges: bool,
+    widths: Sequence[int],
+    first: Sequence[str],
+    out: Result,
+    slices: Slices,
+    at: int | None,
+    multiply: str,
+) -> Part:
+    """A product of sources of ``widths`` side by side.
+
+    first: of each source, as of ``Load``. at: where its weights stand in shared memory, in values;
+    None: they stay where they are. multiply: what does so.
+    """
+    kept = str(at is not None).lower()
+    chunks, eights, each = product_shape(widths, out.width, slices)
+    masks = [sum(1 << s for s, f in enumerate(first) if f == name) for name in ("vertex0", "edge0")]
+    w = f"w{number}"
+    columns = f"Columns{{{slices.period}, {slices.unit}, {out.width // slices.period}, "
+    columns += f"slice * {slices.unit}}}"
+    shared = "nullptr" if at is None else f"weights + {at}"
+    start = [f"const Weights {w} = {{i{number}_w, {shared}, {out.width}, {chunks}, {columns}}};"]
+    if at is not None:
+        start.append(f"keep_weights(i{number}_a, {w}, weights + {at}, {eights});")
+    declared, _ = _named(
+        f"i{number}_", ["const __grid_constant__ Sources a", "const Packed* w", *_OUT]
+    )
+    begins = f"First{{{masks[0]}u, {masks[1]}u, vertex0, edge0}}"
+    call = (
+        f"product<{multiply}, {each}, {kept}>(i{number}_a, {begins}, {_rows(edges)}, {w}, "
+        f"{eights}, {out.text(number)}, parts);"
+    )
+    return Part(declared, "", call, tuple(start))
+
+
+def product_shape(widths: Sequence[int], n: int, slices: Slices) -> tuple[int, int, int]:
+    """Chunks of the depth; eights of a block's columns; how many of these at a time."""
+    chunks = sum(-(-width // CHUNK) for width in widths)
+    eights = -(-(n // slices.period * slices.unit) // 8)
+    times = -(-eights // EIGHTS)
+    each = -(-eights // times)
+    return chunks, each * times, each
+
+
+def columns_part(
+    number: int, kind: str, edges: bool, first: str, out: Result, slices: Slices
+) -> Part:
+    """A copy of rows, or maxima over segments of them."""
+    function = {"copy": "copy_columns", "segment_max": "max_columns"}[kind]
+    declared, _ = _named(f"i{number}_", ["const __grid_constant__ Rows in", *_OUT])
+    rows = f"i{number}_in"
+    columns = f"Columns{{{slices.period}, {slices.unit}, 1, slice * {slices.unit}}}"
+    if first:
+        shifted = f"Rows rows = {rows}; rows.base += {first};"
+        text = f"{{ {shifted} {function}(rows, {_rows(edges)}, {columns}, {out.text(number)}); }}"
+    else:
+        text = f"{function}({rows}, {_rows(edges)}, {columns}, {out.text(number)});"
+    return Part(declared, "", text)
+
+
+def module_text(kernels: Sequence[str], real: str, half: bool) -> str:
+    """A module of kernels that `kernel_text` made."""
+    heads = ["#define CAVS_DOUBLE"] if real == "double" else []
+    heads += ['#include "persistent.cuh"', PRELUDE, *([HALF_PRELUDE] if half else [])]
+    return "\n".join([*heads, *kernels])
+
+
+def kernel_text(
+    name: str,
+    bodies: Sequence[Sequence[tuple[Part, bool]]],
+    slices: int,
+    groups: int,
+    parts_at: int,
+) -> str:
+    """The kernel ``name``, launched with slices * groups blocks of 256 threads.
+
+    bodies: of each kind the instructions, and whether all blocks must have come so far before one.
+    parts_at: bytes of weights in shared memory, behind which products have room for parts of sums.
+    The parameters: tasks, the number of the first and of all, the step from one to the next, what
+    counts blocks at barriers, and those of the instructions.
+    """
+    parts = [part for body in bodies for part, _ in body]
+    own = ["const int* __restrict__ tasks", "int first", "int count", "int step"]
+    own += ["unsigned long long* arrived", *(p for part in parts for p in part.parameters)]
+    lines = [
+        "extern __shared__ unsigned char dynamic[];",
+        f"const int slice = blockIdx.x % {slices}u, group = blockIdx.x / {slices}u;",
+        "GridBarrier barrier(arrived);",
+        "Packed* weights = reinterpret_cast<Packed*>(dynamic);",
+        f"real* parts = reinterpret_cast<real*>(dynamic + {parts_at});",
+        *(line for part in parts for line in part.at_start),
+        "for (int i = 0; i < count; ++i) {",
+        f"  const int* task = tasks + (first + i * step) * {TASK};",
+        "  const int kind = task[0];",
+        "  const long long vertex0 = task[1], edge0 = task[3];",
+        f"  const Tiles vertices = {{vertex0, task[2], group, {groups}}};",
+        f"  const Tiles edges = {{edge0, task[4], group, {groups}}};",
+    ]
+    for kind, body in enumerate(bodies):
+        if not body:
+            continue
+        lines.append(f"  if (kind == {kind}) {{")
+        for part, waits in body:
+            lines += [f"    {'barrier.wait' if waits else '__syncthreads'}();", f"    {part.call}"]
+        lines.append("  }")
+    head = f'extern "C" __global__ void __launch_bounds__(256, 1) {name}({", ".join(own)}) {{'
+    functions = [part.function for part in parts if part.function]
+    return "\n".join(["namespace {", *functions, "}", head, *indented([*lines, "}"]), "}", ""])

@@ -1,0 +1,343 @@
+"""Loops whose narrow tasks one kernel walks: which can be, and where its blocks wait for another.
+
+A block has the same slice of the columns of all that is cut alike (see cavs.codegen.persistent), so
+an instruction that reads, of the columns it makes, what others wrote waits for none but its own
+block. All blocks wait at a barrier of the grid before one that reads what another may have written,
+or writes what another may still read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from cavs.codegen.persistent import (
+    PRODUCTS,
+    TILE_ROWS,
+    WARPS,
+    Part,
+    Result,
+    Slices,
+    columns_part,
+    kernel_text,
+    map_part,
+    module_text,
+    product_part,
+    product_shape,
+    slices_of,
+)
+from cavs.compiler.program import Instruction, Operand, Program, Stage, written
+from cavs.compiler.text import cuda_operands
+
+WALKED = ("matmul", "map", "copy", "segment_max")
+MOST_PARAMETERS = 4000  # bytes that every driver passes to a kernel
+MOST_SOURCES = 8
+_BYTES = {"Sources": 392, "Rows": 48}  # of arguments that are no words
+
+# Rows that an operand reads, seen from a task: its own, or those of vertices below or above.
+OWN, BELOW, ABOVE = "own", "below", "above"
+_RELATION = {
+    "none": OWN, "parent": OWN, "parent_if_nth": OWN, "nth_edge": OWN, "edges": OWN,
+    "child": BELOW, "nth_child": BELOW, "nth_leaf": BELOW, "children": BELOW,
+    "out": ABOVE, "parents": ABOVE, "nth_parents": ABOVE,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Access:
+    """Columns [begin, end) of a buffer that an instruction reads or writes.
+
+    rows: OWN, BELOW or ABOVE. straight: row r of it is row r of the instruction. slices: how its
+    columns are cut over blocks; None: a block may touch any. edges: whether the instruction is over
+    edges.
+    """
+
+    buffer: int
+    begin: int
+    end: int
+    write: bool
+    rows: str
+    straight: bool
+    slices: Slices | None
+    edges: bool
+
+    def same_block(self, other: Access, groups: int) -> bool:
+        """Whether what both touch, they touch by the same block."""
+        if self.slices is None or self.slices != other.slices:
+            return False
+        if (self.begin - other.begin) % self.slices.period:
+            return False
+        straight = self.straight and other.straight and self.edges == other.edges
+        return groups == 1 or straight
+
+
+@dataclass(frozen=True)
+class PersistentLoop:
+    """A loop that one kernel can walk.
+
+    stage: its number. name: of the kernel. slices, groups: its grid has as many blocks as their
+    product. shared: bytes of dynamic shared memory. instructions: in the order of its parameters.
+    barriers: of the grid, of every kind of vertices. resident: products whose weights stay in
+    shared memory.
+    """
+
+    stage: int
+    name: str
+    text: str
+    slices: int
+    groups: int
+    shared: int
+    instructions: tuple[int, ...]
+    barriers: tuple[int, ...]
+    resident: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a kernel may use: multiprocessors, and bytes of shared memory of a block."""
+
+    multiprocessors: int
+    shared: int
+
+
+def persistent_loops(
+    program: Program, chip: Chip, real: str, precision: str, half: Collection[int] = ()
+) -> list[PersistentLoop]:
+    """The loops of ``program`` that a kernel can walk on ``chip``."""
+    found = []
+    for number, stage in enumerate(program.stages):
+        if stage.kind == "loop":
+            loop = _Loop(program, number, stage, chip, real, precision, half).make()
+            found += [] if loop is None else [loop]
+    return found
+
+
+def persistent_text(loops: Sequence[PersistentLoop], real: str, half: bool) -> str:
+    """A module of their kernels; it includes persistent.cuh."""
+    return module_text([loop.text for loop in loops], real, half)
+
+
+class _Loop:
+    def __init__(
+        self,
+        program: Program,
+        number: int,
+        stage: Stage,
+        chip: Chip,
+        real: str,
+        precision: str,
+        half: Collection[int],
+    ) -> None:
+        self.program, self.number, self.stage, self.chip = program, number, stage, chip
+        self.real, self.half = real, half
+        self.multiply = "InTurn" if real == "double" else PRODUCTS[precision]
+        self.value = 8 if real == "double" else 4
+        self.packed = 2 if precision == "bfloat16" else self.value
+        self.of = {n: program.instructions[n] for body in stage.bodies for n in body}
+        self.written = {b for i in self.of.values() for b in written(i)}
+
+    def make(self) -> PersistentLoop | None:
+        if not self.of or not all(self._walked(i) for i in self.of.values()):
+            return None
+        inner = [i.inner for i in self.of.values() if i.kind == "map" and i.outer == 1]
+        made = [i.out[2] for i in self.of.values() if i.out is not None]
+        self.period = max(inner or made, default=1)
+        self.unit = slices_of(self.period, self.chip.multiprocessors)
+        self.blocks = -(-self.period // self.unit.unit)
+        self.groups = max(1, self.chip.multiprocessors // self.blocks)
+        cut = {n: self._slices(i) for n, i in self.of.items()}
+        at, used, room = self._place_weights(cut)
+        parts = {n: self._part(n, cut[n], at.get(n)) for n in self.of}
+        if sum(map(_bytes_of, (p for part in parts.values() for p in part.parameters))) > (
+            MOST_PARAMETERS
+        ):
+            return None
+        waits = barriers(self._bodies(cut), self._scratch(), self.groups, self.stage.reversed)
+        bodies = [
+            [(parts[n], w) for n, w in zip(body, waits[k], strict=True)]
+            for k, body in enumerate(self.stage.bodies)
+        ]
+        name = f"persistent_{self.number}"
+        return PersistentLoop(
+            self.number,
+            name,
+            kernel_text(name, bodies, self.blocks, self.groups, used),
+            self.blocks,
+            self.groups,
+            used + room,
+            tuple(n for body in self.stage.bodies for n in body),
+            tuple(map(sum, waits)),
+            tuple(sorted(at)),
+        )
+
+    def _walked(self, i: Instruction) -> bool:
+        """Whether the kernel knows the instruction, and where all that it touches lies."""
+        if i.kind not in WALKED or i.outward or len(i.inputs) > MOST_SOURCES:
+            return False
+        buffers = self.program.buffers
+        operands = [*i.inputs, *(load[0] for load in i.loads)]
+        known = all(o[4] in _RELATION and o[3] != "one" for o in operands if o[0] in self.written)
+        return known and all(buffers[b].role in ("arena", "scratch") for b in written(i))
+
+    def _slices(self, i: Instruction) -> Slices | None:
+        """How its columns are cut; None for a kernel whose rows all threads share."""
+        if i.kind == "map":
+            reduces = any(store[3] != "write" for store in i.stores)
+            if i.outer != 1 or reduces or 4 * i.inner < self.period:
+                return None
+            return slices_of(i.inner, self.blocks)
+        assert i.out is not None
+        n = i.out[2]
+        if n % self.period == 0 and i.kind == "matmul":
+            return self.unit
+        return slices_of(n, self.blocks)
+
+    def _place_weights(self, cut: dict[int, Slices | None]) -> tuple[dict[int, int], int, int]:
+        """Where weights stand in shared memory, in values; its bytes; those of sums behind it."""
+        sizes, room = {}, 0
+        for n, i in self.of.items():
+            slices = cut[n]
+            if i.kind != "matmul" or slices is None or i.out is None:
+                continue
+            chunks, eights, each = product_shape([o[2] for o in i.inputs], i.out[2], slices)
+            sizes[n] = chunks * eights * 32 * 4
+            room = max(room, WARPS * TILE_ROWS * (8 * each + 2) * self.value)
+        at: dict[int, int] = {}
+        used = 0
+        for n, size in sizes.items():
+            if (used + size) * self.packed + room <= self.chip.shared:
+                at[n] = used
+                used += size
+        return at, used * self.packed, room
+
+    def _first(self, buffer: int) -> str:
+        b = self.program.buffers[buffer]
+        return "" if b.role != "scratch" else "edge0" if b.space % 2 else "vertex0"
+
+    def _part(self, number: int, slices: Slices | None, at: int | None) -> Part:
+        i = self.of[number]
+        edges = bool(i.space % 2)
+        if i.kind == "map":
+            loads, stores = cuda_operands(self.program, i, self.half)
+            loads = [
+                replace(x, first=self._first(load[0][0]))
+                for x, load in zip(loads, i.loads, strict=True)
+            ]
+            stores = [
+                replace(x, first=self._first(store[0]))
+                for x, store in zip(stores, i.stores, strict=True)
+            ]
+            return map_part(
+                number, edges, loads, i.ops, stores, i.outer, i.inner, slices, self.real
+            )
+        assert i.out is not None and slices is not None
+        buffer = i.out[0]
+        out = Result(i.out[2], buffer in self.half, self._first(buffer), i.accumulate)
+        first = [self._first(o[0]) for o in i.inputs]
+        if i.kind == "matmul":
+            widths = [o[2] for o in i.inputs]
+            return product_part(number, edges, widths, first, out, slices, at, self.multiply)
+        return columns_part(number, i.kind, edges, first[0], out, slices)
+
+    def _scratch(self) -> set[int]:
+        return {b for b in self.written if self.program.buffers[b].role == "scratch"}
+
+    def _bodies(self, cut: dict[int, Slices | None]) -> list[list[list[Access]]]:
+        return [[self._accesses(n, cut[n]) for n in body] for body in self.stage.bodies]
+
+    def _accesses(self, number: int, slices: Slices | None) -> list[Access]:
+        """What an instruction does to buffers that the loop writes."""
+        i = self.of[number]
+        edges = bool(i.space % 2)
+        width = i.outer * i.inner
+        found = []
+
+        def read(o: Operand, end: int, cut: Slices | None) -> None:
+            if o[0] in self.written:
+                straight = o[3] == "self"
+                found.append(Access(o[0], o[1], end, False, _RELATION[o[4]], straight, cut, edges))
+
+        for o in i.inputs:  # a product reads all columns of its operands
+            read(o, o[1] + o[2], slices if i.kind != "matmul" else None)
+        for o, outer_stride, scalar in i.loads:
+            end = o[1] + (i.outer - 1) * outer_stride + (1 if scalar else i.inner)
+            read(o, end, None if scalar else slices)
+        for buffer, column, outer_stride, mode, _ in i.stores:
+            each = i.inner if mode == "write" else 1
+            end = column + (i.outer - 1) * outer_stride + each
+            found.append(Access(buffer, column, end, True, OWN, True, slices, edges))
+        if i.out is not None and i.kind != "map":
+            buffer, column, width = i.out[:3]
+            found.append(Access(buffer, column, column + width, True, OWN, True, slices, edges))
+        return found
+
+
+def _bytes_of(parameter: str) -> int:
+    kind = parameter.rpartition(" ")[0].rpartition(" ")[2]
+    return _BYTES.get(kind, 8)
+
+
+def barriers(
+    bodies: Sequence[Sequence[Sequence[Access]]],
+    scratch: Collection[int],
+    groups: int,
+    reverse: bool,
+) -> list[list[bool]]:
+    """Of every instruction of every body: whether all blocks must have come so far before it.
+
+    bodies: what each instruction touches, one list a kind. Tasks follow each other in any order of
+    kinds, so what one task leaves behind is what any of them may leave.
+    """
+    before: set[Access] = set()  # of earlier tasks, since the last barrier
+    while True:
+        waits, left = [], set(before)
+        for body in bodies:
+            earlier, own, found = set(before), set[Access](), []
+            for accesses in body:
+                wait = any(
+                    _clash(a, b, same, scratch, reverse) and not a.same_block(b, groups)
+                    for b in accesses
+                    for of, same in ((earlier, False), (own, True))
+                    for a in of
+                )
+                if wait:
+                    earlier, own = set(), set()
+                own.update(accesses)
+                found.append(wait)
+            waits.append(found)
+            left |= earlier | own
+        if left == before:
+            return waits
+        before = left
+
+
+def _clash(a: Access, b: Access, same_task: bool, scratch: Collection[int], reverse: bool) -> bool:
+    """Whether ``a`` and then ``b``, of the same task or of a later one, may touch the same value.
+
+    Reversed loops go from the vertices above to those below.
+    """
+    if a.buffer != b.buffer or not (a.write or b.write):
+        return False
+    if a.end <= b.begin or b.end <= a.begin:
+        return False
+    if a.buffer in scratch:
+        return True
+    if same_task:  # its own rows are neither below nor above it
+        return a.rows == b.rows
+    done, coming = (ABOVE, BELOW) if reverse else (BELOW, ABOVE)
+    return (a.rows == OWN and b.rows == done) or (a.rows == coming and b.rows == OWN)
+
+
+def describe(loops: Iterable[PersistentLoop]) -> list[str]:
+    """A line for each: what it takes of the chip."""
+    return [
+        f"stage {loop.stage}: {loop.slices} slices x {loop.groups} groups of blocks, "
+        f"{loop.shared} bytes of shared memory, barriers a task: "
+        f"{', '.join(map(str, loop.barriers))}; weights on the chip of "
+        f"{len(loop.resident)} of {_products(loop)} products"
+        for loop in loops
+    ]
+
+
+def _products(loop: PersistentLoop) -> int:
+    return loop.text.count("const Weights w")

@@ -1,0 +1,381 @@
+// What a kernel is made of that walks many tasks of a loop: barriers of the whole grid, and
+// products whose weights stay in shared memory. The grid is `groups` times as many blocks as there
+// are slices of columns: a block has one slice of the columns of every result, of whose rows
+// every groups-th tile.
+#pragma once
+
+#include "rows.cuh"
+#ifndef CAVS_DOUBLE
+#include "mma.cuh"
+#endif
+
+constexpr int kTileRows = 16, kChunk = 16;  // rows of a tile, values of the depth done together
+constexpr int kWarps = kThreads / 32;
+constexpr int kAhead = 8;             // chunks of rows on their way at once
+constexpr unsigned kPolls = 1 << 25;  // of a barrier that never opens: more than ten seconds
+
+// All that any block has written before is seen by all behind it. `arrived` counts from launch to
+// launch: every launch has the same number of blocks, and leaves a multiple of it.
+struct GridBarrier {
+  unsigned long long *arrived, goal = 0;
+
+  __device__ explicit GridBarrier(unsigned long long* count) : arrived(count) {
+#ifndef CAVS_TWIN
+    if (threadIdx.x == 0) goal = seen() / gridDim.x * gridDim.x;
+#endif
+  }
+#ifndef CAVS_TWIN
+  __device__ unsigned long long seen() const {
+    unsigned long long n;
+    asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(n) : "l"(arrived) : "memory");
+    return n;
+  }
+#endif
+  __device__ void wait() {
+#ifdef CAVS_TWIN
+    twin::grid_barrier();
+#else
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      goal += gridDim.x;
+      asm volatile("red.release.gpu.add.u64 [%0], %1;" ::"l"(arrived), "l"(1ull) : "memory");
+      unsigned polls = 0;
+      while (seen() < goal) {
+        if (++polls == kPolls) __trap();
+      }
+    }
+    __syncthreads();
+#endif
+  }
+};
+
+// Columns of a result that a block has: `unit` of each of `repeats` periods, from `first` on.
+struct Columns {
+  int period, unit, repeats, first;
+
+  __device__ int count() const { return repeats * unit; }
+  // Column number i of them; -1 behind the last slice.
+  __device__ int at(int i) const {
+    const int in_period = first + i % unit;
+    return i < count() && in_period < period ? i / unit * period + in_period : -1;
+  }
+};
+
+// The tiles of rows [begin, end) that a group of blocks has.
+struct Tiles {
+  long long begin, end;
+  int group, groups;
+
+  __device__ int count() const {
+    const int all = static_cast<int>((end - begin + kTileRows - 1) / kTileRows);
+    return all > group ? (all - group + groups - 1) / groups : 0;
+  }
+  __device__ long long row(int tile) const {
+    return begin + (static_cast<long long>(tile) * groups + group) * kTileRows;
+  }
+};
+
+// Where operands begin that hold a task's rows alone: bit s of a mask is of source s.
+struct First {
+  unsigned vertices, edges;  // masks
+  long long vertex, edge;    // the task's first ones
+
+  __device__ Rows of(const Sources& a, int s) const {
+    Rows rows = a.of[s];
+    if (vertices >> s & 1) rows.base += vertex;
+    if (edges >> s & 1) rows.base += edge;
+    return rows;
+  }
+};
+
+// Of lane 4 g + t in a chunk: A holds values 4 t to 4 t + 3 of rows g and g + 8, B the same values
+// of column g; C as in mma.cuh. Which values of the depth meet is the same in A and B, so their
+// order does not matter.
+#ifndef CAVS_DOUBLE
+template <class P>
+__device__ inline Words<4> words_of_a(const Lanes<4>& upper, const Lanes<4>& lower, int half) {
+  constexpr int step = P::kValues == 2 ? 0 : 2;
+  const int i = half * step;
+  if constexpr (P::kValues == 2) {
+    return {{P::word(upper.v[0], upper.v[1]), P::word(lower.v[0], lower.v[1]),
+             P::word(upper.v[2], upper.v[3]), P::word(lower.v[2], lower.v[3])}};
+  } else {
+    return {{P::word(upper.v[i], 0), P::word(lower.v[i], 0), P::word(upper.v[i + 1], 0),
+             P::word(lower.v[i + 1], 0)}};
+  }
+}
+template <class P>
+__device__ inline Words<2> words_of_b(const Lanes<4>& x, int half) {
+  if constexpr (P::kValues == 2) {
+    return {{P::word(x.v[0], x.v[1]), P::word(x.v[2], x.v[3])}};
+  } else {
+    return {{P::word(x.v[half * 2], 0), P::word(x.v[half * 2 + 1], 0)}};
+  }
+}
+
+struct InTf32 {
+  static __device__ void multiply(float (&sum)[4], const Lanes<4>& upper, const Lanes<4>& lower,
+                                  const Lanes<4>& weights) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      Tf32::multiply(sum, words_of_a<Tf32>(upper, lower, half), words_of_b<Tf32>(weights, half));
+    }
+  }
+};
+
+struct InBfloat16 {
+  static __device__ void multiply(float (&sum)[4], const Lanes<4>& upper, const Lanes<4>& lower,
+                                  const Lanes<4>& weights) {
+    Bf16::multiply(sum, words_of_a<Bf16>(upper, lower, 0), words_of_b<Bf16>(weights, 0));
+  }
+};
+
+// Float32 as sums of two tf32 numbers each: what is left out is 2^-22 of a product. Tensor cores
+// cut sums off, so a chunk's is added by an addition that rounds.
+struct InFloat32 {
+  static __device__ Lanes<4> rest(const Lanes<4>& x) {
+    Lanes<4> y;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y.v[i] = x.v[i] - __uint_as_float(Tf32::word(x.v[i], 0));
+    return y;
+  }
+  static __device__ void multiply(float (&sum)[4], const Lanes<4>& upper, const Lanes<4>& lower,
+                                  const Lanes<4>& weights) {
+    float part[4] = {};
+    InTf32::multiply(part, rest(upper), rest(lower), weights);
+    InTf32::multiply(part, upper, lower, rest(weights));
+    InTf32::multiply(part, upper, lower, weights);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] += part[i];
+  }
+};
+#endif
+
+// Float64, for checks: value by value.
+struct InTurn {
+  static __device__ void multiply(real (&sum)[4], const Lanes<4>& upper, const Lanes<4>& lower,
+                                  const Lanes<4>& weights) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll 1
+    for (int lane = 0; lane < 4; ++lane) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const real high = __shfl_sync(kAllLanes, upper.v[i], g * 4 + lane);
+        const real low = __shfl_sync(kAllLanes, lower.v[i], g * 4 + lane);
+        const real left = __shfl_sync(kAllLanes, weights.v[i], t * 8 + lane);
+        const real right = __shfl_sync(kAllLanes, weights.v[i], t * 8 + 4 + lane);
+        sum[0] += high * left, sum[1] += high * right;
+        sum[2] += low * left, sum[3] += low * right;
+      }
+    }
+  }
+};
+
+// A block's columns of a weight, of `n` columns in memory.
+struct Weights {
+  const Packed* memory;
+  const Packed* shared;  // the columns as they are read, eight together; null: they did not fit
+  int n, chunks;         // of all sources
+  Columns columns;
+
+  // The lane's values of column 8 * eight + g: those of the depth from `k` on, of which `left`
+  // exist, or of chunk number `chunk` over all sources.
+  __device__ Lanes<4> read(int eight, int k, int left) const {
+    const int column = columns.at(eight * 8 + threadIdx.x % 32 / 4);
+    Lanes<4> x;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x.v[i] = column >= 0 && i < left ? widened(memory[static_cast<long long>(k + i) * n + column])
+                                       : real(0);
+    }
+    return x;
+  }
+  __device__ long long place(int eight, int chunk) const {
+    return ((static_cast<long long>(eight) * chunks + chunk) * 32 + threadIdx.x % 32) * 4;
+  }
+  __device__ Lanes<4> take_shared(int eight, int chunk) const {
+    return take<4>(shared + place(eight, chunk));
+  }
+};
+
+// Puts a block's columns, `eights` times eight, into shared memory. A barrier must follow.
+__device__ inline void keep_weights(const Sources& a, const Weights& w, Packed* to, int eights) {
+  int before = 0, chunks = 0;
+  for (int s = 0; s < a.count; ++s) {
+    const int width = a.of[s].width, own = ceil_div(width, kChunk);
+    for (int i = threadIdx.x / 32; i < own * eights; i += kWarps) {
+      const int eight = i / own, k = i % own * kChunk + threadIdx.x % 4 * 4;
+      store(to + w.place(eight, chunks + i % own), w.read(eight, before + k, width - k));
+    }
+    before += width;
+    chunks += own;
+  }
+}
+
+// Four values of a row from `column` on, which are aligned and all there, or none.
+__device__ inline Lanes<4> take_row(const Row& row, int column, bool there) {
+  if (!there || row.none()) return {};
+  if (kHalf && row.half) return take<4>(row.from<bfloat16>(column));
+  return take<4>(row.from<real>(column));
+}
+
+// Adds chunks [from, to) of a source to the sums of rows `upper` and `upper` + 8, those before
+// `end`; `before`: columns, and `chunks`: chunks of the sources before it. Plain: rows are no
+// segments, and whole words of four values.
+template <class P, int Eights, bool Shared, bool Plain>
+__device__ inline void add_source(const Rows& s, long long upper, long long end, int from, int to,
+                                  const Weights& w, int first_eight, int before, int chunks,
+                                  real (&sum)[Eights][4]) {
+  constexpr int ahead = Plain ? kAhead : 1;
+  const int t = threadIdx.x % 4 * 4;
+  Row rows[2] = {};
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (s.map != 3 && upper + h * 8 < end) rows[h] = plain_row(s, upper + h * 8);
+  }
+#pragma unroll 1
+  for (int c = from; c < to; c += ahead) {
+    Lanes<4> x[ahead][2];
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) {
+      const int column = (c + i) * kChunk + t;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (Plain) {
+          x[i][h] = take_row(rows[h], column, c + i < to && column < s.width);
+        } else if (upper + h * 8 < end) {
+          x[i][h] = read_columns<4>(s, upper + h * 8, rows[h], column, aligned(s));
+        } else {
+          x[i][h] = {};
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) {
+      if (c + i >= to) break;
+      const int k = (c + i) * kChunk + t;
+#pragma unroll
+      for (int j = 0; j < Eights; ++j) {
+        const Lanes<4> y = Shared ? w.take_shared(first_eight + j, chunks + c + i)
+                                  : w.read(first_eight + j, before + k, s.width - k);
+        P::multiply(sum[j], x[i][0], x[i][1], y);
+      }
+    }
+  }
+}
+
+// A result in memory: row r stands (r - base) * stride values behind `data`.
+struct Result {
+  void* data;
+  long long stride, base;
+  bool half, accumulate;
+
+  __device__ void write(long long r, int column, real x) const {
+    const long long at = (r - base) * stride + column;
+    if (kHalf && half) {
+      bfloat16* to = static_cast<bfloat16*>(data) + at;
+      assign(*to, accumulate ? static_cast<real>(widened(*to)) + x : x);
+    } else {
+      real* to = static_cast<real*>(data) + at;
+      *to = accumulate ? *to + x : x;
+    }
+  }
+};
+
+// The block's columns of a product over its tiles of rows, eight times `Eights` columns at a time.
+// Up to eight warps have a tile each; where there are fewer, warps share the depth of one. `parts`:
+// room for the sums of all warps.
+// Shared: whether weights are there.
+template <class P, int Eights, bool Shared>
+__device__ void product(const Sources& a, const First& first, const Tiles& tiles, const Weights& w,
+                        int eights, const Result& out, real* parts) {
+  constexpr int width = Eights * 8, pitch = width + 2;
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int count = tiles.count();
+  int together = 1;  // tiles
+  while (together < kWarps && together * 2 <= count) together *= 2;
+  const int shares = kWarps / together, share = warp % shares;
+  const int begin = w.chunks * share / shares, end = w.chunks * (share + 1) / shares;
+  for (int tile = 0; tile < count; tile += together) {
+    for (int eight = 0; eight < eights; eight += Eights) {
+      real sum[Eights][4] = {};
+      const int own = tile + warp / shares;
+      const long long upper = own < count ? tiles.row(own) + g : tiles.end;
+      int before = 0, chunks = 0;
+      for (int s = 0; s < a.count; ++s) {
+        const Rows rows = first.of(a, s);
+        const int all = ceil_div(rows.width, kChunk);
+        const int from = begin > chunks ? begin - chunks : 0;
+        const int to = end - chunks < all ? end - chunks : all;
+        if (own < count && from < to) {
+          if (rows.map != 3 && rows.width % 4 == 0 && aligned(rows)) {
+            add_source<P, Eights, Shared, true>(rows, upper, tiles.end, from, to, w, eight, before,
+                                                chunks, sum);
+          } else {
+            add_source<P, Eights, Shared, false>(rows, upper, tiles.end, from, to, w, eight, before,
+                                                 chunks, sum);
+          }
+        }
+        before += rows.width;
+        chunks += all;
+      }
+#pragma unroll
+      for (int j = 0; j < Eights; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          parts[(warp * kTileRows + i / 2 * 8 + g) * pitch + j * 8 + t * 2 + i % 2] = sum[j][i];
+        }
+      }
+      __syncthreads();
+      for (int i = threadIdx.x; i < together * kTileRows * width; i += kThreads) {
+        const int row = i / width, column = w.columns.at(eight * 8 + i % width);
+        const int of = tile + row / kTileRows;
+        if (of >= count || column < 0) continue;
+        const long long r = tiles.row(of) + row % kTileRows;
+        if (r >= tiles.end) continue;
+        const real* at =
+            parts + (row / kTileRows * shares * kTileRows + row % kTileRows) * pitch + i % width;
+        real x = at[0];
+        for (int k = 1; k < shares; ++k) x += at[k * kTileRows * pitch];
+        out.write(r, column, x);
+      }
+      __syncthreads();  // `parts` may be written again
+    }
+  }
+}
+
+// f(r, column) for the block's columns of the rows of its tiles.
+template <class F>
+__device__ void for_each_value(const Tiles& tiles, const Columns& columns, F f) {
+  const int own = columns.count(), rows = tiles.count() * kTileRows;
+  for (int i = threadIdx.x; i < rows * own; i += kThreads) {
+    const int n = i / own, column = columns.at(i % own);
+    const long long r = tiles.row(n / kTileRows) + n % kTileRows;
+    if (r < tiles.end && column >= 0) f(r, column);
+  }
+}
+
+__device__ inline void copy_columns(const Rows& in, const Tiles& tiles, const Columns& columns,
+                                    const Result& out) {
+  for_each_value(tiles, columns, [&](long long r, int column) {
+    const Row row = in.map != 3 ? plain_row(in, r) : Row{};
+    out.write(r, column, read_columns<1>(in, r, row, column, false).v[0]);
+  });
+}
+
+// The maximum over a segment, zero where it is empty; a NaN is handed on.
+__device__ inline void max_columns(const Rows& in, const Tiles& tiles, const Columns& columns,
+                                   const Result& out) {
+  for_each_value(tiles, columns, [&](long long r, int column) {
+    real best = 0;
+    bool empty = true;
+    for (int j = in.offsets[r]; j < in.offsets[r + 1]; ++j) {
+      const Row row = segment_row(in, j);
+      if (row.none()) continue;
+      const real x = row[column];
+      best = empty || x > best || x != x ? x : best;
+      empty = false;
+    }
+    out.write(r, column, best);
+  });
+}
