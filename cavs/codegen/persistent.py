@@ -7,8 +7,9 @@ next finds without waiting for another block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from cavs.codegen.cuda import (
     Load,
@@ -23,6 +24,7 @@ from cavs.codegen.cuda import (
 from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
 from cavs.codegen.map import OpTuple
 
+Operand = TypeVar("Operand", Load, Store)
 TILE_ROWS, CHUNK = 16, 16  # as in persistent.cuh
 WARPS = 8
 EIGHTS = 8  # times eight columns, whose sums a warp holds at once
@@ -48,6 +50,27 @@ def slices_of(period: int, most: int) -> Slices:
 
 
 @dataclass(frozen=True)
+class Near:
+    """What a block keeps of a buffer in shared memory: from value ``at`` on, rows of ``stride``.
+
+    Of its own rows and columns alone: row n of it is the n-th row that the block has.
+    """
+
+    at: int
+    stride: int
+    slices: Slices
+
+    def load_or_store(self, x: Operand) -> Operand:
+        """The operand there."""
+        column = x.column // self.slices.period * self.slices.unit
+        return replace(x, stride=self.stride, column=column, first="(r - n)", half=False)
+
+    def address(self) -> str:
+        """Where column 0 would be."""
+        return f"near + {self.at} - slice * {self.slices.unit}"
+
+
+@dataclass(frozen=True)
 class Part:
     """An instruction in a kernel: its parameters, the function it needs, and how it is called."""
 
@@ -57,12 +80,12 @@ class Part:
     at_start: tuple[str, ...] = ()
 
 
-def _named(prefix: str, parameters: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """Declarations with another name each, and these names as arguments."""
+def _named(prefix: str, parameters: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Declarations with another name each, and these names."""
     split = [p.rpartition(" ") for p in parameters]
     names = [f"{prefix}{name}" for _, _, name in split]
     declared = tuple(f"{kind} {name}" for (kind, _, _), name in zip(split, names, strict=True))
-    return declared, "".join(f", {name}" for name in names)
+    return declared, names
 
 
 def _rows(edges: bool) -> str:
@@ -78,9 +101,13 @@ def map_part(
     outer: int,
     inner: int,
     slices: Slices | None,
+    near: Mapping[str, Near],
     real: str,
 ) -> Part:
-    """A fused kernel; without ``slices`` all threads of the grid share its rows."""
+    """A fused kernel; without ``slices`` all threads of the grid share its rows.
+
+    near: parameters that are kept in shared memory; the kernel's own of that name are not used.
+    """
     name = f"map_{number}"
     parameters = parameters_of(loads, stores, ops, real)
     if slices is None:
@@ -91,8 +118,11 @@ def map_part(
     own = ["const Tiles& tiles", "int slice", "long long vertex0", "long long edge0"]
     head = f"__device__ inline void {name}({', '.join([*own, *parameters])}) {{"
     text = "\n".join([head, *indented(lines), "}", ""])
-    declared, arguments = _named(f"i{number}_", parameters)
-    return Part(declared, text, f"{name}({_rows(edges)}, slice, vertex0, edge0{arguments});")
+    declared, names = _named(f"i{number}_", parameters)
+    given = [p.rpartition(" ")[2] for p in parameters]
+    places = [near[p].address() if p in near else x for p, x in zip(given, names, strict=True)]
+    arguments = ", ".join([_rows(edges), "slice", "vertex0", "edge0", *places])
+    return Part(declared, text, f"{name}({arguments});")
 
 
 def _sliced(
@@ -119,15 +149,19 @@ def _sliced(
 
 @dataclass(frozen=True)
 class Result:
-    """Where an instruction writes: first as of ``Store``."""
+    """Where an instruction writes: first as of ``Store``; near: not in memory, but there."""
 
     width: int
     half: bool
     first: str
     accumulate: bool = False
+    near: Near | None = None
 
     def text(self, number: int) -> str:
         """Of instruction ``number``, whose parameters say the rest."""
+        if self.near is not None:
+            more = str(self.accumulate).lower()
+            return f"NearResult{{near + {self.near.at}, {self.near.stride}, {more}}}"
         base = self.first or f"i{number}_base"
         flags = f"{str(self.half).lower()}, {str(self.accumulate).lower()}"
         return f"Result{{i{number}_out, i{number}_stride, {base}, {flags}}}"
@@ -210,11 +244,13 @@ def kernel_text(
     slices: int,
     groups: int,
     parts_at: int,
+    near_at: int,
 ) -> str:
     """The kernel ``name``, launched with slices * groups blocks of 256 threads.
 
     bodies: of each kind the instructions, and whether all blocks must have come so far before one.
-    parts_at: bytes of weights in shared memory, behind which products have room for parts of sums.
+    parts_at, near_at: where, in bytes of shared memory, room for parts of sums begins, and where
+    what is ``Near``; weights stand before.
     The parameters: tasks, the number of the first and of all, the step from one to the next, what
     counts blocks at barriers, and those of the instructions.
     """
@@ -227,6 +263,7 @@ def kernel_text(
         "GridBarrier barrier(arrived);",
         "Packed* weights = reinterpret_cast<Packed*>(dynamic);",
         f"real* parts = reinterpret_cast<real*>(dynamic + {parts_at});",
+        f"real* near = reinterpret_cast<real*>(dynamic + {near_at});",
         *(line for part in parts for line in part.at_start),
         "for (int i = 0; i < count; ++i) {",
         f"  const int* task = tasks + (first + i * step) * {TASK};",

@@ -109,7 +109,7 @@ class CudaEngine:
         native = self.device.native
         if self.device.persistent == "never" or not native.shared_bytes:
             return b"", []
-        chip = Chip(native.multiprocessors, native.shared_bytes)
+        chip = Chip(native.multiprocessors, native.shared_bytes, self.device.narrow_rows)
         loops = persistent_loops(program, chip, self._real, self._precision, half)
         if not loops:
             return b"", []

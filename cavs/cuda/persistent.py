@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from cavs.codegen.cuda import Load, Store
 from cavs.codegen.persistent import (
     PRODUCTS,
     TILE_ROWS,
     WARPS,
+    Near,
     Part,
     Result,
     Slices,
@@ -29,6 +32,7 @@ from cavs.codegen.persistent import (
 from cavs.compiler.program import Instruction, Operand, Program, Stage, written
 from cavs.compiler.text import cuda_operands
 
+Moved = TypeVar("Moved", Load, Store)
 WALKED = ("matmul", "map", "copy", "segment_max")
 MOST_PARAMETERS = 4000  # bytes that every driver passes to a kernel
 MOST_SOURCES = 8
@@ -94,10 +98,14 @@ class PersistentLoop:
 
 @dataclass(frozen=True)
 class Chip:
-    """What a kernel may use: multiprocessors, and bytes of shared memory of a block."""
+    """What a kernel may use: multiprocessors, and bytes of shared memory of a block.
+
+    rows: that a task may have.
+    """
 
     multiprocessors: int
     shared: int
+    rows: int
 
 
 def persistent_loops(
@@ -146,13 +154,16 @@ class _Loop:
         self.blocks = -(-self.period // self.unit.unit)
         self.groups = max(1, self.chip.multiprocessors // self.blocks)
         cut = {n: self._slices(i) for n, i in self.of.items()}
-        at, used, room = self._place_weights(cut)
+        touched = self._bodies(cut)
+        room = self._room(cut)
+        self.near, near = self._place_near(touched, self.chip.shared - room)
+        at, used = self._place_weights(cut, self.chip.shared - room - near)
         parts = {n: self._part(n, cut[n], at.get(n)) for n in self.of}
         if sum(map(_bytes_of, (p for part in parts.values() for p in part.parameters))) > (
             MOST_PARAMETERS
         ):
             return None
-        waits = barriers(self._bodies(cut), self._scratch(), self.groups, self.stage.reversed)
+        waits = barriers(touched, self._scratch(), self.groups, self.stage.reversed)
         bodies = [
             [(parts[n], w) for n, w in zip(body, waits[k], strict=True)]
             for k, body in enumerate(self.stage.bodies)
@@ -161,10 +172,10 @@ class _Loop:
         return PersistentLoop(
             self.number,
             name,
-            kernel_text(name, bodies, self.blocks, self.groups, used),
+            kernel_text(name, bodies, self.blocks, self.groups, used, used + room),
             self.blocks,
             self.groups,
-            used + room,
+            used + room + near,
             tuple(n for body in self.stage.bodies for n in body),
             tuple(map(sum, waits)),
             tuple(sorted(at)),
@@ -192,23 +203,61 @@ class _Loop:
             return self.unit
         return slices_of(n, self.blocks)
 
-    def _place_weights(self, cut: dict[int, Slices | None]) -> tuple[dict[int, int], int, int]:
-        """Where weights stand in shared memory, in values; its bytes; those of sums behind it."""
-        sizes, room = {}, 0
-        for n, i in self.of.items():
-            slices = cut[n]
-            if i.kind != "matmul" or slices is None or i.out is None:
-                continue
-            chunks, eights, each = product_shape([o[2] for o in i.inputs], i.out[2], slices)
-            sizes[n] = chunks * eights * 32 * 4
-            room = max(room, WARPS * TILE_ROWS * (8 * each + 2) * self.value)
+    def _product(self, n: int, slices: Slices) -> tuple[int, int, int]:
+        i = self.of[n]
+        assert i.out is not None
+        return product_shape([o[2] for o in i.inputs], i.out[2], slices)
+
+    def _products(self, cut: dict[int, Slices | None]) -> dict[int, Slices]:
+        return {n: s for n, s in cut.items() if s and self.of[n].kind == "matmul"}
+
+    def _room(self, cut: dict[int, Slices | None]) -> int:
+        """Bytes of the sums of all warps."""
+        each = [self._product(n, slices)[2] for n, slices in self._products(cut).items()]
+        return max((WARPS * TILE_ROWS * (8 * n + 2) * self.value for n in each), default=0)
+
+    def _place_weights(
+        self, cut: dict[int, Slices | None], room: int
+    ) -> tuple[dict[int, int], int]:
+        """Where weights stand in shared memory, in values, as far as there is room; their bytes."""
         at: dict[int, int] = {}
         used = 0
-        for n, size in sizes.items():
-            if (used + size) * self.packed + room <= self.chip.shared:
+        for n, slices in self._products(cut).items():
+            chunks, eights, _ = self._product(n, slices)
+            size = chunks * eights * 32 * 4
+            if (used + size) * self.packed <= room:
                 at[n] = used
                 used += size
-        return at, used * self.packed, room
+        return at, used * self.packed
+
+    def _place_near(
+        self, touched: Sequence[Sequence[Sequence[Access]]], room: int
+    ) -> tuple[dict[int, Near], int]:
+        """What each block keeps in shared memory: scratch of which it reads what it has written.
+
+        And its bytes, at most a quarter of all.
+        """
+        found: dict[int, Near] = {}
+        used = 0
+        tiles = -(-self.chip.rows // TILE_ROWS)
+        rows = -(-tiles // self.groups) * TILE_ROWS
+        for buffer in sorted(self._scratch()):
+            of = [a for body in touched for i in body for a in i if a.buffer == buffer]
+            slices = of[0].slices
+            own = all(a.straight and a.same_block(of[0], self.groups + 1) for a in of)
+            width = self.program.buffers[buffer].width
+            if slices is None or not own or of[0].begin % slices.period or width % slices.period:
+                continue
+            stride = width // slices.period * slices.unit
+            if (used + rows * stride) * self.value > room // 4:
+                continue
+            found[buffer] = Near(used, stride, slices)
+            used += -(-rows * stride // 4) * 4
+        return found, used * self.value
+
+    def _placed(self, x: Moved, buffer: int) -> Moved:
+        near = self.near.get(buffer)
+        return near.load_or_store(x) if near else replace(x, first=self._first(buffer))
 
     def _first(self, buffer: int) -> str:
         b = self.program.buffers[buffer]
@@ -219,20 +268,19 @@ class _Loop:
         edges = bool(i.space % 2)
         if i.kind == "map":
             loads, stores = cuda_operands(self.program, i, self.half)
-            loads = [
-                replace(x, first=self._first(load[0][0]))
-                for x, load in zip(loads, i.loads, strict=True)
-            ]
-            stores = [
-                replace(x, first=self._first(store[0]))
-                for x, store in zip(stores, i.stores, strict=True)
-            ]
-            return map_part(
-                number, edges, loads, i.ops, stores, i.outer, i.inner, slices, self.real
-            )
+            read, made = [load[0][0] for load in i.loads], [store[0] for store in i.stores]
+            loads = [self._placed(x, b) for x, b in zip(loads, read, strict=True)]
+            stores = [self._placed(x, b) for x, b in zip(stores, made, strict=True)]
+            places = {f"x{n}": b for n, b in enumerate(read)}
+            places |= {f"y{n}": b for n, b in enumerate(made)}
+            kept = {name: self.near[b] for name, b in places.items() if b in self.near}
+            how = i.outer, i.inner, slices, kept, self.real
+            return map_part(number, edges, loads, i.ops, stores, *how)
         assert i.out is not None and slices is not None
         buffer = i.out[0]
-        out = Result(i.out[2], buffer in self.half, self._first(buffer), i.accumulate)
+        near = self.near.get(buffer)
+        half, first_row = buffer in self.half, self._first(buffer)
+        out = Result(i.out[2], half, first_row, i.accumulate, near)
         first = [self._first(o[0]) for o in i.inputs]
         if i.kind == "matmul":
             widths = [o[2] for o in i.inputs]

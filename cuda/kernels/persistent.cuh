@@ -264,13 +264,21 @@ __device__ inline void add_source(const Rows& s, long long upper, long long end,
   }
 }
 
+// A value of a result: of row r and a column, the n-th row and the i-th column that the block has.
+struct Spot {
+  long long r;
+  int column, n, i;
+};
+
 // A result in memory: row r stands (r - base) * stride values behind `data`.
 struct Result {
   void* data;
   long long stride, base;
   bool half, accumulate;
 
-  __device__ void write(long long r, int column, real x) const {
+  __device__ void write(const Spot& spot, real x) const {
+    const long long r = spot.r;
+    const int column = spot.column;
     const long long at = (r - base) * stride + column;
     if (kHalf && half) {
       bfloat16* to = static_cast<bfloat16*>(data) + at;
@@ -282,13 +290,25 @@ struct Result {
   }
 };
 
+// A result that no other block reads: what the block has of it, in shared memory.
+struct NearResult {
+  real* data;
+  int stride;
+  bool accumulate;
+
+  __device__ void write(const Spot& spot, real x) const {
+    real* to = data + spot.n * stride + spot.i;
+    *to = accumulate ? *to + x : x;
+  }
+};
+
 // The block's columns of a product over its tiles of rows, eight times `Eights` columns at a time.
 // Up to eight warps have a tile each; where there are fewer, warps share the depth of one. `parts`:
 // room for the sums of all warps.
 // Shared: whether weights are there.
-template <class P, int Eights, bool Shared>
+template <class P, int Eights, bool Shared, class Out>
 __device__ void product(const Sources& a, const First& first, const Tiles& tiles, const Weights& w,
-                        int eights, const Result& out, real* parts) {
+                        int eights, const Out& out, real* parts) {
   constexpr int width = Eights * 8, pitch = width + 2;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int count = tiles.count();
@@ -337,45 +357,48 @@ __device__ void product(const Sources& a, const First& first, const Tiles& tiles
             parts + (row / kTileRows * shares * kTileRows + row % kTileRows) * pitch + i % width;
         real x = at[0];
         for (int k = 1; k < shares; ++k) x += at[k * kTileRows * pitch];
-        out.write(r, column, x);
+        const int n = of * kTileRows + row % kTileRows;
+        out.write({r, column, n, eight * 8 + i % width}, x);
       }
       __syncthreads();  // `parts` may be written again
     }
   }
 }
 
-// f(r, column) for the block's columns of the rows of its tiles.
+// f(spot) for the block's columns of the rows of its tiles.
 template <class F>
 __device__ void for_each_value(const Tiles& tiles, const Columns& columns, F f) {
   const int own = columns.count(), rows = tiles.count() * kTileRows;
   for (int i = threadIdx.x; i < rows * own; i += kThreads) {
     const int n = i / own, column = columns.at(i % own);
     const long long r = tiles.row(n / kTileRows) + n % kTileRows;
-    if (r < tiles.end && column >= 0) f(r, column);
+    if (r < tiles.end && column >= 0) f(Spot{r, column, n, i % own});
   }
 }
 
-__device__ inline void copy_columns(const Rows& in, const Tiles& tiles, const Columns& columns,
-                                    const Result& out) {
-  for_each_value(tiles, columns, [&](long long r, int column) {
-    const Row row = in.map != 3 ? plain_row(in, r) : Row{};
-    out.write(r, column, read_columns<1>(in, r, row, column, false).v[0]);
+template <class Out>
+__device__ void copy_columns(const Rows& in, const Tiles& tiles, const Columns& columns,
+                             const Out& out) {
+  for_each_value(tiles, columns, [&](const Spot& spot) {
+    const Row row = in.map != 3 ? plain_row(in, spot.r) : Row{};
+    out.write(spot, read_columns<1>(in, spot.r, row, spot.column, false).v[0]);
   });
 }
 
 // The maximum over a segment, zero where it is empty; a NaN is handed on.
-__device__ inline void max_columns(const Rows& in, const Tiles& tiles, const Columns& columns,
-                                   const Result& out) {
-  for_each_value(tiles, columns, [&](long long r, int column) {
+template <class Out>
+__device__ void max_columns(const Rows& in, const Tiles& tiles, const Columns& columns,
+                            const Out& out) {
+  for_each_value(tiles, columns, [&](const Spot& spot) {
     real best = 0;
     bool empty = true;
-    for (int j = in.offsets[r]; j < in.offsets[r + 1]; ++j) {
+    for (int j = in.offsets[spot.r]; j < in.offsets[spot.r + 1]; ++j) {
       const Row row = segment_row(in, j);
       if (row.none()) continue;
-      const real x = row[column];
+      const real x = row[spot.column];
       best = empty || x > best || x != x ? x : best;
       empty = false;
     }
-    out.write(r, column, best);
+    out.write(spot, best);
   });
 }
