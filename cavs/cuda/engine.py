@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cavs import _cuda, _engine
 from cavs.compiler.program import Program
 from cavs.cuda.device import Device
-from cavs.cuda.persistent import Chip, persistent_loops, persistent_text
+from cavs.cuda.persistent import Chip, PersistentLoop, persistent_loops, persistent_text
 from cavs.cuda.program import map_kernels
 from cavs.cuda.storage import half_buffers
 from cavs.errors import DeviceError, DeviceWarning
@@ -43,6 +43,20 @@ def fixed_kernels(device: Device, real: str, precision: str) -> dict[str, bytes]
             lambda name: device.compile(name, texts[name], included, real, half), names
         )
         return dict(zip(names, images, strict=True))
+
+
+def persistent_plan(
+    device: Device, program: Program, real: str, precision: str, half: Collection[int] = ()
+) -> list[PersistentLoop]:
+    """The loops of ``program`` whose narrow tasks one kernel can walk on ``device``.
+
+    Arguments as of ``persistent_loops``. Empty where a grid cannot run all at once.
+    """
+    native = device.native
+    if not native.shared_bytes:
+        return []
+    chip = Chip(native.multiprocessors, native.shared_bytes, device.narrow_rows)
+    return persistent_loops(program, chip, real, precision, half)
 
 
 class CudaEngine:
@@ -106,11 +120,9 @@ class CudaEngine:
 
     def _persistent(self, program: Program, half: Collection[int]) -> tuple[bytes, list[_Walked]]:
         """The kernels that walk narrow tasks, and what the executor needs to know of them."""
-        native = self.device.native
-        if self.device.persistent == "never" or not native.shared_bytes:
+        if self.device.persistent == "never":
             return b"", []
-        chip = Chip(native.multiprocessors, native.shared_bytes, self.device.narrow_rows)
-        loops = persistent_loops(program, chip, self._real, self._precision, half)
+        loops = persistent_plan(self.device, program, self._real, self._precision, half)
         if not loops:
             return b"", []
         rounded = self._precision == "bfloat16"

@@ -11,6 +11,9 @@ from cavs.compiler.program import Buffer, Program
 from cavs.compiler.text import buffer_name, cuda_text, map_text, program_text, space_name
 from cavs.config import require
 from cavs.cuda.device import Device
+from cavs.cuda.engine import persistent_plan
+from cavs.cuda.persistent import describe
+from cavs.cuda.storage import half_buffers
 from cavs.frontend.model import Model
 from cavs.ir import SLOT_READERS, Node
 from cavs.passes.partition import Body
@@ -62,7 +65,8 @@ class Explanation:
 
     stages: name and text after every pass. kernels: number of the instruction and its lines.
     cuda: the same kernels as CUDA C, from which the engine for GPUs compiles its own.
-    not_batched: what ran in more or smaller pieces than it might, and why.
+    not_batched: what ran in more or smaller pieces than it might, and why. persistent: on a device,
+    the loops whose narrow tasks one kernel can walk, and what each takes of the chip.
     """
 
     stages: tuple[tuple[str, str], ...]
@@ -73,6 +77,7 @@ class Explanation:
     buffers: tuple[BufferReport, ...]
     not_batched: tuple[str, ...] = ()
     run: RunReport | None = None
+    persistent: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return str(self)  # what a prompt shows
@@ -85,6 +90,8 @@ class Explanation:
         for b in self.bodies:
             lines += [f"{b.when:5} {b.where}: {b.why}", f"      {counted(b.nodes)}"]
         lines += ["", "== program", self.program, "", "== cuda", *self.cuda.values()]
+        if self.persistent:
+            lines += ["== persistent", *self.persistent, ""]
         lines.append("== buffers")
         lines.append(f"{'name':24} {'role':8} {'rows':10} {'width':>6} {'stages':>9} {'bytes':>12}")
         lines += [
@@ -219,10 +226,24 @@ def explain(
         not_batched=not_batched(
             compiled, variant, batch, session.passes, loops, found.report if found else {}
         ),
+        persistent=_persistent(session, program, precision),
         run=None
         if found is None
         else _ran(found, session, compiled, batch, schedule, present, buffers, loops),
     )
+
+
+def _persistent(session: Session, program: Program, precision: str) -> tuple[str, ...]:
+    """Of the device of a session, what a kernel can walk there; nothing of a CPU."""
+    device = session.device
+    if device is None:
+        return ()
+    real = "double" if session.dtype.itemsize == 8 else "float"
+    half = half_buffers(program) if precision == "bfloat16" else ()
+    lines = describe(persistent_plan(device, program, real, precision, half))
+    used = "walked by one kernel" if device.persistent == "always" else "launched one by one"
+    head = f"persistent={device.persistent!r}: tasks of up to {device.narrow_rows} rows are {used}"
+    return (head, *lines) if lines else ()
 
 
 def _ran(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 
 import numpy as np
@@ -15,7 +16,9 @@ from cavs.codegen.cuda import OPERATIONS, Load, Store, kernel_text, shape_of
 from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
 from cavs.compiler.fuse import MOST_OPERANDS
 from cavs.cuda import libraries
+from cavs.cuda.device import compile_options
 from cavs.cuda.nvrtc import Nvrtc, resources
+from cavs.cuda.persistent import Chip, persistent_loops, persistent_text
 from cavs.cuda.program import map_kernels
 from cavs.cuda.storage import half_buffers
 from tests.cuda.compiled import log_of
@@ -137,3 +140,34 @@ def test_no_wide_kernel_spills_and_every_operation_compiles(compiler, arch, real
         ops = [(code, 3, 0, 1, 2, 0.5)]
         texts.append(kernel_text(f"k_{code}", loads, ops, [store], 1, 8, real))
     assert_no_spills(compiler, texts, half, arch)
+
+
+CHIPS = {"sm_80": Chip(108, 166_912, 128), "sm_90": Chip(132, 232_448, 128)}
+WALKS = [(arch, p) for p in ("tf32", "float32", "bfloat16") for arch in CHIPS]
+ALL = "CAVS_TEST_EXAMPLES" in os.environ
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(CELLS) + len(OPTIONS)))
+def test_no_kernel_that_walks_a_loop_spills(compiler, folder, number):
+    """Each program for one architecture and precision; for all, if many examples are asked for."""
+    of_size = [p for name, p in zip(cell_names(), of_cells(), strict=True) if name]
+    program = [*of_size, *of_models(folder)][number]
+    for arch, precision in WALKS if ALL else [WALKS[number % len(WALKS)]]:
+        half = half_buffers(program) if precision == "bfloat16" else ()
+        loops = persistent_loops(program, CHIPS[arch], "float", precision, half)
+        assert len(loops) == sum(stage.kind == "loop" for stage in program.stages)
+        text = persistent_text(loops, "float", precision == "bfloat16")
+        options = compile_options(arch, "float", precision == "bfloat16")
+        log = log_of(compiler, "walk.cu", text, headers(), [*options, "--ptxas-options=-v"])
+        found = [of for of in resources(log) if of.registers]
+        assert {of.name for of in found} == {loop.name for loop in loops}
+        for of in found:
+            assert of.spill_stores == of.spill_loads == of.stack == 0, (of, arch, precision)
+            assert of.registers <= 255
+
+
+def cell_names():
+    """Of each program of `of_cells` the name of its cell, once; else none."""
+    names = [name for name in CELLS for _ in SIZES.get(name, (33, 64))]
+    return [None if name in names[:n] else name for n, name in enumerate(names)]

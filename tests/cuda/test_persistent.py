@@ -293,3 +293,14 @@ def test_a_launch_that_is_refused_is_told(twin, on_twin):
 def test_an_unknown_choice_is_refused(twin):
     with pytest.raises(ConfigError, match="persistent"):
         Device(twin.library, 0, "sm_90", twin.compiler, None, persistent="sometimes")
+
+
+def test_an_explanation_says_what_a_kernel_can_walk(on_twin):
+    model, batch = classifier(dtype=np.float32), treebank(5)
+    text = str(cavs.explain(model, batch, device=on_twin, run=False))
+    assert "== persistent\npersistent='always': tasks of up to 128 rows are walked by" in text
+    assert "3 slices x 1 groups of blocks" in text
+    assert "weights on the chip of 2 of 2 products" in text
+    text = str(cavs.explain(model, batch, device=replace(on_twin, persistent="never"), run=False))
+    assert "rows are launched one by one" in text
+    assert "== persistent" not in str(cavs.explain(model, batch, run=False))
