@@ -142,6 +142,11 @@ void Device::synchronize() {
   }
 }
 
+void Device::finish() {
+  issue_recorded();
+  driver_.check(driver_.stream_synchronize(streams_[0]), "cuStreamSynchronize");
+}
+
 void Device::issue_recorded() {
   if (const Commands* commands = std::exchange(recording_, nullptr)) commands->issue(*this);
 }

@@ -81,7 +81,9 @@ class Device {
   void download(void* to, Address from, size_t bytes);
   void zero(Address at, size_t bytes);
   void synchronize();
-  // The same where nothing can be thrown: of what fails here nothing runs any more.
+  // Waits for lane 0 alone: for what it has been given, and what that waits for.
+  void finish();
+  // The same for all where nothing can be thrown: of what fails here nothing runs any more.
   void drain() const noexcept;
   // After a failure of a library: waits, then throws that of a kernel before the call, if there was
   // one. A library that meets it first knows only that it cannot go on.

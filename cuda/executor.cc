@@ -49,6 +49,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       scratch_guards_(device_),
       narrow_scratch_(device_),
       arrived_(device_),
+      read_(device_),
       staging_(device_),
       timeline_(device_),
       replays_(device_, compiled.replay) {
@@ -256,10 +257,11 @@ void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
 
 template <class T>
 double Executor<T>::read_loss() {
-  T loss = 0;
-  if (program_->loss >= 0) device_->download(&loss, address_of(program_->loss), sizeof(T));
-  device_->synchronize();
-  return loss;
+  if (program_->loss < 0) return 0;  // whoever reads an output waits
+  read_.reserve(sizeof(T));
+  device_->download(read_.at<T>(), address_of(program_->loss), sizeof(T));
+  device_->finish();
+  return *read_.at<T>();
 }
 
 template <class T>
@@ -269,7 +271,10 @@ double Executor<T>::run(const Inputs<T>& inputs) {
     forward_and_backward(inputs);
     staging_.read();
     const double loss = read_loss();
-    if (profiling_) timed(-1);
+    if (profiling_) {
+      device_->synchronize();
+      timed(-1);
+    }
     return loss;
   } catch (...) {
     mirror_.fail();

@@ -239,6 +239,7 @@ class Executor {
   bool narrow_ = false;                 // scratch is that of narrow tasks, rows those of a task
   std::vector<int32_t> task_numbers_;
   int32_t tasks_at_ = -1;  // their piece
+  PinnedMemory read_;      // what the host reads of a run
   Staging staging_;
   std::vector<T*> grads_;
   std::vector<const T*> packed_;

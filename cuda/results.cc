@@ -160,11 +160,12 @@ Output<T> Executor<T>::output(int32_t buffer) {
   const Turn turn(*device_);
   check_ran();
   const auto [rows, width] = output_shape(*program_, spaces_, buffer);
-  std::vector<T> values(spaces_.rows(program_->buffers[buffer].space).size() * width);
-  device_->download(values.data(), address_of(buffer), values.size() * sizeof(T));
-  device_->synchronize();
+  const size_t bytes = spaces_.rows(program_->buffers[buffer].space).size() * width * sizeof(T);
+  read_.reserve(bytes);
+  device_->download(read_.at<T>(), address_of(buffer), bytes);
+  device_->finish();
   Output<T> out{rows, width, std::make_unique_for_overwrite<T[]>(rows * width)};
-  to_caller(*program_, spaces_, *schedule_, buffer, values.data(), out.values.get());
+  to_caller(*program_, spaces_, *schedule_, buffer, read_.at<T>(), out.values.get());
   return out;
 }
 
@@ -239,19 +240,19 @@ std::vector<std::pair<std::string, size_t>> Executor<T>::memory() const {
           {"states", parameters_->state_bytes()},
           {"workspaces", library_->workspace_bytes()},
           {"arena", arena_.bytes()},
-          {"scratch", scratch_.bytes()},
+          {"scratch", scratch_.bytes() + narrow_scratch_.bytes()},
           {"gradients", gradients_.bytes() + table_values_.bytes() + factors},
           {"weights", weights_.bytes()},
           {"staging", staging_.device_bytes()},
           {"lstms", lstms},
-          {"others", ones_.bytes() + pieces_.bytes() + partial_.bytes()},
+          {"others", ones_.bytes() + pieces_.bytes() + partial_.bytes() + arrived_.bytes()},
           {"outcomes", parameters_->outcomes().device_bytes()}};
 }
 
 template <class T>
 size_t Executor<T>::page_locked_bytes() const {
   const Turn turn(*device_);
-  return staging_.host_bytes() + mirror_.host_bytes();
+  return staging_.host_bytes() + mirror_.host_bytes() + read_.bytes();
 }
 
 template <class T>
