@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -52,12 +53,17 @@ class Collected:
         self.record["failed"].append({"part": name, "error": text})
         self.say(f"{name} failed: {text}")
 
-    def found(self, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``work`` returns, run in a process of its own; None where it failed."""
+    def found(
+        self, name: str, work: Callable[..., Any], *arguments: Any, patience: float = math.inf
+    ) -> Any:
+        """What ``work`` returns, run in a process of its own; None where it failed.
+
+        patience: seconds that it may take, where that is less than others may.
+        """
         try:
             if self.given.in_process:
                 return work(*arguments)
-            return apart(work, *arguments, patience=self.given.patience)
+            return apart(work, *arguments, patience=min(patience, self.given.patience))
         except Exception as error:  # whatever it is, the other parts still count
             self.fail(name, error)
             return None

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.collected import Collected
 from benchmarks.gpu_cases import Group, groups
-from benchmarks.gpu_parts import BOUNDED, OTHERS, Failures
+from benchmarks.gpu_parts import BOUNDED, OTHERS, PIECES, Failures, Piece
 from benchmarks.gpu_table import missed, summary_table
 from benchmarks.places import RESULTS
 from benchmarks.products import products_of
@@ -32,6 +32,8 @@ from benchmarks.samples import RANDOM, ROOT
 from benchmarks.workloads import Case, load, missing_data
 
 PARTS = BOUNDED | OTHERS
+MOST_HANGS = 2  # of first attempts, after which only the others are made
+SILENT = "no answer within"  # what a process that hangs is told by
 Item = tuple[str, bool, Callable[[], None]]  # what to do, whether it may be left out
 
 
@@ -61,6 +63,8 @@ class Run(Collected):
     def __init__(self, given: argparse.Namespace, started: float) -> None:
         super().__init__(given, started, "gpu")
         self.record |= {"tiny": given.tiny, "skipped": [], "optional_skipped": []}
+        self.hung: set[str] = set()  # runners
+        self.hangs = 0  # of first attempts
 
     def part(self, name: str, work: Callable[..., tuple[Any, Failures]]) -> None:
         """Puts what ``work`` finds in the record."""
@@ -70,10 +74,33 @@ class Run(Collected):
             for what, why in failed:
                 self.fail(what, why)
 
+    def piece(self, piece: Piece) -> None:
+        """Adds what the first attempt finds that works, to what the record has of its part."""
+        several = len(piece.attempts) > 1
+        for number, work in enumerate(piece.attempts):
+            if several and number == 0 and self.hangs >= MOST_HANGS:
+                self.fail(piece.title, "left out: others like it hung")
+                continue
+            answer = self.found(piece.title, work, patience=piece.patience)
+            if answer is not None:
+                found, failed = answer
+                self.record.setdefault(piece.part, []).append(found)
+                for what, why in failed:
+                    self.fail(what, why)
+                return
+            self.hangs += number == 0 and SILENT in self.record["failed"][-1]["error"]
+
     def case(self, group: Group, case: Case) -> None:
-        entry = self.measured(f"{group.name}: {case.title}", case, group.runners, self.given.rounds)
+        """A case for its runners, but for those that hung in an earlier one."""
+        name = f"{group.name}: {case.title}"
+        runners = [runner for runner in group.runners if runner not in self.hung]
+        for runner in self.hung.intersection(group.runners):
+            self.fail(f"{name}: {runner}", "left out: it hung before")
+        entry = self.measured(name, case, runners, self.given.rounds)
         if entry is None:
             return
+        silent = {runner for runner, error in entry["failed"].items() if SILENT in error}
+        self.hung |= silent - {group.runners[0]}
         workload = load(case)
         products = products_of(workload, workload.batches[0], case.training)
         entry["group"] = group.name
@@ -104,6 +131,9 @@ class Run(Collected):
         wanted = {k: v for k, v in PARTS.items() if not given.only or k in given.only}
         yield from parts({k: v for k, v in wanted.items() if k in BOUNDED})
         yield from cases([group for group in made if group.bounded])
+        for part, pieces in PIECES.items():
+            for piece in pieces(given) if not given.only or part in given.only else ():
+                yield piece.title, False, partial(self.piece, piece)
         yield from parts({k: v for k, v in wanted.items() if k in OTHERS})
         yield from cases([group for group in made if not group.bounded])
 
@@ -171,7 +201,7 @@ def refused(given: argparse.Namespace) -> str:
 
         if not torch.cuda.is_available():
             return f"PyTorch {torch.__version__} sees no GPU; --device cpu tries the program out"
-    known = {*PARTS, *(g.name for g in groups(given.device, given.data, True, False))}
+    known = {*PARTS, *PIECES, *(g.name for g in groups(given.device, given.data, True, False))}
     unknown = [name for name in given.only if name not in known]
     if unknown:
         return f"no part {unknown[0]!r}; there are {', '.join(sorted(known))}"

@@ -59,7 +59,8 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
         return tuple(small(c) if tiny else c for c in found)
 
     low = precisions(device)[1:]
-    batched = ("cavs", "hand", "hand-graph", "manual-graph", "floor-torch")
+    walked = () if device == "cpu" else ("cavs-without-launches-by-task",)
+    batched = ("cavs", *walked, "hand", "hand-graph", "manual-graph", "floor-torch")
     by_cudnn = () if device == "cpu" else ("cavs-cudnn",)
     made = [
         Group("sst", there(SST), batched, bounded=True),
@@ -67,7 +68,7 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
         Group(
             "fixed-lstm",
             there(FIXED) + tuple(c for p in low[:1] for c in there(FIXED, precision=p)),
-            ("cavs", *by_cudnn, "padded", "hand-graph", "manual-graph", "floor-torch"),
+            ("cavs", *walked, *by_cudnn, "padded", "hand-graph", "manual-graph", "floor-torch"),
             bounded=True,
         ),
         Group("naive", there(replace(SST, batch_size=64)), ("cavs", "naive")),
@@ -80,7 +81,7 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
         Group(
             "var-lstm",
             there(VAR),
-            ("cavs", *by_cudnn, "padded", "packed", "manual-graph", "floor-torch"),
+            ("cavs", *walked, *by_cudnn, "padded", "packed", "manual-graph", "floor-torch"),
         ),
     ]
     names = [name for name, on in vars(default_passes(device)).items() if on]
@@ -101,7 +102,7 @@ def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
             cases += [replace(case, training=False) for case in cases]
         if tiny:
             cases = cases[:1]
-        runners = ("cavs", "hand", "hand-graph", "floor-torch")
+        runners = ("cavs", *walked, "hand", "hand-graph", "floor-torch")
         made.append(Group(name, there(*cases), runners, optional=name == "sweep-rest" and not full))
     if full and low:
         others = (TREE_FC, VAR)

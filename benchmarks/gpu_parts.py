@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from benchmarks.gpu_cases import groups, precisions
@@ -14,6 +16,20 @@ from benchmarks.runner import RUNNERS
 from benchmarks.workloads import WORKLOADS, Case
 
 Failures = list[tuple[str, str]]  # what failed, and why
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A share of a part, which fails alone: what to try until something works, in this order.
+
+    ``patience``: seconds that an attempt may take.
+    """
+
+    part: str
+    title: str
+    attempts: tuple[Callable[[], tuple[Any, Failures]], ...]
+    patience: float = 40.0
+
 
 # Programs whose results are compared before anything is timed.
 CHECKED = ("cavs", "hand", "manual")
@@ -146,6 +162,43 @@ def launches(given: argparse.Namespace) -> tuple[Any, Failures]:
     return found(open_device(given.device), 2 if given.tiny else 20), []
 
 
+def level_pieces(given: argparse.Namespace) -> list[Piece]:
+    """Time a level, a process for each model; where it fails, again without the kernel that walks.
+
+    Before that the kernels of all are compiled side by side, but for a run in one process.
+    """
+    from benchmarks.level_points import LEVELS, WAYS, WIDTHS, compiled_ahead, points
+    from benchmarks.levels import levels_of
+
+    made = points(given.device, given.full, given.tiny)
+    widths, levels = ((1, 2), 4) if given.tiny else (WIDTHS, LEVELS)
+    ahead = partial(compiled_ahead, made, widths, levels)
+    pieces = [Piece("kernels", "kernels of all levels", (ahead,), 120.0)]
+    rest = tuple(way for way in WAYS if way != "persistent")
+    for point in made:
+        tries = tuple(
+            partial(levels_of, point, given.rounds, widths, levels, ways)
+            for ways in (tuple(WAYS), rest)
+        )
+        pieces.append(Piece("levels", f"levels: {point.title}", tries))
+    return pieces if made and not given.in_process else pieces[1:]
+
+
+def latency_pieces(given: argparse.Namespace) -> list[Piece]:
+    """One tree at a time, in float32 and tf32; the same second attempt."""
+    from benchmarks.latency import latency, latency_case, ways_on
+
+    pieces = []
+    for precision in precisions(given.device)[:2]:
+        case = latency_case(given.device, given.data, precision, given.tiny)
+        ways = ways_on(given.device)
+        tries = [partial(latency, case, of) for of in dict.fromkeys((tuple(ways), (ways[0],)))]
+        pieces.append(Piece("latency", f"latency: {precision}", tuple(tries)))
+    return pieces
+
+
+# What has a bound and is measured piece by piece.
+PIECES = {"levels": level_pieces, "latency": latency_pieces}
 # What has a bound, and what its figures are compared with; then the rest.
 BOUNDED = {
     "ceilings": ceilings,

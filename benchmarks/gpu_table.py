@@ -17,6 +17,12 @@ EXPOSED = 0.05  # of a step: preparation that the device does not hide
 # How far a mean of losses may lie from the CPU's, after any of 1,000 steps: rounding errors grow.
 CURVE = 0.001
 
+# Microseconds a level by the kernel that walks, in tf32, up to these sizes.
+LEVEL = {"forward": 4.0, "both": 8.0}
+LEVEL_HIDDEN, LEVEL_WIDTH = 512, 64
+LATENCY = 120.0  # microseconds that one tree waits, the median, by the kernel that walks
+MODES = {"forward": "forward", "both": "forward and backward"}
+
 
 def _entries(record: Any, group: str) -> Iterator[Any]:
     yield from (e for e in record["cases"] if e["group"] == group)
@@ -47,10 +53,33 @@ def _targets(record: Any) -> Iterator[Row]:
             yield measure, f"{found['total']:.2f}", "", ""
     if "fresh" in record:
         yield from _fresh(record["fresh"])
+    yield from _level_targets(record)
+    for found in record.get("latency", ()):
+        if "persistent" in found["ways"]:
+            median = found["ways"]["persistent"]["median"]
+            measure = f"one tree, h {found['hidden']}, {found['precision']}: persistent, us"
+            yield judged(measure, median, LATENCY, False, "{:.0f}")
     if "curve" in record:
         c = record["curve"]
         steps = f"{c['steps']} steps, loss from {c['first']:.3f} to {c['last']:.3f}"
         yield judged(f"{steps}: difference to the CPU's", c["worst"], CURVE, False, "{:.1e}")
+
+
+def _level_targets(record: Any) -> Iterator[Row]:
+    """The worst width of every cell and hidden size."""
+    for found in record.get("levels", ()):
+        if found["precision"] != "tf32" or found["hidden"] > LEVEL_HIDDEN:
+            continue
+        judges = [
+            entry
+            for entry in found["widths"]
+            if entry["width"] <= LEVEL_WIDTH and "persistent" in entry["ways"]
+        ]
+        for mode, needed in LEVEL.items() if judges else ():
+            worst = max(judges, key=lambda entry: entry["ways"]["persistent"][mode])
+            measure = f"levels: {found['title']}, worst at {worst['width']} vertices: "
+            measure += f"persistent, {MODES[mode]}, us a level"
+            yield judged(measure, worst["ways"]["persistent"][mode], needed, False, "{:.2f}")
 
 
 def _sst(entry: Any) -> Iterator[Row]:
@@ -125,6 +154,39 @@ def _launches(record: Any) -> Iterator[Row]:
         yield f"a launch, {found['bytes']} bytes of arguments, us", ", ".join(costs), "", ""
 
 
+def _levels(record: Any) -> Iterator[Row]:
+    """Microseconds a level by every way, with its launches; then the lines through them."""
+    for found in record.get("kernels", ()):
+        yield f"kernels of {found['points']} models compiled, s", f"{found['seconds']:.1f}", "", ""
+    for found in record.get("levels", ()):
+        for entry in found["widths"]:
+            for mode, what in MODES.items():
+                costs = [
+                    f"{way} {of[mode]:.2f} ({of['launches'][mode]})" if mode in of else f"{way} ?"
+                    for way, of in entry["ways"].items()
+                ]
+                measure = f"levels: {found['title']}, {entry['width']} vertices: {what}, "
+                yield f"{measure}us a level (launches of a run)", ", ".join(costs), "", ""
+        for way, fits in found["fits"].items():
+            lines = [
+                f"{name} {of['a']:.2f} {of['b']:+.4f} a row (off by {of['off']:.0%})"
+                for name, of in fits.items()
+            ]
+            yield f"levels: {found['title']}: us a task, {way}", ", ".join(lines), "", ""
+
+
+def _latency(record: Any) -> Iterator[Row]:
+    """One tree: medians, and what nine of ten stay below."""
+    for found in record.get("latency", ()):
+        measure = f"one tree of {found['trees']}, h {found['hidden']}, {found['precision']}"
+        costs = [
+            f"{way} {of['median']:.0f} ({of['p90']:.0f}), {of['collation']['median']:.0f} of it "
+            "collation"
+            for way, of in found["ways"].items()
+        ]
+        yield f"{measure}: us, median (90 %)", "; ".join(costs), "", ""
+
+
 def _measured(record: Any) -> Iterator[Row]:
     """Every case and runner: milliseconds a batch with quartiles, and time over that of cavs."""
     for entry in record["cases"]:
@@ -156,6 +218,8 @@ def summary_table(record: Any) -> str:
         _measured,
         _ceilings,
         _launches,
+        _levels,
+        _latency,
         _missing,
         _targets,
     )

@@ -31,6 +31,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "vertices-apart": {},  # equal ones are merged then, as on the CPU
     "graphs": {"replay": "never"},
     "single-launches": {"replay": "always"},  # of batches that come again
+    "launches-by-task": {"persistent": "always"},  # one kernel walks those that are narrow
 }
 _PRECISIONS = {"tf32": "tf32", "bf16": "bfloat16"}
 

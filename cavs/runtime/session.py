@@ -266,9 +266,9 @@ class Session(Inspected, Following):
         else:
             self._compile(variant, kinds)
 
-    def ready(self, batch: BatchLike) -> tuple[Any, Any, Compiled]:
-        """Executor, its inputs and the program of a training step on `batch`."""
-        variant, executor, _, inputs = self._prepare(batch, training=True, with_loss=True)
+    def ready(self, batch: BatchLike, training: bool = True) -> tuple[Any, Any, Compiled]:
+        """Executor, its inputs and the program of a training step, or evaluation, on `batch`."""
+        variant, executor, _, inputs = self._prepare(batch, training, with_loss=True)
         assert variant.compiled is not None
         return executor, inputs, variant.compiled
 

@@ -68,6 +68,7 @@ def test_every_part_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert record["first_step"]["second_process"]["first"] > 0
     assert record["first_step"]["second_process"]["total"] > 0
     assert record["fresh"]["fresh"]["median"] > 0
+    assert record["latency"][0]["ways"]["launched"]["median"] > 0 and "levels" not in record
     shown = capsys.readouterr().out
     assert shown.splitlines()[-1].startswith("| 20 steps, loss from")  # the table stands last
     trace = json.loads((tmp_path / record["timeline"]["trace"]).read_text())
@@ -148,13 +149,15 @@ def test_whatever_hangs_is_killed_at_the_deadline(
 
 def test_what_has_a_bound_comes_first() -> None:
     given = SimpleNamespace(
-        device="cuda", data="random", full=False, tiny=False, only=[], out=Path("x")
-    )
+        device="cuda", data="random", full=False, tiny=False, only=[], out=Path("x"),
+        rounds=1, in_process=False,
+    )  # fmt: skip
     run = gpu.Run(given, 0.0)  # type: ignore[arg-type]
     names = [name for name, *_ in run.items() if name]
     bounded = ("ceilings", "accuracy", "curve", "first_step", "fresh", "sst", "tree-fc", "fixed")
+    bounded += ("kernels", "levels", "latency")
     found = [name.startswith(bounded) for name in names]
-    assert found == sorted(found, reverse=True) and found.count(True) == 9
+    assert found == sorted(found, reverse=True) and found.count(True) == 9 + 13
     optional = [name for name, optional, _ in run.items() if optional]
     assert optional and all(name.startswith("sweep-rest") for name in optional)
     assert names[-len(optional) :] == optional

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import runners_cavs
+from benchmarks import levels, runners_cavs
 from benchmarks.accuracy import curve, errors
 from benchmarks.fresh import fresh
 from benchmarks.gpu_parts import curve as curve_part
@@ -17,6 +17,9 @@ from benchmarks.gpu_parts import fresh as fresh_part
 from benchmarks.gpu_parts import launches as launches_part
 from benchmarks.gpu_parts import timeline
 from benchmarks.gpu_table import ALLOWED, summary_table
+from benchmarks.latency import latency, latency_case, ways_on
+from benchmarks.level_points import WAYS, Point, compile_one
+from benchmarks.levels import levels_of
 from benchmarks.refcheck import check
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import SWITCHES
@@ -44,8 +47,15 @@ CASE = Case(
 
 @pytest.fixture(autouse=True)
 def on_the_twin(twin, monkeypatch):
-    """Sessions that ask for a GPU get the twin."""
-    device = Device(twin.library, 0, "sm_90", twin.compiler, None, twin.cublaslt)
+    """Sessions that ask for a GPU get the twin; the texts that it has compiled."""
+    compiled = []
+
+    class Compiler:
+        def compile(self, name, source, *options):
+            compiled.append((name, source))
+            return twin.compiler.compile(name, source, *options)
+
+    device = Device(twin.library, 0, "sm_90", Compiler(), None, twin.cublaslt)
     options = runners_cavs.device_options
 
     def here(case: Case) -> dict[str, Any]:
@@ -54,7 +64,7 @@ def on_the_twin(twin, monkeypatch):
 
     monkeypatch.setattr(runners_cavs, "device_options", here)
     monkeypatch.setattr("cavs.cuda.device.open_device", lambda name: device)
-    yield
+    yield compiled
     assert twin.fault() == ""
 
 
@@ -160,6 +170,9 @@ def test_what_a_device_does_without(twin, switch):
         assert ["matmul_16" in {name for name, _ in of} for of in launched] == [True, False]
     elif switch == "cublas":
         assert [any(kind == "product" for kind, *_ in of) for of in (usual, asked)] == [True, False]
+    elif switch == "launches-by-task":
+        walks = [{name for name, _ in of if name.startswith("persistent_")} for of in launched]
+        assert [len(of) for of in walks] == [0, 2]
     elif switch == "vertices-apart":  # merged ones are of more kinds
         maps = [{name for name, _ in of if name.startswith("map_")} for of in launched]
         assert len(maps[1]) > len(maps[0])
@@ -199,3 +212,61 @@ def test_lstms_by_cudnn_agree_with_our_own(workload, twin, monkeypatch):
     monkeypatch.setattr(runners_cavs, "device_options", lambda case: {"device": device})
     assert check(replace(CASE, workload=workload), ["cavs-cudnn"], "cavs") == []
     assert any(o.name == "cudnnRNNForward" for o in twin.operations())
+
+
+@pytest.mark.parametrize("cell", levels.CELLS)
+def test_levels_are_timed_by_every_way(cell):
+    found, failed = levels_of(Point(cell, 8, "tf32"), 2, (1, 3), 4)
+    assert failed == []
+    assert [entry["width"] for entry in found["widths"]] == [1, 3]
+    for entry in found["widths"]:
+        assert entry["ways"].keys() == WAYS.keys()
+        for way, of in entry["ways"].items():
+            assert min(of["whole_forward"], of["whole_both"]) > 0
+            if way == "graphs":  # what is taken off was measured elsewhere
+                assert of["forward"] <= of["whole_forward"] and of["both"] <= of["whole_both"]
+            else:
+                assert of["forward"] > 0 and 0 < of["backward"] < of["both"]
+        launches = {way: of["launches"] for way, of in entry["ways"].items()}
+        assert launches["graphs"] == launches["launched"]
+        assert launches["persistent"]["both"] <= launches["launched"]["both"] - 6
+    assert found["fits"].keys() == {"launched", "persistent"}
+
+
+def test_levels_that_are_no_tasks_are_told(monkeypatch):
+    given = levels.batch_of
+    monkeypatch.setattr(levels, "batch_of", lambda cell, *_: given(cell, 2, 4))
+    with pytest.raises(RuntimeError, match="4 levels of 3 vertices are not as many tasks"):
+        levels_of(Point("lstm", 8, "fp32"), 1, (3,), 4, ("launched",))
+
+
+def test_a_width_that_fails_leaves_the_others(monkeypatch):
+    given = levels.measured
+
+    def measured(sessions, point, width, *others):
+        if width == 2:
+            raise RuntimeError("no memory")
+        return given(sessions, point, width, *others)
+
+    monkeypatch.setattr(levels, "measured", measured)
+    found, failed = levels_of(Point("lstm", 8, "fp32"), 1, (1, 2, 3), 4, ("launched",))
+    assert [entry["width"] for entry in found["widths"]] == [1, 3]
+    assert failed == [("levels: lstm, h 8, fp32, 2 a level", "no memory")]
+    with pytest.raises(RuntimeError, match="no memory"):
+        levels_of(Point("lstm", 8, "fp32"), 1, (2, 3), 4, ("launched",))
+
+
+def test_kernels_compiled_ahead_are_those_of_the_levels(on_the_twin):
+    point, compiled = Point("tree", 8, "bf16"), on_the_twin
+    compile_one(point, (1, 3), 4)
+    ahead = set(compiled)
+    levels_of(point, 1, (1, 3), 4)
+    assert ahead == set(compiled) and len(compiled) > len(ahead) > 3
+
+
+def test_one_tree_waits():
+    case = latency_case("cuda", "random", "tf32", tiny=True)
+    found, failed = latency(case, ways_on("cuda"))
+    assert failed == [] and found["ways"].keys() == {"launched", "persistent"}
+    for of in found["ways"].values():
+        assert 0 < of["collation"]["median"] < of["median"] <= of["p90"]
