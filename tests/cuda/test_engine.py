@@ -362,11 +362,12 @@ def test_the_report_counts_tasks_and_times(device):
     assert all(stage["seconds"] >= 0 for stage in report["stages"])
 
 
-def test_the_report_names_all_memory(twin, twin_device):
+@pytest.mark.parametrize("persistent", ["never", "always"])
+def test_the_report_names_all_memory(twin, twin_device, persistent):
     gc.collect()
     before = twin.used()
     batch, model = treebank(30), Classifier(nn.ChildSumTreeLSTM(40, 33), input_size=40)
-    device = replace(twin_device, cublas_lt=twin.cublaslt)
+    device = replace(twin_device, cublas_lt=twin.cublaslt, persistent=persistent)
     session = cavs.Session(model, device=device)
     trainer = cavs.Trainer(model, cavs.optim.Adam(lr=0.01), session=session)
     trainer.step(batch)
