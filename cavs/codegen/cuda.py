@@ -324,10 +324,8 @@ def grid_text(
     shape = shape_of(loads, stores, outer, inner, real)
     s = statements_of(loads, ops, stores, shape, real)
     if shape.reduces:
-        body = [*s.body, *(f"if (live) {line}" for line in s.written)]
-        lines = _by_groups(
-            shape, s.row, [*s.before, *_over_block(shape, body), *s.after], s.reduced
-        )
+        block = _over_block(shape, [*s.body, *s.written])
+        lines = _by_groups(shape, s.row, [*s.before, *block, *s.after], s.reduced)
     else:
         lines = _by_vectors(shape, [*s.row, *s.body, *s.written])
     most = _ITEMS // shape.items
@@ -396,7 +394,7 @@ def _by_vectors(shape: Shape, body: Sequence[str]) -> list[str]:
 def _over_block(shape: Shape, body: Sequence[str]) -> list[str]:
     """A lane's share of a block."""
     step = shape.lanes * shape.vector
-    each = f"for (int j = lane * {shape.vector}; j < {shape.inner}; j += {step}) {{"
+    each = f"for (int j = lane * {shape.vector}; live && j < {shape.inner}; j += {step}) {{"
     return [each, *indented(body), "}"]
 
 
@@ -405,7 +403,7 @@ def _by_groups(
 ) -> list[str]:
     """A block a group of lanes. The lanes of a warp stay together: they exchange their sums.
 
-    Groups behind the last block repeat it and write nothing.
+    Groups behind the last block do nothing but that: another may write what these would read.
     """
     groups = _LANES // shape.lanes
     block = ["const int o = piece;"] if shape.outer > 1 else []

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+
+from cavs.codegen.cuda import BLOCK, Load, Store, kernel_text
+from cavs.codegen.cuda_prelude import PRELUDE
 
 from . import test_kernels, test_products, test_updates
 from .support import Case
+from .twin import Twin, TwinCompiler
+from .twin.launch import Context, Module
 
 CASE, HALF = Case("checked", "float32"), Case("checked", "float32", half=True)
 
@@ -49,3 +55,15 @@ def test_no_race(test: Callable[..., None], arguments: tuple[Any, ...]) -> None:
 )
 def test_no_race_in_bfloat16(test: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     test(HALF, *arguments)
+
+
+def test_lanes_without_a_row_read_nothing_that_others_write(twin: Twin, context: Context) -> None:
+    """Of a fused kernel that sums, and writes over what it reads."""
+    stores = [Store(1, 8), Store(1, 1, mode="sum")]
+    text = PRELUDE + kernel_text("k", [Load(8)], [("mul", 1, 0, 0, 0, 0.0)], stores, 1, 8)
+    module = Module(context, TwinCompiler(True).compile("maps.cu", text, {}, []))
+    x, sums = context.array(np.full((5, 8), 3, "f4")), context.array(np.zeros(5, "f4"))
+    twin.adversarial(3)
+    module.launch("k", 1, BLOCK, 0, 5, x, x, sums)
+    assert (x.get() == 9).all()
+    assert (sums.get() == 72).all()
