@@ -26,8 +26,8 @@ class Device:
         few_rows: int = 127,
         blas_rows: int = 128,
         guards: bool = False,
-        install: str = "",
         narrow_rows: int = 128,
+        install: str = "",
     ) -> None: ...
     @property
     def multiprocessors(self) -> int: ...

@@ -112,8 +112,8 @@ void bind_device(py::module_& m) {
       .def(py::init([](const std::string& driver, int ordinal,
                        const std::optional<std::function<Address(size_t)>>& allocate,
                        const std::optional<std::function<void(Address)>>& release, bool beside,
-                       int few_rows, int blas_rows, bool guards, const std::string& install,
-                       int narrow_rows) {
+                       int few_rows, int blas_rows, bool guards, int narrow_rows,
+                       const std::string& install) {
              Allocator allocator;
              if (allocate) allocator.allocate = *allocate;
              if (release) {  // called by destructors, from which no error of Python may escape
@@ -133,8 +133,8 @@ void bind_device(py::module_& m) {
            py::arg("driver"), py::arg("ordinal") = 0, py::arg("allocate") = py::none(),
            py::arg("release") = py::none(), py::arg("beside") = true,
            py::arg("few_rows") = Switches{}.few_rows, py::arg("blas_rows") = Switches{}.blas_rows,
-           py::arg("guards") = false, py::arg("install") = "",
-           py::arg("narrow_rows") = Switches{}.narrow_rows,
+           py::arg("guards") = false, py::arg("narrow_rows") = Switches{}.narrow_rows,
+           py::arg("install") = "",
            "driver: path of libcuda. allocate and release: where memory comes from, by address; "
            "the driver itself without them. beside: with a second stream. few_rows: products of up "
            "to so many rows are done by kernels of their own. blas_rows: those of as many and more "

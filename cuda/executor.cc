@@ -257,10 +257,17 @@ void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
 
 template <class T>
 double Executor<T>::read_loss() {
-  if (program_->loss < 0) return 0;  // whoever reads an output waits
   read_.reserve(sizeof(T));
-  device_->download(read_.at<T>(), address_of(program_->loss), sizeof(T));
-  device_->finish();
+  *read_.at<T>() = 0;
+  if (program_->loss >= 0) {
+    device_->download(read_.at<T>(), address_of(program_->loss), sizeof(T));
+  }
+  // Gradients may be leaving on other streams; whoever reads a prediction waits for it then.
+  if (!analysis_.gradient_order.empty()) {
+    device_->synchronize();
+  } else if (program_->loss >= 0) {
+    device_->finish();
+  }
   return *read_.at<T>();
 }
 

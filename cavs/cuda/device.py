@@ -97,11 +97,9 @@ class Device:
         """The engine's own device, one for all who share this object."""
         memory = self.memory
         allocate, release = (memory.allocate, memory.release) if memory else (None, None)
-        switches = self.beside, self.few_rows, self.blas_rows, self.guards
-        line, narrow = install_line(newest_cuda(self.driver_library)), self.narrow_rows
-        return _cuda.Device(
-            self.driver_library, self.ordinal, allocate, release, *switches, line, narrow
-        )
+        switches = self.beside, self.few_rows, self.blas_rows, self.guards, self.narrow_rows
+        line = install_line(newest_cuda(self.driver_library))
+        return _cuda.Device(self.driver_library, self.ordinal, allocate, release, *switches, line)
 
     def uuid(self) -> str:
         """What tells this GPU from all others; DeviceError if the driver does not say it."""
