@@ -45,6 +45,7 @@ void Executor<T>::lay_out() {
   arena_.reserve(arena_needed_);
   scratch_bytes_ = lay_out_scratch();
   scratch_.reserve(scratch_bytes_);
+  lay_out_narrow_scratch();
   bind_lstms();
 }
 
@@ -93,6 +94,7 @@ template <class T>
 void Executor<T>::fill_guards() const {
   arena_guards_.fill(arena_);
   scratch_guards_.fill(scratch_);
+  narrow_guards_.fill(narrow_scratch_);
 }
 
 // Names what is computed into the buffer.
@@ -100,6 +102,7 @@ template <class T>
 void Executor<T>::check_guards() const {
   int32_t buffer = arena_guards_.broken(arena_);
   if (buffer < 0) buffer = scratch_guards_.broken(scratch_);
+  if (buffer < 0) buffer = narrow_guards_.broken(narrow_scratch_);
   if (buffer < 0) return;
   std::string labels;
   for (const Instruction& in : program_->instructions) {

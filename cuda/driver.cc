@@ -8,10 +8,10 @@ namespace {
 // Of CUresult.
 constexpr int kOutOfMemory = 2, kNotInitialized = 3, kInvalidImage = 200, kNoBinary = 209;
 constexpr int kTooManyBlocks = 720;                 // to run at once
-constexpr int kFirstFault = 700, kLastFault = 720;  // of a kernel; every later call returns it too
+constexpr int kFirstFault = 700, kLastFault = 719;  // of a kernel; every later call returns it too
 
 std::string cure_of(int result, const std::string& install) {
-  if (result >= kFirstFault && result < kLastFault) {
+  if (result >= kFirstFault && result <= kLastFault) {
     return "this is a bug of cavs; device='cpu' goes on working, the GPU in a new process";
   }
   switch (result) {

@@ -47,6 +47,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       partial_(device_),
       arena_guards_(device_),
       scratch_guards_(device_),
+      narrow_guards_(device_),
       narrow_scratch_(device_),
       arrived_(device_),
       read_(device_),

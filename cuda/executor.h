@@ -129,6 +129,8 @@ class Executor {
   };
 
   void load_persistent(const Compiled<T>& compiled);
+  bool narrow(int32_t stage, const BatchTask& task) const;
+  void lay_out_narrow_scratch();
   void stage_tasks();
   int32_t narrow_tasks(int32_t stage, int32_t from) const;
   void run_persistent(int32_t stage, int32_t from, int32_t count);
@@ -231,11 +233,11 @@ class Executor {
 
   DeviceMemory arena_, scratch_, gradients_, weights_, ones_, table_values_;
   DeviceMemory pieces_, partial_;
-  Guards arena_guards_, scratch_guards_;
+  Guards arena_guards_, scratch_guards_, narrow_guards_;
   std::unique_ptr<Module> persistent_module_;
   std::vector<Persistent> persistent_;  // of each stage
   DeviceMemory narrow_scratch_, arrived_;
-  std::vector<size_t> narrow_offsets_;  // of each buffer in scratch, none over another
+  std::vector<size_t> narrow_offsets_;  // of each buffer in scratch
   bool narrow_ = false;                 // scratch is that of narrow tasks, rows those of a task
   std::vector<int32_t> task_numbers_;
   int32_t tasks_at_ = -1;  // their piece
@@ -277,6 +279,13 @@ class Executor {
   std::vector<int64_t> calls_;   // of each instruction, while profiling
   std::vector<uint64_t> words_;  // arguments of a generated kernel
   std::vector<Argument> arguments_;
+  // The same of one that walks tasks: which word, or which structure of sources, and its bytes.
+  struct Given {
+    bool word;
+    size_t at, bytes;
+  };
+  std::vector<Given> given_;
+  std::vector<Sources<T>> sources_;
 
   Timeline timeline_;
   bool profiling_ = false, clocked_ = false;

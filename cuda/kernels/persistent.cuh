@@ -11,8 +11,9 @@
 
 constexpr int kTileRows = 16, kChunk = 16;  // rows of a tile, values of the depth done together
 constexpr int kWarps = kThreads / 32;
-constexpr int kAhead = 8;             // chunks of rows on their way at once
-constexpr unsigned kPolls = 1 << 25;  // of a barrier that never opens: more than ten seconds
+constexpr int kAhead = 8;                                  // chunks of rows on their way at once
+constexpr unsigned kPolls = 1024;                          // between looks at the clock
+constexpr unsigned long long kPatience = 100'000'000'000;  // nanoseconds for a barrier to open
 
 // All that any block has written before is seen by all behind it. `arrived` counts from launch to
 // launch: every launch has the same number of blocks, and leaves a multiple of it.
@@ -30,6 +31,11 @@ struct GridBarrier {
     asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(n) : "l"(arrived) : "memory");
     return n;
   }
+  static __device__ unsigned long long now() {
+    unsigned long long nanoseconds;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
+    return nanoseconds;
+  }
 #endif
   __device__ void wait() {
 #ifdef CAVS_TWIN
@@ -39,9 +45,9 @@ struct GridBarrier {
     if (threadIdx.x == 0) {
       goal += gridDim.x;
       asm volatile("red.release.gpu.add.u64 [%0], %1;" ::"l"(arrived), "l"(1ull) : "memory");
-      unsigned polls = 0;
-      while (seen() < goal) {
-        if (++polls == kPolls) __trap();
+      const unsigned long long start = now();
+      for (unsigned polls = 1; seen() < goal; ++polls) {
+        if (polls % kPolls == 0 && now() - start > kPatience) __trap();
       }
     }
     __syncthreads();
@@ -94,12 +100,11 @@ struct First {
 #ifndef CAVS_DOUBLE
 template <class P>
 __device__ inline Words<4> words_of_a(const Lanes<4>& upper, const Lanes<4>& lower, int half) {
-  constexpr int step = P::kValues == 2 ? 0 : 2;
-  const int i = half * step;
   if constexpr (P::kValues == 2) {
     return {{P::word(upper.v[0], upper.v[1]), P::word(lower.v[0], lower.v[1]),
              P::word(upper.v[2], upper.v[3]), P::word(lower.v[2], lower.v[3])}};
   } else {
+    const int i = half * 2;
     return {{P::word(upper.v[i], 0), P::word(lower.v[i], 0), P::word(upper.v[i + 1], 0),
              P::word(lower.v[i + 1], 0)}};
   }
@@ -130,21 +135,31 @@ struct InBfloat16 {
   }
 };
 
-// Float32 as sums of two tf32 numbers each: what is left out is 2^-22 of a product. Tensor cores
-// cut sums off, so a chunk's is added by an addition that rounds.
+// Float32 as a sum of two tf32 numbers: the upper bits, and what they leave. Of three products the
+// last counts alone where a value is infinite or NaN; what is left out is 2^-22 of the whole.
+// Tensor cores cut sums off, so a chunk's is added by an addition that rounds.
 struct InFloat32 {
-  static __device__ Lanes<4> rest(const Lanes<4>& x) {
-    Lanes<4> y;
+  struct Split {
+    Lanes<4> upper, finite, rest;
+
+    __device__ explicit Split(const Lanes<4>& x) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) y.v[i] = x.v[i] - __uint_as_float(Tf32::word(x.v[i], 0));
-    return y;
-  }
+      for (int i = 0; i < 4; ++i) {
+        const bool number = x.v[i] - x.v[i] == 0;
+        const float cut = __uint_as_float(__float_as_uint(x.v[i]) & ~0x1fffu);
+        upper.v[i] = number ? cut : x.v[i];
+        finite.v[i] = number ? cut : 0.0f;
+        rest.v[i] = number ? x.v[i] - cut : 0.0f;
+      }
+    }
+  };
   static __device__ void multiply(float (&sum)[4], const Lanes<4>& upper, const Lanes<4>& lower,
                                   const Lanes<4>& weights) {
+    const Split a(upper), b(lower), w(weights);
     float part[4] = {};
-    InTf32::multiply(part, rest(upper), rest(lower), weights);
-    InTf32::multiply(part, upper, lower, rest(weights));
-    InTf32::multiply(part, upper, lower, weights);
+    InTf32::multiply(part, a.rest, b.rest, w.finite);
+    InTf32::multiply(part, a.finite, b.finite, w.rest);
+    InTf32::multiply(part, a.upper, b.upper, w.upper);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[i] += part[i];
   }
@@ -305,7 +320,7 @@ struct NearResult {
 // The block's columns of a product over its tiles of rows, eight times `Eights` columns at a time.
 // Up to eight warps have a tile each; where there are fewer, warps share the depth of one. `parts`:
 // room for the sums of all warps.
-// Shared: whether weights are there.
+// Shared: whether the weights are in shared memory.
 template <class P, int Eights, bool Shared, class Out>
 __device__ void product(const Sources& a, const First& first, const Tiles& tiles, const Weights& w,
                         int eights, const Out& out, real* parts) {
