@@ -7,6 +7,11 @@
 #include "executor.h"
 
 namespace cavs::cuda {
+namespace {
+
+constexpr size_t kMostPageLocked = 1 << 20;  // of what is read: more is not worth its memory
+
+}  // namespace
 
 template <class T>
 void Executor<T>::check_param(int32_t param) const {
@@ -161,11 +166,19 @@ Output<T> Executor<T>::output(int32_t buffer) {
   check_ran();
   const auto [rows, width] = output_shape(*program_, spaces_, buffer);
   const size_t bytes = spaces_.rows(program_->buffers[buffer].space).size() * width * sizeof(T);
-  read_.reserve(bytes);
-  device_->download(read_.at<T>(), address_of(buffer), bytes);
+  std::vector<T> many;
+  T* values = nullptr;
+  if (bytes <= kMostPageLocked) {
+    read_.reserve(bytes);
+    values = read_.at<T>();
+  } else {
+    many.resize(bytes / sizeof(T));
+    values = many.data();
+  }
+  device_->download(values, address_of(buffer), bytes);
   device_->finish();
   Output<T> out{rows, width, std::make_unique_for_overwrite<T[]>(rows * width)};
-  to_caller(*program_, spaces_, *schedule_, buffer, read_.at<T>(), out.values.get());
+  to_caller(*program_, spaces_, *schedule_, buffer, values, out.values.get());
   return out;
 }
 

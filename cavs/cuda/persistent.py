@@ -81,8 +81,8 @@ class PersistentLoop:
 
     stage: its number. name: of the kernel. slices, groups: its grid has as many blocks as their
     product. shared: bytes of dynamic shared memory. instructions: in the order of its parameters.
-    barriers: of the grid, of every kind of vertices. resident: products whose weights stay in
-    shared memory.
+    barriers: of the grid, of every kind of vertices. resident: of ``products`` those whose weights
+    stay in shared memory.
     """
 
     stage: int
@@ -93,6 +93,7 @@ class PersistentLoop:
     shared: int
     instructions: tuple[int, ...]
     barriers: tuple[int, ...]
+    products: tuple[int, ...]
     resident: tuple[int, ...]
 
 
@@ -178,6 +179,7 @@ class _Loop:
             used + room + near,
             tuple(n for body in self.stage.bodies for n in body),
             tuple(map(sum, waits)),
+            tuple(self._products(cut)),
             tuple(sorted(at)),
         )
 
@@ -382,10 +384,6 @@ def describe(loops: Iterable[PersistentLoop]) -> list[str]:
         f"stage {loop.stage}: {loop.slices} slices x {loop.groups} groups of blocks, "
         f"{loop.shared} bytes of shared memory, barriers a task: "
         f"{', '.join(map(str, loop.barriers))}; weights on the chip of "
-        f"{len(loop.resident)} of {_products(loop)} products"
+        f"{len(loop.resident)} of {len(loop.products)} products"
         for loop in loops
     ]
-
-
-def _products(loop: PersistentLoop) -> int:
-    return loop.text.count("const Weights w")

@@ -4,12 +4,9 @@
 // every groups-th tile.
 #pragma once
 
-#include "rows.cuh"
-#ifndef CAVS_DOUBLE
-#include "mma.cuh"
-#endif
+#include "persistent_chunk.cuh"
+#include "persistent_share.cuh"
 
-constexpr int kTileRows = 16, kChunk = 16;  // rows of a tile, values of the depth done together
 constexpr int kWarps = kThreads / 32;
 constexpr int kAhead = 8;                                  // chunks of rows on their way at once
 constexpr unsigned kPolls = 1024;                          // between looks at the clock
@@ -52,137 +49,6 @@ struct GridBarrier {
     }
     __syncthreads();
 #endif
-  }
-};
-
-// Columns of a result that a block has: `unit` of each of `repeats` periods, from `first` on.
-struct Columns {
-  int period, unit, repeats, first;
-
-  __device__ int count() const { return repeats * unit; }
-  // Column number i of them; -1 behind the last slice.
-  __device__ int at(int i) const {
-    const int in_period = first + i % unit;
-    return i < count() && in_period < period ? i / unit * period + in_period : -1;
-  }
-};
-
-// The tiles of rows [begin, end) that a group of blocks has.
-struct Tiles {
-  long long begin, end;
-  int group, groups;
-
-  __device__ int count() const {
-    const int all = static_cast<int>((end - begin + kTileRows - 1) / kTileRows);
-    return all > group ? (all - group + groups - 1) / groups : 0;
-  }
-  __device__ long long row(int tile) const {
-    return begin + (static_cast<long long>(tile) * groups + group) * kTileRows;
-  }
-};
-
-// Where operands begin that hold a task's rows alone: bit s of a mask is of source s.
-struct First {
-  unsigned vertices, edges;  // masks
-  long long vertex, edge;    // the task's first ones
-
-  __device__ Rows of(const Sources& a, int s) const {
-    Rows rows = a.of[s];
-    if (vertices >> s & 1) rows.base += vertex;
-    if (edges >> s & 1) rows.base += edge;
-    return rows;
-  }
-};
-
-// Of lane 4 g + t in a chunk: A holds values 4 t to 4 t + 3 of rows g and g + 8, B the same values
-// of column g; C as in mma.cuh. Which values of the depth meet is the same in A and B, so their
-// order does not matter.
-#ifndef CAVS_DOUBLE
-template <class P>
-__device__ inline Words<4> words_of_a(const Lanes<4>& upper, const Lanes<4>& lower, int half) {
-  if constexpr (P::kValues == 2) {
-    return {{P::word(upper.v[0], upper.v[1]), P::word(lower.v[0], lower.v[1]),
-             P::word(upper.v[2], upper.v[3]), P::word(lower.v[2], lower.v[3])}};
-  } else {
-    const int i = half * 2;
-    return {{P::word(upper.v[i], 0), P::word(lower.v[i], 0), P::word(upper.v[i + 1], 0),
-             P::word(lower.v[i + 1], 0)}};
-  }
-}
-template <class P>
-__device__ inline Words<2> words_of_b(const Lanes<4>& x, int half) {
-  if constexpr (P::kValues == 2) {
-    return {{P::word(x.v[0], x.v[1]), P::word(x.v[2], x.v[3])}};
-  } else {
-    return {{P::word(x.v[half * 2], 0), P::word(x.v[half * 2 + 1], 0)}};
-  }
-}
-
-struct InTf32 {
-  static __device__ void multiply(float (&sum)[4], const Lanes<4>& upper, const Lanes<4>& lower,
-                                  const Lanes<4>& weights) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      Tf32::multiply(sum, words_of_a<Tf32>(upper, lower, half), words_of_b<Tf32>(weights, half));
-    }
-  }
-};
-
-struct InBfloat16 {
-  static __device__ void multiply(float (&sum)[4], const Lanes<4>& upper, const Lanes<4>& lower,
-                                  const Lanes<4>& weights) {
-    Bf16::multiply(sum, words_of_a<Bf16>(upper, lower, 0), words_of_b<Bf16>(weights, 0));
-  }
-};
-
-// Float32 as a sum of two tf32 numbers: the upper bits, and what they leave. Of three products the
-// last counts alone where a value is infinite or NaN; what is left out is 2^-22 of the whole.
-// Tensor cores cut sums off, so a chunk's is added by an addition that rounds.
-struct InFloat32 {
-  struct Split {
-    Lanes<4> upper, finite, rest;
-
-    __device__ explicit Split(const Lanes<4>& x) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bool number = x.v[i] - x.v[i] == 0;
-        const float cut = __uint_as_float(__float_as_uint(x.v[i]) & ~0x1fffu);
-        upper.v[i] = number ? cut : x.v[i];
-        finite.v[i] = number ? cut : 0.0f;
-        rest.v[i] = number ? x.v[i] - cut : 0.0f;
-      }
-    }
-  };
-  static __device__ void multiply(float (&sum)[4], const Lanes<4>& upper, const Lanes<4>& lower,
-                                  const Lanes<4>& weights) {
-    const Split a(upper), b(lower), w(weights);
-    float part[4] = {};
-    InTf32::multiply(part, a.rest, b.rest, w.finite);
-    InTf32::multiply(part, a.finite, b.finite, w.rest);
-    InTf32::multiply(part, a.upper, b.upper, w.upper);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] += part[i];
-  }
-};
-#endif
-
-// Float64, for checks: value by value.
-struct InTurn {
-  static __device__ void multiply(real (&sum)[4], const Lanes<4>& upper, const Lanes<4>& lower,
-                                  const Lanes<4>& weights) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll 1
-    for (int lane = 0; lane < 4; ++lane) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const real high = __shfl_sync(kAllLanes, upper.v[i], g * 4 + lane);
-        const real low = __shfl_sync(kAllLanes, lower.v[i], g * 4 + lane);
-        const real left = __shfl_sync(kAllLanes, weights.v[i], t * 8 + lane);
-        const real right = __shfl_sync(kAllLanes, weights.v[i], t * 8 + 4 + lane);
-        sum[0] += high * left, sum[1] += high * right;
-        sum[2] += low * left, sum[3] += low * right;
-      }
-    }
   }
 };
 
@@ -278,44 +144,6 @@ __device__ inline void add_source(const Rows& s, long long upper, long long end,
     }
   }
 }
-
-// A value of a result: of row r and a column, the n-th row and the i-th column that the block has.
-struct Spot {
-  long long r;
-  int column, n, i;
-};
-
-// A result in memory: row r stands (r - base) * stride values behind `data`.
-struct Result {
-  void* data;
-  long long stride, base;
-  bool half, accumulate;
-
-  __device__ void write(const Spot& spot, real x) const {
-    const long long r = spot.r;
-    const int column = spot.column;
-    const long long at = (r - base) * stride + column;
-    if (kHalf && half) {
-      bfloat16* to = static_cast<bfloat16*>(data) + at;
-      assign(*to, accumulate ? static_cast<real>(widened(*to)) + x : x);
-    } else {
-      real* to = static_cast<real*>(data) + at;
-      *to = accumulate ? *to + x : x;
-    }
-  }
-};
-
-// A result that no other block reads: what the block has of it, in shared memory.
-struct NearResult {
-  real* data;
-  int stride;
-  bool accumulate;
-
-  __device__ void write(const Spot& spot, real x) const {
-    real* to = data + spot.n * stride + spot.i;
-    *to = accumulate ? *to + x : x;
-  }
-};
 
 // The block's columns of a product over its tiles of rows, eight times `Eights` columns at a time.
 // Up to eight warps have a tile each; where there are fewer, warps share the depth of one. `parts`:
