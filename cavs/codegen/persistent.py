@@ -1,8 +1,7 @@
 """The text of a kernel that walks many tasks of a loop: cuda/kernels/persistent.cuh with arguments.
 
-The grid is ``groups`` times ``slices`` blocks. A block has one slice of the columns of every result
-and, of its rows, every groups-th tile of 16, so that what one of its instructions leaves there the
-next finds without waiting for another block.
+A block has one slice of the columns of every result, of all rows of a task, so that what one of its
+instructions leaves there the next finds without waiting for another block.
 """
 
 from __future__ import annotations
@@ -53,17 +52,18 @@ def slices_of(period: int, most: int) -> Slices:
 class Near:
     """What a block keeps of a buffer in shared memory: from value ``at`` on, rows of ``stride``.
 
-    Of its own rows and columns alone: row n of it is the n-th row that the block has.
+    Of its own columns alone. first: as of ``Load``.
     """
 
     at: int
     stride: int
     slices: Slices
+    first: str
 
     def load_or_store(self, x: Operand) -> Operand:
         """The operand there."""
         column = x.column // self.slices.period * self.slices.unit
-        return replace(x, stride=self.stride, column=column, first="(r - n)", half=False)
+        return replace(x, stride=self.stride, column=column, first=self.first, half=False)
 
     def address(self) -> str:
         """Where column 0 would be."""
@@ -111,11 +111,11 @@ def map_part(
     name = f"map_{number}"
     parameters = parameters_of(loads, stores, ops, real)
     if slices is None:
-        ends = "const long long begin = tiles.begin, end = tiles.end;"
+        ends = "const long long begin = span.begin, end = span.end;"
         lines = [ends, *grid_text(loads, ops, stores, outer, inner, real)]
     else:
         lines = _sliced(loads, ops, stores, slices, real)
-    own = ["const Tiles& tiles", "int slice", "long long vertex0", "long long edge0"]
+    own = ["const Span& span", "int slice", "long long vertex0", "long long edge0"]
     head = f"__device__ inline void {name}({', '.join([*own, *parameters])}) {{"
     text = "\n".join([head, *indented(lines), "}", ""])
     declared, names = _named(f"i{number}_", parameters)
@@ -137,11 +137,11 @@ def _sliced(
     each = of.unit // vector
     return [
         f"const int first = slice * {of.unit};",
-        f"const int items = first < {of.period} ? tiles.count() * {TILE_ROWS * each} : 0;",
+        f"const int items = span.size() * {each};",
         "for (int i = threadIdx.x; i < items; i += kThreads) {",
-        f"  const int n = i / {each}, j = first + i % {each} * {vector};",
-        "  const long long r = tiles.row(n / kTileRows) + n % kTileRows;",
-        f"  if (r >= tiles.end || j >= {of.period}) continue;",
+        f"  const int j = first + i % {each} * {vector};",
+        f"  const long long r = span.begin + i / {each};",
+        f"  if (j >= {of.period}) continue;",
         *indented([*s.row, *s.body, *s.written]),
         "}",
     ]
@@ -161,7 +161,8 @@ class Result:
         """Of instruction ``number``, whose parameters say the rest."""
         if self.near is not None:
             more = str(self.accumulate).lower()
-            return f"NearResult{{near + {self.near.at}, {self.near.stride}, {more}}}"
+            place = f"near + {self.near.at}, {self.near.stride}, {self.near.first}"
+            return f"NearResult{{{place}, {more}}}"
         base = self.first or f"i{number}_base"
         flags = f"{str(self.half).lower()}, {str(self.accumulate).lower()}"
         return f"Result{{i{number}_out, i{number}_stride, {base}, {flags}}}"
@@ -241,12 +242,10 @@ def module_text(kernels: Sequence[str], real: str, half: bool) -> str:
 def kernel_text(
     name: str,
     bodies: Sequence[Sequence[tuple[Part, bool]]],
-    slices: int,
-    groups: int,
     parts_at: int,
     near_at: int,
 ) -> str:
-    """The kernel ``name``, launched with slices * groups blocks of 256 threads.
+    """The kernel ``name``, launched with a block of 256 threads a slice.
 
     bodies: of each kind the instructions, and whether all blocks must have come so far before one.
     parts_at, near_at: where, in bytes of shared memory, room for parts of sums begins, and where
@@ -259,7 +258,7 @@ def kernel_text(
     own += ["unsigned long long* arrived", *(p for part in parts for p in part.parameters)]
     lines = [
         "extern __shared__ unsigned char dynamic[];",
-        f"const int slice = blockIdx.x % {slices}u, group = blockIdx.x / {slices}u;",
+        "const int slice = blockIdx.x;",
         "GridBarrier barrier(arrived);",
         "Packed* weights = reinterpret_cast<Packed*>(dynamic);",
         f"real* parts = reinterpret_cast<real*>(dynamic + {parts_at});",
@@ -269,8 +268,7 @@ def kernel_text(
         f"  const int* task = tasks + (first + i * step) * {TASK};",
         "  const int kind = task[0];",
         "  const long long vertex0 = task[1], edge0 = task[3];",
-        f"  const Tiles vertices = {{vertex0, task[2], group, {groups}}};",
-        f"  const Tiles edges = {{edge0, task[4], group, {groups}}};",
+        "  const Span vertices = {vertex0, task[2]}, edges = {edge0, task[4]};",
     ]
     for kind, body in enumerate(bodies):
         if not body:

@@ -128,9 +128,7 @@ class CudaEngine:
         rounded = self._precision == "bfloat16"
         text = persistent_text(loops, self._real, rounded)
         image = self.device.compile("persistent.cu", text, headers(), self._real, rounded)
-        return image, [
-            (x.stage, x.name, x.slices * x.groups, x.shared, x.instructions) for x in loops
-        ]
+        return image, [(x.stage, x.name, x.blocks, x.shared, x.instructions) for x in loops]
 
     def forget(self) -> None:
         """Lets go of the arrays given to ``executor``: others are in their place."""

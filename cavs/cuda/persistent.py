@@ -51,9 +51,8 @@ _RELATION = {
 class Access:
     """Columns [begin, end) of a buffer that an instruction reads or writes.
 
-    rows: OWN, BELOW or ABOVE. straight: row r of it is row r of the instruction. slices: how its
-    columns are cut over blocks; None: a block may touch any. edges: whether the instruction is over
-    edges.
+    rows: OWN, BELOW or ABOVE. slices: how its columns are cut over blocks; None: a block may touch
+    any.
     """
 
     buffer: int
@@ -61,35 +60,28 @@ class Access:
     end: int
     write: bool
     rows: str
-    straight: bool
     slices: Slices | None
-    edges: bool
 
-    def same_block(self, other: Access, groups: int) -> bool:
+    def same_block(self, other: Access) -> bool:
         """Whether what both touch, they touch by the same block."""
         if self.slices is None or self.slices != other.slices:
             return False
-        if (self.begin - other.begin) % self.slices.period:
-            return False
-        straight = self.straight and other.straight and self.edges == other.edges
-        return groups == 1 or straight
+        return (self.begin - other.begin) % self.slices.period == 0
 
 
 @dataclass(frozen=True)
 class PersistentLoop:
     """A loop that one kernel can walk.
 
-    stage: its number. name: of the kernel. slices, groups: its grid has as many blocks as their
-    product. shared: bytes of dynamic shared memory. instructions: in the order of its parameters.
-    barriers: of the grid, of every kind of vertices. resident: of ``products`` those whose weights
-    stay in shared memory.
+    stage: its number. name: of the kernel. blocks: of its grid, one a slice. shared: bytes of
+    dynamic shared memory. instructions: in the order of its parameters. barriers: of the grid, of
+    every kind of vertices. resident: of ``products`` those whose weights stay in shared memory.
     """
 
     stage: int
     name: str
     text: str
-    slices: int
-    groups: int
+    blocks: int
     shared: int
     instructions: tuple[int, ...]
     barriers: tuple[int, ...]
@@ -153,7 +145,6 @@ class _Loop:
         self.period = max(inner or made, default=1)
         self.unit = slices_of(self.period, self.chip.multiprocessors)
         self.blocks = -(-self.period // self.unit.unit)
-        self.groups = max(1, self.chip.multiprocessors // self.blocks)
         cut = {n: self._slices(i) for n, i in self.of.items()}
         touched = self._bodies(cut)
         room = self._room(cut)
@@ -164,7 +155,7 @@ class _Loop:
             MOST_PARAMETERS
         ):
             return None
-        waits = barriers(touched, self._scratch(), self.groups, self.stage.reversed)
+        waits = barriers(touched, self._scratch(), self.stage.reversed)
         bodies = [
             [(parts[n], w) for n, w in zip(body, waits[k], strict=True)]
             for k, body in enumerate(self.stage.bodies)
@@ -173,9 +164,8 @@ class _Loop:
         return PersistentLoop(
             self.number,
             name,
-            kernel_text(name, bodies, self.blocks, self.groups, used, used + room),
+            kernel_text(name, bodies, used, used + room),
             self.blocks,
-            self.groups,
             used + room + near,
             tuple(n for body in self.stage.bodies for n in body),
             tuple(map(sum, waits)),
@@ -241,20 +231,18 @@ class _Loop:
         """
         found: dict[int, Near] = {}
         used = 0
-        tiles = -(-self.chip.rows // TILE_ROWS)
-        rows = -(-tiles // self.groups) * TILE_ROWS
-        for buffer in sorted(self._scratch()):
+        read_from_memory = {o[0] for i in self.of.values() for o in i.inputs}
+        for buffer in sorted(self._scratch() - read_from_memory):
             of = [a for body in touched for i in body for a in i if a.buffer == buffer]
-            slices = of[0].slices
-            own = all(a.straight and a.same_block(of[0], self.groups + 1) for a in of)
-            width = self.program.buffers[buffer].width
+            slices, width = of[0].slices, self.program.buffers[buffer].width
+            own = all(a.same_block(of[0]) for a in of)
             if slices is None or not own or of[0].begin % slices.period or width % slices.period:
                 continue
             stride = width // slices.period * slices.unit
-            if (used + rows * stride) * self.value > room // 4:
-                continue
-            found[buffer] = Near(used, stride, slices)
-            used += -(-rows * stride // 4) * 4
+            size = -(-self.chip.rows * stride // 4) * 4
+            if (used + size) * self.value <= room // 4:
+                found[buffer] = Near(used, stride, slices, self._first(buffer))
+                used += size
         return found, used * self.value
 
     def _placed(self, x: Moved, buffer: int) -> Moved:
@@ -298,14 +286,11 @@ class _Loop:
     def _accesses(self, number: int, slices: Slices | None) -> list[Access]:
         """What an instruction does to buffers that the loop writes."""
         i = self.of[number]
-        edges = bool(i.space % 2)
-        width = i.outer * i.inner
         found = []
 
         def read(o: Operand, end: int, cut: Slices | None) -> None:
             if o[0] in self.written:
-                straight = o[3] == "self"
-                found.append(Access(o[0], o[1], end, False, _RELATION[o[4]], straight, cut, edges))
+                found.append(Access(o[0], o[1], end, False, _RELATION[o[4]], cut))
 
         for o in i.inputs:  # a product reads all columns of its operands
             read(o, o[1] + o[2], slices if i.kind != "matmul" else None)
@@ -315,10 +300,10 @@ class _Loop:
         for buffer, column, outer_stride, mode, _ in i.stores:
             each = i.inner if mode == "write" else 1
             end = column + (i.outer - 1) * outer_stride + each
-            found.append(Access(buffer, column, end, True, OWN, True, slices, edges))
+            found.append(Access(buffer, column, end, True, OWN, slices))
         if i.out is not None and i.kind != "map":
             buffer, column, width = i.out[:3]
-            found.append(Access(buffer, column, column + width, True, OWN, True, slices, edges))
+            found.append(Access(buffer, column, column + width, True, OWN, slices))
         return found
 
 
@@ -330,7 +315,6 @@ def _bytes_of(parameter: str) -> int:
 def barriers(
     bodies: Sequence[Sequence[Sequence[Access]]],
     scratch: Collection[int],
-    groups: int,
     reverse: bool,
 ) -> list[list[bool]]:
     """Of every instruction of every body: whether all blocks must have come so far before it.
@@ -345,7 +329,7 @@ def barriers(
             earlier, own, found = set(before), set[Access](), []
             for accesses in body:
                 wait = any(
-                    _clash(a, b, same, scratch, reverse) and not a.same_block(b, groups)
+                    _clash(a, b, same, scratch, reverse) and not a.same_block(b)
                     for b in accesses
                     for of, same in ((earlier, False), (own, True))
                     for a in of
@@ -381,7 +365,7 @@ def _clash(a: Access, b: Access, same_task: bool, scratch: Collection[int], reve
 def describe(loops: Iterable[PersistentLoop]) -> list[str]:
     """A line for each: what it takes of the chip."""
     return [
-        f"stage {loop.stage}: {loop.slices} slices x {loop.groups} groups of blocks, "
+        f"stage {loop.stage}: {loop.blocks} blocks, "
         f"{loop.shared} bytes of shared memory, barriers a task: "
         f"{', '.join(map(str, loop.barriers))}; weights on the chip of "
         f"{len(loop.resident)} of {len(loop.products)} products"

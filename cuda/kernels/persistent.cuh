@@ -1,12 +1,12 @@
 // What a kernel is made of that walks many tasks of a loop: barriers of the whole grid, and
-// products whose weights stay in shared memory. The grid is `groups` times as many blocks as there
-// are slices of columns: a block has one slice of the columns of every result, of whose rows
-// every groups-th tile.
+// products whose weights stay in shared memory. A block has one slice of the columns of every
+// result, of all rows.
 #pragma once
 
 #include "persistent_chunk.cuh"
 #include "persistent_share.cuh"
 
+constexpr int kTileRows = 16;  // that a warp multiplies at a time
 constexpr int kWarps = kThreads / 32;
 constexpr int kAhead = 8;                                  // chunks of rows on their way at once
 constexpr unsigned kPolls = 1024;                          // between looks at the clock
@@ -145,16 +145,16 @@ __device__ inline void add_source(const Rows& s, long long upper, long long end,
   }
 }
 
-// The block's columns of a product over its tiles of rows, eight times `Eights` columns at a time.
+// The block's columns of a product over the rows of a task, eight times `Eights` columns at a time.
 // Up to eight warps have a tile each; where there are fewer, warps share the depth of one. `parts`:
 // room for the sums of all warps.
 // Shared: whether the weights are in shared memory.
 template <class P, int Eights, bool Shared, class Out>
-__device__ void product(const Sources& a, const First& first, const Tiles& tiles, const Weights& w,
+__device__ void product(const Sources& a, const First& first, const Span& span, const Weights& w,
                         int eights, const Out& out, real* parts) {
   constexpr int width = Eights * 8, pitch = width + 2;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int count = tiles.count();
+  const int count = ceil_div(span.size(), kTileRows);
   int together = 1;  // tiles
   while (together < kWarps && together * 2 <= count) together *= 2;
   const int shares = kWarps / together, share = warp % shares;
@@ -163,7 +163,7 @@ __device__ void product(const Sources& a, const First& first, const Tiles& tiles
     for (int eight = 0; eight < eights; eight += Eights) {
       real sum[Eights][4] = {};
       const int own = tile + warp / shares;
-      const long long upper = own < count ? tiles.row(own) + g : tiles.end;
+      const long long upper = span.begin + static_cast<long long>(own) * kTileRows + g;
       int before = 0, chunks = 0;
       for (int s = 0; s < a.count; ++s) {
         const Rows rows = first.of(a, s);
@@ -172,10 +172,10 @@ __device__ void product(const Sources& a, const First& first, const Tiles& tiles
         const int to = end - chunks < all ? end - chunks : all;
         if (own < count && from < to) {
           if (rows.map != 3 && rows.width % 4 == 0 && aligned(rows)) {
-            add_source<P, Eights, Shared, true>(rows, upper, tiles.end, from, to, w, eight, before,
+            add_source<P, Eights, Shared, true>(rows, upper, span.end, from, to, w, eight, before,
                                                 chunks, sum);
           } else {
-            add_source<P, Eights, Shared, false>(rows, upper, tiles.end, from, to, w, eight, before,
+            add_source<P, Eights, Shared, false>(rows, upper, span.end, from, to, w, eight, before,
                                                  chunks, sum);
           }
         }
@@ -192,37 +192,33 @@ __device__ void product(const Sources& a, const First& first, const Tiles& tiles
       __syncthreads();
       for (int i = threadIdx.x; i < together * kTileRows * width; i += kThreads) {
         const int row = i / width, column = w.columns.at(eight * 8 + i % width);
-        const int of = tile + row / kTileRows;
-        if (of >= count || column < 0) continue;
-        const long long r = tiles.row(of) + row % kTileRows;
-        if (r >= tiles.end) continue;
+        const long long r = span.begin + static_cast<long long>(tile) * kTileRows + row;
+        if (r >= span.end || column < 0) continue;
         const real* at =
             parts + (row / kTileRows * shares * kTileRows + row % kTileRows) * pitch + i % width;
         real x = at[0];
         for (int k = 1; k < shares; ++k) x += at[k * kTileRows * pitch];
-        const int n = of * kTileRows + row % kTileRows;
-        out.write({r, column, n, eight * 8 + i % width}, x);
+        out.write({r, column, eight * 8 + i % width}, x);
       }
       __syncthreads();  // `parts` may be written again
     }
   }
 }
 
-// f(spot) for the block's columns of the rows of its tiles.
+// f(spot) for the block's columns of the rows of a task.
 template <class F>
-__device__ void for_each_value(const Tiles& tiles, const Columns& columns, F f) {
-  const int own = columns.count(), rows = tiles.count() * kTileRows;
-  for (int i = threadIdx.x; i < rows * own; i += kThreads) {
-    const int n = i / own, column = columns.at(i % own);
-    const long long r = tiles.row(n / kTileRows) + n % kTileRows;
-    if (r < tiles.end && column >= 0) f(Spot{r, column, n, i % own});
+__device__ void for_each_value(const Span& span, const Columns& columns, F f) {
+  const int own = columns.count();
+  for (int i = threadIdx.x; i < span.size() * own; i += kThreads) {
+    const int column = columns.at(i % own);
+    if (column >= 0) f(Spot{span.begin + i / own, column, i % own});
   }
 }
 
 template <class Out>
-__device__ void copy_columns(const Rows& in, const Tiles& tiles, const Columns& columns,
+__device__ void copy_columns(const Rows& in, const Span& span, const Columns& columns,
                              const Out& out) {
-  for_each_value(tiles, columns, [&](const Spot& spot) {
+  for_each_value(span, columns, [&](const Spot& spot) {
     const Row row = in.map != 3 ? plain_row(in, spot.r) : Row{};
     out.write(spot, read_columns<1>(in, spot.r, row, spot.column, false).v[0]);
   });
@@ -230,9 +226,9 @@ __device__ void copy_columns(const Rows& in, const Tiles& tiles, const Columns& 
 
 // The maximum over a segment, zero where it is empty; a NaN is handed on.
 template <class Out>
-__device__ void max_columns(const Rows& in, const Tiles& tiles, const Columns& columns,
+__device__ void max_columns(const Rows& in, const Span& span, const Columns& columns,
                             const Out& out) {
-  for_each_value(tiles, columns, [&](const Spot& spot) {
+  for_each_value(span, columns, [&](const Spot& spot) {
     real best = 0;
     bool empty = true;
     for (int j = in.offsets[spot.r]; j < in.offsets[spot.r + 1]; ++j) {

@@ -1,9 +1,7 @@
-// What a block of a persistent kernel has of rows and columns, and where its results go.
+// What a block of a persistent kernel has of the columns of a task, and where its results go.
 #pragma once
 
 #include "rows.cuh"
-
-constexpr int kTileRows = 16;  // of a tile
 
 // Columns of a result that a block has: `unit` of each of `repeats` periods, from `first` on.
 struct Columns {
@@ -17,18 +15,11 @@ struct Columns {
   }
 };
 
-// The tiles of rows [begin, end) that a group of blocks has.
-struct Tiles {
+// Rows of a task.
+struct Span {
   long long begin, end;
-  int group, groups;
 
-  __device__ int count() const {
-    const int all = static_cast<int>((end - begin + kTileRows - 1) / kTileRows);
-    return all > group ? (all - group + groups - 1) / groups : 0;
-  }
-  __device__ long long row(int tile) const {
-    return begin + (static_cast<long long>(tile) * groups + group) * kTileRows;
-  }
+  __device__ int size() const { return static_cast<int>(end - begin); }
 };
 
 // Where operands begin that hold a task's rows alone: bit s of a mask is of source s.
@@ -44,10 +35,10 @@ struct First {
   }
 };
 
-// A value of a result: of row r and a column, the n-th row and the i-th column that the block has.
+// A value of a result: of row r and a column, the i-th that the block has.
 struct Spot {
   long long r;
-  int column, n, i;
+  int column, i;
 };
 
 // A result in memory: row r stands (r - base) * stride values behind `data`.
@@ -57,9 +48,7 @@ struct Result {
   bool half, accumulate;
 
   __device__ void write(const Spot& spot, real x) const {
-    const long long r = spot.r;
-    const int column = spot.column;
-    const long long at = (r - base) * stride + column;
+    const long long at = (spot.r - base) * stride + spot.column;
     if (kHalf && half) {
       bfloat16* to = static_cast<bfloat16*>(data) + at;
       assign(*to, accumulate ? static_cast<real>(widened(*to)) + x : x);
@@ -74,10 +63,11 @@ struct Result {
 struct NearResult {
   real* data;
   int stride;
+  long long base;
   bool accumulate;
 
   __device__ void write(const Spot& spot, real x) const {
-    real* to = data + spot.n * stride + spot.i;
+    real* to = data + (spot.r - base) * stride + spot.i;
     *to = accumulate ? *to + x : x;
   }
 };
