@@ -117,25 +117,43 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
 
 __device__ real value_of(const Row& row, int column) { return !row.none() ? row[column] : real(0); }
 
+// A sum beside what its roundings have lost: of terms that nearly cancel as much is left as they
+// hold. The next sum never waits for what the last one lost.
+struct Kept {
+  real sum, lost;
+
+  __device__ void add(real x) {
+    const real next = sum + x, added = next - sum;
+    lost += (sum - (next - added)) + (x - added);
+    sum = next;
+  }
+  __device__ void add(const Kept& x) {
+    add(x.sum);
+    lost += x.lost;
+  }
+  // Of an infinite sum nothing was lost.
+  __device__ real value() const { return lost - lost == 0 ? sum + lost : sum; }
+};
+
 // The sum of value(j) of every eighth row; where none has to be looked for, so many are on their
 // way at once.
 template <class F>
-__device__ real sum_every(long long j, long long last, F value) {
-  real sum = 0;
+__device__ Kept sum_every(long long j, long long last, F value) {
+  Kept sum = {};
 #pragma unroll 8
-  for (; j < last; j += kThreads / 32) sum += value(j);
+  for (; j < last; j += kThreads / 32) sum.add(value(j));
   return sum;
 }
 
 // The sum of columns c0 to c0 + 31 over a part of the rows.
 __device__ void sum_tile(const Rows& in, int begin, int end, int part, int parts, int c0, real* to,
-                         bool accumulate, real (&sums)[kThreads / 32][32]) {
+                         bool accumulate, Kept (&sums)[kThreads / 32][32]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = c0 + lane;
   const bool segments = in.map == 3 && begin < end;
   const long long first = segments ? in.offsets[begin] : begin;
   const long long rows = (segments ? in.offsets[end] : end) - first;
   const long long last = first + rows * (part + 1) / parts;
-  real sum = 0;
+  Kept sum = {};
   const long long j = first + rows * part / parts + warp;
   if (c < in.width) {
     if (segments) {
@@ -150,8 +168,9 @@ __device__ void sum_tile(const Rows& in, int begin, int end, int part, int parts
   __syncthreads();
   if (warp == 0 && c < in.width) {
 #pragma unroll
-    for (int i = 1; i < kThreads / 32; ++i) sum += sums[i][lane];
-    to[c] = accumulate ? to[c] + sum : sum;
+    for (int i = 1; i < kThreads / 32; ++i) sum.add(sums[i][lane]);
+    if (accumulate) sum.add(to[c]);
+    to[c] = sum.value();
   }
   __syncthreads();
 }
@@ -214,7 +233,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void sum_rows(Sources in,
                                                               const __grid_constant__ Sums out,
                                                               int begin, int end, real* partial,
                                                               int parts) {
-  __shared__ real sums[kThreads / 32][32];
+  __shared__ Kept sums[kThreads / 32][32];
   int total = 0;
   for (int s = 0; s < in.count; ++s) total += in.of[s].width;
   for (int part = blockIdx.y; part < parts; part += gridDim.y) {
@@ -238,11 +257,11 @@ extern "C" __global__ __launch_bounds__(256, 4) void sum_parts_of_rows(
     int s = 0, column = i;
     while (column >= out.of[s].width) column -= out.of[s++].width;
     real* to = out.of[s].out + column;
-    real sum = out.of[s].accumulate ? *to : real(0);
+    Kept sum = {out.of[s].accumulate ? *to : real(0), 0};
 #pragma unroll 8
     for (int part = 0; part < parts; ++part)
-      sum += partial[static_cast<long long>(part) * total + i];
-    *to = sum;
+      sum.add(partial[static_cast<long long>(part) * total + i]);
+    *to = sum.value();
   }
 }
 

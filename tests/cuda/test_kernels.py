@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,33 @@ def test_sums_over_the_same_rows(case: Case) -> None:
         kinds = zip(SOURCE_KINDS[:count], widths, strict=False)
         sources = [case.source(rng, kind, r0, r1, width, False) for kind, width in kinds]
         assert_sums(case, GRIDS, sources, r0, r1)
+
+
+@every_case
+@pytest.mark.parametrize("parts", [1, 3])
+def test_sums_of_what_nearly_cancels(case: Case, parts: int) -> None:
+    """Only what is stored is rounded: the sum of a part, and the whole."""
+    rng = np.random.default_rng(4)
+    for count in (9, 60, 600):
+        terms = case.normal(rng, count, 40)
+        terms[count // 2 : count // 2 * 2] = -terms[: count // 2]
+        data = case.fitting(rng.permuted(terms, axis=0) + terms[-1] / 64)
+        got = agree(case, GRIDS, sum_rows, [case.plain(data)], 0, count, 0.0, parts)
+        ends = [count * i // parts for i in range(parts + 1)]
+        for column, found in zip(data.T.astype("f8"), got, strict=True):
+            stored = [math.fsum(column[a:b]) for a, b in itertools.pairwise(ends)]
+            stored += [math.fsum(column)]
+            assert abs(found - stored[-1]) <= 0.5001 * case.eps * sum(map(abs, stored))
+
+
+@exact_case
+@pytest.mark.parametrize("parts", [1, 3])
+def test_sums_that_are_not_finite(case: Case, parts: int) -> None:
+    most = np.finfo(case.dtype).max
+    data = np.array([[np.inf, -np.inf, np.inf, most, np.nan], [1, 2, -np.inf, most, 1]], case.dtype)
+    source = case.plain(np.repeat(data, 20, 0))
+    got = agree(case, GRIDS, sum_rows, [source], 0, 40, 0.0, parts)
+    np.testing.assert_array_equal(got, [np.inf, -np.inf, np.nan, np.inf, np.nan])
 
 
 @every_case
