@@ -170,11 +170,11 @@ void Library<T>::cross_entropy(const Rows<T>& logits, const int* label, int begi
 }
 
 template <class T>
-void Library<T>::cross_entropy_grad(const Rows<T>& logits, const int* label, int begin, int end,
-                                    Target grad) const {
+void Library<T>::cross_entropy_grad(const Rows<T>& logits, const Rows<T>& slope, const int* label,
+                                    int begin, int end, Target grad) const {
   const int half = grad.half;
-  device_->launch(cross_entropy_grad_, rows_grid(end - begin, kWarps), logits, label, begin, end,
-                  grad.data, grad.stride, grad.base, half);
+  device_->launch(cross_entropy_grad_, rows_grid(end - begin, kWarps), logits, slope, label, begin,
+                  end, grad.data, grad.stride, grad.base, half);
 }
 
 template <class T>

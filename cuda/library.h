@@ -41,8 +41,9 @@ class Library {
   void segment_max(const Rows<T>& in, int begin, int end, Target out) const;
   void cross_entropy(const Rows<T>& logits, const int* label, int begin, int end,
                      Target loss) const;
-  void cross_entropy_grad(const Rows<T>& logits, const int* label, int begin, int end,
-                          Target grad) const;
+  // slope: a number a row, by which its gradient is multiplied; without data it is 1.
+  void cross_entropy_grad(const Rows<T>& logits, const Rows<T>& slope, const int* label, int begin,
+                          int end, Target grad) const;
   // At most kMostSources sums over the same rows.
   void sum_rows(const Rows<T>* in, const Sum<T>* out, int count, int begin, int end) const;
   void matmul(const Rows<T>* sources, int count, int begin, int end, const void* weight, int n,

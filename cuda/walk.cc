@@ -282,7 +282,8 @@ void Executor<T>::emit(int32_t id, RowRange rows, int64_t first_row) {
       k.cross_entropy(in, labels, rows.begin, rows.end, out);
       return;
     case InstructionKind::kCrossEntropyGrad:
-      k.cross_entropy_grad(in, labels, rows.begin, rows.end, out);
+      k.cross_entropy_grad(in, b.count > 1 ? source(b.first + 1, first_row) : Rows<T>{}, labels,
+                           rows.begin, rows.end, out);
       return;
     default:
       k.copy_rows(in, rows.begin, rows.end, out);

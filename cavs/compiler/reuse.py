@@ -291,6 +291,12 @@ def _aligned(read: _Use, new: int, column: int) -> bool:
     """Whether a kernel reads, element by element, what it then overwrites with ``new``, which is to
     begin at ``column``."""
     i = read.instruction
+    if i.kind == "cross_entropy_grad" and i.out is not None and not read.write:
+        # Its kernels find the sum of a row before they write any of it.
+        logits, *slope = i.inputs
+        begins = logits[1] + read.shift == i.out[1] + column
+        same = begins and logits[2:5] == (i.out[2], "self", "none")
+        return same and all(o[0] != read.buffer for o in slope)
     if i.kind != "map" or i.outward or read.write:
         return False
     stores = [s for s in i.stores if s[0] == new]

@@ -23,6 +23,7 @@ from cavs.ir import (
     as_node,
     broadcast_shapes,
     defop,
+    join_domains,
     toposort,
 )
 from cavs.ops.elementwise import softplus
@@ -45,30 +46,43 @@ def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTyp
     return TensorType(FLOAT, (), logits.domain)
 
 
+def _grad_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    logits, label, slope = types
+    if slope.dtype != FLOAT or slope.shape:
+        raise ValueError(f"the slope of a loss is one float a row, not {slope}")
+    domain = join_domains([logits.domain, label.domain, slope.domain])
+    if domain.base != logits.domain.base:
+        raise ValueError(f"slopes of every {slope.domain}, logits of every {logits.domain}")
+    return TensorType(FLOAT, logits.shape, domain)
+
+
 def _log_softmax(x: Any) -> Any:
     shifted = x - np.max(x)
     return shifted - np.log(np.sum(np.exp(shifted)))
 
 
-def _grad_evaluate(node: Node, x: Any, label: Any) -> Any:
+def _grad_evaluate(node: Node, x: Any, label: Any, slope: Any) -> Any:
+    """(softmax - onehot) * slope; without a label 0 * slope, which is NaN if the slope is NaN or
+    infinite, as products are."""
     if label < 0:
-        return np.zeros_like(x)
+        return np.zeros_like(x) * slope
     result = np.exp(_log_softmax(x))
     result[int(label)] -= 1
-    return result
+    return result * slope
 
 
 # -log softmax(logits)[label] of each row; 0 where the label is absent (-1).
 defop(
     "cross_entropy_rows",
     infer=_rows_infer,
-    vjp=lambda n, d: (apply("cross_entropy_grad", *n.inputs) * apply("keep_axis", d), None),
+    vjp=lambda n, d: (apply("cross_entropy_grad", *n.inputs, d), None),
     evaluate=lambda n, x, label: -_log_softmax(x)[int(label)] if label >= 0 else 0.0,
     cost=100,
 )
+# (softmax(logits) - onehot(label)) * slope: the gradient of a row, of which slope is the cotangent.
 defop(
     "cross_entropy_grad",
-    infer=lambda types, attrs: TensorType(FLOAT, types[0].shape, types[0].domain),
+    infer=_grad_infer,
     evaluate=_grad_evaluate,
     cost=100,
 )

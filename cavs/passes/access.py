@@ -288,6 +288,10 @@ class Accesses:
                 raise NoAccessError(x)
             if node.op.name in _ONE_ROW_EACH and any(p.map == "segment_sum" for p in pieces):
                 raise NoAccessError(x)
+        if node.op.name == "cross_entropy_grad":  # without a slope it is 1
+            slope = node.inputs[2]
+            if slope.op.name == "constant" and slope.attr("value") != 1.0:
+                raise NoAccessError(slope)
 
     def storage(self, node: Node) -> Iterator[Node]:
         """The computed nodes behind what ``node`` reads; merges are looked through."""

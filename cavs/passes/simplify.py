@@ -97,7 +97,9 @@ _LINEAR = (
     "push",
     "take",
     "place",
+    "cross_entropy_grad",
 )
+_DATA = {"matmul_tn": slice(2), "cross_entropy_grad": slice(2, 3)}  # others: the first input
 
 
 @of(*_LINEAR, "concat", "merge")
@@ -107,12 +109,12 @@ def _zero(node: Node) -> Node | None:
     if name in ("concat", "merge"):
         known = all(constant_of(x) == 0.0 for x in node.inputs)
     else:
-        data = node.inputs[:2] if name == "matmul_tn" else node.inputs[:1]
+        data = node.inputs[_DATA.get(name, slice(1))]
         known = any(constant_of(x) == 0.0 for x in data)
     return zeros(node.type) if known else None
 
 
-@where(lambda op: op.elementwise or op.name == "broadcast")
+@where(lambda op: op.elementwise or op.name in ("broadcast", "cross_entropy_grad"))
 def _broadcast(node: Node) -> Node | None:
     """Explicit repetition that the operator does anyway is dropped."""
     name = node.op.name

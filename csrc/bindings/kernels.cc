@@ -297,15 +297,15 @@ void bind_typed(py::module_& m, const std::string& dtype) {
           "cross_entropy",
           [](const Table& t, const S& s, const Indices& label, int64_t r0, int64_t r1,
              std::optional<Values<T>> loss, std::optional<Values<T>> grad, int64_t loss_base,
-             int64_t grad_base) {
+             int64_t grad_base, const S* slope) {
             t.kernels.cross_entropy(
-                s.source, label.data(), r0, r1, loss ? loss->mutable_data() : nullptr,
-                loss ? row_stride(*loss) : 0, loss_base, grad ? grad->mutable_data() : nullptr,
-                grad ? row_stride(*grad) : 0, grad_base);
+                s.source, slope ? &slope->source : nullptr, label.data(), r0, r1,
+                loss ? loss->mutable_data() : nullptr, loss ? row_stride(*loss) : 0, loss_base,
+                grad ? grad->mutable_data() : nullptr, grad ? row_stride(*grad) : 0, grad_base);
           },
           py::arg("logits"), py::arg("label"), py::arg("r0"), py::arg("r1"),
           py::arg("loss").noconvert() = py::none(), py::arg("grad").noconvert() = py::none(),
-          py::arg("loss_base") = 0, py::arg("grad_base") = 0)
+          py::arg("loss_base") = 0, py::arg("grad_base") = 0, py::arg("slope") = py::none())
       .def(
           "update",
           [](const Table& t, OptimizerKind kind, const Values<T>& grad, Values<T> param,

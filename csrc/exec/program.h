@@ -88,7 +88,7 @@ enum class InstructionKind : uint8_t {
   kMap,               // fused elementwise kernel
   kSegmentMax,        // out[r] = max over the segment of inputs[0]
   kCrossEntropy,      // out[r] = loss of logits inputs[0], labels int feature `argument`
-  kCrossEntropyGrad,  // out[r] = softmax - onehot
+  kCrossEntropyGrad,  // out[r] = (softmax - onehot) * inputs[1](r), a number; without it, * 1
   kCopy,              // out[r] = inputs[0](r)
   // Over all rows of `space` in stages of their own, or over those of each task in a loop:
   kMatmulTN,    // out[K, N] (+)= sum_r inputs[0..split)(r)^T inputs[split..)(r)

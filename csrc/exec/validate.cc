@@ -179,12 +179,18 @@ class Validator : AccessChecks {
       check_rows(in);
       need(in.argument >= 0 && in.argument < kMostIndices,
            "int feature " + std::to_string(in.argument));
+      const size_t most = in.kind == InstructionKind::kCrossEntropyGrad ? 2 : 1;
+      need(in.inputs.size() <= most, "has " + std::to_string(in.inputs.size()) +
+                                         " inputs, takes at most " + std::to_string(most));
+      if (in.inputs.size() > 1) need(width(1) == 1, differ("width of a slope", width(1), 1));
     }
   }
 
   // Kernels that take each row as it lies.
   void check_rows(const Instruction& in) const {
-    need(in.inputs[0].map != RowMap::kSegmentSum, "reads sums of segments: copy them first");
+    for (const Operand& o : in.inputs) {
+      need(o.map != RowMap::kSegmentSum, "reads sums of segments: copy them first");
+    }
   }
 
   // Outputs of sums over rows: a dense gradient or an arena buffer in one.

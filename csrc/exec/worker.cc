@@ -131,10 +131,11 @@ void Worker<T>::run_rows(int32_t id, int64_t r0, int64_t r1) {
       k.segment_max(*sources, r0, r1, b.out, b.stride, b.base);
       return;
     case InstructionKind::kCrossEntropy:
-      k.cross_entropy(*sources, b.index, r0, r1, b.out, b.stride, b.base, nullptr, 0, 0);
+      k.cross_entropy(*sources, nullptr, b.index, r0, r1, b.out, b.stride, b.base, nullptr, 0, 0);
       return;
     case InstructionKind::kCrossEntropyGrad:
-      k.cross_entropy(*sources, b.index, r0, r1, nullptr, 0, 0, b.out, b.stride, b.base);
+      k.cross_entropy(*sources, b.count > 1 ? sources + 1 : nullptr, b.index, r0, r1, nullptr, 0, 0,
+                      b.out, b.stride, b.base);
       return;
     case InstructionKind::kCopy:
       k.copy_rows(*sources, r0, r1, b.out, b.stride, b.base);

@@ -91,13 +91,21 @@ T exp_sum(const T* x, int64_t n, T shift, T* out) {
   return lane_sum<T>(sum);
 }
 
+// What the gradient of row r is multiplied by.
+template <class T>
+T slope_of(const Source<T>* slope, int64_t r) {
+  if (slope == nullptr) return T(1);
+  const T* row = plain_row(*slope, r);
+  return row != nullptr ? *row : T(0);
+}
+
 // Of a few classes: as many rows at once as a vector has lanes, a vector a class. Each row's
 // numbers are the same wherever it stands.
 constexpr int64_t kFewClasses = 16;
 template <class T>
-void cross_entropy_of_few(const Source<T>& logits, const int32_t* label, int64_t r0, int64_t r1,
-                          T* loss, int64_t loss_stride, int64_t loss_base, T* grad,
-                          int64_t grad_stride, int64_t grad_base) {
+void cross_entropy_of_few(const Source<T>& logits, const Source<T>* slope, const int32_t* label,
+                          int64_t r0, int64_t r1, T* loss, int64_t loss_stride, int64_t loss_base,
+                          T* grad, int64_t grad_stride, int64_t grad_base) {
   constexpr int64_t kRows = kLanes<T>;
   const int64_t n = logits.width;
   alignas(64) T x[kFewClasses][kRows], p[kFewClasses][kRows];
@@ -123,20 +131,21 @@ void cross_entropy_of_few(const Source<T>& logits, const int32_t* label, int64_t
       const T truth = y >= 0 && y < n ? x[y][i] : static_cast<T>(__builtin_nan(""));
       if (l != nullptr) *l = y < 0 ? T(0) : total[i] - truth;
       if (g == nullptr) continue;
-      for (int64_t c = 0; c < n; ++c) g[c] = y < 0 ? T(0) : p[c][i];
-      if (y >= 0 && y < n) g[y] -= T(1);
+      const T by = slope_of(slope, r + i);
+      if (y >= 0 && y < n) p[y][i] -= T(1);
+      for (int64_t c = 0; c < n; ++c) g[c] = (y < 0 ? T(0) : p[c][i]) * by;
     }
   }
 }
 
 template <class T>
-void cross_entropy(const Source<T>& logits, const int32_t* label, int64_t r0, int64_t r1, T* loss,
-                   int64_t loss_stride, int64_t loss_base, T* grad, int64_t grad_stride,
-                   int64_t grad_base) {
+void cross_entropy(const Source<T>& logits, const Source<T>* slope, const int32_t* label,
+                   int64_t r0, int64_t r1, T* loss, int64_t loss_stride, int64_t loss_base, T* grad,
+                   int64_t grad_stride, int64_t grad_base) {
   const int64_t n = logits.width;
   if (n <= kFewClasses) {
-    cross_entropy_of_few(logits, label, r0, r1, loss, loss_stride, loss_base, grad, grad_stride,
-                         grad_base);
+    cross_entropy_of_few(logits, slope, label, r0, r1, loss, loss_stride, loss_base, grad,
+                         grad_stride, grad_base);
     return;
   }
   for (int64_t r = r0; r < r1; ++r) {
@@ -144,12 +153,13 @@ void cross_entropy(const Source<T>& logits, const int32_t* label, int64_t r0, in
     T* g = grad != nullptr ? grad + (r - grad_base) * grad_stride : nullptr;
     const int32_t y = label[r];
     const T* x = plain_row(logits, r);
+    const T by = slope_of(slope, r);
     if (y < 0 || x == nullptr) {
       // No logits are all equal ones.
       const T p = y < 0 ? T(0) : T(1) / static_cast<T>(n);
       if (l != nullptr) *l = y < 0 ? T(0) : logarithm<T>(broadcast(static_cast<T>(n)))[0];
-      if (g != nullptr) fill(g, p, n);
-      if (g != nullptr && y >= 0 && y < n) g[y] -= T(1);
+      if (g != nullptr) fill(g, p * by, n);
+      if (g != nullptr && y >= 0 && y < n) g[y] = (p - T(1)) * by;
       continue;
     }
     const T top = max_of(x, n);
@@ -157,11 +167,11 @@ void cross_entropy(const Source<T>& logits, const int32_t* label, int64_t r0, in
     const T sum = exp_sum(x, n, top, g);
     if (l != nullptr) *l = (logarithm<T>(broadcast(sum))[0] + top) - truth;
     if (g == nullptr) continue;
-    const T inverse = T(1) / sum;
+    const T inverse = T(1) / sum, own = y < n ? g[y] * inverse - T(1) : T(0);
     for_each_vector<T>(
-        n, [&](int64_t i) { store(g + i, load(g + i) * inverse); },
-        [&](int64_t i, int c) { store_partial(g + i, load_partial(g + i, c) * inverse, c); });
-    if (y < n) g[y] -= T(1);
+        n, [&](int64_t i) { store(g + i, load(g + i) * inverse * by); },
+        [&](int64_t i, int c) { store_partial(g + i, load_partial(g + i, c) * inverse * by, c); });
+    if (y < n) g[y] = own * by;
   }
 }
 

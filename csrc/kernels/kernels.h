@@ -186,11 +186,12 @@ struct Kernels {
   // zeros where the segment is empty.
   void (*segment_max)(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
                       int64_t base);
-  // Cross entropy of logits[r] against label[r] (a negative label: loss 0, gradient 0).
-  // loss[r] = logsumexp - logit[label]; grad[r] = softmax - onehot. Either output may be null.
-  void (*cross_entropy)(const Source<T>& logits, const int32_t* label, int64_t r0, int64_t r1,
-                        T* loss, int64_t loss_stride, int64_t loss_base, T* grad,
-                        int64_t grad_stride, int64_t grad_base);
+  // Cross entropy of logits[r] against label[r] (a negative label: loss 0, gradient 0 * slope[r]).
+  // loss[r] = logsumexp - logit[label]; grad[r] = (softmax - onehot) * slope[r], which is 1 where
+  // `slope` is null. Either output may be null.
+  void (*cross_entropy)(const Source<T>& logits, const Source<T>* slope, const int32_t* label,
+                        int64_t r0, int64_t r1, T* loss, int64_t loss_stride, int64_t loss_base,
+                        T* grad, int64_t grad_stride, int64_t grad_base);
   // destination[r] = source row r (contiguous copies, conversions of layout, summing segments).
   void (*copy_rows)(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
                     int64_t base);

@@ -78,11 +78,18 @@ __device__ real reduce(real x, F f) {
   return x;
 }
 
-// Loss (and, unless grad is null, gradient instead) of every row.
+// What the gradient of row r is multiplied by.
+__device__ real slope_of(const Rows& slope, long long r) {
+  if (slope.data == nullptr) return 1;
+  const Row row = plain_row(slope, r);
+  return row.none() ? real(0) : row[0];
+}
+
+// Loss (and, unless grad is null, gradient times slope instead) of every row.
 template <bool Block>
-__device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int begin, int end,
-                                      void* loss, void* grad, long long stride, long long base,
-                                      bool half) {
+__device__ void cross_entropy_of_rows(const Rows& logits, const Rows& slope, const int* label,
+                                      int begin, int end, void* loss, void* grad, long long stride,
+                                      long long base, bool half) {
   constexpr int threads = Block ? kThreads : 32, rows = kThreads / threads;
   const int lane = threadIdx.x % threads, n = logits.width;
   const long long step = static_cast<long long>(gridDim.x) * rows;
@@ -106,10 +113,10 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const int* label, int 
       store(loss, (r - base) * stride, half, Lanes<1>{value});
       continue;
     }
-    const real inverse = real(1) / sum;
+    const real inverse = real(1) / sum, by = slope_of(slope, r);
     for (int i = lane; i < n; i += threads) {
       const real p = (!x.none() ? exponential(x[i] - top) : real(1)) * inverse;
-      const real value = y < 0 ? real(0) : i == y ? p - real(1) : p;
+      const real value = (y < 0 ? real(0) : i == y ? p - real(1) : p) * by;
       store(grad, (r - base) * stride + i, half, Lanes<1>{value});
     }
   }
@@ -209,21 +216,23 @@ extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy(Rows logits, 
                                                                    long long stride, long long base,
                                                                    int half) {
   if (logits.width < kWideRow) {
-    cross_entropy_of_rows<false>(logits, label, begin, end, loss, nullptr, stride, base, half);
+    cross_entropy_of_rows<false>(logits, {}, label, begin, end, loss, nullptr, stride, base, half);
   } else {
-    cross_entropy_of_rows<true>(logits, label, begin, end, loss, nullptr, stride, base, half);
+    cross_entropy_of_rows<true>(logits, {}, label, begin, end, loss, nullptr, stride, base, half);
   }
 }
 
-extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy_grad(Rows logits,
+extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy_grad(Rows logits, Rows slope,
                                                                         const int* label, int begin,
                                                                         int end, void* grad,
                                                                         long long stride,
                                                                         long long base, int half) {
   if (logits.width < kWideRow) {
-    cross_entropy_of_rows<false>(logits, label, begin, end, nullptr, grad, stride, base, half);
+    cross_entropy_of_rows<false>(logits, slope, label, begin, end, nullptr, grad, stride, base,
+                                 half);
   } else {
-    cross_entropy_of_rows<true>(logits, label, begin, end, nullptr, grad, stride, base, half);
+    cross_entropy_of_rows<true>(logits, slope, label, begin, end, nullptr, grad, stride, base,
+                                half);
   }
 }
 

@@ -93,7 +93,7 @@ SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
         "copy_rows": (Sources, Int, Int, *OUTPUT),
         "segment_max": (Rows, Int, Int, *OUTPUT),
         "cross_entropy": (Rows, Address, Int, Int, *OUTPUT),
-        "cross_entropy_grad": (Rows, Address, Int, Int, *OUTPUT),
+        "cross_entropy_grad": (Rows, Rows, Address, Int, Int, *OUTPUT),
         "sum_rows": (Sources, Sums, Int, Int, Address, Int),
         "sum_parts_of_rows": (Address, Int, Int, Sums),
         "sum_parts": (Address, Int, Long, Address, Long, Long, Int),

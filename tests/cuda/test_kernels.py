@@ -217,11 +217,15 @@ def loss_and_gradient(x: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.
     return np.where(label < 0, 0, loss), np.where(label[:, None] < 0, 0, p)
 
 
-def cross_entropy(case: Case, grid: Grid, logits: Rows, label: Any, r0: int, r1: int) -> np.ndarray:
-    """The loss in front of its gradient."""
+def cross_entropy(
+    case: Case, grid: Grid, logits: Rows, label: Any, r0: int, r1: int, slope: Rows | None = None
+) -> np.ndarray:
+    """The loss in front of its gradient, which is multiplied by the slope if there is one."""
     loss, grad = case.guarded(r1 - r0, 1), case.guarded(r1 - r0, logits.width, half=True)
-    for name, out in (("cross_entropy", loss), ("cross_entropy_grad", grad)):
-        case.launch(name, grid, logits, label, r0, r1, out, out.stride, r0, out.half)
+    rows = (label, r0, r1)
+    case.launch("cross_entropy", grid, logits, *rows, loss, loss.stride, r0, loss.half)
+    operands = (logits, slope or Rows())
+    case.launch("cross_entropy_grad", grid, *operands, *rows, grad, grad.stride, r0, grad.half)
     return np.concatenate([loss.get(), grad.get()], 1)
 
 
@@ -239,6 +243,34 @@ def test_cross_entropy(case: Case, kind: str, classes: int) -> None:
         loss, grad = loss_and_gradient(source.values, label[r0:])
         np.testing.assert_allclose(got[:, 0], loss, rtol=20 * case.eps, atol=20 * case.eps)
         np.testing.assert_allclose(got[:, 1:], grad, rtol=case.rounding, atol=20 * case.eps)
+
+
+@every_case
+@pytest.mark.parametrize("kind", ["self", "still", "one", "index"])
+@pytest.mark.parametrize("classes", [5, 40, 5000])
+def test_slopes_of_cross_entropy(case: Case, kind: str, classes: int) -> None:
+    rng, (r0, r1) = np.random.default_rng(classes), (2, 13)
+    logits = case.source(rng, "self", r0, r1, classes, False)
+    slope = case.source(rng, kind, r0, r1, 1, False)
+    label = rng.integers(0, classes, r1)
+    label[[0, 3]] = -1
+    where = case.ints(label)
+    got = agree(case, ((1,), (3,)), cross_entropy, logits.rows, where, r0, r1, slope.rows)
+    grad = loss_and_gradient(logits.values, label[r0:])[1] * slope.values
+    close = 20 * case.eps * max(1.0, np.abs(slope.values).max())
+    np.testing.assert_allclose(got[:, 1:], grad, rtol=case.rounding, atol=close)
+
+
+@exact_case
+@pytest.mark.parametrize("classes", [3, 40, 3000])
+def test_slopes_of_cross_entropy_that_are_not_finite(case: Case, classes: int) -> None:
+    x = case.plain(np.zeros((4, classes), case.dtype))
+    slope = case.plain(np.array([[np.inf], [np.nan], [-np.inf], [-2]], case.dtype))
+    label = case.ints([-1, -1, 0, -1])
+    got = agree(case, ((1,), (2,)), cross_entropy, x.rows, label, 0, 4, slope.rows)[:, 1:]
+    assert np.isnan(got[:2]).all()
+    np.testing.assert_array_equal(got[2], [np.inf, *[-np.inf] * (classes - 1)])
+    np.testing.assert_array_equal(np.copysign(1, got[3]), -1)
 
 
 @exact_case

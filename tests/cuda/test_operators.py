@@ -13,6 +13,7 @@ from cavs.cuda.program import map_kernels
 from cavs.ir import REGISTRY
 from tests.cuda.compiled import log_of
 from tests.cuda.device import NO_NVRTC
+from tests.ops import test_slopes_of_losses as losses
 from tests.ops.test_registry import ELSEWHERE, case_of, graphs
 from tests.oracle import assert_close, reference
 
@@ -73,6 +74,11 @@ def test_operators(device, names, kind):
     for name, g in gradients.items():
         wanted = expected.get(f"grad:{name}", np.zeros(g.shape))
         assert_close(g, wanted, BOUNDS[kind], name)
+
+
+@pytest.mark.parametrize("way", losses.WAYS)
+def test_weighed_losses(device, way):
+    losses.check(losses.model_of(way), losses.batch_of(), device=device)
 
 
 @pytest.mark.parametrize("names", NAMES, ids=lambda names: f"{names[0]}-{names[-1]}")

@@ -400,6 +400,27 @@ def test_sums_of_segments_are_no_rows_of_logits(name):
         m.finish(outputs=[out])
 
 
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (lambda x, y: [self_(x, 3), self_(x, 3)], "width of a slope: 3 != 1"),
+        (lambda x, y: [self_(x, 3), segment(y, 1, "graph_rows")], "reads sums of segments"),
+        (lambda x, y: [self_(x, 3)] * 3, "has 3 inputs, takes at most 2"),
+    ],
+)
+def test_slopes_of_losses_are_numbers_of_rows(inputs, message):
+    m = Hand()
+    x, y, out = (
+        m.buffer("arena", GRAPH, 3),
+        m.buffer("arena", VERTEX, 1),
+        m.buffer("arena", GRAPH, 3),
+    )
+    op = m.op("cross_entropy_grad", GRAPH, inputs=inputs(x, y), out=self_(out, 3))
+    m.rows(GRAPH, [op])
+    with pytest.raises(ValueError, match=message):
+        m.finish(outputs=[out])
+
+
 def test_report():
     rng = np.random.default_rng(0)
     cell = TreeRnn(d=64, h=48)

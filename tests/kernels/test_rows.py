@@ -86,6 +86,38 @@ def test_cross_entropy(case: Case, classes: int) -> None:
 
 
 @every_case
+@pytest.mark.parametrize("kind", ["self", "one", "index"])
+@pytest.mark.parametrize("classes", [5, 16, 17, 300])
+def test_slopes_of_cross_entropy(case: Case, kind: str, classes: int) -> None:
+    """Also over the logits themselves."""
+    rng, (r0, r1) = np.random.default_rng(classes), (2, 21)
+    x = case.normal(rng, r1 - r0, classes)
+    slope, by = make_source(case, rng, kind, r0, r1, 1)
+    label = rng.integers(0, classes, r1).astype("i4")
+    label[4] = -1
+    grad = Guarded(r1 - r0, classes, case.dtype)
+    logits = case.source(x, base=r0)
+    case.table.cross_entropy(logits, label, r0, r1, grad=grad.view, grad_base=r0, slope=slope)
+    expected = cross_entropy(x, label[r0:])[1] * by
+    close = 20 * case.eps * max(1.0, np.abs(by).max())
+    np.testing.assert_allclose(grad.check(), expected, rtol=0, atol=close)
+    case.table.cross_entropy(logits, label, r0, r1, grad=x, grad_base=r0, slope=slope)
+    np.testing.assert_array_equal(x, grad.view)
+
+
+@every_case
+@pytest.mark.parametrize("classes", [3, 40])
+def test_slopes_of_cross_entropy_that_are_not_finite(case: Case, classes: int) -> None:
+    x, grad = (np.zeros((4, classes), case.dtype) for _ in range(2))
+    slope = case.source(np.array([[np.inf], [np.nan], [-np.inf], [-2]], case.dtype))
+    label = np.array([-1, -1, 0, -1], "i4")
+    case.table.cross_entropy(case.source(x), label, 0, 4, grad=grad, slope=slope)
+    assert np.isnan(grad[:2]).all()
+    np.testing.assert_array_equal(grad[2], [np.inf, *[-np.inf] * (classes - 1)])
+    np.testing.assert_array_equal(np.copysign(1, grad[3]), -1)
+
+
+@every_case
 def test_cross_entropy_of_large_logits_and_bad_labels(case: Case) -> None:
     x = np.array([[1e4, -1e4, 0], [3e4, 3e4, 3e4], [np.nan, 0, 0], [0, 1, 2]], case.dtype)
     label = np.array([1, 0, 0, 3], "i4")
