@@ -8,7 +8,8 @@ namespace {
 // On a multiprocessor: this bounds the registers of copy_rows, of which rows on their way need
 // most.
 constexpr int kCopyBlocks = 4;
-constexpr int kWideRow = 2048;  // columns from which a block shares a row's cross entropy
+constexpr int kWideRow = 2048;   // columns from which a block shares a row's cross entropy
+constexpr int kFewClasses = 32;  // whose exponentials cost nothing in double
 
 // f(r, column, to) for all rows and every N-th column.
 template <int N, class F>
@@ -63,12 +64,12 @@ __device__ void maxima(const Rows& in, int begin, int end, void* out, long long 
 }
 
 // f over the values of a row's threads, a warp or the whole block; all of them get the result.
-template <bool Block, class F>
-__device__ real reduce(real x, F f) {
+template <bool Block, class V, class F>
+__device__ V reduce(V x, F f) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x = f(x, __shfl_xor_sync(kAllLanes, x, offset));
   if (!Block) return x;
-  __shared__ real of_warp[kThreads / 32];
+  __shared__ V of_warp[kThreads / 32];
   __syncthreads();  // the last result was read
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
   __syncthreads();
@@ -85,8 +86,9 @@ __device__ real slope_of(const Rows& slope, long long r) {
   return row.none() ? real(0) : row[0];
 }
 
-// Loss (and, unless grad is null, gradient times slope instead) of every row.
-template <bool Block>
+// Loss (and, unless grad is null, gradient times slope instead) of every row. V: of exponentials,
+// their sum and what is made of them before it is stored.
+template <bool Block, class V = real>
 __device__ void cross_entropy_of_rows(const Rows& logits, const Rows& slope, const int* label,
                                       int begin, int end, void* loss, void* grad, long long stride,
                                       long long base, bool half) {
@@ -97,27 +99,28 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const Rows& slope, con
        r < end; r += step) {
     const int y = label[r];
     const Row x = plain_row(logits, r);
-    real top = 0, sum = static_cast<real>(n);  // no logits are all equal ones
+    real top = 0;
+    V sum = n;  // no logits are all equal ones
     if (y >= 0 && !x.none()) {
       top = x[0];
       for (int i = lane; i < n; i += threads) top = maximum(x[i], top);
       top = reduce<Block>(top, maximum);
       sum = 0;
-      for (int i = lane; i < n; i += threads) sum += exponential(x[i] - top);
-      sum = reduce<Block>(sum, [](real a, real b) { return a + b; });
+      for (int i = lane; i < n; i += threads) sum += exponential(V(x[i]) - top);
+      sum = reduce<Block>(sum, [](V a, V b) { return a + b; });
     }
     if (grad == nullptr) {
       if (lane > 0) continue;
       const real truth = y >= n ? logarithm(real(-1)) : y >= 0 && !x.none() ? x[y] : real(0);
-      const real value = y < 0 ? real(0) : logarithm(sum) + top - truth;
-      store(loss, (r - base) * stride, half, Lanes<1>{value});
+      const V value = y < 0 ? V(0) : logarithm(sum) + top - truth;
+      store(loss, (r - base) * stride, half, Lanes<1>{static_cast<real>(value)});
       continue;
     }
-    const real inverse = real(1) / sum, by = slope_of(slope, r);
+    const V inverse = V(1) / sum, by = slope_of(slope, r);
     for (int i = lane; i < n; i += threads) {
-      const real p = (!x.none() ? exponential(x[i] - top) : real(1)) * inverse;
-      const real value = (y < 0 ? real(0) : i == y ? p - real(1) : p) * by;
-      store(grad, (r - base) * stride + i, half, Lanes<1>{value});
+      const V p = (!x.none() ? exponential(V(x[i]) - top) : V(1)) * inverse;
+      const V value = (y < 0 ? V(0) : i == y ? p - V(1) : p) * by;
+      store(grad, (r - base) * stride + i, half, Lanes<1>{static_cast<real>(value)});
     }
   }
 }
@@ -215,7 +218,10 @@ extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy(Rows logits, 
                                                                    int begin, int end, void* loss,
                                                                    long long stride, long long base,
                                                                    int half) {
-  if (logits.width < kWideRow) {
+  if (logits.width <= kFewClasses) {
+    cross_entropy_of_rows<false, double>(logits, {}, label, begin, end, loss, nullptr, stride, base,
+                                         half);
+  } else if (logits.width < kWideRow) {
     cross_entropy_of_rows<false>(logits, {}, label, begin, end, loss, nullptr, stride, base, half);
   } else {
     cross_entropy_of_rows<true>(logits, {}, label, begin, end, loss, nullptr, stride, base, half);
@@ -227,7 +233,10 @@ extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy_grad(Rows log
                                                                         int end, void* grad,
                                                                         long long stride,
                                                                         long long base, int half) {
-  if (logits.width < kWideRow) {
+  if (logits.width <= kFewClasses) {
+    cross_entropy_of_rows<false, double>(logits, slope, label, begin, end, nullptr, grad, stride,
+                                         base, half);
+  } else if (logits.width < kWideRow) {
     cross_entropy_of_rows<false>(logits, slope, label, begin, end, nullptr, grad, stride, base,
                                  half);
   } else {

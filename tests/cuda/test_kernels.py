@@ -17,6 +17,7 @@ from .support import (
     Case,
     Source,
     agree,
+    cases,
     every_case,
     exact_case,
     side_by_side,
@@ -259,6 +260,22 @@ def test_slopes_of_cross_entropy(case: Case, kind: str, classes: int) -> None:
     grad = loss_and_gradient(logits.values, label[r0:])[1] * slope.values
     close = 20 * case.eps * max(1.0, np.abs(slope.values).max())
     np.testing.assert_allclose(got[:, 1:], grad, rtol=case.rounding, atol=close)
+
+
+@cases("float32")
+@pytest.mark.parametrize("classes", [2, 3, 31, 32])
+def test_few_classes_are_rounded_once(case: Case, classes: int) -> None:
+    """Loss and gradient, whatever cancels in either: only what is stored is rounded."""
+    rng, count = np.random.default_rng(classes), 300
+    label = rng.integers(0, classes, count)
+    x = 3 * case.normal(rng, count, classes)
+    x[np.arange(count), label] += 4  # most are nearly sure of their label
+    slope = case.plain(case.normal(rng, count, 1))
+    logits, where = case.plain(x), case.ints(label)
+    got = agree(case, ((1,), (3,)), cross_entropy, logits.rows, where, 0, count, slope.rows)
+    loss, grad = loss_and_gradient(logits.values, label)
+    exact = np.concatenate([loss[:, None], grad * slope.values], 1)
+    assert (np.abs(got - exact) <= 0.501 * np.spacing(np.abs(exact).astype("f4"))).all()
 
 
 @exact_case
