@@ -155,7 +155,8 @@ def test_bits_of_split_products(twin, twin_device, precision):
         return {i: ours.gradients(batches[i]) for i in order}
 
     first, second = run(1, [0, 1]), run(2, [1, 0, 1])
-    of_few = [o.arguments for o in twin.operations() if o.name.endswith("_16")]
+    names = "matmul_16", "matmul_tf32_16", "matmul_bf16_16"
+    of_few = [o.arguments for o in twin.operations() if o.name in names]
     split = [a for a in of_few if a[-2] > 1]
     assert {half for *_, half, _, _, _, _ in split} == {int(precision == "bfloat16")}
     for i, (loss, gradients) in first.items():
