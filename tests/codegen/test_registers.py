@@ -150,7 +150,7 @@ ALL = "CAVS_TEST_EXAMPLES" in os.environ
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(0, len(CELLS) + len(OPTIONS), 1 if ALL else 3))
 def test_no_kernel_that_walks_a_loop_spills(compiler, folder, number):
-    """Some programs, each for one architecture and precision; all, if many examples are asked for."""
+    """Some programs, each for one architecture and precision; all, if examples are asked for."""
     of_size = [p for name, p in zip(cell_names(), of_cells(), strict=True) if name]
     program = [*of_size, *of_models(folder)][number]
     for arch, precision in WALKS if ALL else [WALKS[number // 3 % len(WALKS)]]:
