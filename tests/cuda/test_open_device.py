@@ -316,7 +316,7 @@ def test_the_engine_takes_memory_from_the_device_or_from_the_driver(monkeypatch)
     assert device.native == device.native == 1
     assert Device("driver", 0, "sm_80", None, None).native == 2
     line = libraries.install_line()  # such a driver does not say how new it is
-    switches = (True, device.few_rows, device.blas_rows, False)
+    switches = (True, device.few_rows, device.blas_rows, False, device.narrow_rows)
     assert calls == [
         ("driver", 1, len, repr, *switches, line),
         ("driver", 0, None, None, *switches, line),
