@@ -47,15 +47,29 @@ def compare(model, batches, device):
         assert_close(p.value, other.parameters()[name].value, CLOSE, name)
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_cells(device, name):
+def cell_and_batches(name):
     model = Classifier(CELLS[name]())
     model.initialize(3, np.float64)
     rng = np.random.default_rng(4)
     for p in model.parameters().values():  # zero biases would hide their use
         p.value += rng.normal(0, 0.3, p.shape)
     structures = taken(model)
-    compare(model, [cavs.batch(graphs(structures, seed)) for seed in range(2)], device)
+    return model, [cavs.batch(graphs(structures, seed)) for seed in range(2)]
+
+
+def model_and_batches(name, tmp_path):
+    entry = registry.find(name)
+    rate = {"dropout": 0.3} if "dropout" in entry.options() else {}
+    task = build(entry, tmp_path, **rate)
+    task.model.initialize(1, np.float64)
+    train = task.required("train")
+    half = min(len(train) // 2, 9)
+    return task.model, [cavs.batch(train[:half]), cavs.batch(train[half : 2 * half])]
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_cells(device, name):
+    compare(*cell_and_batches(name), device)
 
 
 class Normalised(cavs.VertexFunction):
@@ -80,13 +94,7 @@ def test_layer_norm(device):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_models(device, name, tmp_path):
-    entry = registry.find(name)
-    rate = {"dropout": 0.3} if "dropout" in entry.options() else {}
-    task = build(entry, tmp_path, **rate)
-    task.model.initialize(1, np.float64)
-    train = task.required("train")
-    half = min(len(train) // 2, 9)
-    compare(task.model, [cavs.batch(train[:half]), cavs.batch(train[half : 2 * half])], device)
+    compare(*model_and_batches(name, tmp_path), device)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

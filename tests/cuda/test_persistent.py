@@ -21,11 +21,9 @@ from tests import random_programs
 from tests.compiler.test_equality import FLOAT32, FLOAT64
 from tests.compiler.test_programs import with_parameters
 from tests.cuda.test_engine import RANDOM, classifier, compare
-from tests.cuda.test_models import BOUNDS, CELLS, OPTIONS, build, registry
+from tests.cuda.test_models import BOUNDS, CELLS, OPTIONS, cell_and_batches, model_and_batches
 from tests.cuda.test_models import compare as compare_training
 from tests.cuda.twin import TwinCompiler
-from tests.models.test_cells import Classifier as AnyCell
-from tests.models.test_cells import graphs, taken
 from tests.random_cells import batches, models, traced_parameters
 from tests.random_programs import programs
 from tests.runtime.test_standing_cases import STRUCTURES
@@ -72,26 +70,12 @@ def test_operators_in_any_order_equal_the_oracle(walking, shuffle, model, batch)
 
 @pytest.mark.parametrize("name", CELLS)
 def test_cells(walking, name):
-    model = AnyCell(CELLS[name]())
-    model.initialize(3, np.float64)
-    rng = np.random.default_rng(4)
-    for p in model.parameters().values():  # zero biases would hide their use
-        p.value += rng.normal(0, 0.3, p.shape)
-    structures = taken(model)
-    batches = [cavs.batch(graphs(structures, seed)) for seed in range(2)]
-    compare_training(model, batches, walking)
+    compare_training(*cell_and_batches(name), walking)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_models(walking, name, tmp_path):
-    entry = registry.find(name)
-    rate = {"dropout": 0.3} if "dropout" in entry.options() else {}
-    task = build(entry, tmp_path, **rate)
-    task.model.initialize(1, np.float64)
-    train = task.required("train")
-    half = min(len(train) // 2, 9)
-    batches = [cavs.batch(train[:half]), cavs.batch(train[half : 2 * half])]
-    compare_training(task.model, batches, walking)
+    compare_training(*model_and_batches(name, tmp_path), walking)
 
 
 @pytest.mark.parametrize("narrow", [1, 16, 40])
