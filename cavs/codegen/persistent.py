@@ -23,11 +23,11 @@ from cavs.codegen.cuda import (
 from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
 from cavs.codegen.map import OpTuple
 
-Operand = TypeVar("Operand", Load, Store)
+Moved = TypeVar("Moved", Load, Store)
 TILE_ROWS, CHUNK = 16, 16  # as in persistent.cuh
 WARPS = 8
 EIGHTS = 8  # times eight columns, whose sums a warp holds at once
-TASK = 5  # numbers of a task: kind, its rows, its edge rows
+TASK = 5  # numbers of a task, as cuda/persistent.cc gives them: kind, its rows, its edge rows
 
 # What multiplies, by precision; of float64 InTurn.
 PRODUCTS = {"float32": "InFloat32", "tf32": "InTf32", "bfloat16": "InBfloat16"}
@@ -60,7 +60,7 @@ class Near:
     slices: Slices
     first: str
 
-    def load_or_store(self, x: Operand) -> Operand:
+    def load_or_store(self, x: Moved) -> Moved:
         """The operand there."""
         column = x.column // self.slices.period * self.slices.unit
         return replace(x, stride=self.stride, column=column, first=self.first, half=False)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from cavs.codegen.cuda import Load, Store
 from cavs.codegen.persistent import (
     PRODUCTS,
     TILE_ROWS,
     WARPS,
+    Moved,
     Near,
     Part,
     Result,
@@ -32,7 +31,6 @@ from cavs.codegen.persistent import (
 from cavs.compiler.program import Instruction, Operand, Program, Stage, written
 from cavs.compiler.text import cuda_operands
 
-Moved = TypeVar("Moved", Load, Store)
 WALKED = ("matmul", "map", "copy", "segment_max")
 MOST_PARAMETERS = 4000  # bytes that every driver passes to a kernel
 MOST_SOURCES = 8
@@ -73,9 +71,10 @@ class Access:
 class PersistentLoop:
     """A loop that one kernel can walk.
 
-    stage: its number. name: of the kernel. blocks: of its grid, one a slice. shared: bytes of
-    dynamic shared memory. instructions: in the order of its parameters. barriers: of the grid, of
-    every kind of vertices. resident: of ``products`` those whose weights stay in shared memory.
+    stage: its number. name, text: of the kernel. blocks: of its grid, one a slice. shared: bytes of
+    dynamic shared memory. instructions: in the order of its parameters. barriers: of the grid, in
+    a task of every kind of vertices. resident: of ``products`` those whose weights stay in shared
+    memory.
     """
 
     stage: int
@@ -104,7 +103,12 @@ class Chip:
 def persistent_loops(
     program: Program, chip: Chip, real: str, precision: str, half: Collection[int] = ()
 ) -> list[PersistentLoop]:
-    """The loops of ``program`` that a kernel can walk on ``chip``."""
+    """The loops of ``program`` that a kernel can walk on ``chip``.
+
+    real: "float" or "double". precision: of float32 products, a key of ``PRODUCTS``. half: buffers
+    that are stored in bfloat16. A loop is left out that has an instruction which the kernel does
+    not know, or more parameters than a driver passes; nothing is an error.
+    """
     found = []
     for number, stage in enumerate(program.stages):
         if stage.kind == "loop":
