@@ -14,10 +14,8 @@ FLAGS = ["-std=c++17", "-march=native", "-ffp-contract=off", "-fno-exceptions", 
 FLAGS += ["-fno-strict-aliasing", "-fPIC", "-shared", "-fvisibility=hidden", "-DCAVS_TWIN"]
 # No start files, whose variables would lie among the shared ones, and no library of a sanitizer.
 FLAGS += ["-g1", "-nostdlib", SANITIZE]
-BRIEF = (
-    "maps.cu",
-    "persistent.cu",
-)  # made for one program: compiling them takes longer than they run
+# Made for one program: compiling them takes longer than they run.
+BRIEF = ("maps.cu", "persistent.cu")
 # NVRTC accepts what these speak of: unsigned threadIdx beside int, one header for many kernels.
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-sign-compare"]
 WARNINGS += ["-Wno-unused-function", "-Wno-unused-parameter", "-Wno-unused-variable"]
