@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cavs.cuda.nvrtc import Nvrtc
 from tests.cuda.twin.build import kept
+
+# NVRTC takes minutes for all kernels on all architectures: each is compiled for one of them, unless
+# all examples are asked for.
+ALL = "CAVS_TEST_EXAMPLES" in os.environ
 
 
 def log_of(
