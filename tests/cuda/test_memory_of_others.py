@@ -40,7 +40,7 @@ class TwinMemory:
 
     def release(self, pointer):
         del self.blocks[pointer]
-        self.pending += sum(operation.ran < 0 for operation in self.twin.operations())
+        self.pending += self.twin.pending()
         if self.stubborn:
             raise DeviceError("this block stays")
         context = ctypes.c_void_p()

@@ -84,6 +84,10 @@ class Twin:
     def launches(self) -> list[Operation]:
         return [operation for operation in self.operations() if operation.kind == "launch"]
 
+    def pending(self) -> int:
+        """How many operations of the log have not run."""
+        return int(self.calls.twin_records().count(b'"ran":-1'))
+
     def reset(self) -> None:
         """Runs what is queued, then forgets log, faults and settings. Memory stays allocated."""
         self.calls.twin_reset()

@@ -95,9 +95,12 @@ def forget_old(days: float = 7) -> None:
                 file.unlink()
 
 
+forget_old_once = functools.cache(forget_old)  # looking through thousands of files takes 20 ms
+
+
 def driver(without: tuple[str, ...] = ()) -> Path:
     """The library that stands for libcuda, cuBLASLt and cuDNN, less the entry points named."""
-    forget_old()
+    forget_old_once()
     sources = sorted(HERE.glob("*.cc"))
 
     def compile_all(directory: Path, file: Path) -> None:
