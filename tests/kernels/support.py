@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
 import mmap
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,12 @@ UNITS = ("amx-bfloat16x3", "amx-bfloat16", "avx512-bfloat16", *INTEGERS)
 TABLES = KERNELS.narrow_tables()
 SENTINEL = -12345.5
 DTYPES = ("float32", "float64")
+
+
+@functools.cache
+def _normal(dtype: str) -> np.ndarray:
+    """More than the largest array has; drawing anew for each took longer than the products."""
+    return np.random.default_rng(0).standard_normal(2_000_003).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,10 @@ class Case:
         return getattr(KERNELS, f"Store_{self.dtype}")(data, reg, **options)
 
     def normal(self, rng: np.random.Generator, *shape: int) -> np.ndarray:
-        return rng.standard_normal(shape).astype(self.dtype)
+        """Numbers of a normal distribution: a piece of those drawn once, from where `rng` says."""
+        drawn, size = _normal(self.dtype), math.prod(shape)
+        start = int(rng.integers(0, len(drawn) - size))
+        return drawn[start : start + size].reshape(shape).copy()
 
 
 every_case = pytest.mark.parametrize(
@@ -117,18 +128,19 @@ class Guarded:
         return self.view
 
 
-_pages: list[mmap.mmap] = []  # arrays of at_page_end point into them
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def at_page_end(array: np.ndarray) -> np.ndarray:
-    """A copy whose last byte is the last of readable memory: reading past it ends the process."""
+    """A copy whose last byte is the last of readable memory: reading past it ends the process.
+
+    The memory lives as long as an array that points into it, such as that of a source.
+    """
     page = mmap.PAGESIZE
     size = -(-max(array.nbytes, 1) // page) * page
     memory = mmap.mmap(-1, size + page)
-    _pages.append(memory)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mprotect(ctypes.c_void_p(address + size), page, 0) == 0
+    assert _LIBC.mprotect(ctypes.c_void_p(address + size), page, 0) == 0
     flat = np.frombuffer(memory, array.dtype, array.size, size - array.nbytes)
     copy = flat.reshape(array.shape)
     copy[...] = array
@@ -170,10 +182,10 @@ def make_source(
         picked = rng.integers(-1, height, int(offsets[-1])).astype("i4")
         index = np.where(picked < 0, -1, picked + base).astype("i4")
     values = np.zeros((rows, width))
-    for r in range(r0, r1):
-        for j in picked[offsets[r] : offsets[r + 1]]:
-            if j >= 0:
-                values[r - r0] += clean[j]
+    terms = np.vstack([clean, np.zeros(width)])  # -1 picks the last, nothing
+    for nth in range(3):
+        has = counts[r0:] > nth
+        values[has] += terms[picked[offsets[r0:r1][has] + nth]]
     source = case.source(data, map=RowMap.SEGMENT_SUM, index=index, offsets=offsets, **options)
     return source, values
 
