@@ -6,6 +6,8 @@ random rows with and without the passes, and so must the gradient with finite di
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,10 @@ import cavs
 from cavs import ops
 from cavs.compiler.pipeline import Passes
 from cavs.ir import EDGE, REGISTRY, VERTEX, Domain, apply
+from tests.compiled_once import compiled_once
 from tests.oracle import assert_close, numeric_slope, reference, slope_of
+
+__all__ = ["compiled_once"]  # for all tests of this file
 
 WIDTH = 5
 LABELLED = Domain("present", "label")
@@ -189,19 +194,26 @@ def test_an_operator_without_a_case_fails():
         case_of("a new operator")
 
 
-@pytest.mark.parametrize("name", sorted(set(REGISTRY) - ELSEWHERE))
+@functools.cache
+def references(name):
+    """Of a case on a batch: in training, and the forward pass alone."""
+    model, batch = case_of(name), cavs.batch(graphs(0))
+    return reference(model, batch, seed=5, step=2), reference(model, batch, training=False)
+
+
+# Those of one operator stand one behind the other: what is compiled does not depend on the dtype.
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "passes"),
     [(np.float64, 1e-12, None), (np.float64, 1e-12, ALL_OFF), (np.float32, 2e-5, None)],
     ids=["float64", "float64-no-passes", "float32"],
 )
+@pytest.mark.parametrize("name", sorted(set(REGISTRY) - ELSEWHERE))
 def test_engine_equals_evaluate(name, dtype, tolerance, passes):
     model, batch = case_of(name), cavs.batch(graphs(0))
-    traced, expected = reference(model, batch, seed=5, step=2)
-    forward, rows = reference(model, batch, training=False)
+    (traced, expected), (forward, rows) = references(name)
     session = cavs.Session(model, dtype=dtype, passes=passes)
     occurs = {n.op.name for g in (traced, forward) for n in g.nodes()}
-    compiled = cavs.Session(model, dtype=dtype).compiled(batch)
+    *_, compiled = cavs.Session(model, dtype=dtype).ready(batch)
     assert name in occurs | {n.op.name for n in compiled.graph.nodes()}, "the case misses it"
     value = session.evaluate(batch).outputs["value"]
     if forward.outputs["value"].type.domain.base == "one":
