@@ -1,5 +1,6 @@
 """The training layer on the real engine: bit-identical resuming, every optimiser, sparse rows."""
 
+import functools
 import os
 import signal
 
@@ -12,7 +13,10 @@ from cavs.errors import CheckpointError, NumericsError
 from cavs.frontend import Model, Parameter, State, VertexFunction
 from cavs.runtime import Session
 from cavs.train import DataLoader, Trainer, metrics, optim, read_checkpoint, schedules
+from tests.compiled_once import compiled_once
 from tests.train.fake import update
+
+__all__ = ["compiled_once"]  # for all tests of this file
 
 WORDS, WIDTH, CLASSES = 23, 5, 3
 
@@ -105,13 +109,21 @@ def test_training_learns():
     assert last["dev_accuracy"] > first["dev_accuracy"] + 0.1
 
 
+def three_epochs():
+    return {"epochs": 3, "metrics": [metrics.accuracy()], "progress": False}
+
+
+@functools.cache
+def uninterrupted(optimizer):
+    whole = make(optimizer())
+    return whole.fit(loader(), dev=dev(), **three_epochs()), bits(whole)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("stop", [2, BATCHES, BATCHES + 4])
 def test_resuming_is_bit_identical(tmp_path, optimizer, stop):
-    path = tmp_path / "run.safetensors"
-    options = {"epochs": 3, "metrics": [metrics.accuracy()], "progress": False}
-    whole = make(optimizer())
-    expected = whole.fit(loader(), dev=dev(), **options)
+    path, options = tmp_path / "run.safetensors", three_epochs()
+    expected, last = uninterrupted(optimizer)
 
     first = make(optimizer())
     advance = first.session.step
@@ -131,7 +143,7 @@ def test_resuming_is_bit_identical(tmp_path, optimizer, stop):
     second.resume(path)
     assert bits(second) == bits(first)
     result = second.fit(loader(), dev=dev(), checkpoint=path, **options)
-    assert bits(second) == bits(whole)
+    assert bits(second) == last
     assert result.epochs[-1]["dev_loss"] == expected.epochs[-1]["dev_loss"]
     assert result.epochs[-1]["train_loss"] == expected.epochs[-1]["train_loss"]
 
