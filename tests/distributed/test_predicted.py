@@ -1,6 +1,7 @@
 """What planning says that ranks send, of one replica's batch alone, against what they send."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ class Tied(Sentence):
         return ops.cross_entropy(h @ self.embedding.weight.T, batch["token"])
 
 
+@functools.cache
 def sentences(count, seed, tree=False):
     """Graphs of words whose frequencies fall with their rank, as in text."""
     rng = np.random.default_rng(seed)

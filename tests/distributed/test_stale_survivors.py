@@ -5,6 +5,8 @@ linear in the parameters: its gradient is the same everywhere, and what is lost 
 shows in the last digit.
 """
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -41,13 +43,18 @@ class Linear(cavs.Model):
         return 0.25 * (up - down)
 
 
-def data():
+@functools.cache
+def chains():
     rng, graphs = np.random.default_rng(7), []
     for _ in range(39):
         n = int(rng.integers(1, 6))
         features = {"token": rng.integers(0, 40, n), "x": rng.normal(size=(n, 4))}
         graphs.append(cavs.Graph.chain(n, features=features))
-    return cavs.DataLoader(graphs, 8, shuffle=True)
+    return graphs
+
+
+def data():
+    return cavs.DataLoader(chains(), 8, shuffle=True)
 
 
 def mortal(c, rank, acts):

@@ -1,5 +1,6 @@
 """Ranks that are threads train like one process."""
 
+import functools
 import time
 from dataclasses import replace
 
@@ -54,6 +55,11 @@ class Tree(cavs.Model):
 
 
 def trees(count, seed):
+    return list(_trees(count, seed))
+
+
+@functools.cache
+def _trees(count, seed):
     rng = np.random.default_rng(seed)
     graphs = []
     for _ in range(count):
