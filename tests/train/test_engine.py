@@ -13,10 +13,7 @@ from cavs.errors import CheckpointError, NumericsError
 from cavs.frontend import Model, Parameter, State, VertexFunction
 from cavs.runtime import Session
 from cavs.train import DataLoader, Trainer, metrics, optim, read_checkpoint, schedules
-from tests.compiled_once import compiled_once
 from tests.train.fake import update
-
-__all__ = ["compiled_once"]  # for all tests of this file
 
 WORDS, WIDTH, CLASSES = 23, 5, 3
 

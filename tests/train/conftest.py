@@ -1,0 +1,5 @@
+"""What all tests of training share."""
+
+from tests.compiled_once import compiled_once
+
+__all__ = ["compiled_once"]
