@@ -281,7 +281,7 @@ class Session(Inspected, Following):
     # ---- compiling -----------------------------------------------------------------------------
 
     def _prepare(
-        self, batch: BatchLike, training: bool, with_loss: bool
+        self, batch: BatchLike, training: bool, with_loss: bool, record: bool = False
     ) -> tuple[Variant, Executor, Any, _Inputs]:
         """The variant compiled for what ``batch`` has, its executor, whose rows run, and inputs."""
         check_batch(batch)
@@ -298,16 +298,16 @@ class Session(Inspected, Following):
         found = {k for k, _, _ in schedule.kinds}
         if may_lump(variant, found):
             lump(variant)
-            return self._prepare(batch, training, with_loss)
+            return self._prepare(batch, training, with_loss, record)
         decide_shape(variant, schedule, self._agreed(training))
         others = training and self._other_gradients(variant)
         if variant.executor is None or others or not found <= set(variant.kinds):
             try:
-                self._compile(variant, found)
+                self._compile(variant, found, record)
             except DeviceError as error:
                 if not (variant.recurrent and self._lstms.give_up(error)):
                     raise
-                return self._prepare(batch, training, with_loss)
+                return self._prepare(batch, training, with_loss, record)
         assert variant.compiled is not None and variant.executor is not None
         self._lstms.clock(variant.executor)
         self._latest[training] = variant
@@ -464,10 +464,10 @@ class Session(Inspected, Following):
         with_loss: bool = True,
         record: bool = True,
     ) -> Compiled:
-        """The compiled program for batches like ``batch``, with the text of every stage."""
-        variant, *_ = self._prepare(batch, training, with_loss)
-        if variant.compiled is None or not variant.compiled.stages:
-            self._compile(variant, set(), record=record)
+        """The compiled program for batches like ``batch``; with ``record`` the text of stages."""
+        variant, *_ = self._prepare(batch, training, with_loss, record)
+        if record and not (variant.compiled and variant.compiled.stages):
+            self._compile(variant, set(), record)
         assert variant.compiled is not None
         return variant.compiled
 

@@ -11,10 +11,8 @@ import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.compiler import pipeline
 from cavs.compiler.pipeline import Passes
 from cavs.errors import FeatureError
-from cavs.runtime import session as sessions
 from models.tree_lstm import SentimentClassifier
 from tests.oracle import agrees, assert_close, reference
 from tests.runtime.trees import WORDS, Classifier, OfRoots, graph, treebank
@@ -246,17 +244,6 @@ def of_roots(batch):
     )
 
 
-@pytest.fixture
-def recorded_at_once(monkeypatch):
-    """What is explained is compiled once, and not once more to keep the text of its stages."""
-
-    def compile_graph(*arguments, **options):
-        return pipeline.compile_graph(*arguments, **options | {"record": True})
-
-    monkeypatch.setattr(sessions, "compile_graph", compile_graph)
-
-
-@pytest.mark.usefixtures("recorded_at_once")
 @pytest.mark.parametrize("judged", ["everywhere", "everywhere, dropout", "roots", "roots, dropout"])
 @pytest.mark.parametrize("name", [*CELLS, "tree-fc on complete trees", "sum on chains"])
 def test_peak_memory_is_near_what_backward_must_read(name, judged):
