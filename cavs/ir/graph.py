@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -104,17 +104,23 @@ def toposort(roots: Iterable[Node], stops: Collection[Node] = ()) -> list[Node]:
         if root in seen:
             continue
         seen.add(root)
-        stack = [(root, iter(() if root in stopped else root.inputs))]
-        while stack:
-            node, inputs = stack[-1]
-            for x in inputs:
-                if x not in seen:
-                    seen.add(x)
-                    stack.append((x, iter(() if x in stopped else x.inputs)))
+        node, left = root, iter(() if root in stopped else root.inputs)
+        stack: list[tuple[Node, Iterator[Node]]] = []  # users of `node`, innermost last
+        while True:
+            for x in left:
+                if x in seen:
+                    continue
+                seen.add(x)
+                if x.inputs and x not in stopped:
+                    stack.append((node, left))
+                    node, left = x, iter(x.inputs)
                     break
+                order.append(x)
             else:
                 order.append(node)
-                stack.pop()
+                if not stack:
+                    break
+                node, left = stack.pop()
     return order
 
 
@@ -130,15 +136,13 @@ def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
 def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) -> Node:
     """``node`` with other inputs; its type is inferred anew from them."""
     same = len(inputs) == len(node.inputs) and all(map(is_, inputs, node.inputs))
-    if same and domain is None:
-        return node
     attrs: dict[str, Any] = dict(node.attrs)
-    if domain is not None and "domain" in attrs:
+    if domain is not None and attrs.get("domain", domain) != domain:
         attrs["domain"] = domain
-    if same and attrs == dict(node.attrs):
+    elif same:
         return node
-    tensor_type = node.op.infer([x.type for x in inputs], attrs)
-    return make(node.op, inputs, attrs, tensor_type, node.where)
+    types = [x.type for x in inputs]
+    return make(node.op, inputs, attrs, node.op.infer(types, attrs), node.where)
 
 
 def rewrite(
@@ -148,15 +152,21 @@ def rewrite(
 
     rules: those for which nodes are settled that ``rule`` need not be asked about.
     """
-    new: dict[Node, Node] = {}
-    for node in graph.nodes():
-        inputs = tuple([new[x] for x in node.inputs])
-        if rules is not None and node.settled is rules and inputs == node.inputs:
-            new[node] = node
-            continue
-        with origin(node.where):
+    new: dict[Node, Node] = {}  # of what is no longer itself
+    with origin("") as lines:
+        for node in graph.nodes():
+            inputs = node.inputs
+            if not new.keys().isdisjoint(inputs):
+                inputs = tuple([new.get(x, x) for x in inputs])
+            elif rules is not None and node.settled is rules:
+                continue
+            lines[-1] = node.where
             replacement = rule(node, inputs)
-            new[node] = rebuild(node, inputs) if replacement is None else replacement
+            if replacement is None:
+                replacement = rebuild(node, inputs)
+            if replacement is not node:
+                new[node] = replacement
     return Graph(
-        {k: new[v] for k, v in graph.outputs.items()}, {s: new[v] for s, v in graph.slots.items()}
+        {k: new.get(v, v) for k, v in graph.outputs.items()},
+        {s: new.get(v, v) for s, v in graph.slots.items()},
     )

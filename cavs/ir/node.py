@@ -431,15 +431,19 @@ _origin = _Origin()
 
 
 class origin:
-    """Nodes that passes make inside come from the user's line of the node they are made for."""
+    """Nodes that passes make inside come from the user's line of the node they are made for.
+
+    It gives the lines, of which the last may be changed for one node after another.
+    """
 
     __slots__ = ("where",)
 
     def __init__(self, where: str) -> None:
         self.where = where
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> list[str]:
         _origin.lines.append(self.where)
+        return _origin.lines
 
     def __exit__(self, *error: object) -> None:
         _origin.lines.pop()

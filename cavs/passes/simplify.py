@@ -20,7 +20,6 @@ from cavs.ir import (
     Node,
     TensorType,
     apply,
-    origin,
     rebuild,
     rewrite,
 )
@@ -420,13 +419,6 @@ def simplify_node(node: Node, rules: Rules = RULES) -> Node:
     return node
 
 
-def _changes(node: Node, rules: Rules) -> bool:
-    if node.settled is rules:
-        return False
-    with origin(node.where):
-        return simplify_node(node, rules) is not node
-
-
 def prune(graph: Graph) -> Graph:
     """Drops slots that no output needs."""
     needed: set[Any] = set()
@@ -448,12 +440,11 @@ def prune(graph: Graph) -> Graph:
 
 def simplify(graph: Graph, rules: Rules = RULES) -> Graph:
     """Simplifies until nothing changes, and drops what no output needs."""
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node:
+        return simplify_node(rebuild(node, inputs), rules)
+
     graph = prune(graph)
-    while any(_changes(node, rules) for node in graph.nodes()):
-        new = prune(
-            rewrite(graph, lambda n, inputs: simplify_node(rebuild(n, inputs), rules), rules)
-        )
-        if new.roots() == graph.roots():
-            return new
-        graph = new
+    while (new := rewrite(graph, rule, rules)) != graph:
+        graph = prune(new)
     return graph
