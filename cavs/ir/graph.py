@@ -141,8 +141,12 @@ def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) 
         attrs["domain"] = domain
     elif same:
         return node
-    types = [x.type for x in inputs]
-    return make(node.op, inputs, attrs, node.op.infer(types, attrs), node.where)
+    elif node.checked and [x.type for x in inputs] == [x.type for x in node.inputs]:
+        new = make(node.op, inputs, attrs, node.type, node.where)
+        new.checked = True  # no more than types of inputs and attributes are
+        return new
+    tensor_type = node.op.infer([x.type for x in inputs], attrs)
+    return make(node.op, inputs, attrs, tensor_type, node.where)
 
 
 def rewrite(

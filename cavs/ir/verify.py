@@ -49,8 +49,7 @@ def _check(graph: Graph, node: Node, stage: str) -> None:
         _fail(graph, node, stage, reason)
     if node.op.name != "constant" and inferred != node.type:
         _fail(graph, node, stage, f"type {node.type}, inferred {inferred}")
-    if node.op.rule is BatchRule.ROWWISE and any(
-        x.type.domain.rank > node.type.domain.rank for x in node.inputs
-    ):
+    rank = node.type.domain.rank
+    if node.op.rule is BatchRule.ROWWISE and any(x.type.domain.rank > rank for x in node.inputs):
         _fail(graph, node, stage, "a rowwise operator reads rows finer than its own")
     node.checked = True
