@@ -160,6 +160,7 @@ class Accesses:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._memo: dict[Node, list[Piece]] = {}
+        self._operands: dict[Node, list[tuple[Node, list[Piece]]]] = {}
         self._asked: set[Slot] = set()  # whose values are being looked for
 
     def pieces(self, node: Node) -> list[Piece]:
@@ -251,6 +252,12 @@ class Accesses:
 
     def operands(self, node: Node) -> list[tuple[Node, list[Piece]]]:
         """The float values that a kernel for the computed ``node`` reads, with their pieces."""
+        found = self._operands.get(node)
+        if found is None:
+            found = self._operands[node] = self._find_operands(node)
+        return found
+
+    def _find_operands(self, node: Node) -> list[tuple[Node, list[Piece]]]:
         inputs = [x for x in node.inputs if x.type.dtype != INT and x.op.name != "constant"]
         if node.op.name in ("matmul", "lstm"):
             inputs = inputs[:1]
