@@ -87,13 +87,14 @@ def keepers_last(program: Program, body: list[int]) -> None:
     Sums over the rows of a task stay behind everything else.
     """
     rows = [n for n in body if program.instructions[n].kind not in SUMS]
+    sums = [n for n in body if program.instructions[n].kind in SUMS]
     touched = [touches(program, [n]) for n in rows]
     keeps = [
         any(program.buffers[b].role == "arena" for b in written(program.instructions[n]))
         for n in rows
     ]
     order = _ordered(touched, [int(k) for k in keeps])
-    body[:] = [*(rows[n] for n in order), *(n for n in body if n not in set(rows))]
+    body[:] = [*(rows[n] for n in order), *sums]
 
 
 def _ordered(touched: list[Touches], rank: list[int]) -> list[int]:

@@ -206,7 +206,7 @@ def _best(
         if a.first > b.first or a.width < b.width or a.last < begin:
             continue
         kind = kind_of(a.space)
-        alike = (a.space, a.held) == (b.space, b.held)
+        alike = a.space == b.space and a.held == b.held
         holds = kind is None and _holds(program, a, b)
         if not _is_narrow(b, a):
             if not _dies(writes, uses[old], kind, 0, b.width):
@@ -248,15 +248,16 @@ def _dies(
     writes: Iterable[_Use], uses: Iterable[_Use], kind: int | None, column: int, width: int
 ) -> bool:
     """Whether columns of a buffer of ``kind`` die where ``writes`` fill what is to take them."""
-    there = range(column, column + width)
-    touched = [u for u in uses if _meet(u.columns, there)]
-    ends = set()
+    end = column + width
+    touched = [u for u in uses if u.columns.start < end and column < u.columns.stop]
+    here = False
     for u in writes:
-        if None in (kind, u.kind) or kind == u.kind:
-            ends.add(_end(u, touched, column))
-            if "later" in ends:
+        if kind is None or u.kind is None or kind == u.kind:
+            found = _end(u, touched, column)
+            if found == "later":
                 return False
-    return "here" in ends
+            here |= found == "here"
+    return here
 
 
 def _meet(a: range, b: range) -> bool:
