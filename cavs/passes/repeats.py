@@ -33,7 +33,10 @@ def block(x: Shape, shape: Shape) -> tuple[int, bool] | None:
 @where(lambda op: op.elementwise)
 def copies(node: Node) -> Node | None:
     """(2, 1, 3) read as (2, 4, 3): an axis between others is repeated by joining copies."""
-    inputs = tuple(_repeated(x, node.shape) for x in node.inputs)
+    shape = node.shape
+    if len(shape) < 2:
+        return None
+    inputs = tuple(_repeated(x, shape) for x in node.inputs)
     return None if inputs == node.inputs else rebuild(node, inputs)
 
 

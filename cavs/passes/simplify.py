@@ -32,9 +32,11 @@ def _fold(node: Node) -> Node | None:
     """Elementwise operators of known numbers."""
     if not node.inputs or node.op.evaluate is None:  # of a user, who need not give it
         return None
-    values = [constant_of(x) for x in node.inputs]
-    if any(v is None for v in values):
-        return None
+    values = []
+    for x in node.inputs:
+        values.append(constant_of(x))
+        if values[-1] is None:
+            return None
     with np.errstate(all="ignore"):
         return full(float(node.op.evaluate(node, *(np.float64(v) for v in values))), node.type)
 
