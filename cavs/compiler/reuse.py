@@ -39,6 +39,9 @@ def plan_reuse(program: Program, beside: bool = False) -> None:
     products come last, beside which there is room; and what `store_side_by_side` may join takes no
     place of other rows, where it could not.
     """
+    for stage in program.stages:
+        for body in (stage.body, *stage.bodies):
+            keepers_last(program, body)
     late = _ordered(program, early=False)
     if beside:
         best, _ = _shared(late, False, {n for run in runs_of(program) for n in run})
@@ -58,16 +61,10 @@ def plan_reuse(program: Program, beside: bool = False) -> None:
 
 def _ordered(program: Program, early: bool) -> Program:
     """The program with its stages in order; instructions and buffers keep their numbers."""
-    stages = [
-        replace(s, body=list(s.body), bodies=[list(body) for body in s.bodies])
-        for s in program.stages
-    ]
-    result = replace(program, buffers=[clone(b) for b in program.buffers], stages=stages)
+    buffers, stages = [clone(b) for b in program.buffers], list(program.stages)
+    result = replace(program, buffers=buffers, stages=stages)
     sums_first(result, early)
     side_by_side(result)
-    for stage in result.stages:
-        for body in (stage.body, *stage.bodies):
-            keepers_last(result, body)
     _lifetimes(result)
     return result
 

@@ -398,7 +398,7 @@ def make(
     where: str | None = None,
 ) -> Node:
     """The interned node; no inference."""
-    named = tuple(sorted(attrs.items(), key=lambda kv: kv[0])) if attrs else ()
+    named = tuple(sorted(attrs.items())) if attrs else ()  # by name: no two are the same
     key = op.name, inputs, named, tensor_type
     with _interned.lock:
         found = _interned.get(key)
