@@ -195,10 +195,12 @@ class _Partitioner:
                     clones[body] += plan
         bodies = sorted(dict.fromkeys(home.values()), key=lambda b: b.stage)
         position = {n: i for i, n in enumerate(self.compute)}
+        own: dict[Body, list[Node]] = defaultdict(list)
+        for n in self.compute:
+            own[home[n]].append(n)
         for body in bodies:
-            own = [n for n in self.compute if home[n] is body]
             body.repeated.update(n for n in clones[body] if n not in kept)
-            body.nodes = sorted({*own, *body.repeated}, key=lambda n: position[n])
+            body.nodes = sorted({*own[body], *body.repeated}, key=position.__getitem__)
         self._drop_unread(bodies, home, kept)
         return Partition(self.graph, self.accesses, [b for b in bodies if b.nodes], kept)
 
@@ -271,11 +273,13 @@ class _Partitioner:
     def _drop_unread(self, bodies: list[Body], home: dict[Node, Body], kept: set[Node]) -> None:
         """Nodes that every reader recomputes need not run at home."""
         for body in reversed(bodies):
-            for n in reversed(list(body.nodes)):
+            inside = set(body.nodes)
+            for n in reversed(body.nodes):
                 if n in self.roots or n in kept or n.op.rule is BatchRule.REDUCE:
                     continue
-                if not any(r in body.nodes for r in self.readers[n]):
-                    body.nodes.remove(n)
+                if inside.isdisjoint(self.readers[n]):
+                    inside.remove(n)
+            body.nodes = [n for n in body.nodes if n in inside]
 
     def _homes(self) -> dict[Node, Body]:
         """A body for every computed node; bodies numbered by longest path of stages."""
