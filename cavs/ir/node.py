@@ -431,10 +431,8 @@ _origin = _Origin()
 
 
 class origin:
-    """Nodes that passes make inside come from the user's line of the node they are made for.
-
-    It gives the lines, of which the last may be changed for one node after another.
-    """
+    """Nodes that passes make inside come from the user's line of the node they are made for, the
+    last of the lines that it gives, which may be changed."""
 
     __slots__ = ("where",)
 
