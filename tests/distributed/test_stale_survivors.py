@@ -191,7 +191,7 @@ def test_two_ranks_may_die(strategy, deaths, alone):
 OPTIMIZERS = {"adam": cavs.optim.Adam(lr=0.02), "momentum": cavs.optim.SGD(0.1, momentum=0.5)}
 
 
-def learn(optimizer, acts):
+def learn(optimizer, acts, timeout=60):
     """Loss before and after, updates and steps, as each rank knows them; rank 1 may die."""
 
     def work(c):
@@ -205,7 +205,7 @@ def learn(optimizer, acts):
         except (Killed, CommunicationError):
             assert c.rank == 1
 
-    return run_threads(3, work, timeout=patience(60))
+    return run_threads(3, work, timeout=patience(timeout))
 
 
 calm = functools.cache(lambda optimizer: learn(optimizer, 10**9)[0])
@@ -215,7 +215,7 @@ calm = functools.cache(lambda optimizer: learn(optimizer, 10**9)[0])
 @pytest.mark.parametrize("acts", [25, 70, 140])
 def test_optimiser_states_come_back(optimizer, acts):
     """The loss of a model that learns is about that of a calm run."""
-    first, gone, third = learn(optimizer, acts)
+    first, gone, third = learn(optimizer, acts, timeout=20)
     assert gone is None and first == third
     (begin, expected, _, steps), (_, found, updates, _) = calm(optimizer), first
     assert abs(found - expected) < 0.2 * (begin - expected)
