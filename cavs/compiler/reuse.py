@@ -245,8 +245,8 @@ def _dies(
     writes: Iterable[_Use], uses: Iterable[_Use], kind: int | None, column: int, width: int
 ) -> bool:
     """Whether columns of a buffer of ``kind`` die where ``writes`` fill what is to take them."""
-    end = column + width
-    touched = [u for u in uses if u.columns.start < end and column < u.columns.stop]
+    there = range(column, column + width)
+    touched = [u for u in uses if _meet(u.columns, there)]
     here = False
     for u in writes:
         if kind is None or u.kind is None or kind == u.kind:

@@ -134,7 +134,7 @@ def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
 
 
 def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) -> Node:
-    """``node`` with other inputs; its type is inferred anew from them."""
+    """``node`` with other inputs; its type is inferred anew where theirs are others."""
     same = len(inputs) == len(node.inputs) and all(map(is_, inputs, node.inputs))
     attrs: dict[str, Any] = dict(node.attrs)
     if domain is not None and attrs.get("domain", domain) != domain:
