@@ -10,6 +10,7 @@ import pytest
 import cavs
 from cavs import nn
 from cavs.compiler.pipeline import Passes
+from cavs.runtime import session as session_module
 from tests.runtime.trees import Classifier, graph, treebank
 
 
@@ -29,6 +30,23 @@ def test_every_stage_has_its_text(explained):
     assert repr(explained) == printed  # what a prompt shows
     for part in (*names, "partition", "program", "cuda", "buffers", "one step", "not batched"):
         assert f"== {part}" in printed
+
+
+def test_a_model_is_compiled_once_and_anew_only_for_text_that_was_not_kept(monkeypatch):
+    given, recorded = session_module.compile_graph, []
+
+    def counted(*arguments, **options):
+        recorded.append(options["record"])
+        return given(*arguments, **options)
+
+    monkeypatch.setattr(session_module, "compile_graph", counted)
+    batch, session = treebank(3), cavs.Session(Classifier())
+    assert session.compiled(batch).stages and recorded == [True]
+    session.gradients(batch)
+    assert session.compiled(batch, record=False).stages and recorded == [True]
+    later = cavs.Session(Classifier())
+    assert not later.compiled(batch, record=False).stages and recorded == [True, False]
+    assert later.compiled(batch).stages and recorded == [True, False, True]
 
 
 def test_bodies_say_when_they_run_and_why(explained):
