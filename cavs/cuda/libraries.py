@@ -13,7 +13,6 @@ import ctypes.util
 import functools
 import glob
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -125,9 +124,11 @@ def install_line(newest: int | None = None) -> str:
 @functools.cache
 def extras() -> dict[int, str]:
     """The extras of the package that bring CUDA, by its major."""
+    from importlib import metadata  # reads e-mail: half as long as NumPy to import
+
     try:
-        names = importlib.metadata.metadata("cavs").get_all("Provides-Extra") or []
-    except importlib.metadata.PackageNotFoundError:
+        names = metadata.metadata("cavs").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
         return {}
     found = (re.fullmatch(r"cuda(\d+)", name) for name in names)
     return {int(match[1]): match[0] for match in found if match}
@@ -139,9 +140,11 @@ def _installed(majors: Iterable[int]) -> list[int]:
 
 
 def _is_installed(distribution: str) -> bool:
+    from importlib import metadata
+
     try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
         return False
     return True
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace twin {
@@ -22,31 +23,38 @@ void* reserve(size_t bytes) {
   return at == MAP_FAILED ? nullptr : at;
 }
 
-// Guards are looked at before and after every test: word by word, as they begin at addresses
-// divisible by their size.
+// Guards are looked at before and after every test: a page at once.
 constexpr uintptr_t kWord = sizeof kGuard;
+constexpr uintptr_t kWhole = 4096;
 
-unsigned char guard_byte(uintptr_t at) { return kGuard >> at % kWord * 8 & 0xFF; }
+// Bytes of a guard that begins at such an address.
+const unsigned char* guard_at(uintptr_t address) {
+  static const auto bytes = [] {
+    std::array<unsigned char, kWhole + kWord> filled;
+    for (size_t i = 0; i < filled.size(); ++i) filled[i] = kGuard >> i % kWord * 8 & 0xFF;
+    return filled;
+  }();
+  return bytes.data() + address % kWord;
+}
 
 void fill_guard(uintptr_t from, uintptr_t to) {
-  const auto fill = [&](uintptr_t end) {
-    for (; from < end; ++from) *reinterpret_cast<unsigned char*>(from) = guard_byte(from);
-  };
-  fill(std::min(to, round_up(from, kWord)));
-  for (; from + kWord <= to; from += kWord) *reinterpret_cast<uint64_t*>(from) = kGuard;
-  fill(to);
+  for (uintptr_t next; from < to; from = next) {
+    next = std::min(to, from + kWhole);
+    std::memcpy(reinterpret_cast<void*>(from), guard_at(from), next - from);
+  }
 }
 
 // The first byte of [from, to) that is not as it was filled; `to` if all are.
 uintptr_t first_broken(uintptr_t from, uintptr_t to) {
-  const auto whole = [&](uintptr_t end) {
-    while (from < end && *reinterpret_cast<const unsigned char*>(from) == guard_byte(from)) ++from;
-    return from >= end;
-  };
-  if (!whole(std::min(to, round_up(from, kWord)))) return from;
-  while (from + kWord <= to && *reinterpret_cast<const uint64_t*>(from) == kGuard) from += kWord;
-  whole(to);
-  return from;
+  for (uintptr_t next; from < to; from = next) {
+    next = std::min(to, from + kWhole);
+    const auto* const found = reinterpret_cast<const unsigned char*>(from);
+    const unsigned char* const filled = guard_at(from);
+    if (std::memcmp(found, filled, next - from) != 0)
+      return from + static_cast<uintptr_t>(
+                        std::mismatch(found, found + (next - from), filled).first - found);
+  }
+  return to;
 }
 
 constexpr uint32_t kPoison = 0x7FFEFFFEu;
@@ -176,7 +184,8 @@ void Memory::guard(const Blocks::value_type& entry) {
 void Memory::forget_violations() {
   violations_.clear();
   for (const Blocks* blocks : {&device_, &pinned_})
-    for (const auto& block : *blocks) guard(block);
+    for (const auto& block : *blocks)
+      if (!broken(block).empty()) guard(block);
 }
 
 std::string Memory::broken(const Blocks::value_type& entry) {
