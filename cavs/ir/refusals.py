@@ -185,21 +185,6 @@ class Refusals:
     __invert__ = _refused("~ does not take {}", "1.0 - x of a comparison is 1 where it is false")
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _floor
 
-    def __getattr__(self, name: str) -> Any:
-        if hasattr(type(self), name):  # a property raised AttributeError: that is said
-            return object.__getattribute__(self, name)
-        if name.startswith("_"):
-            raise AttributeError(name)
-        cure = _METHODS.get(name, "" if self._elsewhere else _OPERATORS)
-        if self._elsewhere and cure in (_LATER, TO_FLOATS, _SHAPE):
-            cure = ""
-        cure = "write " * cure.startswith(("ops.", "x ", "W.")) + cure.format(name)
-        raise NoAttributeError(
-            f"{self._kind} has no {name!r}",
-            where=user_line(),
-            hint=(cure + self._elsewhere).removeprefix("; "),
-        )
-
     def __rpow__(self, base: Any) -> Any:
         log = "ops.log(a)"
         if isinstance(base, int | float | np.number) and base > 0:
@@ -252,3 +237,17 @@ class Refusals:
             f"np.{name} does not take {self._kind}{self._because}",
             (f"write {cure}" if cure else "compute with operators and cavs.ops") + self._elsewhere,
         )
+
+
+def no_attribute(operand: Refusals, name: str, where: str) -> NoAttributeError:
+    """What is said of an attribute that ``operand`` has not, at a line of the user's."""
+    elsewhere = operand._elsewhere
+    cure = _METHODS.get(name, "" if elsewhere else _OPERATORS)
+    if elsewhere and cure in (_LATER, TO_FLOATS, _SHAPE):
+        cure = ""
+    cure = "write " * cure.startswith(("ops.", "x ", "W.")) + cure.format(name)
+    return NoAttributeError(
+        f"{operand._kind} has no {name!r}",
+        where=where,
+        hint=(cure + elsewhere).removeprefix("; "),
+    )

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from cavs.errors import TraceError, user_line
+from cavs.errors import TraceError, raised_at, user_line
 from cavs.ir.graph import Slot
 from cavs.ir.node import Node
+from cavs.ir.refusals import no_attribute
 
 
 @dataclass
@@ -51,9 +52,19 @@ def current_trace() -> Trace:
 
 @contextmanager
 def tracing(training: bool) -> Iterator[Trace]:
-    """Makes a new trace the current one."""
+    """Makes a new trace the current one.
+
+    An attribute that nodes lack is explained here, not by a ``__getattr__`` of theirs: with one,
+    Python looks up every attribute in a slow way, and compiling takes a tenth longer.
+    """
     _stack.traces.append(Trace(training))
     try:
         yield _stack.traces[-1]
+    except AttributeError as error:
+        node, name = error.obj, error.name or "_"
+        if not isinstance(node, Node) or hasattr(type(node), name) or name.startswith("_"):
+            raise
+        told = no_attribute(node, name, raised_at(error))
+        raise told.with_traceback(error.__traceback__) from None
     finally:
         _stack.traces.pop()
