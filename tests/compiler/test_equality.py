@@ -97,7 +97,8 @@ def check(session, batch, expected, forward, tolerance, moved=None):
 
 
 NARROW = {"int16": (1e-2, 1e-4), "bfloat16x3": (1e-3, 2**-16), "bfloat16": (0.3, 2**-8)}
-A_FIFTH, A_SIXTH = (st.integers(1, n).map(lambda i: i == 1) for n in (5, 6))
+# The ends of a range are drawn oftener: for its middle a fifth to a quarter is left.
+A_FIFTH = st.integers(1, 100).map(lambda i: 20 < i <= 70)
 
 
 @examples(CASES)
@@ -119,9 +120,9 @@ def test_every_precision_equals_the_oracle(model, batch, narrow):
 
 
 @examples(CASES // 2)
-@given(models(), batches(), A_SIXTH)
+@given(models(), batches(), A_FIFTH)
 def test_cells_with_kinks_equal_the_oracle(model, batch, serial):
-    """A sixth of them one vertex at a time, too."""
+    """A fifth of them one vertex at a time, too."""
     case = Case(model, batch)
     with mock.patch.object(session_module, "compile_graph", compile_once):
         case.compare(FLOAT64)
