@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cavs.config import is_whole, require, require_flag, require_seed
 from cavs.errors import ConfigError, DTypeError, NumericsError, ShapeError, user_line
 from cavs.ir import REGISTRY, Node, Operand, apply
-from cavs.ir.refusals import no_attribute
+from cavs.ir.refusals import lacks, no_attribute
 
 _NAMED = ("xavier", "zeros", "ones", "normal", "uniform")
 
@@ -130,11 +130,9 @@ class Parameter(Operand):
         self.version = 0  # one more whenever the value was written, or given to who may write it
 
     def __getattr__(self, name: str) -> Any:
-        if hasattr(type(self), name):  # a property raised AttributeError: that is said
-            return object.__getattribute__(self, name)
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise no_attribute(self, name, user_line())
+        if lacks(self, name):
+            raise no_attribute(self, name, user_line())
+        return object.__getattribute__(self, name)  # which raises its AttributeError again
 
     def initialize(self, seed: int, dtype: npt.DTypeLike = np.float32) -> None:
         """Draws the value from ``seed`` and the parameter's name, whatever the order of others.

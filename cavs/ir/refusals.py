@@ -239,8 +239,13 @@ class Refusals:
         )
 
 
+def lacks(operand: Refusals, name: str) -> bool:
+    """Whether a user asked for what ``operand`` has not: no property failed, nor a protocol."""
+    return not hasattr(type(operand), name) and not name.startswith("_")
+
+
 def no_attribute(operand: Refusals, name: str, where: str) -> NoAttributeError:
-    """What is said of an attribute that ``operand`` has not, at a line of the user's."""
+    """What is said of an attribute that ``operand`` lacks, at a line of the user's."""
     elsewhere = operand._elsewhere
     cure = _METHODS.get(name, "" if elsewhere else _OPERATORS)
     if elsewhere and cure in (_LATER, TO_FLOATS, _SHAPE):

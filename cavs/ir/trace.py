@@ -11,7 +11,7 @@ from typing import Any
 from cavs.errors import TraceError, raised_at, user_line
 from cavs.ir.graph import Slot
 from cavs.ir.node import Node
-from cavs.ir.refusals import no_attribute
+from cavs.ir.refusals import lacks, no_attribute
 
 
 @dataclass
@@ -55,14 +55,14 @@ def tracing(training: bool) -> Iterator[Trace]:
     """Makes a new trace the current one.
 
     An attribute that nodes lack is explained here, not by a ``__getattr__`` of theirs: with one,
-    Python looks up every attribute in a slow way, and compiling takes a tenth longer.
+    Python looks up every attribute in a slow way, and compiling takes longer.
     """
     _stack.traces.append(Trace(training))
     try:
         yield _stack.traces[-1]
     except AttributeError as error:
         node, name = error.obj, error.name or "_"
-        if not isinstance(node, Node) or hasattr(type(node), name) or name.startswith("_"):
+        if not isinstance(node, Node) or not lacks(node, name):
             raise
         told = no_attribute(node, name, raised_at(error))
         raise told.with_traceback(error.__traceback__) from None

@@ -262,9 +262,19 @@ def test_attributes_that_are_asked_for():
         good(f, v)
 
     assert "loss" in trace(Classifier(body)).outputs
+    for name in ("_hidden", "__deepcopy__"):
+        with pytest.raises(AttributeError) as caught:
+            trace(Classifier(lambda f, v, name=name: getattr(v.pull("x"), name)))
+        assert type(caught.value) is AttributeError
     for name in ("grad", "numpy"):
         with pytest.raises(AttributeError, match=f"parameter has no '{name}'(.|\\n)*.value is its"):
             getattr(cavs.Parameter(3), name)
+
+
+def test_attributes_of_others_that_are_missing_are_no_matter_of_the_trace():
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'tanh'") as caught:
+        trace(Classifier(lambda f, v: (3).tanh))
+    assert type(caught.value) is AttributeError
 
 
 def test_errors_inside_properties_are_theirs():
