@@ -124,7 +124,7 @@ def install_line(newest: int | None = None) -> str:
 @functools.cache
 def extras() -> dict[int, str]:
     """The extras of the package that bring CUDA, by its major."""
-    from importlib import metadata  # reads e-mail: half as long as NumPy to import
+    from importlib import metadata  # slow to import, and rarely needed
 
     try:
         names = metadata.metadata("cavs").get_all("Provides-Extra") or []
