@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from cavs.compiler.columns import store_side_by_side
+from cavs.compiler.coalesce_operands import coalesce_operands
 from cavs.compiler.lower import Lowering
+from cavs.compiler.mark_scatter_traffic import mark_scatter_traffic
 from cavs.compiler.memory import Shape, kept, peak
-from cavs.compiler.products import join_products
+from cavs.compiler.merge_gradient_products import merge_gradient_products
 from cavs.compiler.program import Program
-from cavs.compiler.reuse import plan_reuse
-from cavs.compiler.scatter import mark_scatters
+from cavs.compiler.reuse_buffers import reuse_buffers
 from cavs.ir import INT, Graph
 from cavs.ir.printer import print_graph
 from cavs.ir.verify import verify
@@ -219,16 +219,16 @@ class _Compiler:
         )
         program = self._program(graph)
         Lowering(parts, program, passes.fuse, reached).run()
-        mark_scatters(program)
+        mark_scatter_traffic(program)
         if passes.partition:
-            join_products(program, self.beside)
+            merge_gradient_products(program, self.beside)
         if passes.plan_memory:
-            plan_reuse(program, self.beside)
+            reuse_buffers(program, self.beside)
         else:
             for b in program.buffers:
                 b.first, b.last = 0, max(len(program.stages) - 1, 0)
         if self.beside:
-            store_side_by_side(program)
+            coalesce_operands(program)
         return Compiled(program, self.traced, graph, parts, self.stages)
 
     def _program(self, graph: Graph) -> Program:

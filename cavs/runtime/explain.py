@@ -17,7 +17,7 @@ from cavs.cuda.storage import half_buffers
 from cavs.frontend.model import Model
 from cavs.ir import SLOT_READERS, Node
 from cavs.passes.partition import Body
-from cavs.runtime.loops import LoopReport, loops_of, rows_of
+from cavs.runtime.loop_report import LoopReport, loops_of, rows_of
 from cavs.runtime.measure import Measured, Rule, RunReport, measured, unchanged
 from cavs.runtime.run_text import run_lines
 from cavs.runtime.session import Session

@@ -13,7 +13,7 @@ import numpy as np
 from cavs.cuda.engine import DECIDED
 from cavs.frontend.model import Model
 from cavs.frontend.parameter import Parameter
-from cavs.runtime.loops import LoopReport
+from cavs.runtime.loop_report import LoopReport
 from cavs.runtime.session import Session
 from cavs.runtime.traffic import InstructionReport
 from cavs.runtime.variant import Array, BatchLike

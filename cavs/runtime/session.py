@@ -25,12 +25,19 @@ from cavs.runtime import check
 from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
-from cavs.runtime.following import Following
 from cavs.runtime.inputs import features, schedule_of, update_of
-from cavs.runtime.looking import Inspected, report_of
+from cavs.runtime.parameter_sync import Following
 from cavs.runtime.precision import products_of, require_precision
+from cavs.runtime.profiler import Inspected, report_of
 from cavs.runtime.recurrence import CUDNN, Lstms
-from cavs.runtime.tracing import decide_shape, fits, lump, may_lump, set_child_numbers, trace
+from cavs.runtime.tracing import (
+    decide_shape,
+    fits,
+    merge_features,
+    must_merge_features,
+    set_child_numbers,
+    trace,
+)
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
 
 Array = npt.NDArray[Any]
@@ -260,8 +267,8 @@ class Session(Inspected, Following):
         schedule = schedule_of(variant, self._source(variant, batch), self.overlaps)
         found = {int(k) for k, _, _ in schedule.kinds}
         kinds = set(union(sorted(found | set(variant.kinds))))
-        if may_lump(variant, kinds):
-            lump(variant)
+        if must_merge_features(variant, kinds):
+            merge_features(variant)
             self.compile_for(batch, union)
         else:
             self._compile(variant, kinds)
@@ -296,8 +303,8 @@ class Session(Inspected, Following):
         schedule = schedule_of(variant, source, self.overlaps)
         check_arity(variant.traced, schedule.max_arity, batch)
         found = {k for k, _, _ in schedule.kinds}
-        if may_lump(variant, found):
-            lump(variant)
+        if must_merge_features(variant, found):
+            merge_features(variant)
             return self._prepare(batch, training, with_loss, record)
         decide_shape(variant, schedule, self._agreed(training))
         others = training and self._other_gradients(variant)
@@ -358,7 +365,7 @@ class Session(Inspected, Following):
         variant = self._variants.setdefault(key, Variant(*key))
         if not absent <= variant.absent:
             variant.absent |= absent
-            variant.passed = {}  # a batch that fitted may not any more
+            variant.last_schema = {}  # a batch that fitted may not any more
         trace(variant, self.model, self._edge_types.schema(batch), batch)
         return variant
 
@@ -421,7 +428,7 @@ class Session(Inspected, Following):
             executor = self._cuda.executor(program, encode(program), values)
         executor.set_profiling(self._profiling)
         # Whatever broke this off, the variant is as it was, or has no executor.
-        variant.grown += variant.executor is not None and len(kinds) > len(variant.kinds)
+        variant.recompiles += variant.executor is not None and len(kinds) > len(variant.kinds)
         variant.executor = None
         variant.kinds, variant.frozen, variant.compiled = kinds, self._frozen(), compiled
         variant.executor = executor

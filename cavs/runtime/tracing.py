@@ -15,8 +15,8 @@ from cavs.passes.specialise import MAX_OPTIONAL, optional_features
 from cavs.runtime.check import check_schema
 from cavs.runtime.variant import BatchLike, Variant
 
-MOST_KINDS = 32  # of vertices that a model is compiled for
-MOST_GROWN = 8  # times that new ones came after it was compiled
+MAX_KINDS = 32  # of vertices that a model is compiled for
+MAX_RECOMPILES = 8  # times that new ones came after it was compiled
 
 
 def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: BatchLike) -> None:
@@ -26,20 +26,20 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
     a feature is not what it was.
     """
     if variant.traced is not None and not guessed(variant, batch):
-        if schema == variant.passed:
+        if schema == variant.last_schema:
             return
         check_schema(variant.traced, variant.schema, schema, batch)
         if not lacks(variant, batch):
-            variant.passed = schema
+            variant.last_schema = schema
             return
-    variant.passed, variant.traced, variant.executor = {}, None, None
+    variant.last_schema, variant.traced, variant.executor = {}, None, None
     old = variant.schema
     variant.schema = {
         n: Feature(
             s.kind,
             s.dtype,
             tuple(s.shape),
-            n not in variant.lumped
+            n not in variant.merged_features
             and bool(s.has_absent or n in variant.absent or (n in old and old[n].optional)),
         )
         for n, s in schema.items()
@@ -59,12 +59,12 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
     set_child_numbers(variant, decided or 0)
     variant.child_numbers = decided
     if len(variant.optional) > MAX_OPTIONAL:
-        lump(variant)
+        merge_features(variant)
         return trace(variant, model, schema, batch)
     if optional != variant.optional:
         variant.kinds = ()
-    if variant.restored:
-        variant.kinds, variant.restored = variant.restored, ()
+    if variant.pending_kinds:
+        variant.kinds, variant.pending_kinds = variant.pending_kinds, ()
 
 
 def fits(variant: Variant, batch: BatchLike) -> bool:
@@ -82,17 +82,17 @@ def lacks(variant: Variant, batch: BatchLike) -> bool:
     return any(
         (s.has_absent or n in variant.absent) and not variant.schema[n].optional
         for n, s in batch.feature_schema().items()
-        if n in variant.schema and n not in variant.lumped
+        if n in variant.schema and n not in variant.merged_features
     )
 
 
-def may_lump(variant: Variant, kinds: Collection[int]) -> bool:
+def must_merge_features(variant: Variant, kinds: Collection[int]) -> bool:
     """Whether ``kinds`` of vertices besides the known ones are too many to compile for each."""
     if all(name.startswith(LEAF) for name in variant.optional):
         return False
     new = set(kinds) - set(variant.kinds)
-    late = bool(new) and variant.executor is not None and variant.grown >= MOST_GROWN
-    return late or len(variant.kinds) + len(new) > MOST_KINDS
+    late = bool(new) and variant.executor is not None and variant.recompiles >= MAX_RECOMPILES
+    return late or len(variant.kinds) + len(new) > MAX_KINDS
 
 
 def decide_shape(variant: Variant, schedule: _engine.Schedule, agreed: bool) -> None:
@@ -107,10 +107,10 @@ def decide_shape(variant: Variant, schedule: _engine.Schedule, agreed: bool) -> 
         variant.shape = Shape((vertices - inner) / inner, edges / inner)
 
 
-def lump(variant: Variant) -> None:
+def merge_features(variant: Variant) -> None:
     """Vertices without features that some have are no kinds any more: they read rows of zeros."""
-    variant.lumped |= {name for name in variant.optional if not name.startswith(LEAF)}
-    variant.traced, variant.kinds, variant.passed = None, (), {}
+    variant.merged_features |= {name for name in variant.optional if not name.startswith(LEAF)}
+    variant.traced, variant.kinds, variant.last_schema = None, (), {}
 
 
 def set_child_numbers(variant: Variant, numbers: int) -> None:

@@ -11,7 +11,7 @@ from cavs.ir import BatchRule, Node
 from cavs.passes.at_nth_child import LEAF
 from cavs.passes.merge_vertices import features_of_vertices, why_apart
 from cavs.passes.specialise import Kind
-from cavs.runtime.loops import LoopReport
+from cavs.runtime.loop_report import LoopReport
 from cavs.runtime.session import MERGED_FROM
 from cavs.runtime.variant import BatchLike, Variant
 
@@ -28,7 +28,7 @@ def not_batched(
     return (
         *_narrow(compiled, loops),
         *_apart(variant, batch, passes),
-        *_lumped(variant),
+        *_merged_features(variant),
         *_alone(report),
         *_repeated(compiled),
         *_switched_off(passes),
@@ -106,9 +106,9 @@ def _apart(variant: Variant, batch: BatchLike, passes: Passes) -> Iterator[str]:
         yield f"{equal} of {vertices} vertices run {same}: {why}"
 
 
-def _lumped(variant: Variant) -> Iterator[str]:
-    if variant.lumped:
-        names = ", ".join(sorted(variant.lumped))
+def _merged_features(variant: Variant) -> Iterator[str]:
+    if variant.merged_features:
+        names = ", ".join(sorted(variant.merged_features))
         yield (
             f"with or without {names} makes no kinds any more, there were too many: "
             "vertices without read rows of zeros"

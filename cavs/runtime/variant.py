@@ -113,7 +113,7 @@ class Variant:
     merging: bool
     recurrent: bool = False
     schema: dict[str, Feature] = field(default_factory=dict)
-    passed: Mapping[str, Any] = field(default_factory=dict)  # of the last batch that fitted
+    last_schema: Mapping[str, Any] = field(default_factory=dict)  # of the last batch that fitted
     without_edges: bool = False  # traced for a batch that had none: types of theirs are a guess
     traced: Graph | None = None
     optional: tuple[str, ...] = ()
@@ -123,18 +123,18 @@ class Variant:
     shared: bool | None = None  # edges outnumber vertices, in the first batch; None before it
     shape: Shape | None = None  # of the graphs of the first batch with edges
     absent: frozenset[str] = frozenset()  # features known to be absent somewhere, before any batch
-    lumped: frozenset[str] = frozenset()  # features whose absence makes no kind of vertex
-    grown: int = 0  # how often new kinds came after it was compiled
-    restored: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
+    merged_features: frozenset[str] = frozenset()  # features whose absence makes no kind of vertex
+    recompiles: int = 0  # how often new kinds came after it was compiled
+    pending_kinds: tuple[int, ...] = ()  # kinds of load_state_dict, until the first batch
     compiled: Compiled | None = None
     executor: Executor | None = None
     frozen: frozenset[str] = frozenset()  # parameters that it is compiled without gradients of
-    continued: bool = False  # from another session, whose batches it may not meet for long
+    inherited: bool = False  # from another session, whose batches it may not meet for long
 
     @property
     def is_known(self) -> bool:
         """Whether a batch has decided anything, here or where it comes from."""
-        return self.traced is not None or self.continued
+        return self.traced is not None or self.inherited
 
     def to_json(self) -> dict[str, Any]:
         """For what it is compiled, as JSON values."""
@@ -145,9 +145,9 @@ class Variant:
             "recurrent": self.recurrent,
             "child_numbers": self.child_numbers,
             "absent": sorted(self.absent | {n for n, f in self.schema.items() if f.optional}),
-            "lumped": sorted(self.lumped),
-            "grown": self.grown,
-            "kinds": [int(k) for k in self.kinds or self.restored],
+            "merged_features": sorted(self.merged_features),
+            "recompiles": self.recompiles,
+            "kinds": [int(k) for k in self.kinds or self.pending_kinds],
             "shared": self.shared,
             "shape": self.shape,
         }
@@ -163,12 +163,12 @@ class Variant:
             bool(entry.get("recurrent", False)),
             child_numbers=None if numbers is None else int(numbers),
             absent=frozenset(str(n) for n in entry["absent"]),
-            lumped=frozenset(str(n) for n in entry.get("lumped", ())),
-            grown=int(entry.get("grown", 0)),
-            restored=tuple(sorted(int(k) for k in entry["kinds"])),
+            merged_features=frozenset(str(n) for n in entry.get("merged_features", ())),
+            recompiles=int(entry.get("recompiles", 0)),
+            pending_kinds=tuple(sorted(int(k) for k in entry["kinds"])),
             shared=entry.get("shared"),
             shape=None if (shape := entry.get("shape")) is None else Shape(*map(float, shape)),
-            continued=True,
+            inherited=True,
         )
 
     @staticmethod

@@ -148,7 +148,7 @@ def test_all_passes_off(model, batch):
 @examples(60)
 @given(models(), batches())
 def test_vertices_without_features_among_others(model, batch):
-    with mock.patch.object(tracing, "MOST_KINDS", 0):
+    with mock.patch.object(tracing, "MAX_KINDS", 0):
         compare(model, batch, FLOAT64)
 
 

@@ -18,12 +18,12 @@ from cavs.errors import DeviceError, FeatureError, NumericsError
 from cavs.runtime import session as session_module
 from tests import random_programs
 from tests.compiler.test_equality import ALL_ON, FLOAT32, FLOAT64, check
-from tests.compiler.test_programs import with_parameters
+from tests.compiler.test_random_programs import with_parameters
 from tests.cuda.hardware import gpu
 from tests.oracle import assert_close, reference, too_steep
 from tests.random_cells import batches, models, traced_parameters
 from tests.random_programs import programs
-from tests.runtime.test_standing_cases import STRUCTURES
+from tests.runtime.test_edge_cases import STRUCTURES
 from tests.runtime.trees import Classifier, binary, graph, treebank
 
 OPTIMIZERS = {

@@ -19,14 +19,14 @@ from cavs.cuda.persistent import ABOVE, BELOW, OWN, Access, barriers
 from cavs.errors import ConfigError, DeviceError
 from tests import random_programs
 from tests.compiler.test_equality import FLOAT32, FLOAT64
-from tests.compiler.test_programs import with_parameters
+from tests.compiler.test_random_programs import with_parameters
 from tests.cuda.test_engine import RANDOM, classifier, compare
 from tests.cuda.test_models import BOUNDS, CELLS, OPTIONS, cell_and_batches, model_and_batches
 from tests.cuda.test_models import compare as compare_training
 from tests.cuda.twin import TwinCompiler
 from tests.random_cells import batches, models, traced_parameters
 from tests.random_programs import programs
-from tests.runtime.test_standing_cases import STRUCTURES
+from tests.runtime.test_edge_cases import STRUCTURES
 from tests.runtime.trees import Classifier, binary, graph, treebank
 
 

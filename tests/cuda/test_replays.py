@@ -23,7 +23,7 @@ from tests.cuda.tagger import close, graphs, single, tagger, trainer_on
 from tests.cuda.twin import TwinCompiler
 from tests.oracle import assert_close
 from tests.random_cells import batches, models, traced_parameters
-from tests.runtime.test_standing_cases import STRUCTURES
+from tests.runtime.test_edge_cases import STRUCTURES
 from tests.runtime.trees import graph, treebank
 
 

@@ -9,7 +9,7 @@ from cavs.distributed.builders import REGISTRY
 from cavs.distributed.communicator import run_threads
 from cavs.errors import ConfigError
 from tests.distributed.test_trainer import Tree, trees
-from tests.runtime.test_without_edges import ALONE, TREE, Relations
+from tests.runtime.test_edge_types import ALONE, TREE, Relations
 
 BATCHES = [cavs.batch(trees(8, seed)) for seed in range(5)]
 CHANGE = 2  # the step before which parameters are frozen or thawed

@@ -13,7 +13,7 @@ from cavs import ops
 from cavs.errors import TraceError
 from cavs.ir import Node, apply, constant
 from cavs.ir.refusals import CURES
-from tests.frontend.test_errors import Classifier, good, line_in, passing_x, trace
+from tests.frontend.test_trace_errors import Classifier, good, line_in, passing_x, trace
 
 X = np.ones(3, np.float32)
 CALLS = {

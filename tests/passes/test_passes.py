@@ -10,8 +10,8 @@ import pytest
 
 import cavs
 from cavs import nn, ops
+from cavs.compiler.merge_gradient_products import merge_gradient_products
 from cavs.compiler.pipeline import Passes, compile_graph
-from cavs.compiler.products import join_products
 from cavs.compiler.program import (
     Buffer,
     Instruction,
@@ -269,7 +269,7 @@ def test_products_wait_for_nothing_that_changes_what_they_read():
             Stage("rows", 2, body=[1]) if between == "rows" else Stage("loop", bodies=[[1]]),
             Stage("global", body=[2]),
         ]
-        join_products(program, **rest)
+        merge_gradient_products(program, **rest)
         return [instructions_of(s) for s in program.stages]
 
     apart, joined = [[0], [1], [2]], [[1], [0, 2]]

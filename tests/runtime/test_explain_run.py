@@ -10,7 +10,7 @@ import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
 from cavs.errors import ConfigError, TraceError
-from tests.runtime import test_lumped
+from tests.runtime import test_merged_features
 from tests.runtime.trees import CLASSES, WORDS, Classifier, binary, treebank
 
 WIDTH = 8
@@ -227,7 +227,8 @@ def test_why_equal_vertices_run_apart():
 
 
 def test_features_that_make_no_kinds_are_named():
-    found = cavs.explain(test_lumped.Many(7), test_lumped.chains(7, 20), run=False)
+    model, batch = test_merged_features.Many(7), test_merged_features.chains(7, 20)
+    found = cavs.explain(model, batch, run=False)
     (line,) = [x for x in found.not_batched if "makes no kinds any more" in x]
     assert "f0, f1" in line
 

@@ -15,7 +15,7 @@ from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph, Node
 from cavs.runtime import Session
-from cavs.runtime.loops import rows_of
+from cavs.runtime.loop_report import rows_of
 
 
 def measured_variables(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cavs.compiler.program import PRESENT_SPACE, Program, Stage
-from cavs.runtime.bound import fewest_tasks
+from cavs.runtime.task_bound import fewest_tasks
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class LoopReport:
 
     stage: its number. gradient: a loop of cotangents. levels and widths: of every task its level
     and its vertices. bound: no policy of batching needs fewer tasks, see
-    `cavs.runtime.bound.fewest_tasks`. keys: of the kinds of vertices with work in it, see
+    `cavs.runtime.task_bound.fewest_tasks`. keys: of the kinds of vertices with work in it, see
     `cavs.passes.specialise.Kind`.
     """
 

@@ -8,7 +8,7 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.errors import FeatureError, ShapeError, TraceError
-from tests.frontend.test_errors import Classifier, good, line_in, passing_x, trace
+from tests.frontend.test_trace_errors import Classifier, good, line_in, passing_x, trace
 
 
 def gathered_state_itself(f, v):
@@ -157,7 +157,7 @@ def test_guesses_at_the_primitives(body, text):
 def test_a_state_without_a_name():
     with pytest.raises(TraceError, match=r"by name(.|\n)*State\(h=128\)") as caught:
         cavs.State(150)
-    assert caught.value.where.startswith("test_guesses.py:")
+    assert caught.value.where.startswith("test_first_attempts.py:")
 
 
 def test_inputs_by_place():
@@ -198,7 +198,7 @@ def test_a_parameter_that_the_model_does_not_hold(other):
 
     with pytest.raises(TraceError, match=r"shape \[4, 4\] that it does not hold") as caught:
         trace(Classifier(body, passing_x))
-    assert caught.value.where.startswith("test_guesses.py:")
+    assert caught.value.where.startswith("test_first_attempts.py:")
     assert "attribute of Classifier" in caught.value.hint
 
 
@@ -313,7 +313,7 @@ def test_sums_that_are_made_outside_of_the_cell(make):
 def test_sizes_that_are_no_tuple():
     with pytest.raises(ShapeError, match=r"Parameter\(4, 5\) has 2(.|\n)*one tuple") as caught:
         cavs.Parameter(4, 5)
-    assert caught.value.where.startswith("test_guesses.py:")
+    assert caught.value.where.startswith("test_first_attempts.py:")
 
 
 def test_a_model_that_is_called():

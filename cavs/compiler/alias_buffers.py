@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from cavs.compiler.program import Operand, Program, clone
 
-Place = tuple[int, int]  # a buffer, and the column of it where another one begins
+Alias = tuple[int, int]  # a buffer, and the column of it where another one begins
 
 
-def take_places(program: Program, place: dict[int, Place]) -> None:
+def alias_buffers(program: Program, place: dict[int, Alias]) -> None:
     """Takes the buffers that have another's place out of the program."""
     kept = [n for n in range(len(program.buffers)) if n not in place]
     number = {n: (i, 0) for i, n in enumerate(kept)}
@@ -30,7 +30,7 @@ def take_places(program: Program, place: dict[int, Place]) -> None:
     program.outputs = {name: number[n][0] for name, n in program.outputs.items()}
 
 
-def _home(n: int, place: dict[int, Place]) -> Place:
+def _home(n: int, place: dict[int, Alias]) -> Alias:
     column = 0
     while n in place:
         n, start = place[n]

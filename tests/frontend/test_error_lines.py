@@ -114,7 +114,7 @@ def test_a_line_of_the_user_in_a_background_thread(tmp_path):
     with ThreadPoolExecutor(1) as pool:
         error = pool.submit(read).exception()
     first = int(line_of(read).partition(":")[2])
-    assert error.where == f"test_lines.py:{first + 1}"
+    assert error.where == f"test_error_lines.py:{first + 1}"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_the_command_line_shows_the_line_of_a_model_of_ones_own(tmp_path, monkey
 def test_constructors_of_dataclasses_are_no_code_of_the_user():
     with pytest.raises(ConfigError) as caught:
         cavs.optim.Adam(lr=0.1, beta1=2.0)  # here
-    assert caught.value.where.startswith("test_lines.py:")
+    assert caught.value.where.startswith("test_error_lines.py:")
 
 
 def test_an_error_with_another_text_keeps_its_line(tmp_path):
@@ -166,7 +166,7 @@ def test_an_error_with_another_text_keeps_its_line(tmp_path):
     with pytest.raises(CavsError, match="of the data set") as caught:
         next(iter(cavs.DataLoader(Data(), batch_size=3)))
     first = int(line_of(Data.__getitem__).partition(":")[2])
-    assert caught.value.where == f"test_lines.py:{first + 1}"
+    assert caught.value.where == f"test_error_lines.py:{first + 1}"
     assert str(caught.value).count("\n  from ") == 1
 
 

@@ -22,7 +22,7 @@ from cavs.errors import (
     TraceError,
     line_of,
 )
-from tests.frontend.test_errors import Classifier, good, trace
+from tests.frontend.test_trace_errors import Classifier, good, trace
 
 V = cavs.Parameter((8, 16), init="ones")
 NAN, INF = float("nan"), float("inf")
@@ -144,7 +144,7 @@ def test_a_state_that_is_asked_for_and_thrown_away_is_unread():
         name = next(iter(states.keys() - {"h"}), "h")
         with pytest.raises(TraceError, match=f"never reads its state {name}: nothing") as caught:
             trace(Classifier(body, **states))
-        assert caught.value.where.startswith("test_errors.py:")  # where vertex is defined
+        assert caught.value.where.startswith("test_trace_errors.py:")  # where vertex is defined
 
 
 @pytest.mark.parametrize("top_down", [False, True])
@@ -269,7 +269,8 @@ def test_what_is_not_the_number_of_a_child(k, shown):
     with pytest.raises(TraceError, match=rf"gather\({shown}\) is not .* 0 to 65535") as caught:
         trace(Classifier(body))
     line = int(line_of(body).rpartition(":")[2]) + 1
-    assert caught.value.where == f"test_misuse.py:{line}" and "from 0" in caught.value.hint
+    assert caught.value.where == f"test_invalid_arguments.py:{line}"
+    assert "from 0" in caught.value.hint
 
 
 def test_the_last_child_that_has_a_number():
@@ -292,7 +293,8 @@ def test_the_last_child_that_has_a_number():
 def test_a_batch_has_no_length_in_a_trace(ask):
     with pytest.raises(TraceError, match=r"batch(\.graph)? has no length and") as caught:
         trace(Classifier(good, lambda m, b: ask(b)))
-    assert caught.value.where.startswith("test_misuse.py:") and "mean_rows" in caught.value.hint
+    assert caught.value.where.startswith("test_invalid_arguments.py:")
+    assert "mean_rows" in caught.value.hint
 
 
 def test_a_batch_in_a_trace_is_true():
@@ -330,12 +332,13 @@ def test_an_input_that_a_cell_never_reads():
         model.gated = gated
         with pytest.raises(FeatureError, match=re.compile(told, re.MULTILINE)) as caught:
             trace(model)
-        assert caught.value.where.startswith("test_misuse.py:")
+        assert caught.value.where.startswith("test_invalid_arguments.py:")
     model.gated = False
     with pytest.raises(FeatureError, match="Gated is called with zzz, which Gated") as caught:
         trace(model)
     line = int(line_of(call).rpartition(":")[2]) + 1
-    assert caught.value.where == f"test_misuse.py:{line}" and "v.pull('zzz')" in caught.value.hint
+    assert caught.value.where == f"test_invalid_arguments.py:{line}"
+    assert "v.pull('zzz')" in caught.value.hint
 
 
 @pytest.mark.parametrize("gated", [True, False])

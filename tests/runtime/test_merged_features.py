@@ -55,8 +55,8 @@ def test_few_kinds_are_compiled_and_results_stay(features):
         for key, value in gradients.items():
             assert_close(value, expected[f"grad:{key}"], 1e-12, key)
     variants = session._variants.values()
-    assert all(len(v.kinds) <= tracing.MOST_KINDS for v in variants)
-    assert all(bool(v.lumped) == (features > 3) for v in variants)
+    assert all(len(v.kinds) <= tracing.MAX_KINDS for v in variants)
+    assert all(bool(v.merged_features) == (features > 3) for v in variants)
 
 
 def test_kinds_that_come_one_by_one():
@@ -65,8 +65,9 @@ def test_kinds_that_come_one_by_one():
         for seed in range(80):
             session.gradients(chains(5, 1, seed, length=1))
     variant = variant_of(session)
-    assert variant.lumped and variant.grown == tracing.MOST_GROWN
-    assert compiled.call_count <= tracing.MOST_GROWN + 2 + 5  # each feature is absent once first
+    assert variant.merged_features and variant.recompiles == tracing.MAX_RECOMPILES
+    # Each of five features is absent once first.
+    assert compiled.call_count <= tracing.MAX_RECOMPILES + 2 + 5
 
 
 def test_who_resumes_runs_the_same_programs(tmp_path):
@@ -79,7 +80,8 @@ def test_who_resumes_runs_the_same_programs(tmp_path):
         first.step(batch)
     first.save(tmp_path / "c.safetensors")
     second.resume(tmp_path / "c.safetensors")
-    assert variant_of(second.session).lumped == variant_of(first.session).lumped != frozenset()
+    merged = variant_of(first.session).merged_features
+    assert merged and variant_of(second.session).merged_features == merged
     for batch in batches[2:]:
         assert first.step(batch) == second.step(batch)
     for a, b in zip(first.parameters.values(), second.parameters.values(), strict=True):

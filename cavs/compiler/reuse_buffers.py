@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from cavs.compiler.columns import runs_of
+from cavs.compiler.alias_buffers import Alias, alias_buffers
+from cavs.compiler.coalesce_operands import adjacent_buffers
 from cavs.compiler.memory import group_of, peak
-from cavs.compiler.order import keepers_last, side_by_side, sums_first
-from cavs.compiler.places import Place, take_places
+from cavs.compiler.order_stages import keepers_last, side_by_side, sums_first
 from cavs.compiler.program import (
     Buffer,
     Instruction,
@@ -31,12 +31,12 @@ from cavs.passes.access import LOCAL_ARRAYS, TO_CHILDREN, TO_PARENTS
 EARLY = 1.05  # so much less memory is worth that gradients of products do not come last
 
 
-def plan_reuse(program: Program, beside: bool = False) -> None:
+def reuse_buffers(program: Program, beside: bool = False) -> None:
     """Reorders stages and joins buffers of ``program``, in place; no value changes.
 
     Of the ways to do so that which needs least memory; early sums only where they save enough.
     beside: values share no rows, so that sums over some need not wait for others to be read;
-    products come last, beside which there is room; and what `store_side_by_side` may join takes no
+    products come last, beside which there is room; and what `coalesce_operands` may join takes no
     place of other rows, where it could not.
     """
     for stage in program.stages:
@@ -44,7 +44,7 @@ def plan_reuse(program: Program, beside: bool = False) -> None:
             keepers_last(program, body)
     late = _ordered(program, early=False)
     if beside:
-        best, _ = _shared(late, False, {n for run in runs_of(program) for n in run})
+        best, _ = _shared(late, False, {n for run in adjacent_buffers(program) for n in run})
     else:
         best, slices = _shared(late, True)
         if slices:
@@ -137,7 +137,7 @@ def _share(program: Program, slices: bool, alike: Collection[int]) -> bool:
     uses = _uses(program)
     fixed = _results(program)
     sliced = False
-    place: dict[int, Place] = {}
+    place: dict[int, Alias] = {}
     by_base: dict[int, list[int]] = defaultdict(list)
     for n, b in enumerate(program.buffers):
         if b.role == "arena" and b.space > 1 and n not in fixed and uses[n]:
@@ -160,7 +160,7 @@ def _share(program: Program, slices: bool, alike: Collection[int]) -> bool:
                 home.first = min(home.first, program.buffers[n].first)
                 home.last = max(home.last, program.buffers[n].last)
             home.name += f" > {b.name}"
-    take_places(program, place)
+    alias_buffers(program, place)
     return sliced
 
 
@@ -184,7 +184,7 @@ def _best(
     uses: dict[int, list[_Use]],
     backward: int,
     slices: bool,
-) -> list[Place]:
+) -> list[Alias]:
     """What ``new`` takes over: a buffer of the very same rows, or else one a kind, or else one of
     more rows, or else, with ``slices``, columns of a wider one.
 
@@ -196,7 +196,7 @@ def _best(
     begin = min((u.stage for u in writes), default=0)
     same: list[tuple[int, int]] = []
     wider: list[tuple[int, int]] = []
-    parts: list[tuple[int, Place]] = []
+    parts: list[tuple[int, Alias]] = []
     of_kind: dict[int, list[int]] = defaultdict(list)
     for old in candidates:
         a = program.buffers[old]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from cavs.compiler.program import Program, instructions_of, touches, window
 
 
-def join_products(program: Program, beside: bool = False) -> None:
+def merge_gradient_products(program: Program, beside: bool = False) -> None:
     """Puts the products that add to a gradient into the stage of the last of them, in place.
 
     The engine computes a stage as one product: where several of them reach a part of the gradient,

@@ -14,7 +14,7 @@ from cavs import nn, ops
 from cavs.compiler import pipeline
 from cavs.compiler.pipeline import Passes
 from tests.oracle import agrees, assert_close, reference
-from tests.runtime.test_standing_cases import STRUCTURES
+from tests.runtime.test_edge_cases import STRUCTURES
 from tests.runtime.trees import CLASSES, WORDS, Classifier, OfRoots, treebank
 
 SIZE = 8

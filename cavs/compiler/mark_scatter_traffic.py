@@ -14,7 +14,7 @@ from cavs.passes.access import TO_CHILDREN, TO_PARENTS
 GATHERS = TO_CHILDREN | TO_PARENTS  # as `is_gather` in csrc/exec/traffic.cc
 
 
-def mark_scatters(program: Program) -> None:
+def mark_scatter_traffic(program: Program) -> None:
     """Notes of every instruction how many columns of a row it scatters, for reports."""
     states: dict[int, set[int]] = defaultdict(set)
     for i in program.instructions:

@@ -10,7 +10,7 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.errors import FeatureError, GraphError
-from tests.frontend.test_errors import line_in
+from tests.frontend.test_trace_errors import line_in
 
 
 class Words(cavs.Model):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cavs
-from cavs.runtime.bound import fewest_tasks
+from cavs.runtime.task_bound import fewest_tasks
 from tests.data.dags import child_lists
 
 

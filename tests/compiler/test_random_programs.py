@@ -65,7 +65,7 @@ def test_float32_equals_the_oracle(model, batch):
 def test_passes_may_be_off_in_any_combination(model, batch, off, mixed):
     """mixed: vertices with and without features are of one kind."""
     passes = Passes(**{name: name not in off for name in SWITCHES})
-    with mock.patch.object(tracing, "MOST_KINDS", 0 if mixed else tracing.MOST_KINDS):
+    with mock.patch.object(tracing, "MAX_KINDS", 0 if mixed else tracing.MAX_KINDS):
         compare(model, batch, 1e-9, dtype=np.float64, passes=passes)
 
 

@@ -94,7 +94,7 @@ def test_a_parameter_that_is_replaced_needs_a_new_session(tmp_path):
     replace(model)
     with pytest.raises(ConfigError, match=r"replaced the parameter 'embedding\.weight'") as found:
         session.gradients(TREE)
-    assert "test_own_parameters.py" in str(found.value)
+    assert "test_session_parameters.py" in str(found.value)
     check(cavs.Session(model, dtype=np.float64), TREE)
 
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cavs.compiler.places import Place, take_places
+from cavs.compiler.alias_buffers import Alias, alias_buffers
 from cavs.compiler.program import Instruction, Operand, Program
 
 ALIGNED = 8  # values: 16 bytes of bfloat16, the most that a load takes
 
 
-def store_side_by_side(program: Program) -> None:
+def coalesce_operands(program: Program) -> None:
     """Joins buffers of ``program`` to wider ones, and operands that are columns of one, in place.
 
     Of two ways to join a buffer the wider one is taken. Values that a run gives back stay alone.
     """
     fixed = {program.loss, *program.outputs.values()}
-    place: dict[int, Place] = {}
+    place: dict[int, Alias] = {}
     joined: set[int] = set()
-    for run in runs_of(program):
+    for run in adjacent_buffers(program):
         if any(n in fixed or n in joined for n in run):
             continue
         joined.update(run)
@@ -38,11 +38,11 @@ def store_side_by_side(program: Program) -> None:
         home.name = ", ".join(program.buffers[n].name for n in run)
         home.width = column
     if place:
-        take_places(program, place)
+        alias_buffers(program, place)
         program.instructions[:] = [_joined(i) for i in program.instructions]
 
 
-def runs_of(program: Program) -> list[tuple[int, ...]]:
+def adjacent_buffers(program: Program) -> list[tuple[int, ...]]:
     """Buffers that could be one, left to right, the longest runs first."""
     runs = {run for i in program.instructions for side in _sides(i) for run in _runs(program, side)}
     return sorted(runs, key=lambda run: (-len(run), run))

@@ -9,7 +9,7 @@ import pytest
 
 import cavs
 from cavs import nn
-from cavs.compiler.columns import runs_of, store_side_by_side
+from cavs.compiler.coalesce_operands import adjacent_buffers, coalesce_operands
 from cavs.compiler.pipeline import ON_DEVICE, Passes, compile_graph, default_passes
 from cavs.compiler.program import Buffer, Instruction, Program
 from tests.runtime.trees import Classifier, graph, treebank
@@ -42,7 +42,7 @@ def sides(program):
 def test_cotangents_of_gates_are_one_operand(cell):
     """Where there are several, no two of them could have been one."""
     apart, joined = (compiled(cell(8, 8), beside=beside) for beside in (False, True))
-    assert not runs_of(joined)
+    assert not adjacent_buffers(joined)
     assert sum(map(len, sides(joined))) < sum(map(len, sides(apart)))
 
 
@@ -75,7 +75,7 @@ def by_hand(widths=(16, 8, 24), **changed):
 
 def test_columns_by_hand():
     program = by_hand()
-    store_side_by_side(program)
+    coalesce_operands(program)
     (wide, other), (made, product, total) = program.buffers, program.instructions
     assert (wide.width, wide.first, wide.last, other.name) == (48, 0, 6, "b3")
     assert [store[:2] for store in made.stores] == [(0, 0), (0, 16), (0, 24)]
@@ -88,21 +88,21 @@ def test_columns_by_hand():
 def test_other_rows_stay_apart(changed):
     program = by_hand(**changed)
     before = copy.deepcopy(program)
-    store_side_by_side(program)
+    coalesce_operands(program)
     assert program.buffers == before.buffers
     assert program.instructions == before.instructions
 
 
 def test_narrow_values_take_no_others_alignment():
     program = by_hand((16, 1, 24))
-    store_side_by_side(program)
+    coalesce_operands(program)
     assert [b.width for b in program.buffers] == [16, 1, 24, 5]
 
 
 def test_what_a_run_gives_back_stays_alone():
     program = by_hand()
     program.outputs["y"] = 2
-    store_side_by_side(program)
+    coalesce_operands(program)
     assert [b.width for b in program.buffers] == [16, 8, 24, 5]
 
 

@@ -8,7 +8,7 @@ import pytest
 import cavs
 from cavs.runtime import session as session_module
 from cavs.runtime import tracing
-from tests.runtime.test_own_parameters import LEAVES, TREE, Classifier, check
+from tests.runtime.test_session_parameters import LEAVES, TREE, Classifier, check
 
 
 @pytest.fixture
