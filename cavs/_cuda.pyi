@@ -1,4 +1,4 @@
-"""Types of the CUDA engine, the extension module that cuda/bindings.cc makes.
+"""Types of the CUDA engine, the extension module that cuda/bindings defines.
 
 tests/test_engine_types.py compares it with the module.
 """

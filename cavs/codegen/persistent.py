@@ -27,7 +27,7 @@ Moved = TypeVar("Moved", Load, Store)
 TILE_ROWS, CHUNK = 16, 16  # as in persistent.cuh
 WARPS = 8
 EIGHTS = 8  # times eight columns, whose sums a warp holds at once
-TASK = 5  # numbers of a task, as cuda/persistent.cc gives them: kind, its rows, its edge rows
+TASK = 5  # numbers of a task in cuda/executor/persistent.cc: kind, its rows, its edge rows
 
 # What multiplies, by precision; of float64 InTurn.
 PRODUCTS = {"float32": "InFloat32", "tf32": "InTf32", "bfloat16": "InBfloat16"}

@@ -1,0 +1,296 @@
+// Places what a batch needs: arena, scratch, features, index arrays, slots.
+#include <algorithm>
+
+#include "cuda/executor/executor.h"
+#include "exec/caller.h"
+#include "exec/spaces.h"
+
+namespace cavs::cuda {
+
+// What depends on the shape of the batch and where features are present: kept while the same
+// schedule comes again.
+template <class T>
+void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule) {
+  const std::vector<RowRange>& present = index_features_.present();
+  if (schedule == schedule_ && present == spaces_.present) return;
+  schedule_ = nullptr;
+  resolve_spaces(*program_, *schedule, present, spaces_);
+  schedule_ = schedule;
+  try {
+    lay_out();
+  } catch (...) {
+    schedule_ = nullptr;
+    throw;
+  }
+}
+
+template <class T>
+void Executor<T>::lay_out() {
+  std::vector<Lifetime>& lives = analysis_.lifetimes;
+  for (size_t i = 0; i < lives.size(); ++i) {
+    const Buffer& b = program_->buffers[i];
+    if (b.role == Role::kArena)
+      lives[i].bytes = value_bytes(static_cast<int32_t>(i)) * b.width * spaces_.rows_of(b).size();
+  }
+  arena_needed_ = pack_lifetimes(lives);
+  if (device_->switches().guards) {
+    arena_guards_.clear();
+    for (size_t i = 0; i < lives.size(); ++i) {
+      if (program_->buffers[i].role != Role::kArena) continue;
+      lives[i].offset = arena_guards_.place(static_cast<int32_t>(i), lives[i].bytes);
+    }
+    arena_needed_ = arena_guards_.bytes();
+  }
+  peak_ = peak_live(lives, analysis_.steps);
+  arena_.reserve(arena_needed_);
+  scratch_bytes_ = lay_out_scratch();
+  scratch_.reserve(scratch_bytes_);
+  lay_out_narrow_scratch();
+  bind_lstms();
+}
+
+// Room for the largest task of each body; bodies share it.
+template <class T>
+size_t Executor<T>::lay_out_scratch() {
+  const auto bodies = analysis_.bodies.size();
+  std::vector<int64_t> rows(bodies, 0), edges(bodies, 0);
+  const auto grow = [&](int32_t body, RowRange r) {
+    if (body < 0) return;
+    rows[body] = std::max<int64_t>(rows[body], r.size());
+    if (!is_vertex(analysis_.bodies[body].space)) return;
+    const Recycled<int32_t>& offsets = schedule_->edge_offsets;
+    edges[body] = std::max<int64_t>(edges[body], offsets[r.end] - offsets[r.begin]);
+  };
+  for (size_t s = 0; s < program_->stages.size(); ++s) {
+    const Stage& stage = program_->stages[s];
+    const std::vector<int32_t>& of = analysis_.bodies_of_stage[s];
+    if (stage.kind == StageKind::kRows) grow(of[0], spaces_.rows(stage.space));
+    if (stage.kind != StageKind::kLoop) continue;
+    for (const BatchTask& task : schedule_->tasks) grow(of[spaces_.kinds[task.kind]], task.rows);
+  }
+  size_t most = 0;
+  scratch_guards_.clear();
+  for (size_t i = 0; i < bodies; ++i) {
+    const Body& body = analysis_.bodies[i];
+    std::vector<Lifetime> lives;
+    for (const ScratchUse& use : body.scratch) {
+      const Buffer& b = program_->buffers[use.buffer];
+      const bool of_edges = is_edge(b.space) && !is_edge(body.space);
+      const auto n = static_cast<size_t>(of_edges ? edges[i] : rows[i]);
+      lives.push_back({use.first, use.last, value_bytes(use.buffer) * b.width * n});
+    }
+    most = std::max(most, pack_lifetimes(lives));
+    for (size_t j = 0; j < lives.size(); ++j) {
+      const int32_t buffer = body.scratch[j].buffer;
+      scratch_offsets_[buffer] = device_->switches().guards
+                                     ? scratch_guards_.place(buffer, lives[j].bytes)
+                                     : lives[j].offset;
+    }
+  }
+  return device_->switches().guards ? scratch_guards_.bytes() : most;
+}
+
+template <class T>
+void Executor<T>::fill_guards() const {
+  arena_guards_.fill(arena_);
+  scratch_guards_.fill(scratch_);
+  narrow_guards_.fill(narrow_scratch_);
+}
+
+// Names what is computed into the buffer.
+template <class T>
+void Executor<T>::check_guards() const {
+  int32_t buffer = arena_guards_.broken(arena_);
+  if (buffer < 0) buffer = scratch_guards_.broken(scratch_);
+  if (buffer < 0) buffer = narrow_guards_.broken(narrow_scratch_);
+  if (buffer < 0) return;
+  std::string labels;
+  for (const Instruction& in : program_->instructions) {
+    bool writes = in.kind != InstructionKind::kMap && in.out.buffer == buffer;
+    for (const MapStoreSpec& store : in.stores) writes |= store.buffer == buffer;
+    if (writes) labels += " [" + in.label + "]";
+  }
+  throw DeviceFault(
+      "something was written beside buffer " + std::to_string(buffer) + " of" + labels,
+      "this is a bug of cavs; device='cpu' goes on working");
+}
+
+template <class T>
+Addresses<T> Executor<T>::addresses(const std::vector<FloatFeature<T>>& features) const {
+  Addresses<T> at;
+  at.arena = arena_.template as<T>();
+  at.lifetimes = &analysis_.lifetimes;
+  at.params = &parameters_->on_device();
+  at.grads = &grads_;
+  at.features = &features;
+  at.ones = ones_.template as<T>();
+  at.counts = numbers_.data() - kFewestCount;
+  at.packed = &packed_;
+  at.schedule = schedule_.get();
+  at.spaces = &spaces_;
+  at.index_features = &index_features_;
+  at.seed = draw_[0];
+  at.step = draw_[1];
+  return at;
+}
+
+// What the commands of a batch depend on, but for memory that grows: those of equal shapes may be
+// equal.
+template <class T>
+uint64_t Executor<T>::shape() const {
+  uint64_t hash = staging_.present();
+  const auto mix = [&](uint64_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15;
+    hash ^= hash >> 32;
+  };
+  for (const BatchTask& task : schedule_->tasks) {
+    mix(task.kind);
+    mix(task.rows.end);
+    mix(task.edges.end);
+  }
+  for (const RowRange& range : spaces_.ranges) mix(range.end);
+  for (const RowRange& range : spaces_.present) mix(range.end);
+  for (const Table& table : tables_) mix(table.slots.size());
+  return hash;
+}
+
+// Addresses are those of the device; index arrays are the host's until `arrays_` replaces them, so
+// that slots of tables can be sorted here.
+template <class T>
+void Executor<T>::bind(const Inputs<T>& inputs) {
+  if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
+  ran_ = false;
+  draw_ = {inputs.seed, inputs.step};
+  std::vector<int64_t> rows;
+  for (const FloatFeature<T>& f : inputs.float_features) rows.push_back(f.rows);
+  for (const Buffer& b : program_->buffers) {
+    if (b.role == Role::kFeature) rows.resize(std::max<size_t>(rows.size(), b.index + 1), 0);
+  }
+  index_features_.bind(*inputs.schedule, inputs.int_features, rows);
+  bind_structure(inputs.schedule);
+  numbers_.assign(index_features_.num_features() - kFewestCount, T(0));
+  fill_counts(inputs, index_features_, numbers_.data() - kFewestCount);
+  bind_addresses(*program_, addresses(inputs.float_features), bound_);
+
+  staging_.clear();
+  features_ = inputs.float_features;
+  std::vector<int32_t> at_feature;
+  for (const FloatFeature<T>& f : features_) {
+    at_feature.push_back(staging_.add(f.data, f.rows * f.width * sizeof(T)));
+  }
+  numbers_at_ = staging_.add(std::span<const T>(numbers_));
+  draw_at_ = staging_.add(std::span<const uint64_t>(draw_));
+  arrays_.stage(*schedule_, index_features_, staging_);
+  stage_tasks();
+  stage_chains();
+  stage_tables();
+  for (const auto& f : factors_) f->template bind<T>(bound_, spaces_);
+  stage_written();
+  plan_stretches();
+  stretches_at_ = staging_.add(std::span<const Stretch<T>>(stretches_));
+  staging_.reserve();
+  resolve_stretches();
+
+  place_chains();
+  arrays_.resolve(staging_);
+  for (size_t i = 0; i < features_.size(); ++i) features_[i].data = staging_.at<T>(at_feature[i]);
+  Addresses<T> at = addresses(features_);
+  at.counts = staging_.at<T>(numbers_at_) - kFewestCount;
+  bind_addresses(*program_, at, bound_);
+}
+
+template <class T>
+void Executor<T>::stage_tables() {
+  size_t bytes = 0;
+  table_slots_.clear();
+  for (Table& table : tables_) {
+    bind_table(table, bound_, spaces_);
+    table_slots_.push_back(staging_.add(std::span<const int32_t>(table.slots)));
+    if (!table.dense) bytes += lines(table.slots.size() * table.width * sizeof(T));
+    for (const Lookup& lookup : table.lookups) {
+      std::vector<SlotRows>& of = slot_rows_[lookup.instruction];
+      of.clear();
+      if (lookup.looped) {
+        stage_task_lookups(table, lookup);
+        continue;
+      }
+      SlotRows all;
+      all.task = -1;
+      all.at_offsets = staging_.add(std::span<const int32_t>(lookup.offsets));
+      all.at_rows = staging_.add(std::span<const int32_t>(lookup.rows));
+      of.push_back(std::move(all));
+    }
+  }
+  table_values_.reserve(bytes);
+  table_at_.clear();
+  size_t at = 0;
+  for (const Table& table : tables_) {
+    table_at_.push_back(reinterpret_cast<T*>(table_values_.at(at)));
+    if (!table.dense) at += lines(table.slots.size() * table.width * sizeof(T));
+  }
+}
+
+template <class T>
+void Executor<T>::stage_task_lookups(const Table& table, const Lookup& lookup) {
+  const Bound<T>& b = bound_.instructions[lookup.instruction];
+  std::vector<SlotRows>& of = slot_rows_[lookup.instruction];
+  for (size_t t = 0; t < schedule_->tasks.size(); ++t) {
+    const RowRange within = spaces_.rows(b.space);
+    RowRange rows = rows_of(lookup.instruction, kVertexSpace, schedule_->tasks[t].rows);
+    rows = {std::max(rows.begin, within.begin), std::min(rows.end, within.end)};
+    if (rows.begin >= rows.end) continue;
+    of.push_back(
+        slots_of_task(table, lookup, bound_.sources[b.first], static_cast<int32_t>(t), rows));
+  }
+  for (SlotRows& s : of) {
+    s.at_offsets = staging_.add(std::span<const int32_t>(s.offsets));
+    s.at_rows = staging_.add(std::span<const int32_t>(s.rows));
+    s.at_slots = staging_.add(std::span<const int32_t>(s.slots));
+  }
+}
+
+template <class T>
+void Executor<T>::stage_written() {
+  written_.clear();
+  parameters_->gather_rows();
+  const auto& all = parameters_->rows_written();
+  size_t most = 0;
+  for (const auto& r : all) most = std::max(most, r.rows.size() + 1);
+  for (size_t i = count_.size(); i < most; ++i) count_.push_back(static_cast<int32_t>(i));
+  for (const auto& r : all) {
+    written_.push_back({staging_.add(std::span<const T>(r.values)),
+                        staging_.add(std::span<const int32_t>(r.rows)),
+                        staging_.add(std::span<const int32_t>(count_))});
+  }
+}
+
+// A sum of one row each, written to the row's place.
+template <class T>
+void Executor<T>::place_written() {
+  const auto& all = parameters_->rows_written();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto& r = all[i];
+    const auto& at = written_[i];
+    const Rows<T> values{.data = staging_.at<T>(at.values),
+                         .stride = r.width,
+                         .width = static_cast<int32_t>(r.width)};
+    const auto* numbers = staging_.at<int32_t>(at.numbers);
+    library_->lookup_grad(values, numbers, numbers, staging_.at<int32_t>(at.rows),
+                          static_cast<int>(r.rows.size()), parameters_->on_device()[r.param], true);
+  }
+  parameters_->forget_rows();
+}
+
+#define CAVS_INSTANTIATE(T)                                                          \
+  template void Executor<T>::bind(const Inputs<T>&);                                 \
+  template uint64_t Executor<T>::shape() const;                                      \
+  template void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>&); \
+  template void Executor<T>::stage_tables();                                         \
+  template void Executor<T>::fill_guards() const;                                    \
+  template void Executor<T>::check_guards() const;                                   \
+  template void Executor<T>::place_written();
+CAVS_INSTANTIATE(float)
+CAVS_INSTANTIATE(double)
+#undef CAVS_INSTANTIATE
+
+}  // namespace cavs::cuda

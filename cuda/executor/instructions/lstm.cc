@@ -1,0 +1,84 @@
+// Instructions that run a whole LSTM over a batch of chains.
+#include <stdexcept>
+
+#include "cuda/executor/executor.h"
+#include "exec/spaces.h"
+
+namespace cavs::cuda {
+
+template <class T>
+void Executor<T>::plan_lstms(const Compiled<T>& compiled) {
+  const Program& p = *program_;
+  lstm_of_instruction_.assign(p.instructions.size(), -1);
+  for (size_t id = 0; id < p.instructions.size(); ++id) {
+    const Instruction& in = p.instructions[id];
+    if (in.kind != InstructionKind::kLstm) continue;
+    if (compiled.cudnn == nullptr) {
+      throw std::invalid_argument("[" + in.label + "] needs cuDNN, and was given none");
+    }
+    bool backward = false;
+    for (size_t i = 0; i < p.instructions.size(); ++i) {
+      const Instruction& other = p.instructions[i];
+      if (!is_recurrent(other.kind) || other.argument != in.argument) continue;
+      lstm_of_instruction_[i] = static_cast<int32_t>(lstms_.size());
+      backward |= other.kind == InstructionKind::kLstmGrad;
+    }
+    lstms_.push_back(std::make_unique<Lstm<T>>(
+        device_, library_, compiled.cudnn, p.weights[in.weight], in.inputs[0].width, in.out.width,
+        parameters_->on_device(), grads_, backward));
+  }
+}
+
+template <class T>
+void Executor<T>::bind_lstms() {
+  if (lstms_.empty()) return;
+  chains_ = make_chains(*schedule_);
+  for (const auto& lstm : lstms_) lstm->bind(chains_);
+}
+
+template <class T>
+void Executor<T>::stage_chains() {
+  if (lstms_.empty()) return;
+  const auto add = [&](const std::vector<int32_t>& values) {
+    return staging_.add(std::span<const int32_t>(values));
+  };
+  chains_at_ = {add(chains_.row_of), add(chains_.place_of), add(chains_.lengths)};
+}
+
+template <class T>
+void Executor<T>::place_chains() {
+  const auto [rows, places, lengths] = chains_at_;
+  for (const auto& lstm : lstms_) {
+    lstm->place(
+        {staging_.at<int32_t>(rows), staging_.at<int32_t>(places), staging_.at<int32_t>(lengths)});
+  }
+}
+
+template <class T>
+void Executor<T>::run_lstm(int32_t id) {
+  const Instruction& in = program_->instructions[id];
+  const Lstm<T>& lstm = *lstms_[lstm_of_instruction_[id]];
+  const int32_t first = bound_.instructions[id].first;
+  switch (in.kind) {
+    case InstructionKind::kLstm:
+      lstm.run(source(first, 0), target(id, 0));
+      return;
+    case InstructionKind::kLstmGrad:
+      lstm.grad(source(first + 1, 0), target(id, 0));
+      return;
+    default:
+      lstm.weight_grad(in.argument2);
+  }
+}
+
+#define CAVS_INSTANTIATE(T)                                  \
+  template void Executor<T>::plan_lstms(const Compiled<T>&); \
+  template void Executor<T>::bind_lstms();                   \
+  template void Executor<T>::stage_chains();                 \
+  template void Executor<T>::place_chains();                 \
+  template void Executor<T>::run_lstm(int32_t);
+CAVS_INSTANTIATE(float)
+CAVS_INSTANTIATE(double)
+#undef CAVS_INSTANTIATE
+
+}  // namespace cavs::cuda

@@ -1,0 +1,171 @@
+// Where an instruction of the present batch finds its operands and leaves its result.
+#include <algorithm>
+
+#include "cuda/executor/executor.h"
+
+namespace cavs::cuda {
+namespace {
+
+constexpr int32_t kFewestEven = 16;   // rows at even steps
+constexpr int32_t kFewestRun = 1024;  // of such rows, for a product of their own
+constexpr size_t kMostRuns = 4;
+
+// The address `column` values of bfloat16 behind a row's start, given that of as many of T.
+template <class T>
+const void* of_halves(const T* at, int32_t column) {
+  return reinterpret_cast<const char*>(at - column) + column * kHalfBytes;
+}
+
+// Children alone: other numbers are data, on which no launch may depend.
+bool of_children(Array array) { return array == Array::kChild || array == Array::kNthChild; }
+
+// By how much each of n numbers is greater than the one before; 0 where that is not always the
+// same.
+int64_t even_step(const int32_t* numbers, int64_t n) {
+  if (numbers[0] < 0) return 0;
+  const int64_t step = n > 1 ? int64_t{numbers[1]} - numbers[0] : 1;
+  for (int64_t i = 2; i < n; ++i) {
+    if (int64_t{numbers[i]} - numbers[i - 1] != step) return 0;
+  }
+  return std::max<int64_t>(step, 0);
+}
+
+// Adds where in `rows` numbers begin to be greater by another step than before; false, if that is
+// too often, or a number is none.
+bool find_runs(const int32_t* numbers, RowRange rows, std::vector<int32_t>& begins) {
+  int32_t begin = rows.begin;
+  for (int32_t r = rows.begin; r < rows.end; ++r) {
+    if (numbers[r] < 0) return false;
+    const bool even = r < begin + 2 || int64_t{numbers[r]} - numbers[r - 1] ==
+                                           int64_t{numbers[r - 1]} - numbers[r - 2];
+    if (even) continue;
+    if (r - begin < kFewestRun || begins.size() > 2 * kMostRuns) return false;
+    begins.push_back(begin = r);
+  }
+  return rows.end - begin >= kFewestRun;
+}
+
+// What lies side by side in the same rows, as one operand.
+template <class T>
+void join_neighbours(std::vector<Rows<T>>& side) {
+  size_t last = 0;
+  for (size_t i = 1; i < side.size(); ++i) {
+    Rows<T>& a = side[last];
+    const Rows<T>& b = side[i];
+    const int64_t bytes = a.half ? kHalfBytes : sizeof(T);
+    const bool same = a.map == RowMap::kSelf && b.map == a.map && b.stride == a.stride &&
+                      b.base == a.base && b.half == a.half;
+    if (same && b.data == static_cast<const char*>(a.data) + a.width * bytes &&
+        a.width + b.width <= a.stride) {
+      a.width += b.width;
+    } else {
+      side[++last] = b;
+    }
+  }
+  if (!side.empty()) side.resize(last + 1);
+}
+
+}  // namespace
+
+template <class T>
+T* Executor<T>::scratch(const Place& place) const {
+  const DeviceMemory& memory = narrow_ ? narrow_scratch_ : scratch_;
+  const std::vector<size_t>& offsets = narrow_ ? narrow_offsets_ : scratch_offsets_;
+  return reinterpret_cast<T*>(memory.at(offsets[place.buffer])) + place.column;
+}
+
+template <class T>
+int64_t Executor<T>::scratch_base(const Place& place, int64_t first_row) const {
+  if (narrow_) return 0;
+  return place.edges ? schedule_->edge_offsets[first_row] : first_row;
+}
+
+template <class T>
+Rows<T> Executor<T>::source(size_t i, int64_t first_row) const {
+  const Source<T>& s = bound_.sources[i];
+  const auto [index, offsets] = arrays_.of_source(i);
+  Rows<T> rows{s.data, s.stride, s.base, index, offsets, s.map, half_source_[i] >= 0, 0, s.width};
+  if (const Place& place = source_place_[i]; place.buffer >= 0) {
+    rows.data = scratch(place);
+    rows.base = scratch_base(place, first_row);
+  }
+  if (rows.half) rows.data = of_halves(static_cast<const T*>(rows.data), half_source_[i]);
+  return rows;
+}
+
+// Operands [from, to) of a product over `rows`. Children at even steps are rows of a matrix, which
+// nothing has to gather. Those of a few rows may be so by chance: then batches that differ in
+// nothing else would be no CUDA graph.
+template <class T>
+std::vector<Rows<T>> Executor<T>::operands(int32_t id, int32_t from, int32_t to, RowRange rows,
+                                           int64_t first_row) const {
+  const Bound<T>& b = bound_.instructions[id];
+  std::vector<Rows<T>> found;
+  for (int32_t i = from; i < to; ++i) {
+    Rows<T> r = source(b.first + i, first_row);
+    const Array array = program_->instructions[id].inputs[i].array;
+    if (r.map == RowMap::kIndex && of_children(array) && rows.size() >= kFewestEven) {
+      const int32_t* index = bound_.sources[b.first + i].index + rows.begin;
+      if (const int64_t step = even_step(index, rows.size()); step > 0) {
+        const int64_t before = (index[0] - r.base) * r.stride;
+        r.data = static_cast<const char*>(r.data) +
+                 before * static_cast<int64_t>(r.half ? kHalfBytes : sizeof(T));
+        r.map = RowMap::kSelf, r.index = nullptr, r.base = rows.begin, r.stride *= step;
+      }
+    }
+    found.push_back(r);
+  }
+  join_neighbours(found);
+  return found;
+}
+
+// The rows of a product in runs in each of which children are at even steps, so that none is
+// copied; all at once where there is no such run of many rows. In complete trees children of the
+// lowest level are one, those of all others the other.
+template <class T>
+std::vector<RowRange> Executor<T>::even_runs(int32_t id, RowRange rows) const {
+  const Bound<T>& b = bound_.instructions[id];
+  std::vector<int32_t> begins{rows.begin};
+  for (int32_t i = 0; i < b.count; ++i) {
+    const Source<T>& s = bound_.sources[b.first + i];
+    if (s.map != RowMap::kIndex || !of_children(program_->instructions[id].inputs[i].array)) {
+      continue;
+    }
+    if (!find_runs(s.index, rows, begins)) return {rows};
+  }
+  std::sort(begins.begin(), begins.end());
+  begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
+  if (begins.size() > kMostRuns) return {rows};
+  std::vector<RowRange> runs;
+  for (const int32_t begin : begins) {
+    if (!runs.empty()) runs.back().end = begin;
+    runs.push_back({begin, rows.end});
+  }
+  return runs;
+}
+
+template <class T>
+Target Executor<T>::target(int32_t id, int64_t first_row) const {
+  const Bound<T>& b = bound_.instructions[id];
+  Target to{b.out, b.stride, b.base, half_out_[id] >= 0};
+  if (const Place& place = out_place_[id]; place.buffer >= 0) {
+    to.data = scratch(place);
+    to.base = scratch_base(place, first_row);
+  }
+  if (to.half) to.data = const_cast<void*>(of_halves(static_cast<T*>(to.data), half_out_[id]));
+  return to;
+}
+
+#define CAVS_INSTANTIATE(T)                                                                \
+  template T* Executor<T>::scratch(const Place&) const;                                    \
+  template int64_t Executor<T>::scratch_base(const Place&, int64_t) const;                 \
+  template Rows<T> Executor<T>::source(size_t, int64_t) const;                             \
+  template std::vector<Rows<T>> Executor<T>::operands(int32_t, int32_t, int32_t, RowRange, \
+                                                      int64_t) const;                      \
+  template std::vector<RowRange> Executor<T>::even_runs(int32_t, RowRange) const;          \
+  template Target Executor<T>::target(int32_t, int64_t) const;
+CAVS_INSTANTIATE(float)
+CAVS_INSTANTIATE(double)
+#undef CAVS_INSTANTIATE
+
+}  // namespace cavs::cuda

@@ -1,0 +1,264 @@
+// The update half of a training step, on the device: norm, clipping, optimiser. The host reads
+// nothing but the outcome, and that when it is asked for.
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+
+#include "cuda/executor/executor.h"
+#include "exec/caller.h"
+
+namespace cavs::cuda {
+namespace {
+
+constexpr int64_t kPiece = 1 << 12;  // elements of a block's share; fixed, so sums have one order
+constexpr size_t kNearBytes = 128;   // place_gradients leaves less between two gradients
+
+Optimizer on_device(const OptimizerStep& s) {
+  return {static_cast<int>(s.kind), s.nesterov,   s.lr,    s.momentum, s.beta1, s.beta2, s.eps,
+          s.weight_decay,           s.grad_scale, s.bias1, s.bias2};
+}
+
+}  // namespace
+
+// The gradients of the run to come, in pieces of a block each; rows of tables are filled in by
+// resolve_stretches once their address is known.
+template <class T>
+void Executor<T>::plan_stretches() {
+  stretches_.clear();
+  stretch_params_.clear();
+  stretch_rows_.clear();
+  if (states_ == nullptr) return;
+  const auto cut = [&](int32_t param, const T* grad, int64_t count, int64_t width, int32_t table) {
+    const auto [first, second] = (*states_)[param];
+    const int64_t each = std::max<int64_t>(1, kPiece / width);
+    for (int64_t i = 0; i < count; i += each) {
+      const int64_t offset = table < 0 ? i * width : 0;
+      stretches_.push_back({parameters_->on_device()[param], grad + i * width, first, second,
+                            nullptr, std::min(each, count - i), width, width, offset});
+      stretch_params_.push_back(param);
+      stretch_rows_.emplace_back(table, i);
+    }
+  };
+  for (size_t i = 0; i < grads_.size(); ++i) {
+    if (trainable_[i] && grads_[i]) {
+      cut(static_cast<int32_t>(i), grads_[i], parameters_->sizes()[i], 1, -1);
+    }
+  }
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    const Table& table = tables_[t];
+    if (!trainable_[table.param] || table.dense) continue;
+    cut(table.param, table_at_[t], static_cast<int64_t>(table.slots.size()), table.width,
+        static_cast<int32_t>(t));
+  }
+}
+
+// One launch for all neighbours of one rate and decay.
+template <class T>
+void Executor<T>::update_stretches(const Update<T>& update, double scale, const Outcome* outcome) {
+  const auto* stretches = staging_.at<Stretch<T>>(stretches_at_);
+  const auto factors = [&](size_t i) {
+    return update.factors.empty() ? std::pair(1.0, 1.0) : update.factors[stretch_params_[i]];
+  };
+  for (size_t begin = 0, end; begin < stretches_.size(); begin = end) {
+    for (end = begin + 1; end < stretches_.size() && factors(end) == factors(begin);) ++end;
+    OptimizerStep step = update.of(stretch_params_[begin]);
+    step.grad_scale *= scale;
+    library_->update(stretches + begin, static_cast<int>(end - begin), on_device(step), outcome);
+  }
+}
+
+template <class T>
+void Executor<T>::resolve_stretches() {
+  for (size_t i = 0; i < stretches_.size(); ++i) {
+    const auto [table, first] = stretch_rows_[i];
+    if (table >= 0) stretches_[i].rows = staging_.at<int32_t>(table_slots_[table]) + first;
+  }
+}
+
+template <class T>
+std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>& inputs, const Update<T>& update,
+                                          std::shared_ptr<const void> owner,
+                                          const std::shared_ptr<Step>& after) {
+  const Turn turn(*device_);
+  check_update(update, parameters_->sizes().size());
+  Outcomes& outcomes = parameters_->outcomes();
+  outcomes.reserve();
+  parameters_->move(update.trainable);
+  states_ = &parameters_->states(update.states, std::move(owner));
+  trainable_ = update.trainable;
+  try {
+    forward_and_backward(inputs);
+  } catch (...) {
+    states_ = nullptr;
+    throw;
+  }
+  states_ = nullptr;
+  const auto count = static_cast<int>(stretches_.size());
+  const auto* stretches = staging_.at<Stretch<T>>(stretches_at_);
+  partial_.reserve(sizeof(double) * stretches_.size());
+  auto* partial = partial_.as<double>();
+  Outcome* outcome = outcomes.next();
+  const T* loss =
+      program_->loss < 0 ? nullptr : reinterpret_cast<const T*>(address_of(program_->loss));
+  timeline_.on_lane(0, "update", [&] {
+    library_->square(stretches, count, partial);
+    library_->judge(partial, count, loss, update.max_norm.value_or(0), outcomes.condition(after),
+                    outcome);
+    update_stretches(update, 1, outcome);
+  });
+  stale_ = true;
+  staging_.read();
+  std::shared_ptr<Step> step = outcomes.launched();
+  if (profiling_) {
+    device_->synchronize();
+    timed(-1);
+  }
+  return step;
+}
+
+template <class T>
+bool Executor<T>::kept(const GradientPiece<T>& p) const {
+  const T* block = gradients_.template as<T>();
+  return p.values >= block && p.values + p.count * p.width <= block + mirror_.layout().elements;
+}
+
+// Between whole gradients that follow each other there is nothing of anybody's: one copy for them.
+template <class T>
+void Executor<T>::upload_mirrored(const std::vector<GradientPiece<T>>& pieces) {
+  struct Place {
+    const T *begin, *end;
+    bool from_start, to_end;  // of its gradient
+    bool operator<(const Place& other) const { return begin < other.begin; }
+  };
+  std::vector<Place> places;
+  for (const GradientPiece<T>& p : pieces) {
+    const T* end = p.values + p.count * p.width;
+    if (!mirror_.holds(p.values, end - p.values)) continue;
+    const T* whole = mirror_.dense(p.param);
+    places.push_back(
+        {p.values, end, p.values == whole, end == whole + parameters_->sizes()[p.param]});
+  }
+  std::sort(places.begin(), places.end());
+  for (size_t i = 0; i < places.size();) {
+    const T* begin = places[i].begin;
+    Place last = places[i];
+    for (++i; i < places.size(); last = places[i++]) {
+      const bool next = places[i].begin == last.end;
+      const bool near = static_cast<size_t>(places[i].begin - last.end) < kNearBytes / sizeof(T);
+      if (!next && !(near && last.to_end && places[i].from_start)) break;
+    }
+    device_->upload(reinterpret_cast<Address>(gradients_.as<T>() + (begin - mirror_.block())),
+                    begin, (last.end - begin) * sizeof(T));
+  }
+}
+
+// Gradients of the host, where they are to be in `stretches_`: those of the mirror go to the places
+// that they came from, those of the device stay, others are staged.
+template <class T>
+void Executor<T>::upload_gradients(const std::vector<GradientPiece<T>>& pieces,
+                                   const States& states) {
+  struct Staged {
+    int32_t values = -1, rows = -1;
+  };
+  staging_.clear();
+  stretches_.clear();
+  std::vector<Staged> staged;
+  std::vector<int32_t> of;  // of each stretch: its piece
+  std::vector<GradientPiece<T>> work;
+  for (const GradientPiece<T>& p : pieces) {
+    const int64_t count = p.count * p.width;
+    Staged s;
+    if (!kept(p) && !mirror_.holds(p.values, count))
+      s.values = staging_.add(p.values, count * sizeof(T));
+    if (p.rows != nullptr) s.rows = staging_.add(p.rows, p.count * sizeof(int32_t));
+    cut_piece(p, kPiece, work);
+    of.resize(work.size(), static_cast<int32_t>(staged.size()));
+    staged.push_back(s);
+  }
+  stretches_.resize(work.size());
+  stretch_params_.resize(work.size());
+  stretches_at_ = staging_.add(std::span<const Stretch<T>>(stretches_));
+  staging_.reserve();
+  T* block = gradients_.as<T>();
+  for (size_t i = 0; i < work.size(); ++i) {
+    const GradientPiece<T>& w = work[i];
+    const GradientPiece<T>& p = pieces[of[i]];
+    const Staged& s = staged[of[i]];
+    const T* grad = kept(p)        ? w.values
+                    : s.values < 0 ? block + (w.values - mirror_.block())
+                                   : staging_.at<T>(s.values) + (w.values - p.values);
+    const int32_t* rows = s.rows < 0 ? nullptr : staging_.at<int32_t>(s.rows) + (w.rows - p.rows);
+    const auto [first, second] = states[w.param];
+    stretch_params_[i] = w.param;
+    stretches_[i] = {parameters_->on_device()[w.param],
+                     grad,
+                     first,
+                     second,
+                     rows,
+                     w.count,
+                     w.width,
+                     w.stride,
+                     w.offset};
+  }
+  upload_mirrored(pieces);
+  staging_.upload();
+}
+
+template <class T>
+double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>& pieces) {
+  const Turn turn(*device_);
+  check_pieces(pieces, parameters_->sizes());
+  if (pieces.empty()) return 0;
+  collectives_.join();
+  const States none(parameters_->sizes().size());
+  upload_gradients(pieces, none);
+  std::vector<double> partial(stretches_.size());
+  const size_t bytes = partial.size() * sizeof(double);
+  partial_.reserve(bytes);
+  library_->square(staging_.at<Stretch<T>>(stretches_at_), static_cast<int>(partial.size()),
+                   partial_.as<double>());
+  staging_.read();
+  device_->download(partial.data(), partial_.at(), bytes);
+  device_->synchronize();
+  return std::accumulate(partial.begin(), partial.end(), 0.0);
+}
+
+template <class T>
+void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces,
+                        double scale, std::shared_ptr<const void> owner) {
+  const Turn turn(*device_);
+  check_update(update, parameters_->sizes().size());
+  check_pieces(pieces, parameters_->sizes());
+  const States& states = parameters_->states(update.states, std::move(owner));
+  parameters_->upload();
+  std::vector<GradientPiece<T>> some;
+  std::copy_if(pieces.begin(), pieces.end(), std::back_inserter(some),
+               [&](const GradientPiece<T>& p) { return p.count > 0 && update.trainable[p.param]; });
+  if (some.empty()) return;
+  collectives_.join();
+  upload_gradients(some, states);
+  std::vector<bool> moved(parameters_->sizes().size(), false);
+  for (const GradientPiece<T>& p : some) moved[p.param] = true;
+  parameters_->move(moved);
+  Outcomes& outcomes = parameters_->outcomes();
+  update_stretches(update, scale, outcomes.accepted());
+  outcomes.applied();
+  stale_ = true;
+  staging_.read();
+}
+
+#define CAVS_INSTANTIATE(T)                                                                        \
+  template std::shared_ptr<Step> Executor<T>::launch(const Inputs<T>&, const Update<T>&,           \
+                                                     std::shared_ptr<const void>,                  \
+                                                     const std::shared_ptr<Step>&);                \
+  template double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>&);                 \
+  template void Executor<T>::plan_stretches();                                                     \
+  template void Executor<T>::upload_mirrored(const std::vector<GradientPiece<T>>&);                \
+  template void Executor<T>::apply(const Update<T>&, const std::vector<GradientPiece<T>>&, double, \
+                                   std::shared_ptr<const void>);                                   \
+  template void Executor<T>::resolve_stretches();
+CAVS_INSTANTIATE(float)
+CAVS_INSTANTIATE(double)
+#undef CAVS_INSTANTIATE
+
+}  // namespace cavs::cuda
