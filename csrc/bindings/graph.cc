@@ -35,14 +35,14 @@ py::tuple segments(const int32_t* offsets, size_t count, const py::object& owner
 }
 
 template <class T>
-auto view_of(Recycled<int32_t> T::* member) {
+auto view_of(PooledVector<int32_t> T::* member) {
   return [member](const py::object& self) {
     const auto& values = self.cast<const T&>().*member;
     return view(values.data(), values.size(), self);
   };
 }
 
-auto of_all(Recycled<int32_t> Graph::* member) {
+auto of_all(PooledVector<int32_t> Graph::* member) {
   return [member](const py::object& self) {
     const auto& values = (*self.cast<const GraphBatch&>().all).*member;
     return view(values.data(), values.size(), self);
@@ -79,15 +79,15 @@ auto of_rows(const int32_t* (Schedule::*found)() const) {
 }
 
 template <class T>
-py::array owned(Recycled<T> values) {
-  auto kept = std::make_unique<Recycled<T>>(std::move(values));
+py::array owned(PooledVector<T> values) {
+  auto kept = std::make_unique<PooledVector<T>>(std::move(values));
   const auto* data = kept->data();
   const auto size = static_cast<py::ssize_t>(kept->size());
-  const py::capsule owner(kept.release(), [](void* p) { delete static_cast<Recycled<T>*>(p); });
+  const py::capsule owner(kept.release(), [](void* p) { delete static_cast<PooledVector<T>*>(p); });
   return py::array_t<T>(size, data, owner);
 }
 
-Recycled<int32_t> to_vector(const Indices& array, const char* name) {
+PooledVector<int32_t> to_vector(const Indices& array, const char* name) {
   if (array.ndim() != 1) {
     throw py::value_error(std::string(name) + " must have one dimension, found " +
                           std::to_string(array.ndim()));

@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "base/thread_pool.h"
-#include "exec/caller.h"
+#include "exec/host_io.h"
 #include "exec/spaces.h"
 #include "exec/validate.h"
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "exec/caller.h"
+#include "exec/host_io.h"
 #include "exec/traffic.h"
 
 namespace cavs {

@@ -6,7 +6,7 @@
 
 #include "base/lap.h"
 #include "base/thread_pool.h"
-#include "exec/caller.h"
+#include "exec/host_io.h"
 
 namespace cavs {
 namespace {

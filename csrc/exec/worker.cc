@@ -271,7 +271,7 @@ RowRange Worker<T>::rows_of(const Item& sum, int32_t term) const {
   if (sum.c == 0) return c_.spaces->rows(space);
   const RowRange rows = c_.schedule->tasks[sum.c - 1].rows;
   if (is_vertex(space)) return rows;
-  const Recycled<int32_t>& offsets = c_.schedule->edge_offsets;
+  const PooledVector<int32_t>& offsets = c_.schedule->edge_offsets;
   return {offsets[rows.begin], offsets[rows.end]};
 }
 

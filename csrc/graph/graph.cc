@@ -60,13 +60,13 @@ int32_t level_of(const Graph& graph, int32_t v) {
 }
 
 // CSR of the edges turned round: offsets by child, parents ascending (by edge).
-std::pair<Recycled<int32_t>, Recycled<int32_t>> parents_of(const Graph& graph) {
+std::pair<PooledVector<int32_t>, PooledVector<int32_t>> parents_of(const Graph& graph) {
   const int32_t n = graph.num_vertices();
-  Recycled<int32_t> offsets(n + 1, 0);
+  PooledVector<int32_t> offsets(n + 1, 0);
   for (const int32_t child : graph.children) ++offsets[child + 1];
   for (int32_t v = 0; v < n; ++v) offsets[v + 1] += offsets[v];
-  Recycled<int32_t> parents(graph.children.size());
-  Recycled<int32_t> next(offsets.begin(), offsets.end() - 1);
+  PooledVector<int32_t> parents(graph.children.size());
+  PooledVector<int32_t> next(offsets.begin(), offsets.end() - 1);
   for (int32_t v = 0; v < n; ++v) {
     for (int32_t e = graph.offsets[v]; e < graph.offsets[v + 1]; ++e) {
       parents[next[graph.children[e]]++] = v;
@@ -77,7 +77,7 @@ std::pair<Recycled<int32_t>, Recycled<int32_t>> parents_of(const Graph& graph) {
 
 // Called when some vertices wait for ever: each of them has a child that waits too, so walking
 // down from any of them ends in a cycle.
-[[noreturn]] void throw_cycle(const Graph& graph, const Recycled<int32_t>& waiting) {
+[[noreturn]] void throw_cycle(const Graph& graph, const PooledVector<int32_t>& waiting) {
   int32_t v = 0;
   while (waiting[v] == 0) ++v;
   const auto waiting_child = [&](int32_t u) {
@@ -111,8 +111,8 @@ bool is_chains(const Graph& graph) {
 void levels_by_kahn(Graph* graph) {
   const int32_t n = graph->num_vertices();
   const auto [offsets, parents] = parents_of(*graph);
-  Recycled<int32_t> waiting(n);  // children not done yet
-  Recycled<int32_t> queue;
+  PooledVector<int32_t> waiting(n);  // children not done yet
+  PooledVector<int32_t> queue;
   queue.reserve(n);
   for (int32_t v = 0; v < n; ++v) {
     waiting[v] = graph->offsets[v + 1] - graph->offsets[v];
@@ -148,7 +148,8 @@ void number_children(Graph* graph) {
   }
 }
 
-std::shared_ptr<const Graph> make_graph(Recycled<int32_t> offsets, Recycled<int32_t> children) {
+std::shared_ptr<const Graph> make_graph(PooledVector<int32_t> offsets,
+                                        PooledVector<int32_t> children) {
   auto graph = std::make_shared<Graph>();
   graph->offsets = std::move(offsets);
   graph->children = std::move(children);
@@ -241,8 +242,8 @@ std::shared_ptr<const GraphBatch> batch_of(std::shared_ptr<const Graph> graph) {
 }
 
 std::shared_ptr<const Graph> graph_of(const GraphBatch& batch, int32_t g) {
-  const auto part = [](const Recycled<int32_t>& of, int32_t begin, int32_t end, int32_t less) {
-    Recycled<int32_t> found(of.begin() + begin, of.begin() + end);
+  const auto part = [](const PooledVector<int32_t>& of, int32_t begin, int32_t end, int32_t less) {
+    PooledVector<int32_t> found(of.begin() + begin, of.begin() + end);
     for (int32_t& x : found) x -= less;
     return found;
   };

@@ -7,17 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "base/recycled.h"
+#include "base/pooled_vector.h"
 
 namespace cavs {
 
 // A structure in CSR form, of one sample or of a batch: vertex v gathers from
 // children[offsets[v] .. offsets[v + 1]), in order. Immutable once built.
 struct Graph {
-  Recycled<int32_t> offsets;   // num_vertices + 1
-  Recycled<int32_t> children;  // num_edges
-  Recycled<int32_t> level;     // 1 + max level of the children, 0 without children
-  Recycled<uint8_t> number;    // the first place at which it is a child, see number_children
+  PooledVector<int32_t> offsets;   // num_vertices + 1
+  PooledVector<int32_t> children;  // num_edges
+  PooledVector<int32_t> level;     // 1 + max level of the children, 0 without children
+  PooledVector<uint8_t> number;    // the first place at which it is a child, see number_children
   int32_t num_levels = 0;
   int32_t num_numbers = 1;
   bool chains = false;          // no vertex has more than one child, or more than one parent
@@ -36,7 +36,8 @@ struct GraphError : std::runtime_error {
 
 // Checks offsets and children (dangling indices, cycles) and computes levels by one Kahn pass,
 // linear in vertices and edges, without recursion. Throws GraphError.
-std::shared_ptr<const Graph> make_graph(Recycled<int32_t> offsets, Recycled<int32_t> children);
+std::shared_ptr<const Graph> make_graph(PooledVector<int32_t> offsets,
+                                        PooledVector<int32_t> children);
 // Fills `number` with the least position that a vertex has among the children of another, or with
 // kNumbers - 1 if that is less; 0 where it has none. num_numbers: one more than the largest.
 constexpr int32_t kNumbers = 8;
@@ -56,8 +57,8 @@ GraphView view_of(const Graph& graph);
 // Several graphs side by side, as one: vertex ids are shifted by the sizes of the graphs before.
 struct GraphBatch {
   std::shared_ptr<const Graph> all;
-  Recycled<int32_t> vertex_offsets;  // num_graphs + 1
-  Recycled<int32_t> edge_offsets;    // num_graphs + 1
+  PooledVector<int32_t> vertex_offsets;  // num_graphs + 1
+  PooledVector<int32_t> edge_offsets;    // num_graphs + 1
   int32_t num_graphs() const { return static_cast<int32_t>(vertex_offsets.size()) - 1; }
   int32_t num_vertices() const { return all->num_vertices(); }
   int32_t num_edges() const { return all->num_edges(); }

@@ -33,7 +33,7 @@ struct Rows {
     }
   }
 
-  Recycled<uint64_t> words;
+  PooledVector<uint64_t> words;
   bool exact;  // rows are equal if their words are
 
  private:
@@ -148,7 +148,7 @@ class Merging {
   const int32_t* by_level() {
     const Graph& all = *batch_.all;
     order_.resize(all.level.size());
-    Recycled<int32_t> next;
+    PooledVector<int32_t> next;
     for (int32_t g = 0; g < batch_.num_graphs(); ++g) {
       const int32_t begin = batch_.vertex_offsets[g], end = batch_.vertex_offsets[g + 1];
       const auto level = all.level.begin();
@@ -255,10 +255,11 @@ class Merging {
   const Rows vertices_, edges_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   MergedGraph merged_;
-  Recycled<Slot> table_;            // open addressing, at most half full; without first parents
-  Recycled<int32_t> first_parent_;  // distinct vertex -> the first whose first child it is, or -1
-  Recycled<int32_t> order_;
-  Recycled<uint32_t> uses_;  // of each vertex
+  PooledVector<Slot> table_;  // open addressing, at most half full; without first parents
+  PooledVector<int32_t>
+      first_parent_;  // distinct vertex -> the first whose first child it is, or -1
+  PooledVector<int32_t> order_;
+  PooledVector<uint32_t> uses_;  // of each vertex
 };
 
 }  // namespace

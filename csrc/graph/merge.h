@@ -19,11 +19,11 @@ struct FeatureColumn {
 // The distinct vertices of a batch as one graph; a distinct vertex stands for all its copies.
 struct MergedGraph {
   std::shared_ptr<const GraphBatch> graph;  // one; children first
-  Recycled<int32_t> vertex;                 // distinct vertex -> its first copy in the batch
-  Recycled<int32_t> edge;                   // edge of graph -> that of the first copy, in the batch
-  Recycled<int32_t> distinct;               // vertex of the batch -> distinct vertex
-  Recycled<int32_t> copies;  // distinct vertex -> vertices of the batch it stands for
-  Recycled<uint32_t> leaf;   // distinct vertex -> which leaf children; see merge_copies
+  PooledVector<int32_t> vertex;             // distinct vertex -> its first copy in the batch
+  PooledVector<int32_t> edge;               // edge of graph -> that of the first copy, in the batch
+  PooledVector<int32_t> distinct;           // vertex of the batch -> distinct vertex
+  PooledVector<int32_t> copies;  // distinct vertex -> vertices of the batch it stands for
+  PooledVector<uint32_t> leaf;   // distinct vertex -> which leaf children; see merge_copies
 };
 
 // child_numbers: with K > 0 vertices without children are told apart also by how they are used. Bit

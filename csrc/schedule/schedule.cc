@@ -27,8 +27,8 @@ class KindTable {
   const std::vector<uint64_t>& keys() const { return keys_; }
 
   // The numbers of the kinds: with children first, then by ascending key.
-  Recycled<int32_t> sorted() const {
-    Recycled<int32_t> ids(keys_.size());
+  PooledVector<int32_t> sorted() const {
+    PooledVector<int32_t> ids(keys_.size());
     std::iota(ids.begin(), ids.end(), 0);
     std::sort(ids.begin(), ids.end(), [&](int32_t i, int32_t j) {
       const uint64_t a = keys_[i], b = keys_[j];
@@ -48,19 +48,19 @@ class KindTable {
 };
 
 // Counts to first positions: exclusive prefix sums in place.
-void to_positions(Recycled<int32_t>* counts) {
+void to_positions(PooledVector<int32_t>* counts) {
   int32_t sum = 0;
   for (int32_t& count : *counts) sum += std::exchange(count, sum);
 }
 
 // What the vertices are sorted by: kinds as numbered, in the order in which they are to stand.
 struct Kinds {
-  Recycled<int32_t> of_vertex, order;
+  PooledVector<int32_t> of_vertex, order;
   std::vector<uint64_t> keys;
 };
 
 Kinds classify(const Graph& in, const uint32_t* presence) {
-  Kinds kinds{Recycled<int32_t>(in.num_vertices()), {}, {}};
+  Kinds kinds{PooledVector<int32_t>(in.num_vertices()), {}, {}};
   KindTable table;
   for (int32_t v = 0; v < in.num_vertices(); ++v) {
     kinds.of_vertex[v] = table.id(presence ? presence[v] : 0, in.offsets[v + 1] > in.offsets[v]);
@@ -86,7 +86,7 @@ void sort_vertices(const Graph& in, const Kinds& kinds, bool by_number, Schedule
     const auto bin = [&](size_t v) {
       return (kind(v) * levels + in.level[v]) * numbers + number(v);
     };
-    Recycled<int32_t> next(num_kinds * levels * numbers, 0);
+    PooledVector<int32_t> next(num_kinds * levels * numbers, 0);
     for (size_t v = 0; v < n; ++v) ++next[bin(v)];
     int32_t sum = 0;
     for (const int32_t k : kinds.order) {
@@ -99,8 +99,8 @@ void sort_vertices(const Graph& in, const Kinds& kinds, bool by_number, Schedule
     }
     return;
   }
-  Recycled<int32_t> numbered(n), by_level(n), of_number(numbers, 0), next(levels, 0);
-  Recycled<int32_t> of_kind(num_kinds, 0);
+  PooledVector<int32_t> numbered(n), by_level(n), of_number(numbers, 0), next(levels, 0);
+  PooledVector<int32_t> of_kind(num_kinds, 0);
   for (size_t v = 0; v < n; ++v) ++of_number[number(v)], ++next[in.level[v]], ++of_kind[kind(v)];
   to_positions(&of_number);
   to_positions(&next);
@@ -147,7 +147,7 @@ void invert_children(Schedule* schedule) {
   offsets.assign(n + 1, 0);
   for (const int32_t child : schedule->child) ++offsets[child];
   to_positions(&offsets);
-  Recycled<int32_t> next(offsets.begin(), offsets.end() - 1);
+  PooledVector<int32_t> next(offsets.begin(), offsets.end() - 1);
   schedule->out_edges.resize(m);
   for (int32_t e = 0; e < m; ++e) schedule->out_edges[next[schedule->child[e]]++] = e;
 }
@@ -156,7 +156,7 @@ void cut_tasks(const Graph& in, const Kinds& kinds, Schedule* schedule) {
   const int32_t n = in.num_vertices();
   const auto& edge_offsets = schedule->edge_offsets;
   std::vector<BatchTask> by_kind;  // ascending (kind, level), as the rows are
-  Recycled<int32_t> level_next(in.num_levels, 0);
+  PooledVector<int32_t> level_next(in.num_levels, 0);
   int32_t last = -1;  // kind as numbered
   for (int32_t r = 0; r < n;) {
     const int32_t v = schedule->order[r];
@@ -213,10 +213,10 @@ int64_t derived_key(int32_t k, Derived what) {
 
 }  // namespace
 
-Recycled<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t*>& features,
-                                  const int32_t* rows, const uint32_t* leaf,
-                                  const std::vector<int32_t>& child_numbers) {
-  Recycled<uint32_t> masks(count, 0);
+PooledVector<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t*>& features,
+                                      const int32_t* rows, const uint32_t* leaf,
+                                      const std::vector<int32_t>& child_numbers) {
+  PooledVector<uint32_t> masks(count, 0);
   uint32_t bit = 0;
   for (const int32_t k : child_numbers) {
     for (int32_t r = 0; r < count; ++r) masks[r] |= (leaf[r] >> k & 1u) << bit;
@@ -268,7 +268,7 @@ const int32_t* Schedule::nth_child(int32_t k) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto it = derived_.find(key);
   if (it == derived_.end()) {
-    Recycled<int32_t> made;  // kept when it is whole: memory may end before
+    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
     made.resize(order.size());
     for (size_t r = 0; r < order.size(); ++r) {
       const int32_t begin = edge_offsets[r], arity = edge_offsets[r + 1] - begin;
@@ -285,7 +285,7 @@ const int32_t* Schedule::nth_leaf(int32_t k) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto it = derived_.find(key);
   if (it == derived_.end()) {
-    Recycled<int32_t> made;  // kept when it is whole: memory may end before
+    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
     made.assign(children, children + order.size());
     for (int32_t& c : made) {
       if (c >= 0 && edge_offsets[c] < edge_offsets[c + 1]) c = -1;
@@ -300,7 +300,7 @@ const int32_t* Schedule::nth_edge(int32_t k) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto it = derived_.find(key);
   if (it == derived_.end()) {
-    Recycled<int32_t> made;  // kept when it is whole: memory may end before
+    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
     made.resize(order.size());
     for (size_t r = 0; r < order.size(); ++r) {
       const int32_t begin = edge_offsets[r], arity = edge_offsets[r + 1] - begin;
@@ -316,7 +316,7 @@ const int32_t* Schedule::parent_if_nth(int32_t k) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto it = derived_.find(key);
   if (it == derived_.end()) {
-    Recycled<int32_t> made;  // kept when it is whole: memory may end before
+    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
     made.resize(child.size());
     for (size_t e = 0; e < child.size(); ++e) {
       const int32_t r = parent[e];
@@ -332,9 +332,9 @@ const int32_t* Schedule::nth_parents(int32_t k) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto it = derived_.find(key);
   if (it == derived_.end()) {
-    Recycled<int32_t> made;  // kept when it is whole: memory may end before
+    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
     const auto n = static_cast<int32_t>(order.size());
-    Recycled<int32_t> rows;
+    PooledVector<int32_t> rows;
     made.reserve(n + 1 + child.size());
     for (int32_t r = 0; r < n; ++r) {
       made.push_back(static_cast<int32_t>(rows.size()));
@@ -355,7 +355,7 @@ const int32_t* Schedule::out_parents() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto it = derived_.find(key);
   if (it == derived_.end()) {
-    Recycled<int32_t> made(out_edges.size());  // kept when it is whole: memory may end before
+    PooledVector<int32_t> made(out_edges.size());  // kept when it is whole: memory may end before
     for (size_t i = 0; i < out_edges.size(); ++i) made[i] = parent[out_edges[i]];
     it = derived_.emplace(key, std::move(made)).first;
   }
@@ -367,8 +367,8 @@ const int32_t* Schedule::graph_ends(bool leaves) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto it = derived_.find(key);
   if (it == derived_.end()) {
-    Recycled<int32_t> made;  // kept when it is whole: memory may end before
-    Recycled<int32_t> rows;
+    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
+    PooledVector<int32_t> rows;
     const Graph& all = *graphs->all;
     std::vector<char> inside(graph_rows.size(), 0);  // no end
     for (int32_t v = 0; v < all.num_vertices(); ++v) {
@@ -393,8 +393,8 @@ const int32_t* Schedule::graphs_of(const int32_t* offsets, const int32_t* rows, 
   const std::lock_guard<std::mutex> lock(mutex_);
   auto it = derived_.find(key);
   if (it == derived_.end()) {
-    Recycled<int32_t> made;  // kept when it is whole: memory may end before
-    Recycled<int32_t> next(order.size() + 1, 0);
+    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
+    PooledVector<int32_t> next(order.size() + 1, 0);
     for (int32_t i = 0; i < offsets[num_graphs()]; ++i) ++next[rows[i]];
     to_positions(&next);
     made = next;
@@ -425,14 +425,14 @@ const int32_t* Schedule::leaf_graphs() const {
   return graphs_of(leaves, leaves + num_graphs() + 1, derived_key(0, kLeafGraphs));
 }
 
-Recycled<int32_t> Schedule::permute_vertices(const int32_t* values) const {
-  Recycled<int32_t> out(order.size());
+PooledVector<int32_t> Schedule::permute_vertices(const int32_t* values) const {
+  PooledVector<int32_t> out(order.size());
   for (size_t r = 0; r < out.size(); ++r) out[r] = values[order[r]];
   return out;
 }
 
-Recycled<int32_t> Schedule::permute_edges(const int32_t* values) const {
-  Recycled<int32_t> out(edge_order.size());
+PooledVector<int32_t> Schedule::permute_edges(const int32_t* values) const {
+  PooledVector<int32_t> out(edge_order.size());
   for (size_t e = 0; e < out.size(); ++e) out[e] = values[edge_order[e]];
   return out;
 }

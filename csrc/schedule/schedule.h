@@ -43,17 +43,17 @@ struct Schedule {
   std::vector<BatchTask> tasks;  // ascending (level, kind)
   int32_t num_levels = 0;
 
-  Recycled<int32_t> order;          // row -> vertex
-  Recycled<int32_t> row;            // vertex -> row
-  Recycled<int32_t> edge_order;     // edge row -> edge (global edge id in the batch's CSR)
-  Recycled<int32_t> edge_offsets;   // row -> first edge row; num_vertices + 1
-  Recycled<int32_t> child;          // edge row -> row of the child
-  Recycled<int32_t> parent;         // edge row -> row of the parent
-  Recycled<int32_t> out_offsets;    // row -> range in out_edges; num_vertices + 1
-  Recycled<int32_t> out_edges;      // edge rows that read this row, ascending
-  Recycled<int32_t> graph_of;       // row -> graph; empty where rows are merged vertices
-  Recycled<int32_t> graph_offsets;  // graph -> range in graph_rows; num_graphs + 1
-  Recycled<int32_t> graph_rows;     // rows of each graph, ascending vertex id in `graphs`
+  PooledVector<int32_t> order;          // row -> vertex
+  PooledVector<int32_t> row;            // vertex -> row
+  PooledVector<int32_t> edge_order;     // edge row -> edge (global edge id in the batch's CSR)
+  PooledVector<int32_t> edge_offsets;   // row -> first edge row; num_vertices + 1
+  PooledVector<int32_t> child;          // edge row -> row of the child
+  PooledVector<int32_t> parent;         // edge row -> row of the parent
+  PooledVector<int32_t> out_offsets;    // row -> range in out_edges; num_vertices + 1
+  PooledVector<int32_t> out_edges;      // edge rows that read this row, ascending
+  PooledVector<int32_t> graph_of;       // row -> graph; empty where rows are merged vertices
+  PooledVector<int32_t> graph_offsets;  // graph -> range in graph_rows; num_graphs + 1
+  PooledVector<int32_t> graph_rows;     // rows of each graph, ascending vertex id in `graphs`
   int32_t max_arity = 0;
 
   int32_t num_graphs() const { return graphs->num_graphs(); }
@@ -78,15 +78,15 @@ struct Schedule {
   const int32_t* leaf_graphs() const;
 
   // A permuted copy of a per-vertex / per-edge index feature: out[row] = values[order[row]].
-  Recycled<int32_t> permute_vertices(const int32_t* values) const;
-  Recycled<int32_t> permute_edges(const int32_t* values) const;
+  PooledVector<int32_t> permute_vertices(const int32_t* values) const;
+  PooledVector<int32_t> permute_edges(const int32_t* values) const;
 
  private:
   const int32_t* graph_ends(bool leaves) const;
   const int32_t* graphs_of(const int32_t* offsets, const int32_t* rows, int64_t key) const;
 
   mutable std::mutex mutex_;
-  mutable std::map<int64_t, Recycled<int32_t>> derived_;
+  mutable std::map<int64_t, PooledVector<int32_t>> derived_;
 };
 
 // The batch that `batch` is merged from, and which of its vertices stands for each of that batch.
@@ -98,9 +98,9 @@ struct MergedFrom {
 // Masks of optional features, one a row: bit i says that bit child_numbers[i] is set in `leaf`, see
 // merge_copies; the bits after those, that each of the features is there, which is >= 0, at the
 // vertex that `rows` names (null: at the row itself). At most 32 bits.
-Recycled<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t*>& features,
-                                  const int32_t* rows = nullptr, const uint32_t* leaf = nullptr,
-                                  const std::vector<int32_t>& child_numbers = {});
+PooledVector<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t*>& features,
+                                      const int32_t* rows = nullptr, const uint32_t* leaf = nullptr,
+                                      const std::vector<int32_t>& child_numbers = {});
 
 // presence: one bit mask a vertex (null: all zero): which optional features it has, as the program
 // numbers them. merged_from: empty where vertices are those of the caller's graphs. by_number:

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "cuda/executor/executor.h"
-#include "exec/caller.h"
+#include "exec/host_io.h"
 #include "exec/spaces.h"
 
 namespace cavs::cuda {
@@ -58,7 +58,7 @@ size_t Executor<T>::lay_out_scratch() {
     if (body < 0) return;
     rows[body] = std::max<int64_t>(rows[body], r.size());
     if (!is_vertex(analysis_.bodies[body].space)) return;
-    const Recycled<int32_t>& offsets = schedule_->edge_offsets;
+    const PooledVector<int32_t>& offsets = schedule_->edge_offsets;
     edges[body] = std::max<int64_t>(edges[body], offsets[r.end] - offsets[r.begin]);
   };
   for (size_t s = 0; s < program_->stages.size(); ++s) {

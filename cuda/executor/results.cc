@@ -3,7 +3,7 @@
 #include <stdexcept>
 
 #include "cuda/executor/executor.h"
-#include "exec/caller.h"
+#include "exec/host_io.h"
 #include "exec/traffic.h"
 
 namespace cavs::cuda {

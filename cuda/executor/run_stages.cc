@@ -17,7 +17,7 @@ constexpr unsigned kSmallBlock = 64;
 template <class T>
 RowRange Executor<T>::rows_of(int32_t id, Space body, RowRange rows) const {
   if (!is_vertex(body) || !is_edge(program_->instructions[id].space)) return rows;
-  const Recycled<int32_t>& offsets = schedule_->edge_offsets;
+  const PooledVector<int32_t>& offsets = schedule_->edge_offsets;
   return {offsets[rows.begin], offsets[rows.end]};
 }
 

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "cuda/executor/executor.h"
-#include "exec/caller.h"
+#include "exec/host_io.h"
 
 namespace cavs::cuda {
 namespace {

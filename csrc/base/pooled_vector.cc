@@ -1,4 +1,4 @@
-#include "base/recycled.h"
+#include "base/pooled_vector.h"
 
 #include <bit>
 #include <mutex>
@@ -45,7 +45,7 @@ Pool& pool() {
 
 }  // namespace
 
-void* take_block(size_t bytes) {
+void* pool_allocate(size_t bytes) {
   if (bytes < kSmall) return ::operator new(bytes);
   const size_t size = rounded(bytes);
   {
@@ -64,7 +64,7 @@ void* take_block(size_t bytes) {
   return ::operator new(size);
 }
 
-void give_block(void* block, size_t bytes) noexcept {
+void pool_free(void* block, size_t bytes) noexcept {
   const size_t size = bytes < kSmall ? bytes : rounded(bytes);
   if (bytes >= kSmall && size <= kKept / 4) {
     Pool& p = pool();

@@ -9,33 +9,33 @@
 namespace cavs {
 
 // Blocks from a few KiB on come from those given back before, where one of like size is there; of
-// these at most 64 MiB are kept. Thread safe. take_block throws std::bad_alloc.
-void* take_block(size_t bytes);
-void give_block(void* block, size_t bytes) noexcept;
+// these at most 64 MiB are kept. Thread safe. pool_allocate throws std::bad_alloc.
+void* pool_allocate(size_t bytes);
+void pool_free(void* block, size_t bytes) noexcept;
 
 template <class T>
-struct Recycling {
+struct PoolAllocator {
   using value_type = T;
-  Recycling() = default;
+  PoolAllocator() = default;
   template <class U>
-  Recycling(const Recycling<U>&) {}  // NOLINT: allocators convert
+  PoolAllocator(const PoolAllocator<U>&) {}  // NOLINT: allocators convert
 
-  T* allocate(size_t n) { return static_cast<T*>(take_block(n * sizeof(T))); }
+  T* allocate(size_t n) { return static_cast<T*>(pool_allocate(n * sizeof(T))); }
   // What a vector is resized to holds anything at first: most of it is written next.
   template <class U>
   void construct(U* place) noexcept(noexcept(U())) {
     ::new (static_cast<void*>(place)) U;
   }
-  void deallocate(T* block, size_t n) noexcept { give_block(block, n * sizeof(T)); }
+  void deallocate(T* block, size_t n) noexcept { pool_free(block, n * sizeof(T)); }
   template <class U>
-  bool operator==(const Recycling<U>&) const {
+  bool operator==(const PoolAllocator<U>&) const {
     return true;
   }
 };
 
-// `Recycled<int32_t> a(n)` and a.resize(n) leave the new elements as they are; (n, 0) and assign
-// do not.
+// `PooledVector<int32_t> a(n)` and a.resize(n) leave the new elements as they are; (n, 0) and
+// assign do not.
 template <class T>
-using Recycled = std::vector<T, Recycling<T>>;
+using PooledVector = std::vector<T, PoolAllocator<T>>;
 
 }  // namespace cavs

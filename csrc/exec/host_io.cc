@@ -1,4 +1,4 @@
-#include "exec/caller.h"
+#include "exec/host_io.h"
 
 #include <algorithm>
 #include <numeric>
