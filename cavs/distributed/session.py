@@ -36,11 +36,12 @@ from cavs.errors import CommunicationError
 from cavs.runtime import Session
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.variant import EvalResult
+from cavs.train.engine import Engine
 
 Array = NDArray[Any]
 
 
-class DistributedSession:
+class DistributedSession(Engine):
     """A `Session` of one rank, and the exchanges with the others; an engine of a `Trainer`.
 
     strategy: None reduces all gradients to all ranks, in buckets, as they become ready. split:

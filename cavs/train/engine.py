@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from cavs.errors import ConfigError
+
 Array = NDArray[Any]
 
 
@@ -44,7 +46,15 @@ class EvalOutcome(Protocol):
 
 
 class Engine(Protocol):
-    """The session a trainer drives (`cavs.runtime.Session`)."""
+    """The session a trainer drives (`cavs.runtime.Session`).
+
+    The defaults are those of a session whose steps end before they return.
+    """
+
+    @property
+    def overlaps(self) -> bool:
+        """True if `launch` returns while the step still runs."""
+        return False
 
     def prepare(self, batch: Any, training: bool = True) -> None:
         """Make the schedule of a batch to be trained on (or not); safe in a background thread."""
@@ -70,6 +80,28 @@ class Engine(Protocol):
     ) -> StepOutcome:
         """Forward, backward, update; nothing is updated if loss or norm is not finite."""
         ...
+
+    def launch(
+        self,
+        batch: Any,
+        hyper: dict[str, Any],
+        states: list[list[Array]],
+        *,
+        seed: int,
+        step: int,
+        max_norm: float | None,
+        after: Any = None,
+    ) -> StepOutcome:
+        """Start a step that goes on after the call; its outcome waits for it.
+
+        after: The outcome of an earlier step; if that updates nothing, neither does this one.
+        Raises `ConfigError` where `overlaps` is False.
+        """
+        raise ConfigError("launch() where a step ends before it returns", hint="call step()")
+
+    def lost_steps(self) -> int:
+        """Number of steps that were lost with a failed device since the last call."""
+        return 0
 
     def evaluate(self, batch: Any) -> EvalOutcome:
         """Forward only."""

@@ -21,7 +21,7 @@ from cavs.errors import (
     NumericsError,
 )
 from cavs.frontend.model import Model, require_same_parameters
-from cavs.runtime import PendingStep, Session, StepResult
+from cavs.runtime import Session, StepResult
 from cavs.runtime.check import NOT_FINITE, named
 from cavs.train import evaluation
 from cavs.train.checkpoint import (
@@ -129,7 +129,7 @@ class Trainer:
         self.session.keep_dtype()  # states have the parameters'
         self.states = optimizer.init_states(list(self.parameters.values()))
         self.steps = 0
-        self._flying: list[tuple[Any, PendingStep]] = []  # launched, not ended
+        self._flying: list[tuple[Any, StepOutcome]] = []  # launched, not ended
         self._ended: list[Step] = []  # ended, not returned
         self.last_checkpoint: Path | None = None
         self.claim: Claim | None = None  # on the checkpoint of a `fit`, if held before it
@@ -214,10 +214,9 @@ class Trainer:
             f"host are {of}"
         )
 
-    def _overlapping(self) -> Session | None:
+    def _overlapping(self) -> Engine | None:
         """The session, if a step may go on there while the next one is made ready."""
-        session = self.session
-        return session if isinstance(session, Session) and session.overlaps else None
+        return self.session if self.session.overlaps else None
 
     def _terms(self, number: int) -> dict[str, Any]:
         """What the engine is told of step `number`, counted from 0."""

@@ -97,6 +97,8 @@ def update(value: Any, g: Any, states: list[Any], h: dict[str, Any]) -> None:
 
 
 class FakeSession:
+    overlaps = False
+
     def __init__(self, model: FakeModel, dropout: float = 0.1) -> None:
         self.model, self.dropout = model, dropout
         self.batches: list[list[int]] = []
