@@ -21,10 +21,9 @@ CUDA ?= cuda12
 COMPUTE_SANITIZER ?= compute-sanitizer
 SANITIZED_CUDA = PATH="$(CURDIR)/$(BIN):$$PATH" CAVS_LINE_INFO=1 CAVS_TEST_GPU=1 CAVS_TEST_UNPOOLED=1 CAVS_TEST_PATIENCE=20 \
 	HYPOTHESIS_PROFILE=quick $(COMPUTE_SANITIZER) --error-exitcode 1
-RACE_TESTS := tests/cuda/test_kernels.py tests/cuda/test_products.py tests/cuda/test_updates.py tests/codegen \
-	tests/cuda/test_persistent.py
-MEMORY_TESTS := $(RACE_TESTS) tests/cuda/test_operators.py tests/cuda/test_models.py tests/cuda/test_ahead.py \
-	tests/cuda/test_engine.py
+RACE_TESTS := tests/cuda/kernels tests/codegen tests/cuda/executor/test_persistent.py
+MEMORY_TESTS := $(RACE_TESTS) $(addprefix tests/cuda/executor/,test_operators.py test_models.py test_launch_ahead.py \
+	test_engine.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench sanitize sanitize-cuda build clean

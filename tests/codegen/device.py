@@ -11,7 +11,7 @@ from cavs.codegen.cuda import BLOCK
 from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
 from tests.cuda import hardware
 from tests.cuda.device import Device, gpu
-from tests.cuda.kernels import headers
+from tests.cuda.kernel_signatures import headers
 from tests.cuda.twin import Twin, missing
 from tests.cuda.twin.launch import Context
 

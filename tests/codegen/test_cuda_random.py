@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cavs.codegen.cuda import Load, Store, kernel_text, shape_of
 from tests.codegen.device import SENTINEL, runner  # noqa: F401
-from tests.cuda.support import narrowed, widened
+from tests.cuda.kernel_cases import narrowed, widened
 from tests.kernels.map_reference import CODE, Program
 from tests.kernels.map_reference import Load as Read
 

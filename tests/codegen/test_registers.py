@@ -20,9 +20,9 @@ from cavs.cuda.nvrtc import Nvrtc, resources
 from cavs.cuda.persistent import Chip, persistent_loops, persistent_text
 from cavs.cuda.program import map_kernels
 from cavs.cuda.storage import half_buffers
-from tests.cuda.compiled import ALL, log_of
 from tests.cuda.device import NO_NVRTC
-from tests.cuda.kernels import headers
+from tests.cuda.kernel_signatures import headers
+from tests.cuda.nvrtc_log import ALL, log_of
 from tests.models.test_cells import ARITY
 from tests.models.test_models import OPTIONS, build
 from tests.runtime.trees import Classifier, graph

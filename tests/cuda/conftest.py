@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cavs.cuda.device import Device
+from tests.cuda.allocators import Pool
 from tests.cuda.hardware import gpu
-from tests.cuda.memory import Pool
-from tests.cuda.nccl import StandIn
-from tests.cuda.nccl_ranks import stand_in
+from tests.cuda.nccl_stand_in import StandIn
+from tests.cuda.nccl_threads import stand_in
 from tests.cuda.twin import Twin, TwinCompiler, missing
 from tests.cuda.twin.launch import Context
 

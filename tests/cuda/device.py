@@ -12,9 +12,9 @@ import numpy as np
 
 from cavs.cuda import libraries
 from cavs.cuda.nvrtc import Nvrtc
-
-from . import hardware, kernels
-from .twin import Twin, TwinCompiler, missing
+from tests.cuda import hardware
+from tests.cuda import kernel_signatures as kernels
+from tests.cuda.twin import Twin, TwinCompiler, missing
 
 NO_NVRTC = "NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12"
 Compile = Callable[[str, str, dict[str, str], list[str]], bytes]

@@ -12,7 +12,7 @@ from cavs.distributed.communicator import SingleCommunicator, ThreadCommunicator
 from cavs.distributed.communicator.collectives import SMALL
 from cavs.distributed.communicator.parts import bounds, even_counts
 from cavs.errors import CommunicationError, ConfigError
-from tests.cuda.nccl_ranks import device_ranks
+from tests.cuda.nccl_threads import device_ranks
 
 SIZES = st.integers(1, 5)
 

@@ -90,7 +90,7 @@ def test_the_memory_that_counts_is_that_of_the_device(monkeypatch):
 
 @pytest.mark.parametrize("given", [None, lambda: (0.1, 0.2)])
 def test_a_training_tells_a_balancer_that_was_not_told_where_it_computes(given):
-    """On a device: tests/cuda/test_rank_devices.py."""
+    """On a device: tests/cuda/distributed/test_rank_devices.py."""
 
     def work(c):
         balancer = PairBalancer(usage=given)

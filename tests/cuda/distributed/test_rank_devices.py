@@ -1,0 +1,63 @@
+"""Which device each rank opens, and what is told of it."""
+
+from __future__ import annotations
+
+import pytest
+
+import cavs
+from cavs.distributed import devices
+from cavs.distributed.balance import PairBalancer, usage
+from cavs.distributed.communicator import run_threads
+from cavs.errors import CommunicationError, DeviceError
+from tests.cuda.distributed.test_ranks import trainer
+from tests.distributed.test_faults import outcomes
+from tests.distributed.test_trainer import BATCHES
+from tests.distributed.test_usage import Full
+
+
+def opened(monkeypatch, wanted, count, size=3, fails=None):
+    """Names of the devices that ranks open, or errors, where there are `count`."""
+
+    def open_device(name):
+        if name == fails:
+            raise DeviceError(f"{name} is broken")
+        return name
+
+    monkeypatch.setattr(devices, "count_devices", lambda: count)
+    monkeypatch.setattr(devices, "open_device", open_device)
+    return outcomes(size, lambda c: devices.device_of_rank(wanted, c))
+
+
+def test_the_ranks_of_a_host_are_dealt_its_devices(monkeypatch, capfd):
+    assert opened(monkeypatch, "cuda", 4) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert opened(monkeypatch, "cuda:1", 4) == ["cuda:1"] * 3
+    assert opened(monkeypatch, "cpu", 0) == ["cpu"] * 3
+    assert capfd.readouterr().err == ""
+    assert opened(monkeypatch, "cuda", 2) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert capfd.readouterr().err.startswith("cavs: 3 ranks share 2 GPUs of ")
+    assert opened(monkeypatch, "cuda", 1) == ["cuda"] * 3
+    names = iter(["here", "there", "here"])
+    monkeypatch.setattr(devices.socket, "gethostname", lambda: next(names))
+    assert sorted(opened(monkeypatch, "cuda", 2)) == ["cuda:0", "cuda:0", "cuda:1"]
+
+
+def test_a_device_that_one_rank_cannot_have_is_an_error_on_all(monkeypatch):
+    first, second, third = opened(monkeypatch, "cuda", 3, fails="cuda:1")
+    assert isinstance(second, DeviceError) and "cuda:1 is broken" in str(second)
+    for other in (first, third):
+        assert isinstance(other, CommunicationError)
+        assert "rank 1: DeviceError: cuda:1 is broken" in str(other)
+
+
+def test_a_balancer_goes_by_the_memory_of_the_device(twin, monkeypatch):
+    """Unless it was told by what: the memory of the host says nothing of room on a GPU."""
+    monkeypatch.setattr(usage, "CupyMemory", Full)
+
+    def work(c, **options):
+        balancer = PairBalancer(**options)
+        with trainer(c, twin, split=balancer) as t:
+            t.advance(cavs.batch(BATCHES[0]))
+        return balancer.usage()[1]
+
+    assert run_threads(2, work) == [pytest.approx(0.9)] * 2
+    assert run_threads(2, lambda c: work(c, usage=lambda: (0.0, 0.5))) == [0.5] * 2

@@ -1,0 +1,97 @@
+"""Values that stand apart: what is written between them is found, and nothing is in any cell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import nn
+from cavs.cli import registry
+from cavs.errors import DeviceError
+from tests.cuda.replay_cases import TIMES, classifier, found, session_on
+from tests.cuda.twin import TwinCompiler
+from tests.models.test_cells import CELLS, Classifier, graphs, taken
+from tests.models.test_models import OPTIONS, build
+from tests.runtime.trees import treebank
+
+
+def check(model, batches, device, **options):
+    """The same bits with guards as without."""
+    losses = []
+    for guards in (True, False):
+        session = cavs.Session(model, device=replace(device, guards=guards), **options)
+        losses.append([found(session, batch) for batch in batches])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_cells(device, name):
+    model = Classifier(CELLS[name]())
+    model.initialize(3, np.float64)
+    structures = taken(model)
+    check(
+        model,
+        [cavs.batch(graphs(structures, seed)) for seed in range(2)],
+        device,
+        dtype=np.float64,
+    )
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_models(device, name, precision, tmp_path):
+    task = build(registry.find(name), tmp_path)
+    task.model.initialize(1, np.float32)
+    data = task.required("train")
+    check(task.model, [cavs.batch(data[:9]), cavs.batch(data[:3])], device, precision=precision)
+
+
+def test_training_and_graphs(device):
+    device = replace(device, guards=True, replay="always")
+    session, batch = session_on(device, classifier()), treebank(5)
+    trainer = cavs.Trainer(session.model, cavs.optim.SGD(lr=0.1), session=session)
+    losses = [trainer.step(batch) for _ in range(TIMES)]
+    assert losses[-1] < losses[0]
+    assert session.report()["replay"]["replays"] > 0
+
+
+class OneMore(TwinCompiler):
+    """A compiler whose kernels write a value behind the last row that they are asked for.
+
+    file, before: the kernels, and where in their text that is.
+    """
+
+    def __init__(self, file, before):
+        super().__init__()
+        self.file, self.before = file, before
+
+    def compile(self, name, source, headers, options):
+        if name == self.file:
+            assert self.before in source
+            first = "if (threadIdx.x + blockIdx.x + blockIdx.y + blockIdx.z == 0)"
+            place = "static_cast<real*>(out)[(end - base) * stride]"
+            source = source.replace(self.before, f"{first} {place} = 1;\n{self.before}")
+        return super().compile(name, source, headers, options)
+
+
+@pytest.mark.parametrize(
+    ("file", "before"),
+    [
+        ("matmul.cu", "for_each_few(begin, end, n, out,"),
+        ("rows.cu", "if (wide_output(in, out, stride, half)) {\n    maxima"),
+    ],
+    ids=["matmul", "segment_max"],
+)
+def test_a_kernel_that_writes_too_much_is_found(twin, twin_device, file, before):
+    """Into the next value, where no page and no guard of an allocation shows it."""
+    device = replace(twin_device, compiler=OneMore(file, before))
+    cell = nn.TreeAttention if file == "rows.cu" else nn.ChildSumTreeLSTM
+    batch = treebank(3)
+    session_on(device, classifier(cell)).gradients(batch)
+    twin.check_guards()
+    with pytest.raises(DeviceError, match=r"written beside buffer \d+ of \[") as error:
+        session_on(replace(device, guards=True), classifier(cell)).gradients(batch)
+    assert "a bug of cavs" in error.value.hint
