@@ -22,11 +22,11 @@ SST = Case("tree-lstm", 0, 64)
 CASES: dict[Case, tuple[str, ...]] = {
     SST: PASSES,
     # Words that have many parents, in a large batch.
-    Case("tree-lstm", 0, 256): ("merge_vertices", "at_nth_child"),
+    Case("tree-lstm", 0, 256): ("merge_vertices", "hoist_products_to_leaves"),
     # A leaf needs no forget gate.
-    Case("child-sum", 0, 64): ("specialise", "trim", "simplify"),
+    Case("child-sum", 0, 64): ("specialise", "trim_products", "simplify"),
     # Three times as many edges as vertices, each with a product unless the child has it.
-    Case("lattice", 0, 64, leaves=12, embedding=0): ("at_child",),
+    Case("lattice", 0, 64, leaves=12, embedding=0): ("hoist_products_to_child",),
     # Eight products where two do, a few rows at a time.
     Case("gates", 0, 1, embedding=0): ("merge_products",),
     # Long chains, all of whose values backward reads.
@@ -34,9 +34,9 @@ CASES: dict[Case, tuple[str, ...]] = {
     # A sentence at a time: tasks of one vertex, unless x @ W is done for all words at once.
     Case("var-lstm", 0, 1, embedding=0): ("partition",),
     # A state is all that a vertex keeps.
-    Case("tree-fc", 0, 64): ("cotangents_at_child", "frugal"),
+    Case("tree-fc", 0, 64): ("hoist_cotangents", "save_memory"),
     # A label at one of 511 vertices.
-    Case("root-label", 0, 64, embedding=0): ("at_labelled",),
+    Case("root-label", 0, 64, embedding=0): ("restrict_to_labelled",),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cavs.cli import options
 from cavs.cli.registry import Entry
-from cavs.compiler.pipeline import Passes, default_passes
+from cavs.compiler.pipeline import RENAMED, Passes, default_passes
 from cavs.config import set_num_threads
 from cavs.data import GraphBatch, dot_function, dot_graph, dot_schedule, render
 from cavs.errors import ConfigError
@@ -27,6 +27,12 @@ def add_parser(commands: Any, argv: list[str]) -> None:
     options.add_models(commands, "explain", text, argv, add_arguments)
 
 
+def _pass_name(name: str) -> str:
+    if name in RENAMED:
+        raise argparse.ArgumentTypeError(f"{name} was renamed: write {RENAMED[name]}")
+    return name
+
+
 def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     """All options of ``cavs explain`` but the model's own."""
     options.add_data_arguments(parser)
@@ -39,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
         "--without",
         action="append",
         default=[],
+        type=_pass_name,
         choices=[pass_.name for pass_ in fields(Passes)],
         metavar="PASS",
         help="with a pass of the compiler switched off, such as merge_vertices; once for each "

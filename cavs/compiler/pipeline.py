@@ -12,31 +12,44 @@ from cavs.compiler.memory import Shape, kept, peak
 from cavs.compiler.merge_gradient_products import merge_gradient_products
 from cavs.compiler.program import Program
 from cavs.compiler.reuse_buffers import reuse_buffers
+from cavs.errors import ConfigError, user_line
 from cavs.ir import INT, Graph
 from cavs.ir.printer import print_graph
 from cavs.ir.verify import verify
-from cavs.passes.access import insert_copies
-from cavs.passes.at_child import at_child
-from cavs.passes.at_labelled import at_labelled
-from cavs.passes.at_nth_child import at_nth_child
-from cavs.passes.cotangents_at_child import (
+from cavs.passes.backward.fold_constant_cotangents import fold_constant_cotangents
+from cavs.passes.backward.hoist_cotangent_products import hoist_cotangent_products
+from cavs.passes.backward.hoist_cotangent_scales import hoist_cotangent_scales
+from cavs.passes.backward.share_cotangents import share_cotangents
+from cavs.passes.backward.sum_cotangents_at_child import (
     SlotKey,
-    alike_at_child,
-    known_at_child,
-    multiples_at_child,
-    products_at_child,
-    slots_of_edges,
-    sums_at_child,
+    edge_cotangent_slots,
+    sum_cotangents_at_child,
 )
-from cavs.passes.differentiate import dense_gradients, differentiate, split_gradients
+from cavs.passes.differentiate import dense_gradients, differentiate
+from cavs.passes.hoist_products_to_child import hoist_products_to_child
+from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves
+from cavs.passes.insert_copies import insert_copies
+from cavs.passes.match_recurrences import match_recurrences
 from cavs.passes.merge_products import merge_products
 from cavs.passes.merge_vertices import merge_vertices
 from cavs.passes.partition import Partition, partition
-from cavs.passes.recurrence import recurrences
-from cavs.passes.replicate import replicate
+from cavs.passes.restrict_to_labelled import restrict_to_labelled
+from cavs.passes.scale_for_replicas import scale_for_replicas
 from cavs.passes.simplify import CANONICAL, RULES, simplify
 from cavs.passes.specialise import Kind, optional_features, specialise
-from cavs.passes.trim import trim, trim_gradients
+from cavs.passes.split_gradients import split_gradients
+from cavs.passes.trim_gradients import trim_gradients
+from cavs.passes.trim_products import trim_products
+
+# Former names of switches, each with the present one.
+RENAMED = {
+    "at_labelled": "restrict_to_labelled",
+    "at_child": "hoist_products_to_child",
+    "at_nth_child": "hoist_products_to_leaves",
+    "cotangents_at_child": "hoist_cotangents",
+    "trim": "trim_products",
+    "frugal": "save_memory",
+}
 
 
 @dataclass(frozen=True)
@@ -44,21 +57,32 @@ class Passes:
     """A switch for each pass that can be ablated; what is off is replaced by the plain way."""
 
     merge_vertices: bool = True
-    at_labelled: bool = True
-    at_child: bool = True
-    at_nth_child: bool = True
-    cotangents_at_child: bool = True
+    restrict_to_labelled: bool = True
+    hoist_products_to_child: bool = True
+    hoist_products_to_leaves: bool = True
+    hoist_cotangents: bool = True
     simplify: bool = True
     specialise: bool = True
-    trim: bool = True
+    trim_products: bool = True
     merge_products: bool = True
     partition: bool = True
     fuse: bool = True
     plan_memory: bool = True
-    frugal: bool = True
+    save_memory: bool = True
+
+    def __new__(cls, *positional: object, **switches: object) -> Passes:
+        """Refuse a switch of a former name with its present one."""
+        for old in RENAMED.keys() & switches:
+            raise ConfigError(
+                f"{old}: the pass and its switch were renamed",
+                where=user_line(),
+                hint=f"write {RENAMED[old]}",
+            )
+        return super().__new__(cls)
 
 
-WAYS = ((True, False), (False, True), (True, True))  # frugal and outward, see `_Compiler.finish`
+# save_memory and outward, see `_Compiler.finish`
+WAYS = ((True, False), (False, True), (True, True))
 MOST = 1.5  # so many times what backward reads a step should hold at most
 
 # Of a session that is given none, by where it runs. On a device a launch costs more than what it
@@ -104,46 +128,46 @@ def compile_graph(
     with the features of `cavs.passes.merge_vertices`. shared: vertices share children, so that
     edges outnumber vertices; nth_shared: so much that products of single children are done at the
     child. record keeps the text of every stage. replicated: batches of a training are parts of
-    global ones, see `cavs.passes.replicate`. recurrent: LSTMs are run as a whole, on batches of
-    chains and on devices alone, see `cavs.passes.recurrence`. beside: sums may run beside loops, as
-    on devices. shape: of the graphs; where a step would hold much more than backward reads, it is
-    compiled to hold less.
+    global ones, see `cavs.passes.scale_for_replicas`. recurrent: LSTMs are run as a whole, on
+    batches of chains and on devices alone, see `cavs.passes.match_recurrences`. beside: sums may
+    run beside loops, as on devices. shape: of the graphs; where a step would hold much more than
+    backward reads, it is compiled to hold less.
     """
     c = _Compiler(traced, kinds, parameters, training, passes, record, beside)
     rules = RULES if passes.simplify else CANONICAL
     graph = c.done("trace", traced)
     replicated &= training
     if replicated:
-        graph = c.done("replicate", replicate(graph))
+        graph = c.done("scale_for_replicas", scale_for_replicas(graph))
     if recurrent:
-        graph = c.done("recurrences", recurrences(graph))
+        graph = c.done("match_recurrences", match_recurrences(graph))
     if merging:
         graph = c.done("merge_vertices", merge_vertices(graph, counts=not replicated))
     if nth_shared and passes.specialise:  # of products as they are traced: so kinds are numbered
-        graph = c.done("at_nth_child", at_nth_child(graph))
-    if passes.at_labelled:
-        labelled = at_labelled(graph)
-        graph = graph if labelled == graph else c.done("at_labelled", labelled)
+        graph = c.done("hoist_products_to_leaves", hoist_products_to_leaves(graph))
+    if passes.restrict_to_labelled:
+        labelled = restrict_to_labelled(graph)
+        graph = graph if labelled == graph else c.done("restrict_to_labelled", labelled)
     c.optional = optional_features(graph)
-    if passes.at_child and shared:
-        graph = c.done("at_child", at_child(graph))
+    if passes.hoist_products_to_child and shared:
+        graph = c.done("hoist_products_to_child", hoist_products_to_child(graph))
     if training:
         graph = c.done("differentiate", differentiate(graph))
     graph = c.done("simplify", simplify(graph, rules))
     # Gradients of replicas leave one by one, which those that a loop sums do not.
     spare = training and not beside and not replicated
-    spare &= passes.frugal and passes.partition and passes.plan_memory
+    spare &= passes.save_memory and passes.partition and passes.plan_memory
 
-    def finished(frugal: bool = False, outward: Collection[SlotKey] = ()) -> Compiled:
-        return replace(c, stages=list(c.stages)).finish(graph, frugal, outward)
+    def finished(save_memory: bool = False, outward: Collection[SlotKey] = ()) -> Compiled:
+        return replace(c, stages=list(c.stages)).finish(graph, save_memory, outward)
 
     compiled = finished()
     if shape is None or not spare:
         return compiled
-    edges = slots_of_edges(compiled.graph)
-    for frugal, outward in WAYS if edges else WAYS[:1]:
+    edges = edge_cotangent_slots(compiled.graph)
+    for save_memory, outward in WAYS if edges else WAYS[:1]:
         if _holds_much(compiled.program, shape):
-            other = finished(frugal, edges if outward else ())
+            other = finished(save_memory, edges if outward else ())
             if _holds_less(other.program, compiled.program, shape):
                 compiled = other
     return compiled
@@ -177,10 +201,11 @@ class _Compiler:
             self.stages.append((name, print_graph(graph)))
         return graph
 
-    def finish(self, graph: Graph, frugal: bool, outward: Collection[SlotKey]) -> Compiled:
-        """Compiles a differentiated graph. frugal: so that little is held at once, though products
-        of gradients are of fewer rows, and those at children of more. outward: slots of which no
-        row is held for each edge, though what parents make for each is made where it is read."""
+    def finish(self, graph: Graph, save_memory: bool, outward: Collection[SlotKey]) -> Compiled:
+        """Compiles a differentiated graph. save_memory: so that little is held at once, though
+        products of gradients are of fewer rows, and those at children of more. outward: slots of
+        which no row is held for each edge, though what parents make for each is made where it is
+        read."""
         passes, done = self.passes, self.done
         rules = RULES if passes.simplify else CANONICAL
 
@@ -188,25 +213,27 @@ class _Compiler:
             return before if after == before else done(name, simplify(after, rules))
 
         reached = dense_gradients(graph)
-        if passes.cotangents_at_child and self.training and not self.beside:
-            graph = changed("alike_at_child", graph, alike_at_child(graph))
-            graph = changed("products_at_child", graph, products_at_child(graph, alike=frugal))
+        if passes.hoist_cotangents and self.training and not self.beside:
+            graph = changed("share_cotangents", graph, share_cotangents(graph))
+            moved = hoist_cotangent_products(graph, shared=save_memory)
+            graph = changed("hoist_cotangent_products", graph, moved)
             if outward:
-                graph = changed("sums_at_child", graph, sums_at_child(graph, outward))
+                summed = sum_cotangents_at_child(graph, outward)
+                graph = changed("sum_cotangents_at_child", graph, summed)
         if passes.specialise:
             known = [Kind.of(key, self.optional) for key in self.kinds]
             special = specialise(graph, known, not passes.partition)
             graph = done("specialise", simplify(special, rules))
-        if passes.trim:
-            graph = done("trim", simplify(trim(graph), rules))
-        if passes.cotangents_at_child and self.training:
-            graph = changed("multiples_at_child", graph, multiples_at_child(graph))
+        if passes.trim_products:
+            graph = done("trim_products", simplify(trim_products(graph), rules))
+        if passes.hoist_cotangents and self.training:
+            graph = changed("hoist_cotangent_scales", graph, hoist_cotangent_scales(graph))
         if outward:
-            graph = changed("known_at_child", graph, known_at_child(graph))
+            graph = changed("fold_constant_cotangents", graph, fold_constant_cotangents(graph))
         if passes.merge_products:
             graph = done("merge_products", simplify(merge_products(graph), rules))
         graph = verify(split_gradients(graph), "split_gradients")
-        if passes.trim:
+        if passes.trim_products:
             graph = verify(simplify(trim_gradients(graph), rules), "trim_gradients")
         graph = done("insert_copies", insert_copies(graph))
         parts = partition(
@@ -214,7 +241,7 @@ class _Compiler:
             hoist=passes.partition,
             sink=passes.plan_memory,
             recompute=passes.plan_memory,
-            sums_in_loops=frugal,
+            sums_in_loops=save_memory,
             edges_in_loops=bool(outward),
         )
         program = self._program(graph)

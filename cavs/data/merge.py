@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from cavs import _engine
-from cavs.passes.at_nth_child import LEAF
+from cavs.passes.hoist_products_to_leaves import LEAF
 
 if TYPE_CHECKING:
     from cavs.data.features import Array, FeatureTable

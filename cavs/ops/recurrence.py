@@ -1,7 +1,7 @@
 """A whole LSTM over chains as one operator, which a library of a device computes in few calls.
 
-`cavs.passes.recurrence` puts it in the place of a vertex function that is one; only executors on
-devices run it. Its weights are pieces of parameters in the matrix M of
+`cavs.passes.match_recurrences` puts it in the place of a vertex function that is one; only
+executors on devices run it. Its weights are pieces of parameters in the matrix M of
 
     [x, h_before, 1] @ M = [i, f, g, o]        M: (input + hidden + 1, 4 * hidden)
 

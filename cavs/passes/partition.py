@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from cavs.errors import FAULT, CompileError
 from cavs.ir import SLOT_READERS, BatchRule, Graph, Node, Structure, toposort
 from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind, is_leaf, is_view
-from cavs.passes.unhoist import Unhoist
+from cavs.passes.sink_into_loops import Unhoist
 
 CHEAP = 3  # operators up to this cost are recomputed rather than read again
 FEW = 3  # at most so many of them, from no more than two stored values

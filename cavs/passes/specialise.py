@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cavs.ir import SLOT_READERS, BatchRule, Graph, Node, Slot, apply, make, rebuild, users
-from cavs.passes.at_nth_child import LEAF
+from cavs.passes.hoist_products_to_leaves import LEAF
 from cavs.passes.rules import zeros
 from cavs.passes.simplify import simplify_node
 
@@ -45,8 +45,11 @@ class Kind:
 
 
 def optional_features(graph: Graph) -> tuple[str, ...]:
-    """What kinds depend on: index features that may be absent and that a lookup reads, and what
-    is the k-th child of what without having children, where `at_nth_child` asks for it."""
+    """Return the names of features whose presence distinguishes kinds of vertices.
+
+    These are index features that may be absent and that a lookup reads, and the numbers of leaves
+    as children that `hoist_products_to_leaves` asks for.
+    """
     used = {s.child for s in graph.slots if s.child is not None and not s.backward}
     names = {
         n.inputs[1].attr("name")

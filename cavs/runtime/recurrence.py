@@ -9,7 +9,7 @@ from typing import Any
 from cavs.cuda.engine import CudaEngine
 from cavs.errors import DeviceError
 from cavs.ir import Graph
-from cavs.passes.recurrence import count_recurrences
+from cavs.passes.match_recurrences import count_recurrences
 from cavs.runtime.variant import BatchLike, Executor, Variant
 
 CUDNN = ("never", "auto", "always")

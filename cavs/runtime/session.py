@@ -19,7 +19,7 @@ from cavs.cuda.engine import CudaEngine
 from cavs.errors import FAULT, CheckpointError, CompileError, ConfigError, DeviceError
 from cavs.frontend.model import Model, require_same_parameters
 from cavs.ir import origin
-from cavs.passes.at_nth_child import multiplied_children
+from cavs.passes.hoist_products_to_leaves import multiplied_children
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
 from cavs.runtime import check
 from cavs.runtime.check import check_arity, check_batch, readable_errors
@@ -54,8 +54,8 @@ class Session(Inspected, Following):
     dtype: np.float32, or np.float64 for checks; parameters are converted to it, and back by the
     session of another dtype that next runs. passes: switches of the compiler; None: all, but on
     devices equal vertices are not merged. threads: of the engine, process-wide; None leaves them.
-    replicated: batches are parts of global ones, see cavs.passes.replicate. device: "cpu", "cuda",
-    "cuda:1", or a cavs.cuda Device; there, arrays are brought up to date when they are read.
+    replicated: batches are parts of global ones, see cavs.passes.scale_for_replicas. device: "cpu",
+    "cuda", "cuda:1", or a cavs.cuda Device; there, arrays are brought up to date when read.
     precision: of products, "float32"; on a CPU with AVX-512 VNNI also "int16", with AMX
     "bfloat16x3" and "bfloat16", with AVX-512 BF16 the latter, which are "float32" on others; on a
     device "tf32" or "bfloat16", which stores packed weights and most values in it, too. cudnn:
@@ -381,7 +381,7 @@ class Session(Inspected, Following):
     def _decide_products(self, variant: Variant, batch: BatchLike) -> None:
         """Whether leaves have enough parents, judged by the first batch, once and for all."""
         assert variant.traced is not None and variant.distinguishing is not None
-        wanted = self.passes.at_nth_child and self.passes.specialise
+        wanted = self.passes.hoist_products_to_leaves and self.passes.specialise
         wanted &= not self._agreed(variant.training)
         numbers = multiplied_children(variant.traced) if wanted else 0
         room = min(MOST_NUMBERS, MAX_OPTIONAL - len(optional_features(variant.traced)))

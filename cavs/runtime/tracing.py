@@ -9,7 +9,7 @@ from cavs import _engine
 from cavs.compiler.memory import Shape
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
-from cavs.passes.at_nth_child import LEAF, at_nth_child
+from cavs.passes.hoist_products_to_leaves import LEAF, hoist_products_to_leaves
 from cavs.passes.merge_vertices import distinguishing
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
 from cavs.runtime.check import check_schema
@@ -114,8 +114,8 @@ def merge_features(variant: Variant) -> None:
 
 
 def set_child_numbers(variant: Variant, numbers: int) -> None:
-    """Does products of the first ``numbers`` children at the leaves, see passes.at_nth_child."""
+    """Hoist products of the first ``numbers`` children, see passes.hoist_products_to_leaves."""
     assert variant.traced is not None
     variant.child_numbers = numbers
-    graph = at_nth_child(variant.traced) if numbers else variant.traced
+    graph = hoist_products_to_leaves(variant.traced) if numbers else variant.traced
     variant.optional = optional_features(graph)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.ir import BatchRule, Node
-from cavs.passes.at_nth_child import LEAF
+from cavs.passes.hoist_products_to_leaves import LEAF
 from cavs.passes.merge_vertices import features_of_vertices, why_apart
 from cavs.passes.specialise import Kind
 from cavs.runtime.loop_report import LoopReport
@@ -145,8 +145,9 @@ def _switched_off(passes: Passes) -> Iterator[str]:
     off = [name for name, on in vars(passes).items() if default[name] and not on]
     if off:
         yield f"passes switched off: {', '.join(off)}"
-    if passes.at_nth_child and not passes.specialise:
-        yield "at_nth_child is off, too: it needs kinds of vertices, which specialise makes"
+    if passes.hoist_products_to_leaves and not passes.specialise:
+        needed = "it needs kinds of vertices, which specialise makes"
+        yield f"hoist_products_to_leaves is off, too: {needed}"
 
 
 def counted(names: Iterable[str]) -> str:

@@ -179,6 +179,6 @@ class Variant:
 
         What a pass has decided that is off here is left out: such a variant is traced anew.
         """
-        shares = passes.at_nth_child and passes.specialise
+        shares = passes.hoist_products_to_leaves and passes.specialise
         found = [v for v in map(Variant.from_json, entries) if shares or not v.child_numbers]
         return {(v.training, v.with_loss, v.merging, v.recurrent): v for v in found}

@@ -78,7 +78,7 @@ def test_every_program_of_make_bench_is_quick_somewhere_else(
 
 def test_ablation_has_every_pass_where_it_matters() -> None:
     every = {field.name for field in fields(Passes)}
-    assert set(ablation.PASSES) == every and "at_labelled" in every
+    assert set(ablation.PASSES) == every and "restrict_to_labelled" in every
     assert {name for shown in ablation.CASES.values() for name in shown} == every
     assert OWN.keys() <= {case.workload for case in ablation.CASES}
 
@@ -90,8 +90,8 @@ def test_ablation_runs_and_says_what_a_pass_is_worth(
     monkeypatch.setattr(machine, "busy", lambda: 0.0)
     monkeypatch.setattr(LocalSession, "_warm_up", lambda self: None)
     cases = {
-        Case("lattice", 0, 0, leaves=3, embedding=0, vocabulary=20): ("at_child",),
-        Case("root-label", 0, 0, leaves=4, embedding=0, vocabulary=20): ("at_labelled",),
+        Case("lattice", 0, 0, leaves=3, embedding=0, vocabulary=20): ("hoist_products_to_child",),
+        Case("root-label", 0, 0, leaves=4, embedding=0, vocabulary=20): ("restrict_to_labelled",),
     }
     monkeypatch.setattr(ablation, "CASES", cases)
     out = tmp_path / "ablation.json"
@@ -99,18 +99,18 @@ def test_ablation_runs_and_says_what_a_pass_is_worth(
     assert ablation.main([*options, "--out", str(out)]) == 0
     record = json.loads(out.read_text())
     assert [list(entry["runners"]) for entry in record["cases"]] == [
-        ["cavs", "cavs-without-at_child"],
-        ["cavs", "cavs-without-at_labelled"],
+        ["cavs", "cavs-without-hoist_products_to_child"],
+        ["cavs", "cavs-without-restrict_to_labelled"],
     ]
     cavs = record["cases"][1]["runners"]["cavs"]
     assert cavs["gather_bytes"] > 0 and cavs["write_bytes"] > 0 and cavs["peak_bytes"] > 0
-    assert "| at_labelled | root-label training, h 4" in record["summary"]
+    assert "| restrict_to_labelled | root-label training, h 4" in record["summary"]
     shown = capsys.readouterr().out
     assert record["summary"] in shown and "gathered MiB" in shown
     assert record["summary"] in report.section(
         "ablation", report.read_results(tmp_path)["ablation"], []
     )
-    only = ["--passes", "trim", "--workload", "lattice"]
+    only = ["--passes", "trim_products", "--workload", "lattice"]
     with pytest.raises(SystemExit):
         ablation.main([*options, *only])
     assert "add --all" in capsys.readouterr().err

@@ -477,10 +477,14 @@ def test_all_commands_on_the_engine(capsys):
     assert cavs("explain", tree, "--inference") == 0
     out = capsys.readouterr().out
     assert "== one step" in out and "== differentiate" not in out and "update " not in out
-    assert cavs("explain", tree, "--without", "merge_products", "--without", "trim") == 0
+    assert cavs("explain", tree, "--without", "merge_products", "--without", "trim_products") == 0
     out = capsys.readouterr().out
-    assert "== specialise" in out and "== trim" not in out and "== merge_products" not in out
-    assert "passes switched off: trim, merge_products" in out
+    assert "== specialise" in out
+    assert "== trim_products" not in out and "== merge_products" not in out
+    assert "passes switched off: trim_products, merge_products" in out
     with pytest.raises(SystemExit):
         cavs("explain", tree, "--without", "trims")
     assert "invalid choice: 'trims' (choose from" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cavs("explain", tree, "--without", "trim")
+    assert "trim was renamed: write trim_products" in capsys.readouterr().err

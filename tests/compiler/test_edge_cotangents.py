@@ -397,9 +397,9 @@ def test_what_a_step_holds_is_what_the_compiler_says():
     )
     plain, less = (
         cavs.explain(
-            OfRoots(Greatest(), 40, 40), batch, passes=Passes(merge_vertices=True, frugal=frugal)
+            OfRoots(Greatest(), 40, 40), batch, passes=Passes(merge_vertices=True, save_memory=on)
         )
-        for frugal in (False, True)
+        for on in (False, True)
     )
     assert less.run.peak_bytes < 0.77 * plain.run.peak_bytes
     assert "sum over parents of" in less.program
@@ -411,15 +411,19 @@ def test_what_a_step_holds_is_what_the_compiler_says():
 def test_the_oracle_reads_what_edges_hold():
     """The interpreter of the rewritten graph gives what that of the traced one gives."""
     from cavs.ir.interpret import interpret
-    from cavs.passes.cotangents_at_child import alike_at_child, slots_of_edges, sums_at_child
+    from cavs.passes.backward.share_cotangents import share_cotangents
+    from cavs.passes.backward.sum_cotangents_at_child import (
+        edge_cotangent_slots,
+        sum_cotangents_at_child,
+    )
     from cavs.passes.simplify import simplify
     from tests.oracle import inputs_of
 
     model, batch = Weighted(Each(READS["of the parent too"]), SIZE), shared(7)
     model.initialize(0, np.float64)
     before, expected = reference(model, batch)
-    alike = alike_at_child(simplify(before))
-    after = simplify(sums_at_child(alike, slots_of_edges(alike)))
+    alike = share_cotangents(simplify(before))
+    after = simplify(sum_cotangents_at_child(alike, edge_cotangent_slots(alike)))
     assert {"gather_out", "sum_out"} <= {n.op.name for n in after.nodes()}
     found = interpret(after, inputs_of(batch))
     assert found.keys() == expected.keys()

@@ -162,7 +162,7 @@ def test_products_at_the_leaves(always, monkeypatch, shared, numbers):
     model, whole = Classifier(), treebank(12)
     session, apart = cavs.Session(model), cavs.Session(model, passes=OFF)
     names = [name for name, _ in session.compiled(whole).stages]
-    assert names[1] == "merge_vertices" and ("at_nth_child" in names) == bool(numbers)
+    assert names[1] == "merge_vertices" and ("hoist_products_to_leaves" in names) == bool(numbers)
     assert session.schedule(whole).batch.num_vertices < whole.num_vertices
     text = str(cavs.explain(model, whole))
     assert ("of leaf child 0" in text) == bool(numbers)

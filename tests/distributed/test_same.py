@@ -139,7 +139,7 @@ FACTS = {
         lambda c: trainer(c, optimizer=cavs.optim.Adagrad(lr=0.1, initial=0.1 * c.rank)),
         lambda c: trainer(c, optimizer=cavs.optim.Adam(lr=0.1, beta2=0.9 + c.rank / 100)),
     ],
-    "passes": [lambda c: trainer(c, passes=Passes(trim=bool(c.rank)))],
+    "passes": [lambda c: trainer(c, passes=Passes(trim_products=bool(c.rank)))],
     "elastic": [lambda c: trainer(c, elastic=bool(c.rank))],
 }
 

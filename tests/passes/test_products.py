@@ -14,11 +14,13 @@ from cavs.compiler.weights import weight_of
 from cavs.ir import VERTEX, Graph, apply, constant
 from cavs.ir.interpret import Inputs, interpret
 from cavs.passes.access import is_view
-from cavs.passes.at_child import at_child
-from cavs.passes.differentiate import differentiate, split_gradients
+from cavs.passes.differentiate import differentiate
+from cavs.passes.hoist_products_to_child import hoist_products_to_child
 from cavs.passes.merge_products import merge_products
 from cavs.passes.simplify import simplify
-from cavs.passes.trim import trim, trim_gradients
+from cavs.passes.split_gradients import split_gradients
+from cavs.passes.trim_gradients import trim_gradients
+from cavs.passes.trim_products import trim_products
 from tests.passes.graphs import (
     by_kind,
     compiled,
@@ -35,7 +37,7 @@ from tests.runtime.trees import Classifier, graph
 @pytest.mark.parametrize("cell", [nn.ChildSumTreeLSTM, nn.TreeGRU, nn.TreeAttention])
 def test_a_product_of_gathered_values_moves_to_the_child(cell):
     before = traced(cell(8, 6))
-    after = at_child(before)
+    after = hoist_products_to_child(before)
     assert any(x.endswith("f32[6]@edge") for x in equations(before, "matmul"))
     assert not any("@edge" in x for x in equations(after, "matmul"))
     (slot,) = set(after.slots) - set(before.slots)
@@ -61,7 +63,7 @@ def test_what_depends_on_more_than_the_child_stays_at_the_edge():
             v.scatter(h=h)
             v.push(h)
 
-    after = at_child(traced(Mixed()))
+    after = hoist_products_to_child(traced(Mixed()))
     (left,) = [x for x in equations(after, "matmul") if "@edge" in x]
     assert "tree.U" in left
     assert len(after.slots) == 3
@@ -74,21 +76,21 @@ def test_products_move_only_where_edges_outnumber_vertices():
         session = cavs.Session(Classifier(nn.TreeGRU(8, 6)))
         batch = cavs.batch([graph(children, rng)])
         names = [name for name, _ in session.compiled(batch).stages]
-        assert ("at_child" in names) is shared
+        assert ("hoist_products_to_child" in names) is shared
         (variant,) = session.state_dict()["variants"]
         assert variant["shared"] is shared
         # What resumes runs the same program, whatever batch comes first.
         resumed = cavs.Session(Classifier(nn.TreeGRU(8, 6)))
         resumed.load_state_dict(session.state_dict())
         names = [name for name, _ in resumed.compiled(cavs.batch([graph(dag, rng)])).stages]
-        assert ("at_child" in names) is shared
+        assert ("hoist_products_to_child" in names) is shared
 
 
-# ---- trim ----
+# ---- trim_products ----
 
 
 def trimmed(cell, training=True):
-    return simplify(trim(by_kind(cell, training)))
+    return simplify(trim_products(by_kind(cell, training)))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_a_leaf_multiplies_by_the_columns_it_reads(cell, gates, read):
 def test_a_zero_beside_a_value_is_not_multiplied():
     a, zero = value("a"), 0.0 * value("b")
     W = cavs.Parameter((18, 4))
-    graph = simplify(trim(simplify(Graph({"y": ops.concat([a, zero, a]) @ W}))))
+    graph = simplify(trim_products(simplify(Graph({"y": ops.concat([a, zero, a]) @ W}))))
     (product,) = [n for n in graph.nodes() if n.op.name == "matmul"]
     assert product.inputs[0].shape == (12,) and product.inputs[1].shape == (12, 4)
     w = weight_of(product.inputs[1], [W.name])
@@ -122,14 +124,14 @@ def test_columns_read_nowhere_are_cut_and_the_others_keep_their_order():
     a, W = value("a"), cavs.Parameter((6, 10))
     y = a @ W
     graph = Graph({"y": ops.tanh(y[6:9]), "z": ops.exp(y[1:3]), "both": y[7:8] + y[1:2]})
-    found = simplify(trim(graph))
+    found = simplify(trim_products(graph))
     (product,) = [n for n in found.nodes() if n.op.name == "matmul"]
     cut = [(n.attr("start"), n.attr("stop")) for n in product.inputs[1].inputs]
     assert product.shape == (5,) and cut == [(1, 3), (6, 9)]
     assert found.outputs["z"].inputs[0].attr("start") == 0
     assert found.outputs["y"].inputs[0].attr("start") == 2
     whole = Graph({"y": y, "z": y[1:3]})
-    assert trim(whole).outputs["y"].shape == (10,)
+    assert trim_products(whole).outputs["y"].shape == (10,)
 
 
 def test_a_gradient_is_summed_in_the_windows_that_are_not_zero():
@@ -163,7 +165,7 @@ def test_rows_stay_those_of_a_kind_where_zeros_alone_said_so():
     kind = VERTEX.of_kind(1)
     zero = apply("broadcast", constant(0.0), shape=(2,), domain=kind)
     joined = ops.concat([zero, a])
-    (product,) = trim(Graph({"y": joined @ W})).nodes()[-1:]
+    (product,) = trim_products(Graph({"y": joined @ W})).nodes()[-1:]
     assert product.type.domain == kind and product.inputs[0].inputs[0] is a
     (total,) = trim_gradients(Graph({"grad:b#0": apply("sum_rows", joined)})).outputs.values()
     assert total.inputs[0].type.domain == kind
@@ -175,7 +177,7 @@ def test_rows_stay_those_of_a_kind_where_zeros_alone_said_so():
 def test_zeros_of_leaves_are_not_stored():
     names = [b.name for b in compiled(nn.TreeGRU(8, 6)).program.buffers]
     assert not any(n.startswith("broadcast") for n in names)
-    off = compiled(nn.TreeGRU(8, 6), Passes(trim=False)).program
+    off = compiled(nn.TreeGRU(8, 6), Passes(trim_products=False)).program
     assert any(b.name.startswith("broadcast") for b in off.buffers)
 
 

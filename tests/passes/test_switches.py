@@ -9,7 +9,7 @@ import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.compiler.pipeline import Passes
+from cavs.compiler.pipeline import RENAMED, Passes
 from cavs.compiler.text import space_name
 from tests.runtime.trees import Classifier, graph, treebank
 
@@ -78,25 +78,25 @@ BINARY, CHILD_SUM = nn.BinaryTreeLSTM, nn.ChildSumTreeLSTM
 # Of each switch: a cell, a batch, what is read of the compiled program, and what that is with the
 # pass; without the pass it is not so.
 SWITCHES = {
-    "at_labelled": (
+    "restrict_to_labelled": (
         BINARY,
         ROOTS,
         lambda c: products(c.program, "output.weight"),
         lambda found: {space for space, *_ in found} == {"present.label"},
     ),
-    "at_child": (
+    "hoist_products_to_child": (
         CHILD_SUM,
         DAG,
         lambda c: products(c.program, "tree.U_f"),
         lambda found: found and not any(space.startswith("edge") for space, *_ in found),
     ),
-    "at_nth_child": (
+    "hoist_products_to_leaves": (
         BINARY,
         TREES,
         lambda c: [b for b in c.program.buffers if b.held == "leaves"],
         lambda found: len(found) == 1,
     ),
-    "cotangents_at_child": (
+    "hoist_cotangents": (
         lambda size, _: nn.TreeFC(size),
         FEW,
         lambda c: products(c.program, "tree.W"),
@@ -105,7 +105,7 @@ SWITCHES = {
         ),
     ),
     "specialise": (BINARY, FEW, of_leaves_alone, bool),
-    "trim": (  # leaves have no use for a forget gate
+    "trim_products": (  # leaves have no use for a forget gate
         CHILD_SUM,
         FEW,
         lambda c: products(c.program, "tree.W"),
@@ -125,7 +125,7 @@ SWITCHES = {
     ),
     "fuse": (BINARY, FEW, maps, lambda found: found < 10),
     "plan_memory": (BINARY, FEW, lifetimes, lambda found: found < 0.7),
-    "frugal": (
+    "save_memory": (
         lambda size, _: nn.TreeFC(size),
         CHAIN,
         lambda c: [label for label in in_loops(c) if label.startswith("gradient")],
@@ -148,7 +148,7 @@ def test_a_switch_changes_the_program(name):
 
 
 def test_without_simplify_cotangents_of_slices_are_padded_and_added():
-    """Where nothing is specialised; for specialise and trim simplify all that they make anyway."""
+    """Where nothing is specialised: specialise and trim_products simplify their results anyway."""
     on, off = (compiled(BINARY, FEW, simplify=flag, specialise=False) for flag in (True, False))
     assert pads(on) == 0 and pads(off) >= 5
     assert len(off.program.instructions) > 1.5 * len(on.program.instructions)
@@ -170,11 +170,20 @@ def test_without_merge_vertices_every_vertex_is_a_row():
 def test_what_a_switched_off_pass_has_decided_is_not_resumed():
     model = Classifier(BINARY(8, 6))
     on = cavs.Session(model)
-    _, _, read, promise = SWITCHES["at_nth_child"]
+    _, _, read, promise = SWITCHES["hoist_products_to_leaves"]
     assert promise(read(on.compiled(TREES)))
-    off = cavs.Session(model, passes=Passes(at_nth_child=False))
+    off = cavs.Session(model, passes=Passes(hoist_products_to_leaves=False))
     off.load_state_dict(on.state_dict())
     assert not promise(read(off.compiled(TREES)))
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_former_name_of_a_switch_names_the_present_one(old):
+    for build in (Passes, lambda **off: replace(Passes(), **off)):
+        with pytest.raises(cavs.ConfigError, match=f"{old}.* renamed") as error:
+            build(**{old: False})
+        assert RENAMED[old] in str(error.value) and "test_switches.py" in str(error.value)
+    assert not vars(Passes(**{RENAMED[old]: False}))[RENAMED[old]]
 
 
 def test_no_switch_is_left_out():

@@ -141,8 +141,9 @@ def test_a_broken_graph_is_refused(monkeypatch, rule):
     broken, reason = BROKEN[rule]
     coarse = Op("reads finer rows", infer=lambda types, attrs: types[0]._replace(domain=VERTEX))
     monkeypatch.setitem(REGISTRY, coarse.name, coarse)
-    monkeypatch.setattr(pipeline, "at_child", broken)
-    with pytest.raises(CompileError, match=f"^after pass at_child: {reason}") as error:
+    monkeypatch.setattr(pipeline, "hoist_products_to_child", broken)
+    message = f"^after pass hoist_products_to_child: {reason}"
+    with pytest.raises(CompileError, match=message) as error:
         compiled(nth_shared=False)
     assert "\n  in %" in str(error.value)  # the equation
 
@@ -165,7 +166,8 @@ def test_every_pass_is_verified(monkeypatch, name):
     passed = getattr(pipeline, name)
     monkeypatch.setattr(pipeline, name, broken)
     options = {}
-    if name in ("sums_at_child", "known_at_child"):  # of a step that would hold much
+    # Steps that would hold much alone have these.
+    if name in ("sum_cotangents_at_child", "fold_constant_cotangents"):
         monkeypatch.setattr(pipeline, "MOST", 0.0)
         options = {"cell": nn.TreeAttention, "replicated": False, "shape": Shape(1.0, 2.0)}
     with pytest.raises(CompileError, match=f"^after pass {name}: type "):

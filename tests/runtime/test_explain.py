@@ -20,7 +20,7 @@ def explained():
 
 
 def test_every_stage_has_its_text(explained):
-    names = ["trace", "differentiate", "simplify", "specialise", "trim"]
+    names = ["trace", "differentiate", "simplify", "specialise", "trim_products"]
     names += ["merge_products", "insert_copies"]
     assert [name for name, _ in explained.stages] == names
     text = dict(explained.stages)
@@ -124,7 +124,7 @@ def test_what_was_not_batched():
     assert any("computed again" in x for x in mixed.not_batched)
     off = cavs.explain(Classifier(nn.LSTM(8, 6)), both, passes=Passes(specialise=False), run=False)
     assert "passes switched off: specialise" in off.not_batched
-    assert any(x.startswith("at_nth_child is off, too") for x in off.not_batched)
+    assert any(x.startswith("hoist_products_to_leaves is off, too") for x in off.not_batched)
 
 
 def chain_lists(n):

@@ -200,7 +200,7 @@ def test_children_that_are_not_there_are_not_read():
             return self.cell(batch.graph, x=self.embedding(batch["token"]))
 
     graph = cavs.Graph([[], [0], [0, 1]], {"token": [1, 2, 3]})
-    off = Passes(specialise=False, at_child=False, merge_vertices=False)
+    off = Passes(specialise=False, hoist_products_to_child=False, merge_vertices=False)
     run = cavs.explain(Model(), cavs.batch([graph]), training=False, passes=off).run
     assert run.gather_bytes == 3 * WIDTH * 4  # edges
 

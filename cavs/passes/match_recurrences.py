@@ -39,7 +39,7 @@ class _Term:
         )
 
 
-def recurrences(graph: Graph) -> Graph:
+def match_recurrences(graph: Graph) -> Graph:
     """Puts operator "lstm" in the place of every LSTM of a traced ``graph``.
 
     The result says what ``graph`` says for batches of chains: of graphs without a vertex that has
@@ -53,7 +53,7 @@ def recurrences(graph: Graph) -> Graph:
 
 def count_recurrences(graph: Graph) -> int:
     """How many vertex functions of a traced graph are LSTMs."""
-    return sum(n.op.name == "lstm" for n in recurrences(graph).nodes())
+    return sum(n.op.name == "lstm" for n in match_recurrences(graph).nodes())
 
 
 def _replaced(graph: Graph, structure: Structure, number: int) -> Graph | None:

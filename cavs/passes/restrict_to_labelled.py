@@ -85,7 +85,7 @@ def _read_by_labelled(graph: Graph) -> dict[Node, Domain]:
     return found
 
 
-def at_labelled(graph: Graph) -> Graph:
+def restrict_to_labelled(graph: Graph) -> Graph:
     """Restricts what losses alone read to the vertices that have their label.
 
     Before differentiation, so that gradients follow.

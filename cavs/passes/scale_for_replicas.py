@@ -19,7 +19,7 @@ _LINEAR = frozenset(
 _HINT = "make the loss a sum of means or sums over rows, or train it on one process"
 
 
-def replicate(graph: Graph) -> Graph:
+def scale_for_replicas(graph: Graph) -> Graph:
     """Scales the sums behind the output "loss". CompileError if the loss is not affine in them."""
     loss = graph.outputs["loss"]
     sums = _sums(loss)

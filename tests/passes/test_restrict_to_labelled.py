@@ -14,8 +14,8 @@ from cavs.errors import CompileError
 from cavs.frontend.model import trace_model
 from cavs.ir import Domain, Graph
 from cavs.ir.interpret import interpret
-from cavs.passes.at_labelled import at_labelled
 from cavs.passes.differentiate import differentiate
+from cavs.passes.restrict_to_labelled import restrict_to_labelled
 from cavs.runtime import session as session_module
 from tests.oracle import assert_close, inputs_of, reference
 from tests.passes.graphs import SCHEMA
@@ -149,7 +149,7 @@ def test_the_interpreter_sees_no_difference(name, labels):
     model = model_of(name)
     batch = cavs.batch(trees(np.random.default_rng(0), labels, 3))
     before = loss_of(model)
-    after = at_labelled(before)
+    after = restrict_to_labelled(before)
     assert (after == before) == (name in NOT_CHANGED)
     for made in (lambda g: g, differentiate):
         expected = interpret(made(before), inputs_of(batch))
@@ -178,7 +178,7 @@ def test_training_equals_the_oracle(name, merged, monkeypatch):
 
 def rows_of(name, op):
     """The rows that operators of one name run over, before differentiation."""
-    graph = at_labelled(loss_of(model_of(name)))
+    graph = restrict_to_labelled(loss_of(model_of(name)))
     return [str(n.type.domain) for n in graph.nodes() if n.op.name == op]
 
 
@@ -209,7 +209,7 @@ def test_what_runs_level_by_level_stays():
 
 
 def test_rows_with_a_label_in_a_loop_are_refused(monkeypatch):
-    monkeypatch.setattr("cavs.passes.at_labelled.loops_of", lambda graph: {})
+    monkeypatch.setattr("cavs.passes.restrict_to_labelled.loops_of", lambda graph: {})
     with pytest.raises(CompileError, match=r"@present\.label is in a loop"):
         cavs.Session(model_of("scattered, of gathered")).gradients(
             cavs.batch(trees(np.random.default_rng(0), "some"))
@@ -240,7 +240,7 @@ def test_products_at_leaves_that_only_the_loss_reads(monkeypatch):
     session = cavs.Session(model, dtype=np.float64)
     loss, gradients = session.gradients(batch)
     names, _ = zip(*cavs.explain(model, batch).stages, strict=True)
-    assert {"at_nth_child", "at_labelled"} <= set(names)
+    assert {"hoist_products_to_leaves", "restrict_to_labelled"} <= set(names)
     _, expected = reference(model, batch)
     assert_close(loss, expected["loss"], 1e-9, "loss")
     for key, g in gradients.items():
@@ -267,7 +267,7 @@ def test_predictions_are_of_all_vertices():
     model = Predicting(None)
     model.initialize(0, np.float64)
     traced = trace_model(model, SOME, training=False)
-    assert at_labelled(traced) == traced
+    assert restrict_to_labelled(traced) == traced
     batch = cavs.batch(trees(np.random.default_rng(2), "roots"))
     found = cavs.Session(model, dtype=np.float64).evaluate(batch)
     _, expected = reference(model, batch, training=False)
@@ -280,10 +280,11 @@ def test_the_report_counts_rows_with_a_label():
     model.initialize(0)
     batch = cavs.batch(trees(np.random.default_rng(3), "roots", 10))
     on, off = (
-        cavs.explain(model, batch, run=True, passes=Passes(at_labelled=switch))
+        cavs.explain(model, batch, run=True, passes=Passes(restrict_to_labelled=switch))
         for switch in (True, False)
     )
-    assert "at_labelled" in dict(on.stages) and "at_labelled" not in dict(off.stages)
+    assert "restrict_to_labelled" in dict(on.stages)
+    assert "restrict_to_labelled" not in dict(off.stages)
     logits = [b for b in on.buffers if b.space == "present.label" and b.width == 4 and b.bytes]
     assert logits and all(b.bytes == 10 * 4 * 4 for b in logits)
     assert not any("present" in b.space for b in off.buffers)

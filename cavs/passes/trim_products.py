@@ -7,8 +7,6 @@ gradient. The products become as narrow as what is left.
 
 from __future__ import annotations
 
-from itertools import product
-
 from cavs.ir import Graph, Node, apply, rewrite, users
 from cavs.passes.rules import constant_of
 from cavs.passes.simplify import simplify_node
@@ -27,19 +25,20 @@ def _joined(ranges: list[Range]) -> list[Range]:
     return result
 
 
-def _size(ranges: list[Range]) -> int:
+def size(ranges: list[Range]) -> int:
+    """Return the number of columns in ``ranges``."""
     return sum(high - low for low, high in ranges)
 
 
-def _columns(x: Node, ranges: list[Range]) -> Node:
+def columns(x: Node, ranges: list[Range]) -> Node:
     """The columns of ``x`` in ``ranges``, side by side, over the same rows."""
-    if _size(ranges) == x.shape[-1]:
+    if size(ranges) == x.shape[-1]:
         return x
     parts = [simplify_node(x[low:high]) for low, high in ranges]
     return parts[0] if len(parts) == 1 else apply("concat", *parts, axis=-1)
 
 
-def _nonzero(x: Node) -> list[Range]:
+def nonzero(x: Node) -> list[Range]:
     """The columns of ``x`` that are not known to be zero."""
     if x.op.name != "concat" or x.attr("axis") != -1:
         return [(0, x.shape[-1])]
@@ -59,23 +58,23 @@ def _read(graph: Graph) -> dict[Node, list[Range]]:
         found = readers.get(n, [])
         if n.op.name == "matmul" and n not in roots and {r.op.name for r in found} == {"slice"}:
             ranges = _joined([(r.attr("start"), r.attr("stop")) for r in found])
-            if _size(ranges) < n.shape[-1]:
+            if size(ranges) < n.shape[-1]:
                 result[n] = ranges
     return result
 
 
-def trim(graph: Graph) -> Graph:
+def trim_products(graph: Graph) -> Graph:
     """Narrows products to the columns that are read and the inputs that are not zero."""
     read = _read(graph)
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
         if n.op.name == "matmul":
             x, w = inputs
-            kept = _nonzero(x)
-            if _size(kept) < x.shape[-1]:
-                rows = _columns(apply("transpose", w), kept)
-                x, w = _columns(x, kept), apply("transpose", rows)
-            return apply("matmul", x, _columns(w, read[n]) if n in read else w)
+            kept = nonzero(x)
+            if size(kept) < x.shape[-1]:
+                rows = columns(apply("transpose", w), kept)
+                x, w = columns(x, kept), apply("transpose", rows)
+            return apply("matmul", x, columns(w, read[n]) if n in read else w)
         if n.op.name == "slice" and n.inputs[0] in read:
             start, before = n.attr("start"), 0
             for low, high in read[n.inputs[0]]:
@@ -85,27 +84,3 @@ def trim(graph: Graph) -> Graph:
         return None
 
     return rewrite(graph, rule)
-
-
-def trim_gradients(graph: Graph) -> Graph:
-    """Terms of gradients (see ``split_gradients``) become sums into the part that is not zero.
-
-    Only what is the term of one gradient and nothing else: it is added where it belongs.
-    """
-    readers = users(graph.nodes())
-    roots = graph.roots()
-    outputs: dict[str, Node] = {}
-    for key, n in graph.outputs.items():
-        alone = n not in readers and roots.count(n) == 1
-        summed = n.op.name in ("matmul_tn", "sum_rows") and len(n.inputs[0].shape) == 1
-        kept = [_nonzero(x) for x in n.inputs] if key.startswith("grad:") and summed else []
-        if not alone or all(
-            _size(ranges) == x.shape[-1] for x, ranges in zip(n.inputs, kept, strict=False)
-        ):
-            outputs[key] = n
-            continue
-        for i, window in enumerate(product(*kept)):
-            inputs = [_columns(x, [r]) for x, r in zip(n.inputs, window, strict=True)]
-            at = tuple(low for low, _ in window)
-            outputs[f"{key}.{i}"] = apply(n.op.name, *inputs, at=at, shape=n.shape)
-    return Graph(outputs, dict(graph.slots))

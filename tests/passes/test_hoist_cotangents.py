@@ -13,7 +13,9 @@ from cavs.compiler.pipeline import Passes
 from cavs.frontend.model import trace_model
 from cavs.ir import Graph
 from cavs.ir.interpret import interpret
-from cavs.passes.cotangents_at_child import alike_at_child, multiples_at_child, products_at_child
+from cavs.passes.backward.hoist_cotangent_products import hoist_cotangent_products
+from cavs.passes.backward.hoist_cotangent_scales import hoist_cotangent_scales
+from cavs.passes.backward.share_cotangents import share_cotangents
 from cavs.passes.differentiate import differentiate
 from cavs.passes.simplify import simplify
 from tests.oracle import assert_close, inputs_of, reference
@@ -60,7 +62,7 @@ def test_the_interpreter_sees_no_difference(name):
     model = Classifier(CELLS[name](), 8)
     model.initialize(0, np.float64)
     before = differentiated(model)
-    after = products_at_child(before, alike=False)
+    after = hoist_cotangent_products(before, shared=False)
     assert after != before
     wide = [[[], [], [], [0, 1, 2], [3, 3, 0], [1, 3, 4]]] if name != "tree-fc" else []
     batch = batch_of(SHAPES + wide)
@@ -92,10 +94,10 @@ def test_what_all_children_read_is_a_row_of_the_parent(relu):
     model = Classifier(Total(relu), 8)
     model.initialize(0, np.float64)
     before = differentiated(model)
-    alike = alike_at_child(before)
+    alike = share_cotangents(before)
     assert [s.alike for s in alike.slots if s.backward] == [not relu]
     assert (alike is before) == relu
-    kept, moved = (products_at_child(alike, alike=a) for a in (False, True))
+    kept, moved = (hoist_cotangent_products(alike, shared=a) for a in (False, True))
     assert (kept is alike) != relu and moved is not alike
     batch = batch_of()
     expected = interpret(before, inputs_of(batch))
@@ -110,7 +112,7 @@ def test_what_is_no_narrower_than_its_product_stays():
     """Five gates for two states; and what is scattered beside a product of one."""
     for cell in (nn.BinaryTreeLSTM(8, 6), nn.GRU(8, 6), nn.RNTN(8)):
         before = differentiated(Classifier(cell, 8))
-        assert products_at_child(before, alike=False) is before
+        assert hoist_cotangent_products(before, shared=False) is before
 
 
 class Many(cavs.VertexFunction):
@@ -133,7 +135,7 @@ def test_products_of_more_children_than_rows_are_sorted_by_stay(arity, moves):
     model = Classifier(Many(arity), 8)
     model.initialize(0, np.float64)
     before = differentiated(model)
-    assert (products_at_child(before, alike=False) is not before) == moves
+    assert (hoist_cotangent_products(before, shared=False) is not before) == moves
     shapes = [[*([] for _ in range(9)), list(range(arity)), [9, *range(arity - 1)]]]
     _, expected = reference(model, batch_of(shapes))
     _, gradients = cavs.Session(model, dtype=np.float64).gradients(batch_of(shapes))
@@ -165,7 +167,7 @@ def test_rows_of_edges_are_no_longer_kept():
     model = Classifier(nn.TreeFC(8), 8)
     widths = []
     for on in (True, False):
-        session = cavs.Session(model, passes=Passes(merge_vertices=False, cotangents_at_child=on))
+        session = cavs.Session(model, passes=Passes(merge_vertices=False, hoist_cotangents=on))
         program = session.compiled(batch_of()).program
         loops = [n for n, s in enumerate(program.stages) if s.kind == "loop"]
         alive = [b for b in program.buffers if b.role == "arena" and b.first <= loops[-1] <= b.last]
@@ -180,14 +182,15 @@ def test_a_multiple_by_one_row_is_made_at_the_child():
     batch = treebank(40)
     session = cavs.Session(model, dtype=np.float64)
     stages = dict(cavs.explain(model, batch, run=False).stages)
-    assert "multiples_at_child" in stages
+    assert "hoist_cotangent_scales" in stages
     before, after = (
         stages[name].split("slot TreeAttention.product 0' <- ")[1].split("\n")[0]
-        for name in ("trim", "multiples_at_child")
+        for name in ("trim_products", "hoist_cotangent_scales")
     )
-    assert f"{before} = " in stages["trim"]
-    assert ": f32[8]@edge" in stages["trim"].split(f"{before} = ")[1].split("\n")[0]
-    assert ": f32[1]@edge" in stages["multiples_at_child"].split(f"{after} = ")[1].split("\n")[0]
+    assert f"{before} = " in stages["trim_products"]
+    assert ": f32[8]@edge" in stages["trim_products"].split(f"{before} = ")[1].split("\n")[0]
+    scaled = stages["hoist_cotangent_scales"].split(f"{after} = ")[1]
+    assert ": f32[1]@edge" in scaled.split("\n")[0]
     _, expected = reference(model, batch)
     loss, gradients = session.gradients(batch)
     assert_close(loss, expected["loss"], 1e-11, "loss")
@@ -201,6 +204,6 @@ def test_multiples_stay_where_a_vertex_has_its_own():
     shapes = [[[], [], [0, 1], [2, 0, 1], [2, 2]]] * 20
     batch = cavs.batch([graph(s, rng, absent=lambda kids: False) for s in shapes])
     stages = dict(cavs.explain(Classifier(nn.TreeAttention(8, 8), 8), batch, run=False).stages)
-    assert "trim" in stages and "multiples_at_child" not in stages
+    assert "trim_products" in stages and "hoist_cotangent_scales" not in stages
     plain = differentiated(Classifier(nn.TreeFC(8), 8))
-    assert multiples_at_child(plain) is plain
+    assert hoist_cotangent_scales(plain) is plain

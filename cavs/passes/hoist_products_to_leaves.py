@@ -51,12 +51,12 @@ def _products(graph: Graph) -> dict[Node, list[_Gathered]]:
 
 
 def multiplied_children(graph: Graph) -> int:
-    """One more than the largest number of a child that `at_nth_child` uses; 0: none."""
+    """One more than the largest number of a child that `hoist_products_to_leaves` uses; 0: none."""
     parts = [part for product in _products(graph).values() for part in product]
     return max((k + 1 for _, k, _, _ in parts), default=0)
 
 
-def at_nth_child(graph: Graph) -> Graph:
+def hoist_products_to_leaves(graph: Graph) -> Graph:
     """Moves products to the leaves, through a new slot for every product and child."""
     products = _products(graph)
     slots: dict[Slot, tuple[Node, list[_Gathered]]] = {}

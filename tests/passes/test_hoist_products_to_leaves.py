@@ -10,8 +10,8 @@ from cavs import nn, ops
 from cavs.frontend.model import trace_model
 from cavs.ir import Graph
 from cavs.ir.interpret import interpret
-from cavs.passes.at_nth_child import at_nth_child, multiplied_children
 from cavs.passes.differentiate import differentiate
+from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves, multiplied_children
 from cavs.runtime import session as session_module
 from models.tree_lstm import SentimentClassifier
 from tests.oracle import assert_close, inputs_of
@@ -34,7 +34,7 @@ def test_the_interpreter_sees_no_difference(cell):
     model = Classifier(cell, 6, 6)
     model.initialize(0, np.float64)
     before = loss_of(model)
-    after = at_nth_child(before)
+    after = hoist_products_to_leaves(before)
     assert {s.leaf for s in after.slots} == {None, True, False}
     for made in (lambda g: g, differentiate):
         expected = interpret(made(before), inputs_of(batch))
@@ -69,7 +69,7 @@ def test_memory_of_merged_words_and_phrases(monkeypatch):
     packed with U where it starts a panel."""
     model, batch = SentimentClassifier(WORDS, 64, 64, 0.0), treebank(40)
     found = cavs.explain(model, batch)
-    assert "at_nth_child" in [name for name, _ in found.stages]
+    assert "hoist_products_to_leaves" in [name for name, _ in found.stages]
     assert found.run.peak_bytes <= 1.2 * found.run.kept_bytes
     joined = [b for b in found.buffers if b.space == "inner" and " > merge" in b.value]
     assert len(joined) == 6 and all("sigmoid" in b.value or "tanh" in b.value for b in joined)
@@ -77,5 +77,5 @@ def test_memory_of_merged_words_and_phrases(monkeypatch):
     assert products.bytes < 4 * products.width * found.run.distinct / 2
     monkeypatch.setattr(session_module, "SHARED_FROM", np.inf)
     without = cavs.explain(model, batch)
-    assert "at_nth_child" not in [name for name, _ in without.stages]
+    assert "hoist_products_to_leaves" not in [name for name, _ in without.stages]
     assert not any(b.space == "leaves" for b in without.buffers)

@@ -10,7 +10,7 @@ from cavs.frontend.batch import Feature
 from cavs.frontend.model import trace_model
 from cavs.ir.verify import verify
 from cavs.passes.differentiate import differentiate
-from cavs.passes.recurrence import count_recurrences, recurrences
+from cavs.passes.match_recurrences import count_recurrences, match_recurrences
 from tests.lstm_cells import LSTMS, OTHERS, BothWays, Tagger, chains
 
 
@@ -26,7 +26,7 @@ def traced(model):
 @pytest.mark.parametrize("cell", LSTMS, ids=lambda c: c.__name__)
 def test_an_lstm_is_found_however_it_is_written(cell):
     graph = traced(Tagger(cell))
-    found = verify(recurrences(graph), "recurrences")
+    found = verify(match_recurrences(graph), "match_recurrences")
     assert [n.op.name for n in found.nodes()].count("lstm") == 1
     assert found.slots == {}
     verify(differentiate(found), "differentiate")
@@ -35,13 +35,13 @@ def test_an_lstm_is_found_however_it_is_written(cell):
 @pytest.mark.parametrize("cell", OTHERS, ids=lambda c: c.__name__)
 def test_what_only_looks_like_one_is_left_alone(cell):
     graph = traced(Tagger(cell))
-    found = recurrences(graph)
+    found = match_recurrences(graph)
     assert found.outputs == graph.outputs and found.slots == graph.slots
     assert count_recurrences(graph) == 0
 
 
 def test_gates_come_to_the_places_of_the_operator():
-    (lstm,) = (n for n in recurrences(traced(Tagger(nn.LSTM))).nodes() if n.op.name == "lstm")
+    (lstm,) = (n for n in match_recurrences(traced(Tagger(nn.LSTM))).nodes() if n.op.name == "lstm")
     names = [p.attr("parameter").name for p in lstm.inputs[1:]]
     assert names == ["cells.0.W", "cells.0.U", "cells.0.b"]
     # nn.LSTM has its gates in the order i, f, o, g.
@@ -58,7 +58,7 @@ def test_every_lstm_of_a_model_is_found(model, count):
 def test_an_lstm_beside_another_cell_is_found_alone():
     model = Tagger(nn.LSTM, 2)
     model.cells[1] = nn.GRU(4, 4)
-    found = recurrences(traced(model))
+    found = match_recurrences(traced(model))
     assert [n.op.name for n in found.nodes()].count("lstm") == 1
     assert [s.structure.name for s in found.slots] == ["GRU"]
 

@@ -46,7 +46,7 @@ def _at_child(x: Node, slots: dict[Slot, Node]) -> Node:
     return value[x]
 
 
-def at_child(graph: Graph) -> Graph:
+def hoist_products_to_child(graph: Graph) -> Graph:
     """Moves the products of gathered values; before differentiation, so that gradients follow."""
     made: dict[Slot, tuple[Node, ...]] = {}
 
