@@ -104,7 +104,7 @@ def test_ablation_runs_and_says_what_a_pass_is_worth(
     ]
     cavs = record["cases"][1]["runners"]["cavs"]
     assert cavs["gather_bytes"] > 0 and cavs["write_bytes"] > 0 and cavs["peak_bytes"] > 0
-    assert "| restrict_to_labelled | root-label training, h 4" in record["summary"]
+    assert "| restrict_to_labelled    | root-label training, h 4" in record["summary"]
     shown = capsys.readouterr().out
     assert record["summary"] in shown and "gathered MiB" in shown
     assert record["summary"] in report.section(

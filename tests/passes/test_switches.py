@@ -11,6 +11,7 @@ import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import RENAMED, Passes
 from cavs.compiler.text import space_name
+from cavs.errors import ConfigError
 from tests.runtime.trees import Classifier, graph, treebank
 
 RNG = np.random.default_rng(0)
@@ -180,7 +181,7 @@ def test_what_a_switched_off_pass_has_decided_is_not_resumed():
 @pytest.mark.parametrize("old", RENAMED)
 def test_a_former_name_of_a_switch_names_the_present_one(old):
     for build in (Passes, lambda **off: replace(Passes(), **off)):
-        with pytest.raises(cavs.ConfigError, match=f"{old}.* renamed") as error:
+        with pytest.raises(ConfigError, match=f"{old}.* renamed") as error:
             build(**{old: False})
         assert RENAMED[old] in str(error.value) and "test_switches.py" in str(error.value)
     assert not vars(Passes(**{RENAMED[old]: False}))[RENAMED[old]]
