@@ -21,7 +21,7 @@ from cavs.frontend.model import Model, require_same_parameters
 from cavs.ir import origin
 from cavs.passes.hoist_products_to_leaves import multiplied_children
 from cavs.passes.specialise import MAX_OPTIONAL, optional_features
-from cavs.runtime import check
+from cavs.runtime import check, tracing
 from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
@@ -30,14 +30,6 @@ from cavs.runtime.parameter_sync import Following
 from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.profiler import Inspected, report_of
 from cavs.runtime.recurrence import CUDNN, Lstms
-from cavs.runtime.tracing import (
-    decide_shape,
-    fits,
-    merge_features,
-    must_merge_features,
-    set_child_numbers,
-    trace,
-)
 from cavs.runtime.variant import BatchLike, EvalResult, Executor, PendingStep, StepResult, Variant
 
 Array = npt.NDArray[Any]
@@ -244,7 +236,7 @@ class Session(Inspected, Following):
     def is_new(self, batch: BatchLike) -> bool:
         """Whether a step on `batch` would compile the model anew."""
         variant = self._known(batch, True, True)
-        if variant is None or variant.executor is None or not fits(variant, batch):
+        if variant is None or variant.executor is None or not tracing.fits(variant, batch):
             return True
         kinds = schedule_of(variant, self._source(variant, batch), self.overlaps).kinds
         return self._other_gradients(variant) or not {k for k, *_ in kinds} <= set(variant.kinds)
@@ -267,8 +259,8 @@ class Session(Inspected, Following):
         schedule = schedule_of(variant, self._source(variant, batch), self.overlaps)
         found = {int(k) for k, _, _ in schedule.kinds}
         kinds = set(union(sorted(found | set(variant.kinds))))
-        if must_merge_features(variant, kinds):
-            merge_features(variant)
+        if tracing.must_merge_features(variant, kinds):
+            tracing.merge_features(variant)
             self.compile_for(batch, union)
         else:
             self._compile(variant, kinds)
@@ -303,10 +295,10 @@ class Session(Inspected, Following):
         schedule = schedule_of(variant, source, self.overlaps)
         check_arity(variant.traced, schedule.max_arity, batch)
         found = {k for k, _, _ in schedule.kinds}
-        if must_merge_features(variant, found):
-            merge_features(variant)
+        if tracing.must_merge_features(variant, found):
+            tracing.merge_features(variant)
             return self._prepare(batch, training, with_loss, record)
-        decide_shape(variant, schedule, self._agreed(training))
+        tracing.decide_shape(variant, schedule, self._agreed(training))
         others = training and self._other_gradients(variant)
         if variant.executor is None or others or not found <= set(variant.kinds):
             try:
@@ -366,7 +358,7 @@ class Session(Inspected, Following):
         if not absent <= variant.absent:
             variant.absent |= absent
             variant.last_schema = {}  # a batch that fitted may not any more
-        trace(variant, self.model, self._edge_types.schema(batch), batch)
+        tracing.trace(variant, self.model, self._edge_types.schema(batch), batch)
         return variant
 
     def _source(self, variant: Variant, batch: BatchLike) -> Any:
@@ -388,7 +380,7 @@ class Session(Inspected, Following):
         if 0 < numbers <= room:
             merged = batch.merged(variant.distinguishing, numbers)
             numbers = numbers if merged.reads_per_product >= SHARED_FROM else 0
-        set_child_numbers(variant, numbers if numbers <= room else 0)
+        tracing.set_child_numbers(variant, numbers if numbers <= room else 0)
 
     def _compile(self, variant: Variant, found: set[int], record: bool = False) -> None:
         assert variant.traced is not None
