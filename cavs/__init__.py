@@ -4,7 +4,7 @@ Declare a cell once as a vertex function; every sample brings its input graph; t
 cell over all graphs of a batch, forward and backward, near the speed of the matrix products alone.
 """
 
-from cavs import data, nn, ops, train
+from cavs import data, inspect, nn, ops, train
 from cavs._engine import isa
 from cavs.config import num_threads, set_num_threads
 from cavs.data import Graph, GraphBatch, batch
@@ -29,6 +29,7 @@ __all__ = [
     "batch",
     "data",
     "explain",
+    "inspect",
     "isa",
     "nn",
     "num_threads",

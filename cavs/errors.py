@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # Who calls the command line wrote no line that is to blame: a console script, a test.
@@ -179,3 +179,21 @@ class CacheWarning(DeviceWarning):
 
 class CommunicationError(CavsError):
     """A peer in data-parallel training that failed, hangs or is gone; names its rank."""
+
+
+class MovedError(CavsError, ImportError):
+    """A name that has moved; says where it is now."""
+
+
+def moved(module: str, names: Mapping[str, str]) -> Callable[[str], NoReturn]:
+    """Return a ``__getattr__`` for ``module`` whose ``names`` have moved, each with its new name.
+
+    An ``AttributeError`` would lose the new name: ``from module import name`` replaces its text.
+    """
+
+    def attribute(name: str) -> NoReturn:
+        if name in names:
+            raise MovedError(f"{module}.{name} has moved", hint=f"use {names[name]}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return attribute

@@ -18,7 +18,12 @@ import cavs
 from cavs import nn, ops
 from cavs.cli import Task
 from cavs.data import Vocabulary, function_graphs, read_functions
-from cavs.data.pyast import function_vocabularies, functions_of, split_of, words_of
+from cavs.data.readers.python_functions import (
+    function_vocabularies,
+    functions_of,
+    split_of,
+    words_of,
+)
 from cavs.errors import DataError
 from cavs.train import metrics
 

@@ -12,9 +12,10 @@ from cavs.cli import options
 from cavs.cli.registry import Entry
 from cavs.compiler.pipeline import RENAMED, Passes, default_passes
 from cavs.config import set_num_threads
-from cavs.data import GraphBatch, dot_function, dot_graph, dot_schedule, render
+from cavs.data import GraphBatch
 from cavs.errors import ConfigError
 from cavs.frontend.model import Model
+from cavs.inspect import dot_function, dot_graph, dot_schedule, render
 from cavs.runtime import Session, explain
 from cavs.train import DataLoader
 

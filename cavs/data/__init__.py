@@ -1,9 +1,10 @@
 """Input graphs, batches of them, and readers that make them from files."""
 
 from cavs.data.batch import GraphBatch, batch
-from cavs.data.brackets import BracketTree, from_brackets, parse_brackets
-from cavs.data.builders import AST_TYPES, from_ast, from_networkx
-from cavs.data.conllu import (
+from cavs.data.features import FeatureSpec
+from cavs.data.graph import Graph
+from cavs.data.readers.brackets import BracketTree, from_brackets, parse_brackets
+from cavs.data.readers.conllu import (
     UPOS,
     Sentence,
     dependency_graphs,
@@ -11,10 +12,9 @@ from cavs.data.conllu import (
     parse_conllu,
     read_conllu,
 )
-from cavs.data.draw import dot_function, dot_graph, dot_schedule, render
-from cavs.data.features import FeatureSpec
-from cavs.data.graph import Graph
-from cavs.data.pyast import (
+from cavs.data.readers.networkx import from_networkx
+from cavs.data.readers.python_ast import AST_TYPES, from_ast
+from cavs.data.readers.python_functions import (
     Function,
     FunctionData,
     function_classes,
@@ -22,9 +22,10 @@ from cavs.data.pyast import (
     load_functions,
     read_functions,
 )
-from cavs.data.sst import Tree, parse_tree, read_sst, sst_graphs
-from cavs.data.text import chains, read_text
+from cavs.data.readers.sst import Tree, parse_tree, read_sst, sst_graphs
+from cavs.data.readers.text import chains, read_text
 from cavs.data.vocabulary import Vocabulary
+from cavs.errors import moved
 
 __all__ = [
     "AST_TYPES",
@@ -41,9 +42,6 @@ __all__ = [
     "batch",
     "chains",
     "dependency_graphs",
-    "dot_function",
-    "dot_graph",
-    "dot_schedule",
     "from_ast",
     "from_brackets",
     "from_conllu",
@@ -58,6 +56,13 @@ __all__ = [
     "read_functions",
     "read_sst",
     "read_text",
-    "render",
     "sst_graphs",
 ]
+
+__getattr__ = moved(
+    "cavs.data",
+    {
+        name: f"cavs.inspect.{name}"
+        for name in ("dot_function", "dot_graph", "dot_schedule", "render")
+    },
+)

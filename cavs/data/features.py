@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cavs.errors import FeatureError
-from cavs.passes.specialise import MAX_OPTIONAL
 
 Array = NDArray[Any]
 FeatureKind = Literal["vertex", "edge", "graph"]
+
+MAX_OPTIONAL = 32  # presence bits of a vertex, as the engine numbers kinds
 
 #: What builders take for features that nobody gives.
 NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})

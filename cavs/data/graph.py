@@ -19,8 +19,8 @@ from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_lab
 from cavs.errors import FeatureError
 
 if TYPE_CHECKING:
-    from cavs.data.brackets import BracketTree
-    from cavs.data.conllu import Sentence
+    from cavs.data.readers.brackets import BracketTree
+    from cavs.data.readers.conllu import Sentence
 
 _PAIRS = "Graph.from_edges(3, [(0, 2), (1, 2)]): vertex 2 gathers from 0 and 1"
 
@@ -344,29 +344,29 @@ class Graph(_engine.Sample):
 
     @classmethod
     def from_networkx(cls, graph: Any, **options: Any) -> Graph:
-        """A graph from a networkx DiGraph; see ``cavs.data.builders.from_networkx``."""
-        from cavs.data.builders import from_networkx
+        """A graph from a networkx DiGraph; see ``cavs.data.from_networkx``."""
+        from cavs.data.readers.networkx import from_networkx
 
         return from_networkx(graph, **options)
 
     @classmethod
     def from_ast(cls, source: ast.AST | str | bytes, **options: Any) -> Graph:
-        """A graph from Python code; see ``cavs.data.builders.from_ast``."""
-        from cavs.data.builders import from_ast
+        """A graph from Python code; see ``cavs.data.from_ast``."""
+        from cavs.data.readers.python_ast import from_ast
 
         return from_ast(source, **options)
 
     @classmethod
     def from_brackets(cls, source: BracketTree | str, **options: Any) -> Graph:
-        """A graph from a bracketed tree; see ``cavs.data.brackets.from_brackets``."""
-        from cavs.data.brackets import from_brackets
+        """A graph from a bracketed tree; see ``cavs.data.from_brackets``."""
+        from cavs.data.readers.brackets import from_brackets
 
         return from_brackets(source, **options)
 
     @classmethod
     def from_conllu(cls, source: Sentence | str, **options: Any) -> Graph:
-        """A graph from a sentence in CoNLL-U; see ``cavs.data.conllu.from_conllu``."""
-        from cavs.data.conllu import from_conllu
+        """A graph from a sentence in CoNLL-U; see ``cavs.data.from_conllu``."""
+        from cavs.data.readers.conllu import from_conllu
 
         return from_conllu(source, **options)
 

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from cavs import _engine
-from cavs.passes.hoist_products_to_leaves import LEAF
 
 if TYPE_CHECKING:
     from cavs.data.features import Array, FeatureTable
+
+
+# + k: present at vertices without children that are the k-th child of another, and at vertices
+# whose k-th child has no children.
+LEAF = "#leaf child "
 
 
 @final

@@ -14,9 +14,6 @@ from dataclasses import replace
 
 from cavs.ir import EDGE, Graph, Node, Slot, apply, rewrite
 
-# + k: present at vertices without children that are the k-th child of another, and at vertices
-# whose k-th child has no children.
-LEAF = "#leaf child "
 WIDEST = 8  # columns of the products for one of a child: what is wider takes too much memory
 
 # Slot, number of the child, rows [start, stop) of the weight.

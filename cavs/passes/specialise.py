@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cavs.data.merge import LEAF
 from cavs.ir import SLOT_READERS, BatchRule, Graph, Node, Slot, apply, make, rebuild, users
-from cavs.passes.hoist_products_to_leaves import LEAF
 from cavs.passes.rules import zeros
 from cavs.passes.simplify import simplify_node
 
-MAX_OPTIONAL = 32  # presence bits of a vertex, as the engine numbers kinds
 _STRUCTURAL = [
     "gather",
     "gather_grad",

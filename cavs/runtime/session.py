@@ -16,11 +16,12 @@ from cavs.compiler.pipeline import Compiled, Passes, compile_graph, default_pass
 from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import CudaEngine
+from cavs.data.features import MAX_OPTIONAL
 from cavs.errors import FAULT, CheckpointError, CompileError, ConfigError, DeviceError
 from cavs.frontend.model import Model, require_same_parameters
 from cavs.ir import origin
 from cavs.passes.hoist_products_to_leaves import multiplied_children
-from cavs.passes.specialise import MAX_OPTIONAL, optional_features
+from cavs.passes.specialise import optional_features
 from cavs.runtime import check, tracing
 from cavs.runtime.check import check_arity, check_batch, readable_errors
 from cavs.runtime.edge_types import EdgeTypes

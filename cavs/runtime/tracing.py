@@ -7,11 +7,13 @@ from typing import Any
 
 from cavs import _engine
 from cavs.compiler.memory import Shape
+from cavs.data.features import MAX_OPTIONAL
+from cavs.data.merge import LEAF
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
-from cavs.passes.hoist_products_to_leaves import LEAF, hoist_products_to_leaves
+from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves
 from cavs.passes.merge_vertices import distinguishing
-from cavs.passes.specialise import MAX_OPTIONAL, optional_features
+from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_schema
 from cavs.runtime.variant import BatchLike, Variant
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cavs.compiler.pipeline import Compiled, Passes
+from cavs.data.merge import LEAF
 from cavs.ir import BatchRule, Node
-from cavs.passes.hoist_products_to_leaves import LEAF
 from cavs.passes.merge_vertices import features_of_vertices, why_apart
 from cavs.passes.specialise import Kind
 from cavs.runtime.loop_report import LoopReport

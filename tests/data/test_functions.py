@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from cavs.data import batch, load_functions, read_functions
-from cavs.data.pyast import SELF, functions_of, split_of, words_of
+from cavs.data.readers.python_functions import SELF, functions_of, split_of, words_of
 from cavs.errors import DataError
 
 SOURCE = '''

@@ -12,7 +12,7 @@ import pytest
 
 import cavs
 from cavs.cli import Task, main, registry
-from cavs.data.pyast import functions_of
+from cavs.data.readers.python_functions import functions_of
 from cavs.errors import ConfigError, DataError
 from models import ast_naming
 

@@ -5,8 +5,9 @@ import pytest
 
 import cavs
 from cavs import nn
-from cavs.data import Graph, Vocabulary, batch, dot_function, dot_graph, dot_schedule, render
-from cavs.errors import ConfigError, FeatureError
+from cavs.data import Graph, Vocabulary, batch
+from cavs.errors import CavsError, ConfigError, FeatureError
+from cavs.inspect import dot_function, dot_graph, dot_schedule, render
 
 
 def test_a_graph_shows_features_and_edges():
@@ -159,3 +160,15 @@ def test_render(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "graphviz", None)
     with pytest.raises(ConfigError, match=r"pip install 'cavs\[viz\]'"):
         render("digraph {}", tmp_path / "picture.svg")
+
+
+@pytest.mark.parametrize("name", ["dot_function", "dot_graph", "dot_schedule", "render"])
+def test_the_names_that_moved_from_data(name):
+    with pytest.raises(
+        ImportError, match=rf"cavs\.data\.{name} has moved[\s\S]*cavs.inspect.{name}"
+    ):
+        getattr(cavs.data, name)
+    with pytest.raises(CavsError, match=f"cavs.inspect.{name}"):
+        exec(f"from cavs.data import {name}")
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        cavs.data.no_such_name  # noqa: B018

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from cavs.config import require_count
-from cavs.data.brackets import ParsedTree, Style, parse_text
 from cavs.data.graph import Graph
+from cavs.data.readers.brackets import ParsedTree, Style, parse_text
 from cavs.data.source import as_path, data_error, read_lines
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError, DataError

@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from cavs.config import require_count
-from cavs.data.builders import ast_postorder
 from cavs.data.graph import Graph
+from cavs.data.readers.python_ast import ast_postorder
 from cavs.data.source import as_path
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import DataError

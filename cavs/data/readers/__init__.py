@@ -1,0 +1,1 @@
+"""Graphs and samples from files, texts and structures of other libraries."""
