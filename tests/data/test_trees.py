@@ -3,11 +3,11 @@ import time
 from pathlib import Path
 
 import pytest
-from cavs.data.brackets import unescape
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cavs.data import Vocabulary, batch, parse_tree, read_sst, sst_graphs
+from cavs.data.readers.brackets import unescape
 from cavs.errors import ConfigError, DataError
 
 DATA = os.environ.get("CAVS_DATA")
