@@ -3,10 +3,10 @@
 from cavs.data.batch import GraphBatch, batch
 from cavs.data.features import FeatureSpec
 from cavs.data.graph import Graph
-from cavs.data.readers.brackets import BracketTree, from_brackets, parse_brackets
+from cavs.data.readers.bracket_parser import BracketTree
+from cavs.data.readers.brackets import from_brackets, parse_brackets, parse_ptb, read_ptb
 from cavs.data.readers.conllu import (
     UPOS,
-    Sentence,
     dependency_graphs,
     from_conllu,
     parse_conllu,
@@ -22,6 +22,7 @@ from cavs.data.readers.python_functions import (
     load_functions,
     read_functions,
 )
+from cavs.data.readers.sentence import EmptyNode, Multiword, Sentence
 from cavs.data.readers.sst import Tree, parse_tree, read_sst, sst_graphs
 from cavs.data.readers.text import chains, read_text
 from cavs.data.vocabulary import Vocabulary
@@ -31,11 +32,13 @@ __all__ = [
     "AST_TYPES",
     "UPOS",
     "BracketTree",
+    "EmptyNode",
     "FeatureSpec",
     "Function",
     "FunctionData",
     "Graph",
     "GraphBatch",
+    "Multiword",
     "Sentence",
     "Tree",
     "Vocabulary",
@@ -51,9 +54,11 @@ __all__ = [
     "load_functions",
     "parse_brackets",
     "parse_conllu",
+    "parse_ptb",
     "parse_tree",
     "read_conllu",
     "read_functions",
+    "read_ptb",
     "read_sst",
     "read_text",
     "sst_graphs",

@@ -19,8 +19,8 @@ from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_lab
 from cavs.errors import FeatureError
 
 if TYPE_CHECKING:
-    from cavs.data.readers.brackets import BracketTree
-    from cavs.data.readers.conllu import Sentence
+    from cavs.data.readers.bracket_parser import BracketTree
+    from cavs.data.readers.sentence import Sentence
 
 _PAIRS = "Graph.from_edges(3, [(0, 2), (1, 2)]): vertex 2 gathers from 0 and 1"
 

@@ -1,4 +1,4 @@
-"""Numbers for texts: words, labels, relations."""
+"""Indices of texts: words, labels, relations."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cavs.data.source import shown
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError, DataError
 
-#: What gives texts their numbers; of a list, a text has the number of its place.
+#: A mapping of texts to numbers; in a list, the number of a text is its index.
 Numbering = Vocabulary | Sequence[str] | Mapping[str, int] | Callable[[str], int]
 
 
 def numbered(
     texts: Sequence[str | None], by: Numbering, what: str, where: str, first: int
 ) -> NDArray[np.int32]:
-    """The numbers of texts, int32[n]; -1 for None.
+    """Return the numbers of texts, int32[n]; -1 for None.
 
-    ``what`` the texts are, and ``where``, the first at number ``first``, is for errors: DataError
-    for a text that has no number, ConfigError for what is no numbering.
+    For errors: ``what`` names one text, ``where`` its owner, counted from ``first``. DataError for
+    a text that has no number, ConfigError for anything but a numbering.
     """
     if isinstance(by, Vocabulary):
         return by.encode(texts)
@@ -36,26 +36,26 @@ def numbered(
     for i, text in enumerate(texts):
         if text is None:
             continue
-        told = f"{where} {first + i} has {what} {shown(text)}"
+        owner = f"{where} {first + i} has {what} {shown(text)}"
         if isinstance(by, Mapping):
             if text not in by:
                 raise DataError(
-                    f"{told}; expected one of {' '.join(map(str, by)):.160}",
+                    f"{owner}; expected one of {' '.join(map(str, by)):.160}",
                     hint=f"number every {what} that occurs; a Vocabulary has a number for the rest",
                 )
             number = by[text]
         else:
-            number = _called(by, text, what, told)
+            number = _called(by, text, what, owner)
         if not isinstance(number, int | np.integer) or not -1 <= number < 2**31:
             raise ConfigError(
-                f"{told}, whose number is {number!r:.80}; numbers are integers of 32 bits, from 0",
+                f"{owner}, whose number is {number!r:.80}; numbers are integers of 32 bits, from 0",
                 hint=f"-1 says that there is no {what}",
             )
         found[i] = number
     return found
 
 
-def _called(by: Callable[[str], int], text: str, what: str, told: str) -> int:
+def _called(by: Callable[[str], int], text: str, what: str, owner: str) -> int:
     if not callable(by):
         raise ConfigError(
             f"a {what} is numbered by a Vocabulary, a list of names, a mapping or a function, "
@@ -66,6 +66,6 @@ def _called(by: Callable[[str], int], text: str, what: str, told: str) -> int:
         return by(text)
     except (LookupError, ValueError) as error:
         raise DataError(
-            f"{told}, which has no number: {error}",
-            hint=f"the function is to number every {what} that occurs",
+            f"{owner}, which has no number: {error}",
+            hint=f"the function must number every {what} that occurs",
         ) from None

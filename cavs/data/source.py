@@ -1,14 +1,18 @@
-"""Text files as lines, with errors that name file and line."""
+"""Text and lines of files and arguments, with errors that name file and line."""
 
 from __future__ import annotations
 
 import codecs
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from cavs.errors import DataError
 
-_MARKS = {
+T = TypeVar("T")
+BYTE_ORDER_MARK = "\ufeff"
+_CURES = {
     b"\x1f\x8b": "it is compressed: gunzip it first",
     b"PK\x03\x04": "it is an archive: unzip it first",
     b"BZh": "it is compressed: bunzip2 it first",
@@ -19,24 +23,47 @@ _MARKS = {
 
 
 def data_error(path: Path | str, line: int, found: str, needed: str, hint: str = "") -> DataError:
-    """A DataError at ``path:line``: what stands there and what should, and how to mend it."""
+    """Return a DataError at ``path:line`` with what was found, what was expected and the cure."""
     return DataError(f"{path}:{line}: {found}; expected {needed}", hint=hint)
 
 
 def shown(text: str, limit: int = 60) -> str:
-    """Text of a file as an error quotes it: escaped and cut."""
+    """Return text of a file as an error quotes it: escaped and cut."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
-    """A path that a caller gives; DataError for what is none."""
+    """Return the path that a caller passed; DataError for anything else."""
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise DataError(f"{path!r:.80} is no path", hint="give the name of a file, as a text")
     return Path(path)
 
 
+def as_text(text: str, where: str, needed: str, hint: str = "") -> str:
+    """Return a text that a caller passed, without a byte-order mark; DataError for anything else.
+
+    ``where`` and ``needed`` are for the error: how it names the text, and what the text holds.
+    """
+    if not isinstance(text, str):
+        if isinstance(text, bytes | bytearray):
+            hint = "decode bytes first: data.decode()"
+        raise DataError(f"{where}: {text!r:.80} is no text; expected {needed}", hint=hint)
+    return text.removeprefix(BYTE_ORDER_MARK)
+
+
+def as_items(items: Iterable[T], item_type: type[T], needed: str, hint: str) -> list[T]:
+    """Return a list of what a caller passed; DataError unless each item is an ``item_type``."""
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise DataError(f"{items!r:.80} is no list; expected {needed}", hint=hint)
+    found = list(items)
+    for number, item in enumerate(found):
+        if not isinstance(item, item_type):
+            raise DataError(f"item {number} is {item!r:.80}; expected {needed}", hint=hint)
+    return found
+
+
 def read_bytes(path: Path) -> bytes:
-    """What is in a file; DataError if it is missing or unreadable."""
+    """Return the content of a file; DataError if it is missing or unreadable."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -47,7 +74,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode(raw: bytes, path: Path | str) -> str:
-    """UTF-8 as text, without a mark of byte order; DataError with the line of what is not UTF-8."""
+    """Return UTF-8 as text, without a byte-order mark; DataError with the line of invalid UTF-8."""
     raw = raw.removeprefix(codecs.BOM_UTF8)
     try:
         return raw.decode()
@@ -63,25 +90,35 @@ def decode(raw: bytes, path: Path | str) -> str:
 
 
 def _cure(raw: bytes) -> str:
-    """What makes text of bytes that are none, told by how they begin."""
-    for mark, cure in _MARKS.items():
+    """Return how to turn bytes into UTF-8, judging by the first of them."""
+    for mark, cure in _CURES.items():
         if raw.startswith(mark):
             return cure
     return "convert the file: iconv -f latin1 -t utf-8, with the encoding that it has"
 
 
-def read_lines(path: Path) -> list[str]:
-    r"""The lines of a UTF-8 file without their ends (``\n`` or ``\r\n``); at least one.
-
-    A last line without an end counts; the emptiness after the last end does not. DataError for
-    a file that is missing, unreadable, empty, or not UTF-8.
-    """
+def read_text_file(path: Path) -> str:
+    """Return the text of a UTF-8 file. DataError if it is missing, unreadable, empty, not UTF-8."""
     raw = read_bytes(path)
     if not raw.strip():
-        raise data_error(path, 1, "the file is empty", "at least one line of text", "fetch it anew")
-    text = decode(raw, path)
+        raise data_error(
+            path, 1, "the file is empty", "at least one line of text", "fetch it again"
+        )
+    return decode(raw, path)
+
+
+def split_lines(text: str) -> list[str]:
+    r"""Return the lines of a text without their ends (``\n`` or ``\r\n``); at least one.
+
+    A last line without an end counts; the emptiness after the last end does not.
+    """
     # str.splitlines would also cut at characters that treebanks have inside tokens.
     lines = text.split("\n")
-    if lines[-1] == "":
+    if len(lines) > 1 and lines[-1] == "":
         lines.pop()
     return [line.removesuffix("\r") for line in lines]
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 file, as ``split_lines``; DataError as ``read_text_file``."""
+    return split_lines(read_text_file(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections import Counter
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import is_whole, require_count
-from cavs.data.source import as_path
+from cavs.data.source import as_path, read_bytes
 from cavs.data.whole_file import replace_whole
 from cavs.errors import ConfigError, DataError
 
@@ -22,7 +23,7 @@ _SAVED = "give a file that Vocabulary.save wrote"
 
 @final
 class Vocabulary:
-    """A fixed list of tokens; index 0 is ``<unk>``, which every other token is read as.
+    """A fixed list of tokens; index 0 is ``<unk>``, the index of every token that is not listed.
 
     ``tokens``: all tokens but ``<unk>``, without repetition.
     """
@@ -46,7 +47,7 @@ class Vocabulary:
     def build(
         cls, tokens: Iterable[str], min_count: int = 1, max_size: int | None = None
     ) -> Vocabulary:
-        """Counts tokens and keeps those seen ``min_count`` times or more, frequent ones first.
+        """Count tokens and keep those seen ``min_count`` times or more, frequent ones first.
 
         ``max_size`` counts ``<unk>``; ties are broken by the token, so equal data gives equal
         vocabularies.
@@ -57,7 +58,7 @@ class Vocabulary:
             require_count("max_size", max_size)
         try:
             counts = Counter(tokens)
-        except TypeError as error:  # which may come from what gives the tokens, too
+        except TypeError as error:  # which may be an error of the user's generator, too
             if "unhashable" not in str(error):
                 raise
             raise _no_text(error) from None
@@ -90,7 +91,7 @@ class Vocabulary:
         return f"Vocabulary({len(self)} tokens)"
 
     def encode(self, tokens: Iterable[str | None]) -> NDArray[np.int32]:
-        """Indices of tokens, int32[n]: 0 for unknown ones, -1 for None (no token here)."""
+        """Return the indices of tokens, int32[n]: 0 for unknown ones, -1 for None (no token)."""
         _check_listed(tokens)
         get, listed = self._index.get, list(tokens)
         try:
@@ -99,7 +100,7 @@ class Vocabulary:
             raise _no_text(error) from None
 
     def decode(self, indices: Iterable[int]) -> list[str | None]:
-        """Tokens of indices, None for -1. ConfigError for an index outside the vocabulary."""
+        """Return the tokens of indices, None for -1. ConfigError for an index out of range."""
         out: list[str | None] = []
         if not _is_listed(indices):
             raise ConfigError(
@@ -122,15 +123,15 @@ class Vocabulary:
         return out
 
     def to_json(self) -> list[str]:
-        """All tokens but ``<unk>``, for a checkpoint; ``Vocabulary(...)`` takes them back."""
+        """Return all tokens but ``<unk>``, as a checkpoint stores them for ``Vocabulary(...)``."""
         return list(self._tokens[1:])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the tokens as JSON; a reader sees the old file or the new one, never a part."""
+        """Write the tokens as JSON; a reader sees the old file or the new one, never a part."""
         target = as_path(path)
         text = json.dumps(self.to_json(), ensure_ascii=False)
         try:
-            # Half of a surrogate pair is no UTF-8, but can be said in JSON.
+            # Half of a surrogate pair is no UTF-8, but JSON can escape it.
             replace_whole(target, [text.encode(errors="backslashreplace")])
         except OSError as error:
             raise DataError(
@@ -140,15 +141,10 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
-        """Reads what ``save`` wrote. DataError for anything else."""
-        source = as_path(path)
+        """Read a file of ``save``. DataError for any other."""
+        raw = read_bytes(as_path(path)).removeprefix(codecs.BOM_UTF8)
         try:
-            tokens = json.loads(source.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise DataError(
-                f"{path}: cannot be read: {error.strerror or error}",
-                hint="check the path, and that the file may be read",
-            ) from None
+            tokens = json.loads(raw.decode())
         except (RecursionError, ValueError) as error:
             raise DataError(f"{path}: no vocabulary: {error}", hint=_SAVED) from None
         if not _is_token_list(tokens):
@@ -159,7 +155,7 @@ class Vocabulary:
 
 
 def _is_listed(values: object) -> bool:
-    """Whether there is something to go through; of an array of no axis there is not."""
+    """True if there is something to iterate over, which an array without axes lacks."""
     try:
         iter(values)  # type: ignore[call-overload]
     except TypeError:
@@ -168,7 +164,7 @@ def _is_listed(values: object) -> bool:
 
 
 def _check_listed(tokens: object) -> None:
-    """ConfigError for a text, which would be taken for its characters, and for what holds none."""
+    """ConfigError for a text, whose characters would be the tokens, and for what has no items."""
     if isinstance(tokens, str | bytes):
         raise ConfigError(
             f"tokens are a list of texts, not the text {tokens!r:.80}",
@@ -177,6 +173,25 @@ def _check_listed(tokens: object) -> None:
     if not _is_listed(tokens):
         raise ConfigError(
             f"tokens are a list of texts, not {tokens!r:.80}", hint='give a list: ["a", "b"]'
+        )
+
+
+def check_vocabulary(name: str, value: object) -> None:
+    """ConfigError unless the argument ``name`` is a `Vocabulary`."""
+    if not isinstance(value, Vocabulary):
+        raise ConfigError(
+            f"{name} is {value!r:.80}, but must be a cavs.data.Vocabulary",
+            hint="Vocabulary.build(tokens) makes one of the tokens of a text",
+        )
+
+
+def check_names(name: str, value: object) -> None:
+    """ConfigError unless the argument ``name`` is a list of texts, such as labels."""
+    if isinstance(value, str):
+        raise ConfigError(f"{name} are a list, not the text {value!r:.80}", hint=f"{name}.split()")
+    if not _is_listed(value) or not all(isinstance(item, str) for item in value):  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"{name} are a list of texts, not {value!r:.80}", hint=f'{name}=["NP", "VP"]'
         )
 
 

@@ -135,7 +135,7 @@ def test_what_has_no_number():
     fails(ConfigError, f"{where}, whose number is -2(.|\n)*hint: -1 says", labels=lambda label: -2)
     fails(ConfigError, r"by a list of texts, not the text 'S'(.|\n)*text.split\(\)", labels="S")
     fails(ConfigError, "a Vocabulary, a list of names, a mapping or a function, not by 3", labels=3)
-    with pytest.raises(GraphError, match="takes a text or what parse_brackets gives, not 3"):
+    with pytest.raises(GraphError, match="takes a text or a tree of parse_brackets, not 3"):
         Graph.from_brackets(3)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavs.data import Vocabulary, batch, parse_tree, read_sst, sst_graphs
-from cavs.data.readers.brackets import unescape
+from cavs.data.readers.bracket_parser import unescape
 from cavs.errors import ConfigError, DataError
 
 DATA = os.environ.get("CAVS_DATA")
@@ -93,7 +93,7 @@ def test_a_deep_tree_needs_no_recursion():
         ("(2)", r"column 3: '\)'; expected a word or a tree"),
         ("(2 a b)", "column 6: a second word 'b'"),
         ("(2 a (1 b))", "column 6: a bracket after a word"),
-        ("(2 (1 b) a)", "column 10: word 'a' beside a tree"),
+        ("(2 (1 b) a)", "column 10: word 'a' next to a tree"),
         ("word", r"column 1: 'word'; expected '\('"),
         ("(\u0663 a)", "label"),
         ("(" + "9" * 5000 + " a)", r"label '999.*\.\.\."),

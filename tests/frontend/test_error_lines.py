@@ -67,7 +67,7 @@ CALLS = [
     (lambda p: parse_conllu([ROW.format(1), ""]), "the head 0"),
     (lambda p: parse_conllu([ROW.format(0)] * 2 + [""]), "count from 1"),
     (lambda p: read_sst(p / "none.txt"), "check the path"),
-    (lambda p: read_text(p / "empty.txt"), "fetch it anew"),
+    (lambda p: read_text(p / "empty.txt"), "fetch it again"),
     (lambda p: read_text(p / "latin.txt"), "iconv"),
     (lambda p: read_functions(p / "none"), "check the path"),
     (lambda p: read_functions("a\0b"), "name of a file"),

@@ -1,4 +1,4 @@
-"""Graphs from networkx."""
+"""Graphs of networkx."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cavs.errors import FeatureError, GraphError
 
 
 def _attributes(
-    rows: Sequence[dict[str, Any]], names: Sequence[str], kind: str, label: str
+    rows: Sequence[dict[str, Any]], names: Sequence[str], owner: str, label: str
 ) -> dict[str, list[Any]]:
     features: dict[str, list[Any]] = {}
     if isinstance(names, str):
         raise FeatureError(
-            f"{label}: names of {kind} features are a list, not the text {names!r}",
+            f"{label}: names of {owner} features are a list, not the text {names!r}",
             hint=f"write [{names!r}]",
         )
     for key in names:
@@ -27,15 +27,15 @@ def _attributes(
         if rows and not known:
             found = sorted({str(name) for row in rows for name in row})
             raise FeatureError(
-                f'{label}: no {kind} has an attribute "{key}"; they have '
+                f'{label}: no {owner} has an attribute "{key}"; they have '
                 f"{', '.join(found) or 'none'}",
-                hint="mend the name, or set the attribute: graph.nodes[node][name] = value, "
+                hint="correct the name, or set the attribute: graph.nodes[node][name] = value, "
                 "graph.edges[edge][name] = value, graph.graph[name] = value",
             )
         whole = all(isinstance(value, int | np.integer) for value in known)
         if len(known) < len(values) and not whole:
             raise FeatureError(
-                f'{label}: {kind} {values.index(None)} has no attribute "{key}"',
+                f'{label}: {owner} {values.index(None)} has no attribute "{key}"',
                 hint="only features of integers can be absent",
             )
         features[key] = [-1 if value is None else value for value in values]
@@ -51,13 +51,13 @@ def from_networkx(
     to_children: bool = False,
     name: str = "",
 ) -> Graph:
-    """A networkx DiGraph or MultiDiGraph whose edges go from child to parent.
+    """Return the graph of a networkx DiGraph or MultiDiGraph whose edges go from child to parent.
 
     ``to_children=True`` takes one whose edges go from parent to child, as networkx draws trees.
     Vertices are numbered, and the children of a vertex ordered, as networkx lists them.
-    ``features``, ``edge_features`` and ``graph_features`` name attributes to take over; an integer
-    attribute missing at a vertex or an edge becomes -1. GraphError for undirected graphs and
-    cycles, FeatureError for missing attributes that are not integers.
+    ``features``, ``edge_features`` and ``graph_features`` name attributes that become features; an
+    integer attribute missing at a vertex or an edge becomes -1. GraphError for undirected graphs
+    and cycles, FeatureError for missing attributes that are not integers.
     """
     if not hasattr(graph, "is_directed"):
         raise graph_error(
@@ -76,7 +76,7 @@ def from_networkx(
     for named in (features, edge_features, graph_features):
         if not isinstance(named, Iterable):
             raise FeatureError(
-                f"{label}: attributes to take over are a list of names, not {named!r:.80}",
+                f"{label}: names of attributes are a list, not {named!r:.80}",
                 hint='features=["token"] takes one of every vertex',
             )
     nodes = list(graph.nodes(data=True))

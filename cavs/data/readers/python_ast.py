@@ -10,11 +10,12 @@ from numpy.typing import ArrayLike
 
 from cavs.data.features import NO_FEATURES
 from cavs.data.graph import Graph
+from cavs.data.source import BYTE_ORDER_MARK
 from cavs.data.structure import graph_error
 
 
 def _subclasses(base: type[ast.AST]) -> list[type[ast.AST]]:
-    """All classes below ``base``; the deprecated ones below Constant are left out."""
+    """Return all classes below ``base`` but the deprecated ones below Constant."""
     found, stack = [], [base]
     while stack:
         cls = stack.pop()
@@ -30,8 +31,13 @@ AST_TYPES: tuple[str, ...] = tuple(sorted({cls.__name__ for cls in _subclasses(a
 _TYPE_INDEX = {name: i for i, name in enumerate(AST_TYPES)}
 
 
+def parse_source(source: str | bytes) -> ast.Module:
+    """``ast.parse``, which takes a byte-order mark in bytes alone."""
+    return ast.parse(source.removeprefix(BYTE_ORDER_MARK) if isinstance(source, str) else source)
+
+
 def ast_children(node: ast.AST) -> list[ast.AST]:
-    """The child nodes in the order of the fields; Load and Store, which say little, left out."""
+    """Return the child nodes in the order of the fields, without Load and Store."""
     children: list[ast.AST] = []
     for field in node._fields:
         value = getattr(node, field, None)
@@ -45,26 +51,26 @@ def ast_children(node: ast.AST) -> list[ast.AST]:
 def ast_postorder(
     root: ast.AST, limit: int | None = None
 ) -> tuple[list[ast.AST], list[list[int]]] | None:
-    """Nodes with children before parents, and each one's child indices; None beyond ``limit``.
+    """Return nodes, children before parents, and the child indices of each; None beyond ``limit``.
 
-    Without recursion: generated code nests deeper than Python's stack.
+    There is no recursion: generated code nests deeper than Python's stack.
     """
-    stack: list[tuple[ast.AST, int]] = [(root, -1)]  # node, place of its parent in `visited`
+    stack: list[tuple[ast.AST, int]] = [(root, -1)]  # node, index of its parent in `visited`
     visited: list[ast.AST] = []
     parents: list[int] = []
     while stack:
         node, parent = stack.pop()
-        place = len(visited)
+        index = len(visited)
         visited.append(node)
         parents.append(parent)
-        stack += [(child, place) for child in ast_children(node)]
+        stack += [(child, index) for child in ast_children(node)]
         if limit is not None and len(visited) + len(stack) > limit:
             return None
-    # Visited is root first and last child first, so its reverse is children first, in order.
+    # The root is visited first and last children before first ones: reversed, it is the order.
     last = len(visited) - 1
     children: list[list[int]] = [[] for _ in visited]
-    for place in range(last, 0, -1):
-        children[last - parents[place]].append(last - place)
+    for index in range(last, 0, -1):
+        children[last - parents[index]].append(last - index)
     return visited[::-1], children
 
 
@@ -74,7 +80,7 @@ def from_ast(
     graph_features: Mapping[str, ArrayLike] = NO_FEATURES,
     name: str = "",
 ) -> Graph:
-    """The syntax tree of Python code, children first, with an int feature ``type``.
+    """Return the syntax tree of Python code, children first, with an int feature ``type``.
 
     ``type`` is an index into ``AST_TYPES``, which depends on the version of Python.
     ``graph_features`` are those of ``Graph``. GraphError if a string is no Python, or nests deeper
@@ -82,7 +88,7 @@ def from_ast(
     """
     if isinstance(source, str | bytes):
         try:
-            source = ast.parse(source)
+            source = parse_source(source)
         except (SyntaxError, ValueError) as error:
             raise graph_error(
                 name,

@@ -1,8 +1,8 @@
 """Functions of the Python standard library as syntax trees: data that needs no download.
 
-The task is to name them. A sample is the tree of one function. Its name is hidden, at its root and
-wherever it refers to itself, and the label of the graph is the first word of the name: ``get``,
-``is``, ``visit``, ...
+The task is to name a function. A sample is the tree of one function. Its name is hidden, at its
+root and wherever it refers to itself, and the label of the graph is the first word of the name:
+``get``, ``is``, ``visit``, ...
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pathlib import Path
 
 import numpy as np
 
-from cavs.config import require_count
+from cavs.config import is_whole, require, require_count
 from cavs.data.graph import Graph
-from cavs.data.readers.python_ast import ast_postorder
-from cavs.data.source import as_path
-from cavs.data.vocabulary import Vocabulary
+from cavs.data.readers.python_ast import ast_postorder, parse_source
+from cavs.data.source import as_items, as_path
+from cavs.data.vocabulary import Vocabulary, check_names, check_vocabulary
 from cavs.errors import DataError
 
 _LOG = logging.getLogger("cavs.data")
@@ -38,11 +38,12 @@ _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 #: Fields that hold the identifier of a node; a class has one of them at most.
 _NAMES = ("id", "attr", "arg", "name", "module", "rest")
 SELF = "<self>"
+_FUNCTIONS = "functions of read_functions", "read_functions(folder) returns them"
 
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Millions of small objects without a cycle are made here; to search them doubles the time."""
+    """Pause the garbage collector, which doubles the time of making millions of small objects."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -54,11 +55,11 @@ def _collector_paused() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function as nodes, children before parents, the root last.
+    """The syntax tree of a function: children before parents, the root last.
 
-    ``module``: dotted; ``name``: its own, which ``values`` does not show; ``line``: where it
-    starts; ``types``: class of every node; ``values``: identifier or kind of literal, None where
-    a node has neither; ``children``: indices.
+    ``module``: dotted name of its module; ``name``: its own name, which ``values`` does not show;
+    ``line``: its first line; ``types``: class of every node; ``values``: identifier or type of
+    literal, None where a node has neither; ``children``: child indices of every node.
     """
 
     module: str
@@ -75,7 +76,7 @@ class Function:
 
 
 def words_of(identifier: str) -> list[str]:
-    """The lower-case words of a snake_case or camelCase identifier."""
+    """Return the lower-case words of a snake_case or camelCase identifier."""
     return [word.lower() for word in _WORD.findall(identifier)]
 
 
@@ -85,7 +86,7 @@ def _name_field(fields: tuple[str, ...]) -> str | None:
 
 
 def _value(node: ast.AST, hidden: str) -> str | None:
-    """What a vertex shows besides its class; the hidden name reads ``<self>`` everywhere."""
+    """Return the identifier or type of literal of a node; ``<self>`` for the hidden name."""
     if isinstance(node, ast.Constant):
         literal = node.value
         if literal is None or literal is Ellipsis or isinstance(literal, bool):
@@ -99,7 +100,7 @@ def _value(node: ast.AST, hidden: str) -> str | None:
 
 
 def _functions(tree: ast.Module) -> Iterator[_FUNCTION]:
-    """Every def in the file, nested ones too; looks at statements alone, where defs can stand."""
+    """Yield every def of a file, nested ones too; only statements can hold one."""
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
@@ -114,13 +115,13 @@ def _functions(tree: ast.Module) -> Iterator[_FUNCTION]:
 
 
 def functions_of(source: bytes | str, module: str, sizes: tuple[int, int]) -> Iterator[Function]:
-    """The functions of one file that have ``sizes[0]..sizes[1]`` vertices, from top to bottom.
+    """Yield the functions of one file with ``sizes[0]..sizes[1]`` vertices, from top to bottom.
 
     Raises SyntaxError, ValueError or RecursionError where ``ast.parse`` does.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # old escapes in other people's strings
-        tree = ast.parse(source)
+        tree = parse_source(source)
     for root in _functions(tree):
         found = ast_postorder(root, limit=sizes[1])
         if found is None or len(found[0]) < sizes[0] or not words_of(root.name):
@@ -137,7 +138,7 @@ def functions_of(source: bytes | str, module: str, sizes: tuple[int, int]) -> It
 
 
 def _modules(root: Path) -> list[tuple[str, Path]]:
-    """Dotted names and paths of all sources, in an order that is fixed but mixes packages."""
+    """Return dotted names and paths of all sources, in a fixed order that mixes packages."""
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in _SKIPPED]
@@ -155,19 +156,22 @@ def read_functions(
     limit: int | None = None,
     sizes: tuple[int, int] = (5, 200),
 ) -> list[Function]:
-    """Functions of the ``.py`` files below ``root``, by default the standard library.
+    """Read the functions of the ``.py`` files below ``root``, by default the standard library.
 
     The order is fixed. Tests and installed packages are left out, and so are exact repetitions,
     which would leak from training into testing. Files that this Python cannot parse are logged and
-    left out. ``limit``: stop after so many functions. DataError if there is none.
+    left out. ``limit``: the largest number of functions. ``sizes``: the least and the largest
+    number of vertices. DataError if there is no function.
     """
+    pair = isinstance(sizes, Sequence) and len(sizes) == 2 and all(map(is_whole, sizes))
+    require(pair, "sizes", sizes, "two whole numbers (least, most)")
     if limit is not None:
         require_count("limit", limit)
     folder = as_path(sysconfig.get_paths()["stdlib"] if root is None else root)
     if not folder.is_dir():
         raise DataError(
             f"{folder}: no such folder; expected one with Python sources",
-            hint="check the path; without one it is Python's own library",
+            hint="check the path; the default is Python's own library",
         )
     functions: list[Function] = []
     seen: set[tuple[object, ...]] = set()
@@ -199,13 +203,13 @@ def read_functions(
 
 
 def split_of(module: str) -> str:
-    """``train`` (80 %), ``dev`` or ``test`` (10 % each), by the hash of the module's name."""
+    """Return ``train`` (80 %), ``dev`` or ``test`` (10 % each), by a hash of the module's name."""
     return {0: "dev", 1: "test"}.get(zlib.crc32(f"split {module}".encode()) % 10, "train")
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionData:
-    """The graphs of each split, what their features index, and the classes of their roots."""
+    """The graphs of each split, the vocabularies of their features, and the classes of labels."""
 
     train: list[Graph]
     dev: list[Graph]
@@ -216,15 +220,16 @@ class FunctionData:
 
 
 def function_classes(functions: Iterable[Function], num_classes: int) -> tuple[str, ...]:
-    """The most frequent first words, frequent ones first; ties in alphabetical order."""
+    """Return the most frequent first words, frequent ones first; ties in alphabetical order."""
     require_count("num_classes", num_classes)
+    functions = as_items(functions, Function, *_FUNCTIONS)
     counts = Counter(function.words[0] for function in functions)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return tuple(ranked[:num_classes])
 
 
 def _name_token(value: str, names: Vocabulary) -> int:
-    """A rare identifier is read as its last word, which says most about what it is."""
+    """Return the index of an identifier; of its last word, the most telling, if it is rare."""
     if value in names:
         return names[value]
     words = words_of(value)
@@ -238,11 +243,15 @@ def function_graphs(
     classes: tuple[str, ...],
     keep_other: bool = False,
 ) -> list[Graph]:
-    """Graphs whose vertices have the int features ``type`` and ``name`` (-1 absent), and which have
-    the int feature ``label``, the class.
+    """Return graphs with int features ``type`` and ``name`` (-1 absent) of their vertices.
 
-    Functions whose first word is not in ``classes`` are left out, or with ``keep_other`` have -1.
+    The int feature ``label`` of a graph is its class. Functions whose first word is not in
+    ``classes`` are left out; with ``keep_other`` their label is -1.
     """
+    functions = as_items(functions, Function, *_FUNCTIONS)
+    check_vocabulary("types", types)
+    check_vocabulary("names", names)
+    check_names("classes", classes)
     class_of = {word: i for i, word in enumerate(classes)}
     graphs = []
     for function in functions:
@@ -264,7 +273,7 @@ def function_graphs(
 def function_vocabularies(
     train: Sequence[Function], num_classes: int, min_count: int
 ) -> tuple[Vocabulary, Vocabulary, tuple[str, ...]]:
-    """Types of nodes, identifiers seen ``min_count`` times or more, and classes of ``train``."""
+    """Return the types, the identifiers seen ``min_count`` times or more and the classes."""
     values = [v for function in train for v in function.values if v is not None]
     words = (word for v in values if not v.startswith("<") for word in words_of(v)[-1:])
     return (
@@ -281,10 +290,11 @@ def load_functions(
     num_classes: int = 20,
     min_count: int = 3,
 ) -> FunctionData:
-    """The naming data set: reads, splits by module, and indexes by what the training part holds.
+    """Read the naming data set, split by module and indexed by the training split.
 
-    ``min_count``: how often an identifier must occur to have an index of its own. DataError if a
-    split stays empty.
+    ``root`` and ``limit``: see `read_functions`. ``num_classes``: number of first words to tell
+    apart. ``min_count``: how often an identifier must occur to have an index of its own. DataError
+    if a split stays empty.
     """
     splits: dict[str, list[Function]] = {"train": [], "dev": [], "test": []}
     for function in read_functions(root, limit):
@@ -297,6 +307,6 @@ def load_functions(
             raise DataError(
                 f"no function for the {name} split: {len(train)} functions to train on; "
                 "expected more modules, or a larger limit",
-                hint="a split is drawn by the names of modules: give more of them",
+                hint="modules are assigned to splits by their names: give more of them",
             )
     return FunctionData(graphs["train"], graphs["dev"], graphs["test"], types, names, classes)

@@ -9,7 +9,7 @@ from pathlib import Path
 from cavs.config import require_count
 from cavs.data.graph import Graph
 from cavs.data.source import as_path, data_error, read_lines
-from cavs.data.vocabulary import Vocabulary
+from cavs.data.vocabulary import Vocabulary, check_vocabulary
 from cavs.errors import ConfigError
 
 END = "<eos>"
@@ -18,17 +18,16 @@ END = "<eos>"
 def read_text(
     path: str | os.PathLike[str], max_length: int | None = None, headings: bool = True
 ) -> list[list[str]]:
-    """The tokens of every line that has any, split at blanks, each list ending in ``<eos>``.
+    """Read the tokens of every line that has any, split at blanks; each list ends in ``<eos>``.
 
-    ``max_length``: longer lines are cut into pieces of at most so many tokens (``<eos>``
-    included, at the end of the last piece alone); ``headings=False`` leaves out lines such as
-    ``= Title =``. DataError for a file that is missing, not UTF-8, or
-    without a token.
+    ``max_length``: longer lines are cut into several lists of at most so many tokens, of which the
+    last has the ``<eos>``. ``headings=False`` leaves out lines such as ``= Title =``. DataError for
+    a file that is missing, not UTF-8, or without a token.
     """
     if max_length is not None:
         require_count("max_length", max_length, 2)
     found: list[list[str]] = []
-    words: dict[str, str] = {}  # so that a word of the language is one text, however often it comes
+    words: dict[str, str] = {}  # one object for all equal words
     for line in read_lines(as_path(path)):
         tokens = [words.setdefault(word, word) for word in line.split()]
         if not tokens or (not headings and tokens[0] == "=" and tokens[-1] == "="):
@@ -48,17 +47,26 @@ def read_text(
 
 
 def chains(sentences: Iterable[Sequence[str]], vocabulary: Vocabulary) -> list[Graph]:
-    """Chains with int features ``token`` and ``label``, the token that follows.
+    """Return chains with int features ``token`` and ``label``, the token that follows.
 
-    The first vertex reads ``<eos>`` (the end of what came before) and predicts the first token, so
+    The first vertex reads ``<eos>`` (the end of the text before) and predicts the first token, so
     that every token is predicted once. The vocabulary should hold ``<eos>``.
     """
+    check_vocabulary("vocabulary", vocabulary)
+    if isinstance(sentences, str | bytes) or not isinstance(sentences, Iterable):
+        raise ConfigError(
+            f"sentences are lists of tokens, not {sentences!r:.80}", hint="chains([text.split()])"
+        )
     graphs = []
     for number, tokens in enumerate(sentences):
-        if isinstance(tokens, str):
+        if isinstance(tokens, str | bytes):
             raise ConfigError(
                 f"sentence {number} is a list of tokens, not the text {tokens!r:.80}",
                 hint="text.split() gives its words, list(text) its characters",
+            )
+        if not (hasattr(tokens, "__len__") and hasattr(tokens, "__getitem__")):
+            raise ConfigError(
+                f"sentence {number} is a list of tokens, not {tokens!r:.80}", hint="list(tokens)"
             )
         label = vocabulary.encode(tokens)
         token = vocabulary.encode([END, *tokens[:-1]])
