@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -33,8 +33,12 @@ def join(
     ``graph_features``: of the whole; those of the parts are left out.
     GraphError without a graph, FeatureError for names and rows that the graphs do not have.
     """
-    graphs = list(graphs)
-    if not graphs or not all(isinstance(graph, Graph) for graph in graphs):
+    graphs = list(graphs) if isinstance(graphs, Iterable) else graphs
+    if (
+        not isinstance(graphs, list)
+        or not graphs
+        or not all(isinstance(graph, Graph) for graph in graphs)
+    ):
         raise GraphError(
             f"graphs to join are needed, not {graphs!r:.80}",
             hint="Graph.join([graph, ...]) takes a list of one or more cavs.Graph",

@@ -53,7 +53,7 @@ def as_text(text: str, where: str, needed: str, hint: str = "") -> str:
 
 def as_items(items: Iterable[T], item_type: type[T], needed: str, hint: str) -> list[T]:
     """Return a list of what a caller passed; DataError unless each item is an ``item_type``."""
-    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+    if isinstance(items, str | bytes | bytearray) or not isinstance(items, Iterable):
         raise DataError(f"{items!r:.80} is no list; expected {needed}", hint=hint)
     found = list(items)
     for number, item in enumerate(found):

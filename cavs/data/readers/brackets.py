@@ -79,7 +79,9 @@ def from_brackets(
         raise graph_error(
             name,
             f"from_brackets takes a text or a tree of parse_brackets, not {source!r:.80}",
-            hint="decode bytes first: source.decode()" if isinstance(source, bytes) else "",
+            hint="decode bytes first: source.decode()"
+            if isinstance(source, bytes)
+            else "parse_brackets(text) and read_ptb(path) return trees",
         )
     name = name or source.name
     features = {}

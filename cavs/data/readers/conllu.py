@@ -93,7 +93,7 @@ def parse_conllu(
 
 def _lines(lines: str | Iterable[str], path: Path) -> Iterator[str]:
     """Yield the lines of a text or a list, without their ends and without a byte-order mark."""
-    if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
+    if isinstance(lines, str | bytes | bytearray) or not isinstance(lines, Iterable):
         lines = split_lines(as_text(lines, f"{path}:1", "CoNLL-U, a text or its lines", _FORMAT))
     for number, given in enumerate(lines, 1):
         line = given
@@ -283,7 +283,9 @@ def from_conllu(
         raise graph_error(
             name,
             f"from_conllu takes a text or a Sentence of parse_conllu, not {source!r:.80}",
-            hint="decode bytes first: source.decode()" if isinstance(source, bytes) else "",
+            hint="decode bytes first: source.decode()"
+            if isinstance(source, bytes)
+            else "parse_conllu(text) and read_conllu(path) return sentences",
         )
     where = f"{name or '<text>'}: word"
     features, edge_features = {}, {}

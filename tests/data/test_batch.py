@@ -2,13 +2,13 @@ import pickle
 
 import numpy as np
 import pytest
-from dags import child_lists
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cavs.data import FeatureSpec, Graph, batch
 from cavs.data.graph import _shared
 from cavs.errors import FeatureError
+from tests.data.dags import child_lists
 
 
 def featured(children, seed):

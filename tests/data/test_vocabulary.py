@@ -1,54 +1,13 @@
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavs.data import Vocabulary, batch, chains, read_text
+from cavs.data import Vocabulary
 from cavs.errors import ConfigError, DataError
-
-DATA = os.environ.get("CAVS_DATA")
-
-
-def test_lines_become_token_lists(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text(" = Title = \n\n a b c d \n e <unk>\n")
-    assert read_text(path) == [
-        ["=", "Title", "=", "<eos>"],
-        ["a", "b", "c", "d", "<eos>"],
-        ["e", "<unk>", "<eos>"],
-    ]
-    assert read_text(path, max_length=2, headings=False) == [
-        ["a", "b"], ["c", "d"], ["<eos>"], ["e", "<unk>"], ["<eos>"],
-    ]  # fmt: skip
-    with pytest.raises(ConfigError, match=r"max_length is 1, but must be .* at least 2"):
-        read_text(path, max_length=1)
-    with pytest.raises(DataError, match="cannot be read"):
-        read_text(tmp_path)
-    path.write_text("\u2028\n", encoding="utf-8")
-    with pytest.raises(DataError, match=":1: no token in the file"):
-        read_text(path)
-
-
-def test_a_text_may_be_read_twice(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("a b a\nb\n")
-    sentences = read_text(path)
-    vocabulary = Vocabulary.build(token for tokens in sentences for token in tokens)
-    assert len(chains(sentences, vocabulary)) == 2
-    assert sentences[0][0] is sentences[0][2] and sentences[0][1] is sentences[1][0]
-
-
-def test_chains_predict_every_token_once():
-    vocabulary = Vocabulary(["<eos>", "a", "b"])
-    graph, other = chains([["a", "b", "<eos>"], ["c"]], vocabulary)
-    assert graph.features["token"].tolist() == [1, 2, 3]
-    assert graph.features["label"].tolist() == [2, 3, 1]
-    assert graph.depth == 3
-    assert other.features["token"].tolist() == [1] and other.features["label"].tolist() == [0]
 
 
 def test_vocabulary_orders_by_count_then_token():
@@ -95,15 +54,6 @@ def test_vocabulary_files(tmp_path):
     path.write_bytes(b'["\xff"]')
     with pytest.raises(DataError, match="no vocabulary"):
         Vocabulary.load(path)
-
-
-@pytest.mark.skipif(not DATA, reason="CAVS_DATA names no folder with texts")
-def test_wikitext():
-    sentences = read_text(Path(DATA, "wikitext2", "valid.txt"), max_length=70)
-    assert 210_000 < sum(map(len, sentences)) < 225_000
-    vocabulary = Vocabulary.build(token for tokens in sentences for token in tokens)
-    graphs = chains(sentences[:200], vocabulary)
-    assert batch(graphs).schedule().num_levels == 70
 
 
 def test_half_of_a_surrogate_pair_is_saved_and_loaded(tmp_path):
@@ -158,4 +108,4 @@ WORDS = Vocabulary(["a", "b"])
 def test_what_is_no_token_and_no_index(call, message):
     with pytest.raises(ConfigError, match=re.compile(message, re.DOTALL)) as caught:
         call()
-    assert caught.value.hint and caught.value.where.startswith("test_texts.py:")
+    assert caught.value.hint and caught.value.where.startswith("test_vocabulary.py:")

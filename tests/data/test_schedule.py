@@ -3,13 +3,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from dags import child_lists, kind_order, naive_numbers, naive_schedule, random_children
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavs import _engine
 from cavs.data import Graph, batch
 from cavs.errors import GraphError
+from tests.data.dags import child_lists, kind_order, naive_numbers, naive_schedule, random_children
 
 
 def schedule_of(graphs, presence=None):

@@ -1,4 +1,4 @@
-"""Graphs of bracketed trees of any kind, and of single sentences in CoNLL-U."""
+"""Bracketed trees of any format, and their graphs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from hypothesis import strategies as st
 
 import cavs
 from cavs import Graph
-from cavs.data import UPOS, Vocabulary, parse_brackets, parse_conllu
+from cavs.data import Vocabulary, parse_brackets, parse_ptb, read_ptb
 from cavs.errors import ConfigError, DataError, GraphError
 
 
 def lists(graph):
     return [graph.children(v).tolist() for v in range(graph.num_vertices)]
-
-
-# ---- brackets ----
 
 
 def test_words_beside_words_are_leaves():
@@ -151,6 +148,122 @@ def test_five_thousand_levels(labelled):
         Graph.from_brackets(text[:-1], labelled=labelled)
 
 
+SEVERAL = "( (S (NP it) (VP works)) (. .) )"
+
+
+def test_several_trees_in_a_bracket_without_a_label():
+    """The hint must not be `labelled=False`, which would make words of the labels."""
+    with pytest.raises(
+        DataError, match="column 26: a second tree in a bracket without a label"
+    ) as e:
+        parse_brackets(SEVERAL)
+    assert "labelled" not in e.value.hint and "(ROOT (S ...) (. .))" in e.value.hint
+    named = parse_brackets("(ROOT" + SEVERAL[1:])
+    [tree] = parse_ptb(SEVERAL)
+    assert named.labels == ["NP", "VP", "S", ".", "ROOT"]
+    assert tree.labels == ["NP", "VP", "S", ".", None]
+    assert named.words == tree.words == ["it", "works", None, ".", None]
+    assert lists(Graph.from_brackets(tree)) == [[], [], [0, 1], [], [2, 3]]
+    graph = Graph.from_brackets(tree, labels=["NP", "VP", "S", "."])
+    assert graph.features["label"].tolist() == [0, 1, 2, 3, -1]
+
+
+@pytest.mark.parametrize("text", ["( (S (NP a)) b )", "(S ((NP a) b))", "((S a) (-LRB- (X c)))"])
+def test_the_hint_for_a_missing_label_where_others_are_there(text):
+    with pytest.raises(DataError) as caught:
+        parse_brackets(text)
+    assert caught.value.hint.startswith("give the bracket a label, such as (ROOT (S ...) (. .))")
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("( (S (NP a)) )\n( (S (NP b)) )", "2: column 1"),
+        ("(S a)\n\n  (S b)", "3: column 3"),
+        ("((a b) c) (d e)", "1: column 11"),
+    ],
+)
+def test_a_second_tree_says_how_to_read_several(text, where):
+    for labelled in (True, False)[text.startswith("((") :]:
+        with pytest.raises(DataError, match=f"^<text>:{where}: a second tree; expected") as caught:
+            parse_brackets(text, labelled=labelled)
+        assert "read_ptb(path)" in caught.value.hint and "parse_ptb(text)" in caught.value.hint
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text():
+    assert parse_brackets("\ufeff(S (A a) (B b))").labels == ["A", "B", "S"]
+    assert parse_brackets("\ufeffa", labelled=False).tokens == ["a"]
+    assert Graph.from_brackets("\ufeff(S a)").num_vertices == 1
+    assert [tree.tokens for tree in parse_ptb("\ufeff(S a) (S b)")] == [["a"], ["b"]]
+    with pytest.raises(DataError, match=r"^<text>:1: column 2: the end of the text"):
+        parse_brackets("\ufeff(")
+
+
+MRG = """
+( (S
+    (NP-SBJ (NNP Mr.) (NNP Vinken))
+    (VP (VBZ is) (-LRB- -LRB-) (NP-PRD (NN chairman)))
+    (. .)) )
+( (NP (NN a))
+  (. .) )
+
+(TOP (FRAG (CD 1\\/2)))
+"""
+
+
+def test_a_file_of_the_treebank(tmp_path):
+    path = tmp_path / "wsj.mrg"
+    for content in (MRG, "\ufeff" + MRG, MRG.replace("\n", "\r\n"), MRG.replace("\n", " ")):
+        path.write_bytes(content.encode())
+        trees = read_ptb(path)
+        assert [tree.tokens for tree in trees] == [
+            ["Mr.", "Vinken", "is", "(", "chairman", "."], ["a", "."], ["1/2"],
+        ]  # fmt: skip
+        assert [tree.labels[-1] for tree in trees] == ["S", None, "TOP"]
+    path.write_text(MRG)
+    assert [tree.name for tree in read_ptb(path)] == ["wsj.mrg:2", "wsj.mrg:6", "wsj.mrg:9"]
+    assert [tree.name for tree in parse_ptb(MRG)] == ["<text>:2", "<text>:6", "<text>:9"]
+    assert read_ptb(path)[0].labels == parse_brackets(MRG[: MRG.index("( (NP")]).labels
+    words = Vocabulary.build(word for tree in read_ptb(path) for word in tree.tokens)
+    graphs = [Graph.from_brackets(tree, vocabulary=words) for tree in read_ptb(path)]
+    assert cavs.batch(graphs).names == ("wsj.mrg:2", "wsj.mrg:6", "wsj.mrg:9")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "(S a)\n(S (NP b)",
+            "2: column 10: 1 open brackets at the end of the tree that begins in line 2",
+        ),
+        ("(S a)\n ) (S b)", r"2: column 2: '\)'; expected '\('"),
+        ("(S a)\nb (S b)", r"2: column 1: 'b'; expected '\('"),
+        ("( (S a)\n b )", "2: column 2: word 'b' in a bracket without a label"),
+        ("(S a)\n((NP (b)))", "2: column 8: '\\)'; expected a word or a tree after the label"),
+        ("(S a)\n( )", "2: column 3: label '\\)'; expected a label after the bracket"),
+        (" \ufeff", "1: column 2"),
+    ],
+)
+def test_malformed_treebanks(tmp_path, text, message):
+    path = tmp_path / "bad.mrg"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=rf"bad\.mrg:{message}") as caught:
+        read_ptb(path)
+    assert caught.value.hint
+    with pytest.raises(DataError, match=f"^<text>:{message}"):
+        parse_ptb(text)
+
+
+def test_no_treebank(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        read_ptb(tmp_path / "none.mrg")
+    (tmp_path / "empty.mrg").write_text("\n")
+    with pytest.raises(DataError, match=r"empty\.mrg:1: the file is empty"):
+        read_ptb(tmp_path / "empty.mrg")
+    with pytest.raises(DataError, match=r"<text>:1: no tree in the text; expected at least one"):
+        parse_ptb("\n")
+
+
 texts = st.sampled_from(["a", "bc", "-LRB-", "\u00a0", "1/2"])
 # A word, or a label (or None) with what its bracket holds.
 trees = st.recursive(
@@ -198,104 +311,18 @@ def unwrapped(tree):
     return parts[0] if len(parts) == 1 and isinstance(tree[1][0], str) else ("", parts)
 
 
+@given(st.lists(trees, min_size=1, max_size=4), st.sampled_from([" ", "\n", "\n\n"]))
+def test_several_trees_are_those_one_by_one(several, blank):
+    texts = [printed(tree, True) for tree in several]
+    found = parse_ptb(blank.join(texts))
+    assert [of_graph(tree) for tree in found] == texts
+    joined = parse_ptb(f"({blank}{blank.join(texts)})")[0]
+    assert joined.words[:-1] == [w for tree in found for w in tree.words] or len(texts) == 1
+    assert of_graph(joined) == (texts[0] if len(texts) == 1 else f"({' '.join(texts)})")
+
+
 @given(trees)
 def test_parsing_then_printing_gives_the_text_without_labels_back(tree):
     found = parse_brackets(printed(tree, False), labelled=False)
     assert found.labels == [None] * len(found.words)
     assert of_graph(found) == printed(unwrapped(tree), False)
-
-
-# ---- CoNLL-U ----
-
-
-def rows(heads, forms=None, deprel=None, upos=None):
-    lines = []
-    for i, head in enumerate(heads):
-        form = forms[i] if forms else f"w{i}"
-        tag, relation = upos[i] if upos else "_", deprel[i] if deprel else "dep"
-        lines.append(f"{i + 1}\t{form}\t_\t{tag}\t_\t_\t{head}\t{relation}\t_\t_")
-    return "\n".join(lines)
-
-
-SENTENCE = "# text = I see it\n" + rows(
-    [2, 0, 2], ["I", "see", "it"], ["nsubj", "root", "obj"], ["PRON", "VERB", "_"]
-)
-
-
-@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\r\n\r\n"])
-def test_a_sentence(end):
-    graph = Graph.from_conllu(SENTENCE.replace("\n", end[:2] if "\r" in end else "\n") + end)
-    assert lists(graph) == [[], [0, 2], []]
-    assert not graph.features and not graph.edge_features and graph.name == ""
-
-
-def test_words_tags_and_relations():
-    [sentence] = parse_conllu([*SENTENCE.split("\n"), ""])
-    for source in (SENTENCE, sentence):
-        graph = Graph.from_conllu(
-            source,
-            vocabulary=Vocabulary(sentence.forms),
-            tags=UPOS,
-            relations=["nsubj", "obj"],  # a root's is on no edge
-            graph_features={"score": 1.5},
-            name="mine",
-        )
-        assert graph.features["token"].tolist() == [1, 2, 3]
-        assert graph.features["label"].tolist() == [UPOS.index("PRON"), UPOS.index("VERB"), -1]
-        assert graph.edge_features["relation"].tolist() == [0, 1]
-        assert graph.graph_features["score"] == 1.5 and graph.name == "mine"
-    assert Graph.from_conllu(sentence).name == "<text>:2"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "^<text>:1: an empty text; expected a sentence in CoNLL-U"),
-        ("# only\n", "^<text>:3: no sentence"),
-        (
-            "1 I see",
-            "^<text>:1: 1 columns between tabs; expected 10: ID FORM(.|\n)*hint: tabs stand",
-        ),
-        (rows([2]), r"^<text>:1: head '2'; expected 0 \(root\) or a word 1\.\.1"),
-        (rows([0, 3, 2]), "^<text>:2: word 2 .* heads itself"),
-        (f"{rows([0])}\n\n{rows([0])}", r"^<text>:3: a second sentence; (.|\n)*hint: parse_conllu"),
-    ],
-)
-def test_malformed_sentences(text, message):
-    with pytest.raises(DataError, match=message):
-        Graph.from_conllu(text)
-    with pytest.raises(DataError, match=message.replace("<text>", "mine")):
-        Graph.from_conllu(text, name="mine")
-
-
-def test_what_of_a_sentence_has_no_number():
-    def fails(message, **options):
-        with pytest.raises(DataError, match=message):
-            Graph.from_conllu(SENTENCE, **options)
-
-    fails("^<text>: word 1 has form 'I'; expected one of see it\n", vocabulary=["see", "it"])
-    fails("^<text>: word 2 has part of speech 'VERB'; expected one of PRON\n", tags=["PRON"])
-    fails("^a: word 3 has relation 'obj'; expected", relations={"nsubj": 0}, name="a")
-    with pytest.raises(GraphError, match="takes a text or a Sentence of parse_conllu, not 3"):
-        Graph.from_conllu(3)
-
-
-@given(st.data(), st.integers(1, 12))
-def test_a_sentence_written_out_gives_its_graph_back(data, n):
-    order = data.draw(st.permutations(range(n)))
-    heads = [0] * n
-    for place, word in enumerate(order):  # a head comes before its word in `order`
-        heads[word] = 1 + order[data.draw(st.integers(0, place - 1))] if place else 0
-    labels = [f"r{i}" for i in range(n)]
-    graph = Graph.from_conllu(
-        rows(heads, deprel=labels), vocabulary=lambda form: int(form[1:]), relations=labels
-    )
-    assert graph.features["token"].tolist() == list(range(n))
-    relation = graph.edge_features["relation"].tolist() if n > 1 else []
-    children = [c for kids in lists(graph) for c in kids]
-    assert relation == children  # each edge has the relation of its dependent
-    assert lists(graph) == [[w for w in range(n) if heads[w] == v + 1] for v in range(n)]
-
-
-def test_a_chain_of_five_thousand_words():
-    assert Graph.from_conllu(rows(range(5000))).depth == 5000

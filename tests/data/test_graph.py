@@ -3,11 +3,11 @@ import pickle
 import networkx as nx
 import numpy as np
 import pytest
-from dags import child_lists, naive_levels
 from hypothesis import given
 
 from cavs.data import AST_TYPES, Graph, batch
 from cavs.errors import FeatureError, GraphError
+from tests.data.dags import child_lists, naive_levels
 
 
 def lists(graph):
