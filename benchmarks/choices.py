@@ -26,12 +26,12 @@ from benchmarks.harness import markdown, write_report
 from benchmarks.links import refusal
 from benchmarks.places import GridParser
 from cavs.distributed import world
-from cavs.distributed.builders import REGISTRY
-from cavs.distributed.communicator import SingleCommunicator
-from cavs.distributed.cost import CANDIDATES, Compute, calibrate, simulate
-from cavs.distributed.hosts import cluster_of, hosts_of
-from cavs.distributed.launch import command_of, find_mpirun
+from cavs.distributed.comm import SingleCommunicator
+from cavs.distributed.launch.launcher import command_of, find_mpirun
+from cavs.distributed.planning.builders import REGISTRY
+from cavs.distributed.planning.cost import CANDIDATES, Compute, calibrate, simulate
 from cavs.distributed.strategy import in_order
+from cavs.distributed.strategy.hosts import cluster_of, hosts_of
 from cavs.distributed.strategy.measure import measured_variables
 
 SLOWER = 0.1  # that auto may be

@@ -1,8 +1,8 @@
 """Simulated steps of strategies: on the clusters of AutoDist, and on up to 1,024 workers.
 
 Clusters and models are those of Zhang 2020, Tables 7.2 and 7.3, and a Tree-LSTM. Nothing is
-measured: times are those of the simulation in `cavs.distributed.cost`. On every cluster what `auto`
-takes is held against every builder, with options too that it does not choose from.
+measured: times are those of the simulation in `cavs.distributed.planning.cost`. On every cluster
+what `auto` takes is held against every builder, with options too that it does not choose from.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from benchmarks.bounds import Row, judged, missed, verdict
-from cavs.distributed.builders import REGISTRY, build
-from cavs.distributed.cost import CANDIDATES, Compute, compare, make_strategy, simulate
-from cavs.distributed.resources import GIGABIT, Network, Node, ResourceSpec
+from cavs.distributed.cluster.resources import GIGABIT, Network, Node, ResourceSpec
+from cavs.distributed.planning.builders import REGISTRY, build
+from cavs.distributed.planning.cost import CANDIDATES, Compute, compare, make_strategy, simulate
 from cavs.distributed.strategy import Strategy, Variable
 
 # GPUs and Gbit/s of every node; one connection between AWS nodes reaches 10 Gbit/s.

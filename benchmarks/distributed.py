@@ -32,11 +32,11 @@ from benchmarks.places import GridParser
 from benchmarks.samples import ROOT
 from cavs.cli.registry import find
 from cavs.distributed import Trainer, world
-from cavs.distributed.communicator import SingleCommunicator
-from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.launch import command_of, find_mpirun
-from cavs.distributed.run import StepReport
-from cavs.distributed.shards import shard
+from cavs.distributed.balance.shards import shard
+from cavs.distributed.comm import SingleCommunicator
+from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.launch.launcher import command_of, find_mpirun
+from cavs.distributed.step.run import StepReport
 
 ALONE = "alone"
 LATE = ", late"

@@ -31,8 +31,8 @@ from benchmarks.places import GridParser
 from benchmarks.samples import ROOT
 from benchmarks.sentiment import Sentiment, trees
 from cavs.distributed import Trainer
-from cavs.distributed.communicator import MPICommunicator
-from cavs.distributed.launch import command_of, find_mpirun
+from cavs.distributed.comm import MPICommunicator
+from cavs.distributed.launch.launcher import command_of, find_mpirun
 from cavs.train.checkpoint import read_checkpoint
 
 GRAPHS, BATCH = 96, 12

@@ -30,16 +30,16 @@ from benchmarks.harness import markdown, write_report
 from benchmarks.places import GridParser
 from benchmarks.sentiment import Sentiment, treebank, trees
 from cavs.distributed import Trainer
-from cavs.distributed.builders import REGISTRY, build
-from cavs.distributed.communicator import MPICommunicator
-from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.cost import Load, bytes_by_rank
-from cavs.distributed.launch import command_of, find_mpirun
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import MPICommunicator
+from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.launch.launcher import command_of, find_mpirun
+from cavs.distributed.planning.builders import REGISTRY, build
+from cavs.distributed.planning.cost import Load, bytes_by_rank
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, variables_of
 from cavs.distributed.strategy.measure import measured_variables
 from cavs.distributed.strategy.verify import problems
-from cavs.distributed.synchronisers import FactorBroadcast
+from cavs.distributed.sync import FactorBroadcast
 
 # Each builder of the registry, and options that make it send something else.
 VARIANTS = (

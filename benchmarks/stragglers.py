@@ -43,9 +43,9 @@ from cavs.distributed.balance import (
     SpeedBalancer,
     StructureBalancer,
 )
-from cavs.distributed.launch import command_of, find_mpirun
-from cavs.distributed.run import Run
-from cavs.distributed.shards import contiguous, shard
+from cavs.distributed.balance.shards import contiguous, shard
+from cavs.distributed.launch.launcher import command_of, find_mpirun
+from cavs.distributed.step.run import Run
 
 CASES = ("skewed", "slowed")
 PAIRS = "pairs"  # Algorithm 2 of LB-BSP, which predicts no speed

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from cavs.distributed import Trainer, contiguous
-from cavs.distributed.agreement import is_agreed
 from cavs.distributed.balance import (
     NARX,
     PREDICTORS,
@@ -18,10 +17,11 @@ from cavs.distributed.balance import (
     SpeedBalancer,
     StructureBalancer,
 )
-from cavs.distributed.communicator import Communicator, LostPeerError
-from cavs.distributed.resources import load_resources
-from cavs.distributed.shards import Split
-from cavs.distributed.watch import is_watched
+from cavs.distributed.balance.shards import Split
+from cavs.distributed.cluster.resources import load_resources
+from cavs.distributed.comm import Communicator, LostPeerError
+from cavs.distributed.comm.agreement import is_agreed
+from cavs.distributed.comm.launcher_pipe import is_watched
 from cavs.errors import CavsError
 from cavs.train.fit import OnEvent
 from cavs.train.log import JsonLines

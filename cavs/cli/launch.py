@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cavs.cli import options, strategy
-from cavs.distributed.communicator.started import started
-from cavs.distributed.launch import launch
+from cavs.distributed.comm.started import started
+from cavs.distributed.launch.launcher import launch
 from cavs.errors import ConfigError
 
 _ALONE = (

@@ -11,7 +11,7 @@ from typing import Any
 from cavs.cli.registry import Entry, Task, find, names, summary
 from cavs.config import MAX_THREADS
 from cavs.distributed.balance import PREDICTORS
-from cavs.distributed.devices import COLLECTIVES
+from cavs.distributed.step.devices import COLLECTIVES
 from cavs.errors import CheckpointError, ConfigError
 from cavs.runtime.precision import PRECISIONS
 from cavs.runtime.recurrence import CUDNN

@@ -11,8 +11,9 @@ from typing import Any
 from cavs.cli import measure, options
 from cavs.cli.registry import Entry
 from cavs.data import GraphBatch, batch
-from cavs.distributed.builders import REGISTRY
-from cavs.distributed.cost import (
+from cavs.distributed.cluster.resources import ResourceSpec, load_resources
+from cavs.distributed.planning.builders import REGISTRY
+from cavs.distributed.planning.cost import (
     CANDIDATES,
     Candidate,
     Compute,
@@ -23,7 +24,6 @@ from cavs.distributed.cost import (
     predict,
     simulate,
 )
-from cavs.distributed.resources import ResourceSpec, load_resources
 from cavs.distributed.strategy import (
     AllReduce,
     NodeConfig,

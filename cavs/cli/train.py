@@ -17,8 +17,8 @@ from cavs.cli.overwrite import overwriting
 from cavs.cli.registry import Entry, Task
 from cavs.distributed import Trainer as DistributedTrainer
 from cavs.distributed import world
-from cavs.distributed.communicator import Communicator
-from cavs.distributed.launch import take_stop_signal
+from cavs.distributed.comm import Communicator
+from cavs.distributed.launch.launcher import take_stop_signal
 from cavs.errors import CheckpointError, ConfigError, DataError
 from cavs.train import DataLoader, Trainer
 from cavs.train.checkpoint import read_checkpoint

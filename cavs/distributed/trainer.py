@@ -16,22 +16,22 @@ from numpy.typing import NDArray
 
 from cavs.config import require
 from cavs.cuda.device import Device
-from cavs.distributed.agreement import Agreement, agreed, is_agreed, may_save
-from cavs.distributed.choice import number_of_replicas, possible_variables
-from cavs.distributed.communicator.protocol import Communicator
-from cavs.distributed.communicator.ulfm import check_survivable
-from cavs.distributed.communicator.world import ranks_of
-from cavs.distributed.devices import device_of_rank
-from cavs.distributed.hosts import fits
-from cavs.distributed.keeper import tell
-from cavs.distributed.resources import ResourceSpec
-from cavs.distributed.run import StepReport
-from cavs.distributed.session import DistributedSession
-from cavs.distributed.shards import Collate, Division, Split, collate_of, contiguous
-from cavs.distributed.start import alike, compared, same_loader, start
+from cavs.distributed.balance.shards import Collate, Division, Split, collate_of, contiguous
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm.agreement import Agreement, agreed, is_agreed, may_save
+from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.launcher_pipe import report
+from cavs.distributed.comm.mpi.fault_tolerance import check_survivable
+from cavs.distributed.comm.world import ranks_of
+from cavs.distributed.elastic.handshake import alike, compared, same_loader, start
+from cavs.distributed.elastic.survivors import Survivors
+from cavs.distributed.planning.choice import number_of_replicas, possible_variables
+from cavs.distributed.step.devices import device_of_rank
+from cavs.distributed.step.run import StepReport
+from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.strategy import Strategy
+from cavs.distributed.strategy.hosts import fits
 from cavs.distributed.strategy.verify import verify, verify_optimizer
-from cavs.distributed.survivors import Survivors
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.frontend.model import Model
 from cavs.runtime import Session
@@ -404,7 +404,7 @@ class Trainer(LocalTrainer):
 
     def _tell_saved(self, path: str | os.PathLike[str]) -> None:
         if self.communicator.rank == 0:
-            tell("saved", str(path), self.steps)
+            report("saved", str(path), self.steps)
 
     def _save(
         self, path: str | os.PathLike[str], progress: Mapping[str, Any] | None, states: bool

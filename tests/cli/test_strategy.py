@@ -12,9 +12,9 @@ import cavs
 from cavs import nn, ops
 from cavs.cli import main
 from cavs.cli.measure import measured
-from cavs.distributed.agreement import is_agreed
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.resources import ResourceSpec, load_resources
+from cavs.distributed.cluster.resources import ResourceSpec, load_resources
+from cavs.distributed.comm import run_threads
+from cavs.distributed.comm.agreement import is_agreed
 from cavs.distributed.strategy import load
 from cavs.distributed.strategy.measure import measured_variables
 from cavs.errors import CavsError, CommunicationError, ConfigError

@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import pytest
 
-from cavs.distributed.communicator import (
+from cavs.distributed.comm import (
     DeviceArray,
     NCCLCommunicator,
     SingleCommunicator,

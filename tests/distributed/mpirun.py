@@ -28,7 +28,7 @@ needs_mpi = [
 def run_ranks(size, module, function, *arguments, env=None, timeout=60, check=True, elastic=False):
     """`module.function(communicator, *arguments)` on `size` ranks; what rank 0 returns, or the
     finished process if `check` is off."""
-    from cavs.distributed.launch import SESSIONS, command_of, find_mpirun
+    from cavs.distributed.launch.launcher import SESSIONS, command_of, find_mpirun
 
     text = json.dumps(arguments)
     command = command_of(find_mpirun(), size, [str(HERE), module, function, text], elastic=elastic)
@@ -50,7 +50,7 @@ def run_ranks(size, module, function, *arguments, env=None, timeout=60, check=Tr
 
 
 def main():
-    from cavs.distributed.communicator import MPICommunicator
+    from cavs.distributed.comm import MPICommunicator
 
     module, function, text = sys.argv[1:]
     communicator = MPICommunicator(timeout=patience(30))

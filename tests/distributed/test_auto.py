@@ -9,11 +9,12 @@ import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.distributed import Trainer, choice
-from cavs.distributed.builders import REGISTRY
-from cavs.distributed.communicator import ThreadCommunicator, run_threads
-from cavs.distributed.cost import CANDIDATES
-from cavs.distributed.resources import Network
+from cavs.distributed import Trainer
+from cavs.distributed.cluster.resources import Network
+from cavs.distributed.comm import ThreadCommunicator, run_threads
+from cavs.distributed.planning import choice
+from cavs.distributed.planning.builders import REGISTRY
+from cavs.distributed.planning.cost import CANDIDATES
 from tests.distributed.test_roles import hosts
 from tests.distributed.test_trainer import trees
 

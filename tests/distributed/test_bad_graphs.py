@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import Trainer, snapshot
+from cavs.distributed import Trainer
 from cavs.distributed.balance import StructureBalancer
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.resources import ResourceSpec
-from cavs.distributed.shards import contiguous
+from cavs.distributed.balance.shards import contiguous
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import run_threads
+from cavs.distributed.elastic import snapshot
 from cavs.errors import CavsError, CommunicationError, DeviceError, FeatureError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.test_faults import outcomes, trainer

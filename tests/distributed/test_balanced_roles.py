@@ -10,8 +10,8 @@ import pytest
 import cavs
 from cavs.distributed import by_counts
 from cavs.distributed.balance import CostModel, SpeedBalancer, StructureBalancer
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import run_threads
 from tests.distributed.mpirun import needs_mpi
 from tests.distributed.test_faults import loader
 from tests.distributed.test_ranks import TOY, cavs_command

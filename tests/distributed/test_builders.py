@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavs.distributed import builders
-from cavs.distributed.builders import REGISTRY, build, factors_pay, find
-from cavs.distributed.builders.rules import smallest_divisor, smallest_non_divisor
-from cavs.distributed.resources import Node, ResourceSpec
+from cavs.distributed.cluster.resources import Node, ResourceSpec
+from cavs.distributed.planning import builders
+from cavs.distributed.planning.builders import REGISTRY, build, factors_pay, find
+from cavs.distributed.planning.builders.rules import smallest_divisor, smallest_non_divisor
 from cavs.distributed.strategy import (
     AllReduce,
     ParameterServer,
@@ -323,7 +323,7 @@ def test_a_model_without_parameters():
 
 MINE = """
 from dataclasses import dataclass
-from cavs.distributed.builders import Builder, build
+from cavs.distributed.planning.builders import Builder, build
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(Builder):
@@ -365,7 +365,7 @@ def test_a_builder_of_ones_own(tmp_path):
 
 
 BROKEN = """
-from cavs.distributed.builders import Builder
+from cavs.distributed.planning.builders import Builder
 
 class Unfinished(Builder):
     pass

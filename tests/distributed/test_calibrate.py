@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from cavs.distributed.cost import calibrate, cards
-from cavs.distributed.resources import Network
+from cavs.distributed.cluster.resources import Network
+from cavs.distributed.planning.cost import calibrate, cards
 from cavs.errors import ConfigError
 from tests.patience import patience
 

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from benchmarks.clusters import MODELS, TABLE, cluster, vgg16
-from cavs.distributed.builders import REGISTRY, build
-from cavs.distributed.cost import (
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.planning.builders import REGISTRY, build
+from cavs.distributed.planning.cost import (
     CANDIDATES,
     Compute,
     compare,
@@ -14,7 +15,6 @@ from cavs.distributed.cost import (
     predict,
     simulate,
 )
-from cavs.distributed.resources import ResourceSpec
 from cavs.distributed.strategy import Variable, in_order, save
 from cavs.errors import ConfigError
 from tests.distributed.test_cost import B, E, W, flat_network

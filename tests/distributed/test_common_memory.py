@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed.communicator import SingleCommunicator, collectives, run_threads
-from cavs.distributed.communicator.common_memory import Common, map_common
+from cavs.distributed.comm import SingleCommunicator, collectives, run_threads
+from cavs.distributed.comm.common_memory import Common, map_common
 from tests.distributed.test_survivors import fit, survive
 from tests.distributed.test_trainer import assert_equal, train_alone, train_together
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavs.distributed.communicator import SingleCommunicator, ThreadCommunicator, run_threads
-from cavs.distributed.communicator.collectives import SMALL
-from cavs.distributed.communicator.parts import bounds, even_counts
+from cavs.distributed.comm import SingleCommunicator, ThreadCommunicator, run_threads
+from cavs.distributed.comm.checks import bounds, even_counts
+from cavs.distributed.comm.collectives import SMALL
 from cavs.errors import CommunicationError, ConfigError
 from tests.cuda.nccl_threads import device_ranks
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavs.distributed.compressors import (
+from cavs.distributed.compression import (
     BFloat16,
     ErrorFeedback,
     Float16,
@@ -20,7 +20,7 @@ from cavs.distributed.compressors import (
     parse,
     run,
 )
-from cavs.distributed.compressors.powersgd import orthonormal
+from cavs.distributed.compression.powersgd import orthonormal
 from cavs.errors import ConfigError
 
 LOSSY = [

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.clusters import cluster, nodes, vgg16
-from cavs.distributed.builders import REGISTRY, build
-from cavs.distributed.cost import (
+from cavs.distributed.cluster.resources import Network, Node, ResourceSpec
+from cavs.distributed.planning.builders import REGISTRY, build
+from cavs.distributed.planning.cost import (
     FEATURES,
     Compute,
     Load,
@@ -22,8 +23,7 @@ from cavs.distributed.cost import (
     sent_bytes,
     simulate,
 )
-from cavs.distributed.cost.plan import HEADER_BYTES, INDEX_BYTES, SMALL
-from cavs.distributed.resources import Network, Node, ResourceSpec
+from cavs.distributed.planning.cost.plan import HEADER_BYTES, INDEX_BYTES, SMALL
 from cavs.distributed.strategy import Variable, by_gradient, in_order
 from cavs.errors import ConfigError
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from cavs.distributed.communicator import LostPeerError
+from cavs.distributed.comm import LostPeerError
 from tests.distributed.mpirun import needs_mpi, run_ranks
 
 pytestmark = needs_mpi

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import cavs
 from cavs.distributed import Trainer
-from cavs.distributed.communicator import run_threads
+from cavs.distributed.comm import run_threads
 from cavs.distributed.strategy.partition import Shard
-from cavs.distributed.synchronisers import Piece, part_of
-from cavs.distributed.synchronisers.exchange import wait_parts
-from cavs.distributed.synchronisers.on_device import KeptPiece
-from cavs.distributed.synchronisers.servers import DenseServers, SparseServers
-from cavs.distributed.synchronisers.stale import StaleServers
+from cavs.distributed.sync import Piece, part_of
+from cavs.distributed.sync.exchange import wait_parts
+from cavs.distributed.sync.on_device import KeptPiece
+from cavs.distributed.sync.parameter_server import DenseServers, SparseServers
+from cavs.distributed.sync.stale_server import StaleServers
 from tests.distributed.test_trainer import BATCHES, Tree
 
 

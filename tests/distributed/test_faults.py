@@ -8,12 +8,12 @@ import pytest
 import cavs
 from cavs import ops
 from cavs.distributed import Trainer
-from cavs.distributed.agreement import Agreement, is_agreed
 from cavs.distributed.balance import SpeedBalancer, StructureBalancer
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.resources import ResourceSpec
-from cavs.distributed.shards import contiguous
+from cavs.distributed.balance.shards import contiguous
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import run_threads
+from cavs.distributed.comm.agreement import Agreement, is_agreed
+from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import variables_of
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
 from cavs.train.claim import Claim
@@ -114,7 +114,7 @@ def test_another_model_or_code_is_refused(monkeypatch):
 
     for error in outcomes(2, work):
         assert "model: rank 0 has Tree, rank 1 has" in str(error)
-    from cavs.distributed import digest
+    from cavs.distributed.step import digest
 
     monkeypatch.setattr(digest, "code_digest", lambda: str(np.random.default_rng().random()))
     for error in outcomes(2, lambda c: trainer(c).begin()):

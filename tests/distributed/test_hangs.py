@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from cavs.distributed.communicator import LostPeerError, SingleCommunicator, run_threads
-from cavs.distributed.communicator.waits import Wait, find, nothing
+from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads
+from cavs.distributed.comm.hang_detection import Wait, find, nothing
 from cavs.errors import CommunicationError
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.test_faults import outcomes

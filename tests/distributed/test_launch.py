@@ -11,14 +11,14 @@ import pytest
 
 from cavs.cli import launch as cli_launch
 from cavs.cli import main
-from cavs.distributed import launch
+from cavs.distributed.launch import launcher
 from cavs.errors import ConfigError, DeviceError
 from tests.distributed.mpirun import needs_mpi
 from tests.patience import patience
 
 PROGRAM = """
 import os, sys, time
-from cavs.distributed.launch import take_stop_signal
+from cavs.distributed.launch.launcher import take_stop_signal
 take_stop_signal()
 from pathlib import Path
 rank = os.environ["OMPI_COMM_WORLD_RANK"]
@@ -43,19 +43,19 @@ world(300).barrier()
 def test_options_of_open_mpi_are_given_to_open_mpi_alone(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     cores = len(os.sched_getaffinity(0))
-    ours = launch.Launcher("/bin/mpirun", True, True)
-    command = launch.command_of(ours, cores + 1, ["train", "x"], elastic=True)
+    ours = launcher.Launcher("/bin/mpirun", True, True)
+    command = launcher.command_of(ours, cores + 1, ["train", "x"], elastic=True)
     assert command[:3] == ["/bin/mpirun", "-n", str(cores + 1)]
     assert command[-5:] == [sys.executable, "-m", "cavs.cli", "train", "x"]
     text = " ".join(command)
     for part in ("--allow-run-as-root", "--map-by :OVERSUBSCRIBE", "--with-ft ulfm"):
         assert part in text
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    plain = launch.command_of(ours, 1, ["a.py", "b"])
+    plain = launcher.command_of(ours, 1, ["a.py", "b"])
     assert "--allow-run-as-root" not in plain and ":OVERSUBSCRIBE" not in plain
     assert plain[-3:] == [sys.executable, "a.py", "b"]
-    other = launch.Launcher("/bin/mpirun", False, False)
-    assert launch.command_of(other, 9, ["a.py"]) == [
+    other = launcher.Launcher("/bin/mpirun", False, False)
+    assert launcher.command_of(other, 9, ["a.py"]) == [
         "/bin/mpirun",
         "-n",
         "9",
@@ -63,34 +63,34 @@ def test_options_of_open_mpi_are_given_to_open_mpi_alone(monkeypatch):
         "a.py",
     ]
     with pytest.raises(DeviceError, match="is not Open MPI's"):
-        launch.command_of(other, 2, ["a.py"], elastic=True)
+        launcher.command_of(other, 2, ["a.py"], elastic=True)
     with pytest.raises(ConfigError, match="nothing to launch"):
-        launch.command_of(ours, 2, [])
+        launcher.command_of(ours, 2, [])
 
 
 def test_no_mpirun_is_a_clear_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(launch.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(launcher.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
         DeviceError, match=r'there is no mpirun\n(.|\n)*  hint: pip install "cavs\[mpi'
     ):
-        launch.find_mpirun()
+        launcher.find_mpirun()
     broken = tmp_path / "mpirun"
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
     with pytest.raises(DeviceError, match=r"mpirun --version fails: .*exit status 3"):
-        launch.find_mpirun()
+        launcher.find_mpirun()
 
 
 def test_ranks_of_the_wheels_mpirun_start_without_a_look_at_fabrics(monkeypatch, tmp_path):
     """Unless somebody has settings of their own."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(launch.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(launcher.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.delenv("OMPI_MCA_btl", raising=False)
 
     def setting(path=tmp_path / "mpirun"):
-        found = launch.environment_of(
-            launch.Launcher(str(path), True, True), 2, threads=1, elastic=False
+        found = launcher.environment_of(
+            launcher.Launcher(str(path), True, True), 2, threads=1, elastic=False
         )
         return found.get("OMPI_MCA_btl")
 
@@ -106,10 +106,10 @@ def test_ranks_of_the_wheels_mpirun_start_without_a_look_at_fabrics(monkeypatch,
 
 def test_threads_that_are_asked_for_are_those_of_the_ranks(monkeypatch):
     """Whatever the environment says; else what it says, and one."""
-    launcher = launch.Launcher("/bin/mpirun", True, True)
+    mpirun = launcher.Launcher("/bin/mpirun", True, True)
 
     def found(threads):
-        environment = launch.environment_of(launcher, 2, threads=threads, elastic=False)
+        environment = launcher.environment_of(mpirun, 2, threads=threads, elastic=False)
         return environment["CAVS_NUM_THREADS"]
 
     monkeypatch.setenv("CAVS_NUM_THREADS", "7")
@@ -139,17 +139,18 @@ def fake_mpirun(monkeypatch, tmp_path):
         path = tmp_path / "mpirun"
         path.write_text(FAKE + text)
         path.chmod(0o755)
-        monkeypatch.setattr(launch, "find_mpirun", lambda: launch.Launcher(str(path), True, True))
+        fake = launcher.Launcher(str(path), True, True)
+        monkeypatch.setattr(launcher, "find_mpirun", lambda: fake)
 
     return make
 
 
 def test_no_rank_waits_for_one_that_died_before_the_start(fake_mpirun, monkeypatch):
     """Not with --elastic either: from MPI_Init they come out together or not at all."""
-    monkeypatch.setattr(launch, "_FAREWELL", 0.0)
+    monkeypatch.setattr(launcher, "_FAREWELL", 0.0)
     fake_mpirun("""say '[0, "in", "MPI_Init", 300]'; say '[1, "ended", 3]'; exec sleep 20""")
     said = []
-    assert launch.launch(2, ["train"], elastic=True, say=said.append) == 3
+    assert launcher.launch(2, ["train"], elastic=True, say=said.append) == 3
     early = "rank 1 of 2 ended with status 3 before it came to MPI_Init, and the others stopped"
     assert early in " ".join(said)
 
@@ -170,7 +171,7 @@ def test_ranks_and_launcher_are_elastic_together(
     told = tmp_path / "told"
     fake_mpirun(f'echo "$CAVS_ELASTIC" "$@" > {told}; say \'[1, "ended", -9]\'')
     said = []
-    assert launch.launch(2, arguments, say=said.append) == 128 + 9
+    assert launcher.launch(2, arguments, say=said.append) == 128 + 9
     assert told.read_text().startswith("1 " if asked else " ")
     assert ("async_mpi_finalize" in told.read_text()) == asked
 
@@ -222,13 +223,13 @@ class TestRanks:
 
     def test_what_a_killed_mpirun_left_is_in_nobodys_way(self, tmp_path, monkeypatch):
         """Numbers of processes come again: soon in a container, one day everywhere."""
-        found, left = launch.find_mpirun(), tmp_path / "mpirun"
+        found, left = launcher.find_mpirun(), tmp_path / "mpirun"
         left.write_text(LEFT.format(path=found.path))
         left.chmod(0o755)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
-        monkeypatch.setattr(launch, "find_mpirun", lambda: replace(found, path=str(left)))
-        monkeypatch.setattr(launch, "_STARTS", 1)
-        assert launch.launch(2, ["info"], say=lambda text: None) == 0
+        monkeypatch.setattr(launcher, "find_mpirun", lambda: replace(found, path=str(left)))
+        monkeypatch.setattr(launcher, "_STARTS", 1)
+        assert launcher.launch(2, ["info"], say=lambda text: None) == 0
         assert list(tmp_path.glob("ompi.*/pmix.vm.tool"))
 
     def test_ctrl_c_reaches_the_ranks_and_their_status_comes_back(self, tmp_path):
@@ -258,7 +259,7 @@ class TestRanks:
         program, said = tmp_path / "early.py", []
         program.write_text(EARLY)
         begun = time.monotonic()
-        status = launch.launch(2, [str(program)], elastic=elastic, say=said.append)
+        status = launcher.launch(2, [str(program)], elastic=elastic, say=said.append)
         assert status == 3 and time.monotonic() - begun < patience(60)  # it would wait 300 s
         early = "rank 1 of 2 ended with status 3 before it came to MPI_Init, and the others stopped"
         assert early in said[-1]

@@ -5,7 +5,7 @@ import time
 import pytest
 
 import cavs
-from cavs.distributed.agreement import Agreement, may_save
+from cavs.distributed.comm.agreement import Agreement, may_save
 from cavs.errors import CommunicationError
 from tests.distributed.mpirun import ROOT, needs_mpi
 from tests.distributed.test_faults import outcomes, trainer

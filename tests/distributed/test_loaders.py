@@ -6,8 +6,8 @@ import pytest
 import cavs
 from cavs.data import GraphBatch, batch
 from cavs.distributed import Trainer
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.shards import by_counts, contiguous
+from cavs.distributed.balance.shards import by_counts, contiguous
+from cavs.distributed.comm import run_threads
 from cavs.errors import CavsError
 from tests.distributed.test_faults import trainer
 from tests.distributed.test_trainer import Tree, trees

@@ -6,7 +6,7 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.distributed import Trainer
-from cavs.distributed.communicator import run_threads
+from cavs.distributed.comm import run_threads
 from cavs.train.checkpoint import read_checkpoint
 
 VECTORS, WORDS = {"way": [[0.5, 1.0], [2.0, -1.0]]}, {"way": [1, 2]}

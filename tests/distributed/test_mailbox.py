@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavs.distributed.communicator import SingleCommunicator, mpi_mailbox, run_threads
-from cavs.distributed.communicator.mailbox import as_text, decode, encode, letter_bytes
+from cavs.distributed.comm import SingleCommunicator, run_threads
+from cavs.distributed.comm.mailbox import as_text, decode, encode, letter_bytes
+from cavs.distributed.comm.mpi import mailbox as mpi_mailbox
 from cavs.errors import CommunicationError
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.patience import patience

@@ -4,9 +4,9 @@ import pytest
 
 import cavs
 from benchmarks import matrix
-from cavs.distributed.builders import REGISTRY, build
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import run_threads
+from cavs.distributed.planning.builders import REGISTRY, build
 from cavs.distributed.strategy import variables_of
 from cavs.runtime import session
 from tests.compiled_once import compile_once

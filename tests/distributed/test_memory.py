@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.compressors import flatten, parse, share_of, unflatten
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import run_threads
+from cavs.distributed.compression import flatten, parse, share_of, unflatten
+from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import variables_of
-from cavs.distributed.synchronisers import CompressedAllReduce
+from cavs.distributed.sync import CompressedAllReduce
 from cavs.errors import CheckpointError
 from cavs.train.checkpoint import read_checkpoint, save_checkpoint
 from tests.distributed.test_faults import loader

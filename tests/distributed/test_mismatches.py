@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cavs.distributed.communicator import SingleCommunicator, run_threads
+from cavs.distributed.comm import SingleCommunicator, run_threads
 from cavs.errors import CommunicationError, ConfigError
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.patience import patience

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cavs.distributed.communicator import SingleCommunicator, mpi, nccl_group, world
-from cavs.distributed.communicator.started import started
+from cavs.distributed.comm import SingleCommunicator, world
+from cavs.distributed.comm.mpi import communicator as mpi
+from cavs.distributed.comm.nccl.group import load_nccl
+from cavs.distributed.comm.started import started
 from cavs.errors import CommunicationError, DeviceError
 from tests.distributed.mpirun import ROOT, needs_mpi, run_ranks
 from tests.patience import patience
@@ -164,7 +166,7 @@ def test_every_rank_says_that_its_mpi_is_too_old(version, library, found, tmp_pa
 def test_a_process_alone_leaves_no_memory_behind():
     """And what it starts may have some."""
     code = (
-        "from cavs.distributed.communicator import MPICommunicator; import os, numpy as np\n"
+        "from cavs.distributed.comm import MPICommunicator; import os, numpy as np\n"
         "c = MPICommunicator(); array = np.ones(3); c.all_reduce(array)\n"
         "print(c.size, array.sum(), [name for name in os.environ if name == 'OMPI_MCA_btl'])\n"
         "print([line for line in open('/proc/self/maps') if '_segment.' in line])"
@@ -182,7 +184,7 @@ def test_a_process_alone_leaves_no_memory_behind():
 
 
 def test_a_foreign_mpirun_is_a_clear_error():
-    code = "from cavs.distributed.communicator import MPICommunicator; MPICommunicator()"
+    code = "from cavs.distributed.comm import MPICommunicator; MPICommunicator()"
     done = subprocess.run(
         [sys.executable, "-c", code],
         # By itself alone: else Open MPI leaves a segment of a process of its own in /dev/shm.
@@ -234,4 +236,4 @@ def test_ranks_inside_a_task_of_slurm_are_not_counted_by_it(of_one, monkeypatch)
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is there")
 def test_missing_cupy_is_a_clear_error():
     with pytest.raises(DeviceError, match=r"NCCL needs CuPy: (.|\n)*cavs\[cuda12"):
-        nccl_group.load_nccl()
+        load_nccl()

@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from cavs.distributed.communicator import SingleCommunicator, run_threads
-from cavs.distributed.communicator.nccl import NCCLCommunicator
+from cavs.distributed.comm import SingleCommunicator, run_threads
+from cavs.distributed.comm.nccl.communicator import NCCLCommunicator
 from cavs.errors import ConfigError, DeviceError
 
 CALLS = []

@@ -11,15 +11,17 @@ import pytest
 
 import cavs
 from cavs.cuda.device import Device
-from cavs.distributed import Trainer, choice, devices
-from cavs.distributed.agreement import Agreement
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.cost import calibrate
-from cavs.distributed.hosts import check_places, cluster_of, hosts_of, in_rank_order
-from cavs.distributed.resources import Network, Node, ResourceSpec
-from cavs.distributed.roles import Roles
+from cavs.distributed import Trainer
+from cavs.distributed.cluster.resources import Network, Node, ResourceSpec
+from cavs.distributed.comm import run_threads
+from cavs.distributed.comm.agreement import Agreement
+from cavs.distributed.planning import choice
+from cavs.distributed.planning.builders import build
+from cavs.distributed.planning.cost import calibrate
+from cavs.distributed.step import devices
 from cavs.distributed.strategy import GraphConfig, save, variables_of
+from cavs.distributed.strategy.hosts import check_places, cluster_of, hosts_of, in_rank_order
+from cavs.distributed.strategy.roles import Roles
 from cavs.errors import CommunicationError, ConfigError, DeviceError
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.test_faults import outcomes, trainer

@@ -9,11 +9,11 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.distributed import Trainer
-from cavs.distributed.builders import build
-from cavs.distributed.choice import number_of_replicas
-from cavs.distributed.communicator import SingleCommunicator, run_threads
-from cavs.distributed.cost import bytes_by_rank
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import SingleCommunicator, run_threads
+from cavs.distributed.planning.builders import build
+from cavs.distributed.planning.choice import number_of_replicas
+from cavs.distributed.planning.cost import bytes_by_rank
 from cavs.distributed.strategy import (
     AllReduce,
     ParameterServer,
@@ -23,7 +23,7 @@ from cavs.distributed.strategy import (
     save,
     variables_of,
 )
-from cavs.distributed.strategy.growth import distinct
+from cavs.distributed.strategy.distinct_rows import distinct
 from cavs.distributed.strategy.measure import measured_variables
 from cavs.distributed.strategy.verify import problems
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import digest
 from cavs.distributed.balance import PREDICTORS, CostModel, SpeedBalancer
 from cavs.distributed.balance.shares import whole_shares
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.compressors.powersgd import orthonormal, product
+from cavs.distributed.comm import run_threads
+from cavs.distributed.compression.powersgd import orthonormal, product
+from cavs.distributed.step import digest
 from cavs.errors import ConfigError, DataError
 from tests.distributed.test_faults import outcomes, trainer
 from tests.distributed.test_online import trained

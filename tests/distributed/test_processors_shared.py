@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from cavs.distributed.communicator.world import own_processors
-from cavs.distributed.launch import SESSIONS, command_of, environment_of, find_mpirun
+from cavs.distributed.comm.world import own_processors
+from cavs.distributed.launch.launcher import SESSIONS, command_of, environment_of, find_mpirun
 from tests.distributed.mpirun import ROOT, needs_mpi
 from tests.patience import patience
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import cavs
 from cavs import nn, ops
 from cavs.distributed import Trainer
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import run_threads
+from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import (
     AllReduce,
     GraphConfig,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import launch, watch
+from cavs.distributed.launch import launcher, watch
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import ROOT, needs_mpi, run_ranks
 from tests.distributed.test_launch import alive, wait_for
@@ -343,11 +343,11 @@ def test_a_rank_that_stops_is_named_by_all_others_and_ended(tmp_path):
 MISSED = """
 import os, time
 from pathlib import Path
-from cavs.distributed.keeper import tell
+from cavs.distributed.comm.launcher_pipe import report
 rank = os.environ["OMPI_COMM_WORLD_RANK"]
 Path(os.environ["FOLDER"], rank).write_text(str(os.getpid()))
 if rank == "1":
-    tell("failed")
+    report("failed")
     os._exit(1)
 time.sleep(600)
 """
@@ -359,9 +359,9 @@ def test_whom_mpirun_misses_when_one_aborts_is_ended(tmp_path, monkeypatch):
     program.write_text(MISSED)
     folder.mkdir()
     monkeypatch.setenv("FOLDER", str(folder))
-    monkeypatch.setattr(launch, "_ABORTING", 0.5)
+    monkeypatch.setattr(launcher, "_ABORTING", 0.5)
     began = time.monotonic()
-    assert launch.launch(3, [str(program)], say=lambda text: None) != 0
+    assert launcher.launch(3, [str(program)], say=lambda text: None) != 0
     assert time.monotonic() - began < patience(20)
     pids = [int(file.read_text()) for file in folder.iterdir()]
     wait_for(lambda: not any(map(alive, pids)))
@@ -377,8 +377,8 @@ if rank is not None and "cavs.cli" in sys.orig_argv:
     times = len(here.read_text()) if here.exists() else 0
     here.write_text("x" * (times + 1))
     if times < {stuck}:
-        from cavs.distributed.keeper import tell
-        tell("in", "MPI_Init", 300)
+        from cavs.distributed.comm.launcher_pipe import report
+        report("in", "MPI_Init", 300)
         time.sleep(600)
 """
 
@@ -395,15 +395,15 @@ def test_a_start_that_stands_still_is_made_again(tmp_path, stuck, monkeypatch):
     monkeypatch.setattr(watch, "STARTING", 300.0)
     said = []
     if stuck == 3:  # as Ctrl-C would, where it is not tried again
-        wait = launch._Run.wait
+        wait = launcher._Run.wait
 
         def kill_the_last(run):
             if not run.again:
                 run.process.kill()
             return wait(run)
 
-        monkeypatch.setattr(launch._Run, "wait", kill_the_last)
-    status = launch.launch(2, ["info"], say=said.append)
+        monkeypatch.setattr(launcher._Run, "wait", kill_the_last)
+    status = launcher.launch(2, ["info"], say=said.append)
     again = "cavs: all ranks stand still in MPI_Init; they are started again"
     assert said.count(again) == min(stuck, 2)
     assert (status == 0) == (stuck < 3)
@@ -417,7 +417,7 @@ Path(os.environ["FOLDER"], rank).write_text(str(os.getpid()))
 if rank == "2":
     time.sleep(600 if os.environ["STATUS"] == "None" else 0)
     sys.exit(int(os.environ["STATUS"]))
-from cavs.distributed.communicator import MPICommunicator
+from cavs.distributed.comm import MPICommunicator
 MPICommunicator(timeout=3)
 """
 
@@ -432,7 +432,7 @@ def test_a_rank_that_never_joins_is_named(tmp_path, status, elastic, monkeypatch
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(watch, "STARTING", patience(5))
     began = time.monotonic()
-    assert launch.launch(3, [str(program)], elastic=elastic, say=said.append) != 0
+    assert launcher.launch(3, [str(program)], elastic=elastic, say=said.append) != 0
     assert time.monotonic() - began < patience(40)
     pids = [int((folder / str(rank)).read_text()) for rank in range(3)]
     wait_for(lambda: not any(map(alive, pids)))

@@ -5,7 +5,7 @@ import pytest
 
 import cavs
 from cavs.distributed import Trainer, by_counts
-from cavs.distributed.communicator import run_threads
+from cavs.distributed.comm import run_threads
 from cavs.runtime.session import MERGED_FROM
 from tests.runtime.test_readouts import WHOLE, OfGraphs, graphs_of
 

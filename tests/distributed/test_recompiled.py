@@ -5,8 +5,8 @@ import pytest
 
 import cavs
 from cavs.distributed import Trainer
-from cavs.distributed.builders import REGISTRY
-from cavs.distributed.communicator import run_threads
+from cavs.distributed.comm import run_threads
+from cavs.distributed.planning.builders import REGISTRY
 from cavs.errors import ConfigError
 from tests.distributed.test_trainer import Tree, trees
 from tests.runtime.test_edge_types import ALONE, TREE, Relations

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import Trainer, snapshot
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.session import DistributedSession
-from cavs.distributed.synchronisers import CompressedAllReduce
+from cavs.distributed import Trainer
+from cavs.distributed.comm import run_threads
+from cavs.distributed.elastic import snapshot
+from cavs.distributed.step.session import DistributedSession
+from cavs.distributed.sync import CompressedAllReduce
 from tests.distributed.test_faults import loader
 from tests.distributed.test_memory import COMPRESSORS
 from tests.distributed.test_stale import assert_same_bits, trainer, values_of

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavs.distributed.resource_text import parse_resources, text_of
-from cavs.distributed.resources import GIGABIT, Network, Node, ResourceSpec, load_resources, node_of
+from cavs.distributed.cluster.resources import (
+    GIGABIT,
+    Network,
+    Node,
+    ResourceSpec,
+    load_resources,
+    node_of,
+)
+from cavs.distributed.cluster.text import parse_resources, text_of
 from cavs.errors import ConfigError
 
 TEXT = """\

@@ -5,9 +5,9 @@ import pytest
 
 import cavs
 from cavs.distributed import Trainer
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.resources import Node, ResourceSpec
+from cavs.distributed.cluster.resources import Node, ResourceSpec
+from cavs.distributed.comm import run_threads
+from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import variables_of
 from cavs.errors import FeatureError
 from cavs.train.checkpoint import read_checkpoint

@@ -8,12 +8,12 @@ import tempfile
 
 import pytest
 
-from cavs.distributed import run_folder as module
-from cavs.distributed.run_folder import run_folder
+from cavs.distributed.launch import run_folder as module
+from cavs.distributed.launch.run_folder import run_folder
 
 KILLED = """
 import os, signal, subprocess, sys
-from cavs.distributed.run_folder import run_folder
+from cavs.distributed.launch.run_folder import run_folder
 with run_folder() as (folder, kept):
     (folder / "ranks").write_text("")
     print(folder, flush=True)

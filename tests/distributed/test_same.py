@@ -11,12 +11,12 @@ import cavs
 from cavs import ops
 from cavs.compiler.pipeline import Passes
 from cavs.distributed import Trainer
-from cavs.distributed.agreement import Agreement
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.digest import facts, same_program
-from cavs.distributed.resources import Network
-from cavs.distributed.shards import WholeBatch
+from cavs.distributed.balance.shards import WholeBatch
+from cavs.distributed.cluster.resources import Network
+from cavs.distributed.comm import run_threads
+from cavs.distributed.comm.agreement import Agreement
+from cavs.distributed.planning.builders import build
+from cavs.distributed.step.digest import facts, same_program
 from cavs.distributed.strategy import variables_of
 from cavs.errors import ConfigError
 from cavs.train.schedules import Cosine, Plateau, StepDecay, WarmUp

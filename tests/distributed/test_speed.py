@@ -13,8 +13,8 @@ import pytest
 import cavs
 from cavs.cli import main
 from cavs.distributed.balance import PREDICTORS, PairBalancer, SpeedBalancer, StructureBalancer
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import run_threads
 from cavs.errors import CommunicationError, ConfigError, DataError
 from tests.distributed.mpirun import needs_mpi
 from tests.distributed.test_faults import outcomes

@@ -9,9 +9,9 @@ import pytest
 import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.balance import StructureBalancer
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import run_threads
+from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import (
     AllReduce,
     GraphConfig,

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cavs
-from cavs.distributed.communicator import run_threads
+from cavs.distributed.comm import run_threads
 from cavs.distributed.strategy import GraphConfig, NodeConfig, ParameterServer, Strategy
-from cavs.distributed.synchronisers.stale import StaleServers, layout_of
-from cavs.distributed.synchronisers.stale.clocks import Clocks
+from cavs.distributed.sync.stale_server import StaleServers, layout_of
+from cavs.distributed.sync.stale_server.clocks import Clocks
 from cavs.errors import CommunicationError
 from tests.distributed.test_faults import outcomes
 from tests.distributed.test_launch import wait_for

@@ -5,7 +5,7 @@ import pytest
 
 import cavs
 from cavs.distributed import Trainer
-from cavs.distributed.communicator import run_threads
+from cavs.distributed.comm import run_threads
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.test_stale import STALE, assert_same_bits, trainer, values_of
 from tests.distributed.test_trainer import BATCHES, Tree

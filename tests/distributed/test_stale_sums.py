@@ -7,10 +7,10 @@ import pytest
 
 import cavs
 from cavs.distributed import Trainer
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.cost import Load, bytes_by_rank
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import run_threads
+from cavs.distributed.planning.builders import build
+from cavs.distributed.planning.cost import Load, bytes_by_rank
 from cavs.distributed.strategy import variables_of
 from tests.distributed.test_stale import assert_same_bits, trainer, values_of
 from tests.distributed.test_trainer import BATCHES, Tree, trees

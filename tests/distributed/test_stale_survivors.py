@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import Trainer, snapshot
-from cavs.distributed.communicator import LostPeerError, run_threads
+from cavs.distributed import Trainer
+from cavs.distributed.comm import LostPeerError, run_threads
+from cavs.distributed.elastic import snapshot
 from cavs.errors import CommunicationError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi

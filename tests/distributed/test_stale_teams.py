@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import Trainer, snapshot
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import run_threads
+from cavs.distributed import Trainer
+from cavs.distributed.comm import run_threads
+from cavs.distributed.elastic import snapshot
+from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import variables_of
 from cavs.distributed.strategy.verify import problems
 from cavs.errors import CommunicationError, FeatureError, NumericsError

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import Trainer, keeper, snapshot, watch
-from cavs.distributed.communicator import LostPeerError, run_threads
+from cavs.distributed import Trainer
+from cavs.distributed.comm import LostPeerError, launcher_pipe, run_threads
+from cavs.distributed.elastic import snapshot
 from cavs.errors import CommunicationError, ConfigError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi, run_ranks
@@ -354,7 +355,7 @@ class TestProcesses:
 
     def test_elastic_under_a_launcher_that_is_not_is_refused_at_the_start(self):
         """It would end the others a while after they have gone on."""
-        watched = {keeper.PIPE: "/nowhere", watch.ELASTIC: ""}
+        watched = {launcher_pipe.PIPE: "/nowhere", launcher_pipe.ELASTIC: ""}
         text, agreed = run_ranks(2, __name__, "unlaunched", elastic=True, env=watched)
         assert agreed and "elastic=True, but cavs launch was started without --elastic" in text
         assert "start with: cavs launch --elastic" in text

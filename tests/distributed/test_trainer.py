@@ -10,14 +10,15 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
-from cavs.distributed import Trainer, by_counts, choice
+from cavs.distributed import Trainer, by_counts
 from cavs.distributed import trainer as distributed_trainer
-from cavs.distributed.agreement import Agreement
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import LostPeerError, SingleCommunicator, run_threads
-from cavs.distributed.cost import Compute
-from cavs.distributed.resources import ResourceSpec
-from cavs.distributed.session import DistributedSession
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads
+from cavs.distributed.comm.agreement import Agreement
+from cavs.distributed.planning import choice
+from cavs.distributed.planning.builders import build
+from cavs.distributed.planning.cost import Compute
+from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.strategy import (
     AllReduce,
     GraphConfig,
@@ -27,7 +28,7 @@ from cavs.distributed.strategy import (
     by_gradient,
     variables_of,
 )
-from cavs.distributed.synchronisers.all_reduce import DenseAllReduce
+from cavs.distributed.sync.all_reduce import DenseAllReduce
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.session import MERGED_FROM
@@ -371,7 +372,7 @@ def test_a_batch_that_auto_cannot_run_is_an_error_on_all():
 def test_the_launcher_knows_a_checkpoint_before_the_other_ranks_do(monkeypatch, tmp_path):
     """They may die first, and it has to say where the last one is."""
     path, told = tmp_path / "checkpoint.safetensors", []
-    monkeypatch.setattr(distributed_trainer, "tell", lambda *what: told.append(what))
+    monkeypatch.setattr(distributed_trainer, "report", lambda *what: told.append(what))
     meets = Agreement.meet
 
     def meet(agreement, place, error=None, **options):

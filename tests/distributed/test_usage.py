@@ -15,7 +15,7 @@ from cavs.distributed.balance import (
     usage,
     usage_on,
 )
-from cavs.distributed.communicator import run_threads
+from cavs.distributed.comm import run_threads
 from tests.distributed.test_trainer import BATCHES, Tree
 
 MEMORY = "MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  250 kB\nHugePages_Total:  0\n"

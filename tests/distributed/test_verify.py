@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 import cavs
-from cavs.distributed.builders import build
-from cavs.distributed.resources import Node, ResourceSpec
+from cavs.distributed.cluster.resources import Node, ResourceSpec
+from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import (
     AllReduce,
     GraphConfig,

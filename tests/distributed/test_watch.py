@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cavs.distributed import keeper, watch
-from cavs.distributed.watch import Watch, inside
+from cavs.distributed.comm import launcher_pipe
+from cavs.distributed.launch import supervisor, watch
+from cavs.distributed.launch.watch import Watch
 
 
 class Told:
@@ -204,15 +205,15 @@ def test_nobody_is_waited_for_who_cannot_go_on(tell):
 
 
 def test_a_rank_tells_when_it_is_inside_mpi(tell, monkeypatch):
-    monkeypatch.setenv(keeper.PIPE, str(tell.watch.path))
+    monkeypatch.setenv(launcher_pipe.PIPE, str(tell.watch.path))
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
-    with inside("MPI_Comm_split", 4.5):
+    with launcher_pipe.inside("MPI_Comm_split", 4.5):
         tell.watch.listen(1)
         assert tell.watch.waits[2].call == "MPI_Comm_split"
     tell.watch.listen(1)
     assert tell.watch.waits == {}
     tell.watch.path.unlink()
-    keeper.tell("out")  # there is no launcher any more: nobody is told
+    launcher_pipe.report("out")  # there is no launcher any more: nobody is told
 
 
 @pytest.mark.parametrize(
@@ -221,8 +222,12 @@ def test_a_rank_tells_when_it_is_inside_mpi(tell, monkeypatch):
 )
 def test_a_keeper_tells_how_its_rank_ended_and_dies_of_a_bad_end(tell, code, status):
     """mpirun tells the other ranks of a death alone."""
-    environment = {**os.environ, keeper.PIPE: str(tell.watch.path), "OMPI_COMM_WORLD_RANK": "1"}
-    command = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", code]
+    environment = {
+        **os.environ,
+        launcher_pipe.PIPE: str(tell.watch.path),
+        "OMPI_COMM_WORLD_RANK": "1",
+    }
+    command = [sys.executable, "-I", "-S", supervisor.__file__, sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, check=False, timeout=60)
     assert done.returncode == (-9 if status else 0)
     tell.watch.listen(1)
@@ -231,7 +236,7 @@ def test_a_keeper_tells_how_its_rank_ended_and_dies_of_a_bad_end(tell, code, sta
 
 
 def test_a_keeper_that_has_nothing_to_keep_says_so(tell):
-    command = [sys.executable, "-I", "-S", keeper.__file__, "/nowhere/to/be/found"]
+    command = [sys.executable, "-I", "-S", supervisor.__file__, "/nowhere/to/be/found"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == -9
     assert "cavs: cannot run /nowhere/to/be/found: No such file" in done.stderr

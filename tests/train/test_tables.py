@@ -6,7 +6,7 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.distributed import Trainer
-from cavs.distributed.communicator import run_threads
+from cavs.distributed.comm import run_threads
 
 OPTIMIZERS = [
     cavs.optim.SGD(lr=0.1, weight_decay=0.1),

@@ -120,7 +120,7 @@ class NodeConfig:
     name: of the parameter, ``NAME/part_I`` of a shard. partition: the number of parts of every
     axis; () leaves it whole. placement: the devices that hold the value; it says for the reader
     what follows from the synchroniser, and anything else is refused; () means just that.
-    compressor: as `cavs.distributed.compressors.parse` reads it. A partitioned node has one shard
+    compressor: as `cavs.distributed.compression.parse` reads it. A partitioned node has one shard
     a part, in order, and no synchroniser of its own; a shard is never partitioned again.
     """
 

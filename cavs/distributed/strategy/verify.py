@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cavs.distributed.compressors import Compressor, TopK, parse
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.compression import Compressor, TopK, parse
 from cavs.distributed.strategy.expression import (
     AllReduce,
     NodeConfig,

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from cavs.distributed.communicator import (
+from cavs.distributed.comm import (
     DeviceArray,
     NCCLCommunicator,
     SingleCommunicator,
@@ -143,7 +143,7 @@ def test_a_send_that_nobody_receives_is_an_error_and_no_hang(nccl):
 
 
 def test_what_nccl_meets_meanwhile_is_the_error(nccl, monkeypatch):
-    monkeypatch.setattr("cavs.distributed.communicator.nccl_stream._GLANCE", 0.05)
+    monkeypatch.setattr("cavs.distributed.comm.nccl.stream._GLANCE", 0.05)
 
     def work(wrapped):
         c = wrapped.c

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavs.distributed.communicator import (
+from cavs.distributed.comm import (
     DeviceArray,
     NCCLCommunicator,
     SingleCommunicator,
     run_threads,
 )
-from cavs.distributed.communicator.device_array import SIZES
-from cavs.distributed.communicator.parts import bounds
+from cavs.distributed.comm.checks import bounds
+from cavs.distributed.comm.nccl.device_array import SIZES
 from cavs.errors import ConfigError
 from tests.cuda import hardware
 from tests.cuda.kernel_cases import narrowed, widened

@@ -14,12 +14,12 @@ import pytest
 
 import cavs
 from cavs.cuda.device import Device
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.devices import join_devices
-from cavs.distributed.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm import run_threads
+from cavs.distributed.planning.builders import build
+from cavs.distributed.step.devices import join_devices
 from cavs.distributed.strategy import AllReduce, variables_of
-from cavs.distributed.synchronisers import DeviceAllReduce
+from cavs.distributed.sync import DeviceAllReduce
 from cavs.errors import CommunicationError, ConfigError, DeviceError, FeatureError
 from tests.cuda.allocators import Pool
 from tests.cuda.distributed.test_ranks import ADAM, Wide, assert_close, trained, trainer, values_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import cavs
-from cavs.distributed import devices
 from cavs.distributed.balance import PairBalancer, usage
-from cavs.distributed.communicator import run_threads
+from cavs.distributed.comm import run_threads
+from cavs.distributed.step import devices
 from cavs.errors import CommunicationError, DeviceError
 from tests.cuda.distributed.test_ranks import trainer
 from tests.distributed.test_faults import outcomes

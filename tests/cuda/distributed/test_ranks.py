@@ -11,9 +11,9 @@ import cavs
 from cavs.compiler.pipeline import Passes
 from cavs.cuda.device import Device
 from cavs.distributed import Trainer
-from cavs.distributed.builders import build
-from cavs.distributed.communicator import run_threads
-from cavs.distributed.resources import Node, ResourceSpec
+from cavs.distributed.cluster.resources import Node, ResourceSpec
+from cavs.distributed.comm import run_threads
+from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import (
     AllReduce,
     GraphConfig,

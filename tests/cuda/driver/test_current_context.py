@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed.communicator import NCCLCommunicator, run_threads
+from cavs.distributed.comm import NCCLCommunicator, run_threads
 from cavs.errors import DeviceError
 from tests.cuda.allocators import DriverMemory
 from tests.cuda.nccl_threads import ended

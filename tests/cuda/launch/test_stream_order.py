@@ -15,7 +15,7 @@ import cavs
 from cavs import nn
 from cavs.cli import registry
 from cavs.cuda.device import Device
-from cavs.distributed.communicator import run_threads
+from cavs.distributed.comm import run_threads
 from tests.cuda.allocators import Pool
 from tests.cuda.distributed.test_ranks import trainer as rank_trainer
 from tests.cuda.replay_cases import TIMES

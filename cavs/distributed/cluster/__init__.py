@@ -1,0 +1,1 @@
+"""The resource specification: machines, their devices, and the network between them."""

@@ -1,0 +1,26 @@
+"""How ranks exchange arrays: one interface, on one process, threads, MPI, and on GPUs NCCL."""
+
+from cavs.distributed.comm.interfaces import Communicator, Handle, LostPeerError, Operations
+from cavs.distributed.comm.mailbox import Letter, Mailbox
+from cavs.distributed.comm.mpi.communicator import MPICommunicator
+from cavs.distributed.comm.nccl.communicator import NCCLCommunicator
+from cavs.distributed.comm.nccl.device_array import DeviceArray
+from cavs.distributed.comm.single import SingleCommunicator
+from cavs.distributed.comm.threads import ThreadCommunicator, run_threads
+from cavs.distributed.comm.world import world
+
+__all__ = [
+    "Communicator",
+    "DeviceArray",
+    "Handle",
+    "Letter",
+    "LostPeerError",
+    "MPICommunicator",
+    "Mailbox",
+    "NCCLCommunicator",
+    "Operations",
+    "SingleCommunicator",
+    "ThreadCommunicator",
+    "run_threads",
+    "world",
+]

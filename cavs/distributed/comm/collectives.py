@@ -1,0 +1,412 @@
+"""Collectives built on one primitive: send some arrays and receive others, then go on.
+
+They are written once and run on MPI and on threads alike. MPI has collectives of its own, but its
+non-blocking ones are slower than these on shared memory, and its blocking ones cannot name a peer
+that hangs. Sums have one order, whatever the timing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cavs.distributed.comm.checks import (
+    bounds,
+    check_counts,
+    check_parts,
+    check_peer,
+    check_rank,
+    even_counts,
+)
+from cavs.distributed.comm.common_memory import Common
+from cavs.distributed.comm.hang_detection import Desk, Known, Waiting, nothing
+from cavs.distributed.comm.interfaces import Array, Handle
+from cavs.distributed.comm.messages import Kind, Message, as_row, check_array
+from cavs.distributed.comm.progress import DeferredJob, Job, Progress
+from cavs.errors import CommunicationError
+
+T = TypeVar("T")
+
+_NEAR = 1 << 15  # elements whose sum stays in a core's cache until all ranks have it
+SMALL = 1 << 14  # bytes; below, the number of messages counts more than their size
+
+
+class Collectives(ABC):
+    """A `Communicator` for whoever provides `_exchange`; see there for the operations.
+
+    names: the numbers of the ranks in the world. group: what all of them, and nobody else, call it.
+    desk: where this rank tells what it waits for.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        names: Sequence[int],
+        *,
+        timeout: float,
+        overlaps: bool = True,
+        desk: Desk,
+        group: str,
+    ) -> None:
+        self._rank, self._size, self.timeout = rank, len(names), timeout
+        self._names, self._desk, self._group = tuple(names), desk, group
+        self._overlaps = overlaps
+        self._sent = 0
+        self._progress = Progress()
+        self._last: DeferredJob[Any] | None = None
+        self._deferring = False  # whether the caller is such a job
+        self._turn = threading.RLock()
+        self._scratch = np.empty(0, np.uint8)
+        self._common: list[Common] = []
+        self._broken: CommunicationError | None = None
+        self.operations = 0  # begun so far: what ranks compare when one of them hangs
+        self.operation, self._kind = "nothing yet", Kind.BARRIER
+
+    @property
+    def rank(self) -> int:
+        """See `Communicator`."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """See `Communicator`."""
+        return self._size
+
+    @property
+    def names(self) -> Sequence[int]:
+        """See `Communicator`."""
+        return self._names
+
+    @property
+    def sent_bytes(self) -> int:
+        """See `Communicator`."""
+        return self._sent
+
+    @property
+    def overlaps(self) -> bool:
+        """See `Communicator`."""
+        return self._overlaps
+
+    @abstractmethod
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Send and receive all, of `_kind`; messages between two ranks keep their order."""
+
+    @abstractmethod
+    def abort(self, message: str) -> None:
+        """See `Communicator`."""
+
+    # ---- who hangs -----------------------------------------------------------------------------
+
+    def waiting(
+        self,
+        operation: str,
+        peers: Callable[[], Iterable[int]] | None = None,
+        known: Known = nothing,
+    ) -> Waiting:
+        """See `Communicator`."""
+        group = f"{self._group} beside"
+        return self._waiting(group, 0, operation, peers or self._others, known)
+
+    def _waiting(
+        self,
+        group: str,
+        begun: int,
+        operation: str,
+        peers: Callable[[], Iterable[int]],
+        known: Known = nothing,
+    ) -> Waiting:
+        def named() -> list[int]:
+            return [self._names[r] for r in peers()]
+
+        return Waiting(self._desk, group, begun, operation, named, self._check_alive, known)
+
+    def _others(self) -> list[int]:
+        return [r for r in range(self._size) if r != self._rank]
+
+    @abstractmethod
+    def _check_alive(self) -> None:
+        """Raises LostPeerError if a rank of the group is known to have died."""
+
+    # ---- order ---------------------------------------------------------------------------------
+
+    def start(self, operation: Callable[..., T], *arguments: Any) -> Handle[T]:
+        """See `Communicator`."""
+        if self._overlaps:
+            return self._progress.start(operation, arguments)
+        job: DeferredJob[T] = DeferredJob(self._last, self._defer, (operation, *arguments))
+        self._last = job
+        return job
+
+    def _defer(self, operation: Callable[..., T], *arguments: Any) -> T:
+        self._deferring = True
+        try:
+            return operation(*arguments)
+        finally:
+            self._deferring = False
+
+    def _run(self, kind: Kind, name: str, operation: Callable[..., T], *arguments: Any) -> T:
+        """The operation now, or after those in the background."""
+        if self._overlaps and not self._progress.is_here() and not self._progress.idle:
+            job: Job[T] = self._progress.start(self._run, (kind, name, operation, *arguments))
+            return job.wait()
+        if self._last is not None and not self._last.begun and not self._deferring:
+            self._last.wait()
+        with self._turn:
+            self.operations += 1
+            self.operation, self._kind = name, kind
+            return operation(*arguments)
+
+    def close(self) -> None:
+        """See `Communicator`."""
+        self._progress.close()
+
+    def _send(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        if self._broken is not None:  # its messages would meet the wrong operations of others
+            raise self._broken
+        self._sent += sum(array.nbytes for array, _ in sends)
+        try:
+            self._exchange(sends, receives)
+        except CommunicationError as error:
+            self._broken = error
+            raise
+
+    def _temporary(self, like: Array) -> Array:
+        """Memory shaped as `like`, kept for the next time: fresh pages cost more than the sum."""
+        if self._scratch.nbytes < like.nbytes:
+            self._scratch = np.empty(like.nbytes, np.uint8)
+        return self._scratch[: like.nbytes].view(like.dtype).reshape(like.shape)
+
+    # ---- operations ----------------------------------------------------------------------------
+
+    def all_reduce(self, array: Array) -> None:
+        """See `Communicator`."""
+        flat = as_row(array)
+        self._run(Kind.TREE, f"all-reduce of {flat.nbytes} bytes", self._all_reduce, flat)
+
+    def _all_reduce(self, flat: Array) -> None:
+        if self._size == 1 or flat.size == 0:
+            return
+        if flat.nbytes <= SMALL or flat.size < self._size:
+            self._tree_all_reduce(flat)
+            return
+        counts = even_counts(flat.size, self._size)
+        if everyone := self._in_common(flat):
+            self._kind = Kind.COMMON
+            self._sum_in_common(everyone, counts)
+            return
+        self._kind = Kind.RING
+        self._reduce_scatter(flat, counts)
+        self._all_gather_into(flat, counts)
+
+    def _tree_all_reduce(self, flat: Array) -> None:
+        """Up a binomial tree to rank 0 and down again: 2 log2 N steps."""
+        other = self._temporary(flat)
+        step = 1
+        while step < self._size:
+            if self._rank % (2 * step) == step:
+                self._send([(flat, self._rank - step)], [])
+                break
+            if self._rank + step < self._size:
+                self._send([], [(other, self._rank + step)])
+                flat += other
+            step *= 2
+        self._tree_broadcast(flat)
+
+    def _tree_broadcast(self, flat: Array) -> None:
+        step = 1 << max(self._size - 1, 0).bit_length()
+        while (step := step // 2) >= 1:
+            if self._rank % (2 * step) == 0 and self._rank + step < self._size:
+                self._send([(flat, self._rank + step)], [])
+            elif self._rank % (2 * step) == step:
+                self._send([], [(flat, self._rank - step)])
+
+    # ---- common memory -------------------------------------------------------------------------
+
+    def common_memory(self, nbytes: int) -> Array | None:
+        """See `Communicator`."""
+        self._common = [common for common in self._common if common.is_alive]
+        found = self._map_common(nbytes) if self._size > 1 else None
+        if found is None:
+            return None
+        self._common.append(Common(found, self._rank))
+        return found[self._rank]
+
+    def _map_common(self, nbytes: int) -> list[Array] | None:
+        """Memory of all ranks, by rank, bytes; None where they cannot see each other's."""
+        return None
+
+    def _in_common(self, flat: Array) -> list[Array]:
+        """The same place in the memory of every rank; nothing if it lies elsewhere."""
+        return next(filter(None, (common.like(flat) for common in self._common)), [])
+
+    def _sum_in_common(self, everyone: Sequence[Array], counts: Sequence[int]) -> None:
+        """Each rank adds its part of all, in the order of ranks, and gives it to all."""
+        begin, end = bounds(counts)[self._rank]
+        self._meet()
+        for at in range(begin, end, _NEAR):
+            parts = [array[at : min(at + _NEAR, end)] for array in everyone]
+            total = self._temporary(parts[0])
+            np.add(parts[0], parts[1], out=total)
+            for part in parts[2:]:
+                total += part
+            for part in parts:
+                part[...] = total
+        self._meet()
+        # What others read here, and what this rank wrote there.
+        size, n = everyone[0].nbytes, self._size
+        self._sent += 2 * (n - 1) * size // n
+
+    def _meet(self) -> None:
+        """Until all ranks have come here, in log2 N steps (Hensgen, Finkel and Manber 1988)."""
+        said, heard, step = np.zeros(1, np.uint8), np.zeros(1, np.uint8), 1
+        while step < self._size:
+            to, source = (self._rank + step) % self._size, (self._rank - step) % self._size
+            self._send([(said, to)], [(heard, source)])
+            step *= 2
+
+    # ---- parts of arrays -----------------------------------------------------------------------
+
+    def reduce_scatter(self, array: Array, counts: Sequence[int]) -> Array:
+        """See `Communicator`."""
+        flat = as_row(array)
+        check_counts(counts, flat.size, self._size)
+        name = f"reduce-scatter of {flat.nbytes} bytes"
+        self._run(Kind.REDUCE_SCATTER, name, self._reduce_scatter, flat, counts)
+        begin, end = bounds(counts)[self._rank]
+        return flat[begin:end]
+
+    def _reduce_scatter(self, flat: Array, counts: Sequence[int]) -> None:
+        """A ring: part p starts at rank p + 1 and is complete when it reaches rank p."""
+        n, parts = self._size, [flat[a:b] for a, b in bounds(counts)]
+        to, source = (self._rank + 1) % n, (self._rank - 1) % n
+        for step in range(1, n):
+            mine, coming = parts[(self._rank - step) % n], parts[(self._rank - step - 1) % n]
+            other = self._temporary(coming)
+            self._send([(mine, to)] if mine.size else [], [(other, source)] if coming.size else [])
+            coming += other
+
+    def all_gather_into(self, array: Array, counts: Sequence[int]) -> None:
+        """See `Communicator`."""
+        flat = as_row(array)
+        check_counts(counts, flat.size, self._size)
+        name = f"all-gather of {flat.nbytes} bytes"
+        self._run(Kind.ALL_GATHER, name, self._all_gather_into, flat, counts)
+
+    def _all_gather_into(self, flat: Array, counts: Sequence[int]) -> None:
+        self._around([flat[a:b] for a, b in bounds(counts)])
+
+    def _around(self, parts: Sequence[Array]) -> None:
+        """A ring: every rank's part to all, in place."""
+        n = self._size
+        to, source = (self._rank + 1) % n, (self._rank - 1) % n
+        for step in range(n - 1):
+            mine, coming = parts[(self._rank - step) % n], parts[(self._rank - step - 1) % n]
+            self._send([(mine, to)] if mine.size else [], [(coming, source)] if coming.size else [])
+
+    def all_gather(self, array: Array) -> list[Array]:
+        """See `Communicator`."""
+        as_row(array)
+        name = f"all-gather of {array.nbytes} bytes"
+        return self._run(Kind.ALL_GATHER, name, self._all_gather, array)
+
+    def _all_gather(self, array: Array) -> list[Array]:
+        rows = np.zeros(self._size, np.int64)
+        rows[self._rank] = len(array)
+        self._around(np.split(rows, self._size))
+        got = [np.empty((n, *array.shape[1:]), array.dtype) for n in rows.tolist()]
+        got[self._rank] = array  # no copy of it, which can take longer than the ring
+        self._around([part.reshape(-1) for part in got])
+        return got
+
+    def all_to_all(self, parts: Sequence[Array]) -> list[Array]:
+        """See `Communicator`."""
+        check_parts(parts, self._size)
+        for part in parts:
+            check_array(part)
+        return self._run(Kind.ALL_TO_ALL, "all-to-all", self._all_to_all, parts)
+
+    def _all_to_all(self, parts: Sequence[Array]) -> list[Array]:
+        others = [r for r in range(self._size) if r != self._rank]
+        mine = [np.array([len(part)], np.int64) for part in parts]
+        theirs = [np.zeros(1, np.int64) for _ in parts]
+        theirs[self._rank][0] = len(parts[self._rank])
+        self._send([(mine[r], r) for r in others], [(theirs[r], r) for r in others])
+        like = parts[self._rank]
+        got = [np.empty((int(n[0]), *like.shape[1:]), like.dtype) for n in theirs]
+        got[self._rank] = parts[self._rank]
+        self._send(
+            [(np.ascontiguousarray(parts[r]), r) for r in others if parts[r].size],
+            [(got[r], r) for r in others if got[r].size],
+        )
+        return got
+
+    def reduce(self, array: Array, root: int) -> None:
+        """See `Communicator`."""
+        check_rank(root, self._size)
+        flat = as_row(array)
+        name = f"reduce of {flat.nbytes} bytes to rank {self._names[root]}"
+        self._run(Kind.REDUCE, name, self._reduce, flat, root)
+
+    def _reduce(self, flat: Array, root: int) -> None:
+        if self._rank != root:
+            self._send([(flat, root)], [])
+            return
+        # The order of ranks needs the root's own values in the middle of the sum.
+        own = flat.copy()
+        other = self._temporary(flat)
+        for r in range(self._size):
+            if r != root:
+                self._send([], [(other, r)])
+            term = own if r == root else other
+            if r == 0:
+                flat[...] = term
+            else:
+                flat += term
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """See `Communicator`."""
+        check_rank(root, self._size)
+        flat = as_row(array)
+        name = f"broadcast of {flat.nbytes} bytes by rank {self._names[root]}"
+        self._run(Kind.BROADCAST, name, self._broadcast, flat, root)
+
+    def _broadcast(self, flat: Array, root: int) -> None:
+        if self._rank == root:
+            self._send([(flat, r) for r in range(self._size) if r != root], [])
+        else:
+            self._send([], [(flat, root)])
+
+    def send(self, array: Array, to: int) -> None:
+        """See `Communicator`."""
+        check_rank(to, self._size)
+        name = f"send to rank {self._names[to]}"
+        self._run(Kind.SEND, name, self._send, [(as_row(array), to)], [])
+
+    def receive(self, array: Array, source: int) -> None:
+        """See `Communicator`."""
+        check_rank(source, self._size)
+        name = f"receive from rank {self._names[source]}"
+        self._run(Kind.SEND, name, self._send, [], [(as_row(array), source)])
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """See `Communicator`."""
+        for _, rank in (*sends, *receives):
+            check_peer(rank, self._rank, self._size)
+        rows = [[(as_row(array), rank) for array, rank in of] for of in (sends, receives)]
+        to, sources = (sorted({self._names[r] for _, r in of}) for of in rows)
+        self._run(Kind.SEND, f"exchange to ranks {to} and from {sources}", self._send, *rows)
+
+    def barrier(self) -> None:
+        """See `Communicator`."""
+        self._run(Kind.BARRIER, "barrier", self._tree_all_reduce, np.zeros(1, np.uint8))
+
+    def share(self, value: Any) -> list[Any]:
+        """See `Communicator`."""
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        every = self._run(Kind.SHARE, "share", self._all_gather, text)
+        return [json.loads(part.tobytes()) for part in every]

@@ -1,0 +1,203 @@
+"""What ranks ask of a communicator: operations on arrays, and on the host what guides them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
+
+from cavs.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from cavs.distributed.comm.hang_detection import Waiting
+    from cavs.distributed.comm.mailbox import Mailbox
+
+Array = NDArray[Any]
+A = TypeVar("A")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class LostPeerError(CommunicationError):
+    """A rank has died; `Communicator.shrink` lets the others go on."""
+
+
+class Handle(Protocol[T_co]):
+    """An operation that runs in the background."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self) -> T_co:
+        """The result; raises what the operation raised."""
+        ...
+
+
+class Operations(Protocol[A]):
+    """A group of ranks, numbered from 0, that call the same operations in the same order.
+
+    Arrays are C-contiguous and are passed without a copy: NumPy's on the host, on devices whatever
+    has `__cuda_array_interface__`. Operations block; `start` runs any of them in the background.
+    Every rank ends with the same bits. `sent_bytes` counts the bytes of arrays this rank sends to
+    others; n is the size of the array in bytes, N `size`.
+
+    Operations raise `CommunicationError` if a peer fails or does not come within `timeout` seconds.
+    """
+
+    timeout: float
+
+    @property
+    def rank(self) -> int:
+        """Of this process, in [0, size)."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes sent to other ranks so far."""
+        ...
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether `start` runs beside the caller; if not, in `Handle.wait`."""
+        ...
+
+    def all_reduce(self, array: A) -> None:
+        """Sum over the ranks, in place. A rank sends 2 (N - 1) / N n (small arrays: a tree)."""
+        ...
+
+    def reduce(self, array: A, root: int) -> None:
+        """Sum, in place at `root`. Every other rank sends n.
+
+        On the host in the order of ranks.
+        """
+        ...
+
+    def reduce_scatter(self, array: A, counts: Sequence[int]) -> A:
+        """Part `rank` of the sum, `counts` elements each, in place. Sends (N - 1) / N n.
+
+        Returns a view of that part; the other parts of `array` hold nothing useful afterwards.
+        """
+        ...
+
+    def all_gather_into(self, array: A, counts: Sequence[int]) -> None:
+        """Every rank's part of `array` to all, in place. Sends (N - 1) / N n for equal parts."""
+        ...
+
+    def all_gather(self, array: A) -> Sequence[A]:
+        """Every rank's array, by rank; first axes may differ. Sends (N - 1) n for equal ones.
+
+        This rank's may be `array` itself.
+        """
+        ...
+
+    def all_to_all(self, parts: Sequence[A]) -> Sequence[A]:
+        """What every rank has for this one; first axes may differ. Sends all parts but its own."""
+        ...
+
+    def broadcast(self, array: A, root: int) -> None:
+        """The array of `root` to all, in place. `root` sends (N - 1) n, others nothing."""
+        ...
+
+    def send(self, array: A, to: int) -> None:
+        """To one rank, which calls `receive` with an array of that size and dtype."""
+        ...
+
+    def receive(self, array: A, source: int) -> None:
+        """From one rank, into `array`."""
+        ...
+
+    def exchange(self, sends: Sequence[tuple[A, int]], receives: Sequence[tuple[A, int]]) -> None:
+        """Each array of `sends` to a rank, and into each of `receives` from one, all at once.
+
+        As `send` and `receive`, of which several in a row would wait for each other. Between two
+        ranks, arrays arrive in the order in which they are sent.
+        """
+        ...
+
+    def barrier(self) -> None:
+        """Return when all ranks have come here."""
+        ...
+
+    def start(self, operation: Callable[..., T], *arguments: Any) -> Handle[T]:
+        """Run `operation(*arguments)` in the background, after everything started before it.
+
+        Operations called while others run in the background wait for their turn.
+        """
+        ...
+
+    def split(self, color: int, key: int = 0) -> Operations[A]:
+        """The group of ranks with the same `color`, ordered by `key`, then by rank."""
+        ...
+
+    def close(self) -> None:
+        """End the background thread; the communicator is not used again."""
+        ...
+
+
+class Communicator(Operations[Array], Protocol):
+    """`Operations` on the host, and what only it can do."""
+
+    @property
+    def names(self) -> Sequence[int]:
+        """The number of every rank in the world, by rank: what errors call it.
+
+        A part of the world and its survivors count ranks anew, but keep these.
+        """
+        ...
+
+    def share(self, value: Any) -> list[Any]:
+        """Every rank's JSON value, by rank."""
+        ...
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """See `Operations`."""
+        ...
+
+    def common_memory(self, nbytes: int) -> Array | None:
+        """Memory of this rank, bytes, that the other ranks see as well; all ranks call it.
+
+        `all_reduce` of what lies there sums without messages but those that say when. None where
+        ranks are not all on one host, or cannot see each other's memory there.
+        """
+        ...
+
+    def mailbox(self) -> Mailbox:
+        """A mailbox beside the collectives, for another thread; all ranks call it."""
+        ...
+
+    def waiting(
+        self,
+        operation: str,
+        peers: Callable[[], Iterable[int]] | None = None,
+        known: Callable[[int], str] = ...,
+    ) -> Waiting:
+        """A wait beside the operations, ``with`` which others are told of it when they ask.
+
+        operation: what it is in. peers: gives the ranks that it waits for by then; all others
+        unless given. known: what is known of a rank of the world that is behind, or nothing.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Ends what others wait for in this group with `LostPeerError`; one rank calls it."""
+        ...
+
+    def shrink(self) -> Communicator:
+        """The group of the ranks that are left, in their order; all of them call it.
+
+        What they had begun ends with `LostPeerError`. Raises `DeviceError` where ranks cannot
+        survive another.
+        """
+        ...
+
+    def abort(self, message: str) -> None:
+        """Say `message` and end all ranks; for errors that no agreement can handle."""
+        ...

@@ -1,0 +1,54 @@
+"""A rank's side of `cavs launch`: what it reports through the pipe that the launcher reads.
+
+Only the standard library is imported here: the supervisor of every rank loads this file alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+PIPE = "CAVS_LAUNCH_PIPE"  # environment variable: the path of the launcher's named pipe
+ELASTIC = "CAVS_ELASTIC"  # environment variable: set if the launcher lets ranks survive a death
+INIT, FINALIZE = "MPI_Init", "MPI_Finalize"
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+
+def report(word: str, *values: object) -> None:
+    """Report something about this rank to the launcher; a no-op without a launcher."""
+    path = os.environ.get(PIPE)
+    rank = next((os.environ[name] for name in _RANKS if name in os.environ), None)
+    if path is None or rank is None:
+        return
+    line = json.dumps([int(rank), word, *values]) + "\n"
+    with suppress(OSError):  # the launcher has ended, and its ranks end with it
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(pipe, line.encode())  # short enough to be written atomically
+        finally:
+            os.close(pipe)
+
+
+@contextmanager
+def inside(call: str, timeout: float) -> Iterator[None]:
+    """Let the launcher watch `call`, an MPI call that waits for other ranks without a limit.
+
+    timeout: seconds after which the launcher names the ranks that are missing, and ends all.
+    """
+    report("in", call, timeout)
+    try:
+        yield
+    finally:
+        report("out")
+
+
+def is_watched() -> bool:
+    """True in a rank whose launcher reports how ranks end."""
+    return PIPE in os.environ
+
+
+def ends_all() -> bool:
+    """True in a rank whose launcher ends all ranks when one dies."""
+    return is_watched() and not os.environ.get(ELASTIC)

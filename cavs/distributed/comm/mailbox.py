@@ -1,0 +1,165 @@
+"""Letters between ranks that come unasked: what servers need beside the collectives.
+
+Collectives are called by all ranks in one order. A server that applies gradients as they come must
+take a letter from whoever writes first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cavs.distributed.comm.interfaces import Array
+from cavs.errors import CommunicationError
+
+_DTYPES = [np.dtype(name) for name in ("u1", "i4", "i8", "f4", "f8")]
+_WORD = 8  # bytes; arrays begin at multiples of it
+
+
+@dataclass(frozen=True)
+class Letter:
+    """words: whole numbers, what it is first. arrays: one axis each, the receiver's own."""
+
+    source: int
+    words: tuple[int, ...]
+    arrays: tuple[Array, ...]
+
+    def text(self) -> str:
+        """The first array as text."""
+        return self.arrays[0].tobytes().decode()
+
+
+def as_text(text: str) -> Array:
+    """Text for a letter."""
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def letter_bytes(words: int, sizes: Sequence[int]) -> int:
+    """Bytes of a letter of so many words and of arrays of so many bytes."""
+    return _WORD * (2 + words + 2 * len(sizes)) + sum(-(-n // _WORD) * _WORD for n in sizes)
+
+
+def encode(words: Sequence[int], arrays: Sequence[Array]) -> Array:
+    """A letter as bytes, a copy."""
+    sizes = [a.nbytes for a in arrays]
+    head = [len(words), len(arrays), *words]
+    for a in arrays:
+        head += [_DTYPES.index(a.dtype), a.nbytes]
+    out = np.zeros(letter_bytes(len(words), sizes), np.uint8)
+    at = _WORD * len(head)
+    out[:at].view(np.int64)[...] = head
+    for a in arrays:
+        out[at : at + a.nbytes].view(a.dtype)[...] = a.reshape(-1)
+        at += -(-a.nbytes // _WORD) * _WORD
+    return out
+
+
+def decode(source: int, coded: Array) -> Letter:
+    """The letter in `coded`, whose memory its arrays keep."""
+    counts = coded[: 2 * _WORD].view(np.int64)
+    words, arrays = int(counts[0]), int(counts[1])
+    at = _WORD * (2 + words + 2 * arrays)
+    head = coded[:at].view(np.int64)[2:].tolist()
+    found = []
+    for i in range(arrays):
+        kind, nbytes = head[words + 2 * i : words + 2 * i + 2]
+        found.append(coded[at : at + nbytes].view(_DTYPES[kind]))
+        at += -(-nbytes // _WORD) * _WORD
+    return Letter(source, tuple(head[:words]), tuple(found))
+
+
+class Mailbox(ABC):
+    """The letters of one rank. Any thread posts; one thread takes.
+
+    Letters from one rank to another keep their order. A letter to oneself costs no bytes.
+    names: the numbers of the ranks in the world, for errors.
+    """
+
+    def __init__(self, rank: int, names: Sequence[int]) -> None:
+        self.rank, self.size, self.names = rank, len(names), names
+        self.changed = threading.Condition()
+        self._own: deque[Letter] = deque()
+        self._sent = 0
+        self.closed = False
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of letters to other ranks so far."""
+        return self._sent
+
+    def post(self, to: int, words: Sequence[int], arrays: Sequence[Array] = ()) -> None:
+        """Send a letter and return at once; the arrays are copied."""
+        coded = encode(words, arrays)
+        with self.changed:
+            if self.closed:
+                raise CommunicationError(f"rank {self.names[self.rank]} has closed its mailbox")
+            if to == self.rank:
+                self._own.append(decode(to, coded))
+                self.changed.notify_all()
+                return
+            self._sent += coded.nbytes
+        self._deliver(to, coded)
+
+    def take(self, timeout: float) -> Letter | None:
+        """The next letter, or None if none comes within `timeout` seconds or it was closed.
+
+        Raises `CommunicationError` if a rank is gone.
+        """
+        limit = time.monotonic() + timeout
+        pause = 0.0
+        while not self.closed:
+            with self.changed:
+                if self._own:
+                    return self._own.popleft()
+            letter = self._arrived()
+            if letter is not None:
+                return letter
+            left = limit - time.monotonic()
+            if left <= 0:
+                return None
+            pause = self._wait(min(left, 0.5), pause)
+        return None
+
+    @abstractmethod
+    def _deliver(self, to: int, coded: Array) -> None:
+        """Send bytes to another rank, without waiting."""
+
+    @abstractmethod
+    def _arrived(self) -> Letter | None:
+        """A letter of another rank, if there is one."""
+
+    @abstractmethod
+    def _wait(self, longest: float, before: float) -> float:
+        """Wait until a letter may be there; `before` is what the last call returned, or 0."""
+
+    def leave(self) -> None:
+        """End at once, because a rank is gone; what is posted may be lost."""
+        self.close()
+
+    def close(self) -> None:
+        """Send what is posted, then end; `take` returns None."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+
+class LonelyMailbox(Mailbox):
+    """Of one rank alone."""
+
+    def _deliver(self, to: int, coded: Array) -> None:
+        raise CommunicationError(f"there is no rank {to} to write to")
+
+    def _arrived(self) -> Letter | None:
+        return None
+
+    def _wait(self, longest: float, before: float) -> float:
+        with self.changed:
+            if not self._own and not self.closed:
+                self.changed.wait(longest)
+        return 0.0

@@ -1,0 +1,101 @@
+"""What a message says beside its bytes, so that the operations of two ranks cannot be mixed up."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from cavs.distributed.comm.checks import not_contiguous
+from cavs.distributed.comm.interfaces import Array
+from cavs.errors import CommunicationError, ConfigError
+
+Message = tuple[Array, int]  # an array and the rank it goes to or comes from
+_BFLOAT16 = "bfloat16"  # that of ml_dtypes, which NumPy knows by name alone
+_BITS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES = (*_BITS, "float16", "float32", "float64", _BFLOAT16)
+_CODES = {np.dtype(name): i for i, name in enumerate(DTYPES) if name != _BFLOAT16}
+
+
+class Kind(IntEnum):
+    """Of the operation that a message belongs to; sums that are made otherwise cannot meet."""
+
+    SEND = 0
+    TREE = 1
+    RING = 2
+    COMMON = 3
+    REDUCE = 4
+    REDUCE_SCATTER = 5
+    ALL_GATHER = 6
+    ALL_TO_ALL = 7
+    BROADCAST = 8
+    BARRIER = 9
+    SHARE = 10
+    SPLIT = 11
+    MAILBOX = 12
+
+
+_SUMS = {
+    Kind.TREE: "all-reduce up a tree",
+    Kind.RING: "all-reduce around a ring",
+    Kind.COMMON: "all-reduce in common memory",
+}
+
+
+def as_row(array: Array) -> Array:
+    """The elements as one row, the same memory. ConfigError if it is none that can be sent."""
+    check_array(array)
+    if not array.flags.c_contiguous:
+        raise not_contiguous(array.shape, array.strides)
+    return array.reshape(-1)
+
+
+def check_array(array: Array) -> None:
+    """ConfigError if it is none of a dtype that can be sent."""
+    if not isinstance(array, np.ndarray):
+        raise ConfigError(
+            f"a {type(array).__name__} is no NumPy array",
+            hint="pass an array, in which operations leave what they make",
+        )
+    _code(array)
+
+
+def _code(array: Array) -> int:
+    code = _CODES.get(array.dtype)
+    if code is not None:
+        return code
+    if array.dtype.name == _BFLOAT16:
+        return DTYPES.index(_BFLOAT16)
+    raise ConfigError(
+        f"an array of {array.dtype} cannot be sent",
+        hint=f"cast it to one of {', '.join(DTYPES)}, in the byte order of this machine",
+    )
+
+
+def label_of(kind: Kind, array: Array) -> int:
+    """What a message of `array` says, below the number of kinds times that of DTYPES."""
+    code = _CODES.get(array.dtype)
+    return kind * len(DTYPES) + (_code(array) if code is None else code)
+
+
+def mixed_up(
+    sent: tuple[int, int, int], wanted: tuple[int, int, int], operation: str, more: bool = False
+) -> CommunicationError:
+    """What to say of a message that is not the one which `operation` waits for.
+
+    sent: from which rank of the world, how many bytes, labelled how. wanted: by which rank.
+    more: whether further bytes were sent.
+    """
+    source, came, label = sent
+    me, expected, own = wanted
+    theirs, mine = f"{'more than ' if more else ''}{came} bytes", str(expected)
+    (kind, code), (own_kind, own_code) = (divmod(x, len(DTYPES)) for x in (label, own))
+    if code != own_code:
+        theirs, mine = f"{theirs} of {DTYPES[code]}", f"{mine} of {DTYPES[own_code]}"
+    if kind != own_kind:
+        theirs += f" in {_SUMS.get(Kind(kind)) or Kind(kind).name.lower().replace('_', '-')}"
+    return CommunicationError(
+        f"rank {source} sent {theirs}, rank {me} expects {mine} in {operation}",
+        hint="all ranks call the same operations in the same order, with arrays of one size and "
+        "dtype",
+    )

@@ -1,0 +1,1 @@
+"""The communicator of ranks that are MPI processes."""

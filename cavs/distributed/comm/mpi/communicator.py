@@ -1,0 +1,324 @@
+"""Ranks as MPI processes, through mpi4py.
+
+Arrays travel as bytes between pairs of ranks; the sums are made here (see `collectives`). One
+thread at a time calls MPI, and none waits inside it while another has work there, so
+MPI_THREAD_SERIALIZED is enough; with less, nothing overlaps.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from types import ModuleType, TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cavs.distributed.comm.collectives import Collectives
+from cavs.distributed.comm.common_memory import map_common
+from cavs.distributed.comm.interfaces import Array, LostPeerError
+from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT, inside, report
+from cavs.distributed.comm.messages import Kind, Message, mixed_up
+from cavs.distributed.comm.mpi.hang_detection import MPIDesk
+from cavs.distributed.comm.mpi.mailbox import MPIMailbox
+from cavs.distributed.comm.mpi.requests import PIECE, Channel, Requests, Unlike
+from cavs.distributed.comm.started import started
+from cavs.errors import CommunicationError, DeviceError
+
+T = TypeVar("T")
+MINIMUM = (4, 1)
+STANDARD = (3, 0)  # of MPI: matched probes
+_EAGER = "OMPI_MCA_btl_tcp_eager_limit"
+_HEADER = 1 << 10
+_BTL = "OMPI_MCA_btl"  # what Open MPI sends messages by
+INSTALL = 'pip install "cavs[mpi]"'
+_SPINS = 400  # polls before the first pause
+# Seconds between two polls: a waiting rank leaves its core to those that compute. At most this part
+# of the time waited so far, so that long waits, which are for a peer that computes, cost little.
+_SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
+_GLANCE = 0.05  # seconds between two looks at whether to go on waiting
+_LAST_WORDS = 1.0  # seconds that ranks have to say why they end, when one of them ends all
+_ORPHANS: list[Message] = []  # of operations that did not end: MPI may still use their memory
+_CALLS = threading.RLock()  # held for each call of MPI by whichever thread makes it
+_MADE: Counter[tuple[int, ...]] = Counter()  # groups of this process, by their ranks in the world
+
+
+def load_mpi(timeout: float = 300.0) -> ModuleType:
+    """The module ``mpi4py.MPI``, initialised. DeviceError, with the cure, if it cannot be had.
+
+    MPI waits for all ranks then. timeout: seconds that `cavs launch` lets it.
+    """
+    try:
+        version = metadata.version("mpi4py")
+    except metadata.PackageNotFoundError:
+        raise DeviceError("mpi4py is not installed", hint=INSTALL) from None
+    if tuple(int(x) for x in version.split(".")[:2]) < MINIMUM:
+        needed = ".".join(map(str, MINIMUM))
+        raise DeviceError(f"mpi4py {version} is too old, cavs needs {needed}", hint=INSTALL)
+    begins = "mpi4py.MPI" not in sys.modules
+    try:
+        if begins:
+            import mpi4py
+
+            mpi4py.rc.thread_level = "serialized"
+            os.environ.setdefault(_EAGER, str(PIECE + _HEADER))
+        with inside(INIT, timeout), _without_peers():
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise DeviceError(f"mpi4py finds no MPI library: {error}", hint=INSTALL) from error
+    if MPI.Get_version() < STANDARD:
+        library = MPI.Get_library_version().split(",")[0]
+        has, needs = (".".join(map(str, v)) for v in (MPI.Get_version(), STANDARD))
+        raise DeviceError(f"{library} implements MPI {has}, cavs needs {needs}", hint=INSTALL)
+    if begins:
+        atexit.register(report, "in", FINALIZE, timeout)
+    told, size = started(), MPI.COMM_WORLD.Get_size()
+    if told is not None and told.ranks not in (None, size):
+        raise DeviceError(
+            f"{told.by} started {told.ranks} ranks, but the MPI library of mpi4py "
+            f"({MPI.Get_library_version().split(',')[0]}) sees {size}",
+            hint=told.hint,
+        )
+    module: ModuleType = MPI
+    return module
+
+
+@contextmanager
+def _without_peers() -> Iterator[None]:
+    """A process started by itself gets no memory to share: Open MPI leaves it behind in /dev/shm.
+
+    Programs that it starts later, which may be ranks, hear nothing of that.
+    """
+    if started() is not None or _BTL in os.environ:
+        yield
+        return
+    os.environ[_BTL] = "^sm,vader"
+    try:
+        yield
+    finally:
+        del os.environ[_BTL]
+
+
+class MPICommunicator(Collectives):
+    """The ranks of an MPI communicator; all of MPI_COMM_WORLD unless `comm` is given.
+
+    timeout: seconds that an operation waits for a peer before it raises, naming it.
+    """
+
+    def __init__(
+        self,
+        comm: Any = None,
+        *,
+        timeout: float = 300.0,
+        desk: MPIDesk | None = None,
+        asks: Any = None,
+    ) -> None:
+        """desk: of the group that this one is a part of. asks: the same ranks once more, for a desk
+        of their own. With either of them nobody but this object uses `comm`."""
+        self._mpi: Any = load_mpi(timeout)
+        self._is_part, whole = desk is not None, comm is None
+        try:
+            if desk is None and asks is None:
+                # Its own messages cannot meet those of the program that uses cavs.
+                with inside("MPI_Comm_dup", timeout):
+                    comm = (comm if comm is not None else self._mpi.COMM_WORLD).Dup()
+                    asks = comm.Dup()
+        except self._mpi.Exception as error:  # MPI names none: it knows of no message yet
+            raise CommunicationError(
+                f"a rank is gone before all of them had begun: {error}",
+                hint="look for the first error that a rank printed, and start anew",
+            ) from error
+        self._comm: Any = comm
+        self._channel = Channel(self._mpi, comm, _CALLS)
+        names = _names(self._mpi, self._comm)
+        desk = desk or MPIDesk(self._mpi, asks, names, _CALLS)
+        # All ranks of a group make all groups of the same ranks in one order.
+        group = f"{zlib.crc32(repr(names).encode()):x}.{_MADE[names]}"
+        _MADE[names] += 1
+        overlaps = self._mpi.Query_thread() >= self._mpi.THREAD_SERIALIZED
+        rank = self._comm.Get_rank()
+        super().__init__(rank, names, timeout=timeout, overlaps=overlaps, desk=desk, group=group)
+        self._asks = desk
+        lost = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+        self._lost = {getattr(self._mpi, n) for n in lost if hasattr(self._mpi, n)}
+        if whole and self._size > 1:
+            _end_all_on_uncaught_error(self)
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        try:
+            self._complete(Requests(self._channel, self._kind, sends, receives))
+        except (Unlike, CommunicationError, self._mpi.Exception) as error:
+            _ORPHANS.extend((*sends, *receives))  # what does not end keeps its memory
+            if isinstance(error, CommunicationError):
+                raise
+            if isinstance(error, Unlike):
+                raise self._mixed_up(error) from None
+            lost = self._is_loss(error)
+            peers = [r for _, r in (*sends, *receives)]
+            raise self._failed(
+                LostPeerError if lost else CommunicationError, peers, error
+            ) from error
+
+    def _mixed_up(self, found: Unlike) -> CommunicationError:
+        """Said to all, who would wait for this rank in vain."""
+        names = self._names
+        own = names[self._rank], found.array.nbytes, found.wanted
+        theirs = names[found.source], found.nbytes, found.label
+        error = mixed_up(theirs, own, self.operation, found.more)
+        self._desk.tell(self._group, error.what, {names[r]: () for r in self._others()})
+        return error
+
+    def _failed(
+        self, kind: type[CommunicationError], peers: Sequence[int], why: object
+    ) -> CommunicationError:
+        """kind: of the error."""
+        others = sorted({self._names[r] for r in peers})
+        me = self._names[self._rank]
+        return kind(f"rank {me} in {self.operation} with ranks {others}: {why}")
+
+    def _lost_anyone(self) -> bool:
+        """Whether a rank has died or another has found that out; only ULFM tells."""
+        try:
+            with _CALLS:
+                return bool(self._comm.Is_revoked() or self._comm.Get_failed().Get_size() > 0)
+        except (AttributeError, NotImplementedError, self._mpi.Exception):
+            return False
+
+    def _check_alive(self) -> None:
+        if self._asks.missed and self._lost_anyone():
+            raise self._failed(LostPeerError, self._others(), "a rank has died")
+
+    def _complete(self, requests: Requests) -> None:
+        test = requests.test
+        for _ in range(_SPINS):
+            if test():
+                return
+        started = looked = now = time.monotonic()
+        begun, operation, pending = self.operations, self.operation, requests.pending
+        with self._waiting(self._group, begun, operation, pending) as waiting:
+            while not test():
+                time.sleep(min(max(_SHORTEST, (now - started) * _PART), _LONGEST))
+                now = time.monotonic()
+                if now - looked > _GLANCE:
+                    looked = now
+                    requests.look()
+                    waiting.look()
+                    if now - started > self.timeout:
+                        raise waiting.hung(self.timeout)
+
+    # ---- groups --------------------------------------------------------------------------------
+
+    def split(self, color: int, key: int = 0) -> MPICommunicator:
+        """See `Communicator`."""
+        part = self._run(
+            Kind.SPLIT, "split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key
+        )
+        return MPICommunicator(part, timeout=self.timeout, desk=self._asks)
+
+    def _map_common(self, nbytes: int) -> list[Array] | None:
+        return map_common(self._rank, nbytes, self.share)
+
+    def mailbox(self) -> MPIMailbox:
+        """See `Communicator`."""
+        if not self._overlaps:
+            raise DeviceError(
+                "servers that apply gradients as they come need a thread that calls MPI, which "
+                "this MPI does not allow (its thread level is below MPI_THREAD_SERIALIZED)",
+                hint="use staleness=0 and sync=True, or another MPI",
+            )
+        comm = self._run(Kind.MAILBOX, "mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
+        return MPIMailbox(self._mpi, comm, _CALLS, self._names, self._asks)
+
+    def _all_come(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
+        """`call`, in which MPI waits for all ranks and names none, once all are there.
+
+        If a rank dies in it, it is lost for all: MPI may tell only some.
+        """
+        self._tree_all_reduce(np.zeros(1, np.uint8))
+        made: T | None = None
+        why: Any = "a rank has died"
+        with inside(name, self.timeout):
+            try:
+                made = call(*arguments)
+            except self._mpi.Exception as error:
+                why = error
+            agreed = self._all_made(made is not None)
+        if made is None or not agreed:
+            lost = made is not None or self._is_loss(why)
+            raise self._failed(
+                LostPeerError if lost else CommunicationError, self._others(), why
+            ) from None
+        return made
+
+    def _all_made(self, made: bool) -> bool:
+        """Whether all have, and none has died; an MPI without ULFM knows of this rank alone."""
+        try:
+            return bool(self._comm.Agree(int(made)))
+        except (AttributeError, NotImplementedError):
+            return made
+        except self._mpi.Exception:
+            return False
+
+    def _is_loss(self, error: Any) -> bool:
+        """Whether MPI raised `error` because a rank has died."""
+        return error.Get_error_class() in self._lost or self._lost_anyone()
+
+    def leave(self) -> None:
+        """See `Communicator`: by ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
+        self._surviving(self._comm.Revoke)
+        if not self._is_part:  # parts ask where the whole does
+            self._surviving(self._asks.revoke)
+
+    def shrink(self) -> MPICommunicator:
+        """See `Communicator`."""
+        self.leave()
+        with inside("MPIX_Comm_shrink", self.timeout):
+            left = self._surviving(self._comm.Shrink)
+            asks = self._surviving(self._comm.Shrink)
+            while asks.Get_size() < left.Get_size():  # one more died in between, as all see
+                left, asks = asks, self._surviving(self._comm.Shrink)
+        self.close()
+        return MPICommunicator(left, timeout=self.timeout, asks=asks)
+
+    def _surviving(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (AttributeError, NotImplementedError, self._mpi.Exception) as error:
+            raise DeviceError(
+                f"this MPI cannot go on without a rank: {error}",
+                hint="start with: cavs launch --elastic, or mpirun --with-ft ulfm",
+            ) from error
+
+    def abort(self, message: str) -> None:
+        """See `Communicator`."""
+        report("failed")
+        print(f"cavs: rank {self._names[self._rank]}: {message}", file=sys.stderr, flush=True)
+        if self._broken is not None:  # the others find that out now, too
+            time.sleep(_LAST_WORDS)
+        self._mpi.COMM_WORLD.Abort(1)
+
+
+def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
+    """A rank that dies of an exception would leave the others waiting for it at exit."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if not getattr(error, "agreed", False):
+            communicator.abort(f"{kind.__name__}: {error}")
+
+    sys.excepthook = hook
+
+
+def _names(mpi: Any, comm: Any) -> tuple[int, ...]:
+    """The numbers in MPI_COMM_WORLD of the ranks of `comm`; its own if they are of several."""
+    found = comm.Get_group().Translate_ranks(None, mpi.COMM_WORLD.Get_group())
+    return tuple(range(len(found)) if mpi.UNDEFINED in found else found)

@@ -1,0 +1,147 @@
+"""How ranks that are MPI processes ask each other what they wait for.
+
+Questions and answers travel on a communicator of their own, which a world and all its parts share.
+Whoever waits, in whatever group, looks at those of all worlds of its process. Nothing here waits
+inside MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+import weakref
+from collections import defaultdict
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cavs.distributed.comm.hang_detection import Desk, Found, Said, Wait, Waiting
+from cavs.distributed.comm.interfaces import Array
+
+_LISTEN = 0.1  # seconds between two looks at what others ask
+_GRACE = 3.0  # seconds that others have to answer
+_ASK, _ANSWER, _FOUND = 1, 2, 3
+_PAUSE = 1e-3  # seconds between two looks for answers
+
+
+class MPIDesk(Desk):
+    """Of this process. comm: of its own. calls: held for each call of MPI, by all of the process.
+
+    names: the number in the world of every rank of `comm`.
+    """
+
+    # Of the process:
+    _waits: ClassVar[list[Waiting]] = []
+    _found: ClassVar[dict[int | str, Found]] = {}  # by the serial of a wait, or by a group
+    _desks: ClassVar[weakref.WeakSet[MPIDesk]] = weakref.WeakSet()
+    _listened: ClassVar[float] = 0.0  # when, on the monotonic clock
+
+    def __init__(
+        self, mpi: Any, comm: Any, names: tuple[int, ...], calls: AbstractContextManager[Any]
+    ) -> None:
+        super().__init__(names[comm.Get_rank()])
+        self.waits = self._waits
+        self._mpi, self._comm, self._names, self._calls = mpi, comm, names, calls
+        self._places = {name: r for r, name in enumerate(names)}
+        self._leaving: list[tuple[Any, bytes]] = []  # requests and the memory they read
+        self._coming: list[tuple[Any, Array, int, int]] = []
+        self._questions = itertools.count()
+        self._answers: dict[int, dict[int, list[Wait]]] = defaultdict(dict)
+        self.missed = False  # whether MPI has told here that a rank is gone
+        with calls:
+            self._desks.add(self)
+
+    def listen(self) -> None:
+        """See `Desk`."""
+        now = time.monotonic()
+        if now - MPIDesk._listened > _LISTEN:
+            MPIDesk._listened = now
+            for desk in self._all():
+                desk._take()
+
+    def _all(self) -> tuple[MPIDesk, ...]:
+        with self._calls:
+            return tuple(self._desks)
+
+    def ask(self) -> dict[int, list[Wait]]:
+        """See `Desk`: ends after `_GRACE` seconds at the latest."""
+        number = next(self._questions)
+        for name in self._names:
+            if name != self.number:
+                self._send(name, _ASK, number)
+        limit = time.monotonic() + _GRACE
+        while len(self._answers[number]) < len(self._names) - 1 and time.monotonic() < limit:
+            for desk in self._all():
+                desk._take()
+            time.sleep(_PAUSE)
+        return {self.number: self.own(), **self._answers.pop(number)}
+
+    def tell(self, group: str, text: str, stuck: Said) -> None:
+        """See `Desk`."""
+        for name, waits in stuck.items():
+            self._send(name, _FOUND, [group, [wait.serial for wait in waits], text])
+
+    def told(self, group: str, serial: int) -> Found | None:
+        """See `Desk`."""
+        return self._found.pop(serial, None) or self._found.get(group)
+
+    def revoke(self) -> None:
+        """Nobody asks here any more."""
+        with self._calls:
+            self._desks.discard(self)
+            self._comm.Revoke()
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def _send(self, name: int, tag: int, value: Any) -> None:
+        data = json.dumps(value).encode()
+        with contextlib.suppress(self._mpi.Exception), self._calls:  # who is gone needs no answer
+            self._leaving = [(r, text) for r, text in self._leaving if not r.Test()]
+            request = self._comm.Isend([data, self._mpi.BYTE], self._places[name], tag)
+            self._leaving.append((request, data))
+
+    def _take(self) -> None:
+        """Answers questions and keeps answers, as far as they are here."""
+        try:
+            with self._calls:
+                arrived = self._arrived()
+        except self._mpi.Exception:
+            self.missed = True
+            # Else MPI would say so every time, and let no other message through.
+            unknown = (AttributeError, NotImplementedError, self._mpi.Exception)
+            with contextlib.suppress(*unknown), self._calls:
+                self._comm.Ack_failed()
+            return
+        for source, tag, value in arrived:
+            if tag == _ASK:
+                self._send(source, _ANSWER, [value, self.own()])
+            elif tag == _ANSWER:
+                number, waits = value
+                if number in self._answers:  # else it is too late
+                    self._answers[number][source] = [
+                        Wait(group, begun, operation, tuple(peers), over, serial)
+                        for group, begun, operation, peers, over, serial in waits
+                    ]
+            else:
+                group, serials, text = value
+                for key in (*serials, *([group] if group else [])):
+                    self._found[key] = Found(source, text)
+
+    def _arrived(self) -> list[tuple[int, int, Any]]:
+        status, mpi = self._mpi.Status(), self._mpi
+        while message := self._comm.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status):
+            data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
+            request = message.Irecv([data, mpi.BYTE])
+            self._coming.append((request, data, status.Get_source(), status.Get_tag()))
+        here, self._coming = self._coming, []
+        found = []
+        for request, data, source, tag in here:
+            with contextlib.suppress(mpi.Exception):  # it has died before all of it came
+                if request.Test():
+                    found.append((self._names[source], tag, json.loads(data.tobytes())))
+                else:
+                    self._coming.append((request, data, source, tag))
+        return found

@@ -1,0 +1,113 @@
+"""Letters as MPI messages, sent and found by polling: nothing here waits inside MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from cavs.distributed.comm.hang_detection import Desk
+from cavs.distributed.comm.interfaces import Array, LostPeerError
+from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
+
+LARGEST = 1 << 30  # bytes a message: MPI counts in 32 bits
+_MORE, _LAST = 1, 2  # tags of the pieces of a letter
+_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks
+_FLUSH = 5.0  # seconds that a closing rank waits until its letters have left
+
+
+class MPIMailbox(Mailbox):
+    """Over a communicator of its own. calls: held for each call of MPI, by all of the process.
+
+    desk: whoever reads here answers what others ask there, while the process does something else.
+    """
+
+    def __init__(
+        self,
+        mpi: Any,
+        comm: Any,
+        calls: AbstractContextManager[Any],
+        names: Sequence[int],
+        desk: Desk,
+    ) -> None:
+        super().__init__(comm.Get_rank(), names)
+        self._mpi, self._comm, self._calls, self._desk = mpi, comm, calls, desk
+        self._leaving: deque[tuple[Any, Array]] = deque()  # requests and the memory they read
+        self._coming: dict[int, deque[tuple[Any, Array, bool]]] = defaultdict(deque)
+        self._pieces: dict[int, list[Array]] = defaultdict(list)
+
+    def _deliver(self, to: int, coded: Array) -> None:
+        pieces = [coded[i : i + LARGEST] for i in range(0, coded.size, LARGEST)]
+        try:
+            with self._calls:
+                for piece in pieces:
+                    tag = _LAST if piece is pieces[-1] else _MORE
+                    request = self._comm.Isend([piece, self._mpi.BYTE], to, tag)
+                    self._leaving.append((request, piece))
+        except self._mpi.Exception as error:
+            raise LostPeerError(
+                f"rank {self.names[self.rank]} writes to rank {self.names[to]}: {error}"
+            ) from error
+
+    def _arrived(self) -> Letter | None:
+        self._desk.listen()
+        try:
+            with self._calls:
+                self._progress()
+                for source, queue in self._coming.items():
+                    while queue and queue[0][0].Test():
+                        _, piece, last = queue.popleft()
+                        self._pieces[source].append(piece)
+                        if last:
+                            return decode(source, self._whole(source))
+        except self._mpi.Exception as error:
+            raise LostPeerError(f"rank {self.names[self.rank]} reads its mail: {error}") from error
+        return None
+
+    def _progress(self) -> None:
+        """Forget what has left, begin to receive what is there."""
+        while self._leaving and self._leaving[0][0].Test():
+            self._leaving.popleft()
+        status = self._mpi.Status()
+        while True:
+            message = self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
+            if message is None:
+                return
+            piece = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+            request = message.Irecv([piece, self._mpi.BYTE])
+            last = status.Get_tag() == _LAST
+            self._coming[status.Get_source()].append((request, piece, last))
+
+    def _whole(self, source: int) -> Array:
+        pieces = self._pieces.pop(source)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _wait(self, longest: float, before: float) -> float:
+        pause = min(max(before * 1.5, _SHORTEST), _LONGEST, longest)
+        with self.changed:
+            if not self._own and not self.closed:
+                self.changed.wait(pause)
+        return pause
+
+    def leave(self) -> None:
+        """See `Mailbox`: by ULFM, where there is one; then the others learn of it, too."""
+        unknown = (AttributeError, NotImplementedError, self._mpi.Exception)
+        with contextlib.suppress(*unknown), self._calls:
+            self._comm.Revoke()
+        super().close()
+
+    def close(self) -> None:
+        """See `Mailbox`."""
+        super().close()
+        limit = time.monotonic() + _FLUSH
+        with contextlib.suppress(self._mpi.Exception):  # to ranks that are gone nothing leaves
+            while self._leaving and time.monotonic() < limit:
+                with self._calls:
+                    while self._leaving and self._leaving[0][0].Test():
+                        self._leaving.popleft()
+                time.sleep(_SHORTEST)

@@ -1,0 +1,150 @@
+"""Messages that MPI has been given, and what to say of those that nobody here can receive.
+
+The tag of a message says what it is: a number, its dtype and its size. One that is not what a rank
+expects stays where it is, where the rank finds it once it has waited for a while. Open MPI writes
+past the end of an array that is too short for what it receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from cavs.distributed.comm.interfaces import Array
+from cavs.distributed.comm.messages import DTYPES, Kind, Message, label_of
+
+# Bytes a message. Over TCP, Open MPI asks the receiver before it sends a larger one than its eager
+# limit, and the answer waits behind what the receiver itself is sending: both directions of a slow
+# link then take turns. Receives are posted first here, so nobody need ask.
+PIECE = 4 << 20
+_NUMBERS = 3  # at least, before they begin anew
+_MORE = PIECE + 1  # stands for the size of a piece that another one follows
+
+
+class Unlike(Exception):
+    """A message is `wanted`, but `nbytes` of another label have come. more: and further ones."""
+
+    def __init__(self, message: Message, wanted: int, nbytes: int, label: int, more: bool) -> None:
+        super().__init__(message, wanted, nbytes, label, more)
+        self.array, self.source = message
+        self.wanted, self.nbytes, self.label, self.more = wanted, nbytes, label, more
+
+
+class Channel:
+    """Messages over `comm`, which nobody else uses. calls: held for each call of MPI.
+
+    Messages from one rank to another are numbered, so that one that is never received does not let
+    another take its place.
+    """
+
+    def __init__(self, mpi: Any, comm: Any, calls: AbstractContextManager[Any]) -> None:
+        self.mpi, self.comm, self.calls, self._labels = mpi, comm, calls, len(Kind) * len(DTYPES)
+        # Where an MPI has few tags, sizes differ by a rest; those of Open MPI suffice for all.
+        tags: int = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 1
+        self._sizes = min(_MORE + 1, tags // (_NUMBERS * self._labels))
+        self._numbers = tags // (self._labels * self._sizes)
+        ranks: int = comm.Get_size()
+        self.sent, self.received = [0] * ranks, [0] * ranks  # the last number, by the other rank
+
+    def pieces(
+        self, kind: Kind, array: Array, counts: list[int], peer: int
+    ) -> Iterator[tuple[Array, int]]:
+        """The bytes of an array in messages, each with its tag; nothing is a message, too."""
+        data, label = array.reshape(-1).view(np.uint8), label_of(kind, array)
+        for begin in range(0, max(data.size, 1), PIECE):
+            piece, left = data[begin : begin + PIECE], data.size - begin
+            number = counts[peer] = (counts[peer] + 1) % self._numbers
+            size = _MORE if left > PIECE else left
+            yield piece, (number * self._labels + label) * self._sizes + size % self._sizes
+
+    def read(self, tag: int) -> tuple[int, int, bool]:
+        """Number and label of a message, and whether another piece follows."""
+        rest, size = divmod(tag, self._sizes)
+        return *divmod(rest, self._labels), size == _MORE % self._sizes
+
+
+class Requests:
+    """Messages sent and received at once."""
+
+    def __init__(
+        self, channel: Channel, kind: Kind, sends: Sequence[Message], receives: Sequence[Message]
+    ) -> None:
+        self._channel, self._mpi = channel, channel.mpi
+        self._testall = channel.mpi.Request.Testall
+        self._requests: list[Any] = []  # of receives first, as in `_messages`
+        self._messages: tuple[Message, ...] = (*receives, *sends)
+        self._tags: list[int] = []  # of each that comes
+        self._found: tuple[int, int, int] | None = None
+        comm, byte, requests = channel.comm, channel.mpi.BYTE, self._requests
+        with channel.calls:
+            for array, source in receives:
+                for piece, tag in channel.pieces(kind, array, channel.received, source):
+                    requests.append(comm.Irecv([piece, byte], source, tag))
+                    self._tags.append(tag)
+            for array, to in sends:
+                for piece, tag in channel.pieces(kind, array, channel.sent, to):
+                    requests.append(comm.Isend([piece, byte], to, tag))
+
+    def test(self) -> bool:
+        """Whether all have ended; raises what MPI does."""
+        with self._channel.calls:
+            return bool(self._testall(self._requests))
+
+    def look(self) -> None:
+        """Unlike if something has come that is in the way of what is expected, at the second look.
+
+        Until then what is expected may still be on its way beside it.
+        """
+        channel, places, status = self._channel, self._places(), self._mpi.Status()
+        found: tuple[int, int, int] | None = None
+        with channel.calls:
+            first: dict[int, int] = {}  # of each source: MPI gives it what comes next
+            for i in self._open():
+                if i < len(self._tags):
+                    first.setdefault(places[i][1][1], i)
+            for source, i in first.items():
+                if not self._finds(source, status):
+                    continue
+                number, _, _ = channel.read(status.tag)
+                if self._tags[i] != status.tag and channel.read(self._tags[i])[0] == number:
+                    found = i, status.tag, status.count
+        if found is not None and found == self._found:
+            i, tag, count = found
+            begin, message = places[i]
+            _, wanted, _ = channel.read(self._tags[i])
+            _, label, more = channel.read(tag)
+            raise Unlike(message, wanted, begin + count, label, more)
+        self._found = found
+
+    def _finds(self, source: int, status: Any) -> bool:
+        try:
+            return bool(self._channel.comm.Iprobe(source, self._mpi.ANY_TAG, status))
+        except self._mpi.Exception:  # it is gone
+            return False
+
+    def _places(self) -> list[tuple[int, Message]]:
+        """Where in its array, in bytes, each request begins, and of which message it is."""
+        return [
+            (begin, message)
+            for message in self._messages
+            for begin in range(0, max(message[0].nbytes, 1), PIECE)
+        ]
+
+    def pending(self) -> list[int]:
+        """The ranks whose messages have not ended."""
+        places = self._places()
+        with self._channel.calls:
+            return list({places[i][1][1] for i in self._open()})
+
+    def _open(self) -> list[int]:
+        """Which requests have not ended; nothing changes by it."""
+        return [i for i, request in enumerate(self._requests) if not self._has_ended(request)]
+
+    def _has_ended(self, request: Any) -> bool:
+        try:
+            return bool(request.Get_status())
+        except self._mpi.Exception:  # its peer is gone
+            return False

@@ -1,0 +1,1 @@
+"""The communicator of ranks that compute on GPUs and sum by NCCL."""

@@ -1,0 +1,316 @@
+"""The operations of a communicator on GPUs of one rank each, in their own memory, by NCCL.
+
+A training sums its gradients by `NCCLGroup.sum_ranges` alone, on a stream of the engine: the other
+operations are for programs that keep arrays of their own on the ranks' GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cavs.cuda.memory import CupyMemory
+from cavs.distributed.comm.checks import (
+    bounds,
+    check_counts,
+    check_parts,
+    check_peer,
+    check_rank,
+)
+from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.nccl.device_array import DeviceArray, OnDevice
+from cavs.distributed.comm.nccl.group import NCCLGroup
+from cavs.distributed.comm.nccl.stream import NCCLStream, Started
+from cavs.errors import ConfigError, DeviceError
+
+if TYPE_CHECKING:
+    from cavs.distributed.comm.interfaces import Operations
+
+T = TypeVar("T")
+
+
+class NCCLCommunicator(NCCLGroup):
+    """`Operations` of the ranks of `control`, each with GPU number `ordinal` of its process.
+
+    Arrays are what `DeviceArray.of` takes, on that GPU; results are `DeviceArray`s. They are passed
+    as addresses, without a copy, after what their streams have been given; shapes that ranks have
+    to tell each other go over `control`. Sums have an order of NCCL's own. Ranks that both send
+    before they receive wait for each other: `exchange` does both at once.
+
+    ConfigError for an array that is not contiguous, not on this GPU or of a type that NCCL does not
+    add. After a CommunicationError or DeviceError the group is given up. `sum_ranges` is not called
+    while other operations are under way.
+    """
+
+    overlaps = True
+
+    def __init__(self, control: Communicator, ordinal: int) -> None:
+        self._control = control
+        self._owned: Communicator | None = None  # `control`, if it was made for this group
+        self._made: NCCLStream | None = None
+        self._memory: CupyMemory | None = None
+        self._one: DeviceArray | None = None
+        super().__init__(control, ordinal)  # which may abort
+
+    @property
+    def _stream(self) -> NCCLStream:
+        """Made when the first operation is asked for: sums of gradients need none."""
+        with self._changing:
+            if self._made is None:
+                self._made = NCCLStream(self, self._control)
+            return self._made
+
+    def start(self, operation: Callable[..., T], *arguments: Any) -> Started[T]:
+        """See `Operations`. Before this returns `operation` has run, but for what GPUs do.
+
+        Shapes that ranks have to tell each other are told then.
+        """
+        return self._stream.start(operation, arguments)
+
+    # ---- operations ----------------------------------------------------------------------------
+
+    def all_reduce(self, array: OnDevice) -> None:
+        """See `Operations`."""
+        own, kind, add = *self._own(array), self._nccl.NCCL_SUM
+
+        def calls(comm: Any, stream: int) -> None:
+            comm.allReduce(own.address, own.address, own.size, kind, add, stream)
+
+        self._stream.run(f"all-reduce of {own.nbytes} bytes", [own], calls)
+        self.sent_bytes += 2 * (self.size - 1) * own.nbytes // self.size
+
+    def reduce(self, array: OnDevice, root: int) -> None:
+        """See `Operations`."""
+        check_rank(root, self.size)
+        own, kind, add = *self._own(array), self._nccl.NCCL_SUM
+
+        def calls(comm: Any, stream: int) -> None:
+            comm.reduce(own.address, own.address, own.size, kind, add, root, stream)
+
+        self._stream.run(f"reduce of {own.nbytes} bytes to rank {self.names[root]}", [own], calls)
+        self.sent_bytes += own.nbytes if self.rank != root else 0
+
+    def reduce_scatter(self, array: OnDevice, counts: Sequence[int]) -> DeviceArray:
+        """See `Operations`."""
+        own, kind, add = *self._own(array), self._nccl.NCCL_SUM
+        parts = self._cut(own, counts)
+        mine = parts[self.rank]
+
+        def calls(comm: Any, stream: int) -> None:
+            if len(set(counts)) == 1:
+                comm.reduceScatter(own.address, mine.address, mine.size, kind, add, stream)
+                return
+            for root, part in enumerate(parts):
+                if part.size:
+                    comm.reduce(part.address, part.address, part.size, kind, add, root, stream)
+
+        self._stream.run(f"reduce-scatter of {own.nbytes} bytes", [own], calls)
+        self.sent_bytes += own.nbytes - mine.nbytes
+        return mine
+
+    def all_gather_into(self, array: OnDevice, counts: Sequence[int]) -> None:
+        """See `Operations`."""
+        own, kind = self._own(array)
+        parts = self._cut(own, counts)
+        self._gather(parts[self.rank], parts, own, kind)
+
+    def all_gather(self, array: OnDevice) -> list[DeviceArray]:
+        """See `Operations`."""
+        own, kind = self._own(array)
+        rows, inner = [told[0] for told in self._rows([own])], own.shape[1:]
+        whole = self._new((sum(rows), *inner), own.dtype)
+        width = DeviceArray(0, inner, own.dtype).size
+        parts = self._cut(whole, [n * width for n in rows])
+        self._gather(own, parts, whole, kind)
+        return [part.shaped((n, *inner)) for n, part in zip(rows, parts, strict=True)]
+
+    def _gather(
+        self, mine: DeviceArray, parts: Sequence[DeviceArray], whole: DeviceArray, kind: int
+    ) -> None:
+        """`mine` of every rank to all, into `parts` of `whole`."""
+
+        def calls(comm: Any, stream: int) -> None:
+            if len({part.size for part in parts}) == 1:
+                comm.allGather(mine.address, whole.address, mine.size, kind, stream)
+                return
+            for root, part in enumerate(parts):
+                source = mine if root == self.rank else part
+                if part.size:
+                    comm.broadcast(source.address, part.address, part.size, kind, root, stream)
+
+        self._stream.run(f"all-gather of {whole.nbytes} bytes", [mine, whole], calls)
+        # Around a ring a rank passes on all but what the next one has.
+        self.sent_bytes += whole.nbytes - parts[(self.rank + 1) % self.size].nbytes
+
+    def all_to_all(self, parts: Sequence[OnDevice]) -> list[DeviceArray]:
+        """See `Operations`."""
+        check_parts(parts, self.size)
+        mine = [self._own(part)[0] for part in parts]
+        own, kind = self._own(mine[self.rank])
+        rows = [told[self.rank] for told in self._rows(mine)]
+        got = [
+            own if r == self.rank else self._new((n, *own.shape[1:]), own.dtype)
+            for r, n in enumerate(rows)
+        ]
+
+        def calls(comm: Any, stream: int) -> None:
+            for r in range(self.size):
+                if r != self.rank and mine[r].size:
+                    comm.send(mine[r].address, mine[r].size, kind, r, stream)
+                if r != self.rank and got[r].size:
+                    comm.recv(got[r].address, got[r].size, kind, r, stream)
+
+        self._stream.run("all-to-all", [*mine, *got], calls)
+        self.sent_bytes += sum(part.nbytes for part in mine) - own.nbytes
+        return got
+
+    def broadcast(self, array: OnDevice, root: int) -> None:
+        """See `Operations`."""
+        check_rank(root, self.size)
+        own, kind = self._own(array)
+
+        def calls(comm: Any, stream: int) -> None:
+            comm.broadcast(own.address, own.address, own.size, kind, root, stream)
+
+        self._stream.run(
+            f"broadcast of {own.nbytes} bytes by rank {self.names[root]}", [own], calls
+        )
+        self.sent_bytes += (self.size - 1) * own.nbytes if self.rank == root else 0
+
+    def send(self, array: OnDevice, to: int) -> None:
+        """See `Operations`."""
+        own, kind = self._own(array, to)
+
+        def calls(comm: Any, stream: int) -> None:
+            comm.send(own.address, own.size, kind, to, stream)
+
+        name = f"send of {own.nbytes} bytes to rank {self.names[to]}"
+        self._stream.run(name, [own], calls, [to])
+        self.sent_bytes += own.nbytes
+
+    def receive(self, array: OnDevice, source: int) -> None:
+        """See `Operations`."""
+        own, kind = self._own(array, source)
+
+        def calls(comm: Any, stream: int) -> None:
+            comm.recv(own.address, own.size, kind, source, stream)
+
+        name = f"receive of {own.nbytes} bytes from rank {self.names[source]}"
+        self._stream.run(name, [own], calls, [source])
+
+    def exchange(
+        self, sends: Sequence[tuple[OnDevice, int]], receives: Sequence[tuple[OnDevice, int]]
+    ) -> None:
+        """See `Operations`."""
+        out, into = ([(*self._own(a, r), r) for a, r in of] for of in (sends, receives))
+
+        def calls(comm: Any, stream: int) -> None:
+            for own, kind, to in out:
+                comm.send(own.address, own.size, kind, to, stream)
+            for own, kind, source in into:
+                comm.recv(own.address, own.size, kind, source, stream)
+
+        to, sources = (sorted({self.names[r] for *_, r in of}) for of in (out, into))
+        name = f"exchange to ranks {to} and from {sources}"
+        peers = sorted({r for *_, r in (*out, *into)})
+        self._stream.run(name, [own for own, *_ in (*out, *into)], calls, peers)
+        self.sent_bytes += sum(own.nbytes for own, *_ in out)
+
+    def barrier(self) -> None:
+        """See `Operations`."""
+        if self._one is None:
+            self._one = self._new((1,), "uint8")
+        self.all_reduce(self._one)
+
+    # ---- groups --------------------------------------------------------------------------------
+
+    def split(self, color: int, key: int = 0) -> NCCLCommunicator:
+        """See `Operations`. All ranks call it; DeviceError on all of a group that is not made."""
+        control = self._control.split(color, key)
+        part, failed = None, None
+        try:
+            part = NCCLCommunicator(control, self.ordinal)
+        except DeviceError as error:  # the others must learn of it
+            failed = error
+        told = control.share("" if failed is None else failed.what)
+        wrong = next((what for what in told if what), None)
+        if part is None or wrong is not None:
+            if part is not None:
+                part.abort()
+            control.close()
+            raise failed or DeviceError(str(wrong))
+        part._owned, part.timeout = control, self.timeout
+        return part
+
+    def abort(self) -> None:
+        """Ends what is under way, which others may never join; every later operation raises."""
+        super().abort()
+        if self._made is not None:
+            self._made.close()
+
+    def close(self) -> None:
+        """See `Operations`: frees what NCCL holds, once all that was started has ended."""
+        try:
+            if self._made is not None:
+                self._made.close()
+        finally:
+            super().close()
+            if self._owned is not None:
+                self._owned.close()
+
+    # ---- arrays --------------------------------------------------------------------------------
+
+    def _own(self, array: OnDevice, peer: int | None = None) -> tuple[DeviceArray, int]:
+        """An array of this rank and NCCL's number of its type; ConfigError if it cannot be sent."""
+        if peer is not None:
+            check_peer(peer, self.rank, self.size)
+        own = DeviceArray.of(array)
+        if own.size:
+            runtime, at = self.cuda.runtime, own.address
+            device = self.call(lambda: runtime.pointerGetAttributes(at).device)
+            if device != self.ordinal:
+                where = "the host" if device < 0 else f"cuda:{device}"
+                raise ConfigError(
+                    f"an array is in the memory of {where}, but rank {self._name} sends from "
+                    f"cuda:{self.ordinal}",
+                    hint=f"move it there, as with cupy.cuda.Device({self.ordinal})",
+                )
+        return own, self.kind(own.dtype)
+
+    def _cut(self, own: DeviceArray, counts: Sequence[int]) -> list[DeviceArray]:
+        check_counts(counts, own.size, self.size)
+        return [own.cut(a, b) for a, b in bounds(counts)]
+
+    def _rows(self, arrays: Sequence[DeviceArray]) -> list[list[int]]:
+        """How many rows the arrays of every rank have; ConfigError on all if more differs."""
+        told = self._control.share([[a.dtype, *a.shape] for a in arrays])
+        kinds = {(dtype, *shape[1:]) for rank in told for dtype, *shape in rank}
+        if len(kinds) > 1 or not arrays[0].shape:
+            raise ConfigError(
+                f"arrays of ranks differ in more than their first axis: {sorted(map(str, kinds))}",
+                hint="arrays of one type, and of rows of one shape",
+            )
+        return [[shape[0] for _, *shape in rank] for rank in told]
+
+    def _new(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """Fresh memory of this GPU; DeviceError if there is no room."""
+        if self._memory is None:
+            self._memory = CupyMemory(self.ordinal)
+        like = DeviceArray(0, shape, dtype)
+        block = _Block(self._memory, like.nbytes)
+        return DeviceArray(block.address, shape, dtype, owner=block)
+
+
+class _Block:
+    """Memory that goes back when nobody has it any more."""
+
+    def __init__(self, memory: CupyMemory, nbytes: int) -> None:
+        self.address, self._memory = memory.allocate(nbytes), memory
+
+    def __del__(self) -> None:
+        if "address" in vars(self):  # allocated
+            self._memory.release(self.address)
+
+
+if TYPE_CHECKING:
+    _: type[Operations[OnDevice]] = NCCLCommunicator

@@ -1,0 +1,131 @@
+"""Arrays in the memory of a device, whoever made them: addresses, shapes and types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from cavs.distributed.comm.checks import not_contiguous
+from cavs.errors import ConfigError
+
+SIZES = {  # bytes of what NCCL and the host's communicators can both add
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+}
+# As `__cuda_array_interface__` names them. NumPy has no bfloat16: ml_dtypes, CuPy and torch say V2.
+_STRINGS = {
+    "float16": "<f2",
+    "bfloat16": "<V2",
+    "float32": "<f4",
+    "float64": "<f8",
+    "int32": "<i4",
+    "int64": "<i8",
+    "uint8": "|u1",
+}
+_NAMES = {string: name for name, string in _STRINGS.items()}
+_LEGACY = 1  # CUDA's handle of the default stream, where an interface may not say 0
+
+
+class OnDevice(Protocol):
+    """CuPy's arrays, torch's CUDA tensors, `DeviceArray`: see Numba's CUDA array interface."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Address, shape, type and stream."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """C-contiguous memory of a device. `cupy.asarray` and `torch.as_tensor` take it as it is.
+
+    address: in bytes. shape: in elements. dtype: a name of SIZES. stream: the driver's handle of
+    the stream on which it is written; 0 for the default one. owner: what keeps the memory; without
+    one the caller does, who may describe memory of the engine so.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    stream: int = 0
+    owner: Any = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in SIZES:
+            raise ConfigError(f"NCCL knows {', '.join(SIZES)}, not {self.dtype}")
+        if min(self.shape, default=0) < 0 or self.address < 0:
+            raise ConfigError(f"there is no array of shape {self.shape} at {self.address}")
+
+    @staticmethod
+    def of(array: OnDevice) -> DeviceArray:
+        """The memory of any array on a device. ConfigError if it is none, or has gaps.
+
+        The stream is that of the interface; torch's has none, and its default stream is taken.
+        """
+        if isinstance(array, DeviceArray):
+            return array
+        interface = getattr(array, "__cuda_array_interface__", None)
+        if interface is None:
+            raise ConfigError(
+                f"a {type(array).__name__} is not in the memory of a device",
+                hint="pass a CuPy array, a torch tensor on the GPU, or a DeviceArray",
+            )
+        shape, string = tuple(interface["shape"]), interface["typestr"]
+        address, read_only = interface["data"]
+        if string not in _NAMES:
+            raise ConfigError(f"NCCL knows {', '.join(SIZES)}, not {string}")
+        if read_only:
+            raise ConfigError(f"an array of shape {shape} may not be written", hint="pass a copy")
+        name = _NAMES[string]
+        strides = interface.get("strides")
+        if strides is not None and not _dense(shape, strides, SIZES[name]):
+            raise not_contiguous(shape, strides)
+        stream = interface.get("stream") or 0
+        return DeviceArray(address, shape, name, 0 if stream == _LEGACY else stream, array)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its memory."""
+        return self.size * SIZES[self.dtype]
+
+    def cut(self, begin: int, end: int) -> DeviceArray:
+        """The elements from `begin` to `end` as one row, the same memory."""
+        at = self.address + begin * SIZES[self.dtype]
+        return replace(self, address=at, shape=(end - begin,))
+
+    def shaped(self, shape: Sequence[int]) -> DeviceArray:
+        """The same elements in another shape."""
+        return replace(self, shape=tuple(shape))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": _STRINGS[self.dtype],
+            "data": (self.address, False),
+            "strides": None,
+            "stream": self.stream or _LEGACY,
+            "version": 3,
+        }
+
+
+def _dense(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether rows follow one another without a gap; axes of one element may say anything."""
+    expected = itemsize
+    for length, stride in reversed(list(zip(shape, strides, strict=True))):
+        if length > 1 and stride != expected:
+            return 0 in shape
+        expected *= length
+    return True

@@ -1,0 +1,46 @@
+"""One process alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cavs.distributed.comm.collectives import Collectives
+from cavs.distributed.comm.hang_detection import Desk
+from cavs.distributed.comm.mailbox import LonelyMailbox
+from cavs.distributed.comm.messages import Message
+from cavs.errors import ConfigError
+
+
+class SingleCommunicator(Collectives):
+    """A group of one rank: every operation is done at once, and nothing is sent."""
+
+    def __init__(self) -> None:
+        # Nobody to wait for or to tell; but NCCL, which begins by it, takes its time.
+        super().__init__(0, [0], timeout=300.0, overlaps=False, desk=Desk(0), group="alone")
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        if sends or receives:
+            raise ConfigError("one rank has nobody to send to", hint="run it on 2 ranks or more")
+
+    def _check_alive(self) -> None:
+        """This rank is."""
+
+    def split(self, color: int, key: int = 0) -> SingleCommunicator:
+        """See `Communicator`."""
+        return SingleCommunicator()
+
+    def mailbox(self) -> LonelyMailbox:
+        """See `Communicator`."""
+        return LonelyMailbox(0, self.names)
+
+    def leave(self) -> None:
+        """See `Communicator`."""
+
+    def shrink(self) -> SingleCommunicator:
+        """See `Communicator`."""
+        return self
+
+    def abort(self, message: str) -> None:
+        """See `Communicator`."""
+        sys.exit(message)

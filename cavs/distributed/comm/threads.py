@@ -1,0 +1,260 @@
+"""Ranks as threads of one process: for tests, and for trying a strategy without mpirun."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cavs.distributed.comm.collectives import Collectives
+from cavs.distributed.comm.hang_detection import Desk, Wait
+from cavs.distributed.comm.interfaces import Array, LostPeerError
+from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
+from cavs.distributed.comm.messages import Kind, Message, label_of, mixed_up
+from cavs.errors import CommunicationError
+
+T = TypeVar("T")
+
+
+class _Board:
+    """What all ranks and groups of a world share."""
+
+    def __init__(self, names: Iterable[int]) -> None:
+        self.changed = threading.Condition()  # of all groups: one lock, so that nothing moves
+        self.aborted = ""
+        self.desks = {name: _Desk(name, self) for name in names}
+
+
+class _Desk(Desk):
+    """Of one rank; the others see what it tells."""
+
+    def __init__(self, number: int, board: _Board) -> None:
+        super().__init__(number)
+        self._board = board
+
+    def ask(self) -> dict[int, list[Wait]]:
+        """See `Desk`."""
+        with self._board.changed:
+            return {number: desk.own() for number, desk in self._board.desks.items()}
+
+
+class _World:
+    """Mail between the ranks of one group. names: their numbers on the board."""
+
+    def __init__(self, board: _Board, names: Sequence[int]) -> None:
+        self.board, self.changed = board, board.changed
+        self.names = list(names)
+        self.mail: dict[tuple[int, int], deque[tuple[Kind, Array]]] = defaultdict(deque)
+        self.dead: set[int] = set()
+        self.leaving: set[int] = set()  # survivors that wait for a smaller group
+        self.smaller: _World | None = None
+        self.groups: dict[tuple[int, int], _World] = {}
+        self.memory: dict[int, Array] = {}  # common, the last of each rank
+        self.boxes: dict[tuple[int, int], ThreadMailbox] = {}  # by number and rank
+
+    def lost(self) -> LostPeerError:
+        """That ranks have died."""
+        return LostPeerError(f"ranks {sorted(self.names[r] for r in self.dead)} are gone")
+
+
+class ThreadCommunicator(Collectives):
+    """Rank `rank` of a group whose ranks live in one process; `run_threads` makes them."""
+
+    def __init__(self, world: _World, rank: int, *, timeout: float = 60.0) -> None:
+        desk = world.board.desks[world.names[rank]]
+        super().__init__(rank, world.names, timeout=timeout, desk=desk, group=str(id(world)))
+        self._world = world
+        self._splits = self._mailboxes = 0
+        self._parts: list[ThreadCommunicator] = []
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        world, limit = self._world, time.monotonic() + self.timeout
+        with world.changed:
+            for array, to in sends:
+                world.mail[self._rank, to].append((self._kind, array.copy()))
+            world.changed.notify_all()
+            for i, (array, source) in enumerate(receives):
+                self._await([r for _, r in receives[i:]], limit)
+                kind, sent = world.mail[source, self._rank].popleft()
+                label, wanted = label_of(kind, sent), label_of(self._kind, array)
+                if label != wanted or sent.nbytes != array.nbytes:
+                    theirs = self._names[source], sent.nbytes, label
+                    own = self._names[self._rank], array.nbytes, wanted
+                    raise mixed_up(theirs, own, self.operation)
+                array[...] = sent.reshape(array.shape)
+
+    def _await(self, sources: Sequence[int], limit: float) -> None:
+        """A letter of the first of `sources`, of which those behind it are to come, too."""
+        world = self._world
+
+        def silent() -> list[int]:
+            return [r for r in sources if not world.mail[r, self._rank]]
+
+        if world.mail[sources[0], self._rank]:
+            return
+        with self._waiting(self._group, self.operations, self.operation, silent) as waiting:
+            while not world.mail[sources[0], self._rank]:
+                if world.board.aborted:
+                    raise CommunicationError(world.board.aborted)
+                if world.leaving or sources[0] in world.dead:
+                    raise world.lost()
+                if not world.changed.wait(limit - time.monotonic()):
+                    raise waiting.hung(self.timeout)
+
+    def _check_alive(self) -> None:
+        if self._world.leaving or self._world.dead:
+            raise self._world.lost()
+
+    def split(self, color: int, key: int = 0) -> ThreadCommunicator:
+        """See `Communicator`."""
+        every = self.share([color, key])
+        members = [r for _, r in sorted((k, r) for r, (c, k) in enumerate(every) if c == color)]
+        self._splits += 1
+        world = self._world
+        with world.changed:
+            names = [world.names[r] for r in members]
+            group = world.groups.setdefault((self._splits, color), _World(world.board, names))
+        part = ThreadCommunicator(group, members.index(self._rank), timeout=self.timeout)
+        self._parts.append(part)
+        return part
+
+    def _map_common(self, nbytes: int) -> list[Array]:
+        mine = np.zeros(nbytes, np.uint8)
+        every = self.share(nbytes)
+        with self._world.changed:
+            self._world.memory[self._rank] = mine
+        self.barrier()
+        with self._world.changed:
+            found = [self._world.memory[r] for r in range(len(every))]
+        self.barrier()
+        return found
+
+    def mailbox(self) -> ThreadMailbox:
+        """See `Communicator`."""
+        box = ThreadMailbox(self._world, self._mailboxes, self._rank)
+        self._mailboxes += 1
+        with self._world.changed:
+            self._world.boxes[box.number, self._rank] = box
+        self.barrier()
+        return box
+
+    def close(self) -> None:
+        """See `Communicator`."""
+        with self._world.changed:
+            boxes = [box for (_, rank), box in self._world.boxes.items() if rank == self._rank]
+        for box in boxes:
+            box.close()
+        super().close()
+
+    def die(self) -> None:
+        """This rank takes part no longer, in parts of the group neither; the others find out."""
+        for part in self._parts:
+            part.die()
+        with self._world.changed:
+            self._world.dead.add(self._rank)
+            self._world.changed.notify_all()
+
+    def leave(self) -> None:
+        """See `Communicator`."""
+        with self._world.changed:
+            self._world.leaving.add(self._rank)
+            self._world.changed.notify_all()
+
+    def shrink(self) -> ThreadCommunicator:
+        """See `Communicator`."""
+        self.leave()
+        world = self._world
+
+        def missing() -> list[int]:
+            return [r for r in range(self._size) if r not in world.leaving | world.dead]
+
+        with world.changed:
+            with self._waiting(self._group, self.operations, "shrink", missing) as waiting:
+                while missing():
+                    if not world.changed.wait(self.timeout):
+                        raise waiting.hung(self.timeout)
+            members = sorted(world.leaving - world.dead)
+            if world.smaller is None:
+                names = [world.names[r] for r in members]
+                world.smaller = _World(_Board(names), names)
+        self.close()
+        return ThreadCommunicator(world.smaller, members.index(self._rank), timeout=self.timeout)
+
+    def abort(self, message: str) -> None:
+        """See `Communicator`."""
+        board = self._world.board
+        with board.changed:
+            board.aborted = message
+            board.changed.notify_all()
+
+
+class ThreadMailbox(Mailbox):
+    """Of a rank that is a thread."""
+
+    def __init__(self, world: _World, number: int, rank: int) -> None:
+        super().__init__(rank, world.names)
+        self.number, self._world = number, world
+        self._others: deque[Letter] = deque()
+
+    def _deliver(self, to: int, coded: Array) -> None:
+        with self._world.changed:
+            if self.rank in self._world.dead:
+                return
+            box = self._world.boxes[self.number, to]
+        with box.changed:
+            if not box.closed:  # who has left reads no more
+                box._others.append(decode(self.rank, coded))
+                box.changed.notify_all()
+
+    def _arrived(self) -> Letter | None:
+        with self.changed:
+            if self._others:
+                return self._others.popleft()
+        with self._world.changed:
+            if self._world.board.aborted:
+                raise CommunicationError(self._world.board.aborted)
+            if self._world.dead:
+                raise self._world.lost()
+        return None
+
+    def _wait(self, longest: float, before: float) -> float:
+        with self.changed:
+            if not (self._own or self._others or self.closed):
+                self.changed.wait(min(longest, 0.05))  # a rank may be gone
+        return 0.0
+
+
+def run_threads(
+    size: int, work: Callable[[ThreadCommunicator], T], *, timeout: float = 60.0
+) -> list[T]:
+    """`work(communicator)` on `size` threads, one a rank; their results by rank.
+
+    If ranks raise, the others are ended and the first exception by rank is raised again here.
+    """
+    world = _World(_Board(range(size)), range(size))
+    results: list[Any] = [None] * size
+    errors: list[tuple[bool, int, BaseException]] = []
+
+    def main(rank: int) -> None:
+        communicator = ThreadCommunicator(world, rank, timeout=timeout)
+        try:
+            results[rank] = work(communicator)
+        except BaseException as error:  # raised again by the caller's thread
+            told = bool(world.board.aborted)
+            errors.append((told, rank, error))
+            communicator.abort(f"rank {rank} failed: {error}")
+        finally:
+            communicator.close()
+
+    threads = [threading.Thread(target=main, args=(r,), daemon=True) for r in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise min(errors, key=lambda e: e[:2])[2]
+    return results

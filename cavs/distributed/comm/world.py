@@ -1,0 +1,89 @@
+"""The ranks that this process is one of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from cavs.config import num_threads, share_processors
+from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.mpi.communicator import MPICommunicator
+from cavs.distributed.comm.single import SingleCommunicator
+from cavs.distributed.comm.started import started
+from cavs.errors import ConfigError
+
+Place = tuple[str, tuple[int, ...], int]  # see `own_processors`
+TIMEOUT = 300.0  # seconds that a rank waits for another where nobody says how many
+
+
+def ranks_of(communicator: Communicator | None, timeout: float | None) -> Communicator:
+    """`communicator`, or where none is given `world`, with this timeout in seconds.
+
+    ConfigError if `communicator` waits for another time.
+    """
+    if communicator is None:
+        return world(TIMEOUT if timeout is None else timeout)
+    if timeout not in (None, communicator.timeout):
+        kind = type(communicator).__name__
+        raise ConfigError(
+            f"Trainer: timeout is {timeout} s, but the {kind} given waits for "
+            f"{communicator.timeout} s",
+            hint=f"give the time to the {kind}, or leave timeout out",
+        )
+    return communicator
+
+
+def world(timeout: float = TIMEOUT) -> Communicator:
+    """All ranks that mpirun or srun started; one alone if this process was started by itself.
+
+    timeout: seconds that a rank waits for another. DeviceError if MPI sees more or fewer.
+    Ranks that may run on the same processors share the engine's default number of threads. Where
+    their threads fill these, each rank keeps to its own of them, unless ``CAVS_BIND`` is 0.
+    """
+    if started() is None:
+        return SingleCommunicator()
+    communicator = MPICommunicator(timeout=timeout)
+    share_processors(_beside(communicator))
+    _bind(own_processors(_places(communicator), communicator.rank))
+    return communicator
+
+
+def _beside(communicator: Communicator) -> int:
+    """How many ranks of this host, itself among them, may run where this one may."""
+    host, own = socket.gethostname(), os.sched_getaffinity(0)
+    told = communicator.share([host, sorted(own)])
+    return sum(name == host and not own.isdisjoint(mask) for name, mask in told)
+
+
+def _places(communicator: Communicator) -> list[Place]:
+    wanted = os.environ.get("CAVS_BIND", "1") != "0" and sys.platform == "linux"
+    threads = num_threads() if wanted else 0
+    told = communicator.share([socket.gethostname(), sorted(os.sched_getaffinity(0)), threads])
+    return [(host, tuple(mask), threads) for host, mask, threads in told]
+
+
+def own_processors(places: Sequence[Place], rank: int) -> tuple[int, ...]:
+    """The processors that `rank` is to keep to, as many as it has threads; none if it need not.
+
+    places: of every rank its host, the processors that it may run on, and its threads, 0 if it is
+    not to be bound. A rank that computes and the thread that communicates beside it disturb each
+    other less than another rank, which must not wait for a core. With room to spare, or too many
+    threads, the system knows best.
+    """
+    host, mask, _ = places[rank]
+    beside = [r for r, (name, other, _) in enumerate(places) if name == host and other == mask]
+    threads = [places[r][2] for r in beside]
+    if len(beside) == 1 or min(threads) == 0 or sum(threads) != len(mask):
+        return ()
+    begin = sum(threads[: beside.index(rank)])
+    return mask[begin : begin + places[rank][2]]
+
+
+def _bind(processors: Sequence[int]) -> None:
+    """All threads of this process, and those that they start."""
+    for thread in os.listdir("/proc/self/task") if processors else ():
+        with contextlib.suppress(OSError):  # it has ended, or a container forbids it
+            os.sched_setaffinity(int(thread), processors)

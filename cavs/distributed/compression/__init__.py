@@ -1,0 +1,43 @@
+"""Compressors: the sum of the ranks' gradients in fewer bytes."""
+
+from cavs.distributed.compression.cast import BFloat16, Float16, Identity
+from cavs.distributed.compression.exchange import (
+    Compressor,
+    Exchange,
+    Reduced,
+    Reduction,
+    Round,
+    State,
+    lockstep,
+    run,
+)
+from cavs.distributed.compression.memory import flatten, is_alike, share_of, unflatten, weighed
+from cavs.distributed.compression.parse import NAMES, parse
+from cavs.distributed.compression.powersgd import PowerSGD
+from cavs.distributed.compression.residual import ErrorFeedback, OneBit
+from cavs.distributed.compression.topk import TopK
+
+__all__ = [
+    "NAMES",
+    "BFloat16",
+    "Compressor",
+    "ErrorFeedback",
+    "Exchange",
+    "Float16",
+    "Identity",
+    "OneBit",
+    "PowerSGD",
+    "Reduced",
+    "Reduction",
+    "Round",
+    "State",
+    "TopK",
+    "flatten",
+    "is_alike",
+    "lockstep",
+    "parse",
+    "run",
+    "share_of",
+    "unflatten",
+    "weighed",
+]

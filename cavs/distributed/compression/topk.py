@@ -1,0 +1,124 @@
+"""Only the largest numbers, the others later (Deep Gradient Compression, Lin et al. 2018)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cavs.distributed.compression.exchange import (
+    Array,
+    Compressor,
+    Exchange,
+    Reduced,
+    Reduction,
+    Round,
+    State,
+)
+
+_INDEX_BYTES = 4
+_WARM_UP_RATIO = 0.25
+
+
+@dataclass(frozen=True)
+class TopK(Compressor):
+    """The `ratio` numbers of largest magnitude of what has gathered up since they were last sent.
+
+    momentum: of the local accumulation (momentum correction); what comes out then already has
+    momentum, and the optimiser must be plain SGD. Where a number is sent, its momentum is forgotten
+    too (factor masking). clip: of the norm of the total of N ranks, in which each may have a part
+    of norm clip / sqrt(N): what is longer is cut before it gathers up. So independent gradients
+    total to about `clip`, aligned ones to clip * sqrt(N); 0 is none. Where the total is then
+    divided by N, the limits hold of the mean (`averaged`). warm_up: over so many steps the ratio
+    goes down from 1/4, each step by the same factor.
+    """
+
+    ratio: float = 0.01
+    momentum: float = 0.0
+    clip: float = 0.0
+    warm_up: int = 0
+    name: ClassVar[str] = "topk"
+
+    def count(self, size: int, step: int) -> int:
+        """How many of `size` numbers are sent at `step`, at least one."""
+        ratio = self.ratio
+        if step < self.warm_up and ratio < _WARM_UP_RATIO:
+            ratio = _WARM_UP_RATIO * (ratio / _WARM_UP_RATIO) ** (step / self.warm_up)
+        return min(size, max(1, math.ceil(ratio * size)))
+
+    def averaged(self, ranks: int) -> Compressor:
+        """See `Compressor`."""
+        return replace(self, clip=self.clip * ranks)
+
+    def start(self, shape: tuple[int, ...], dtype: Any, *, seed: int = 0) -> State:
+        """See `Compressor`."""
+        return {"step": 0, "velocity": np.zeros(shape, dtype), "unsent": np.zeros(shape, dtype)}
+
+    def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
+        """See `Compressor`."""
+        shape, dtype = gradient.shape, gradient.dtype
+        velocity = self.momentum * state["velocity"].reshape(-1)
+        velocity += self._clipped(gradient.reshape(-1), ranks)
+        unsent = state["unsent"].reshape(-1) + velocity
+        finite = np.isfinite(unsent)
+        # What is not finite goes first, so that the step is refused, and is forgotten.
+        magnitude = np.where(finite, np.abs(unsent), np.inf)
+        chosen = _largest(magnitude, self.count(unsent.size, state["step"]))
+        values = unsent[chosen]
+        payload = np.concatenate([chosen.view(np.uint8), values.view(np.uint8)])
+        gathered = yield Exchange("all_gather", (payload,))
+        total = np.zeros(unsent.shape, dtype)
+        for coded in gathered:
+            index, part = self._split(coded, dtype)
+            total[index] += part
+        sent = np.zeros(unsent.shape, dtype)
+        sent[chosen] = values
+        for kept in (velocity, unsent):
+            kept[chosen] = 0
+            kept[~finite] = 0
+        after: State = {
+            "step": state["step"] + 1,
+            "velocity": velocity.reshape(shape),
+            "unsent": unsent.reshape(shape),
+        }
+        return Reduced(total.reshape(shape), sent.reshape(shape), after)
+
+    def _clipped(self, flat: Array, ranks: int) -> Array:
+        if not self.clip:
+            return flat
+        norm = math.sqrt(float((flat.astype(np.float64) ** 2).sum()))
+        limit = self.clip / math.sqrt(ranks)
+        return flat * flat.dtype.type(limit / norm) if norm > limit else flat
+
+    @staticmethod
+    def _split(coded: Array, dtype: Any) -> tuple[Array, Array]:
+        count = coded.size // (_INDEX_BYTES + np.dtype(dtype).itemsize)
+        index, values = coded[: count * _INDEX_BYTES], coded[count * _INDEX_BYTES :]
+        return index.copy().view(np.int32), values.copy().view(dtype)
+
+    def rounds(
+        self, shape: tuple[int, ...], itemsize: int, ranks: int, step: int
+    ) -> tuple[Round, ...]:
+        """See `Compressor`."""
+        count = self.count(math.prod(shape), step)
+        return (Round("all_gather", count * (_INDEX_BYTES + itemsize)),)
+
+    def __str__(self) -> str:
+        return (
+            f"topk(ratio={self.ratio:g}, momentum={self.momentum:g}, clip={self.clip:g}, "
+            f"warm_up={self.warm_up})"
+        )
+
+
+def _largest(magnitude: Array, count: int) -> Array:
+    """The places of the `count` largest, int32, rising; of equal ones those that come first."""
+    if count == magnitude.size:
+        return np.arange(count, dtype=np.int32)
+    # Smallest of the negative ones: NumPy takes long for the largest where nearly all are zero.
+    least = -np.partition(-magnitude, count - 1)[count - 1]
+    chosen = magnitude > least
+    equal = np.flatnonzero(magnitude == least)
+    chosen[equal[: count - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen).astype(np.int32)

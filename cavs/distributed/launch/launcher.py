@@ -1,0 +1,284 @@
+"""Starts the ranks of a training on this machine: finds mpirun, and leaves nothing behind.
+
+On a cluster, mpirun or srun of the site start ``cavs train`` just as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from cavs.distributed.comm.launcher_pipe import ELASTIC, PIPE
+from cavs.distributed.launch import supervisor
+from cavs.distributed.launch.run_folder import run_folder
+from cavs.distributed.launch.watch import Watch
+from cavs.errors import ConfigError, DeviceError
+from cavs.train.interrupt import STOPS
+
+STOP_SIGNAL = signal.SIGUSR1  # what mpirun passes on to the ranks; SIGINT it keeps to itself
+LAUNCHED = "CAVS_LAUNCHED"
+_ELASTIC = "--elastic"  # of a command of cavs that is launched, too
+_INSTALL = 'pip install "cavs[mpi]"'
+_SURVIVES = 5  # the first Open MPI that lets ranks survive one another
+_GLANCE = 0.1  # seconds between two looks at what ranks say
+# Seconds that the others have to notice a death and to save, and that those who have need to end.
+_GRACE, _FAREWELL = 30.0, 2.0
+_ABORTING = 5.0  # seconds that mpirun has to end all ranks by itself, where one aborts
+_FORCE = 15.0  # seconds that mpirun has to end all
+# Else Open MPI looks for fabrics for a second at every start, for one-sided messages alone.
+_NO_FABRICS = "OMPI_MCA_btl", "^ofi"
+# Where mpirun keeps the files of a run, by its process number: what a killed one left in the usual
+# place fails the next that gets that number ("The PMIx server's listener thread failed to start").
+SESSIONS = "PRTE_MCA_prte_tmpdir_base"
+_STARTS = 3  # of one training, at most, where MPI stands still before it begins
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The program that starts ranks.
+
+    open_mpi: whether it takes Open MPI's options. survives: whether ranks can outlive one another.
+    """
+
+    path: str
+    open_mpi: bool
+    survives: bool
+
+
+def find_mpirun() -> Launcher:
+    """The mpirun of this environment (the wheel's), else the one on PATH; DeviceError if none."""
+    beside = Path(sysconfig.get_path("scripts")) / "mpirun"
+    path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
+    if path is None:
+        raise DeviceError("there is no mpirun", hint=_INSTALL)
+    try:
+        version = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise DeviceError(f"{path} --version fails: {error}", hint=_INSTALL) from error
+    ours = "Open MPI" in version or "OpenRTE" in version
+    number = re.search(r"\) (\d+)", version)
+    return Launcher(path, ours, ours and number is not None and int(number[1]) >= _SURVIVES)
+
+
+def command_of(
+    launcher: Launcher,
+    ranks: int,
+    arguments: Sequence[str],
+    *,
+    elastic: bool = False,
+    watched: bool = False,
+) -> list[str]:
+    """The command line that runs ``cavs ARGUMENTS`` on `ranks` ranks.
+
+    Arguments that begin with a ``.py`` file or ``-m`` are a Python program instead. watched: what
+    becomes of each rank is told to a `Watch`, and if one dies the others have time to save.
+    """
+    if not arguments:
+        raise ConfigError("nothing to launch", hint="cavs launch -n 2 train tree-lstm --data DIR")
+    command = [launcher.path, "-n", str(ranks)]
+    if launcher.open_mpi:
+        if os.geteuid() == 0:
+            command.append("--allow-run-as-root")
+        if ranks > len(os.sched_getaffinity(0)):
+            command += ["--map-by", ":OVERSUBSCRIBE"]
+        command += ["--bind-to", "none"]  # the engine's threads go where there is room
+        if (elastic or watched) and launcher.survives:
+            command += ["--with-ft", "ulfm"]
+        if elastic:
+            # Its barrier in MPI_Finalize may wait for the dead for ever; Trainer.close meets.
+            command += ["--mca", "async_mpi_finalize", "1"]
+    if elastic and not launcher.survives:
+        raise DeviceError(
+            f"{launcher.path} is not Open MPI's, or older than {_SURVIVES}; "
+            "only that survives a lost rank",
+            hint=_INSTALL,
+        )
+    run = [] if _is_program(arguments) else ["-m", "cavs.cli"]
+    kept = [sys.executable, "-I", "-S", supervisor.__file__] if watched else []
+    return [*command, *kept, sys.executable, *run, *arguments]
+
+
+def environment_of(
+    launcher: Launcher, ranks: int, *, threads: int | None, elastic: bool
+) -> dict[str, str]:
+    """That of mpirun and the ranks: what is set stays, but for what the launcher says of itself.
+
+    threads: of each rank's engine, whatever is set; None: what is set, else one.
+    """
+    environment = {"CAVS_NUM_THREADS": "1", **os.environ, LAUNCHED: str(ranks)}
+    if threads is not None:
+        environment["CAVS_NUM_THREADS"] = str(threads)
+    environment[ELASTIC] = "1" if elastic else ""
+    ours = Path(launcher.path).parent == Path(sysconfig.get_path("scripts"))
+    if ours and not os.path.exists(os.path.expanduser("~/.openmpi/mca-params.conf")):
+        environment.setdefault(*_NO_FABRICS)
+    return environment
+
+
+def launch(
+    ranks: int,
+    arguments: Sequence[str],
+    *,
+    threads: int | None = None,
+    elastic: bool = False,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+) -> int:
+    """Run ``cavs ARGUMENTS`` on `ranks` ranks and wait; the exit status.
+
+    threads: of each rank's engine; None: CAVS_NUM_THREADS, else one. The first Ctrl-C, SIGTERM, or
+    SIGHUP of a terminal that is closed, lets the ranks end their step and save; the second ends
+    them. They end with this process, too.
+    elastic: go on with the ranks that are left if one dies; ``--elastic`` among the arguments of a
+    command of ``cavs`` asks for it as well.
+    Where MPI stands still before a command of ``cavs`` begins, all ranks are started again.
+    """
+    elastic = elastic or (_ELASTIC in arguments and not _is_program(arguments))
+    launcher = find_mpirun()
+    command = command_of(launcher, ranks, arguments, elastic=elastic, watched=True)
+    if "--allow-run-as-root" in command:
+        say("cavs: running mpirun as root: ranks may do all that root may")
+    if ":OVERSUBSCRIBE" in command:
+        say(f"cavs: {ranks} ranks share {len(os.sched_getaffinity(0))} cores")
+    environment = environment_of(launcher, ranks, threads=threads, elastic=elastic)
+    program = _is_program(arguments)
+    starts = 1 if program else _STARTS  # what others do before is not known
+    for left in reversed(range(starts)):
+        with run_folder() as (folder, kept):
+            watch = Watch(ranks, folder)
+            if program:  # which has no option of ours
+                watch.saves = "checkpoint_every of Trainer.fit"
+            told = {SESSIONS: str(folder), **environment, PIPE: str(watch.path)}
+            try:
+                run = _Run(command, told, watch, elastic, say, left > 0, kept)
+                status = run.wait()
+            finally:
+                watch.close()
+        if run.stuck is None or run.asked:
+            break
+    return status
+
+
+def _is_program(arguments: Sequence[str]) -> bool:
+    """Whether these are a Python program, not a command of ``cavs``."""
+    return arguments[0] == "-m" or arguments[0].endswith(".py")
+
+
+class _Run:
+    """mpirun, from its start to its end."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str],
+        watch: Watch,
+        elastic: bool,
+        say: Callable[[str], None],
+        again: bool,
+        kept: int,
+    ) -> None:
+        self.watch, self.elastic, self.say, self.again = watch, elastic, say, again
+        self.stuck: str | None = None  # what did not begin and is to be started again
+        self.asked = False  # to stop, by a signal
+        self.failed = False  # some rank kept the others waiting
+        self.patient: float | None = None  # until then, once a rank has died or aborted
+        self.ended: float | None = None  # when mpirun was told to end the ranks
+        # A session of its own: Ctrl-C in the terminal comes here first and alone.
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            start_new_session=True,
+            pass_fds=(kept,),
+            preexec_fn=lambda: supervisor.die_with_parent(signal.SIGTERM),  # noqa: PLW1509
+        )
+
+    def wait(self) -> int:
+        """Until all ranks have ended; the exit status."""
+        process, watch = self.process, self.watch
+        ignored = {n for n in STOPS if signal.getsignal(n) is signal.SIG_IGN}  # under nohup
+        old = {n: signal.signal(n, self._stop) for n in STOPS if n not in ignored}
+        try:
+            while process.poll() is None:
+                watch.listen(_GLANCE)
+                self._look()
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        watch.listen(0)
+        if process.returncode < 0 and not (self.asked or self.failed or self.ended):
+            self.say(f"cavs: mpirun was killed by signal {-process.returncode}, and all with it")
+            return 128 - process.returncode
+        return self._status()
+
+    def _status(self) -> int:
+        """Of mpirun, which says nothing of ranks killed; says who died first."""
+        code, death = self.process.returncode, self.watch.death
+        status = 128 - code if code < 0 else code
+        if death is None or self.failed:
+            return status or int(self.failed or any(self.watch.ends.values()))
+        last = list(self.watch.ends.values())[-1]
+        if self.elastic and last >= 0 and self.ended is None:  # who went on has said how it ended
+            return status if 0 in self.watch.ends.values() else last
+        text = self.watch.told(stopped=self.ended is not None, elastic=self.elastic)
+        if text is not None and not self.asked:
+            self.say(f"cavs: {text}")
+        return 128 - death[1] if death[1] < 0 else death[1] or 1
+
+    def _look(self) -> None:
+        """Ends what would hang."""
+        now = time.monotonic()
+        self.watch.miss()
+        if self.ended is not None:
+            if now > self.ended + _FORCE:
+                self.process.kill()  # its ranks end with it
+            return
+        self.stuck = self.watch.stuck() if self.again and not self.asked else None
+        if self.stuck is not None:
+            self.ended = now
+            self.say(f"cavs: {self.stuck}; they are started again")
+            self.process.terminate()
+            return
+        late = self.watch.late()
+        if late is not None:
+            self.failed, self.ended = True, now
+            self.say(f"cavs: {late}; all were ended")
+            self.process.terminate()
+            return
+        waiting = self.watch.still_running()
+        if waiting is not None:
+            self.say(f"cavs: {waiting}")
+        if self.watch.aborted:  # mpirun may miss those that were just coming to MPI_Init
+            self.patient = self.patient or now + _ABORTING
+        elif self.watch.death is None or (self.elastic and not self.watch.starting):
+            return
+        if self.patient is None:
+            self.patient = now + _GRACE
+        if self.watch.alone:
+            self.patient = min(self.patient, now + _FAREWELL)
+        if now > self.patient:
+            self.ended = now
+            self.process.terminate()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.process.send_signal(signal.SIGTERM if self.asked else STOP_SIGNAL)
+        self.asked = True
+
+
+def take_stop_signal() -> None:
+    """In a rank: what the launcher passes on acts as Ctrl-C."""
+    if os.environ.get(LAUNCHED):
+        signal.signal(STOP_SIGNAL, lambda number, frame: signal.raise_signal(signal.SIGINT))

@@ -1,0 +1,250 @@
+"""What the launcher learns of its ranks while they run: who hangs, who dies, what was saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT
+from cavs.distributed.launch.run_folder import unusable
+
+STARTING = 30.0  # seconds that ranks have to come to MPI_Init in any case
+# Seconds after which ranks that all are in a call of MPI's start do not go on: more for more ranks,
+# which may share a core.
+STANDING, EACH = 10.0, 2.0
+_FIRST = 2  # calls that a rank leaves before it begins: MPI_Init, and a copy of its communicator
+
+
+@dataclass
+class Wait:
+    """Of a rank in a call of MPI's that it cannot leave; since: on the clock of its `Watch`."""
+
+    call: str
+    timeout: float
+    since: float
+
+
+@dataclass
+class Watch:
+    """Of `ranks` ranks, which write to a named pipe in `folder`. clock: gives seconds.
+
+    ConfigError if that takes no pipe.
+    """
+
+    ranks: int
+    folder: Path
+    clock: Callable[[], float] = time.monotonic
+    saves: str = "--save-every STEPS"  # what writes checkpoints within epochs
+    pids: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)  # exit status, or -signal; in their order
+    waits: dict[int, Wait] = field(default_factory=dict)
+    parted: set[int] = field(default_factory=set)  # have done what can be done without the dead
+    failed: set[int] = field(default_factory=set)  # have said themselves why they end all
+    left: dict[int, int] = field(default_factory=dict)  # calls of MPI's that each rank came out of
+    missing: set[int] = field(default_factory=set)  # ended while others waited in MPI_Init for them
+    saved: tuple[str, int] | None = None  # the last checkpoint, and its step
+
+    def __post_init__(self) -> None:
+        self.path = self.folder / "ranks"
+        try:
+            os.mkfifo(self.path, 0o600)
+        except OSError as error:
+            raise unusable(error) from error
+        # To write, too: else it would be at its end whenever no rank has it open.
+        self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
+        self._rest = b""
+        self._said: set[str] = set()
+        self._unheard: set[int] = set()
+        self._begun = self.clock()
+
+    def close(self) -> None:
+        """Ranks tell nobody any more."""
+        os.close(self._pipe)
+
+    def listen(self, seconds: float) -> None:
+        """Takes in what ranks say; waits for it up to `seconds`."""
+        if select.select([self._pipe], [], [], seconds)[0]:
+            *lines, self._rest = (self._rest + os.read(self._pipe, 1 << 16)).split(b"\n")
+            for line in lines:
+                rank, word, *values = json.loads(line)
+                self._take(rank, word, values)
+
+    def _take(self, rank: int, word: str, values: Sequence[object]) -> None:
+        match word, values:
+            case "started", [int(pid)]:
+                self.pids[rank] = pid
+            case "in", [str(call), float(timeout) | int(timeout)]:
+                least = STARTING if call == INIT else 0.0
+                self.waits[rank] = Wait(call, max(timeout, least), self.clock())
+                self._note_missing()
+            case "out", []:
+                self.waits.pop(rank, None)
+                self.left[rank] = self.left.get(rank, 0) + 1
+            case "saved", [str(path), int(step)]:
+                self.saved = path, step
+            case "parted", []:
+                self.parted.add(rank)
+            case "failed", [] if self.death is None:
+                self.failed.add(rank)
+            case "ended", [int(status)]:
+                self.ends[rank] = status
+                self.waits.pop(rank, None)
+                self._note_missing()
+
+    def _note_missing(self) -> None:
+        if self.starting:  # whatever their status: MPI_Init needs all ranks
+            self.missing |= {r for r in self.ends if r not in self.left}
+
+    def miss(self) -> None:
+        """Ranks whose processes are gone, and whose keepers with them: call it now and then.
+
+        Twice: a keeper that lives has told it by the second time.
+        """
+        gone = {r for r, pid in self.pids.items() if r not in self.ends and not _exists(pid)}
+        for rank in sorted(gone & self._unheard):
+            self._take(rank, "ended", [-signal.SIGKILL])
+        self._unheard = gone
+
+    # ---- who hangs -----------------------------------------------------------------------------
+
+    def stuck(self) -> str | None:
+        """What MPI does not get done before any rank begins, though no rank is missing.
+
+        Its start is known to stand still now and then, in Open MPI and in PMIx.
+        """
+        now = self.clock()
+        if self.ends or any(calls >= _FIRST for calls in self.left.values()):
+            return None
+        if not self.pids:
+            return "no rank has started" if now - self._begun > STARTING else None
+        calls = {wait.call for wait in self.waits.values()}
+        last = max((wait.since for wait in self.waits.values()), default=now)
+        if len(self.waits) < self.ranks or len(calls) > 1 or FINALIZE in calls:
+            return None
+        if now - last <= STANDING + EACH * self.ranks:
+            return None
+        return f"all ranks stand still in {calls.pop()}"
+
+    def late(self) -> str | None:
+        """Whom others have been waiting for inside MPI for too long; None if it can go on."""
+        now = self.clock()
+        over = [w for w in self.waits.values() if now - w.since > w.timeout]
+        calls = dict.fromkeys(w.call for w in over if w.call != FINALIZE)
+        return next((self._missing(call) for call in calls), None)
+
+    def still_running(self) -> str | None:
+        """Once: whom others have been waiting for at their end for long."""
+        now = self.clock()
+        over = [w for w in self.waits.values() if w.call == FINALIZE and now - w.since > w.timeout]
+        if not over or FINALIZE in self._said:
+            return None
+        self._said.add(FINALIZE)
+        return self._missing(FINALIZE)
+
+    def _missing(self, call: str) -> str:
+        here = {r: w for r, w in self.waits.items() if w.call == call}
+        seconds = max(w.timeout for w in here.values())
+        others = [r for r in range(self.ranks) if r not in here]
+        whom = "; ".join(f"rank {r} {self._state(r)}" for r in others) or "and nobody is missing"
+        return f"{_named(sorted(here))} waited {seconds:g} s in {call}: {whom}"
+
+    def _state(self, rank: int) -> str:
+        if rank in self.ends:
+            return f"{_ended(self.ends[rank])} before it came there"
+        if rank in self.waits:
+            return f"is in {self.waits[rank].call}"
+        if rank not in self.pids:
+            return "has not started"
+        state = "is stopped" if _is_stopped(self.pids[rank]) else "runs"
+        return f"has not come (process {self.pids[rank]} {state})"
+
+    # ---- who dies ------------------------------------------------------------------------------
+
+    @property
+    def death(self) -> tuple[int, int] | None:
+        """The first rank that did not end well, and its status, if it has not said why itself.
+
+        One that others need to begin has not, even with status 0.
+        """
+        bad = [(r, status) for r, status in self.ends.items() if status != 0 or r in self.missing]
+        return bad[0] if bad and not self.failed else None
+
+    @property
+    def aborted(self) -> bool:
+        """Whether a rank that has said why it ends all has ended itself."""
+        return any(self.ends.get(rank, 0) != 0 for rank in self.failed)
+
+    @property
+    def starting(self) -> bool:
+        """Whether ranks wait in MPI_Init, which needs all of them: none survives another there."""
+        return any(wait.call == INIT for wait in self.waits.values())
+
+    @property
+    def alone(self) -> bool:
+        """Whether all ranks that are left have done what can be done without the dead."""
+        idle = {r for r, wait in self.waits.items() if wait.call in (INIT, FINALIZE)}
+        return self.parted | idle | set(self.ends) >= set(range(self.ranks))
+
+    def told(self, *, stopped: bool, elastic: bool = False) -> str | None:
+        """What there is to say of the first death, once all have ended; None if ranks said it.
+
+        stopped: whether the others had to be ended. elastic: they were to go on, and could not.
+        """
+        if self.death is None:
+            return None
+        rank, status = self.death
+        if status > 0 and not stopped and not self.parted:  # all ended so, with an error of cavs
+            return None
+        if self.saved is None:
+            where = f"there is no checkpoint yet; {self.saves} writes them within epochs"
+        else:
+            path, step = self.saved
+            where = f"the checkpoint is {path}, of step {step}"
+        early = " before it came to MPI_Init" * (rank in self.missing)
+        said = f"rank {rank} of {self.ranks} {_ended(status)}{early}, and the others stopped"
+        said = f"{said}." if early else f"{said}; {where}."
+        left = self.ranks - 1
+        if elastic or left == 0 or self.left.get(rank, 0) < _FIRST:
+            return said
+        return f"{said} With --elastic {left} rank{'s' * (left != 1)} would have gone on."
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        name = f" ({signal.Signals(-status).name})"
+    except ValueError:  # a real-time one
+        name = ""
+    return f"was killed by signal {-status}{name}"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _exists(pid: int) -> bool:
+    """Whether it runs: one that has ended may wait for long to be reaped by whoever adopts it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return _letter(pid) not in ("Z", "X")
+
+
+def _is_stopped(pid: int) -> bool:
+    return _letter(pid) in ("T", "t")
+
+
+def _letter(pid: int) -> str:
+    """Of the state of a process; empty where it has ended meanwhile, or this is no Linux."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -1,0 +1,177 @@
+"""What a strategy builder is, and how one is found by name or in a file of the user's own."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.strategy import Strategy, Variable
+from cavs.distributed.strategy.verify import verify
+from cavs.errors import CavsError, ConfigError
+
+
+class Builder(ABC):
+    """Makes a strategy for any model and cluster by a rule.
+
+    A builder of your own is a subclass in a Python file, named ``FILE.py:CLASS`` or
+    ``FILE.py:CLASS(option=value)`` wherever a builder is named. Its options are the arguments of
+    its constructor.
+    """
+
+    @abstractmethod
+    def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
+        """A strategy that has one node for each of `variables`, in order."""
+
+    def __str__(self) -> str:
+        options = ""
+        if dataclasses.is_dataclass(self):
+            options = ", ".join(
+                f"{field.name}={getattr(self, field.name)!r}"
+                for field in dataclasses.fields(self)
+                if getattr(self, field.name) != field.default
+            )
+        return type(self).__name__ + (f"({options})" if options else "")
+
+
+REGISTRY: dict[str, type[Builder]] = {}
+B = TypeVar("B", bound=type[Builder])
+
+
+def register(builder: B) -> B:
+    """Class decorator: the builder is found by the name of its class."""
+    if builder.__name__ in REGISTRY:
+        raise ConfigError(f"there is already a builder {builder.__name__}", hint="rename one")
+    REGISTRY[builder.__name__] = builder
+    return builder
+
+
+def find(text: str) -> Builder:
+    """The builder that `text` names: ``PS``, ``AllReduce(chunk=64)``, ``my.py:Mine(x=1)``.
+
+    Raises `ConfigError`.
+    """
+    where, _, call = text.rpartition(".py:")
+    name, options = _call(call, text)
+    kind = _from_file(Path(where + ".py"), name) if where else REGISTRY.get(name)
+    if kind is None:
+        raise ConfigError(
+            f"no strategy builder is called {name!r}",
+            hint=f"there are auto, {', '.join(REGISTRY)}, or FILE.py:CLASS",
+        )
+    try:
+        inspect.signature(kind).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"builder {text}: {error}", hint=f"{_signature(kind)}") from None
+    if inspect.isabstract(kind):
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise ConfigError(f"builder {text} has no method {missing}", hint=f"add it to {name}")
+    with _own_line(f"builder {text}", kind.__module__, _signature(kind)):
+        return kind(**options)
+
+
+def _signature(kind: type[Builder]) -> str:
+    return f"it is {kind.__name__}{str(inspect.signature(kind)).partition(' ->')[0]}"
+
+
+def _call(call: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of ``NAME`` or ``NAME(option=literal, ...)``."""
+    try:
+        tree = ast.parse(call.strip(), mode="eval").body
+        if isinstance(tree, ast.Name):
+            return tree.id, {}
+        assert isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.args
+        names = [keyword.arg for keyword in tree.keywords]
+        assert None not in names and len(set(names)) == len(names)
+        return tree.func.id, {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords}
+    except (SyntaxError, TypeError, ValueError, AssertionError, RecursionError, MemoryError):
+        raise ConfigError(
+            f"{text!r} names no strategy builder",
+            hint="write NAME, NAME(option=value) or FILE.py:NAME",
+        ) from None
+
+
+def _from_file(path: Path, name: str) -> type[Builder]:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}", hint="check the path")
+    spec = importlib.util.spec_from_file_location(f"cavs_strategy_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    with _own_line(f"{path} cannot be loaded", spec.name, "mend the file"):
+        spec.loader.exec_module(module)
+    kind = getattr(module, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Builder)):
+        raise ConfigError(
+            f"{path} has no class {name} that is a Builder",
+            hint="subclass cavs.distributed.planning.builders.Builder",
+        )
+    return kind
+
+
+@contextmanager
+def _own_line(what: str, module: str, hint: str) -> Iterator[None]:
+    """What code of the user's `module` raises is a `ConfigError` that names its line there."""
+    try:
+        yield
+    except CavsError:
+        raise
+    except Exception as error:
+        if module.partition(".")[0] == "cavs":
+            raise  # ours: nothing that the user could mend
+        file, said = getattr(sys.modules.get(module), "__file__", None), str(error)
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [(file, line) for frame, line in frames if frame.f_code.co_filename == file]
+        if isinstance(error, SyntaxError):
+            said = error.msg
+            lines.append((error.filename, error.lineno or 0))
+        where = f"{os.path.basename(str(lines[-1][0]))}:{lines[-1][1]}" if lines else ""
+        said = f"{what}: {type(error).__name__}: {said}"
+        raise ConfigError(said, where=where, hint=hint) from error
+
+
+def build(
+    builder: Builder | str, variables: Sequence[Variable], resources: ResourceSpec
+) -> Strategy:
+    """The strategy of a builder, verified, with the builder's name in it."""
+    chosen = find(builder) if isinstance(builder, str) else builder
+    if not variables:
+        raise ConfigError("the model has no trainable parameter", hint="there is nothing to share")
+    with _own_line(f"builder {chosen}", type(chosen).__module__, "mend its method build"):
+        strategy = chosen.build(variables, resources)
+    if not isinstance(strategy, Strategy):
+        raise ConfigError(
+            f"builder {chosen} returned {type(strategy).__name__}", hint="return a Strategy"
+        )
+    verify(strategy, variables, resources)
+    return dataclasses.replace(strategy, builder=str(chosen))
+
+
+def one_of(builder: object, option: str, values: Sequence[bool | str | None]) -> None:
+    """Refuses an option that is none of `values`."""
+    value = getattr(builder, option)
+    if not any(type(value) is type(allowed) and value == allowed for allowed in values):
+        raise ConfigError(
+            f"{type(builder).__name__}: {option} is {value!r}",
+            hint=f"give {' or '.join(map(repr, values))}",
+        )
+
+
+def at_least(builder: object, option: str, least: int) -> None:
+    """Refuses an option that is no whole number of at least `least`."""
+    value = getattr(builder, option)
+    if type(value) is not int or value < least:
+        raise ConfigError(
+            f"{type(builder).__name__}: {option} is {value!r}",
+            hint=f"give a whole number of at least {least}",
+        )

@@ -1,0 +1,185 @@
+"""The strategy that a name asks for: made on rank 0, run on all."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from cavs.compiler.pipeline import Passes
+from cavs.config import num_threads
+from cavs.data import GraphBatch
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm.agreement import Agreement
+from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.planning.cost import (
+    Compute,
+    Simulation,
+    calibrate,
+    cards,
+    is_file,
+    make_strategy,
+    simulate,
+)
+from cavs.distributed.strategy import Strategy, Variable, in_order, load, to_text, variables_of
+from cavs.distributed.strategy.hosts import (
+    check_places,
+    cluster_of,
+    devices_of,
+    fits,
+    hosts_of,
+    in_rank_order,
+)
+from cavs.distributed.strategy.lost_ranks import without
+from cavs.distributed.strategy.measure import measured_variables
+from cavs.distributed.strategy.text import from_text
+
+_RUNS = 3  # the first compiles
+_FORWARD = 1 / 3  # of a step's computation
+
+
+def agreed_strategy(
+    name: str,
+    model: Any,
+    batch: GraphBatch | None,
+    resources: ResourceSpec | None,
+    agreement: Agreement,
+    run: Callable[[], Sequence[str]] | None = None,
+    gone: Collection[int] = (),
+    *,
+    gpus: bool = False,
+    passes: Passes | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Strategy:
+    """What ``name`` makes of the model and rank 0's part of a batch; `ConfigError` on all ranks.
+
+    gone: ranks of `resources` that have died since; the others have the numbers that are left.
+    gpus: whether ranks compute on GPUs. passes: with which they compile the model. tell: gets on
+    rank 0 what ``auto`` predicts of a step.
+    Where no `resources` are given, ``auto`` measures the speed of messages first, and how long
+    `run` takes, forward and backward of this rank: as long as that, messages cost nothing. It gives
+    the names of parameters in the order in which their gradients are done.
+    """
+    c = agreement.communicator
+    compute, places = Compute(), hosts_of(c)
+    order: Sequence[str] = ()
+    if name == "auto" and run is not None:
+        compute, order = _measured(run, agreement)
+    if resources is not None:
+        cluster = in_rank_order(resources, places)
+    elif name == "auto":
+        cluster = measured_cluster(c, gpus=gpus)
+    else:
+        named = devices_of if is_file(name) else cluster_of
+        cluster = named(places, gpus=gpus)
+    text, failed = "", None
+    if c.rank == 0:
+        try:
+            dtype = str(next(iter(model.parameters().values())).value.dtype)
+            measured = measured_variables(model, batch, dtype=dtype, passes=passes)
+            variables = in_order(measured, order)
+            made = make_strategy(name, variables, cluster, compute)
+            if name == "auto":
+                tell(_predicted(simulate(made, variables, cluster, compute), compute))
+            fits(made, c.size + len(gone))
+            made = without(made, gone, {v.name: v.shape for v in variables}) if gone else made
+            text = to_text(made)
+        except Exception as error:  # the other ranks must learn of it, whatever it is
+            failed = error
+    agreement.meet("step", failed)
+    strategy = from_text(str(c.share(text)[0]))
+    if not gone:
+        check_places(strategy, places, gpus=gpus)
+    return strategy
+
+
+def _predicted(simulation: Simulation, compute: Compute) -> str:
+    besides = "" if compute.seconds else " besides what it computes"
+    return f"predicted {simulation.seconds * 1e3:.3g} ms a step{besides}"
+
+
+def measured_cluster(c: Communicator, *, gpus: bool = False) -> ResourceSpec:
+    """The hosts of the ranks, and the network between them as it is measured; all ranks call it."""
+    places = hosts_of(c)
+    cluster = cluster_of(places, gpus=gpus)
+    network = calibrate(c, places, cluster.network)
+    if gpus:  # whose gradients lie elsewhere
+        network = dataclasses.replace(network, common_bandwidth=0.0)
+    own = cards(c, places)
+    nodes = tuple(
+        dataclasses.replace(node, bandwidth=own.get(node.address)) for node in cluster.nodes
+    )
+    return dataclasses.replace(cluster, nodes=nodes, network=network)
+
+
+def number_of_replicas(
+    strategy: Strategy | str | None, model: Any, c: Communicator, resources: ResourceSpec | None
+) -> int:
+    """How many ranks compute, the first ones, where devices are GPUs; all ranks call it.
+
+    Of a strategy that is made at the first step this is what rank 0 finds without a batch, on
+    which builders do not let it depend. With ``auto`` all ranks compute.
+    """
+    if strategy in (None, "auto"):
+        return c.size
+    if isinstance(strategy, Strategy):
+        return len(strategy.graph.replicas)
+    assert strategy is not None
+    places, count, failed = hosts_of(c), 0, None
+    if c.rank == 0:
+        try:
+            named = devices_of if is_file(strategy) else cluster_of
+            cluster = resources or named(places, gpus=True)
+            if is_file(strategy):  # whether it fits may hang on the batch
+                made = load(strategy)
+            else:
+                made = make_strategy(strategy, possible_variables(model), cluster)
+            count = len(made.graph.replicas)
+        except Exception as error:  # the other ranks must learn of it, whatever it is
+            failed = error
+    Agreement(c).meet("start", failed)
+    return int(c.share(count)[0])
+
+
+def possible_variables(model: Any, dtype: str = "float32") -> tuple[Variable, ...]:
+    """The trained parameters; which gradients are products shows when a batch is compiled.
+
+    So does whether more than rows of a table have one: here it is taken to be looked up alone.
+    """
+    maybe = {name: 0.0 for name, p in model.parameters().items() if len(p.shape) == 2}
+    return variables_of(model, dtype=dtype, factors=maybe)
+
+
+def _measured(
+    run: Callable[[], Sequence[str]], agreement: Agreement
+) -> tuple[Compute, Sequence[str]]:
+    """A rank's work in a step beside which messages travel, the same on all ranks; what `run` gave.
+
+    No work where the ranks of one host leave no core free: then who sends does not compute.
+    """
+    c = agreement.communicator
+    order: Sequence[str] = ()
+    if c.size == 1 or not all(c.share(_has_free_core(c))):
+        return Compute(), order
+    seconds, failed = math.inf, None
+    try:
+        for _ in range(_RUNS):
+            begun = time.perf_counter()
+            order = run()
+            seconds = min(seconds, time.perf_counter() - begun)
+    except Exception as error:  # the other ranks must learn of it, whatever it is
+        failed = error
+    agreement.meet("step", failed)
+    every = [float(s) for s in c.share(seconds)]
+    mean = sum(every) / c.size
+    return Compute(mean * _FORWARD, mean * (1 - _FORWARD), slowest=max(every) / mean), order
+
+
+def _has_free_core(c: Communicator) -> bool:
+    names = c.share(socket.gethostname())
+    ranks = names.count(names[c.rank])
+    return ranks == 1 or ranks * num_threads() < len(os.sched_getaffinity(0))

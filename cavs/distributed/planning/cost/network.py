@@ -1,0 +1,217 @@
+"""How long an operation takes on a cluster, and what it occupies while it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.distributed.cluster.resources import ResourceSpec, node_of
+from cavs.distributed.planning.cost.plan import Operation
+from cavs.distributed.strategy import GraphConfig
+
+Floats = NDArray[np.float64]
+ROOTED = ("reduce", "gather", "broadcast")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The three terms of the cost model (Zhang 2020, equations 8.2 and 8.3).
+
+    transfer: seconds on the slowest link. messages, local_messages: how many one after another,
+    between nodes and inside them (the coefficients of their latencies). launches: of a copy or
+    kernel on a device (the coefficient of delta). reduce: seconds of summing.
+    """
+
+    transfer: float
+    messages: float
+    local_messages: float
+    launches: float = 1.0
+    reduce: float = 0.0
+
+
+@dataclass(frozen=True)
+class Occupation:
+    """Which ports an operation keeps busy with sending and receiving, and for how many seconds.
+
+    Ports: the network card of every node, then the local port of every rank. ranks take part;
+    overhead is how long each of them handles messages, whatever their size.
+    """
+
+    ranks: NDArray[np.intp]
+    overhead: Floats
+    senders: NDArray[np.intp]
+    out: Floats
+    receivers: NDArray[np.intp]
+    into: Floats
+
+    @property
+    def longest(self) -> float:
+        """Seconds of the busiest port."""
+        return float(max(self.out.max(initial=0.0), self.into.max(initial=0.0)))
+
+
+class Cluster:
+    """The ranks of a strategy on the nodes of a resource specification."""
+
+    def __init__(self, graph: GraphConfig, resources: ResourceSpec) -> None:
+        self.network = resources.network
+        addresses = [node_of(device) for device in graph.ranks]
+        self.nodes = list(dict.fromkeys(addresses))
+        index = {address: i for i, address in enumerate(self.nodes)}
+        self.node_of_rank = np.array([index[address] for address in addresses])
+        self.card = np.array([resources.bandwidth(address) for address in self.nodes])
+        self.world = len(addresses)
+        self._units: dict[tuple[object, ...], tuple[Occupation, Cost]] = {}
+
+    @property
+    def ports(self) -> int:
+        """How many ports there are."""
+        return len(self.nodes) + self.world
+
+    def seconds(self, cost: Cost) -> float:
+        """The time of an operation alone on the network."""
+        return (
+            cost.transfer
+            + cost.reduce
+            + cost.messages * self.network.latency
+            + cost.local_messages * self.network.local_latency
+            + cost.launches * self.network.memcpy_latency
+        )
+
+    def measure(self, operation: Operation) -> tuple[Occupation, Cost]:
+        """What an operation occupies, and the terms of the model for it."""
+        if isinstance(operation.nbytes, tuple):
+            occupied = self._occupation(operation)
+            return occupied, self._cost(operation, occupied)
+        # Seconds are linear in bytes: operations that differ in bytes alone are measured once.
+        common = self._common(operation)
+        key = (operation.kind, operation.ranks, operation.root, operation.is_tree, common)
+        if key not in self._units:
+            unit = dataclasses.replace(operation, nbytes=1.0)
+            if common:
+                self._units[key] = self._in_common(unit)
+            else:
+                occupied = self._occupation(unit)
+                self._units[key] = occupied, self._cost(unit, occupied, tree=operation.is_tree)
+        occupied, cost = self._units[key]
+        scale = operation.nbytes
+        return (
+            dataclasses.replace(occupied, out=occupied.out * scale, into=occupied.into * scale),
+            dataclasses.replace(cost, transfer=cost.transfer * scale, reduce=cost.reduce * scale),
+        )
+
+    def _common(self, operation: Operation) -> bool:
+        """Whether it is summed in memory that all its ranks see."""
+        near = len(np.unique(self.node_of_rank[list(operation.ranks)])) == 1
+        seen = operation.in_place and self.network.common_bandwidth > 0
+        return seen and near and not operation.is_tree
+
+    def _in_common(self, operation: Operation) -> tuple[Occupation, Cost]:
+        ranks = np.asarray(operation.ranks)
+        ports = len(self.nodes) + ranks
+        seconds = float(operation.bytes_of_ranks()[0]) / self.network.common_bandwidth
+        busy = np.full(len(ranks), seconds)
+        meetings = 2 * math.ceil(math.log2(len(ranks)))
+        occupied = Occupation(ranks, np.zeros(len(ranks)), ports, busy, ports, busy)
+        return occupied, Cost(seconds, 0, meetings)
+
+    def _cost(self, operation: Operation, occupied: Occupation, *, tree: bool = False) -> Cost:
+        ranks = np.asarray(operation.ranks)
+        if operation.kind in ROOTED:
+            return self._rooted(operation, ranks, occupied)
+        n, nbytes = len(ranks), float(operation.bytes_of_ranks().mean())
+        slowest = self._slowest(ranks)
+        reduce = nbytes / self.network.reduce_bandwidth
+        if tree:
+            depth = math.ceil(math.log2(n))
+            inner = self._local_depth(ranks)
+            across = depth - inner
+            local = nbytes / self.network.local_bandwidth
+            transfer = 2 * (across * nbytes / slowest + inner * local)
+            return Cost(transfer, 2 * across, 2 * inner, 1, depth * reduce)
+        crosses = len(np.unique(self.node_of_rank[ranks])) > 1
+        factor = {"all_reduce": 2 * (n - 1) / n, "all_gather": n - 1.0}
+        steps = 2 * (n - 1) if operation.kind == "all_reduce" else n - 1
+        messages = (steps, 0) if crosses else (0, steps)
+        summed = 0.0 if operation.kind == "all_gather" else (n - 1) / n
+        if operation.kind == "all_to_all":
+            return Cost(occupied.longest, *messages, 1, summed * reduce)
+        transfer = factor[operation.kind] * nbytes / slowest
+        return Cost(transfer, *messages, 1, summed * reduce)
+
+    def _local_depth(self, ranks: NDArray[np.int64]) -> int:
+        """Levels of a binomial tree that stay inside the nodes."""
+        most = int(np.bincount(self.node_of_rank[ranks]).max())
+        return math.ceil(math.log2(most)) if most > 1 else 0
+
+    def _slowest(self, ranks: NDArray[np.int64]) -> float:
+        """Bytes a second of the slowest link around the ring of `ranks`."""
+        crosses, leaving = self._ring(ranks)
+        links = [] if crosses.all() else [self.network.local_bandwidth]
+        if crosses.any():
+            used = leaving > 0
+            links += [(self.card[used] / leaving[used]).min(), self.network.flow_bandwidth]
+        return float(min(links))
+
+    def _ring(self, ranks: NDArray[np.intp]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
+        """Which ranks have their next one on another node; how often the ring leaves each node."""
+        node = self.node_of_rank[ranks]
+        crosses = node != np.roll(node, -1)
+        return crosses, np.bincount(node[crosses], minlength=len(self.nodes))
+
+    def _rooted(self, operation: Operation, ranks: NDArray[np.int64], occupied: Occupation) -> Cost:
+        transfer = occupied.longest
+        others = ranks[ranks != operation.root]
+        own = operation.bytes_of_ranks()[ranks != operation.root]
+        remote = self.node_of_rank[others] != self.node_of_rank[operation.root]
+        if remote.any():
+            transfer = max(transfer, float(own[remote].max()) / self.network.flow_bandwidth)
+        is_sum = operation.kind != "broadcast"
+        reduce = float(own.sum()) / self.network.reduce_bandwidth if is_sum else 0.0
+        return Cost(transfer, int(remote.sum()), int((~remote).sum()), 1, reduce)
+
+    def _occupation(self, operation: Operation) -> Occupation:
+        out, into = np.zeros(self.ports), np.zeros(self.ports)
+        ranks = np.asarray(operation.ranks)
+        own, node = operation.bytes_of_ranks(), self.node_of_rank[ranks]
+        base, local = len(self.nodes), self.network.local_bandwidth
+        n, mean = len(ranks), float(own.mean())
+        if operation.kind in ROOTED:
+            root, home = operation.root, self.node_of_rank[operation.root]
+            near = (ranks != root) & (node == home)
+            far = node != home
+            np.add.at(out, node[far], own[far] / self.card[node[far]])
+            into[home] = own[far].sum() / self.card[home]
+            out[base + ranks[near]] = own[near] / local
+            into[base + root] = own[near].sum() / local
+            if operation.kind == "broadcast":
+                out, into = into, out
+        elif operation.kind == "all_to_all":
+            count = np.bincount(node, minlength=base)
+            out[:base] = into[:base] = count * (n - count) * mean / n / self.card
+            out[base + ranks] = into[base + ranks] = (count[node] - 1) * mean / n / local
+        else:  # a ring, or a tree of small messages, which goes once through every node
+            share = 2 * (n - 1) / n if operation.kind == "all_reduce" else n - 1.0
+            crosses, leaving = self._ring(ranks)
+            streams = np.minimum(leaving, 1) if operation.is_tree else leaving
+            out[:base] = into[:base] = streams * share * mean / self.card
+            out[base + ranks[~crosses]] = share * mean / local
+            into[base + np.roll(ranks, -1)[~crosses]] = share * mean / local
+        senders, receivers = np.flatnonzero(out), np.flatnonzero(into)
+        overhead = self._overhead(operation, ranks)
+        return Occupation(ranks, overhead, senders, out[senders], receivers, into[receivers])
+
+    def _overhead(self, operation: Operation, ranks: NDArray[np.intp]) -> Floats:
+        """Seconds each rank handles messages to and from a root; collectives are timed whole."""
+        if operation.kind not in ROOTED:
+            return np.zeros(len(ranks))
+        near = self.node_of_rank[ranks] == self.node_of_rank[operation.root]
+        network = self.network
+        single = np.where(near, network.local_latency, network.latency)
+        root = ranks == operation.root
+        handled = np.where(root, single[~root].sum(), single) + network.memcpy_latency
+        return handled

@@ -1,0 +1,198 @@
+"""A discrete simulation of one training step: compute, network and how they overlap.
+
+Every port (the network card of each node, the local port of each rank; sending and receiving
+apart) serves operations in the order in which they become ready. An operation is done when the last
+port it uses has served it, and the ranks have handled its messages, one after another. So chains to
+different servers run side by side, chains to one server queue up, many small messages cost more
+than few large ones, and what is sent while backward still runs costs nothing. New values of
+synchronous servers are never that: they leave when the whole step has been computed and reduced,
+because it counts whole or not at all. Work is linear in operations times ports, in NumPy, so that
+thousands of ranks take seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.planning.cost.network import ROOTED, Cluster
+from cavs.distributed.planning.cost.plan import NO_LOAD, Chain, Load, plan
+from cavs.distributed.strategy import Strategy, Variable, by_gradient
+from cavs.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One replica's work in a step, in seconds.
+
+    ready: when each parameter's gradient is there, from the start of backward; without it,
+    gradients come evenly over backward, in the order of `by_gradient`. slowest: how many times
+    longer the slowest replica takes.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    ready: Mapping[str, float] = field(default_factory=dict)
+    slowest: float = 1.0
+
+    def __post_init__(self) -> None:
+        times = {"forward": self.forward, "backward": self.backward, **self.ready}
+        for name, seconds in times.items():
+            if not 0 <= seconds < float("inf"):
+                raise ConfigError(f"compute: {name} is {seconds} seconds", hint="give 0 or more")
+        if not 1 <= self.slowest < float("inf"):
+            raise ConfigError(f"compute: slowest is {self.slowest}", hint="give 1 or more")
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward of the slowest replica."""
+        return (self.forward + self.backward) * self.slowest
+
+    def gradient_times(self, variables: Sequence[Variable]) -> dict[str, float]:
+        """When the gradient of every parameter is there, from the start of the step."""
+        count = len(variables)
+        return {
+            v.name: self.slowest
+            * (self.forward + self.ready.get(v.name, self.backward * (i + 1) / count))
+            for i, v in enumerate(by_gradient(variables))
+        }
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """seconds: of one step. exposed: those in which replicas wait for the network.
+
+    busy: seconds of work of the busiest port. finished: when each chain was done.
+    """
+
+    seconds: float
+    exposed: float
+    busy: float
+    finished: tuple[float, ...]
+
+
+class _Ports:
+    """Until when every port is taken."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.out, self.into = np.zeros(cluster.ports), np.zeros(cluster.ports)
+        self.busy_out, self.busy_into = np.zeros(cluster.ports), np.zeros(cluster.ports)
+        self.work = np.zeros(cluster.world)  # until when each rank handles messages
+        self.channel = 0.0
+
+    def serve(self, now: float, chain: Chain, index: int) -> float:
+        """When an operation that is ready at `now` is done."""
+        operation = chain.operations[index]
+        used, cost = self.cluster.measure(operation)
+        self.busy_out[used.senders] += used.out
+        self.busy_into[used.receivers] += used.into
+        sending, receiving = self.out[used.senders], self.into[used.receivers]
+        if operation.kind in ROOTED:
+            sending = np.maximum(sending, now) + used.out
+            receiving = np.maximum(receiving, now) + used.into
+            self.out[used.senders], self.into[used.receivers] = sending, receiving
+            arrived = max(sending.max(initial=0), receiving.max(initial=0), now + cost.transfer)
+            # A rank handles one message after another; sums are made by the root.
+            handling = used.overhead + np.where(used.ranks == operation.root, cost.reduce, 0.0)
+            done = np.maximum(self.work[used.ranks], arrived) + handling
+            self.work[used.ranks] = np.maximum(self.work[used.ranks], now) + handling
+            return float(done.max())
+        duration = self.cluster.seconds(cost)
+        # All ranks take part in a collective from its beginning to its end, one after another.
+        start = max(
+            now,
+            self.channel,
+            sending.max(initial=0),
+            receiving.max(initial=0),
+            self.work[used.ranks].max(),
+        )
+        self.channel = start + duration
+        self.work[used.ranks] = self.channel
+        self.out[used.senders] = self.into[used.receivers] = self.channel
+        return self.channel
+
+
+def simulate(
+    strategy: Strategy,
+    variables: Sequence[Variable],
+    resources: ResourceSpec,
+    compute: Compute | None = None,
+    load: Load = NO_LOAD,
+) -> Simulation:
+    """One step. Synchronous servers send new values when all replicas have computed and all sums
+    that a step waits for are there. Through chains that do not wait for all (staleness,
+    asynchronous) a replica waits for its own gradient and the answer alone, unless some port has
+    more than a step's work. Without any bound a step takes as long as that of a usual replica, not
+    of the slowest.
+    """
+    compute = compute or Compute()
+    chains = plan(strategy, variables, load)
+    if chains and not any(chain.bounded for chain in chains):
+        compute = replace(compute, slowest=1.0)
+    times = compute.gradient_times(variables)
+    known = set(times)
+
+    def ready(chain: Chain) -> float:
+        return max(times[_parameter(leaf, known)] for leaf in chain.leaves)
+
+    cluster = Cluster(strategy.graph, resources)
+    ports = _Ports(cluster)
+    queue = [(ready(chain), i, 0) for i, chain in enumerate(chains)]
+    heapq.heapify(queue)
+    finished = [0.0] * len(chains)
+    pulls = [_pull(chain) for chain in chains]
+    reducing = sum(chain.waits for chain in chains)  # chains whose sums are not all there
+    applied = compute.seconds  # when the update is made, as far as is known
+    held: list[tuple[int, int]] = []  # what new values of synchronous servers wait for it
+    while queue:
+        now, i, index = heapq.heappop(queue)
+        finished[i] = now
+        if chains[i].waits and index == pulls[i] and reducing:
+            applied, reducing = max(applied, now), reducing - 1
+            if index < len(chains[i].operations):
+                held.append((i, index))
+            if not reducing:
+                for waiting in held:
+                    heapq.heappush(queue, (applied, *waiting))
+        elif index < len(chains[i].operations):
+            done = ports.serve(now, chains[i], index)
+            heapq.heappush(queue, (done, i, index + 1))
+    waited = [
+        t if chain.waits else ready(chain) + _round_trip(chain, cluster)
+        for t, chain in zip(finished, chains, strict=True)
+    ]
+    busy = float(max(ports.busy_out.max(), ports.busy_into.max()))
+    seconds = max([compute.seconds, *waited])
+    if not all(chain.waits for chain in chains):
+        seconds = max(seconds, busy)
+    return Simulation(seconds, seconds - compute.seconds, busy, tuple(finished))
+
+
+def _pull(chain: Chain) -> int:
+    """The first operation that brings new values from an owner; behind the last if none does."""
+    kinds = [operation.kind for operation in chain.operations]
+    return kinds.index("broadcast") if "broadcast" in kinds else len(kinds)
+
+
+def _round_trip(chain: Chain, cluster: Cluster) -> float:
+    """Seconds from a replica to the server and back, if it is alone on the way."""
+    seconds = 0.0
+    for operation in chain.operations:
+        nbytes = operation.bytes_of_ranks().tolist()
+        other, most = max(
+            ((r, n) for r, n in zip(operation.ranks, nbytes, strict=True) if r != operation.root),
+            key=lambda item: item[1],
+        )
+        ranks = tuple(sorted((other, operation.root)))
+        alone = replace(operation, ranks=ranks, nbytes=most)
+        seconds += cluster.seconds(cluster.measure(alone)[1])
+    return seconds
+
+
+def _parameter(leaf: str, known: set[str]) -> str:
+    return leaf if leaf in known else leaf.rpartition("/part_")[0]

@@ -1,0 +1,140 @@
+"""Which device a rank computes on, and which of them sum among themselves."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+
+from cavs.config import require
+from cavs.cuda.device import Device, count_devices, open_device
+from cavs.distributed.comm.agreement import Agreement
+from cavs.distributed.comm.interfaces import Communicator, LostPeerError
+from cavs.distributed.comm.nccl.communicator import NCCLCommunicator
+from cavs.distributed.comm.nccl.group import load_nccl
+from cavs.distributed.sync import DeviceGroup
+from cavs.errors import CommunicationError, ConfigError, DeviceError
+
+COLLECTIVES = ("auto", "nccl", "mpi")
+
+
+def device_of_rank(
+    device: str | Device,
+    c: Communicator,
+    collectives: str = "auto",
+    replicas: Callable[[], int] | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> str | Device:
+    """What `device` means on this rank; all ranks call it.
+
+    "cuda" is one of the GPUs of the host: they are dealt out to its ranks in turn. "cuda:1" is that
+    one on every rank. DeviceError, on all ranks, if one of them cannot have it; ConfigError if some
+    are to compute on the CPU and others on GPUs, and for `collectives` that do not go with it, see
+    `join_devices`. replicas: asked on all ranks where one has a GPU, how many of them compute, the
+    first ones; None: all. Those that do not compute need no GPU and get "cpu". check: raises a
+    ConfigError for what else is wrong on this rank, of which all learn.
+    """
+    try:
+        return _device_of_rank(device, c, collectives, replicas, check)
+    except LostPeerError:
+        if device != "cpu":
+            raise
+        return device  # the first step finds that out again, and who can goes on without the dead
+
+
+def _device_of_rank(
+    device: str | Device,
+    c: Communicator,
+    collectives: str,
+    replicas: Callable[[], int] | None,
+    check: Callable[[], None],
+) -> str | Device:
+    kind = "cpu" if device == "cpu" else "cuda"
+    kinds = c.share(kind)
+    computes = c.rank < (replicas() if replicas is not None and "cuda" in kinds else c.size)
+    wrong: ConfigError | None = None
+    try:
+        require(collectives in COLLECTIVES, "collectives", collectives, " or ".join(COLLECTIVES))
+        on_host = kind == "cpu" and computes and collectives == "nccl"
+        require(not on_host, "collectives", collectives, "'auto' or 'mpi' on the CPU")
+        check()
+    except ConfigError as error:
+        wrong = error
+    known = {"device": kind, "collectives": collectives}
+    Agreement(c).same(known if computes else None, wrong)
+    if "cuda" not in kinds:
+        return device
+    told = c.share([socket.gethostname(), computes and not isinstance(device, Device)])
+    ranks = [r for r, other in enumerate(told) if other == told[c.rank]]
+    if not computes:
+        Agreement(c).meet("start")
+        return "cpu"
+    opened: Device | None = device if isinstance(device, Device) else None
+    failed: Exception | None = None
+    try:
+        if opened is None:
+            opened = _opened(str(device), ranks.index(c.rank), len(ranks), told[c.rank][0])
+    except Exception as error:  # the other ranks must learn of it, whatever it is
+        failed = error
+    Agreement(c).meet("start", failed)
+    assert opened is not None
+    return opened
+
+
+def _opened(device: str, place: int, ranks: int, host: str) -> Device:
+    """The GPU of the rank that has this place among the `ranks` of `host` that open one."""
+    if device == "cuda":
+        devices = max(count_devices(), 1)  # without any, opening the first says what is wrong
+        device = f"cuda:{place % devices}" if devices > 1 else device
+        if place == 0 and ranks > devices:
+            print(
+                f"cavs: {ranks} ranks share {devices} GPUs of {host}", file=sys.stderr, flush=True
+            )
+    return open_device(device)
+
+
+def join_devices(
+    collectives: str, device: Device | None, replicas: Communicator, before: DeviceGroup | None
+) -> DeviceGroup | None:
+    """The devices of `replicas` as a group that sums by NCCL; all of them call it.
+
+    None where `collectives` is "mpi", or it is "auto" and not every rank has a device of its own
+    and NCCL; for "nccl" that is a DeviceError, on all ranks. before: a group that was given up.
+    """
+    if device is None or collectives == "mpi":
+        return None
+    missing, uuid = "", ""
+    try:
+        load_nccl()
+        _ = device.native  # if the engine cannot have it, all ranks learn of that here
+        uuid = device.uuid()
+    except DeviceError as error:
+        missing = error.what
+    told = replicas.share([missing, uuid])
+    reasons = [f"rank {replicas.names[r]}: {text}" for r, (text, _) in enumerate(told) if text]
+    names = [name for _, name in told]
+    if not reasons and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        ranks = [str(replicas.names[r]) for r, name in enumerate(names) if name == twice]
+        reasons = [f"ranks {' and '.join(ranks)} share a GPU"]
+    if reasons and collectives == "nccl":
+        raise DeviceError(
+            "NCCL needs CuPy and a GPU of its own on every rank\n  " + "\n  ".join(reasons),
+            hint="as many ranks as GPUs, or collectives='auto'",
+        )
+    if reasons:
+        return None
+    nccl, failed = None, None
+    try:
+        nccl = NCCLCommunicator(replicas, device.ordinal)
+    except DeviceError as error:  # the other ranks must learn of it
+        failed = error
+    try:
+        Agreement(replicas).meet("start", failed)
+    except CommunicationError:
+        if nccl is not None:
+            nccl.abort()
+        raise
+    assert nccl is not None
+    nccl.sent_bytes = 0 if before is None else before.sent_bytes
+    return DeviceGroup(nccl, replicas)

@@ -1,0 +1,147 @@
+"""What all ranks must have in common before the first step."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import cavs._cuda
+import cavs._engine
+from cavs._engine import isa
+from cavs.compiler.pipeline import Compiled
+from cavs.data import GraphBatch
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm.agreement import Agreement
+from cavs.ir import Graph
+from cavs.ir.printer import number, print_node
+from cavs.train.checkpoint import model_name, version
+
+_STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000)  # at which learning rates are compared
+
+
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """Of every Python file of the package and of the engines, which hold the kernels."""
+    root = Path(__file__).resolve().parents[2]
+    engines = [Path(str(module.__file__)) for module in (cavs._engine, cavs._cuda)]
+    files = [*sorted(root.rglob("*.py")), *engines]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def facts(
+    model: Any, parameters: Mapping[str, Any], optimizer: Any, seed: int, strategy: str, **more: Any
+) -> dict[str, str]:
+    """Name to value; what differs between ranks is quoted by these names."""
+    shapes = {
+        name: [str(p.current().dtype), list(p.shape), bool(p.trainable)]
+        for name, p in parameters.items()
+    }
+    return {
+        "version of cavs": f"{version()} ({code_digest()})",
+        "model": model_name(model),
+        "parameters": _short(shapes),
+        "optimizer": _rule(optimizer),
+        "seed": str(seed),
+        "strategy": strategy,
+        "instructions": _instructions(),
+        **{name: str(value) for name, value in more.items()},
+    }
+
+
+def _instructions() -> str:
+    """All ranks apply the same updates, which are to come out in the same bits."""
+    if isa() != "base":
+        return "those that round a sum of products once"
+    return "base, which round it twice (as all ranks do with CAVS_ISA=base)"
+
+
+def cluster(resources: ResourceSpec | None) -> str:
+    """What ranks compare of a resource specification."""
+    if resources is None:
+        return "none"
+    addresses = [node.address for node in resources.nodes]
+    shown = ", ".join(addresses[:4]) + ", ..." * (len(addresses) > 4)
+    nodes = f"{len(addresses)} node{'s' * (len(addresses) > 1)}"
+    return f"{nodes} ({shown}), digest {_digest(resources)}"
+
+
+def guesses(batch: GraphBatch) -> bool:
+    """Whether a trace for `batch` guesses types: of features of edges, where there are none."""
+    return bool(batch.edge_features) and batch.num_edges == 0
+
+
+def same_trace(agreement: Agreement, trace: Graph | None, error: Exception | None) -> None:
+    """ConfigError on all ranks unless they traced the same model. None: this rank has no trace.
+
+    error: what this rank brings instead.
+    """
+    agreement.same(None if trace is None else _told(_lines(trace)), error)
+
+
+def same_program(agreement: Agreement, compiled: Compiled | None, order: Sequence[int]) -> None:
+    """ConfigError on all ranks unless they run the same program, saying in what they differ.
+
+    compiled: None of ranks that compute nothing, or that had to guess. order: that of the
+    gradients, by parameter.
+    """
+    facts, lines = None, list[str]()
+    if compiled is not None:
+        program, lines = compiled.program, _lines(compiled.traced)
+        facts = {
+            "kinds of gradients": f"{program.gradients}",
+            "order of gradients": ", ".join(program.parameters[i] for i in order),
+            "compiled program": f"digest {_digest(program)}",
+        }
+    told = agreement.communicator.share(facts and _digest([facts, lines]))
+    if len({digest for digest in told if digest is not None}) > 1:
+        agreement.same(facts and {**facts, **_told(lines)})  # the lines only now
+
+
+def _told(lines: Sequence[str]) -> dict[str, str]:
+    each = {f"line {i} of the trace": line for i, line in enumerate(lines)}
+    return {"trace of the model": f"{len(lines)} lines, digest {_digest(lines)}", **each}
+
+
+def _lines(trace: Graph) -> list[str]:
+    """A traced model as text, without the places in the user's files: hosts may have other ones."""
+    names = number(trace)
+    lines = [print_node(node, names) for node in trace.nodes() if node.op.name != "parameter"]
+    lines += [f"slot {slot} <- {names[node]}" for slot, node in trace.slots.items()]
+    return lines + [f"return {key} = {names[node]}" for key, node in trace.outputs.items()]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _rule(optimizer: Any) -> str:
+    """An optimiser with its numbers, and what its schedule gives as training goes on."""
+    hyper = {name: value for name, value in optimizer.hyper(0).items() if name != "lr"}
+    if dataclasses.is_dataclass(optimizer):  # there are more, such as what states begin with
+        fields = [f.name for f in dataclasses.fields(optimizer) if f.name != "lr"]
+        hyper = {name: getattr(optimizer, name) for name in fields}
+    rates = ", ".join(f"{_rate(optimizer, step)} after {step}" for step in _STEPS)
+    adapts = optimizer.plateau()
+    return f"{type(optimizer).__name__} {hyper}, lr {rates} steps" + (f", {adapts}" * bool(adapts))
+
+
+def _rate(optimizer: Any, step: int) -> str:
+    """In 12 digits: a cosine may have another last bit elsewhere, and rank 0's counts."""
+    try:
+        return repr(float(f"{optimizer.rate(step):.12g}"))
+    except Exception as error:  # a schedule of the user's own that ends before: so it says there
+        return type(error).__name__
+
+
+def _short(shapes: Mapping[str, Any]) -> str:
+    text = "; ".join(f"{name} {kind}{shape}" for name, (kind, shape, _) in shapes.items())
+    digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+    return f"{len(shapes)} ({text if len(text) < 400 else text[:400] + ' ...'}), digest {digest}"

@@ -1,0 +1,134 @@
+"""Forward and backward of a step on one rank, with what leaves on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from cavs.distributed.comm.interfaces import Communicator, Handle
+from cavs.distributed.strategy.roles import Roles
+from cavs.distributed.sync import DeviceGroup, Exchange, Piece
+from cavs.errors import CommunicationError, DeviceError
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """A step on all ranks.
+
+    loss, grad_norm: of the global batch; where ranks do not wait for each other, what this rank's
+    part of it tells of them. compute_seconds: this rank's forward and backward.
+    communication_seconds: spent in reducing gradients, and in waiting for new values from their
+    owners; exposed_seconds: the part of it outside of backward, all of the latter. sent_bytes: by
+    this rank. rank_seconds: compute_seconds of every rank, where known.
+    rank_reports: what the split of every rank had to tell the others (`Balancer.report`).
+    """
+
+    loss: float
+    grad_norm: float
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    sent_bytes: int
+    rank_seconds: tuple[float, ...] = ()
+    rank_reports: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def overlap(self) -> float:
+        """The share of communication time hidden behind computation; 1 without communication."""
+        if self.communication_seconds <= 0:
+            return 1.0
+        return 1.0 - min(1.0, self.exposed_seconds / self.communication_seconds)
+
+
+class Run:
+    """Forward and backward on the calling thread, exchanges in the background.
+
+    group: the devices among which some of the exchanges sum; None if they are not on devices.
+    """
+
+    def __init__(
+        self,
+        executor: Any,
+        exchanges: Sequence[Exchange],
+        roles: Roles,
+        wait_free: bool,
+        group: DeviceGroup | None = None,
+    ) -> None:
+        self.executor, self.exchanges, self.roles = executor, exchanges, roles
+        self.wait_free, self.group = wait_free, group
+        self.pieces: list[Piece] = []
+        self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
+
+    def go(
+        self, words: AbstractContextManager[None], inputs: tuple[Any, ...]
+    ) -> tuple[float, Exception | None]:
+        """Loss of this rank's part, and what went wrong; the others are served all the same.
+
+        words: turns what the engine says into errors for people. inputs: of ``Executor.run``.
+        """
+        self.executor.arm_gradients()
+        start = self.roles.everyone.start
+        handles: list[Handle[list[Piece]]] = []
+        if self.wait_free:
+            handles = [start(self._reduce, exchange) for exchange in self.exchanges]
+        loss, failed = 0.0, None
+        begun = time.perf_counter()
+        try:
+            with words:
+                loss = self.executor.run(*inputs)
+        except Exception as error:  # the other ranks must learn of it, whatever it is
+            self.executor.give_up_gradients()
+            failed = error
+        ended = time.perf_counter()
+        self.compute_seconds = ended - begun
+        if not self.wait_free:
+            handles = [start(self._reduce, exchange) for exchange in self.exchanges]
+        lost: CommunicationError | None = None
+        broken: DeviceError | None = None
+        for handle in handles:  # all of them: none may run into what comes after
+            try:
+                self.pieces += handle.wait()
+            except CommunicationError as error:
+                lost = lost or error
+            except DeviceError as error:  # of this rank alone: others learn of it at the end
+                broken = broken or error
+        if lost is not None:
+            raise lost
+        if self.group is not None:
+            self.group.finish(self.executor, broken)
+            if not self.group.lost:
+                self.communication_seconds += self.executor.collective_seconds()
+        self.exposed_seconds = time.perf_counter() - ended
+        return loss, failed or broken
+
+    def serve(self) -> None:
+        """The part of a rank that computes nothing: it takes what the others send."""
+        begun = time.perf_counter()
+        for exchange in self.exchanges:
+            self.pieces += exchange.reduce(self.executor, True, self.roles.everyone)
+        self.communication_seconds = self.exposed_seconds = time.perf_counter() - begun
+
+    def distribute(self, c: Communicator) -> None:
+        """After the update: new values go from their owners to all ranks; nothing hides that."""
+        begun = time.perf_counter()
+        for exchange in self.exchanges:
+            exchange.distribute(c)
+            exchange.commit()
+        self.expose(time.perf_counter() - begun)
+
+    def expose(self, seconds: float) -> None:
+        """So many seconds more of communication that nothing hides."""
+        self.communication_seconds += seconds
+        self.exposed_seconds += seconds
+
+    def _reduce(self, exchange: Exchange) -> list[Piece]:
+        """In the background: waits for the gradients, then for the other ranks."""
+        usable = exchange.wait(self.executor)
+        begun = time.perf_counter()
+        group = self.roles.everyone if exchange.everyone else self.roles.replicas
+        pieces = exchange.reduce(self.executor, usable, group)
+        self.communication_seconds += time.perf_counter() - begun
+        return pieces

@@ -1,0 +1,93 @@
+"""Who does what: ranks that compute, ranks that only own parameters, and the hosts they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cavs.distributed.cluster.resources import node_of
+from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.strategy import ParameterServer, Strategy, is_stale
+
+
+class Roles:
+    """Of the ranks of `everyone` under a strategy; all ranks make one together.
+
+    Ranks that only own parameters come after those that compute, as in `GraphConfig.ranks`.
+    replicas: the group of ranks that compute (on others, the group of those). local: those of the
+    replicas that share a host with this rank; the same group where nothing distinguishes hosts.
+    teams: replicas that go through stale steps together; those of a host where these sum first.
+    """
+
+    def __init__(self, everyone: Communicator, strategy: Strategy | None = None) -> None:
+        self.everyone = everyone
+        self.count = everyone.size if strategy is None else len(strategy.graph.replicas)
+        self.hosts = [list(range(self.count))]
+        if strategy is not None:
+            addresses = [node_of(device) for device in strategy.graph.replicas]
+            self.hosts = [
+                [r for r, other in enumerate(addresses) if other == address]
+                for address in dict.fromkeys(addresses)
+            ]
+        self.replicas = everyone
+        if self.count < everyone.size:
+            self.replicas = everyone.split(int(self.computes))
+        self.local = self.replicas
+        if strategy is not None and len(self.hosts) > 1 and _asks_for_hosts(strategy):
+            self.local = everyone.split(self.host if self.computes else len(self.hosts))
+        self.teamed = strategy is not None and len(self.hosts) > 1 and _has_teams(strategy)
+        self.teams = self.hosts if self.teamed else [[r] for r in range(self.count)]
+
+    @property
+    def rank(self) -> int:
+        """Of this process, among all."""
+        return self.everyone.rank
+
+    @property
+    def computes(self) -> bool:
+        """Whether this rank runs a replica."""
+        return self.everyone.rank < self.count
+
+    @property
+    def host(self) -> int:
+        """The place of this replica's host in `hosts`."""
+        return next(h for h, ranks in enumerate(self.hosts) if self.rank in ranks)
+
+    def leader(self, owner: int, host: int) -> int:
+        """The replica of a host that speaks to an owner: itself, if it is one of them."""
+        return leader_of(owner, self.hosts[host])
+
+    @property
+    def team(self) -> list[int]:
+        """That of this replica."""
+        return next(team for team in self.teams if self.rank in team)
+
+    @property
+    def _groups(self) -> list[Communicator]:
+        return list({id(c): c for c in (self.everyone, self.replicas, self.local)}.values())
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent in all its groups."""
+        return sum(c.sent_bytes for c in self._groups)
+
+    def leave(self) -> None:
+        """Nobody waits any longer in the groups that are parts of the whole."""
+        for c in self._groups:
+            if c is not self.everyone:
+                c.leave()
+                c.close()
+
+
+def leader_of(owner: int, ranks: Sequence[int]) -> int:
+    """Who of `ranks` speaks to an owner for all of them: itself, if it is one of them."""
+    return owner if owner in ranks else ranks[0]
+
+
+def _has_teams(strategy: Strategy) -> bool:
+    servers = [x.sync for x in strategy.leaves if isinstance(x.sync, ParameterServer)]
+    return any(s.two_level and is_stale(s) for s in servers)
+
+
+def _asks_for_hosts(strategy: Strategy) -> bool:
+    servers = [x.sync for x in strategy.leaves if isinstance(x.sync, ParameterServer)]
+    return any(s.two_level or s.local_replication for s in servers)
