@@ -80,8 +80,6 @@ class DistributedSession(Engine):
         self.stale = StaleSide(self)
         self.writes = 0  # from outside
 
-    # ---- a step --------------------------------------------------------------------------------
-
     def step(
         self,
         batch: GraphBatch | ShardedBatch,
@@ -423,8 +421,6 @@ class DistributedSession(Engine):
         """The step that this rank had no time to end is applied, elsewhere: so it is here."""
         for exchange in self._exchanges:
             exchange.commit()
-
-    # ---- the rest of an engine -----------------------------------------------------------------
 
     def shard(self, batch: GraphBatch | ShardedBatch | WholeBatch) -> ShardedBatch:
         """This rank's part of a global batch."""
