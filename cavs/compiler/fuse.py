@@ -160,7 +160,7 @@ class RowLowering(Storage):
             loaded = {x: Register(program, inputs[n, x]) for x in n.inputs if (n, x) in inputs}
             args = _arguments(program, n, loaded | registers)
             if _reduces_axis(n):
-                results[n] = ("sum" if n.op.name == "sum_axis" else "max", args[0])
+                results[n] = (n.op.reduction, args[0])
             else:
                 registers[n] = program.apply(n, args)
                 if n in stored:
@@ -260,7 +260,7 @@ class RowLowering(Storage):
         space = self._space(d.base, d.kind)
         pieces = [self.operand(p) for _, ps in self.accesses.operands(n) for p in ps]
         add = self.program.instructions.append
-        if name in ("pad", "slice", "concat", "transpose"):
+        if n.op.rearranges:
             self._rearrange(n)
             return
         if name == "sum_out":
@@ -272,11 +272,11 @@ class RowLowering(Storage):
             k, width = n.inputs[1].shape
             label = f"matmul {k}x{width} {name_of(n)}"
             add(Instruction("matmul", space, inputs=pieces, out=out, weight=weight, label=label))
-        elif name in ("max_children", "max_vertices"):
+        elif n.op.reduces_segments:
             label = f"max over {name.removeprefix('max_')}"
             add(Instruction("segment_max", space, inputs=pieces, out=out, label=label))
-        elif name in ("cross_entropy_rows", "cross_entropy_grad"):
-            kind = "cross_entropy" if name == "cross_entropy_rows" else name
+        elif n.op.instruction:
+            kind = n.op.instruction
             index = self.program.int_features.index(n.inputs[1].attr("name"))
             add(Instruction(kind, space, inputs=pieces, out=out, argument=index, label=kind))
         else:
@@ -343,7 +343,7 @@ def _joinable(source: Node, reader: Node) -> bool:
 
 
 def _reduces_axis(node: Node) -> bool:
-    return node.op.name in ("sum_axis", "max_axis")
+    return node.op.reduces_axis
 
 
 def _block(x: Node, shape: tuple[int, ...]) -> tuple[int, bool]:

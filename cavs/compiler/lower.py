@@ -18,8 +18,7 @@ from cavs.compiler.program import (
 )
 from cavs.compiler.storage import name_of
 from cavs.errors import FAULT, CompileError
-from cavs.ir import SLOT_READERS, BatchRule, Domain, Node
-from cavs.passes.access import is_leaf
+from cavs.ir import BatchRule, Domain, Node
 from cavs.passes.partition import Body
 
 
@@ -112,7 +111,7 @@ class Lowering(RowLowering):
                 if n not in found:
                     found.add(n)
                     waiting += n.inputs
-                    if n.op.name in SLOT_READERS:
+                    if n.op.reads_slot:
                         waiting.append(self.graph.slots[n.attr("slot")])
             self.needed[output] = found
         return self.needed[output]
@@ -153,7 +152,7 @@ class Lowering(RowLowering):
             columns[name] = value.shape[-1] if value.shape else 1
             # A window of rows is narrower than the whole.
             self.sizes[name] = max(self.sizes.get(name, 0), value.type.width)
-            if value.op.rule is BatchRule.REDUCE and not is_leaf(value):
+            if value.op.rule is BatchRule.REDUCE and not value.op.program_input:
                 owner[value].append((name, start))
             elif start > 0:
                 raise CompileError(

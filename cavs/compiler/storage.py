@@ -12,7 +12,7 @@ from cavs.compiler.program import (
     space_of,
 )
 from cavs.ir import Domain, Node
-from cavs.passes.access import Piece, is_leaf
+from cavs.passes.access import Piece
 from cavs.passes.partition import Partition
 
 
@@ -93,15 +93,17 @@ class Storage:
         if name == "count_present":
             index = p.int_features.index(node.inputs[0].attr("name"))
             return self._buffer("count", index, ONE_SPACE, 1, "count")
-        if name in ("count_rows", "replica_scale"):  # see Count in program.h
-            index = -1 if name == "replica_scale" else -1 - space_of(node.attr("base"), None)
+        if name == "replica_scale":  # see Count in program.h
+            return self._buffer("count", -1, ONE_SPACE, 1, "count")
+        if name == "count_rows":
+            index = -1 - space_of(node.attr("base"), None)
             return self._buffer("count", index, ONE_SPACE, 1, "count")
         assert name == "num_children", name
         return self._buffer("ones", 0, ONE_SPACE, 1, "ones")
 
     def _read(self, node: Node) -> int:
         """The buffer to read ``node`` from, in the body at hand."""
-        if is_leaf(node):
+        if node.op.program_input:
             return self._leaf(node)
         return self.local[node] if node in self.local else self._arena(node)
 

@@ -8,11 +8,8 @@ from collections.abc import Collection
 from cavs.codegen.cuda import Load, Store, kernel_text
 from cavs.codegen.map import OpTuple, arity
 from cavs.compiler.program import PRESENT_SPACE, Instruction, Operand, Program
+from cavs.ir import REGISTRY
 
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/",
-    "greater": ">", "greater_equal": ">=", "equal": "==",
-}  # fmt: skip
 _SUMMED = {
     "children": "child", "edges": "edge", "out": "parent edge", "parents": "parent",
     "graph_rows": "vertex", "graph_roots": "root", "row_graphs": "graph",
@@ -78,8 +75,8 @@ def _expression(op: OpTuple, inputs: list[str]) -> str:
         return f"-{inputs[0]}"
     if code == "fma":
         return f"({inputs[0]} * {inputs[1]} + {inputs[2]})"
-    if code in _INFIX:
-        return f"({inputs[0]} {_INFIX[code]} {inputs[1]})"
+    if code in REGISTRY and (symbol := REGISTRY[code].symbol):
+        return f"({inputs[0]} {symbol} {inputs[1]})"
     return f"{code}({', '.join(_bare(x) for x in inputs)})"
 
 

@@ -220,15 +220,14 @@ def _pushed(value: Any) -> Node:
     return apply("push", node if node.type.domain.base == "edge" else _at_vertex(node))
 
 
-_OVER_GRAPHS = ("sum_vertices", "sum_members", "max_vertices")
-
-
 def _check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
     """TraceError for a sum over the rows of the batch that the cell makes, which is written for one
     vertex. before: the serial from which on nodes are the cell's."""
     for n in nodes:
         over = max((x.type.domain.rank for x in n.inputs), default=0)
-        reduces = n.op.rule is BatchRule.REDUCE or n.op.name in _OVER_GRAPHS
+        reduces = n.op.rule is BatchRule.REDUCE or (
+            n.op.reduces_segments and n.type.domain.base == "graph"
+        )
         if reduces and over and n.serial > before:
             raise TraceError(
                 f"{name}.vertex is written for one vertex, [{n.op.name}] sums over the rows of "

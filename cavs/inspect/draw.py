@@ -209,7 +209,7 @@ def _function_text(function: Model | VertexFunction, graph: Traced, source: str)
         lines.append(f"  s{s} [label={_quoted(label)}];")
         lines.append(f"  n{number[value]} -> s{s};")
         # Of a cell that runs top-down, states are read as cotangents are in backward.
-        gathers = [n for n in nodes if n.op.name in ("gather", "gather_grad")]
+        gathers = [n for n in nodes if n.op.reads_slot]
         readers = [n for n in gathers if n.attr("slot") is slot]
         lines += [f"  s{s} -> n{number[n]} [style=dashed, constraint=false];" for n in readers]
     for o, (name, value) in enumerate(graph.outputs.items()):

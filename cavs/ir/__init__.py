@@ -1,21 +1,18 @@
 """The intermediate representation: typed, interned, immutable nodes."""
 
-from cavs.ir.graph import SLOT_READERS, Graph, Slot, Structure, rebuild, rewrite, toposort, users
+from cavs.ir.graph import Graph, Slot, Structure, rebuild, rewrite, toposort, users
 from cavs.ir.node import (
-    REGISTRY,
-    BatchRule,
     Node,
-    Op,
     Operand,
     apply,
     as_node,
     constant,
-    defop,
     make,
     next_serial,
     origin,
     sum_of_axis,
 )
+from cavs.ir.op import REGISTRY, BatchRule, Op, Reads, defop
 from cavs.ir.types import (
     EDGE,
     FLOAT,
@@ -41,7 +38,6 @@ __all__ = [
     "ONE",
     "OUT",
     "REGISTRY",
-    "SLOT_READERS",
     "TO_FLOATS",
     "TO_INTEGERS",
     "VERTEX",
@@ -51,6 +47,7 @@ __all__ = [
     "Node",
     "Op",
     "Operand",
+    "Reads",
     "Slot",
     "Structure",
     "TensorType",

@@ -10,9 +10,6 @@ from typing import Any
 from cavs.ir.node import Node, make, origin
 from cavs.ir.types import Domain
 
-# Operators that read a slot.
-SLOT_READERS = ("gather", "gather_grad", "gather_out")
-
 
 @dataclass(eq=False)
 class Structure:

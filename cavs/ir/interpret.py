@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from cavs.ir.graph import Graph, Slot
 from cavs.ir.node import Node
+from cavs.ir.op import BatchRule
 from cavs.ir.random import uniform
 from cavs.ir.types import INT, ONE, Domain
 
@@ -119,7 +120,7 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
         return [(graph.slots[slot], row if slot.base == "edge" else inputs.parent[row])]
     if name == "sum_out":
         return [(node.inputs[0], e) for e in inputs.out[row]]
-    if name in ("sum_children", "max_children"):
+    if node.op.reduces_segments and node.inputs[0].type.domain.base == "edge":
         return [(node.inputs[0], e) for e in inputs.edges(row)]
     if name == "nth_child":
         edges = inputs.edges(row)
@@ -133,14 +134,14 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
     if name == "place":
         vertices = inputs.present(node.inputs[0].type.domain)
         return [(node.inputs[0], vertices.index(row))] if row in vertices else []
-    if name in ("sum_vertices", "max_vertices"):
-        return [(node.inputs[0], v) for v in inputs.members[row]]
     if name == "sum_members":
         return [(node.inputs[0], v) for v in inputs.members[row] if _is_member(node, v, inputs)]
+    if node.op.reduces_segments:
+        return [(node.inputs[0], v) for v in inputs.members[row]]
     if name == "to_members":
         return [(node.inputs[0], inputs.graph_of[row])] if _is_member(node, row, inputs) else []
     base = node.type.domain.base
-    if node.op.rule.value == "reduce":
+    if node.op.rule is BatchRule.REDUCE:
         top = max((x.type.domain for x in node.inputs), key=lambda d: d.rank)
         return [
             (x, _row(x.type.domain.base, top.base, r, inputs))
@@ -169,11 +170,11 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
         return float(inputs.rows(Domain(node.attr("base"))))
     if name == "replica_scale":
         return 1.0
-    if name in ("max_children", "max_vertices"):
+    if node.op.reduces_segments and node.op.reduction == "max":
         return np.max(values, axis=0) if values else np.zeros(node.shape)
-    if node.op.rule.value == "graph":
+    if node.op.rule is BatchRule.GRAPH:
         return np.sum(values, axis=0) if values else np.zeros(node.shape)
-    if node.op.rule.value == "reduce":
+    if node.op.rule is BatchRule.REDUCE:
         assert node.op.evaluate is not None
         n = len(node.inputs)
         total: Any = np.zeros(node.shape)

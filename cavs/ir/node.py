@@ -1,14 +1,11 @@
-"""Interned immutable nodes, operators and their registry."""
+"""Interned immutable nodes, and the operands that Python expressions compute with."""
 
 from __future__ import annotations
 
-import enum
 import itertools
 import math
 import operator
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -18,56 +15,11 @@ import numpy.typing as npt
 from cavs.config import is_whole
 from cavs.errors import DTypeError, NumericsError, ShapeError, TraceError, user_line
 from cavs.ir.interned import Interned
+from cavs.ir.op import REGISTRY, Op, defop
 from cavs.ir.refusals import Refusals, folding
 from cavs.ir.types import ONE, TensorType
 
 Array = npt.NDArray[Any]
-
-
-class BatchRule(enum.Enum):
-    """How an operator acts on the rows of a batch."""
-
-    ROWWISE = "rowwise"  # row r of the result needs row r of the inputs only
-    REDUCE = "reduce"  # needs all rows at once: parameter gradients, losses, whole recurrences
-    GRAPH = "graph"  # reads rows through the structure
-
-
-@dataclass(frozen=True, eq=False)
-class Op:
-    """One operator, in one place.
-
-    infer(types, attrs) -> TensorType; raises ValueError (shapes, rows) or TypeError (dtypes) with a
-    short reason, and a cure where there is one.
-    vjp(node, cotangent) -> a cotangent (or None) for each input, of a type that broadcasts to it.
-    evaluate(node, *rows) -> the result of one row in NumPy (ROWWISE operators).
-    expr(e, *inputs, **attrs) -> scalar expression of an elementwise operator, from which the CPU
-    and CUDA kernels and the NumPy reference are made.
-    cost: rough instructions an element; decides what is recomputed in backward.
-    """
-
-    name: str
-    infer: Callable[[Sequence[TensorType], dict[str, Any]], TensorType]
-    vjp: Callable[[Node, Node], Sequence[Node | None]] | None = None
-    evaluate: Callable[..., Any] | None = None
-    expr: Callable[..., Any] | None = None
-    rule: BatchRule = BatchRule.ROWWISE
-    cost: int = 1
-
-    @property
-    def elementwise(self) -> bool:
-        """True where one scalar expression gives every element."""
-        return self.expr is not None
-
-
-REGISTRY: dict[str, Op] = {}
-
-
-def defop(name: str, **fields: Any) -> Op:
-    """Registers an operator under ``name`` and returns it; a second definition is an error."""
-    if name in REGISTRY:
-        raise ValueError(f"operator {name!r} is defined twice")
-    op = REGISTRY[name] = Op(name, **fields)
-    return op
 
 
 _interned: Interned[Node] = Interned()  # models may be traced on several threads at once
@@ -372,8 +324,8 @@ def _mismatch(name: str, nodes: tuple[Node, ...], reason: str) -> tuple[str, str
     rows = len(domains) > 1  # say what rows are only where they differ
     types = [str(n.type) if rows else str(n.type).split("@")[0] for n in nodes]
     head, _, sizes = reason.partition(" (")
-    sign = {"matmul": " @ ", "add": " + ", "sub": " - ", "mul": " * ", "div": " / "}
-    equation = sign.get(name, ", ").join(types) + (f" ({sizes}" if sizes else "")
+    symbol = REGISTRY[name].symbol
+    equation = (f" {symbol} " if symbol else ", ").join(types) + (f" ({sizes}" if sizes else "")
     what = f"[{name}] {head}: {equation}\n"
     what += f"  in %{len(names)} = {name} {', '.join(names[n] for n in nodes)}"
     told = []
@@ -497,4 +449,7 @@ defop(
     evaluate=lambda node: np.full(node.shape, node.attr("value")),
     expr=lambda e, *, value: e.constant(value),
     cost=0,
+    total=True,
+    view=True,
+    program_input=True,
 )

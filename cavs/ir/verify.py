@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cavs.errors import FAULT, CompileError
-from cavs.ir.graph import SLOT_READERS, Graph
-from cavs.ir.node import REGISTRY, BatchRule, Node
+from cavs.ir.graph import Graph
+from cavs.ir.node import Node
+from cavs.ir.op import REGISTRY, BatchRule
 from cavs.ir.printer import number, print_node
 
 
@@ -22,7 +23,7 @@ def verify(graph: Graph, stage: str) -> Graph:
     for node in graph.nodes():
         if not node.checked:  # by an earlier pass: a node never changes
             _check(graph, node, stage)
-        if node.op.name in SLOT_READERS:
+        if node.op.reads_slot:
             slot = node.attr("slot")
             if slot not in graph.slots:
                 _fail(graph, node, stage, f"slot {slot} has no value")

@@ -15,6 +15,7 @@ import numpy as np
 from cavs.ir import (
     FLOAT,
     Node,
+    Reads,
     TensorType,
     apply,
     as_node,
@@ -45,42 +46,72 @@ def elementwise(
     expr: Callable[..., Any],
     vjp: Callable[[Node, Node], Sequence[Node | None]] | None,
     cost: int = CHEAP,
+    **traits: Any,
 ) -> None:
-    """Defines an elementwise operator ``name``."""
+    """Define an elementwise operator ``name``; see `cavs.ir.Op` for its ``traits``."""
 
     def evaluate(node: Node, *rows: Any) -> Any:
         return expr(NumpyExpression, *rows, **dict(node.attrs))
 
-    defop(name, infer=broadcast_type, vjp=vjp, evaluate=evaluate, expr=expr, cost=cost)
+    defop(name, infer=broadcast_type, vjp=vjp, evaluate=evaluate, expr=expr, cost=cost, **traits)
 
 
-elementwise("add", lambda e, a, b: a + b, lambda n, d: (d, d))
-elementwise("sub", lambda e, a, b: a - b, lambda n, d: (d, -d))
-elementwise("mul", lambda e, a, b: a * b, lambda n, d: (d * n.inputs[1], d * n.inputs[0]))
+_CHOICE: dict[str, Any] = {"total": True, "exact": True}
+_COMPARISON: dict[str, Any] = {"total": True, "exact": True, "comparison": True}
+
+elementwise(
+    "add", lambda e, a, b: a + b, lambda n, d: (d, d), symbol="+", jointly_linear=True, total=True
+)
+elementwise(
+    "sub", lambda e, a, b: a - b, lambda n, d: (d, -d), symbol="-", jointly_linear=True, total=True
+)
+elementwise(
+    "mul",
+    lambda e, a, b: a * b,
+    lambda n, d: (d * n.inputs[1], d * n.inputs[0]),
+    symbol="*",
+    linear_in=(0, 1),
+    total=True,
+)
 elementwise(
     "div",
     lambda e, a, b: a / b,
     lambda n, d: (d / n.inputs[1], -(d * n / n.inputs[1])),
     cost=3,
+    symbol="/",
+    linear_in=(0,),
 )
-elementwise("neg", lambda e, a: -a, lambda n, d: (-d,))
+elementwise("neg", lambda e, a: -a, lambda n, d: (-d,), linear_in=(0,), **_CHOICE)
 elementwise(
     "maximum",
     lambda e, a, b: e.maximum(a, b),
     lambda n, d: (d * (n.inputs[0] >= n.inputs[1]), d * (n.inputs[1] > n.inputs[0])),
+    **_CHOICE,
 )
 elementwise(
     "minimum",
     lambda e, a, b: e.minimum(a, b),
     lambda n, d: (d * (n.inputs[1] >= n.inputs[0]), d * (n.inputs[0] > n.inputs[1])),
+    **_CHOICE,
 )
-elementwise("greater", lambda e, a, b: e.greater(a, b), lambda n, d: (None, None))
-elementwise("greater_equal", lambda e, a, b: e.greater_equal(a, b), lambda n, d: (None, None))
-elementwise("equal", lambda e, a, b: e.equal(a, b), lambda n, d: (None, None))
+elementwise(
+    "greater", lambda e, a, b: e.greater(a, b), lambda n, d: (None, None), symbol=">", **_COMPARISON
+)
+elementwise(
+    "greater_equal",
+    lambda e, a, b: e.greater_equal(a, b),
+    lambda n, d: (None, None),
+    symbol=">=",
+    **_COMPARISON,
+)
+elementwise(
+    "equal", lambda e, a, b: e.equal(a, b), lambda n, d: (None, None), symbol="==", **_COMPARISON
+)
 elementwise(
     "where",
     lambda e, c, a, b: e.select(c, a, b),
     lambda n, d: (None, where(n.inputs[0], d, 0.0), where(n.inputs[0], 0.0, d)),
+    **_CHOICE,
 )
 
 
@@ -93,19 +124,27 @@ def _log1p(e: Any, a: Any) -> Any:
 
 elementwise("exp", lambda e, a: e.exp(a), lambda n, d: (d * n,), COSTLY)
 elementwise("log", lambda e, a: e.log(a), lambda n, d: (d / n.inputs[0],), COSTLY)
-elementwise("tanh", lambda e, a: e.tanh(a), lambda n, d: (d * (1.0 - n * n),), COSTLY)
-elementwise("sigmoid", lambda e, a: e.sigmoid(a), lambda n, d: (d * (n * (1.0 - n)),), COSTLY)
+elementwise("tanh", lambda e, a: e.tanh(a), lambda n, d: (d * (1.0 - n * n),), COSTLY, total=True)
+elementwise(
+    "sigmoid",
+    lambda e, a: e.sigmoid(a),
+    lambda n, d: (d * (n * (1.0 - n)),),
+    COSTLY,
+    total=True,
+)
 elementwise("sqrt", lambda e, a: e.sqrt(a), lambda n, d: (d * (0.5 / n),), 5)
 elementwise(
     "abs",
     lambda e, a: e.absolute(a),
     lambda n, d: (d * ((n.inputs[0] > 0.0) - (n.inputs[0] < 0.0)),),
+    **_CHOICE,
 )
 elementwise(
     "softplus",
     lambda e, a: e.maximum(a, e.constant(0.0)) + _log1p(e, e.exp(-e.absolute(a))),
     lambda n, d: (d * sigmoid(n.inputs[0]),),
     2 * COSTLY,
+    total=True,
 )
 # By a number that is not whole; 0 at 0, where the logarithm is infinite. attrs: exponent > 0.
 defop(
@@ -117,12 +156,22 @@ defop(
     cost=2 * COSTLY,
 )
 elementwise(
-    "relu", lambda e, a: e.maximum(a, e.constant(0.0)), lambda n, d: (where(n > 0.0, d, 0.0),)
+    "relu",
+    lambda e, a: e.maximum(a, e.constant(0.0)),
+    lambda n, d: (where(n > 0.0, d, 0.0),),
+    **_CHOICE,
 )
 
 
 # The same value, which nothing before it is changed for.
-elementwise("stop_gradient", lambda e, a: a, lambda n, d: (None,), cost=0)
+elementwise(
+    "stop_gradient",
+    lambda e, a: a,
+    lambda n, d: (None,),
+    cost=0,
+    linear_in=(0,),
+    **_CHOICE,
+)
 
 
 # Copies whose type is given: rows or elements are repeated to fill it.
@@ -145,6 +194,9 @@ defop(
     evaluate=_broadcast_evaluate,
     expr=lambda e, a, **attrs: a,
     cost=0,
+    linear_in=(0,),
+    reads=Reads.PIECES,
+    **_CHOICE,
 )
 
 

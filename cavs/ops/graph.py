@@ -46,18 +46,28 @@ def _domain_attr(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTy
 
 
 # gather: the scattered value of the child of each edge. Cotangents go to the slot (differentiate).
-defop("gather", infer=_domain_attr, rule=BatchRule.GRAPH)
+_SLOT_READER: dict[str, Any] = {
+    "infer": _domain_attr,
+    "rule": BatchRule.GRAPH,
+    "view": True,
+    "reads_slot": True,
+}
+defop("gather", zero_at_leaves=True, **_SLOT_READER)
 # gather_grad: the sum of a backward slot over the edges that leave each vertex.
-defop("gather_grad", infer=_domain_attr, rule=BatchRule.GRAPH)
+defop("gather_grad", **_SLOT_READER)
 # gather_out: what a backward slot holds, or holds at the parent, at each edge that leaves a vertex;
 # sum_out: the sum over these edges.
-defop("gather_out", infer=_domain_attr, rule=BatchRule.GRAPH)
-defop("sum_out", infer=_out_to_vertex, rule=BatchRule.GRAPH)
+defop("gather_out", **_SLOT_READER)
+defop("sum_out", infer=_out_to_vertex, rule=BatchRule.GRAPH, linear_in=(0,))
 defop(
     "sum_children",
     infer=_edge_to_vertex,
     vjp=lambda n, d: (d,),
     rule=BatchRule.GRAPH,
+    reduction="sum",
+    view=True,
+    zero_at_leaves=True,
+    linear_in=(0,),
 )
 
 
@@ -66,13 +76,23 @@ def _max_vjp(n: Node, d: Node) -> list[Node]:
     return [hit * (d / apply("maximum", apply("sum_children", hit), 1.0))]
 
 
-defop("max_children", infer=_edge_to_vertex, vjp=_max_vjp, rule=BatchRule.GRAPH)
+defop(
+    "max_children",
+    infer=_edge_to_vertex,
+    vjp=_max_vjp,
+    rule=BatchRule.GRAPH,
+    reduction="max",
+    zero_at_leaves=True,
+)
 # The value at the edge to the k-th child, zeros where there is none; and the reverse.
 defop(
     "nth_child",
     infer=_edge_to_vertex,
     vjp=lambda n, d: (apply("to_nth_child", d, k=n.attr("k")),),
     rule=BatchRule.GRAPH,
+    view=True,
+    zero_at_leaves=True,
+    linear_in=(0,),
 )
 defop(
     "to_nth_child",
@@ -81,11 +101,17 @@ defop(
     ),
     vjp=lambda n, d: (apply("nth_child", d, k=n.attr("k")),),
     rule=BatchRule.GRAPH,
+    view=True,
+    zero_at_leaves=True,
+    linear_in=(0,),
 )
 defop(
     "num_children",
     infer=lambda types, attrs: TensorType(FLOAT, (), attrs.get("domain", VERTEX)),
     rule=BatchRule.GRAPH,
+    view=True,
+    program_input=True,
+    zero_at_leaves=True,
 )
 
 
@@ -107,6 +133,9 @@ defop(
     infer=_to_graphs,
     vjp=lambda n, d: (d,),
     rule=BatchRule.GRAPH,
+    reduction="sum",
+    view=True,
+    linear_in=(0,),
 )
 
 
@@ -115,7 +144,13 @@ def _graph_max_vjp(n: Node, d: Node) -> list[Node]:
     return [hit * (d / apply("maximum", apply("sum_vertices", hit), 1.0))]
 
 
-defop("max_vertices", infer=_to_graphs, vjp=_graph_max_vjp, rule=BatchRule.GRAPH)
+defop(
+    "max_vertices",
+    infer=_to_graphs,
+    vjp=_graph_max_vjp,
+    rule=BatchRule.GRAPH,
+    reduction="max",
+)
 
 
 # The sum over the vertices of a graph that are its members, and the reverse: the sum over the
@@ -126,12 +161,17 @@ defop(
     infer=_to_graphs,
     vjp=lambda n, d: (apply("to_members", d, members=n.attr("members")),),
     rule=BatchRule.GRAPH,
+    reduction="sum",
+    view=True,
+    linear_in=(0,),
 )
 defop(
     "to_members",
     infer=_from_graphs,
     vjp=lambda n, d: (apply("sum_members", d, members=n.attr("members")),),
     rule=BatchRule.GRAPH,
+    view=True,
+    linear_in=(0,),
 )
 
 
@@ -153,12 +193,16 @@ defop(
     infer=_take_infer,
     vjp=lambda n, d: (apply("place", d),),
     rule=BatchRule.GRAPH,
+    view=True,
+    linear_in=(0,),
 )
 defop(
     "place",
     infer=_place_infer,
     vjp=lambda n, d: (apply("take", d, domain=n.inputs[0].type.domain),),
     rule=BatchRule.GRAPH,
+    view=True,
+    linear_in=(0,),
 )
 # What the outside sees of a structure, and what the structure sees of the outside: the borders
 # where specialisation by kind of vertex stops and starts.
@@ -168,6 +212,9 @@ defop(
     vjp=lambda n, d: (d,),
     evaluate=lambda n, x: x,
     cost=0,
+    view=True,
+    same_row=True,
+    linear_in=(0,),
 )
 # One value from the values of each kind of vertex; rows of a kind come from its input. held:
 # nothing reads other rows than those of vertices with children ("inner"), or without ("leaves").
@@ -175,6 +222,8 @@ defop(
     "merge",
     infer=lambda types, attrs: TensorType(FLOAT, attrs["shape"], attrs["domain"]),
     rule=BatchRule.GRAPH,
+    view=True,
+    jointly_linear=True,
 )
 
 

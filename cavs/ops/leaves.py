@@ -15,6 +15,7 @@ from cavs.ir import (
     TO_INTEGERS,
     BatchRule,
     Node,
+    Reads,
     TensorType,
     apply,
     as_node,
@@ -26,12 +27,16 @@ defop(
     "parameter",
     infer=lambda types, attrs: TensorType(FLOAT, attrs["parameter"].shape, ONE),
     cost=0,
+    view=True,
+    program_input=True,
 )
 # attrs: name, dtype, shape, domain, optional (integer features: -1 occurs, the value is absent).
 defop(
     "feature",
     infer=lambda types, attrs: TensorType(attrs["dtype"], attrs["shape"], attrs["domain"]),
     cost=0,
+    view=True,
+    program_input=True,
 )
 
 
@@ -53,6 +58,8 @@ defop(
     vjp=lambda n, d: (apply("lookup_grad", d, n.inputs[1], rows=n.inputs[0].shape[0]), None),
     evaluate=lambda n, table, index: table[int(index)] if index >= 0 else np.zeros(n.shape),
     cost=2,
+    view=True,
+    linear_in=(0,),
 )
 
 
@@ -69,6 +76,8 @@ defop(
     infer=lambda types, attrs: TensorType(FLOAT, (attrs["rows"], *types[0].shape), ONE),
     evaluate=_lookup_grad_evaluate,
     rule=BatchRule.REDUCE,
+    linear_in=(0,),
+    reads=Reads.ONE_ROW_EACH,
 )
 
 

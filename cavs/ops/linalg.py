@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 
 from cavs.errors import ShapeError, user_line
-from cavs.ir import FLOAT, ONE, TO_FLOATS, BatchRule, Node, TensorType, apply, as_node, defop
+from cavs.ir import (
+    FLOAT,
+    ONE,
+    TO_FLOATS,
+    BatchRule,
+    Node,
+    Reads,
+    TensorType,
+    apply,
+    as_node,
+    defop,
+)
 from cavs.ops.reduce import place, placed_type
 
 _MATRIX = (
@@ -42,6 +53,10 @@ defop(
     ),
     evaluate=lambda n, x, w: x @ w,
     cost=100,
+    symbol="@",
+    takes_weights=True,
+    linear_in=(0, 1),
+    reads=Reads.PIECES,
 )
 
 
@@ -56,6 +71,9 @@ defop(
     evaluate=lambda n, x, y: place(n, np.outer(x, y)),
     rule=BatchRule.REDUCE,
     cost=100,
+    linear_in=(0, 1),
+    windowed=True,
+    reads=Reads.PIECES,
 )
 
 
@@ -76,6 +94,8 @@ defop(
     vjp=lambda n, d: (transpose(d),),
     evaluate=lambda n, w: w.T,
     cost=0,
+    rearranges=True,
+    linear_in=(0,),
 )
 
 
@@ -101,12 +121,14 @@ defop(
     vjp=lambda n, d: (apply("pad_rows", d, start=n.attr("start"), size=n.inputs[0].shape[0]),),
     evaluate=lambda n, w: w[n.attr("start") : n.attr("stop")],
     cost=0,
+    linear_in=(0,),
 )
 defop(
     "pad_rows",
     infer=lambda types, attrs: TensorType(FLOAT, (attrs["size"], types[0].shape[1]), ONE),
     evaluate=_pad_rows_evaluate,
     cost=0,
+    linear_in=(0,),
 )
 
 

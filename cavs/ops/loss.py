@@ -18,6 +18,7 @@ from cavs.ir import (
     TO_INTEGERS,
     BatchRule,
     Node,
+    Reads,
     TensorType,
     apply,
     as_node,
@@ -78,6 +79,8 @@ defop(
     vjp=lambda n, d: (apply("cross_entropy_grad", *n.inputs, d), None),
     evaluate=lambda n, x, label: -_log_softmax(x)[int(label)] if label >= 0 else 0.0,
     cost=100,
+    reads=Reads.ONE_ROW_EACH,
+    instruction="cross_entropy",
 )
 # (softmax(logits) - onehot(label)) * slope: the gradient of a row, of which slope is the cotangent.
 defop(
@@ -85,6 +88,9 @@ defop(
     infer=_grad_infer,
     evaluate=_grad_evaluate,
     cost=100,
+    linear_in=(2,),
+    reads=Reads.ONE_ROW_EACH,
+    instruction="cross_entropy_grad",
 )
 # How many values of an integer feature are present (>= 0).
 defop(
@@ -93,18 +99,24 @@ defop(
     vjp=lambda n, d: (None,),
     evaluate=lambda n, index: float(index >= 0),
     rule=BatchRule.REDUCE,
+    view=True,
+    program_input=True,
 )
 # How many rows a domain has; attrs: base, the name of the domain ("graph", "vertex", "edge").
 defop(
     "count_rows",
     infer=lambda types, attrs: TensorType(FLOAT, (), ONE),
     cost=0,
+    view=True,
+    program_input=True,
 )
 # By how much sums over the rows of this replica are multiplied; 1 on one process.
 defop(
     "replica_scale",
     infer=lambda types, attrs: TensorType(FLOAT, (), ONE),
     cost=0,
+    view=True,
+    program_input=True,
 )
 
 

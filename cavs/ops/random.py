@@ -16,6 +16,7 @@ defop(
     infer=lambda types, attrs: TensorType(FLOAT, attrs["shape"], attrs["domain"]),
     expr=lambda e, *, stream, shape, domain: e.uniform(stream),
     cost=2,
+    total=True,
 )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cavs.ir import FLOAT, ONE, VERTEX, BatchRule, Node, TensorType, apply, defop
+from cavs.ir import FLOAT, ONE, VERTEX, BatchRule, Node, Reads, TensorType, apply, defop
 
 Piece = tuple[int, int, int, int, int, int, int]
 
@@ -44,13 +44,22 @@ def _vjp(n: Node, d: Node) -> list[Node]:
 
 
 # (x, parameters...): h at every vertex.
-defop("lstm", infer=_infer, vjp=_vjp, rule=BatchRule.REDUCE, cost=100)
+defop(
+    "lstm",
+    infer=_infer,
+    vjp=_vjp,
+    rule=BatchRule.REDUCE,
+    cost=100,
+    reads=Reads.IN_ORDER,
+    takes_weights=True,
+)
 # (h, cotangent of h): the cotangent of x. Those of the weights are left behind for the next.
 defop(
     "lstm_grad",
     infer=lambda types, attrs: TensorType(FLOAT, (attrs["width"],), _of_vertices(types[1]).domain),
     rule=BatchRule.REDUCE,
     cost=100,
+    reads=Reads.IN_ORDER,
 )
 # (cotangent of x): that of parameter ``of``, once lstm_grad has run.
 defop(

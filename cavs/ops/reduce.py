@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 
 from cavs.errors import ShapeError, user_line
-from cavs.ir import FLOAT, ONE, BatchRule, Node, TensorType, apply, as_node, defop, need_floats
+from cavs.ir import (
+    FLOAT,
+    ONE,
+    BatchRule,
+    Node,
+    Reads,
+    TensorType,
+    apply,
+    as_node,
+    defop,
+    need_floats,
+)
 
 _NUMBER = (
     "it is one number a row as it is; over the children fold without an axis: x.sum(), x.softmax()"
@@ -29,6 +40,8 @@ defop(
     vjp=lambda n, d: (apply("keep_axis", d),),
     evaluate=lambda n, x: np.sum(x, -1),
     cost=2,
+    reduction="sum",
+    linear_in=(0,),
 )
 
 
@@ -43,6 +56,7 @@ defop(
     vjp=_max_vjp,
     evaluate=lambda n, x: np.max(x, -1),
     cost=2,
+    reduction="max",
 )
 
 
@@ -78,6 +92,9 @@ defop(
     vjp=lambda n, d: (d,),
     evaluate=place,
     rule=BatchRule.REDUCE,
+    linear_in=(0,),
+    windowed=True,
+    reads=Reads.PIECES,
 )
 
 

@@ -42,6 +42,9 @@ defop(
     vjp=lambda n, d: (apply("pad", d, start=n.attr("start"), size=n.inputs[0].shape[-1]),),
     evaluate=lambda n, x: x[..., n.attr("start") : n.attr("stop")],
     cost=0,
+    view=True,
+    rearranges=True,
+    linear_in=(0,),
 )
 
 
@@ -60,6 +63,8 @@ defop(
     vjp=lambda n, d: (d[n.attr("start") : n.attr("start") + n.inputs[0].shape[-1]],),
     evaluate=_pad_evaluate,
     cost=0,
+    rearranges=True,
+    linear_in=(0,),
 )
 
 
@@ -93,6 +98,9 @@ defop(
     vjp=_concat_vjp,
     evaluate=lambda n, *xs: np.concatenate(xs, n.attr("axis")),
     cost=0,
+    view=True,
+    rearranges=True,
+    jointly_linear=True,
 )
 
 
@@ -112,6 +120,9 @@ defop(
     vjp=lambda n, d: (apply("reshape", d, shape=n.inputs[0].shape),),
     evaluate=lambda n, x: np.reshape(x, n.shape),
     cost=0,
+    view=True,
+    same_row=True,
+    linear_in=(0,),
 )
 # (...,) -> (..., 1), so that a reduced axis broadcasts again.
 defop(
@@ -120,6 +131,9 @@ defop(
     vjp=lambda n, d: (apply("reshape", d, shape=n.inputs[0].shape),),
     evaluate=lambda n, x: np.reshape(x, n.shape),
     cost=0,
+    view=True,
+    same_row=True,
+    linear_in=(0,),
 )
 
 

@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 from cavs.ir import (
     INT,
+    ONE,
     BatchRule,
     Domain,
     Graph,
     Node,
+    Reads,
     Slot,
     toposort,
 )
@@ -25,37 +27,6 @@ LOCAL_ARRAYS = frozenset({"none", "parent", "edges", "nth_edge", "parent_if_nth"
 # Those that lead from a vertex to its children, and from a child to its parents.
 TO_CHILDREN = frozenset({"child", "children", "nth_child", "nth_leaf"})
 TO_PARENTS = frozenset({"out", "nth_parents", "parents"})
-
-_VIEWS = frozenset(
-    [
-        "slice",
-        "reshape",
-        "keep_axis",
-        "push",
-        "concat",
-        "gather",
-        "gather_grad",
-        "nth_child",
-        "sum_children",
-        "to_nth_child",
-        "num_children",
-        "lookup",
-        "feature",
-        "parameter",
-        "merge",
-        "count_present",
-        "count_rows",
-        "replica_scale",
-        "constant",
-        "sum_vertices",
-        "sum_members",
-        "to_members",
-        "take",
-        "place",
-    ]
-)
-_ONE_VALUE = frozenset(["parameter", "count_present", "count_rows", "replica_scale", "constant"])
-_LEAVES = frozenset(["feature", "num_children"]) | _ONE_VALUE
 
 _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("sum_children", "none"): ("segment_sum", "edges"),
@@ -78,8 +49,6 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("place", "none"): ("index", "place"),
 }
 _ORDER = {"vertex": "order", "edge": "edge_order", "present": "present_order"}
-# Kernels that take a row as it lies somewhere, and sum nothing on the way.
-_ONE_ROW_EACH = frozenset(["cross_entropy_rows", "cross_entropy_grad", "lookup_grad"])
 _ACROSS = {("vertex", "edge"): "parent", ("graph", "vertex"): "graph_of"}
 # Where a kernel that sums over the edges to the parents of a row finds what the slot holds.
 _OUTWARD = {"vertex": "parents", "edge": "out"}
@@ -88,7 +57,7 @@ _OUTWARD = {"vertex": "parents", "edge": "out"}
 class Piece(NamedTuple):
     """Columns [column, column + width) of what ``source`` stores, rows by ``map`` and ``array``.
 
-    source is a computed node, a merge, or a leaf, see `is_leaf`.
+    source is a computed node, a merge, or an input of the program.
     """
 
     source: Node
@@ -111,11 +80,11 @@ def is_view(node: Node) -> bool:
     """True where reading needs no kernel before it."""
     if is_outward(node):
         return True
-    if node.op.name in ("slice", "concat"):
-        return len(node.shape) == 1 and not (node.op.name == "concat" and node.attr("axis") != -1)
+    if node.op.view and node.op.rearranges:  # columns of rows, not of matrices
+        return len(node.shape) == 1 and dict(node.attrs).get("axis", -1) == -1
     if node.op.name == "broadcast":
         return restricts(node)
-    return node.op.name in _VIEWS
+    return node.op.view
 
 
 def is_outward(node: Node) -> bool:
@@ -143,11 +112,6 @@ def restricts(node: Node) -> bool:
     return same and x.type.domain != node.type.domain
 
 
-def is_leaf(node: Node) -> bool:
-    """True for what is there before anything is computed."""
-    return node.op.name in _LEAVES
-
-
 class Accesses:
     """Resolves the nodes of one graph to pieces."""
 
@@ -168,7 +132,7 @@ class Accesses:
         name, width = node.op.name, node.type.width
         if not is_view(node) or name == "merge":
             return [Piece(node, 0, width)]
-        if name in _ONE_VALUE:
+        if node.op.program_input and node.type.domain == ONE:
             return [Piece(node, 0, width, "one")]
         if name == "feature":
             domain = node.type.domain
@@ -189,7 +153,7 @@ class Accesses:
         if name == "gather_out":
             slot = node.attr("slot")
             return [Piece(self.graph.slots[slot], 0, width, "index", _OUTWARD[slot.base])]
-        if name in ("gather", "gather_grad"):
+        if node.op.reads_slot:
             slot = node.attr("slot")
             source = self.graph.slots[slot]
             row_map, array = ("index", "child") if name == "gather" else ("segment_sum", "out")
@@ -203,7 +167,7 @@ class Accesses:
             return [p for x in node.inputs for p in self.at(x, node)]
         if name == "slice":
             return _columns(self.pieces(node.inputs[0]), node.attr("start"), node.attr("stop"))
-        if name in ("reshape", "keep_axis", "push", "broadcast"):
+        if node.op.same_row or name == "broadcast":
             return self.pieces(node.inputs[0])
         return self._compose(node)
 
@@ -253,11 +217,11 @@ class Accesses:
 
     def _find_operands(self, node: Node) -> list[tuple[Node, list[Piece]]]:
         inputs = [x for x in node.inputs if x.type.dtype != INT and x.op.name != "constant"]
-        if node.op.name in ("matmul", "lstm"):
+        if node.op.takes_weights:
             inputs = inputs[:1]
         if node.op.name == "sum_out":
             return [(x, self.at(x, y)) for y in outward(node) for x in self._read_outward(y)]
-        if node.op.name in ("max_children", "max_vertices"):  # segments, read as a maximum
+        if node.op.reduces_segments and not node.op.view:  # a kernel of its own, as for maxima
             return [(node.inputs[0], self._compose(node))]
         reader = max(inputs, key=lambda x: x.type.domain.rank) if reduces(node) else node
         return [(x, self.at(x, reader)) for x in inputs]
@@ -276,18 +240,18 @@ class Accesses:
                     raise NoAccessError(x)
             return
         if is_view(node):
-            if node.op.name not in ("merge", "gather", "gather_grad"):
+            if node.op.name != "merge" and not node.op.reads_slot:
                 self.pieces(node)
             return
-        many = ("matmul", "matmul_tn", "sum_rows", "broadcast")
+        reads = node.op.reads
         for x, pieces in self.operands(node):
             # A copy lays pieces side by side once: what it repeats is stored first.
             repeats = node.op.name == "broadcast" and x.type.width != node.type.width
-            if len(pieces) > 1 and (node.op.name not in many or repeats):
+            if len(pieces) > 1 and (reads is not Reads.PIECES or repeats):
                 raise NoAccessError(x)
-            if node.op.name in ("lstm", "lstm_grad") and pieces[0].map != "self":
+            if reads is Reads.IN_ORDER and pieces[0].map != "self":
                 raise NoAccessError(x)
-            if node.op.name in _ONE_ROW_EACH and any(p.map == "segment_sum" for p in pieces):
+            if reads is Reads.ONE_ROW_EACH and any(p.map == "segment_sum" for p in pieces):
                 raise NoAccessError(x)
         if node.op.name == "cross_entropy_grad":  # without a slope it is 1
             slope = node.inputs[2]
@@ -320,7 +284,7 @@ def behind(source: Node) -> Iterator[Node]:
     if source.op.name == "merge":
         for x in source.inputs:
             yield from behind(x)
-    elif not is_leaf(source):
+    elif not source.op.program_input:
         yield source
 
 

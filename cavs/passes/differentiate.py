@@ -31,19 +31,12 @@ from cavs.passes.rules import constant_of
 
 
 def reduce_to(d: Node, target: TensorType) -> Node:
-    """Sums the cotangent ``d`` over the rows and elements that broadcasting repeated."""
-    if d.type.domain.rank > target.domain.rank:
-        steps = {
-            ("edge", "vertex"): ["sum_children"],
-            ("edge", "graph"): ["sum_children", "sum_vertices"],
-            ("edge", "one"): ["sum_rows"],
-            ("vertex", "graph"): ["sum_vertices"],
-            ("vertex", "one"): ["sum_rows"],
-            ("graph", "one"): ["sum_rows"],
-            ("present", "one"): ["sum_rows"],
-        }[d.type.domain.base, target.domain.base]
-        for step in steps:
-            d = apply(step, d)
+    """Sum the cotangent ``d`` over the rows and elements that broadcasting repeated."""
+    while d.type.domain.rank > target.domain.rank:
+        if target.domain == ONE:
+            d = apply("sum_rows", d)
+        else:
+            d = apply("sum_children" if d.type.domain.base == "edge" else "sum_vertices", d)
     return _reduce_shape(d, target.shape)
 
 
@@ -158,8 +151,7 @@ def _depends_on(nodes: list[Node], wanted: set[Node], graph: Graph) -> set[Node]
             if node in found:
                 continue
             if any(x in found for x in node.inputs) or (
-                node.op.name in ("gather", "gather_grad")
-                and graph.slots[node.attr("slot")] in found
+                node.op.reads_slot and graph.slots[node.attr("slot")] in found
             ):
                 found.add(node)
         if len(found) == before:

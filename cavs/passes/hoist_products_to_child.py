@@ -9,12 +9,6 @@ from __future__ import annotations
 
 from cavs.ir import EDGE, BatchRule, Graph, Node, Slot, Structure, apply, rebuild, rewrite, toposort
 
-# Finite everywhere, with their slopes: of vertices that are nobody's child nothing has been said.
-_TOTAL = {
-    *("add", "sub", "mul", "neg", "abs", "maximum", "minimum", "relu", "softplus"),
-    *("greater", "greater_equal", "equal", "where", "tanh", "sigmoid", "stop_gradient"),
-}
-
 
 def _child_of(x: Node) -> Structure | None:
     """The structure whose children give the edge value ``x``; None where more than they does.
@@ -30,7 +24,7 @@ def _child_of(x: Node) -> Structure | None:
             given = not y.inputs or "domain" in dict(y.attrs)
             if y.type.domain != EDGE or y.op.rule is not BatchRule.ROWWISE or given:
                 return None
-            if y.op.elementwise and y.op.name not in _TOTAL:
+            if y.op.elementwise and not y.op.total:
                 return None
     return found.pop() if len(found) == 1 else None
 

@@ -127,11 +127,15 @@ def _terms(n: Node, start: int, h: Slot) -> list[_Term] | None:
 def _place(w: Node) -> tuple[Node, int, int] | None:
     """The parameter that ``w`` is cut out of, and the row and column where it starts."""
     row = column = 0
-    while w.op.name in ("slice", "rows"):
-        row += w.attr("start") if w.op.name == "rows" else 0
-        column += w.attr("start") if w.op.name == "slice" else 0
+    while w.op.name != "parameter":
+        if w.op.name == "rows":
+            row += w.attr("start")
+        elif w.op.name == "slice":
+            column += w.attr("start")
+        else:
+            return None
         w = w.inputs[0]
-    return (w, row, column) if w.op.name == "parameter" else None
+    return w, row, column
 
 
 def _products(

@@ -13,14 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cavs.errors import FAULT, CompileError
-from cavs.ir import SLOT_READERS, BatchRule, Graph, Node, Structure, toposort
-from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind, is_leaf, is_view
+from cavs.ir import BatchRule, Graph, Node, Structure, toposort
+from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind, is_view
 from cavs.passes.sink_into_loops import Unhoist
 
 CHEAP = 3  # operators up to this cost are recomputed rather than read again
 FEW = 3  # at most so many of them, from no more than two stored values
-COMPARISONS = ("equal", "greater", "greater_equal")
-MAXIMA = ("max_axis", "max_children", "max_vertices")
 NARROW = 4  # what is made of so many times fewer values is made again for a sum
 
 
@@ -69,7 +67,7 @@ class Partition:
 
 def is_elementwise(node: Node) -> bool:
     """Runs in a fused kernel: elementwise, or a reduction of the last axis at its rim."""
-    return node.op.elementwise or node.op.name in ("sum_axis", "max_axis")
+    return node.op.elementwise or node.op.reduces_axis
 
 
 def loops_of(graph: Graph) -> dict[Node, Loop]:
@@ -84,7 +82,7 @@ def loops_of(graph: Graph) -> dict[Node, Loop]:
         slots = [s for s in graph.slots if s.structure is structure and s.backward is backward]
         after: set[Node] = set()
         for n in nodes:
-            reads = n.op.name in SLOT_READERS and n.attr("slot") in slots
+            reads = n.op.reads_slot and n.attr("slot") in slots
             if reads or not after.isdisjoint(n.inputs):
                 after.add(n)
         for n in toposort(graph.slots[s] for s in slots):
@@ -107,7 +105,7 @@ class _Partitioner:
         self.graph, self.recompute = graph, recompute
         self.accesses = Accesses(graph)
         self.loop = loops_of(graph)
-        self.compute = [n for n in graph.nodes() if not is_view(n) and not is_leaf(n)]
+        self.compute = [n for n in graph.nodes() if not is_view(n) and not n.op.program_input]
         self.reads = {n: list(dict.fromkeys(self.accesses.storage(n))) for n in self.compute}
         self.readers: dict[Node, list[Node]] = defaultdict(list)
         for n in self.compute:
@@ -116,17 +114,17 @@ class _Partitioner:
         # Whoever reads a merge finds it in memory.
         self.merged = {x for n in graph.nodes() if n.op.name == "merge" for x in behind(n)}
         # A maximum is found again by its bits: what is computed twice may round differently.
-        masks = [n for n in self.compute if n.op.name in COMPARISONS]
+        masks = [n for n in self.compute if n.op.comparison]
         self.compared = {x for n in masks if self._finds_maximum(n) for x in self.reads[n]}
         self.late: dict[Node, Body] = {}
         self.roots = {x for r in graph.roots() for x in self._stored_in(r)}
 
     def _finds_maximum(self, mask: Node) -> bool:
         """Whether it may ask which element is the greatest, or with signs turned the least."""
-        found = {x.op.name for x in self.reads[mask]}
+        found = list(self.reads[mask])
         for x in self.reads[mask]:
-            found.update(y.op.name for y in self.reads.get(x, ()) if x.op.name == "neg")
-        return mask.op.name == "equal" or not found.isdisjoint(MAXIMA)
+            found += self.reads.get(x, ()) if x.op.name == "neg" else ()
+        return mask.op.name == "equal" or any(x.op.reduction == "max" for x in found)
 
     def _stored_in(self, root: Node) -> Iterable[Node]:
         """The computed nodes that hold an output or a slot, which may be columns of one."""

@@ -21,8 +21,6 @@ from cavs.ir import (
 )
 from cavs.passes.partition import loops_of
 
-_LINEAR = ("mul", "neg", "div", "keep_axis", "reshape")  # in the first input; mul in both
-
 
 def _taken(x: Node, domain: Domain) -> Node:
     """The rows of ``x`` that are those of ``domain``."""
@@ -60,7 +58,8 @@ def _place_losses(graph: Graph) -> Graph:
         x = inputs[0].inputs[0]
         if name == "sum_rows":
             return apply(name, x)
-        if name not in _LINEAR or n.type.domain != VERTEX:
+        linear = n.op.rule is BatchRule.ROWWISE and 0 in n.op.linear_in
+        if not linear or n.type.domain != VERTEX:
             return None
         return apply("place", rebuild(n, (x, *(_taken(y, x.type.domain) for y in inputs[1:]))))
 
@@ -73,7 +72,8 @@ def _read_by_labelled(graph: Graph) -> dict[Node, Domain]:
     readers, roots = users(nodes), set(graph.roots())
     found: dict[Node, Domain] = {}
     for n in reversed(nodes):
-        rowwise = n.op.rule is BatchRule.ROWWISE and n.op.name not in ("feature", "lookup")
+        gathered = n.op.program_input or n.op.name == "lookup"  # views, which cost nothing
+        rowwise = n.op.rule is BatchRule.ROWWISE and not gathered
         if n.type.domain != VERTEX or n in roots or not rowwise:
             continue
         domains = {

@@ -11,9 +11,9 @@ Rule = Callable[[Node], Node | None]
 _operators: dict[Rule, Callable[[Op], bool]] = {}
 
 
-def of(*names: str) -> Callable[[Rule], Rule]:
-    """A rule for the operators of these names."""
-    return where(lambda op: op.name in names)
+def of(name: str) -> Callable[[Rule], Rule]:
+    """A rule for the operator ``name``."""
+    return where(lambda op: op.name == name)
 
 
 def where(fits: Callable[[Op], bool]) -> Callable[[Rule], Rule]:

@@ -12,10 +12,6 @@ from __future__ import annotations
 from cavs.errors import CompileError
 from cavs.ir import Graph, Node, apply, rewrite, toposort
 
-_COUNTS = frozenset(["count_present", "count_rows"])
-_LINEAR = frozenset(
-    ["add", "sub", "neg", "sum_rows", "sum_axis", "keep_axis", "reshape", "slice", "concat"]
-)
 _HINT = "make the loss a sum of means or sums over rows, or train it on one process"
 
 
@@ -39,7 +35,7 @@ def _sums(loss: Node) -> set[Node]:
     found, stack, seen = set(), [loss], set()
     while stack:
         node = stack.pop()
-        if node in seen or node.op.name in _COUNTS:
+        if node in seen:
             continue
         seen.add(node)
         if node.op.name == "sum_rows" and node.inputs[0].type.domain.base != "one":
@@ -69,16 +65,14 @@ def _check_affine(loss: Node, sums: set[Node]) -> None:
         if node in sums:
             varies.add(node)
             continue
-        inputs = [x in varies for x in node.inputs]
-        if not any(inputs):
+        inputs = tuple(i for i, x in enumerate(node.inputs) if x in varies)
+        if not inputs:
             continue
-        name = node.op.name
-        linear = name in _LINEAR or (name == "mul" and not all(inputs))
-        linear |= name == "div" and inputs == [True, False]
-        if not linear:
+        linear = len(inputs) == 1 and inputs[0] in node.op.linear_in
+        if not linear and not node.op.jointly_linear:
             raise CompileError(
-                f"[{name}] the loss is no affine function of its sums over rows, so parts of a "
-                "batch cannot be computed apart",
+                f"[{node.op.name}] the loss is no affine function of its sums over rows, so parts "
+                "of a batch cannot be computed apart",
                 where=node.where,
                 hint=_HINT,
             )

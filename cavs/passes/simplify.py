@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from cavs.ir import (
-    SLOT_READERS,
     VERTEX,
     BatchRule,
     Domain,
@@ -41,28 +40,47 @@ def _fold(node: Node) -> Node | None:
         return full(float(node.op.evaluate(node, *(np.float64(v) for v in values))), node.type)
 
 
-@of("add", "sub", "mul", "div")
-def _identity(node: Node) -> Node | None:
-    """x + 0, x * 1, x * 0, x / 1, and the like."""
-    name = node.op.name
+@of("add")
+def _add(node: Node) -> Node | None:
+    """x + 0 and x + (-y)."""
+    a, b = node.inputs
+    if constant_of(b) == 0.0:
+        return as_type(a, node.type)
+    if constant_of(a) == 0.0:
+        return as_type(b, node.type)
+    return a - b.inputs[0] if b.op.name == "neg" else None
+
+
+@of("sub")
+def _sub(node: Node) -> Node | None:
+    """x - 0, 0 - x and x - (-y)."""
+    a, b = node.inputs
+    if constant_of(b) == 0.0:
+        return as_type(a, node.type)
+    if constant_of(a) == 0.0:
+        return as_type(-b, node.type)
+    return a + b.inputs[0] if b.op.name == "neg" else None
+
+
+@of("mul")
+def _mul(node: Node) -> Node | None:
+    """x * 0 and x * 1."""
     a, b = node.inputs
     ca, cb = constant_of(a), constant_of(b)
-    if name == "mul" and 0.0 in (ca, cb):
+    if 0.0 in (ca, cb):
         return zeros(node.type)
-    if name == "div" and ca == 0.0:
-        return zeros(node.type)
-    neutral = 0.0 if name in ("add", "sub") else 1.0
-    if cb == neutral:
+    if cb == 1.0:
         return as_type(a, node.type)
-    if ca == neutral and name in ("add", "mul"):
-        return as_type(b, node.type)
-    if ca == 0.0 and name == "sub":
-        return as_type(-b, node.type)
-    if name == "sub" and b.op.name == "neg":
-        return a + b.inputs[0]
-    if name == "add" and b.op.name == "neg":
-        return a - b.inputs[0]
-    return None
+    return as_type(b, node.type) if ca == 1.0 else None
+
+
+@of("div")
+def _div(node: Node) -> Node | None:
+    """0 / x and x / 1."""
+    a, b = node.inputs
+    if constant_of(a) == 0.0:
+        return zeros(node.type)
+    return as_type(a, node.type) if constant_of(b) == 1.0 else None
 
 
 @of("where")
@@ -75,55 +93,27 @@ def _choice(node: Node) -> Node | None:
     return full(ca, node.type) if ca is not None and ca == cb else None
 
 
-_LINEAR = (
-    "matmul",
-    "matmul_tn",
-    "sum_rows",
-    "sum_axis",
-    "sum_children",
-    "sum_vertices",
-    "sum_members",
-    "to_members",
-    "nth_child",
-    "to_nth_child",
-    "slice",
-    "pad",
-    "rows",
-    "pad_rows",
-    "reshape",
-    "keep_axis",
-    "neg",
-    "transpose",
-    "lookup_grad",
-    "push",
-    "take",
-    "place",
-    "cross_entropy_grad",
-)
-_DATA = {"matmul_tn": slice(2), "cross_entropy_grad": slice(2, 3)}  # others: the first input
-
-
-@of(*_LINEAR, "concat", "merge")
+@where(lambda op: not op.elementwise and bool(op.linear_in or op.jointly_linear))
 def _zero(node: Node) -> Node | None:
     """Linear operators of zeros."""
-    name = node.op.name
-    if name in ("concat", "merge"):
+    known = any(constant_of(node.inputs[i]) == 0.0 for i in node.op.linear_in)
+    if not known and node.op.jointly_linear:
         known = all(constant_of(x) == 0.0 for x in node.inputs)
-    else:
-        data = node.inputs[_DATA.get(name, slice(1))]
-        known = any(constant_of(x) == 0.0 for x in data)
     return zeros(node.type) if known else None
 
 
-@where(lambda op: op.elementwise or op.name in ("broadcast", "cross_entropy_grad"))
+@of("broadcast")
 def _broadcast(node: Node) -> Node | None:
-    """Explicit repetition that the operator does anyway is dropped."""
-    name = node.op.name
-    if name == "broadcast":
-        (x,) = node.inputs
-        if x.type == node.type:
-            return x
-        return as_type(x.inputs[0], node.type) if x.op.name == "broadcast" else None
+    """A broadcast that repeats nothing, or a broadcast."""
+    (x,) = node.inputs
+    if x.type == node.type:
+        return x
+    return as_type(x.inputs[0], node.type) if x.op.name == "broadcast" else None
+
+
+@where(lambda op: (op.elementwise and op.name != "broadcast") or op.name == "cross_entropy_grad")
+def _implicit_broadcast(node: Node) -> Node | None:
+    """Drop broadcasts of operands that the operator broadcasts anyway."""
     for i, x in enumerate(node.inputs):
         if x.op.name != "broadcast":
             continue
@@ -153,47 +143,56 @@ def _has_fewer(rows: Domain, finer: Domain) -> bool:
     return rows.base == "one" or finer == VERTEX
 
 
-@of("matmul", "matmul_tn")
+@of("matmul")
 def _product_of_repeated(node: Node) -> Node | None:
-    """A product of repeated rows is the repeated product; those of gradients read rows where they
-    are."""
-    if node.op.name == "matmul":
-        x, w = node.inputs
-        if not _repeats_rows(x) or not _has_fewer(x.inputs[0].type.domain, x.type.domain):
-            return None
-        product = apply("matmul", x.inputs[0], w)
-        return apply("broadcast", product, shape=node.shape, domain=node.type.domain)
+    """A product of repeated rows is the repeated product."""
+    x, w = node.inputs
+    if not _repeats_rows(x) or not _has_fewer(x.inputs[0].type.domain, x.type.domain):
+        return None
+    product = apply("matmul", x.inputs[0], w)
+    return apply("broadcast", product, shape=node.shape, domain=node.type.domain)
+
+
+@of("matmul_tn")
+def _gradient_of_repeated(node: Node) -> Node | None:
+    """The product of a gradient reads repeated rows where they are stored."""
     for x, other in (node.inputs, node.inputs[::-1]):
         if _repeats_rows(x) and x.type.domain == other.type.domain and not _repeats_rows(other):
             return rebuild(node, tuple(y.inputs[0] if y is x else y for y in node.inputs))
     return None
 
 
-@of("keep_axis", "reshape", "slice", "concat", "push")
-def _shape(node: Node) -> Node | None:
-    """Slices, concatenations and reshapes of each other."""
-    name, x = node.op.name, node.inputs[0]
-    if name == "keep_axis":
-        return apply("reshape", x, shape=node.shape)
-    if name == "reshape":
-        if x.shape == node.shape:
-            return x
-        if x.op.name == "reshape":
-            return apply("reshape", x.inputs[0], shape=node.shape)
-        if x.op.name == "broadcast" and x.inputs[0].shape == x.shape:
-            inner = apply("reshape", x.inputs[0], shape=node.shape)
-            return apply("broadcast", inner, shape=node.shape, domain=node.type.domain)
-        return None
-    if name == "slice":
-        return _slice(node, x)
-    if name == "concat" and node.attr("axis") == -1:
-        return _concat(node)
-    if name == "push" and x.op.name == "push":
+@of("keep_axis")
+def _keep_axis(node: Node) -> Node | None:
+    """A kept axis is a reshape."""
+    return apply("reshape", node.inputs[0], shape=node.shape)
+
+
+@of("reshape")
+def _reshape(node: Node) -> Node | None:
+    """A reshape to the same shape, of a reshape, or of repeated rows."""
+    (x,) = node.inputs
+    if x.shape == node.shape:
         return x
+    if x.op.name == "reshape":
+        return apply("reshape", x.inputs[0], shape=node.shape)
+    if x.op.name == "broadcast" and x.inputs[0].shape == x.shape:
+        inner = apply("reshape", x.inputs[0], shape=node.shape)
+        return apply("broadcast", inner, shape=node.shape, domain=node.type.domain)
     return None
 
 
-def _slice(node: Node, x: Node) -> Node | None:
+@of("push")
+def _push(node: Node) -> Node | None:
+    """A push of a push."""
+    (x,) = node.inputs
+    return x if x.op.name == "push" else None
+
+
+@of("slice")
+def _slice(node: Node) -> Node | None:
+    """Slices of slices, concatenations, pads and elementwise operators."""
+    (x,) = node.inputs
     start, stop = node.attr("start"), node.attr("stop")
     if start == 0 and stop == x.shape[-1]:
         return x
@@ -236,7 +235,11 @@ def _slice_elementwise(node: Node, x: Node, start: int, stop: int) -> Node | Non
     return rebuild(x, inputs)
 
 
+@of("concat")
 def _concat(node: Node) -> Node | None:
+    """Concatenations of concatenations and of neighbouring slices."""
+    if node.attr("axis") != -1:
+        return None
     if any(x.op.name == "concat" for x in node.inputs):
         flat = [y for x in node.inputs for y in (x.inputs if x.op.name == "concat" else (x,))]
         return apply("concat", *flat, axis=-1)
@@ -361,7 +364,7 @@ def _graph_at_edges(node: Node) -> Node | None:
     return None
 
 
-@of("reshape", "keep_axis", "slice", "push")
+@where(lambda op: op.same_row or op.name == "slice")
 def _known(node: Node) -> Node | None:
     """A part or another shape of one number is that number."""
     value = constant_of(node.inputs[0])
@@ -382,12 +385,21 @@ def _one_row(node: Node) -> Node | None:
 
 RULES = Rules(
     _fold,
-    _identity,
-    _choice,
     _zero,
+    _add,
+    _sub,
+    _mul,
+    _div,
+    _choice,
     _broadcast,
+    _implicit_broadcast,
     _product_of_repeated,
-    _shape,
+    _gradient_of_repeated,
+    _keep_axis,
+    _reshape,
+    _push,
+    _slice,
+    _concat,
     _pads,
     _transpose,
     _graph_at_edges,
@@ -432,7 +444,7 @@ def prune(graph: Graph) -> Graph:
             continue
         seen.add(node)
         left += node.inputs
-        if node.op.name in SLOT_READERS:
+        if node.op.reads_slot:
             slot = node.attr("slot")
             if slot not in needed:
                 needed.add(slot)

@@ -13,19 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cavs.data.merge import LEAF
-from cavs.ir import SLOT_READERS, BatchRule, Graph, Node, Slot, apply, make, rebuild, users
+from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild, users
 from cavs.passes.rules import zeros
 from cavs.passes.simplify import simplify_node
-
-_STRUCTURAL = [
-    "gather",
-    "gather_grad",
-    "sum_children",
-    "max_children",
-    "nth_child",
-    "to_nth_child",
-    "num_children",
-]
 
 
 @dataclass(frozen=True)
@@ -78,7 +68,7 @@ class _Specialiser:
         self.kinded: dict[tuple[Node, int], Node | None] = {}
 
     def _depends(self, n: Node) -> bool:
-        if n.type.domain.base in ("edge", "out") or n.op.name in _STRUCTURAL:
+        if n.type.domain.base in ("edge", "out") or n.op.zero_at_leaves or n.op.reads_slot:
             return True
         if n.op.name == "lookup" and dict(n.inputs[1].attrs).get("name") in self.optional:
             return True
@@ -168,11 +158,11 @@ class _Specialiser:
         if n.type.domain.base == "edge" and not kind.inner:
             return None
         t = type(n.type)(n.type.dtype, n.shape, domain)
-        if n.op.name in _STRUCTURAL and not kind.inner and n.op.name != "gather_grad":
+        if n.op.zero_at_leaves and not kind.inner:
             return zeros(t)
         if self._reads_nothing(n, kind):
             return zeros(t)
-        if n.op.name in (*SLOT_READERS, "num_children"):
+        if n.op.reads_slot or n.op.name == "num_children":
             return make(n.op, (), {**dict(n.attrs), "domain": domain}, t, n.where)
         if n.op.name == "lookup" and self._absent(n.inputs[1], kind):
             return zeros(t)

@@ -18,7 +18,7 @@ def trim_gradients(graph: Graph) -> Graph:
     outputs: dict[str, Node] = {}
     for key, n in graph.outputs.items():
         alone = n not in readers and roots.count(n) == 1
-        summed = n.op.name in ("matmul_tn", "sum_rows") and len(n.inputs[0].shape) == 1
+        summed = n.op.windowed and len(n.inputs[0].shape) == 1
         kept = [nonzero(x) for x in n.inputs] if key.startswith("grad:") and summed else []
         if not alone or all(
             size(ranges) == x.shape[-1] for x, ranges in zip(n.inputs, kept, strict=False)

@@ -15,7 +15,7 @@ from cavs.cuda.engine import persistent_plan
 from cavs.cuda.persistent import describe
 from cavs.cuda.storage import half_buffers
 from cavs.frontend.model import Model
-from cavs.ir import SLOT_READERS, Node
+from cavs.ir import Node
 from cavs.passes.partition import Body
 from cavs.runtime.loop_report import LoopReport, loops_of, rows_of
 from cavs.runtime.measure import Measured, Rule, RunReport, measured, unchanged
@@ -110,7 +110,7 @@ def _after_gather(compiled: Compiled) -> set[Node]:
     """Nodes that depend on what another task made."""
     found: set[Node] = set()
     for n in compiled.graph.nodes():
-        if n.op.name in SLOT_READERS or any(x in found for x in n.inputs):
+        if n.op.reads_slot or any(x in found for x in n.inputs):
             found.add(n)
     return found
 

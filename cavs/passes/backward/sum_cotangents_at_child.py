@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cavs.ir import OUT, VERTEX, Graph, Node, Slot, Structure, apply, rebuild, rewrite, toposort
-from cavs.passes.partition import COMPARISONS
 
-# The result is an operand, its negative, 0 or 1: these operators do not round.
-EXACT = (*COMPARISONS, "broadcast", "maximum", "minimum", "relu", "neg", "abs", "where")
 NARROW = 4  # a value of an edge may be stored if the cotangent is at least so many times wider
 
 SlotKey = tuple[Structure, str, tuple[int, ...]]
@@ -98,9 +95,9 @@ def _at_child(
         base = x.type.domain.base
         if moved(x):
             inexact = not rounded.isdisjoint(x.inputs)
-            if inexact and x.op.name in COMPARISONS:
+            if inexact and x.op.comparison:
                 return None
-            if inexact or x.op.name not in EXACT:
+            if inexact or not x.op.exact:
                 rounded.add(x)
             new[x] = rebuild(x, tuple(new[y] for y in x.inputs), OUT)
         elif base == "one":
