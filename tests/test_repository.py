@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,8 @@ import pytest
 
 from cavs.cli import main
 from tests.patience import patience
+from tests.tracked import ROOT, tracked_files
 
-ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 500
 SOURCE_SUFFIXES = {".py", ".pyi", ".cc", ".h", ".inc", ".cu", ".cuh", ".cmake"}
 # Spelled with classes, so that this file does not match itself.
@@ -24,20 +23,6 @@ FORBIDDEN = {
         r"|--extra-index-ur[l]|--find-link[s]"
     ),
 }
-
-
-def tracked_files() -> list[Path]:
-    """The files git tracks; in an unpacked archive without git, every test that asks is skipped."""
-    if not (ROOT / ".git").exists() or shutil.which("git") is None:
-        pytest.skip("no git, or no git checkout")
-    listed = subprocess.run(
-        ["git", "-c", "safe.directory=*", "ls-files", "-z"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
 def too_long(path: Path) -> str:
