@@ -23,6 +23,8 @@ DOCUMENTS = [
     "README.md",
     "docs/tutorial.md",
     "docs/distributed.md",
+    "docs/distributed/communicators.md",
+    "docs/distributed/stale.md",
     "docs/strategies.md",
     "docs/passes.md",
     "docs/operators.md",
