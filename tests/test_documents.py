@@ -23,6 +23,7 @@ DOCUMENTS = [
     "README.md",
     "docs/tutorial.md",
     "docs/distributed.md",
+    "docs/distributed/balance.md",
     "docs/distributed/communicators.md",
     "docs/distributed/stale.md",
     "docs/strategies.md",
