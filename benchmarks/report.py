@@ -1,6 +1,6 @@
-"""Turns benchmarks/results/*.json, which hold whole grids, into tables and plots of the documents.
+"""Write tables and plots of the documents from benchmarks/results/*.json, which hold whole grids.
 
-Of narrower ones: --results benchmarks/results/latest --out benchmarks/results/latest.
+For narrower ones: --results benchmarks/results/latest --out benchmarks/results/latest.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,17 @@ from benchmarks.places import RESULTS
 from benchmarks.samples import ROOT
 
 DOCS = ROOT / "docs" / "benchmarks"
+COLUMNS = 98
+HEAD = """# Results
+
+For readers who check a figure: whole grids, each with its command, commit, machine and load, as
+`python -m benchmarks.report` writes them. [benchmarks.md](../benchmarks.md) has the summary.
+
+"""
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """Every result file by its stem; raises ValueError that names a file that is none."""
+    """Return every result file by its stem; raise a ValueError that names a file without JSON."""
     found: dict[str, Any] = {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -33,13 +41,15 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def section(name: str, record: dict[str, Any], plots: SequenceOf[str]) -> str:
-    """One result file as Markdown."""
+    """Return one result file as Markdown."""
     machine = record["machine"]
     versions = ", ".join(f"{key} {value}" for key, value in record["versions"].items())
     lines = [
         f"## {name}",
         "",
-        f"`{record['command']}`",
+        "```",
+        record["command"],
+        "```",
         "",
         f"{record['created']}, commit {record['commit'] or 'unknown'}. {machine['cpu']}, "
         f"{machine['cores']} cores, {' '.join(machine['isa'])}; load {machine['load']} at the "
@@ -50,6 +60,16 @@ def section(name: str, record: dict[str, Any], plots: SequenceOf[str]) -> str:
         record["text"] if "text" in record else tables(record),
         "",
     ]
+    return wrapped("\n".join(lines))
+
+
+def wrapped(text: str) -> str:
+    """Wrap the lines of prose; rows of tables, commands and pictures stay as they are."""
+    lines, code = [], False
+    for line in text.split("\n"):
+        code ^= line == "```"
+        keep = code or line.startswith(("|", "!"))
+        lines.append(line if keep else textwrap.fill(line, COLUMNS, break_long_words=False))
     return "\n".join(lines)
 
 
@@ -62,7 +82,7 @@ def _groups(record: dict[str, Any]) -> dict[tuple[bool, int], list[Any]]:
 
 
 def plot(name: str, record: dict[str, Any], folder: Path) -> list[str]:
-    """Vertices a second over batch size, a panel a hidden size, an image a mode and threads."""
+    """Plot vertices per second over batch size, a panel per hidden size."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -91,7 +111,7 @@ def plot(name: str, record: dict[str, Any], folder: Path) -> list[str]:
             )
             axis.minorticks_off()
             axis.grid(alpha=0.3)
-        axes[0][0].set_ylabel("vertices a second")
+        axes[0][0].set_ylabel("vertices per second")
         axes[0][-1].legend(fontsize="small")
         mode = "training" if training else "inference"
         figure.suptitle(f"{record['benchmark']}, {mode}, {threads} thread(s)")
@@ -115,13 +135,13 @@ def main(arguments: list[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     sections = []
     for name, record in records.items():
-        # Of several workloads, as of passes, there is no one curve over batch sizes.
+        # A file with several workloads, as that of passes, has no single curve over batch sizes.
         single = len({entry["case"]["workload"] for entry in record.get("cases", ())}) == 1
         plotted = single and not given.no_plots
         plots = plot(name, record, given.out) if plotted else []
         sections.append(section(name, record, plots))
     page = given.out / "results.md"
-    page.write_text("# Measured\n\n" + "\n".join(sections), encoding="utf-8")
+    page.write_text(HEAD + "\n".join(sections), encoding="utf-8")
     print(f"written: {page}")
     return 0
 
