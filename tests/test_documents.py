@@ -1,4 +1,4 @@
-"""The Python in the documents runs, and prints what they say it prints."""
+"""Test that code in the documents runs and prints the text below it, and that links work."""
 
 from __future__ import annotations
 
@@ -120,6 +120,45 @@ def test_errors_are_as_documented(tmp_path, monkeypatch):
     missing = {c for c in classes(CavsError) if c.__module__ == "cavs.errors"} - raised
     # The second of a GPU alone: tests/cuda raises it; here stands its subclass.
     assert missing <= {CavsError, DeviceWarning}
+
+
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+FILE = re.compile(r"`((?:benchmarks|cavs|csrc|cuda|docs|models|tests)/[\w./*-]+)`")
+BUILT = {"benchmarks/results/latest", "cavs/models"}  # by a benchmark, and in the wheel
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(page: Path, root: Path) -> list[str]:
+    """Return the links to files and headings, and the names of files, that lead to nothing."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    found = [name for name in FILE.findall(text) if name not in BUILT and not [*root.glob(name)]]
+    for target, anchor in LINK.findall(text):
+        file = page.parent / target if target else page
+        if "://" in target or (file.exists() and (not anchor or anchor in anchors(file))):
+            continue
+        found.append(f"{target}#{anchor}" if anchor else target)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_files_of_a_page_exist(page):
+    assert dead_links(ROOT / page, ROOT) == []
+
+
+def test_a_dead_link_is_noticed(tmp_path):
+    (tmp_path / "cavs").mkdir()
+    (tmp_path / "a.md").write_text("# A b, `c`\n")
+    page = tmp_path / "b.md"
+    page.write_text(
+        "[a](a.md#a-b-c) [b](#b) `cavs/` `cavs/d*`\n\n## B\n\n[c](https://d.e#f) [d](c.md)"
+    )
+    assert dead_links(page, tmp_path) == ["cavs/d*", "c.md"]
 
 
 def test_a_wrong_document_is_noticed():
