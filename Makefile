@@ -1,4 +1,4 @@
-# Every target works alone on a machine that has Python 3.11 or later, a C++20 compiler, make and pip.
+# Every target works by itself on a machine with Python 3.11 or later, a C++20 compiler, make and pip.
 # Stamp files in the environment make a second run cheap; a changed pyproject.toml renews them.
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,12 +11,12 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 STAMP := $(VENV)/stamp
 CPP_DIRS := $(wildcard csrc cuda tests/cuda)
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
-# Without the package installed: what lint finds never hangs on what else an environment holds.
+# Without the package installed, lint does not depend on other contents of an environment.
 LINT_VENV := $(VENV)-lint
 SANITIZE_VENV := $(VENV)-sanitize
 
-# Kernels are named by line, a machine without a GPU fails, and few random cases run: they run slowly.
-# Races are those of shared memory, so the tests of kernels show them all.
+# Kernels report lines, a machine without a GPU fails, and few random cases run, because they are slow.
+# racecheck finds races in shared memory, which the tests of kernels cover.
 CUDA ?= cuda12
 COMPUTE_SANITIZER ?= compute-sanitizer
 SANITIZED_CUDA = PATH="$(CURDIR)/$(BIN):$$PATH" CAVS_LINE_INFO=1 CAVS_TEST_GPU=1 CAVS_TEST_UNPOOLED=1 CAVS_TEST_PATIENCE=20 \
@@ -48,7 +48,7 @@ format:  ## rewrite Python and C++ files in the project's style
 bench: named-data build $(STAMP)-bench  ## measure quickly against the rivals; writes benchmarks/results/latest
 	$(RUN) -m benchmarks
 
-# Rather at once than after an environment with PyTorch is made.
+# Fail before the environment with PyTorch is created.
 named-data:
 	@test -n "$$CAVS_DATA" || { echo "no data named: make bench CAVS_DATA=DIR (DIR holds sst/ and wikitext2/)," \
 		"or CAVS_DATA=random for drawn samples" >&2; exit 2; }
@@ -76,7 +76,7 @@ $(STAMP)-python:
 	$(PIP) --upgrade 'pip>=25.1'
 	@touch $@
 
-# The backend itself says what it misses on this machine: CMake and Ninja, where they are absent or old.
+# The build backend lists its missing requirements: CMake and Ninja, where they are absent or old.
 $(STAMP)-requirements: pyproject.toml $(STAMP)-python
 	$(PIP) 'scikit-build-core>=1.0' 'pybind11>=3.0'
 	$(BIN)/python -c "import scikit_build_core.build as b; print(*b.get_requires_for_build_editable({}), sep='\n')" > $@.txt
@@ -93,7 +93,7 @@ $(STAMP)-test $(STAMP)-lint $(STAMP)-bench: $(STAMP)-%: pyproject.toml $(STAMP)-
 	$(PIP) --group $*
 	@touch $@
 
-# What a GPU takes beside the build: an extra of the package.
+# A GPU needs an extra of the package in addition to the build.
 $(STAMP)-$(CUDA): pyproject.toml $(STAMP)-python
 	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(CUDA)'], sep='\n')" > $@.txt
 	$(PIP) --requirement $@.txt
@@ -124,10 +124,10 @@ $(STAMP)-sanitized: $(CPP_FILES) csrc/CMakeLists.txt $(STAMP)-requirements
 	  -Ccmake.build-type=Debug -Ccmake.define.CAVS_SANITIZE=ON -Ccmake.define.CAVS_WERROR=ON --editable .
 	@touch $@
 
-# Output is captured inside Python alone: what a sanitizer writes to standard error is seen at once.
-# Leaks are looked for by themselves, in one process that runs the engine and starts no programs:
-# those of others (a shell, git) leak, and would fail every test that starts one.
-# Sanitized programs are slow: what waits for them waits longer.
+# Output is captured inside Python only, so that messages of a sanitizer on standard error are shown.
+# Leaks are checked separately, in one process that runs the engine and starts no programs:
+# other programs (a shell, git) leak, and would fail every test that starts one.
+# Sanitized programs are slow, so tests wait longer for them.
 SANITIZED = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
 	CAVS_TEST_PATIENCE=10 ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=

@@ -18,8 +18,9 @@ from tests.tracked import ROOT, tracked_files
 
 # Folders and files that are not rewritten yet: the rules hold for all others.
 UNFINISHED = [
-    *(".ci", "Makefile", "README.md", "benchmarks", "cavs", "csrc", "cuda", "docs", "models"),
-    *("pyproject.toml", "tests"),
+    *("benchmarks", "cavs", "csrc", "cuda", "models", "tests"),
+    *("docs/cuda.md", "docs/errors.md", "docs/operators.md", "docs/passes.md"),
+    *("docs/persistent.md", "docs/tutorial.md"),
 ]
 # This file names what it forbids; results are written by programs.
 EXEMPT = ["tests/test_language.py", "benchmarks/results"]
