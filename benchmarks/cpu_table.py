@@ -117,7 +117,7 @@ def _growth(record: Any) -> Iterator[Line]:
 
 
 def _memory(record: Any) -> Iterator[Line]:
-    merging = {"cavs": "merged", "cavs-without-merge_vertices": "apart"}
+    merging = {"cavs": "merged", "cavs-without-merge_vertices": "separate"}
     for entry in record["memory"]:
         for runner, how in merging.items():
             peak, kept = entry[runner]["peak"], entry[runner]["kept"]

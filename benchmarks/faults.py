@@ -250,7 +250,7 @@ def show(records: list[dict[str, Any]]) -> str:
         "victim",
         "step",
         "seconds still",
-        "losses apart",
+        "loss gap",
         "parameters",
         "faults",
     ]

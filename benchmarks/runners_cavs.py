@@ -28,7 +28,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "cublas": {"cublas_lt": None},
     "few-row-kernels": {"few_rows": 0},
     "launch-ahead": {},
-    "vertices-apart": {},  # equal ones are merged then, as on the CPU
+    "separate-vertices": {},  # equal ones are merged then, as on the CPU
     "graphs": {"replay": "never"},
     "single-launches": {"replay": "always"},  # of batches that come again
     "launches-by-task": {"persistent": "always"},  # one kernel walks those that are narrow
@@ -182,7 +182,7 @@ class CavsRunner(Runner):
         self.precision = precision
         switched = without in SWITCHES
         changed = {without: False} if without and not switched else {}
-        if without == "vertices-apart":
+        if without == "separate-vertices":
             changed = {"merge_vertices": True}
         self.passes = replace(default_passes(workload.case.device), **changed)
         self.switched = SWITCHES[without] if switched else {}

@@ -173,7 +173,7 @@ def test_what_a_device_does_without(twin, switch):
     elif switch == "launches-by-task":
         walks = [{name for name, _ in of if name.startswith("persistent_")} for of in launched]
         assert [len(of) for of in walks] == [0, 2]
-    elif switch == "vertices-apart":  # merged ones are of more kinds
+    elif switch == "separate-vertices":  # merged ones are of more kinds
         maps = [{name for name, _ in of if name.startswith("map_")} for of in launched]
         assert len(maps[1]) > len(maps[0])
     else:  # another device has other streams
