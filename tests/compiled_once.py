@@ -1,4 +1,4 @@
-"""Models that are alike are compiled once: tests of many ranks are not tests of the compiler."""
+"""Compile equal models once: tests of many ranks are not tests of the compiler."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cavs.ir.types import Domain
 from cavs.runtime import session
 
 MOST = 50
-_known, _turn = OrderedDict(), threading.Lock()
+_known, _lock = OrderedDict(), threading.Lock()
 
 
 def signature(graph):
-    """All that the compiler can see of a traced model; equal for two that were traced alike."""
+    """Return all that the compiler sees of a traced model; equal for equal models."""
     numbers, structures = {}, {}
 
     def plain(value):
@@ -33,10 +33,10 @@ def signature(graph):
             case tuple():
                 return tuple(map(plain, value))
             case float():
-                return repr(value)  # which tells zeros apart
+                return repr(value)  # which distinguishes -0.0 from 0.0
             case str() | int() | None | Domain():
                 return value
-        raise TypeError(f"what the compiler may see of {value!r} is to be said here")
+        raise TypeError(f"add to this function the parts of {value!r} that the compiler sees")
 
     def line(node):
         numbers[node] = len(numbers)
@@ -51,11 +51,11 @@ def signature(graph):
 
 
 def compile_once(traced, kinds, parameters, **options):
-    """As `compile_graph`; what it gave before, if it was asked for the same."""
+    """Call `compile_graph`, or return its earlier result for the same arguments."""
     if options["record"]:
         return compile_graph(traced, kinds, parameters, **options)
     key = signature(traced), tuple(kinds), tuple(parameters), tuple(sorted(options.items()))
-    with _turn:
+    with _lock:
         if key not in _known:
             _known[key] = compile_graph(traced, kinds, parameters, **options)
         _known.move_to_end(key)
@@ -66,5 +66,5 @@ def compile_once(traced, kinds, parameters, **options):
 
 @pytest.fixture(autouse=True)
 def compiled_once(monkeypatch):
-    """Sessions of a test's own process compile what none of them has compiled before."""
+    """Let all sessions of the test process share compiled programs."""
     monkeypatch.setattr(session, "compile_graph", compile_once)

@@ -9,30 +9,30 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # one engine thread a worker; set before cavs is imported
+if "PYTEST_XDIST_WORKER" in os.environ:  # one engine thread per worker, before cavs is imported
     os.environ.setdefault("CAVS_NUM_THREADS", "1")
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, which wait by spinning
-import cavs._engine  # noqa: F401  # built anew here, once, where a source has changed
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads wait by spinning
+import cavs._engine  # noqa: F401  # rebuilds the engine, once, where a source has changed
 
 # Programs that tests start find the tests, and do not look for changed sources again.
 HERE = Path(__file__).resolve().parent
 search = [str(HERE / "startup"), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, search)))
 
-# They begin half a second earlier where the bytecode of the package is kept, which some forbid in
-# the source tree: then in a folder of the tests.
+# These programs start half a second faster with cached bytecode. Where the environment forbids it
+# in the source tree, cache it in a folder of the tests.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(HERE.parent / ".pytest_cache" / "bytecode"))
 
-# MPI looks for fabrics for a second whenever it starts; here are none.
+# MPI would search for fabrics for a second at each start; there are none.
 os.environ.setdefault("OMPI_MCA_btl", "^ofi")
 
-# Background jobs of a shell without job control ignore Ctrl-C, and so would what is tested here.
+# Background jobs of a shell without job control ignore Ctrl-C, and tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Explaining a failure can take minutes. The gate only says which example fails; being derandomised,
-# it fails again under the default profile, which shrinks it.
+# Shrinking a failing example can take minutes. The gate only names it; since the gate is
+# derandomised, the example fails again under the default profile, which shrinks it.
 find = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)
 settings.register_profile("default", deadline=None, phases=(*find, Phase.shrink))
 settings.register_profile(
@@ -48,17 +48,17 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-# Compiling random cells makes many objects, most of which end at once. Looking through all tests
-# for garbage whenever a thousand have come took a sixth of the time of tests/compiler.
+# Compiling random cells creates many short-lived objects. A collection of all tests after each
+# thousand of them took a sixth of the time of tests/compiler.
 gc.set_threshold(20_000, 20, 50)
 
 
 def pytest_collection_finish(session):
-    """Tests stay until the end."""
+    """Exempt collected tests from garbage collection: they live until the end."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
-    """Slow tests first: at the end other workers would have nothing left to do beside them."""
+    """Run slow tests first: at the end they would leave other workers idle."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -1,6 +1,6 @@
-"""Feeds readers, builders and collation with broken input: ``tests/fuzz_readers.py --minutes 10``.
+"""Feed readers, builders and collation with broken input: ``tests/fuzz_readers.py --minutes 10``.
 
-Only the errors of cavs may come out, and what is accepted must collate and schedule.
+Only errors of cavs may come out, and accepted input must collate and schedule.
 """
 
 import argparse
@@ -61,7 +61,7 @@ PIECES = [
 
 @st.composite
 def broken(draw, text):
-    """The text after some cuts, insertions and repetitions, or plain noise."""
+    """Return the text after some cuts, insertions and repetitions, or plain noise."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=80))
     for _ in range(draw(st.integers(0, 6))):
@@ -129,15 +129,15 @@ def any_graph(draw):
     return children, draw(options), draw(options)
 
 
-def turned_round(edges):
-    """Rows of children and of parents, if these are pairs."""
+def transposed(edges):
+    """Return rows of children and of parents, if the edges are pairs."""
     fits = isinstance(edges, list) and edges and all(isinstance(e, tuple) for e in edges)
     return list(zip(*edges, strict=True)) if fits else edges
 
 
 counts = st.integers(-2, 9) | st.sampled_from([-(2**40), 2.5, None, "3"])
 pairs = st.lists(st.tuples(st.integers(-1, 6), st.integers(-1, 6)), max_size=8)
-# What a caller may give by mistake for numbers of vertices.
+# Values that a caller may pass by mistake instead of numbers of vertices.
 odd = st.sampled_from(
     [
         *[None, 3, "ab", [None], [[0], [1, 2]], [0.5, 1.0], [True, False], ["a"], [float("nan")]],
@@ -148,7 +148,7 @@ named = st.dictionaries(st.sampled_from(["a", "b"]), values, max_size=2)
 
 
 def ascending(edges):
-    """Edges of a DAG: what is accepted must be met, too."""
+    """Return edges of a DAG, so that some inputs are accepted."""
     return [(a, b) for a, b in edges if 0 <= a < b]
 
 
@@ -158,7 +158,7 @@ builders = {
         arrays | arrays.map(np.array) | odd | st.lists(st.integers(-1, 5), max_size=6)
     ),
     "edges": st.tuples(counts, edges_of_graphs | pairs.map(np.array)),
-    "edge_index": st.tuples(counts, edges_of_graphs.map(turned_round) | pairs | odd),
+    "edge_index": st.tuples(counts, edges_of_graphs.map(transposed) | pairs | odd),
     "networkx": st.tuples(
         pairs.map(ascending) | pairs, st.lists(st.sampled_from("abc")) | st.just("a")
     ),
@@ -168,9 +168,9 @@ builders = {
 def built(kind, args, features, edge_features):
     if kind == "networkx":
         graph = networkx.MultiDiGraph()
-        for place, (child, parent) in enumerate(args[0]):
+        for position, (child, parent) in enumerate(args[0]):
             graph.add_edge(child, parent, **{name: row for name, row in edge_features.items()})
-            graph.nodes[child]["a"] = place
+            graph.nodes[child]["a"] = position
         names = {"features": args[1], "edge_features": list(edge_features)}
         return Graph.from_networkx(graph, **names, to_children=len(features) > 1)
     make = getattr(Graph, f"from_{kind}")
@@ -181,7 +181,7 @@ def fuzz_builder(kind, args, features, edge_features):
     accepted = []
     with contextlib.suppress(CavsError):
         accepted.append(built(kind, args, features, edge_features))
-    with contextlib.suppress(CavsError):  # its structure may do where its features do not
+    with contextlib.suppress(CavsError):  # the structure may be valid where the features are not
         accepted.append(built(kind, args, {}, {}))
     for graph in accepted:
         run_all([graph])
@@ -202,7 +202,7 @@ def fuzz_join(samples, features, edge_features):
 
 
 def fuzz_text(kind, content, folder):
-    """What takes a text, not a file, and the file of a vocabulary."""
+    """Test readers that take a text, not a file, and the file of a vocabulary."""
     if kind == "vocabulary":
         path = folder / "words.json"
         path.write_bytes(content)
@@ -244,7 +244,7 @@ def fuzz_graphs(samples):
 
 
 def rounds(minutes, examples, first_seed):
-    """Runs every target again and again with new seeds; gives the number of inputs tried."""
+    """Run every target repeatedly with new seeds; return the number of inputs tried."""
     end = time.monotonic() + 60 * minutes
     tried = 0
     quick = settings(
@@ -305,7 +305,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    logging.getLogger("cavs.data").setLevel(logging.ERROR)  # sources left out are the aim here
+    logging.getLogger("cavs.data").setLevel(logging.ERROR)  # skipped sources are expected here
     tried = rounds(options.minutes, 500, options.seed)
     print(f"{tried} inputs, no surprise")
     return 0

@@ -1,4 +1,4 @@
-"""LSTMs over chains as they may be written, and cells that only look like one."""
+"""LSTMs over chains in several notations, and cells that only look like one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH, HIDDEN = 5, 4
 
 
 class Gates(cavs.VertexFunction):
-    """An LSTM whose gates stand in the matrices in any order."""
+    """An LSTM with its gates in the matrices in any order."""
 
     order, joined, bias = "ifog", False, True
 
@@ -58,7 +58,7 @@ class HiddenFirst(Gates):
 
 
 class GateByGate(Gates):
-    """Parameters of their own for every gate, two of them without a bias."""
+    """An LSTM with separate parameters for every gate, two of them without a bias."""
 
     def __init__(self, width=WIDTH, hidden=HIDDEN):
         super().__init__(width, hidden)
@@ -72,8 +72,8 @@ class GateByGate(Gates):
         return {"i": z[0] + self.b[0:4], "f": self.p + z[1], "g": z[2], "o": z[3]}
 
 
-class OfAnything(Gates):
-    """The input is made in the cell, of anything but the state before."""
+class ComputedInput(Gates):
+    """An LSTM that computes its input in the cell, from anything but the previous state."""
 
     def gates(self, v, before):
         x = ops.tanh(v.pull("x")) * 2.0
@@ -81,7 +81,7 @@ class OfAnything(Gates):
         return dict(zip("fiog", ops.split(z, 4), strict=True))
 
 
-LSTMS = [nn.LSTM, Gates, InputFirst, HiddenFirst, GateByGate, OfAnything]
+LSTMS = [nn.LSTM, Gates, InputFirst, HiddenFirst, GateByGate, ComputedInput]
 
 
 class Peephole(Gates):
@@ -189,7 +189,7 @@ class Tagger(cavs.Model):
 
 
 class BothWays(Tagger):
-    """Two LSTMs beside each other, of one input, and weights of the first used once more."""
+    """Two LSTMs over one input, and one more use of the weights of the first."""
 
     def __init__(self):
         super().__init__(nn.LSTM, 2)

@@ -1,4 +1,4 @@
-"""The float64 oracle on a batch, and the comparison every optimised path is put to."""
+"""The float64 oracle on a batch, and the comparison of every optimised path with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cavs.passes.simplify import CANONICAL, simplify
 
 
 def inputs_of(batch: data.GraphBatch, seed: int = 0, step: int = 0) -> Inputs:
-    """What the interpreter needs of a batch."""
+    """Return the inputs of the interpreter for a batch."""
     topology = batch.topology
     offsets, children, graph_of = [0], [], []
     for g, graph in enumerate(topology.graphs):
@@ -35,7 +35,7 @@ def inputs_of(batch: data.GraphBatch, seed: int = 0, step: int = 0) -> Inputs:
 
 
 def traced(model, batch, *, training=True):
-    """The graph of the model on such batches; with gradients in training."""
+    """Return the graph of the model on such batches; with gradients in training."""
     from cavs.frontend.batch import Feature
 
     schema = {
@@ -50,16 +50,16 @@ def traced(model, batch, *, training=True):
 
 
 def reference(model, batch, *, training=True, seed=0, step=0):
-    """Outputs of the traced model by the interpreter; with gradients in training."""
+    """Return the traced graph and its outputs by the interpreter; with gradients in training."""
     graph = traced(model, batch, training=training)
     return graph, interpret(graph, inputs_of(batch, seed, step))
 
 
 def amplified(graph, batch, exact, bound, *, seed=0, step=0, draws=8):
-    """How far each output of ``graph`` moves if every product is off by up to ``bound``.
+    """Return how far each output of ``graph`` moves if every product is off by up to ``bound``.
 
-    Relative to the norms of its factors: what products of that precision do to a model, whoever
-    makes them.
+    The error is relative to the norms of the operands: the effect of products of that precision on
+    a model, whichever kernel computes them.
     """
     rng = np.random.default_rng(0)
     matmul, matmul_tn = REGISTRY["matmul"], REGISTRY["matmul_tn"]
@@ -89,10 +89,10 @@ def _furthest(found, exact):
 
 
 def too_steep(graph, batch, exact, tolerance, *, seed=0, step=0, draws=8):
-    """Whether rounding alone moves an output of ``graph`` by a quarter of ``tolerance``: if every
-    value on the way is off by up to half a unit in the last place of float32.
+    """Return True if rounding alone moves an output of ``graph`` by a quarter of ``tolerance``.
 
-    Nothing that computes in float32 can then be expected to be within the tolerance.
+    Every intermediate value is off by up to half a unit in the last place of float32. No
+    computation in float32 can then be expected to stay within the tolerance.
     """
     rng = np.random.default_rng(0)
     combine = interpreter._combine
@@ -115,14 +115,16 @@ def loss_of(graph: Graph, batch, seed=0, step=0) -> float:
 
 
 def slope_of(gradients, direction) -> float:
-    """How the loss changes along ``direction``, by its gradients; what has none does not count."""
+    """Return the slope of the loss along ``direction`` by its gradients; missing ones are 0."""
     reached = [k for k in direction if k in gradients]
     return sum(float((np.asarray(gradients[k]) * direction[k]).sum()) for k in reached)
 
 
 def numeric_slope(model, batch, direction, eps=1e-6) -> float:
-    """The same by central differences in float64, extrapolated (Richardson), since some cells bend
-    much; parameters are what they were afterwards."""
+    """Return the same slope by central differences in float64, then restore the parameters.
+
+    Richardson extrapolation copes with cells of large curvature.
+    """
     graph, parameters = traced(model, batch), model.parameters()
     start = {k: p.value.copy() for k, p in parameters.items()}
 
@@ -137,14 +139,16 @@ def numeric_slope(model, batch, direction, eps=1e-6) -> float:
 
 
 def scale_of(expected, tolerance):
-    """What a tolerance is relative to: the largest magnitude, but at least 1e-3, in float32 1e-2
-    and in fewer bits 1, since a value may be what is left where large terms cancel."""
+    """Return the scale that a tolerance is relative to: the largest magnitude.
+
+    It is at least 1e-3, in float32 1e-2 and in fewer bits 1, since large terms may cancel.
+    """
     least = 1.0 if tolerance > 1e-4 else 1e-2 if tolerance > 1e-6 else 1e-3
     return max(float(np.abs(expected).max(initial=0.0)), least)
 
 
 def assert_close(actual, expected, tolerance, what, more=0.0):
-    """Relative to the largest magnitude, and ``more`` in all; see scale_of."""
+    """Compare relative to the largest magnitude (see scale_of), plus ``more``."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert actual.shape == expected.shape, (what, actual.shape, expected.shape)
     scale = scale_of(expected, tolerance)
@@ -153,7 +157,7 @@ def assert_close(actual, expected, tolerance, what, more=0.0):
 
 
 def drawn(model, scale, seed=0):
-    """The model with parameters of float64, all of them drawn: zero biases would hide their use."""
+    """Draw all parameters of the model in float64: zero biases would hide their use."""
     model.initialize(seed, np.float64)
     rng = np.random.default_rng(seed)
     for p in model.parameters().values():
@@ -162,9 +166,9 @@ def drawn(model, scale, seed=0):
 
 
 def agrees(model, batch, tolerance=1e-11, **options):
-    """Loss and gradients of a session on the batch are those of the oracle; session and gradients.
+    """Compare loss and gradients of a session with the oracle; return session and gradients.
 
-    options: of the session, in float64 unless they say otherwise.
+    options: of the session, in float64 by default.
     """
     _, expected = reference(model, batch)
     session = cavs.Session(model, **{"dtype": np.float64} | options)

@@ -1,4 +1,4 @@
-"""How long tests wait for what may hang; no test takes that long."""
+"""Timeouts of tests for operations that may hang; no test takes that long."""
 
 import os
 
@@ -6,5 +6,5 @@ _FACTOR = float(os.environ.get("CAVS_TEST_PATIENCE", "1"))  # more under sanitiz
 
 
 def patience(seconds):
-    """`seconds`, times CAVS_TEST_PATIENCE."""
+    """Return `seconds` times CAVS_TEST_PATIENCE."""
     return seconds * _FACTOR

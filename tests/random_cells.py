@@ -1,4 +1,4 @@
-"""Random models over random graphs, for the equality of every path with the oracle."""
+"""Random models over random graphs, to compare every path with the oracle."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ class RandomCell(cavs.VertexFunction):
             elif how == "nth":
                 first, second = v.gather(0)[name], v.gather(1)[name]
                 values.append(self.linear(ops.concat([first, second])))
-            elif how == "beside":  # one matrix for input and state
+            elif how == "joined":  # one matrix for input and state
                 values.append(self.linear(ops.concat([child.sum(), v.pull("x")])))
             elif how == "nths":
                 values.append(self.linear(v.gather(0)[name]) + self.linear(v.gather(2)[name]))
         if c["edge_feature"]:
             edges.append(self.linear(v.edge("relation")))
-        if c["whole"]:  # one value a graph, at its vertices or edges
+        if c["whole"]:  # one value per graph, at its vertices or edges
             whole = self.linear(v.pull("whole"))
             (edges if edges and c["whole"] == "edge" else values).append(whole)
         if edges:
@@ -94,7 +94,7 @@ class RandomCell(cavs.VertexFunction):
             if c["edges"] == "greatest":
                 values.append((mixed * ops.sigmoid(edges[0]) + self.query).max())
             values.append(mixed.sum() if c["edges"] == "sum" else mixed.mean())
-        if c["loss"]:  # of what is gathered, and it is scattered again
+        if c["loss"]:  # a function of gathered values, which is scattered again
             logits = cut(values[0] + values[-1], 3)
             rows = ops.cross_entropy(logits, v.pull("label"), "none")
             values.append(values[0] * ops.reshape(rows, (1,)))
@@ -104,14 +104,14 @@ class RandomCell(cavs.VertexFunction):
         total = values[-1]
         for x in values[:-1]:
             total = total + x
-        if c["added"]:  # gradients of both are made of one sum
+        if c["added"]:  # gradients of both come from one sum
             total = total + self.added[0] + 0.5 * ops.tanh(self.added[1])
         states = {}
         for name, width in c["state"].items():
             w = self.linear(ops.tanh(total))
             states[name] = ops.tanh(cut(w, width))
         v.scatter(**states)
-        if c["pushed_child"]:  # its product is for others alone
+        if c["pushed_child"]:  # only the push reads its product
             total = total + self.linear(v.gather(1)[next(iter(states))])
         v.push(ops.concat([total, *states.values()]) if c["push_all"] else total)
 
@@ -129,7 +129,7 @@ class RandomCell(cavs.VertexFunction):
             return ops.sigmoid(i) * ops.tanh(o)
         if op == "linear":
             return self.linear(a)
-        if op == "scale":  # a row a vertex, of one number
+        if op == "scale":  # one row per vertex, of one number
             return ops.reshape(ops.sigmoid(a.mean(-1)), (1,)) * self.query + b
         if op == "norm":
             mean = ops.reshape(a.mean(-1), (1,))
@@ -140,7 +140,7 @@ class RandomCell(cavs.VertexFunction):
             return ops.softmax(a) * b
         if op == "relu":
             return ops.relu(a) - 0.1 * ops.maximum(b, a)
-        if op == "greatest":  # of a sum with a product that is read elsewhere, too
+        if op == "greatest":  # a maximum of a sum with a product that is also read elsewhere
             product = a * ops.sigmoid(b)
             return (product + self.query).max(-1, keepdims=True) * b + product
         if op == "outer":
@@ -153,7 +153,7 @@ class RandomCell(cavs.VertexFunction):
 
 
 def cut(x, width):
-    """The first ``width`` columns, repeated if there are too few."""
+    """Return the first ``width`` columns, repeated if there are too few."""
     while x.shape[0] < width:
         x = ops.concat([x, x])
     return x[0:width]
@@ -173,7 +173,7 @@ class RandomModel(cavs.Model):
         self.dense = cavs.Parameter((2, choices["x_width"]))
         if choices["rich"]:
             self.second = nn.Linear(width, 3)
-            self.beside = cavs.Parameter((2, 3))
+            self.from_dense = cavs.Parameter((2, 3))
             self.of_graph = cavs.Parameter((width, 3))
 
     def __repr__(self):
@@ -194,12 +194,12 @@ class RandomModel(cavs.Model):
         return {"logits": self.logits(batch, x), "pushed": x, **of_graphs}
 
     def logits(self, batch, x):
-        """Of a layer, or of all that may stand between a cell and its loss."""
+        """Return logits of a layer, or of everything that may come between a cell and its loss."""
         if not self.choices["rich"]:
             return self.output(x)
         hidden = ops.dropout(ops.tanh(x), 0.2 if self.choices["dropout"] else 0.0)
         whole = ops.tanh(self.of_graphs(x)) @ self.of_graph
-        return self.output(hidden) + batch["dense"] @ self.beside + whole
+        return self.output(hidden) + batch["dense"] @ self.from_dense + whole
 
     def loss(self, batch):
         out = self.forward(batch)
@@ -223,7 +223,7 @@ OPS = ("add", "mul", "sub", "tanh", "gate", "linear", "scale", "norm", "softmax"
 def cells(draw, smooth, directions):
     state = {n: draw(st.sampled_from(WIDTHS)) for n in ("c", "h")[: draw(st.integers(1, 2))]}
     top_down = draw(st.sampled_from([False, False, True])) if directions == 2 else False
-    reads = ("sum", "mean", "edge", "beside")  # of parents, too
+    reads = ("sum", "mean", "edge", "joined")  # for parents, too
     if not top_down:
         reads += ("attend", "ask", "nth", "nths", *(() if smooth else ("max",)))
     kinds = OPS if smooth else (*OPS, "relu", "greatest")
@@ -267,12 +267,12 @@ def batches(draw, max_vertices=9, max_graphs=4):
     for _ in range(draw(st.integers(1, max_graphs))):
         children = draw(child_lists(max_vertices=max_vertices, max_arity=4))
         graphs.append(graph_of(children, rng))
-    graphs += draw(st.lists(st.sampled_from(graphs), max_size=2))  # graphs that come again
+    graphs += draw(st.lists(st.sampled_from(graphs), max_size=2))  # repeated graphs
     return data.batch(graphs)
 
 
 def graph_of(children, rng):
-    """A graph with the features of RandomModel; some tokens and labels are absent.
+    """Return a graph with the features of RandomModel; some tokens and labels are absent.
 
     Half the graphs draw floats from three numbers, so that vertices are often equal.
     """
@@ -294,9 +294,9 @@ def graph_of(children, rng):
 
 
 def traced_parameters(model, batch):
-    """Traces once, so that parameters made in vertex() exist, and draws their values.
+    """Trace once, so that parameters created in vertex() exist, and draw their values.
 
-    Returns a batch that the model takes: a cell that reads its first children alone refuses more.
+    Return a batch that the model accepts: a cell that reads only its first children refuses more.
     """
     from tests.oracle import traced
 
@@ -312,7 +312,7 @@ def traced_parameters(model, batch):
 
 
 def first_children(graph, most):
-    """The graph without what its vertices have beyond ``most`` children."""
+    """Return the graph with at most the first ``most`` children of each vertex."""
     children = [graph.children(v) for v in range(graph.num_vertices)]
     kept = [k < most for kids in children for k in range(len(kids))]
     return data.Graph(

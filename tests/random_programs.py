@@ -1,7 +1,7 @@
-"""Random models made of any operators in any order, for the equality of every path with the oracle.
+"""Random models of any operators in any order, to compare every path with the oracle.
 
-A program is a list of numbers, each a choice: which operator comes next, and of which values.
-Shapes, domains and ranks are whatever comes of it.
+A program is a list of numbers, each a choice: which operator comes next, on which values. Shapes,
+domains and ranks follow from the choices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHAPES = ((1,), (2,), (3,), (6,), (2, 3), (3, 2), (1, 2), (3, 1), (2, 1, 3))
 
 
 class Choices:
-    """Numbers read one after another; zeros when they are used up."""
+    """Numbers read one after another; zeros after the last."""
 
     def __init__(self, numbers):
         self.numbers, self.next = numbers, 0
@@ -39,7 +39,7 @@ class Choices:
 
 
 class Parameters(nn.Module):
-    """Made when first asked for, and the same in the same order whenever the model is traced."""
+    """Parameters created on first use, in the same order in every trace of the model."""
 
     def __init__(self):
         self.made = []
@@ -95,7 +95,7 @@ OF_CHILDREN = ("sum", "mean", "softmax", "max", "min")
 
 
 def fits(a, b):
-    """Whether the shapes of rows broadcast."""
+    """Return True if the shapes of rows broadcast."""
     try:
         np.broadcast_shapes(a.shape, b.shape)
     except ValueError:
@@ -104,7 +104,7 @@ def fits(a, b):
 
 
 class Program:
-    """Values so far, and one more of them, made of the others; of a model or of a cell.
+    """The values of a model or a cell so far, and a way to compute one more of them.
 
     own: further operators by name, functions of a value.
     """
@@ -114,7 +114,7 @@ class Program:
         self.unary = UNARY if smooth else UNARY | KINKS
         self.binary = BINARY if smooth else BINARY | KINKED
         self.smooth = smooth
-        self.kinds = {
+        self.operators = {
             "unary": self.one_by_one,
             "binary": self.joined,
             "second": self.joined,
@@ -127,12 +127,12 @@ class Program:
 
     def run(self, steps):
         for _ in range(steps):
-            made = self.kinds[self.choices.of(self.kinds)](self.value())
+            made = self.operators[self.choices.of(self.operators)](self.value())
             self.values.append(made)
         return self
 
     def value(self, fit=lambda x: True):
-        """One of the values, mostly a late one; a parameter if none fits."""
+        """Return one of the values, mostly a late one."""
         fitting = [x for x in self.values if fit(x)][::-1]
         return self.choices.of((*fitting[:2], *fitting))
 
@@ -145,7 +145,7 @@ class Program:
         return y + self.weights.get((width,)) if self.choices.number() % 2 else y
 
     def shaped(self, x, shape):
-        """Any value as one of that shape."""
+        """Return any value in the given shape."""
         size = int(np.prod(shape))
         x = self.flat(x)
         if x.shape[0] > size and self.choices.number() % 2:
@@ -204,7 +204,7 @@ class Program:
 
 
 class RandomCell(cavs.VertexFunction):
-    """A vertex function by numbers."""
+    """A vertex function built from numbers."""
 
     def __init__(self, numbers, smooth, top_down):
         self.numbers, self.smooth, self.top_down = numbers, smooth, top_down
@@ -235,12 +235,12 @@ class RandomCell(cavs.VertexFunction):
         v.scatter(**states)
         p.values += states.values()
         late, some = p.run(c.number() % 3).value(), p.value()
-        if some.type.domain.base == "graph":  # it is there outside already
+        if some.type.domain.base == "graph":  # the outside has it already
             some = p.flat(some) * read[:1]
         v.push(read=read, late=late if late.type.domain.base != "graph" else read[:1], any=some)
 
     def fold(self, x):
-        """Of children one value, or their weights."""
+        """Return one value for all children, or their weights."""
         if x.type.domain.base != "edge":
             return x
         if self.top_down:
@@ -252,7 +252,7 @@ class RandomCell(cavs.VertexFunction):
 
 
 class RandomProgram(cavs.Model):
-    """One or two cells, what stands between and around them, and a few losses."""
+    """One or two cells, the layers between and around them, and a few losses."""
 
     def __init__(self, numbers, cells, smooth):
         self.numbers, self.smooth = numbers, smooth
@@ -283,7 +283,7 @@ class RandomProgram(cavs.Model):
         for cell in self.cells:
             graph = batch.graph.reversed() if cell.top_down else batch.graph
             shape = c.of(SHAPES)
-            for _ in range(1 + (c.number() % 4 == 3)):  # some twice, with what came of the first
+            for _ in range(1 + (c.number() % 4 == 3)):  # some twice, with results of the first call
                 x = p.value(lambda x: x.type.domain.base == "vertex")
                 of_graph = p.value(lambda x: x.type.domain.base in ("graph", "one"))
                 edge = c.of(edges)
@@ -323,7 +323,7 @@ class RandomProgram(cavs.Model):
 
 
 def folded(c, x, smooth):
-    """Of the vertices of a graph one value."""
+    """Return one value for the vertices of a graph."""
     if x.type.domain.base != "vertex":
         return x
     how = c.of(("sum", "mean", "roots", "leaves", "weights", "max"))

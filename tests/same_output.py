@@ -1,9 +1,9 @@
-"""A launcher of compilers and linkers: takes what another build made of the same, or runs them.
+"""A launcher of compilers and linkers that copies outputs of another build of the same sources.
 
-``python same_output.py COMMANDS COMMAND...`` stands before a command of a build of a copy of a
-tree. COMMANDS is a file by ``record``, of the tree's own build. Where that ran the same command,
-but for the folders that the two lie in, on files of the same bytes, its output is the same, too,
-and is copied. That headers are the same is up to who calls.
+``python same_output.py COMMANDS COMMAND...`` prefixes a command of a build of a copy of a tree.
+COMMANDS is a file by ``record``, of the tree's own build. If that build ran the same command, up
+to the folders of the two trees, on files of the same bytes, its output is copied; otherwise the
+command runs. The caller guarantees that headers are the same.
 """
 
 import json
@@ -17,14 +17,14 @@ from pathlib import Path
 
 
 def cached(build: Path, name: str) -> str:
-    """A variable of CMake."""
+    """Return a variable of CMake."""
     lines = (build / "CMakeCache.txt").read_text(encoding="utf-8").splitlines()
     return next(line.partition("=")[2] for line in lines if line.startswith(f"{name}:"))
 
 
 def record(build: Path, sources: Iterable[Path], file: Path) -> bool:
-    """Writes what a build by Ninja runs; False for another, and for one older than `sources`."""
-    log = build / ".ninja_log"  # Ninja touches it whenever it has looked at all sources
+    """Write the commands of a build by Ninja; return False if it is not one, or outdated."""
+    log = build / ".ninja_log"  # Ninja touches it after each check of all sources
     if not log.exists() or any(s.stat().st_mtime > log.stat().st_mtime for s in sources):
         return False
     command = [cached(build, "CMAKE_MAKE_PROGRAM"), "-C", str(build), "-t", "commands"]
@@ -36,13 +36,13 @@ def record(build: Path, sources: Iterable[Path], file: Path) -> bool:
 
 
 def key(words: list[str], build: Path) -> str:
-    """A command, the same wherever the build and its sources lie."""
+    """Return a command as text that does not depend on the folders of the build and its sources."""
     text = shlex.join(words)
     tree = Path(cached(build, "cavs_SOURCE_DIR")).parent
-    # The environment with its headers may lie in the tree, too: that is one place for both.
+    # The environment with its headers may be in the tree, too, in the same folder for both.
     sources = [(tree / folder, f"TREE/{folder}") for folder in ("csrc", "cuda")]
     for folder, name in ((build, "BUILD"), *sources):
-        # The object of a source outside of CMake's own folder lies below the whole of its path.
+        # CMake stores the object of a source outside of its own folder under the complete path.
         text = text.replace(str(folder), f"/{name}").replace(str(folder)[1:], name)
     return text
 
@@ -51,8 +51,8 @@ def output(words: list[str]) -> Path:
     return Path(words[words.index("-o") + 1])
 
 
-def made(words: list[str], build: Path, own: Path, own_words: list[str]) -> Path | None:
-    """The file that the command `words` would make; None if what it reads is not the same."""
+def equal_output(words: list[str], build: Path, own: Path, own_words: list[str]) -> Path | None:
+    """Return the file that equals the output of `words`; None if the inputs differ."""
     for word, other in zip(words, own_words, strict=True):
         file, same = build / word, own / other
         if not file.is_file() or file == build / output(words):
@@ -67,7 +67,7 @@ def main() -> None:
     known = json.loads(Path(recorded).read_text(encoding="utf-8"))
     build, own = Path.cwd(), Path(known["build"])
     own_words = known["commands"].get(key(words, build)) if "-o" in words else None
-    found = made(words, build, own, own_words) if own_words else None
+    found = equal_output(words, build, own, own_words) if own_words else None
     if found is None:
         os.execvp(words[0], words)
     shutil.copy(found, output(words))

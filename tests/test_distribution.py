@@ -1,4 +1,4 @@
-"""The source archive is complete and clean, and the wheel built from it works outside the tree."""
+"""Test that the source archive is complete, and that its wheel works outside the tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import same_output
 
 ROOT = Path(__file__).resolve().parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-# Compiling the engine anew under a preloaded sanitizer says nothing about the engine.
+# Recompiling the engine under a preloaded sanitizer tests nothing of the engine.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitized run"),
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def run(command: list[str], cwd: Path, **environment: str) -> str:
-    """Standard output of a command that must succeed."""
+    """Return the standard output of a command that must succeed."""
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -39,7 +39,7 @@ def run(command: list[str], cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source archive of this tree."""
+    """Build the source archive of this tree."""
     folder = tmp_path_factory.mktemp("sdist")
     build = "import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])"
     run([sys.executable, "-c", build, str(folder)], ROOT)
@@ -48,14 +48,14 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(archive: Path) -> dict[str, bytes]:
-    """The files of a source archive, by their place in the tree."""
+    """Return the files of a source archive, by their path in the tree."""
     with tarfile.open(archive) as tar:
         files = {m.name.partition("/")[2]: tar.extractfile(m) for m in tar if m.isfile()}
         return {name: file.read() for name, file in files.items() if file is not None}
 
 
 def sources() -> dict[str, bytes]:
-    """What the engines of this tree are built from."""
+    """Return the sources of the engines of this tree."""
     files = (p for folder in ("csrc", "cuda") for p in (ROOT / folder).rglob("*") if p.is_file())
     return {str(path.relative_to(ROOT)): path.read_bytes() for path in files}
 
@@ -75,8 +75,8 @@ def test_sdist_holds_sources_and_nothing_built(sdist: Path) -> None:
 
 
 def quick(recorded: Path, sdist: Path) -> list[str]:
-    """Options of a build that takes what this tree's own has made of the same; all, if nothing."""
-    # .../build/NAME/install/platlib/cavs/_engine.so, where the installation is an editable one.
+    """Return options of a build that copies outputs of this tree's own build, if it is current."""
+    # .../build/NAME/install/platlib/cavs/_engine.so in an editable installation.
     own = Path(cavs._engine.__file__).parents[3]
     folders = ("csrc/", "cuda/")
     unpacked = {n: data for n, data in contents(sdist).items() if n.startswith(folders)}
@@ -94,7 +94,7 @@ def test_wheel_of_the_sdist_imports_outside_the_tree(sdist: Path, tmp_path: Path
     run([*wheel, *quick(tmp_path / "commands.json", sdist), str(sdist)], ROOT)
     (wheel,) = wheels.iterdir()
     run([*PIP, "install", "--no-deps", "--target", str(site), str(wheel)], tmp_path)
-    # Without site (-S) the editable installation's hook is not there to answer for cavs.
+    # Without site (-S) the hook of the editable installation does not import cavs from the tree.
     modules = "cavs, cavs._engine, cavs._cuda"
     program = f"import {modules}; print(*(module.__file__ for module in ({modules})), sep='\\n')"
     search = os.pathsep.join([str(site), sysconfig.get_path("purelib")])
@@ -105,7 +105,7 @@ def test_wheel_of_the_sdist_imports_outside_the_tree(sdist: Path, tmp_path: Path
     assert {"py.typed", "_engine.pyi"} <= {path.name for path in (site / "cavs").iterdir()}
 
 
-def test_only_the_same_command_on_the_same_bytes_gives_what_the_tree_has(tmp_path: Path) -> None:
+def test_outputs_are_copied_only_for_the_same_command_and_bytes(tmp_path: Path) -> None:
     words = {}
     for name in ("own", "copy"):
         build = tmp_path / name / "build"
@@ -119,6 +119,6 @@ def test_only_the_same_command_on_the_same_bytes_gives_what_the_tree_has(tmp_pat
     assert same_output.key(words["own"], own) == same_output.key(words["copy"], copy)
     assert same_output.key([*words["own"], "-O3"], own) != same_output.key(words["copy"], copy)
     arguments = (words["copy"], copy, own, words["own"])
-    assert same_output.made(*arguments) == own / "a.o"
+    assert same_output.equal_output(*arguments) == own / "a.o"
     (tmp_path / "copy" / "csrc" / "a.cc").write_text("int b;")
-    assert same_output.made(*arguments) is None
+    assert same_output.equal_output(*arguments) is None

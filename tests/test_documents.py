@@ -17,7 +17,7 @@ from cavs.errors import CavsError, DeviceWarning
 from cavs.ir import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[1]
-# A block of code, and the block of text right behind it, if there is one.
+# A block of code, and the block of text directly after it, if there is one.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 DOCUMENTS = [
     "README.md",
@@ -33,15 +33,15 @@ DOCUMENTS = [
 
 
 def blocks(document: str) -> list[tuple[str, str]]:
-    """Code and expected text (empty where none follows) of a document, in order."""
+    """Return code and expected text (empty if none follows) of a document, in order."""
     return BLOCK.findall((ROOT / document).read_text(encoding="utf-8"))
 
 
 def matches(shown: str, expected: str) -> bool:
-    """Whether the document says what is shown.
+    """Return True if the document shows this output.
 
     ``...`` in the document stands for any text, also for many lines. Numbers of values of the IR
-    (``%12``) are not compared: they move with every pass that is bettered.
+    (``%12``) are not compared: they change with every change of a pass.
     """
     shown, expected = (re.sub(r"%\d+", "%", text.strip()) for text in (shown, expected))
     parts = re.split(r"(\.\.\.)", expected)
@@ -51,7 +51,7 @@ def matches(shown: str, expected: str) -> bool:
 
 @pytest.fixture
 def registry():
-    """Operators that a document defines are forgotten again."""
+    """Unregister operators that a document defines."""
     before = dict(REGISTRY)
     yield
     REGISTRY.clear()
@@ -63,12 +63,12 @@ def test_the_commands_of_the_tutorial_run(tmp_path):
     (code,) = (code for code, _ in blocks("docs/tutorial.md") if "MODEL_FILE = " in code)
     (commands,) = re.findall(r"^```\n(cavs train sum_model\.py .*?)^```", text, re.M | re.S)
     exec(code.replace('"sum_model.py"', f'"{tmp_path}/sum_model.py"'), {})
-    beside = Path(sys.executable).parent
+    programs = Path(sys.executable).parent
     words = commands.replace("--epochs 6", "--epochs 2").replace("--epochs 8", "--epochs 3")
     done = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", words],
         cwd=tmp_path,
-        env={**os.environ, "PATH": os.pathsep.join([str(beside), os.environ["PATH"]])},
+        env={**os.environ, "PATH": os.pathsep.join([str(programs), os.environ["PATH"]])},
         check=False,
         capture_output=True,
         text=True,
@@ -118,7 +118,7 @@ def test_errors_are_as_documented(tmp_path, monkeypatch):
         return {base}.union(*(classes(c) for c in base.__subclasses__()))
 
     missing = {c for c in classes(CavsError) if c.__module__ == "cavs.errors"} - raised
-    # The second of a GPU alone: tests/cuda raises it; here stands its subclass.
+    # Only a GPU raises a DeviceWarning; tests/cuda covers it, the document its subclass.
     assert missing <= {CavsError, DeviceWarning}
 
 
@@ -161,6 +161,6 @@ def test_a_dead_link_is_noticed(tmp_path):
     assert dead_links(page, tmp_path) == ["cavs/d*", "c.md"]
 
 
-def test_a_wrong_document_is_noticed():
+def test_wrong_output_is_noticed():
     assert matches("a 1\nb\n", "a ...\nb\n")
     assert not matches("a 1\nc\n", "a ...\nb\n")

@@ -1,4 +1,4 @@
-"""The stub of the engine says what the built module has: names, parameters, defaults, setters."""
+"""Test that the stub of the engine agrees with the built module: names, parameters, setters."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Parameters = list[tuple[str, str]]  # name and default, as text; "" where there 
 
 
 def parameters(arguments: ast.arguments) -> Parameters:
-    """Of a function that takes parameters by position only."""
+    """Return the parameters of a function that takes them by position."""
     names = [a.arg for a in arguments.posonlyargs + arguments.args]
     given = [ast.unparse(d) for d in arguments.defaults]
     return list(zip(names, [""] * (len(names) - len(given)) + given, strict=True))
 
 
 def described(members: list[ast.stmt]) -> dict[str, Any]:
-    """What a stub declares by public name: parameters, "property", "variable", or members."""
+    """Return the declarations of a stub by name: parameters, "property", "variable" or members."""
     found: dict[str, Any] = {}
     for m in members:
         if isinstance(m, ast.ClassDef):
@@ -38,7 +38,7 @@ def described(members: list[ast.stmt]) -> dict[str, Any]:
 
 
 def signature(function: Any) -> Parameters:
-    """The parameters in the first line of the docstring that pybind11 writes."""
+    """Return the parameters in the first line of the docstring that pybind11 writes."""
     line = function.__doc__.strip().partition("\n")[0]
     text = re.sub(r"^\w+", "def f", line)
     (parsed,) = ast.parse(f"{text}: ...").body
@@ -47,7 +47,7 @@ def signature(function: Any) -> Parameters:
 
 
 def built(owner: Any) -> dict[str, Any]:
-    """The same of the module or of one of its classes."""
+    """Return the same for the module or one of its classes."""
     found: dict[str, Any] = {}
     for name, value in vars(owner).items():
         kept = ("__init__", "__getstate__", "__setstate__")
@@ -59,16 +59,16 @@ def built(owner: Any) -> dict[str, Any]:
             found[name] = "property" if value.fset is None else "variable"
         elif isinstance(value, ModuleType) or not callable(value):
             found[name] = "variable"
-        elif not (value.__doc__ or "").startswith("Initialize self"):  # made by the engine alone
+        elif not (value.__doc__ or "").startswith("Initialize self"):  # created by the engine only
             found[name] = signature(value)
     return found
 
 
-def test_the_stub_is_that_of_the_module() -> None:
-    told = described(ast.parse(STUB.read_text()).body)
+def test_stub_agrees_with_the_module() -> None:
+    stub = described(ast.parse(STUB.read_text()).body)
     found = built(_engine)
-    assert sorted(told) == sorted(found)
-    for name, members in told.items():
+    assert sorted(stub) == sorted(found)
+    for name, members in stub.items():
         if not isinstance(members, dict):
             assert members == found[name], name
             continue
@@ -78,7 +78,7 @@ def test_the_stub_is_that_of_the_module() -> None:
 
 
 def bare(value: Any) -> Any:
-    """pybind11 cannot name the parameter of __setstate__."""
+    """Name the parameter of __setstate__, which pybind11 cannot."""
     if isinstance(value, list):
         return [("state" if name == "arg0" else name, default) for name, default in value]
     return value

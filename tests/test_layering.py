@@ -1,4 +1,4 @@
-"""Which file may include or import which, beyond what import-linter checks on ``cavs/``."""
+"""Test which file may include or import which, beyond the contracts of import-linter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# csrc/: a folder may include itself and the folders named here. Only bindings/ knows Python.
+# A folder of csrc/ may include itself and the folders named here. Only bindings/ includes Python.
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
     "graph": {"base"},
@@ -25,7 +25,7 @@ CPP_SUFFIXES = {".cc", ".cpp", ".h", ".hpp", ".inc"}
 
 
 def include_violations(csrc: Path) -> list[str]:
-    """Every include below ``csrc`` that breaks the layering, as ``file: reason``."""
+    """Return every include below ``csrc`` that breaks the layering, as ``file: reason``."""
     found = []
     for path in sorted(p for p in csrc.rglob("*") if p.suffix in CPP_SUFFIXES):
         file = path.relative_to(csrc)
@@ -33,25 +33,25 @@ def include_violations(csrc: Path) -> list[str]:
         if folder not in ALLOWED or len(file.parts) < 2:
             found.append(f"{file}: no layer; the layers are {', '.join(ALLOWED)}")
             continue
-        for kind, header in INCLUDE.findall(path.read_text(encoding="utf-8")):
-            reason = _broken_rule(csrc, path, folder, kind, header)
+        for delimiter, header in INCLUDE.findall(path.read_text(encoding="utf-8")):
+            reason = _broken_rule(csrc, path, folder, delimiter, header)
             if reason:
                 found.append(f"{file}: {reason}")
     return found
 
 
-def _broken_rule(csrc: Path, path: Path, folder: str, kind: str, header: str) -> str:
-    """Why ``header`` may not be included by ``path`` of layer ``folder``; empty if it may."""
+def _broken_rule(csrc: Path, path: Path, folder: str, delimiter: str, header: str) -> str:
+    """Return why ``path`` of layer ``folder`` may not include ``header``; empty if it may."""
     if PYTHON_HEADER.search(header):
         return "" if folder == "bindings" else f"{header} belongs to bindings/ alone"
     if CUDA_HEADER.search(header):
         return f"{header}: csrc never includes cuda"
-    if kind == "<":
-        return f"<{header}> is ours, quote it" if (csrc / header).exists() else ""
-    beside = (path.parent / header).resolve()
-    target = beside if beside.exists() else (csrc / header).resolve()
+    if delimiter == "<":
+        return f"<{header}> is a header of csrc, quote it" if (csrc / header).exists() else ""
+    local = (path.parent / header).resolve()
+    target = local if local.exists() else (csrc / header).resolve()
     if not target.is_relative_to(csrc.resolve()):
-        return f"{header} lies outside csrc"
+        return f"{header} is outside csrc"
     if not target.exists():
         return f"{header} does not exist"
     layer = target.relative_to(csrc.resolve()).parts[0]
@@ -59,7 +59,7 @@ def _broken_rule(csrc: Path, path: Path, folder: str, kind: str, header: str) ->
 
 
 def python_violations(root: Path) -> list[str]:
-    """Imports under ``root`` that import-linter does not see, as ``file:line: reason``."""
+    """Return forbidden imports that import-linter does not see, as ``file:line: reason``."""
     found = []
     for path in sorted((root / "cavs").rglob("*.py")):
         if path == root / "cavs" / "__init__.py":
@@ -90,7 +90,7 @@ def _is_module(stem: Path) -> bool:
 
 
 def _imports(path: Path, root: Path) -> list[tuple[int, str, list[str]]]:
-    """Line, absolute module and imported names of every import of a file."""
+    """Return line, absolute module and imported names of every import of a file."""
     found: list[tuple[int, str, list[str]]] = []
     package = path.relative_to(root).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -123,7 +123,7 @@ def test_imports_of_the_package() -> None:
         ("exec/a.h", "#include <Python.h>", "belongs to bindings/ alone"),
         ("exec/a.h", "#include <cuda_runtime.h>", "csrc never includes cuda"),
         ("exec/a.h", '#include "../../cuda/gemm.cuh"', "csrc never includes cuda"),
-        ("exec/a.h", '#include "../../other.h"', "lies outside csrc"),
+        ("exec/a.h", '#include "../../other.h"', "is outside csrc"),
         ("exec/a.h", '#include "graph/absent.h"', "does not exist"),
         ("exec/a.h", "#include <graph/g.h>", "quote it"),
         ("stray/a.h", "", "no layer"),

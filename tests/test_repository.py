@@ -1,4 +1,4 @@
-"""Rules every tracked file keeps: length, no machine paths, no registry hosts, working --help."""
+"""Test rules for every tracked file: length, no machine paths, no registries, working --help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tracked import ROOT, tracked_files
 
 MAX_LINES = 500
 SOURCE_SUFFIXES = {".py", ".pyi", ".cc", ".h", ".inc", ".cu", ".cuh", ".cmake"}
-# Spelled with classes, so that this file does not match itself.
+# Character classes keep this file from matching itself.
 FORBIDDEN = {
     "a path of one machine": re.compile(r"(?<![\w./~$}-])/(?:wor[k]|tm[p]|roo[t])(?![\w-])"),
     "a package registry": re.compile(
@@ -26,7 +26,7 @@ FORBIDDEN = {
 
 
 def too_long(path: Path) -> str:
-    """Says so if a source file has more than ``MAX_LINES`` lines; else empty."""
+    """Return a message if a source file has more than ``MAX_LINES`` lines; else empty."""
     if path.suffix not in SOURCE_SUFFIXES:
         return ""
     lines = len(path.read_text(encoding="utf-8").splitlines())
@@ -34,7 +34,7 @@ def too_long(path: Path) -> str:
 
 
 def forbidden_text(path: Path) -> list[str]:
-    """Each line of a text file that names a machine path or a registry, as ``file:line: what``."""
+    """Return each line of a text file with a machine path or a registry, as ``file:line: what``."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:  # a picture
@@ -81,7 +81,7 @@ def test_scan_finds_a_long_file(tmp_path: Path) -> None:
 
 
 def make_targets() -> set[str]:
-    """The targets of the Makefile, without its variables and stamps."""
+    """Return the targets of the Makefile, without its variables and stamps."""
     return set(re.findall(r"^([a-z][a-z-]*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -89,7 +89,7 @@ CODE = re.compile(r"^```[^\n]*\n(.*?)^```|`([^`\n]+)`", re.MULTILINE | re.DOTALL
 
 
 def make_commands(text: str) -> set[str]:
-    """The targets that the code of a document, in blocks or between backticks, gives to make."""
+    """Return the targets that the code of a document, in blocks or backticks, passes to make."""
     return {
         target
         for block, phrase in CODE.findall(text)
@@ -118,7 +118,7 @@ def test_make_help_lists_the_targets() -> None:
 
 
 def shown_help(*command: str) -> str:
-    """What ``python COMMAND --help`` prints; fails if it does not exit with 0."""
+    """Return the output of ``python COMMAND --help``; fail if it does not exit with 0."""
     done = subprocess.run(
         [sys.executable, *command, "--help"],
         cwd=ROOT,
@@ -132,7 +132,7 @@ def shown_help(*command: str) -> str:
 
 
 def programs() -> list[str]:
-    """Modules below benchmarks/ and models/ that run as a program."""
+    """Return the modules below benchmarks/ and models/ that run as a program."""
     return [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for folder in ("benchmarks", "models")
@@ -143,7 +143,7 @@ def programs() -> list[str]:
 
 @pytest.mark.parametrize("module", programs())
 def test_program_shows_help(module: str) -> None:
-    """Without what only the bench group installs: imports of rivals stand inside functions."""
+    """Rivals of the bench group are not installed: programs import them inside functions."""
     assert "usage:" in shown_help("-m", module)
 
 

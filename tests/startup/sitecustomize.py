@@ -1,7 +1,7 @@
-"""What a program does first that tests start: it does not build the engine anew, they have."""
+"""Imported first by programs that tests start: the engine is built already, do not rebuild it."""
 
 import sys
 
 for finder in sys.meta_path:
-    if getattr(finder, "rebuild_flag", False):  # of an editable installation by scikit-build-core
+    if getattr(finder, "rebuild_flag", False):  # of an editable scikit-build-core installation
         finder.rebuild_flag = False

@@ -1,6 +1,7 @@
 """A host twin of an NVIDIA GPU: a library that stands for libcuda and runs kernels on the CPU.
 
-docs/architecture/host_twin.md says how it works. One device a process: ``Twin().reset()`` between tests.
+docs/architecture/host_twin.md explains it. One device per process: ``Twin().reset()`` between
+tests.
 """
 
 from __future__ import annotations
