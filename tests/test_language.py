@@ -146,7 +146,7 @@ def reserved_words(path: str, text: str) -> list[str]:
 PLAIN = set(
     words(
         """
-        access all array attention attribute axis b back backward balance balancer
+        access all architecture array attention attribute axis b back backward balance balancer
         balancing base batch benchmark binary binding bit body bracket broadcast bucket
         builder byte cache candidate cast cell chain channel choose clock cluster code
         codegen collate collective comm communication communicator compile compiled
@@ -169,7 +169,7 @@ PLAIN = set(
         update usage value variable variant verify version vocabulary wait warm warmup
         warning watch work worker
 
-        adagrad adam ar arima bf blas cavs cli conllu cpu csr cubin cuda cudnn cupy d
+        adagrad adam ar arima bf blas cavs ci cli conllu cpu csr cubin cuda cudnn cupy d
         ema fc gru horovod ir json k lbbsp lstm mpi narx nccl numpy nvrtc parallax
         poseidon power ps rntn sgd tn top up w
         """
