@@ -1,4 +1,4 @@
-"""Layers around vertex functions, and the vertex functions of the literature."""
+"""Layers to use around vertex functions, and the vertex functions of the literature."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from cavs.ops.random import check_rate
 class Embedding(Module):
     """A table of ``num_rows`` x ``width``; an index of -1 gives zeros.
 
-    sparse: only rows a batch looks up are updated; otherwise all of them decay and have momentum
-    in every step, which takes time in proportion to the table.
+    sparse: only rows that a batch looks up are updated; otherwise every step updates all of them,
+    with decay and momentum, which takes time in proportion to the table.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Embedding(Module):
         self.weight = Parameter((num_rows, width), init=init, sparse=sparse)
 
     def __call__(self, index: Any) -> Node:
-        """index: integers of any domain; returns rows (width,)."""
+        """Return the rows (width,) of ``index``, integers of any domain."""
         return lookup(self.weight, index)
 
 
@@ -55,7 +55,7 @@ class Linear(Module):
         self.bias = Parameter((out_size,), init="zeros") if bias else None
 
     def __call__(self, x: Any) -> Node:
-        """x: rows (in_size,); returns rows (out_size,)."""
+        """Return rows (out_size,) of rows ``x`` (in_size,)."""
         y = as_node(x) @ self.weight
         return y if self.bias is None else y + self.bias
 
@@ -71,7 +71,7 @@ class LayerNorm(Module):
         self.eps = eps
 
     def __call__(self, x: Any) -> Node:
-        """x: rows (size,); returns rows (size,)."""
+        """Return ``x``, rows (size,), normalised."""
         node = as_node(x)
         centred = node - apply("keep_axis", node.mean(-1))
         variance = (centred * centred).mean(-1)
@@ -80,14 +80,14 @@ class LayerNorm(Module):
 
 
 class Dropout(Module):
-    """Zeroes elements with probability ``rate`` in training."""
+    """Set elements to zero with probability ``rate`` in training, and scale the others up."""
 
     def __init__(self, rate: float) -> None:
         check_rate(rate)
         self.rate = rate
 
     def __call__(self, x: Any) -> Node:
-        """x of any shape; returns the same shape."""
+        """Return ``x``, of any shape, with elements dropped."""
         return ops.dropout(x, self.rate)
 
 

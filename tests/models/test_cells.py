@@ -10,7 +10,7 @@ import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.errors import GraphError
+from cavs.errors import ConfigError, GraphError
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import trace_model
 from cavs.ir.interpret import Inputs, interpret
@@ -21,6 +21,7 @@ CELLS = {
     "lstm": lambda: nn.LSTM(SIZE, SIZE + 1),
     "gru": lambda: nn.GRU(SIZE, SIZE + 1),
     "binary-tree-lstm": lambda: nn.BinaryTreeLSTM(SIZE, SIZE + 1),
+    "forget-reads-input": lambda: nn.BinaryTreeLSTM(SIZE, SIZE + 1, forget_reads_input=True),
     "child-sum-tree-lstm": lambda: nn.ChildSumTreeLSTM(SIZE, SIZE + 1),
     "tree-gru": lambda: nn.TreeGRU(SIZE, SIZE + 1),
     "tree-fc": lambda: nn.TreeFC(SIZE),
@@ -153,3 +154,21 @@ def test_gradient_follows_the_loss(model: Classifier) -> None:
         for name, parameter in model.parameters().items():
             parameter.value -= sign * step * directions[name]
     assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(slope, rel=1e-6)
+
+
+def test_forget_gates_read_the_input_only_if_asked_for() -> None:
+    """The default has the parameters, their values and the program that it always had."""
+    plain, full = nn.BinaryTreeLSTM(3, 4), nn.BinaryTreeLSTM(3, 4, forget_reads_input=True)
+    assert set(full.parameters()) - set(plain.parameters()) == {"W_f"}
+    tree = cavs.Graph([[], [], [0, 1]], {"token": [1, 2, 3]})
+    models = [
+        Classifier(nn.BinaryTreeLSTM(SIZE, SIZE)),
+        Classifier(nn.BinaryTreeLSTM(SIZE, SIZE, forget_reads_input=True)),
+    ]
+    for model in models:
+        model.initialize(0)
+    models[1].cell.W_f.value[...] = 0.0
+    outputs = [cavs.Session(model).predict(cavs.batch([tree]))["output"] for model in models]
+    np.testing.assert_allclose(*outputs, rtol=1e-6)
+    with pytest.raises(ConfigError, match="forget_reads_input is 'yes', but must be True or False"):
+        nn.BinaryTreeLSTM(3, 4, forget_reads_input="yes")

@@ -62,7 +62,10 @@ def child_sum_tree_lstm(p, x, children):
 
 
 def binary_tree_lstm(p, x, children):
-    """Tai et al. 2015, equations 9 to 14 with N = 2; U[l] are the rows that h_l meets."""
+    """Tai et al. 2015, equations 9 to 14 with N = 2; U[l] are the rows that multiply h_l.
+
+    Without W_f, a cell lacks the term W_f x of equation 10.
+    """
     absent = np.zeros(H), np.zeros(H)
     children = [*children, absent, absent][:2]
     (Wi, Wo, Wu), (bi, bo, bu) = gates(p["W"], 3), gates(p["b"], 3)
@@ -73,8 +76,9 @@ def binary_tree_lstm(p, x, children):
 
     i, o = sigmoid(x @ Wi + of_children(0) + bi), sigmoid(x @ Wo + of_children(1) + bo)
     c = i * np.tanh(x @ Wu + of_children(2) + bu)
+    x_f = x @ p["W_f"] if "W_f" in p else 0
     for k, (_, c_k) in enumerate(children):
-        c += sigmoid(of_children(3 + k) + gates(p["b_f"], 2)[k]) * c_k
+        c += sigmoid(x_f + of_children(3 + k) + gates(p["b_f"], 2)[k]) * c_k
     return o * np.tanh(c), c
 
 
@@ -128,12 +132,17 @@ def rntn(p, x, children):
     return (np.tanh(x + tensor_product(h, p["V"], h) + h @ p["W"] + p["b"]),)
 
 
-# A cell, its formula, how many children it takes. Inputs of the cells that do not multiply them
-# are as wide as states. A binary Tree-LSTM has words at the leaves alone, as in the paper.
+# A cell, its formula, the largest number of its children. Inputs of the cells that do not multiply
+# them are as wide as states.
 CELLS = {
     "LSTM": (nn.LSTM(X, H), lstm, 1),
     "GRU": (nn.GRU(X, H), gru, 1),
     "BinaryTreeLSTM": (nn.BinaryTreeLSTM(X, H), binary_tree_lstm, 2),
+    "BinaryTreeLSTM, forget_reads_input": (
+        nn.BinaryTreeLSTM(X, H, forget_reads_input=True),
+        binary_tree_lstm,
+        2,
+    ),
     "ChildSumTreeLSTM": (nn.ChildSumTreeLSTM(X, H), child_sum_tree_lstm, 9),
     "TreeGRU": (nn.TreeGRU(X, H), tree_gru, 9),
     "TreeFC": (nn.TreeFC(H), tree_fc, 2),
@@ -149,7 +158,7 @@ STRUCTURES = [
 
 
 class Alone(cavs.Model):
-    """What the cell pushes."""
+    """A cell over an embedding; its output is the state that the cell pushes."""
 
     def __init__(self, cell, words, width):
         self.embedding, self.cell = nn.Embedding(words, width), cell
@@ -171,11 +180,11 @@ def randomised(model, seed=1):
 def test_a_cell_computes_the_formula_of_its_paper(name):
     cell, formula, arity = CELLS[name]
     structures = [s for s in STRUCTURES if max(map(len, s)) <= arity]
-    leaves_only = name == "BinaryTreeLSTM"
     graphs, words = [], 0
     for children in structures:
-        token = [-1 if kids and leaves_only else words + v for v, kids in enumerate(children)]
-        graphs.append(cavs.Graph(children, {"token": token}))
+        graphs.append(cavs.Graph(children, {"token": words + np.arange(len(children))}))
+        leaves = [words + v if not kids else -1 for v, kids in enumerate(children)]
+        graphs.append(cavs.Graph(children, {"token": leaves}))
         words += len(children)
     width = H if name in ("TreeFC", "RNTN") else X
     model = Alone(cell, words, width)
@@ -189,14 +198,15 @@ def test_a_cell_computes_the_formula_of_its_paper(name):
         expected += [h for h, *_ in states]
     found = cavs.Session(model, dtype=np.float64).predict(cavs.batch(graphs))["output"]
     np.testing.assert_allclose(found, np.array(expected), rtol=1e-9, atol=1e-9)
-    assert len(np.unique(np.abs(found).round(6))) > len(expected)  # they differ between vertices
+    assert len(np.unique(np.abs(found).round(6))) > len(expected)  # vertices differ
 
 
 def test_every_cell_has_a_formula():
     def is_cell(value):
         return inspect.isclass(value) and issubclass(value, cavs.VertexFunction)
 
-    assert {name for name, _ in inspect.getmembers(nn, is_cell)} == set(CELLS)
+    cells = {type(cell).__name__ for cell, *_ in CELLS.values()}
+    assert {name for name, _ in inspect.getmembers(nn, is_cell)} == cells
 
 
 # ---- layers and functions ----
