@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,13 @@ from cavs.distributed.comm import SingleCommunicator
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.launch.launcher import command_of, find_mpirun
 from cavs.distributed.step.run import StepReport
+from cavs.distributed.strategy.expression import (
+    ParameterServer,
+    Strategy,
+    SufficientFactors,
+    is_stale,
+)
+from cavs.distributed.strategy.partition import shards_of
 
 ALONE = "alone"
 LATE = ", late"
@@ -97,35 +105,73 @@ def make_runner(name: str, communicator: Any, options: argparse.Namespace) -> Ru
     return Runner(name, trainer, batches)
 
 
-def formula(runner: Runner) -> float:
-    """Bytes that a rank sends in a step on average over ranks and batches, without agreements.
+def not_covered(strategy: Strategy | None) -> str:
+    """Return the first part of a strategy that `formula` does not cover; empty without one."""
+    if strategy is None:
+        return ""
+    if strategy.graph.servers:
+        return "servers that run no replica"
+    for leaf in strategy.leaves:
+        sync = leaf.sync
+        if leaf.compressor != "none":
+            return f"{leaf.name}: compressor {leaf.compressor}"
+        if isinstance(sync, SufficientFactors):
+            return f"{leaf.name}: sufficient factors"
+        if is_stale(sync):
+            return f"{leaf.name}: a stale server"
+        if isinstance(sync, ParameterServer) and sync.two_level:
+            return f"{leaf.name}: two_level=True"
+    return ""
 
-    Dense gradients of D bytes: 2 (N - 1) / N D, by ring or by servers. Of a table, the rows that
-    each rank touched go to all others (all-gather), or to their owners and from there to all.
+
+def refuse_uncovered(runners: Sequence[Runner]) -> None:
+    """End the program where a strategy sends what `formula` does not cover."""
+    for runner in runners:
+        reason = not_covered(runner.trainer.strategy)
+        if reason:
+            raise SystemExit(
+                f"{runner.name}: the formula of bytes covers dense gradients and tables, whole or "
+                f"in shards, by all-reduce or by synchronous servers, but not {reason}; leave it "
+                "out of --strategies"
+            )
+
+
+def formula(runner: Runner) -> float:
+    """Bytes that a rank sends in a step, averaged over ranks and batches, without agreements.
+
+    Dense gradients of D bytes: 2 (N - 1) / N D, by ring or by servers. Of a table, each rank sends
+    the rows that it touched to all others (all-gather), or to their owners and from there to all.
     """
     c, trainer = runner.trainer.communicator, runner.trainer
-    n, dense, tables = c.size, 0.0, {}
+    dense, sparse = 0.0, 0.0
     program = trainer.session.session.ready(runner.batches[0].local)[2].program
     for name, p in trainer.parameters.items():
         if program.gradients[name] == "sparse":
-            tables[name] = p.value.shape[1] * p.value.itemsize + 4
+            row_bytes = p.value.shape[1] * p.value.itemsize + 4
+            sparse += row_bytes * rows_sent(runner, name, p.value.shape)
         else:
             dense += p.value.nbytes
-    total = 2 * (n - 1) / n * dense
-    strategy = trainer.strategy
-    for name, row in tables.items():
-        served = strategy is not None and "server" in strategy.node(name).leaves[0].sync.type
-        for batch in runner.batches:
-            mine = np.unique(batch.local["token"])
-            rows = [set(r) for r in c.share(mine[mine >= 0].tolist())]
-            sent = (n - 1) * sum(len(r) for r in rows)
-            if served:
-                leaves = strategy.node(name).leaves
-                assert len(leaves) == 1
-                owner = strategy.graph.rank_of(leaves[0].sync.destination)
-                sent = sum(len(r) for i, r in enumerate(rows) if i != owner)
-                sent += (n - 1) * len(set().union(*rows))
-            total += sent * row / n / len(runner.batches)
+    return 2 * (c.size - 1) / c.size * dense + sparse / c.size / len(runner.batches)
+
+
+def rows_sent(runner: Runner, name: str, shape: tuple[int, ...]) -> int:
+    """Rows of a table that all ranks together send in one step on each batch."""
+    c, strategy, total = runner.trainer.communicator, runner.trainer.strategy, 0
+    node = None if strategy is None else strategy.node(name)
+    for batch in runner.batches:
+        mine = np.unique(batch.local["token"])
+        touched = [np.array(rows) for rows in c.share(mine[mine >= 0].tolist())]
+        if node is None:
+            total += (c.size - 1) * sum(map(len, touched))
+            continue
+        for leaf, part in zip(node.leaves, shards_of(node, shape), strict=True):
+            rows = [r[(r >= part.start) & (r < part.stop)] for r in touched]
+            if isinstance(leaf.sync, ParameterServer):
+                owner = strategy.graph.rank_of(leaf.sync.destination)
+                total += sum(len(r) for rank, r in enumerate(rows) if rank != owner)
+                total += (c.size - 1) * len(np.unique(np.concatenate(rows)))
+            else:
+                total += (c.size - 1) * sum(map(len, rows))
     return total
 
 
@@ -161,6 +207,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             if warm:
                 seconds[runner.name].append(took)
                 reports[runner.name].append(report)
+        if i == 0:  # the first step builds the strategies
+            refuse_uncovered(runners)
         c.barrier()
         if alone is not None:
             took, _ = alone.step(i)

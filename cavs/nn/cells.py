@@ -5,8 +5,8 @@ state ``h`` (hidden_size,) and takes ``(input_size, hidden_size)``:
 
     h = cell(batch.graph, x=values)
 
-On ``Graph.chain`` the child of a vertex is the vertex before it, so a cell of chains is one of trees
-that gathers one child.
+On ``Graph.chain`` the child of a vertex is the vertex before it, so a cell of chains is a cell of
+trees that gathers one child.
 """
 
 from __future__ import annotations
