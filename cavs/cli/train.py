@@ -22,7 +22,7 @@ from cavs.distributed.launch.launcher import take_stop_signal
 from cavs.errors import CheckpointError, ConfigError, DataError
 from cavs.train import DataLoader, Trainer
 from cavs.train.checkpoint import read_checkpoint
-from cavs.train.claim import Claim
+from cavs.train.checkpoint_lock import CheckpointLock
 from cavs.train.fit import FitResult, best_path, check_writable
 from cavs.train.log import JsonLines
 
@@ -117,10 +117,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def claiming(args: argparse.Namespace) -> Iterator[Claim]:
+def claiming(args: argparse.Namespace) -> Iterator[CheckpointLock]:
     """The claim that `train` takes on ``--out``; a training that fails leaves no new folder."""
     checkpoint, hint = _checkpoint(args), "wait for it or end it, or pass another --out"
-    claim = Claim(checkpoint, shown=checkpoint.parent, hint=hint)
+    claim = CheckpointLock(checkpoint, shown=checkpoint.parent, hint=hint)
     with _no_empty_folder(args), closing(claim):
         yield claim
 
@@ -142,7 +142,7 @@ def _no_empty_folder(args: argparse.Namespace) -> Iterator[None]:
 def train(
     args: argparse.Namespace,
     communicator: Communicator | None = None,
-    claim: Claim | None = None,
+    claim: CheckpointLock | None = None,
 ) -> Trained:
     """What `run` does; `args` has all options of ``cavs train``. claim: taken on ``--out``."""
     first = communicator is None or communicator.rank == 0
@@ -258,7 +258,7 @@ def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
     check_writable(checkpoint)
 
 
-def _claim(claim: Claim, communicator: Communicator | None) -> None:
+def _claim(claim: CheckpointLock, communicator: Communicator | None) -> None:
     """All ranks hold it: the one that writes may die, and another write."""
     if communicator is None or communicator.rank == 0:
         claim.take(shared=communicator is not None and communicator.size > 1)

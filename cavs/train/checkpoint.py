@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata as packages
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +44,29 @@ def version() -> str:
         return packages.version("cavs")
     except packages.PackageNotFoundError:
         return "unknown"
+
+
+def best_path(checkpoint: str | os.PathLike[str]) -> Path:
+    """Return the path of the best parameters: ``NAME.best.safetensors`` for ``NAME.safetensors``."""
+    path = Path(checkpoint)
+    return path.with_name(f"{path.stem}.best{path.suffix}")
+
+
+def check_writable(path: Path) -> None:
+    """Raise `CheckpointError` if a checkpoint could not be written to `path`; make its folder."""
+    try:
+        final = Path(os.path.realpath(path))  # the file that a link to it names is replaced
+        probe = final.parent / f".{final.name}.{os.getpid()}.{time.monotonic_ns()}.probe"
+        final.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch(exist_ok=False)
+        probe.unlink()
+        if final.exists() and not (final.is_file() and os.access(final, os.W_OK)):
+            raise PermissionError("it exists and is not a file that may be written")
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise CheckpointError(
+            f"cannot write the checkpoint {path}: {getattr(error, 'strerror', None) or error}",
+            hint="choose a folder and file that you may write to",
+        ) from error
 
 
 @dataclass

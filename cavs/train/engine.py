@@ -1,4 +1,4 @@
-"""What training asks of the engine."""
+"""Interface between a training and the engine that runs its steps."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ Array = NDArray[Any]
 
 
 class StepOutcome(Protocol):
-    """What a step of the engine returns."""
+    """Result of a step."""
 
     @property
     def loss(self) -> float:
-        """Of the batch, before the update."""
+        """Loss of the batch before the update."""
         ...
 
     @property
     def grad_norm(self) -> float:
-        """Global norm, before clipping."""
+        """Global norm of the gradient before clipping."""
         ...
 
 
 class EvalOutcome(Protocol):
-    """What a forward run returns."""
+    """Result of a forward run."""
 
     @property
     def loss(self) -> float:
-        """Of the batch."""
+        """Loss of the batch."""
         ...
 
     @property
     def outputs(self) -> Mapping[str, Array]:
-        """What ``Model.forward`` gives, by name."""
+        """Outputs of ``Model.forward`` by name."""
         ...
 
     @property
     def weight(self) -> float:
-        """What the loss of this batch counts in a mean over batches."""
+        """Weight of this loss in a mean over batches."""
         ...
 
 
 class Engine(Protocol):
-    """The session a trainer drives (`cavs.runtime.Session`).
+    """Session that a training drives: `cavs.runtime.Session`, or that of one of many ranks.
 
     The defaults are those of a session whose steps end before they return.
     """
@@ -57,15 +57,15 @@ class Engine(Protocol):
         return False
 
     def prepare(self, batch: Any, training: bool = True) -> None:
-        """Make the schedule of a batch to be trained on (or not); safe in a background thread."""
+        """Build the schedule of a batch; safe in a background thread."""
         ...
 
     def invalidate(self) -> None:
-        """Take note that parameters were written from outside."""
+        """Reload parameters that were written outside of the engine."""
         ...
 
     def keep_dtype(self) -> None:
-        """Have the parameters in its own dtype again, if another session has converted them."""
+        """Convert the parameters back to the engine's dtype if another session changed it."""
         ...
 
     def step(
@@ -78,7 +78,7 @@ class Engine(Protocol):
         step: int,
         max_norm: float | None,
     ) -> StepOutcome:
-        """Forward, backward, update; nothing is updated if loss or norm is not finite."""
+        """Run forward, backward and update; update nothing if loss or norm is not finite."""
         ...
 
     def launch(
@@ -92,10 +92,10 @@ class Engine(Protocol):
         max_norm: float | None,
         after: Any = None,
     ) -> StepOutcome:
-        """Start a step that goes on after the call; its outcome waits for it.
+        """Start a step that runs on after the call; reading its outcome waits for it.
 
-        after: The outcome of an earlier step; if that updates nothing, neither does this one.
-        Raises `ConfigError` where `overlaps` is False.
+        after: Outcome of an earlier step; if that one updates nothing, neither does this one.
+        Raises `ConfigError` if `overlaps` is False.
         """
         raise ConfigError("launch() where a step ends before it returns", hint="call step()")
 
@@ -104,17 +104,17 @@ class Engine(Protocol):
         return 0
 
     def evaluate(self, batch: Any) -> EvalOutcome:
-        """Forward only."""
+        """Run forward on a batch with labels."""
         ...
 
     def predict(self, batch: Any) -> dict[str, Array]:
-        """The outputs of a forward run by name; the batch needs no labels."""
+        """Run forward and return its outputs by name; the batch needs no labels."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What the model is compiled for, as JSON values."""
+        """Return what the model is compiled for, as JSON values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Compile for the same; raises `CheckpointError` on anything else."""
+        """Compile for what `state_dict` returned. Raises `CheckpointError` on anything else."""
         ...

@@ -1,71 +1,113 @@
-"""The batches of `Trainer.evaluate`."""
+"""`Evaluator`: loss and metrics of a model over the batches of a loader."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sized
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence, Sized
+from typing import Any
 
 import numpy as np
 
 from cavs.config import require
 from cavs.errors import DeviceError, NumericsError
+from cavs.train.coordination import Coordinator
+from cavs.train.engine import Engine
+from cavs.train.fit_options import Metrics
 from cavs.train.loader import DataLoader, iterating
-from cavs.train.metrics import Metric
+from cavs.train.metrics import Metric, as_metrics
 from cavs.train.progress import Progress
+from cavs.train.state import TrainingState
+from cavs.train.stepping import roll_back
 
-if TYPE_CHECKING:
-    from cavs.train.trainer import Trainer
+
+class Evaluator:
+    """Evaluates the model of `state` on `engine`."""
+
+    def __init__(self, state: TrainingState, engine: Engine, coordinator: Coordinator) -> None:
+        self.state, self.engine, self.coordinator = state, engine, coordinator
+
+    def prepare(self, batch: Any) -> None:
+        """Build the schedule of a batch to be evaluated; safe in a background thread."""
+        self.engine.prepare(batch, training=False)
+
+    def evaluate(
+        self,
+        loader: Iterable[Any],
+        metrics: Metrics = (),
+        *,
+        progress: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+        in_fit: bool = False,
+    ) -> dict[str, float]:
+        """Return ``"loss"`` and every metric by name; see `Trainer.evaluate`.
+
+        stop: Asked after each batch. in_fit: True if this evaluation is part of a `fit`.
+        """
+
+        def evaluate(batches: Iterable[Any]) -> dict[str, float]:
+            used = as_metrics(metrics)
+            require(isinstance(batches, Iterable), "loader", batches, "a cavs.DataLoader")
+            if isinstance(batches, DataLoader) and batches.prepare is None:
+                batches.prepare = self.prepare
+            return self._evaluate(batches, used, progress, stop, in_fit)
+
+        return self.coordinator.run_evaluation(evaluate, loader)
+
+    def _evaluate(
+        self,
+        loader: Iterable[Any],
+        metrics: Sequence[Metric],
+        progress: bool,
+        stop: Callable[[], bool],
+        in_fit: bool,
+    ) -> dict[str, float]:
+        sums = {metric.name: [0.0, 0.0] for metric in metrics}
+        loss, weight, result = 0.0, 0.0, None
+        total = len(loader) if isinstance(loader, Sized) else 0
+        with (
+            Progress("evaluate", total, enabled=progress) as bar,
+            iterating(_whole_epoch(loader)) as batches,
+        ):
+            for batch in self.coordinator.local_batches(batches):
+                result = self._run(batch)
+                loss += result.loss * result.weight
+                weight += result.weight
+                outputs = {**result.outputs, "loss": result.loss, "weight": result.weight}
+                for metric in metrics:
+                    part, count = metric(outputs, batch)
+                    sums[metric.name][0] += part
+                    sums[metric.name][1] += count
+                bar.advance(batch.num_graphs)
+                if self.coordinator.should_end_evaluation(stop(), in_fit=in_fit):
+                    break
+        seen = float(result is not None)
+        flat = [loss, weight, seen, *(x for metric in metrics for x in sums[metric.name])]
+        reduced = self.coordinator.reduce_metrics(np.array(flat, np.float64))
+        loss, weight, seen, *rest = reduced.tolist()
+        require(seen > 0, "loader", loader, "at least one batch")
+        values = {"loss": loss / weight if weight else math.nan}
+        for metric, part, count in zip(metrics, rest[::2], rest[1::2], strict=True):
+            values[metric.name] = metric.finish(part / count) if count else math.nan
+        return values
+
+    def _run(self, batch: Any) -> Any:
+        state = self.state
+        try:
+            return self.engine.evaluate(batch)
+        except DeviceError as error:
+            roll_back(state, self.engine, error)
+            raise
+        except NumericsError as error:
+            raise error.reworded(
+                f"evaluation after step {state.steps}: {error.what}\n  {state.last_checkpoint_line}"
+            ) from error
 
 
-def evaluate(
-    trainer: Trainer,
-    loader: Iterable[Any],
-    used: list[Metric],
-    progress: bool,
-    stop: Callable[[], bool],
-) -> dict[str, float]:
-    """See `Trainer.evaluate`."""
-    sums = {metric.name: [0.0, 0.0] for metric in used}
-    loss, weight, result = 0.0, 0.0, None
-    total = len(loader) if isinstance(loader, Sized) else 0
-    # A training may go through the same loader, in whose order an evaluation is not to be.
-    # What a class of its own goes through, only its __iter__ knows.
-    every = (
-        loader.whole_epoch()
-        if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-        else loader
-    )
-    with (
-        Progress("evaluate", total, enabled=progress) as bar,
-        iterating(every) as batches,
-    ):
-        for batch in trainer._mine(batches):
-            try:
-                result = trainer.session.evaluate(batch)
-            except DeviceError as error:
-                trainer._go_back(error)
-                raise
-            except NumericsError as error:
-                raise error.reworded(
-                    f"evaluation after step {trainer.steps}: {error.what}\n"
-                    f"  last good checkpoint: {trainer.last_checkpoint or 'none was written'}"
-                ) from error
-            loss += result.loss * result.weight
-            weight += result.weight
-            outputs = {**result.outputs, "loss": result.loss, "weight": result.weight}
-            for metric in used:
-                part, count = metric(outputs, batch)
-                sums[metric.name][0] += part
-                sums[metric.name][1] += count
-            bar.advance(batch.num_graphs)
-            if stop():
-                break
-    seen = float(result is not None)
-    flat = [loss, weight, seen, *(x for metric in used for x in sums[metric.name])]
-    loss, weight, seen, *rest = trainer._combined(np.array(flat, np.float64)).tolist()
-    require(seen > 0, "loader", loader, "at least one batch")
-    values = {"loss": loss / weight if weight else math.nan}
-    for metric, part, count in zip(used, rest[::2], rest[1::2], strict=True):
-        values[metric.name] = metric.finish(part / count) if count else math.nan
-    return values
+def _whole_epoch(loader: Iterable[Any]) -> Iterable[Any]:
+    """Return the batches of an epoch without advancing `loader`, which a training may use too.
+
+    A subclass with an ``__iter__`` of its own is iterated by that.
+    """
+    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+        return loader.whole_epoch()
+    return loader

@@ -7,7 +7,7 @@ import pytest
 
 from cavs.errors import GraphError
 from cavs.train import read_checkpoint
-from cavs.train.claim import Claim
+from cavs.train.checkpoint_lock import CheckpointLock
 from tests.cli.test_cli import BEST, LAST, TOY, cavs, numpy_engine, own_folder, train
 from tests.train.fake import SIZE
 
@@ -84,7 +84,7 @@ def test_a_resumed_run_takes_the_settings_that_are_given():
 )
 def test_a_folder_that_a_training_writes_to_is_left_alone(words, capsys):
     assert train("--epochs", "1") == 0
-    claim = Claim(LAST)
+    claim = CheckpointLock(LAST)
     claim.take()
     kept = {path: path.read_bytes() for path in LAST.parent.iterdir()}
     capsys.readouterr()

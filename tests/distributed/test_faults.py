@@ -16,8 +16,8 @@ from cavs.distributed.comm.agreement import Agreement, is_agreed
 from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import variables_of
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
-from cavs.train.claim import Claim
-from cavs.train.fit import best_path
+from cavs.train.checkpoint_lock import CheckpointLock
+from cavs.train.checkpoint import best_path
 from tests.distributed.test_trainer import BATCHES, Tree, trees
 from tests.patience import patience
 
@@ -246,7 +246,7 @@ def test_ranks_of_one_training_are_no_other_training(tmp_path):
         t.fit(loader(), epochs=2, checkpoint=path, progress=False)
 
     run_threads(2, work)
-    claim = Claim(path)
+    claim = CheckpointLock(path)
     claim.take()
     first, second = outcomes(2, work)
     claim.close()

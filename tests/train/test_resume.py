@@ -8,7 +8,7 @@ import pytest
 
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import read_checkpoint
-from cavs.train.fit import best_path
+from cavs.train.checkpoint import best_path
 from tests.train.test_trainer import BATCHES, bits, dev_loader, make, train_loader
 
 

@@ -13,7 +13,7 @@ import pytest
 from cavs import data
 from cavs.errors import CheckpointError, ConfigError, DeviceError, NumericsError
 from cavs.train import DataLoader, Trainer, metrics, optim, read_checkpoint, schedules
-from cavs.train.fit import best_path
+from cavs.train.checkpoint import best_path
 from cavs.train.progress import Progress
 from tests.patience import patience
 from tests.train.fake import FakeModel, FakeSession, make_graph, make_graphs

@@ -1,4 +1,4 @@
-"""Where a run stands: what checkpoints keep of it, and what a resumed run takes from them."""
+"""Progress of a `fit`: the part that checkpoints store and that a resumed run continues from."""
 
 from __future__ import annotations
 
@@ -23,28 +23,37 @@ from cavs.train.checkpoint import (
 from cavs.train.optim import TrainableParameter
 
 Array = NDArray[Any]
-_KEPT = ("fit", "monitor", "dev", "loader")
+_FIT_KEYS = ("fit", "monitor", "dev", "loader")
 
 
 @dataclass
-class Standing:
-    """Where a run stands between two steps; what a checkpoint keeps of it."""
+class RunState:
+    """Progress of a run between two steps, as a checkpoint stores it.
 
-    epoch: int = 0  # epochs finished
-    trained: bool = False  # the training half of epoch + 1 is finished too
+    Attributes:
+        epoch: Number of finished epochs.
+        trained: True if epoch ``epoch + 1`` has been trained, but not evaluated.
+        loss_sum, loss_count: Sum and number of the losses of the current epoch.
+        best, best_epoch: Best monitored value and its epoch.
+        bad_epochs: Number of epochs since then.
+        step: Number of updates when the last step of the run was counted.
+    """
+
+    epoch: int = 0
+    trained: bool = False
     loss_sum: float = 0.0
     loss_count: int = 0
     best: float | None = None
     best_epoch: int | None = None
     bad_epochs: int = 0
-    step: int = 0  # of the trainer, when the last step of the run was counted
+    step: int = 0
 
     @staticmethod
-    def from_json(values: Mapping[str, Any]) -> Standing:
-        """The inverse of `asdict`. Raises `CheckpointError`."""
+    def from_json(values: Mapping[str, Any]) -> RunState:
+        """Return the inverse of `asdict`. Raises `CheckpointError`."""
         try:
             best, epoch = values["best"], values["best_epoch"]
-            standing = Standing(
+            run = RunState(
                 int(values["epoch"]),
                 bool(values["trained"]),
                 float(values["loss_sum"]),
@@ -54,39 +63,39 @@ class Standing:
                 int(values["bad_epochs"]),
                 int(values.get("step", 0)),
             )
-            counts = (standing.epoch, standing.loss_count, standing.bad_epochs, standing.step)
-            if min(counts) < 0:
+            if min(run.epoch, run.loss_count, run.bad_epochs, run.step) < 0:
                 raise ValueError("a count below 0")
-            return standing
+            return run
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"the standing of the run is {values!r}", hint="take an older checkpoint"
+                f"the checkpoint has an invalid run state: {values!r}",
+                hint="take an older checkpoint",
             ) from error
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """What `Trainer.resume` leaves to the next `fit`: the file, and what that says of the run."""
+class ResumePoint:
+    """The file that `Trainer.resume` has read, and the progress of the run stored in it."""
 
     path: Path
     progress: Mapping[str, Any]
 
 
-def standing_in(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a checkpoint's `progress` that is of a `fit`; empty if there was none."""
+def fit_progress(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a checkpoint's `progress` that a `fit` has written, possibly empty."""
     known = isinstance(progress.get("fit"), dict)
-    return {key: progress[key] for key in _KEPT if key in progress} if known else {}
+    return {key: progress[key] for key in _FIT_KEYS if key in progress} if known else {}
 
 
 def read_resumable(
     path: str | os.PathLike[str],
     model: ParameterizedModel,
     states: Sequence[Sequence[Array]],
-    kind: str,
+    optimizer: str,
 ) -> Checkpoint:
-    """The checkpoint at `path`, which a training of `model` can be resumed from.
+    """Read a checkpoint from which a training of `model` can be resumed.
 
-    states: the optimiser's arrays in the order of ``model.parameters()``. kind: of the optimiser.
+    states: The optimiser's arrays in the order of ``model.parameters()``. optimizer: Its name.
     Raises `CheckpointError` if the file does not fit.
     """
     stored = read_checkpoint(path)
@@ -101,20 +110,21 @@ def read_resumable(
     step, seed = stored.progress.get("step"), stored.progress.get("seed")
     if not isinstance(kept, dict) or not isinstance(step, int) or not isinstance(seed, int):
         raise CheckpointError(
-            f"{path} does not say where the training stood",
+            f"{path} has no optimiser settings, step and seed to resume from",
             hint="load() takes over the parameters alone; save() of a Trainer writes all",
         )
-    for name, value, most in (("step", step, 2**63), ("seed", seed, 2**64)):
-        if not 0 <= value < most:
+    for name, value, limit in (("step", step, 2**63), ("seed", seed, 2**64)):
+        if not 0 <= value < limit:
             raise CheckpointError(
-                f"{path} says {name} {value}, but must say a whole number of at least 0",
-                hint="it was changed; take an older checkpoint",
+                f"{path} has {name} {value}, but {name} must be a whole number from 0 to "
+                f"{limit - 1}",
+                hint="the file was changed; take an older checkpoint",
             )
     if isinstance(stored.progress.get("fit"), dict):
-        Standing.from_json(stored.progress["fit"])
-    if kept.get("kind") != kind:
+        RunState.from_json(stored.progress["fit"])
+    if kept.get("kind") != optimizer:
         raise CheckpointError(
-            f"{path} was trained with {kept.get('kind')!r}, not {kind!r}",
+            f"{path} was trained with {kept.get('kind')!r}, not {optimizer!r}",
             hint="resume with the same optimiser, or use load() for the parameters alone",
         )
     _check_states(path, stored, dict(zip(own, states, strict=True)))
@@ -125,30 +135,35 @@ def _values(model: ParameterizedModel) -> dict[str, Array]:
     return {name: p.current() for name, p in model.parameters().items()}
 
 
-def read_best(
-    path: Path, standing: Standing, model: ParameterizedModel
-) -> tuple[Mapping[str, Array], Standing]:
-    """The best parameters of the run that stands at `standing`, which it wrote to `path`; and
-    where it stood then, which may be an epoch later.
+def _stored_run(stored: Checkpoint) -> RunState:
+    fit = fit_progress(stored.progress).get("fit")
+    return RunState() if fit is None else RunState.from_json(fit)
 
-    Raises `CheckpointError` if the file does not hold them.
+
+def read_best(
+    path: Path, run: RunState, model: ParameterizedModel
+) -> tuple[Mapping[str, Array], RunState]:
+    """Read the best parameters of a resumed run from `path`.
+
+    Also returns the progress at which they were written, which is an epoch later than `run` if the
+    process was killed between writing the two files. Raises `CheckpointError` if `path` does not
+    hold the parameters of the best epoch.
     """
-    what = f"restore_best=True: the best epoch of the resumed run is {standing.best_epoch}"
+    found = f"restore_best=True: the best epoch of the resumed run is {run.best_epoch}"
     hint = (
-        "put the file of that run there; without it, restore_best=False goes on in Python, and on "
-        "the command line --overwrite starts anew"
+        "put the file of that run there; without it, restore_best=False continues in Python, and "
+        "on the command line --overwrite starts a new run"
     )
     try:
         stored = read_checkpoint(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{what}, but {error.what}", where=error.where, hint=hint) from error
-    fit = standing_in(stored.progress).get("fit")
-    kept = Standing() if fit is None else Standing.from_json(fit)
-    same = (kept.best_epoch, kept.best) == (standing.best_epoch, standing.best)
-    # A run that was killed while it wrote has written those of its next epoch, and nothing else.
-    if not (same or kept.best_epoch == standing.epoch + 1):
+        raise CheckpointError(f"{found}, but {error.what}", where=error.where, hint=hint) from error
+    kept = _stored_run(stored)
+    same = (kept.best_epoch, kept.best) == (run.best_epoch, run.best)
+    # A run killed between its two files has replaced this one by that of its next epoch.
+    if not (same or kept.best_epoch == run.epoch + 1):
         raise CheckpointError(
-            f"{what}, of value {standing.best}, but {path} holds epoch {kept.best_epoch}, of value "
+            f"{found}, of value {run.best}, but {path} holds epoch {kept.best_epoch}, of value "
             f"{kept.best}",
             hint=hint,
         )
@@ -156,20 +171,19 @@ def read_best(
     return stored.parameters, kept
 
 
-def check_best(path: Path, standing: Standing) -> None:
+def check_best(path: Path, run: RunState) -> None:
     """Raise `CheckpointError` unless `path` holds the best parameters of this run."""
-    fit = standing_in(read_checkpoint(path).progress).get("fit")
-    kept = Standing() if fit is None else Standing.from_json(fit)
-    if (kept.best_epoch, kept.best) != (standing.best_epoch, standing.best):
+    kept = _stored_run(read_checkpoint(path))
+    if (kept.best_epoch, kept.best) != (run.best_epoch, run.best):
         raise CheckpointError(
-            f"restore_best=True: the best epoch is {standing.best_epoch}, of value "
-            f"{standing.best}, but {path} holds epoch {kept.best_epoch}, of value {kept.best}",
+            f"restore_best=True: the best epoch is {run.best_epoch}, of value "
+            f"{run.best}, but {path} holds epoch {kept.best_epoch}, of value {kept.best}",
             hint="another program has written it; the model has the parameters of the last epoch",
         )
 
 
 def check_replaceable(path: Path, model: ParameterizedModel) -> None:
-    """Raise `CheckpointError` if there is a file at `path` that is no checkpoint of `model`."""
+    """Raise `CheckpointError` if the file at `path` exists and is no checkpoint of `model`."""
     if not path.exists() or path.stat().st_size == 0:
         return
     hint = "pass another checkpoint=, or move that file away first"
@@ -178,28 +192,29 @@ def check_replaceable(path: Path, model: ParameterizedModel) -> None:
         names = json.loads(metadata["parameters"])
         stored = {str(name): shapes[name] for name in names}
     except (CheckpointError, KeyError, TypeError, ValueError) as error:
-        what = error.what if isinstance(error, CheckpointError) else f"{path} is none of cavs"
+        found = error.what if isinstance(error, CheckpointError) else f"{path} is none of cavs"
         raise CheckpointError(
-            f"fit would replace a file that is no checkpoint of cavs: {what}", hint=hint
+            f"fit would replace a file that is no checkpoint of cavs: {found}", hint=hint
         ) from error
     own = {name: list(_shape(p)) for name, p in model.parameters().items()}
-    kind = metadata.get("model", "")
-    if kind == model_name(model) and stored == own:
+    name_of_model = metadata.get("model", "")
+    if name_of_model == model_name(model) and stored == own:
         return
     other = ""
     for name in sorted(stored.keys() | own.keys()):
         if stored.get(name) != own.get(name):
-            shown = (of.get(name, "nowhere") for of in (stored, own))
-            other = ": {!r} is {} there and {} in this one".format(name, *shown)
+            shown = (of.get(name, "absent") for of in (stored, own))
+            other = ": {!r} is {} there and {} in this model".format(name, *shown)
             break
     raise CheckpointError(
-        f"fit of a {model_name(model)} would replace {path} of another model, a {kind}{other}",
+        f"fit of a {model_name(model)} would replace {path} of another model, a "
+        f"{name_of_model}{other}",
         hint=hint,
     )
 
 
 def _shape(parameter: TrainableParameter) -> tuple[int, ...]:
-    """Without its values, which would be fetched from a device."""
+    """Return the shape without reading the values, which may be on a device."""
     known = getattr(parameter, "shape", None)
     return parameter.current().shape if known is None else known
 
@@ -210,7 +225,7 @@ def _check_states(path: object, stored: Checkpoint, states: Mapping[str, Sequenc
             f"{path} has no optimiser states",
             hint="resume from the last checkpoint, not from the best; load() takes it",
         )
-    # One that was frozen has none; it need not be the same ones as now.
+    # A parameter that was frozen has no states; the frozen ones may be others now.
     both = [name for name, arrays in states.items() if arrays and stored.states[name]]
 
     def flat(of: Mapping[str, Iterable[Array]]) -> dict[str, Array]:

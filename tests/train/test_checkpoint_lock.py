@@ -10,14 +10,14 @@ import pytest
 
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import read_checkpoint, safetensors, save_checkpoint
-from cavs.train.claim import Claim
-from cavs.train.fit import best_path
+from cavs.train.checkpoint_lock import CheckpointLock
+from cavs.train.checkpoint import best_path
 from tests.train.fake import FakeModel, FakeParameter
 from tests.train.test_trainer import bits, dev_loader, make, train_loader
 
 
 def _hold(path, pipe):
-    Claim(path).take()
+    CheckpointLock(path).take()
     pipe.send("held")
     pipe.recv()
 
@@ -83,7 +83,7 @@ def test_a_fit_inside_a_fit_is_refused_and_one_after_another_is_not(tmp_path):
 
 
 def test_the_claim_of_a_training_is_shared_by_those_that_join_it(tmp_path):
-    first, second, other = (Claim(tmp_path / "run") for _ in range(3))
+    first, second, other = (CheckpointLock(tmp_path / "run") for _ in range(3))
     first.take(shared=True)
     second.join()
     for claim in (first, second):

@@ -1,0 +1,192 @@
+"""`Coordinator`: how a training loop agrees with the other processes of the same training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
+
+from cavs.errors import (
+    CavsError,
+    CheckpointError,
+    CommunicationError,
+    DeviceError,
+    NumericsError,
+)
+from cavs.train.checkpoint import Checkpoint
+from cavs.train.engine import StepOutcome
+from cavs.train.fit_options import FitOptions
+from cavs.train.loader import DataLoader
+
+Array = NDArray[Any]
+T = TypeVar("T")
+#: Writes a checkpoint, with these arrays of the engine.
+Write = Callable[[Mapping[str, Array]], None]
+
+
+class Coordinator(Protocol):
+    """Interface through which a training loop agrees with the other processes.
+
+    All processes run the same loop and call the same methods in the same order. `SingleProcess`
+    is the coordinator of a training on one process.
+    """
+
+    # ---- steps
+
+    def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepOutcome:
+        """Return ``advance(batch)``, one step that all processes make together."""
+        ...
+
+    def share_step_error(self, error: NumericsError) -> None:
+        """Let the other processes know of a step whose loss or gradient is not finite."""
+        ...
+
+    def should_stop(self, requested: bool) -> bool:
+        """True if any process was asked to stop. requested: True if this one was."""
+        ...
+
+    def should_stop_at_end(self, requested: bool) -> bool:
+        """`should_stop` after the last epoch, when no step follows."""
+        ...
+
+    # ---- fit
+
+    @property
+    def writes_files(self) -> bool:
+        """True if this process writes checkpoints and logs and shows progress."""
+        ...
+
+    def fitting(self, train: object, options: FitOptions) -> AbstractContextManager[None]:
+        """Return the context in which a `fit` runs."""
+        ...
+
+    def shard_loader(self, train: DataLoader) -> None:
+        """Let the loader of a training collate only what this process computes of each batch."""
+        ...
+
+    def guard_batches(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """Yield the batches of an epoch; report an error in producing one to other processes."""
+        ...
+
+    def sum_losses(self, loss_sum: float) -> float:
+        """Return the sum of the losses of the epoch so far over all processes."""
+        ...
+
+    # ---- evaluation
+
+    def run_evaluation(self, evaluate: Callable[[Iterable[Any]], T], batches: Iterable[Any]) -> T:
+        """Return ``evaluate(batches)``, which all processes compute together."""
+        ...
+
+    def local_batches(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """Return the batches of an evaluation that this process computes."""
+        ...
+
+    def should_end_evaluation(self, requested: bool, *, in_fit: bool) -> bool:
+        """True if an evaluation is to end early. in_fit: True if it is part of a `fit`."""
+        ...
+
+    def reduce_metrics(self, sums: Array) -> Array:
+        """Return the sums of an evaluation over all processes."""
+        ...
+
+    # ---- checkpoints
+
+    def may_save(self, error: Exception, *, evaluating: bool) -> bool:
+        """True if a checkpoint may be written after `error` has ended a `fit`."""
+        ...
+
+    def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
+        """Bring the state of all processes together and have one of them `write` it to `path`.
+
+        states: True if optimiser states are written too.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Wait until the parameters of all processes hold all updates and are equal."""
+        ...
+
+    def resume(self, path: str | os.PathLike[str], read: Callable[[], Checkpoint]) -> Checkpoint:
+        """Return ``read()``, which reads the checkpoint at `path` on every process."""
+        ...
+
+
+class SingleProcess:
+    """Coordinator of a training on one process: there is no other to agree with."""
+
+    writes_files = True
+
+    def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepOutcome:
+        """See `Coordinator`."""
+        return advance(batch)
+
+    def share_step_error(self, error: NumericsError) -> None:
+        """See `Coordinator`."""
+
+    def should_stop(self, requested: bool) -> bool:
+        """See `Coordinator`."""
+        return requested
+
+    def should_stop_at_end(self, requested: bool) -> bool:
+        """See `Coordinator`."""
+        return requested
+
+    def fitting(self, train: object, options: FitOptions) -> AbstractContextManager[None]:
+        """See `Coordinator`."""
+        return nullcontext()
+
+    def shard_loader(self, train: DataLoader) -> None:
+        """See `Coordinator`."""
+
+    def guard_batches(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """See `Coordinator`."""
+        return batches
+
+    def sum_losses(self, loss_sum: float) -> float:
+        """See `Coordinator`."""
+        return loss_sum
+
+    def run_evaluation(self, evaluate: Callable[[Iterable[Any]], T], batches: Iterable[Any]) -> T:
+        """See `Coordinator`."""
+        return evaluate(batches)
+
+    def local_batches(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """See `Coordinator`."""
+        return batches
+
+    def should_end_evaluation(self, requested: bool, *, in_fit: bool) -> bool:
+        """See `Coordinator`."""
+        return requested
+
+    def reduce_metrics(self, sums: Array) -> Array:
+        """See `Coordinator`."""
+        return sums
+
+    def may_save(self, error: Exception, *, evaluating: bool) -> bool:
+        """See `Coordinator`."""
+        return leaves_state_valid(error, evaluating=evaluating)
+
+    def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
+        """See `Coordinator`."""
+        write({})
+
+    def settle(self) -> None:
+        """See `Coordinator`."""
+
+    def resume(self, path: str | os.PathLike[str], read: Callable[[], Checkpoint]) -> Checkpoint:
+        """See `Coordinator`."""
+        return read()
+
+
+def leaves_state_valid(error: BaseException, *, evaluating: bool) -> bool:
+    """True if a checkpoint can be written after `error`.
+
+    After an error in an evaluation that is so unless a device, another rank or a checkpoint
+    failed. After an error in a step it is so for errors of data and numerics only.
+    """
+    lost = isinstance(error, DeviceError | CommunicationError | CheckpointError)
+    return not lost and (evaluating or isinstance(error, CavsError))

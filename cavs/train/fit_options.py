@@ -1,0 +1,105 @@
+"""Arguments and result of `Trainer.fit`, and the checks of the arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cavs.config import require, require_count, require_flag
+from cavs.errors import ConfigError
+from cavs.train.loader import DataLoader
+from cavs.train.metrics import Measure, Metric
+
+Metrics = Iterable[Metric | Measure] | Mapping[str, Metric | Measure]
+OnEvent = Callable[[str, Mapping[str, Any]], object]
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The arguments of `Trainer.fit`; see there."""
+
+    epochs: int
+    dev: Iterable[Any] | None = None
+    metrics: Metrics = ()
+    monitor: str | None = None
+    patience: int | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    checkpoint_every: int | None = None
+    restore_best: bool = False
+    log: str | os.PathLike[str] | None = None
+    progress: bool = True
+    on_event: OnEvent | None = None
+
+    def check(self, train: object) -> None:
+        """Raise `ConfigError` for an argument that is invalid or does not fit the others."""
+        require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
+        callback = self.on_event
+        holds = callback is None or callable(callback)
+        require(holds, "on_event", callback, "a function or None")
+        require_count("epochs", self.epochs)
+        require_flag("restore_best", self.restore_best)
+        require_flag("progress", self.progress)
+        if self.dev is not None:
+            again = isinstance(self.dev, Iterable) and not isinstance(self.dev, Iterator)
+            require(again, "dev", self.dev, "a cavs.DataLoader or a list of batches")
+            _check_batches(self.dev)
+        if self.patience is not None:
+            require_count("patience", self.patience, 0)
+        if self.checkpoint_every is not None:
+            require_count("checkpoint_every", self.checkpoint_every)
+            if self.checkpoint is None:
+                raise ConfigError(
+                    f"checkpoint_every={self.checkpoint_every} without checkpoint",
+                    hint='pass checkpoint="runs/model.safetensors"',
+                )
+        for name, value in (("patience", self.patience), ("restore_best", self.restore_best)):
+            if value not in (None, False) and self.dev is None:
+                raise ConfigError(
+                    f"{name}={value} without dev", hint="pass dev=, a loader to evaluate on"
+                )
+        for name, path in (("checkpoint", self.checkpoint), ("log", self.log)):
+            require(isinstance(path, str | os.PathLike | None), name, path, "a path or None")
+
+    def monitored(self, metrics: Sequence[Metric]) -> Metric:
+        """Return the metric that tells the best epoch. Raises `ConfigError` if there is none."""
+        loss = Metric("loss", lambda outputs, batch: (0.0, 0.0), "lower")
+        known = {metric.name: metric for metric in [*metrics, loss]}
+        if self.monitor is None:
+            return next(iter(known.values())) if self.dev is not None else loss
+        if self.monitor not in known:
+            raise ConfigError(
+                f"monitor is {self.monitor!r}, but the metrics are {', '.join(known)}",
+                hint="pass one of them",
+            )
+        if self.dev is None and self.monitor != loss.name:
+            raise ConfigError(
+                f"monitor={self.monitor!r} without dev", hint="pass dev=, a loader to evaluate on"
+            )
+        return known[self.monitor]
+
+
+def _check_batches(dev: Iterable[Any]) -> None:
+    """Check the batches of a list; those of a loader are collated later."""
+    if isinstance(dev, Collection):
+        require(len(dev) > 0, "dev", dev, "at least one batch")
+        for i, item in enumerate(dev):
+            need = "a batch: cavs.batch(graphs), or a cavs.DataLoader"
+            require(hasattr(item, "num_graphs"), f"dev[{i}]", item, need)
+
+
+@dataclass
+class FitResult:
+    """Result of `Trainer.fit`.
+
+    `epochs` has one record for each epoch of this call: ``epoch``, ``train_loss`` (a mean over
+    batches), ``lr``, ``step``, ``seconds``, ``graphs_per_second`` and the values on `dev` as
+    ``dev_NAME``.
+    """
+
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    monitor: str = "loss"
+    best: float | None = None
+    best_epoch: int | None = None
+    stopped_early: bool = False

@@ -1,0 +1,120 @@
+"""`Stepper`: makes the steps of a training and counts those that are finite."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from cavs.errors import DeviceError, NumericsError
+from cavs.runtime import StepResult
+from cavs.runtime.check import NOT_FINITE, named
+from cavs.train.coordination import Coordinator
+from cavs.train.engine import Engine, StepOutcome
+from cavs.train.state import TrainingState
+
+
+class Step(NamedTuple):
+    """A step on `batch` and its outcome."""
+
+    batch: Any
+    outcome: StepOutcome
+
+
+class Stepper:
+    """Makes the steps of a training.
+
+    An engine that overlaps runs one step while the host prepares the next; any other engine has
+    ended a step when `launch` returns.
+    """
+
+    def __init__(self, state: TrainingState, engine: Engine, coordinator: Coordinator) -> None:
+        self.state, self.engine, self.coordinator = state, engine, coordinator
+        self._in_flight: list[Step] = []  # launched, not ended
+        self._ended: list[Step] = []  # ended, not returned
+
+    def advance(self, batch: Any) -> StepOutcome:
+        """Make one step. Raises `NumericsError`, with nothing updated, if it is not finite."""
+        return self.coordinator.run_step(self._advance, batch)
+
+    def _advance(self, batch: Any) -> StepOutcome:
+        if self.engine.overlaps:
+            return [*self.launch(batch), *self.land()][-1].outcome
+        arguments = self.state.step_arguments(self.engine, self.state.steps)
+        return self._check_finite(batch, self.engine.step(batch, **arguments))
+
+    def launch(self, batch: Any) -> list[Step]:
+        """Start a step; return the steps that have ended meanwhile. See `Trainer.launch`."""
+        engine = self.engine
+        if not engine.overlaps:
+            return [Step(batch, self.advance(batch))]
+        number = self.state.steps + len(self._in_flight)
+        after = self._in_flight[-1].outcome if self._in_flight else None
+        try:
+            arguments = self.state.step_arguments(engine, number)
+            outcome = engine.launch(batch, **arguments, after=after)
+        except BaseException as error:
+            self._ended = self.land()  # the previous step counts even if this one fails
+            roll_back(self.state, engine, error)
+            raise
+        self._in_flight.append(Step(batch, outcome))
+        return self._land(1)
+
+    def land(self) -> list[Step]:
+        """Wait for the steps in flight; return those that have not been returned."""
+        return self._land(0)
+
+    def _land(self, left: int) -> list[Step]:
+        while len(self._in_flight) > left:
+            batch, outcome = self._in_flight[0]
+            try:
+                ended = StepResult(outcome.loss, outcome.grad_norm)  # holds no memory of the device
+                self._ended.append(Step(batch, self._check_finite(batch, ended)))
+            except Exception as error:
+                self._in_flight.clear()  # the steps behind this one update nothing
+                roll_back(self.state, self.engine, error)
+                raise
+            del self._in_flight[0]
+        ended_steps, self._ended = self._ended, []
+        return ended_steps
+
+    def _check_finite(self, batch: Any, outcome: StepOutcome) -> StepOutcome:
+        """Count the step, or raise `NumericsError` if it is not finite."""
+        state = self.state
+        if not (math.isfinite(outcome.loss) and math.isfinite(outcome.grad_norm)):
+            error = NumericsError(
+                f"step {state.steps + 1}: the loss is {outcome.loss}, the norm of the gradient "
+                f"{outcome.grad_norm}, on {named(batch)}; nothing was updated\n"
+                f"  {state.last_checkpoint_line}",
+                hint=NOT_FINITE,
+            )
+            self.coordinator.share_step_error(error)
+            raise error
+        state.steps += 1
+        return outcome
+
+
+def roll_back(state: TrainingState, engine: Engine, error: BaseException) -> None:
+    """If `error` is a failed device, set `steps` back to the step of the host's parameters.
+
+    Raises `DeviceError` from `error` if steps were lost; else returns.
+    """
+    lost = lose_steps(state, engine) if isinstance(error, DeviceError) else ""
+    if isinstance(error, DeviceError) and lost:
+        hint = f"{error.hint}\n  save() and resume() go on from step {state.steps}"
+        raise DeviceError(f"{error.what}\n  {lost}", where=error.where, hint=hint) from error
+
+
+def lose_steps(state: TrainingState, engine: Engine) -> str:
+    """Subtract the steps that were lost with a failed device from `steps`.
+
+    Returns a sentence for an error message that says how many; empty if none was lost.
+    """
+    lost = engine.lost_steps() if engine.overlaps else 0
+    if not lost:
+        return ""
+    reached, state.steps = state.steps, max(0, state.steps - lost)
+    found = f"of step {state.steps}" if state.steps else "those before the first step"
+    return (
+        f"{lost} of {reached} steps are lost with it: parameters and optimiser states on the "
+        f"host are {found}"
+    )
