@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     given.epochs = args.epochs or given.epochs
     print("A function as a tree, its name hidden: which word does the name begin with?")
     print("Reading functions ...", flush=True)
-    with train.claiming(given) as claim:
-        done = train.train(given, claim=claim)
+    with train.locking(given) as lock:
+        done = train.train(given, lock=lock)
     graphs = done.task.required("test")
     share, word = majority(done.task)
     accuracy = done.trainer.evaluate(DataLoader(graphs, 64), done.task.metrics)["accuracy"]

@@ -23,7 +23,7 @@ from cavs.distributed.comm import Communicator, LostPeerError
 from cavs.distributed.comm.agreement import is_agreed
 from cavs.distributed.comm.launcher_pipe import is_watched
 from cavs.errors import CavsError
-from cavs.train.fit import OnEvent
+from cavs.train.fit_options import OnEvent
 from cavs.train.log import JsonLines
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cavs.errors import ConfigError
-from cavs.train.fit import best_path
+from cavs.train.checkpoint import best_path
 
 _ASIDE = ".overwritten"  # what the files of the old run are called meanwhile
 

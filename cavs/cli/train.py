@@ -21,9 +21,9 @@ from cavs.distributed.comm import Communicator
 from cavs.distributed.launch.launcher import take_stop_signal
 from cavs.errors import CheckpointError, ConfigError, DataError
 from cavs.train import DataLoader, Trainer
-from cavs.train.checkpoint import read_checkpoint
+from cavs.train.checkpoint import best_path, check_writable, read_checkpoint
 from cavs.train.checkpoint_lock import CheckpointLock
-from cavs.train.fit import FitResult, best_path, check_writable
+from cavs.train.fit_options import FitResult
 from cavs.train.log import JsonLines
 
 
@@ -109,20 +109,20 @@ def run(args: argparse.Namespace) -> int:
     """Train, keep the best, and report the test split."""
     take_stop_signal()
     communicator = world(args.timeout)
-    with one_voice(communicator), claiming(args) as claim:
-        trainer = train(args, communicator, claim).trainer
+    with one_voice(communicator), locking(args) as lock:
+        trainer = train(args, communicator, lock).trainer
         if isinstance(trainer, DistributedTrainer):
             trainer.close()  # nobody ends before all have what they wait for
     return 0
 
 
 @contextmanager
-def claiming(args: argparse.Namespace) -> Iterator[CheckpointLock]:
-    """The claim that `train` takes on ``--out``; a training that fails leaves no new folder."""
+def locking(args: argparse.Namespace) -> Iterator[CheckpointLock]:
+    """Yield the lock on ``--out``, which `train` acquires and the end of the block releases."""
     checkpoint, hint = _checkpoint(args), "wait for it or end it, or pass another --out"
-    claim = CheckpointLock(checkpoint, shown=checkpoint.parent, hint=hint)
-    with _no_empty_folder(args), closing(claim):
-        yield claim
+    lock = CheckpointLock(checkpoint, shown=checkpoint.parent, hint=hint)
+    with _no_empty_folder(args), closing(lock):
+        yield lock
 
 
 @contextmanager
@@ -142,9 +142,9 @@ def _no_empty_folder(args: argparse.Namespace) -> Iterator[None]:
 def train(
     args: argparse.Namespace,
     communicator: Communicator | None = None,
-    claim: CheckpointLock | None = None,
+    lock: CheckpointLock | None = None,
 ) -> Trained:
-    """What `run` does; `args` has all options of ``cavs train``. claim: taken on ``--out``."""
+    """Do the work of `run`. args: All options of ``cavs train``. lock: The one on ``--out``."""
     first = communicator is None or communicator.rank == 0
     entry: Entry = args.entry
     checkpoint = _checkpoint(args)
@@ -159,8 +159,8 @@ def train(
         raise DataError(f"{args.data} is no folder and no file", hint="pass another --data")
     if first:
         _check_folder(args, checkpoint)
-    if claim is not None:
-        _claim(claim, communicator)
+    if lock is not None:
+        _acquire(lock, communicator)
     task = entry.build(args)
     loader = DataLoader(
         task.required("train"),
@@ -189,7 +189,7 @@ def train(
         trainer = Trainer(task.model, optimizer, **common)
     else:
         trainer = distributed.trainer(args, task.model, optimizer, communicator, common)
-    trainer.claim = claim
+    trainer.checkpoint_lock = lock
     if args.resume:  # other settings than those of the run have been asked for
         trainer.resume(checkpoint, strict=False)
     quiet = args.quiet or not first
@@ -258,14 +258,14 @@ def _check_folder(args: argparse.Namespace, checkpoint: Path) -> None:
     check_writable(checkpoint)
 
 
-def _claim(claim: CheckpointLock, communicator: Communicator | None) -> None:
-    """All ranks hold it: the one that writes may die, and another write."""
+def _acquire(lock: CheckpointLock, communicator: Communicator | None) -> None:
+    """Acquire the lock on all ranks, since another rank writes if the one that does dies."""
     if communicator is None or communicator.rank == 0:
-        claim.take(shared=communicator is not None and communicator.size > 1)
+        lock.acquire(shared=communicator is not None and communicator.size > 1)
     if communicator is not None:
         communicator.barrier()
-        if claim.path.parent.exists():  # on this host, too
-            claim.join()
+        if lock.path.parent.exists():  # False on a host that does not share the folder
+            lock.join()
 
 
 def _report(

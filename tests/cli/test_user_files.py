@@ -84,15 +84,15 @@ def test_a_resumed_run_takes_the_settings_that_are_given():
 )
 def test_a_folder_that_a_training_writes_to_is_left_alone(words, capsys):
     assert train("--epochs", "1") == 0
-    claim = CheckpointLock(LAST)
-    claim.take()
+    lock = CheckpointLock(LAST)
+    lock.acquire()
     kept = {path: path.read_bytes() for path in LAST.parent.iterdir()}
     capsys.readouterr()
     assert cavs(*words) == 1
     told = "ConfigError: another training that is still running writes to runs/toy\n  hint: wait"
     assert told in capsys.readouterr().err
     assert {path: path.read_bytes() for path in LAST.parent.iterdir()} == kept
-    claim.close()
+    lock.close()
 
 
 def test_errors_of_graphs_name_the_file_that_was_read(capsys, monkeypatch):

@@ -246,10 +246,10 @@ def test_ranks_of_one_training_are_no_other_training(tmp_path):
         t.fit(loader(), epochs=2, checkpoint=path, progress=False)
 
     run_threads(2, work)
-    claim = CheckpointLock(path)
-    claim.take()
+    lock = CheckpointLock(path)
+    lock.acquire()
     first, second = outcomes(2, work)
-    claim.close()
+    lock.close()
     assert "another training that is still running writes to" in str(first)
     assert "rank 0: ConfigError: another training" in str(second)
 

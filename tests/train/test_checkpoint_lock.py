@@ -17,7 +17,7 @@ from tests.train.test_trainer import bits, dev_loader, make, train_loader
 
 
 def _hold(path, pipe):
-    CheckpointLock(path).take()
+    CheckpointLock(path).acquire()
     pipe.send("held")
     pipe.recv()
 
@@ -82,15 +82,15 @@ def test_a_fit_inside_a_fit_is_refused_and_one_after_another_is_not(tmp_path):
     trainer.fit(train_loader(), epochs=1, checkpoint=path, progress=False)
 
 
-def test_the_claim_of_a_training_is_shared_by_those_that_join_it(tmp_path):
+def test_processes_that_join_share_the_lock_of_a_training(tmp_path):
     first, second, other = (CheckpointLock(tmp_path / "run") for _ in range(3))
-    first.take(shared=True)
+    first.acquire(shared=True)
     second.join()
-    for claim in (first, second):
+    for lock in (first, second):
         with pytest.raises(ConfigError):
-            other.take()
-        claim.close()
-    other.take()
+            other.acquire()
+        lock.close()
+    other.acquire()
     other.close()
     assert not list(tmp_path.iterdir())
 
@@ -135,7 +135,7 @@ def test_parameters_of_another_run_are_not_restored_as_the_best(tmp_path):
     calls = iter(range(9))
 
     def replaced(event, record):
-        if event == "epoch" and record["epoch"] == 2:  # a program that heeds no claim
+        if event == "epoch" and record["epoch"] == 2:  # a program that ignores the lock
             make(seed=3).save(best_path(path))
 
     with pytest.raises(CheckpointError, match=r"best epoch is 1, of value -1.0, but .* epoch None"):

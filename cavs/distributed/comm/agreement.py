@@ -11,7 +11,7 @@ import numpy as np
 
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.errors import CommunicationError, ConfigError
-from cavs.train.fit import spares
+from cavs.train.coordination import leaves_state_valid
 
 E = TypeVar("E", bound=BaseException)
 PLACES = (
@@ -103,7 +103,11 @@ class Agreement:
             self._quote(said)
 
     def _explain(self, place: str, error: BaseException | None, excuse: str | None) -> None:
-        own = [w for w in _SPARED if error is None or spares(error, w == "evaluation")]
+        own = [
+            w
+            for w in _SPARED
+            if error is None or leaves_state_valid(error, evaluating=w == "evaluation")
+        ]
         text = None if error is None else describe(error)
         if excuse is not None:  # who has left writes no checkpoint with the others
             own, text = [], text or excuse
