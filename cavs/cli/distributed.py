@@ -68,7 +68,7 @@ def telling(trainer: Trainer, log: JsonLines, *, shows: bool) -> OnEvent:
         if event != "start" or strategy is None:
             return
         log.write("strategy", builder=strategy.builder, digest=strategy.digest)
-        if shows and trainer.asked == "auto":
+        if shows and trainer.requested_strategy == "auto":
             words = filter(None, (strategy.builder, trainer.session.predicted))
             print(f"strategy auto: {', '.join(words)}", file=sys.stderr)
 

@@ -47,7 +47,7 @@ def version() -> str:
 
 
 def best_path(checkpoint: str | os.PathLike[str]) -> Path:
-    """Return the path of the best parameters: ``NAME.best.safetensors`` for ``NAME.safetensors``."""
+    """Return the path for the best parameters: ``a.best.safetensors`` for ``a.safetensors``."""
     path = Path(checkpoint)
     return path.with_name(f"{path.stem}.best{path.suffix}")
 

@@ -16,8 +16,8 @@ from cavs.distributed.comm.agreement import Agreement, is_agreed
 from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import variables_of
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
-from cavs.train.checkpoint_lock import CheckpointLock
 from cavs.train.checkpoint import best_path
+from cavs.train.checkpoint_lock import CheckpointLock
 from tests.distributed.test_trainer import BATCHES, Tree, trees
 from tests.patience import patience
 

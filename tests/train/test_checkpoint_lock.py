@@ -10,8 +10,8 @@ import pytest
 
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import read_checkpoint, safetensors, save_checkpoint
-from cavs.train.checkpoint_lock import CheckpointLock
 from cavs.train.checkpoint import best_path
+from cavs.train.checkpoint_lock import CheckpointLock
 from tests.train.fake import FakeModel, FakeParameter
 from tests.train.test_trainer import bits, dev_loader, make, train_loader
 

@@ -1,16 +1,17 @@
-"""What all ranks do before the first step: see that they train the same, and agree on how."""
+"""Handshake before the first step: all ranks train the same, by one strategy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cavs.compiler.pipeline import default_passes
 from cavs.data import GraphBatch
 from cavs.distributed.balance.shards import ShardedBatch, contiguous, make_of, shard
 from cavs.distributed.comm.agreement import agreed
 from cavs.distributed.comm.exit_hooks import attend
+from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.planning.choice import agreed_strategy, possible_variables
 from cavs.distributed.step.digest import cluster, facts, guesses, same_trace
 from cavs.distributed.strategy.hosts import check_places, devices_of, hosts_of
@@ -18,183 +19,180 @@ from cavs.distributed.strategy.measure import trace_of
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.errors import ConfigError
 from cavs.runtime import Session
+from cavs.train.fit_options import FitOptions
 from cavs.train.loader import DataLoader
 
-if TYPE_CHECKING:
-    from cavs.distributed.trainer import Trainer
-
-_ENDS = ("epochs", "patience", "monitor", "restore_best", "checkpoint_every")
+_COMPARED = ("epochs", "patience", "monitor", "restore_best", "checkpoint_every")
 
 
-def start(trainer: Trainer, batch: Any) -> None:
-    """All ranks of `trainer` call it; ConfigError on all if they do not go together.
+def handshake(training: RankTraining, batch: Any) -> None:
+    """Check that all ranks train the same, and agree on the strategy; all ranks call it.
 
-    They hold the parameters of rank 0 afterwards, and one strategy. batch: the first global one;
-    None if that is not known yet.
+    They hold the parameters of rank 0 afterwards. Raises `ConfigError` on all if they differ.
+    batch: The first global batch; None if that is not known yet.
     """
-    session = trainer.session
-    alike(trainer)
-    with _refused_alike():
-        if trainer.asked is not None:
-            _choose(trainer, batch)
+    session = training.session
+    same_training(training)
+    with _agreed_refusals():
+        if training.requested is not None:
+            _choose_strategy(training, batch)
         if session.free and getattr(session.split, "needs_times", False):
-            raise _without_times(trainer)
+            raise _needs_times(training)
         if not session.free and not session.average and hasattr(session.split, "update"):
-            raise _by_the_clock(trainer)
-    if session.free:  # ranks meet in no step, where they would compare programs
-        _same_trace(trainer, batch)
+            raise _depends_on_times(training)
+    if session.free:  # there is no consensus in a step to compare programs in
+        _same_trace(training, batch)
     session.take_roles()
-    attend(trainer.communicator, begun=True, free=session.free)
+    attend(training.communicator, begun=True, free=session.free)
 
 
-def alike(trainer: Trainer) -> None:
-    """All ranks hold the parameters of rank 0; ConfigError on all if they do not go together."""
-    trainer.agreement.same(_facts(trainer))
-    for parameter in trainer.parameters.values():
-        trainer.communicator.broadcast(parameter.value, 0)
-    trainer.session.invalidate()
+def same_training(training: RankTraining) -> None:
+    """Send all ranks the parameters of rank 0; `ConfigError` on all if they train differently."""
+    training.agreement.same(_facts(training))
+    for parameter in training.state.parameters.values():
+        training.communicator.broadcast(parameter.value, 0)
+    training.session.invalidate()
 
 
-def _choose(trainer: Trainer, batch: Any) -> None:
-    """The strategy is one that these ranks can run, where they are, with this optimiser."""
-    session, c = trainer.session, trainer.communicator
+def _choose_strategy(training: RankTraining, batch: Any) -> None:
+    """Build or check the strategy: these ranks, hosts and this optimiser can run it."""
+    session, c, state = training.session, training.communicator, training.state
     gpus = bool(c.share(session.session.device is not None)[0])  # rank 0 computes, others may not
-    if isinstance(trainer.asked, str):
+    if isinstance(training.requested, str):
         example, failed = None, None
         try:
-            example = _example(trainer, batch)
+            example = _example(training, batch)
         except Exception as error:  # the other ranks must learn of it, whatever it is
             failed = error
-        trainer.agreement.meet("start", failed)
+        training.agreement.meet("start", failed)
         session.strategy = agreed_strategy(
-            trainer.asked,
-            trainer.model,
+            training.requested,
+            state.model,
             example,
-            trainer.resources,
-            trainer.agreement,
-            None if example is None else lambda: _ran(session.session, example),
-            _gone(trainer) if trainer.resources is not None else (),
+            training.resources,
+            training.agreement,
+            None if example is None else lambda: _run(session.session, example),
+            _dead_ranks(training) if training.resources is not None else (),
             gpus=gpus,
             passes=session.session.passes,
             tell=lambda text: setattr(session, "predicted", text),
         )
-        trainer.strategy_made()
-    elif session.strategy is not None and c.size == trainer.first_place[1]:
+    elif session.strategy is not None and c.size == training.first_size:
         hosts = hosts_of(c)
         check_places(session.strategy, hosts, gpus=gpus)
-        if trainer.resources is None:
-            variables = possible_variables(trainer.model, str(session.session.dtype))
+        if training.resources is None:
+            variables = possible_variables(state.model, str(session.session.dtype))
             verify(session.strategy, variables, devices_of(hosts, gpus=gpus))
     if session.strategy is not None:
-        verify_optimizer(session.strategy, trainer.optimizer)
+        verify_optimizer(session.strategy, state.optimizer)
 
 
-def same_loader(trainer: Trainer) -> None:
-    """ConfigError on all ranks unless a further `fit` is the same on all: batches and end."""
-    trainer.session.stale.settle()
-    trainer.agreement.meet("fit")
-    facts = {"loader": trainer.loader, **trainer.ends}
-    trainer.agreement.same({name: str(value) for name, value in facts.items()})
+def compare_fits(training: RankTraining) -> None:
+    """Raise `ConfigError` on all ranks unless a further `fit` has the same batches and end."""
+    training.session.stale.settle()
+    training.agreement.meet("fit")
+    facts = {"loader": training.loader_facts, **training.fit_facts}
+    training.agreement.same({name: str(value) for name, value in facts.items()})
 
 
-def compared(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What ranks compare of the options of `fit`: when it ends, and with what."""
-    return {name: options.get(name) for name in _ENDS} | {"dev": _judges(options.get("dev"))}
+def compared(options: FitOptions) -> dict[str, Any]:
+    """Return the facts about the options of a `fit` that ranks compare."""
+    return {name: getattr(options, name) for name in _COMPARED} | {"dev": _dev_facts(options.dev)}
 
 
-def _judges(dev: Any) -> Any:
-    """What ranks compare of the data that a `fit` judges by: each takes some of its batches."""
+def _dev_facts(dev: Any) -> Any:
+    """Return the facts about the evaluation data that ranks compare; each runs some batches."""
     if isinstance(dev, DataLoader):
         state = dev.state_dict() | {"structure and integers": dev.digest()}
         return {name: state[name] for name in sorted(state.keys() - {"epoch", "position"})}
     return len(dev) if isinstance(dev, Sized) else type(dev).__name__
 
 
-def _gone(trainer: Trainer) -> set[int]:
-    """The ranks that died before there was a strategy, by the numbers that all had then."""
-    rank, count = trainer.first_place
-    if trainer.communicator.size == count:
+def _dead_ranks(training: RankTraining) -> set[int]:
+    """Return the ranks that died before there was a strategy, by their first numbers."""
+    if training.communicator.size == training.first_size:
         return set()
-    return set(range(count)) - {int(r) for r in trainer.communicator.share(rank)}
+    alive = {int(r) for r in training.communicator.share(training.first_rank)}
+    return set(range(training.first_size)) - alive
 
 
-def _facts(trainer: Trainer) -> dict[str, str]:
-    session = trainer.session
+def _facts(training: RankTraining) -> dict[str, str]:
+    session, state = training.session, training.state
     split, passes = session.split, session.session.passes
     on = "cpu" if session.session.device is None else "cuda"
     return facts(
-        trainer.model,
-        trainer.parameters,
-        trainer.optimizer,
-        trainer.seed,
-        str(trainer.asked) if session.strategy is None else session.strategy.digest,
-        steps=trainer.steps,
-        max_norm=trainer.max_norm,
-        options={k: v for k, v in trainer.config.items() if k != "data"},
-        precision=trainer.precision,
-        deterministic=trainer.deterministic,
-        # A rank without a device, which only owns parameters, has other defaults.
+        state.model,
+        state.parameters,
+        state.optimizer,
+        state.seed,
+        str(training.requested) if session.strategy is None else session.strategy.digest,
+        steps=state.steps,
+        max_norm=state.max_norm,
+        options={k: v for k, v in state.config.items() if k != "data"},
+        precision=training.precision,
+        deterministic=training.deterministic,
+        # A server without a device has other defaults.
         passes="the default" if passes is default_passes(on) else passes,
         collectives=session.collectives,
-        resources=cluster(trainer.resources),
+        resources=cluster(training.resources),
         split=getattr(split, "__qualname__", type(split).__name__),
-        elastic=trainer.elastic,
-        loader=trainer.loader,
-        **trainer.ends,
+        elastic=training.elastic,
+        loader=training.loader_facts,
+        **training.fit_facts,
     )
 
 
-def _example(trainer: Trainer, batch: Any) -> GraphBatch | None:
-    """About what a rank computes of `batch`."""
+def _example(training: RankTraining, batch: Any) -> GraphBatch | None:
+    """Return a shard of the size of this rank's."""
     if batch is None or isinstance(batch, ShardedBatch):
         return None if batch is None else batch.local
-    c = trainer.communicator
+    c = training.communicator
     return shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch)).local
 
 
-def _ran(session: Session, batch: GraphBatch) -> list[str]:
-    """Forward and backward; the parameters in the order in which their gradients are done."""
+def _run(session: Session, batch: GraphBatch) -> list[str]:
+    """Run forward and backward; return the parameters in the order in which gradients finish."""
     session.gradients(batch)
     executor, names = session.ready(batch)[0], list(session.parameters)
     return [names[i] for i in executor.gradient_order()]
 
 
-def _same_trace(trainer: Trainer, batch: Any) -> None:
-    model: Any = trainer.model
+def _same_trace(training: RankTraining, batch: Any) -> None:
+    model: Any = training.state.model
     traced, failed = None, None
     try:
-        example = _example(trainer, batch)
+        example = _example(training, batch)
         if example is not None and not guesses(example):
             traced = trace_of(model, example)
     except Exception as error:  # the other ranks must learn of it, whatever it is
         failed = error
-    same_trace(trainer.agreement, traced, failed)
+    same_trace(training.agreement, traced, failed)
 
 
-def _refused(trainer: Trainer) -> str:
-    asked = trainer.asked if isinstance(trainer.asked, str) else "given"
-    return f"{type(trainer.session.split).__name__} with the strategy {asked}"
+def _combination(training: RankTraining) -> str:
+    requested = training.requested if isinstance(training.requested, str) else "given"
+    return f"{type(training.session.split).__name__} with the strategy {requested}"
 
 
-def _by_the_clock(trainer: Trainer) -> ConfigError:
+def _depends_on_times(training: RankTraining) -> ConfigError:
     return ConfigError(
-        f'{_refused(trainer)}: its graph.gradients is "sum", so that each rank counts as much as '
-        "another, however many graphs it has, and the result would depend on the times of ranks",
+        f'{_combination(training)}: its graph.gradients is "sum", so that each rank counts as much '
+        "as another, however many graphs it has, and the result would depend on the times of ranks",
         hint='take graph.gradients "mean", or a split that learns from no times',
     )
 
 
-def _without_times(trainer: Trainer) -> ConfigError:
+def _needs_times(training: RankTraining) -> ConfigError:
     return ConfigError(
-        f"{_refused(trainer)}: all parameters are stale, so ranks meet in no step and do not know "
-        "each other's times",
+        f"{_combination(training)}: all parameters are stale, so ranks make asynchronous steps and "
+        "do not know each other's times",
         hint="balance by structure or not at all, or keep a parameter synchronous",
     )
 
 
 @contextmanager
-def _refused_alike() -> Iterator[None]:
-    """What is refused inside is refused on all ranks: all look at the same."""
+def _agreed_refusals() -> Iterator[None]:
+    """Mark a `ConfigError` in the block as raised on all ranks, since all check the same."""
     try:
         yield
     except ConfigError as error:

@@ -1,36 +1,35 @@
-"""What ranks go back to when one dies that owned what nobody else has.
+"""Snapshots of a training, to which survivors return when an owner of parameters dies.
 
-Owners of parameters alone have the optimiser states of them. So every few steps all ranks bring
-each other theirs and keep a copy, in memory, and the batches since; when an owner dies, the others
-take the copy and do these steps again. Ranks that run freely settle before the copy is made.
+Only the owner of a parameter has its optimiser states. So every few steps all ranks send each other
+theirs and keep a copy in memory, together with the batches since. When an owner dies, the others
+restore the copy and repeat these steps. Asynchronous ranks settle before the copy is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.distributed.elastic.training import RankTraining
 from cavs.errors import ConfigError
 
-if TYPE_CHECKING:
-    from cavs.distributed.trainer import Trainer
-
-EVERY = 16  # steps: so many are done again at most, and once in so many states are exchanged
-
-# What changes between steps: a schedule that has observed values, and what is trained.
-Terms = tuple[dict[str, Any], list[bool]]
+EVERY = 16  # steps between snapshots, hence the most that are repeated
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """steps: done before it. writes: how often parameters had been written from outside.
+    """Copy of a training between two steps.
 
-    arrays: parameters and their optimiser states. memory: what compressors held back on all ranks.
-    updates: that stale parameters had.
+    Attributes:
+        steps: Number of steps done.
+        writes: Number of times that parameters had been written from outside.
+        arrays: Parameters and their optimiser states.
+        memory: Residuals of the compressors of all ranks.
+        updates: Number of updates of stale parameters.
     """
 
     steps: int
@@ -40,91 +39,108 @@ class Snapshot:
     updates: int | None
 
 
+@dataclass(frozen=True)
+class Repeatable:
+    """A step that may be repeated, and the settings with which it was made.
+
+    Attributes:
+        step: Makes the step.
+        optimizer: State of the optimiser, such as of a schedule that has observed values.
+        trainable: For each parameter, True if it was trained.
+    """
+
+    step: Callable[[], object]
+    optimizer: dict[str, Any]
+    trainable: list[bool]
+
+
 class Snapshots:
-    """The last two: when a rank dies while the newest is made, some ranks do not have it."""
+    """The last two snapshots: if a rank dies during the newest one, some ranks do not have it."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
+    def __init__(self, training: RankTraining) -> None:
+        self.training, self.state, self.session = training, training.state, training.session
         self.kept: list[Snapshot] = []
-        self.batches: dict[int, tuple[Any, Terms]] = {}  # by the number of the step
+        self.steps: dict[int, Repeatable] = {}  # since the first of them, by number
 
-    def before(self, batch: Any) -> None:
-        """All ranks call it before each step; it may exchange states."""
-        trainer = self.trainer
-        if self._outdated:
-            self.kept, self.batches = [], {}
-        if not self.kept or trainer.steps >= self.kept[-1].steps + EVERY:
-            self.kept = [*self.kept[-1:], self._made()]
+    def before(self, step: Callable[[], object]) -> None:
+        """Note a `step` that is about to be made; all ranks call it, and may exchange states."""
+        state = self.state
+        if self._is_outdated:
+            self.kept, self.steps = [], {}
+        if not self.kept or state.steps >= self.kept[-1].steps + EVERY:
+            self.kept = [*self.kept[-1:], self._take()]
             first = self.kept[0].steps
-            self.batches = {step: b for step, b in self.batches.items() if step >= first}
-        self.batches[trainer.steps] = batch, self._terms()
+            self.steps = {number: known for number, known in self.steps.items() if number >= first}
+        self.steps[state.steps] = self._repeatable(step)
 
-    def again(self, reached: int) -> None:
-        """Makes the steps from the last one on up to `reached`, as they were made first."""
-        trainer, now = self.trainer, self._terms()
+    def repeat(self, reached: int) -> None:
+        """Repeat the steps from the restored snapshot up to `reached`, as they were made."""
+        state, now = self.state, self._repeatable(lambda: None)
         try:
-            while trainer.steps < reached:
-                batch, then = self.batches[trainer.steps]
-                self._take(then)
-                trainer.advance_once(batch)
+            while state.steps < reached:
+                known = self.steps[state.steps]
+                self._set(known)
+                known.step()
         finally:
-            self._take(now)
+            self._set(now)
 
-    def _terms(self) -> Terms:
-        parameters = self.trainer.session.session.parameters.values()
-        return self.trainer.optimizer.state_dict(), [p.trainable for p in parameters]
+    def _repeatable(self, step: Callable[[], object]) -> Repeatable:
+        trainable = [p.trainable for p in self.session.session.parameters.values()]
+        return Repeatable(step, self.state.optimizer.state_dict(), trainable)
 
-    def _take(self, terms: Terms) -> None:
-        state, trainable = terms
-        self.trainer.optimizer.load_state_dict(state)
-        parameters = self.trainer.session.session.parameters.values()
-        for p, trains in zip(parameters, trainable, strict=True):
-            p.trainable = trains
+    def _set(self, known: Repeatable) -> None:
+        self.state.optimizer.load_state_dict(known.optimizer)
+        parameters = self.session.session.parameters.values()
+        for p, trainable in zip(parameters, known.trainable, strict=True):
+            p.trainable = trainable
 
     @property
-    def _outdated(self) -> bool:
-        return bool(self.kept) and self.kept[-1].writes != self.trainer.session.writes
+    def _is_outdated(self) -> bool:
+        return bool(self.kept) and self.kept[-1].writes != self.session.writes
 
-    def _made(self) -> Snapshot:
-        session = self.trainer.session
+    def _take(self) -> Snapshot:
+        session = self.session
         stale = session.stale.serves
         if stale:
             session.stale.settle()
-        session.collect(self.trainer.states, "snapshot")
-        made = self._copied(session.memory() if session.roles.computes else {})
-        if stale:  # nobody goes on while states are being read
+        session.collect(self.state.states, "snapshot")
+        taken = self._copy(session.memory() if session.roles.computes else {})
+        if stale:  # no rank may go on while another one reads states
             session.agreement.meet("snapshot")
-        return made
+        return taken
 
-    def _copied(self, memory: dict[str, NDArray[Any]]) -> Snapshot:
-        trainer, session = self.trainer, self.trainer.session
+    def _copy(self, memory: dict[str, NDArray[Any]]) -> Snapshot:
         arrays = [array.copy() for array in self._arrays()]
-        return Snapshot(trainer.steps, session.writes, arrays, memory, session.stale.updates)
+        session = self.session
+        return Snapshot(self.state.steps, session.writes, arrays, memory, session.stale.updates)
 
     def _arrays(self) -> list[NDArray[Any]]:
-        trainer = self.trainer
-        pairs = zip(trainer.parameters.values(), trainer.states, strict=True)
+        pairs = zip(self.state.parameters.values(), self.state.states, strict=True)
         return [array for p, states in pairs for array in (p.current(), *states)]
 
     def known(self) -> list[int]:
-        """The steps at which there is one, when a rank is gone.
+        """Return the steps of the snapshots that this rank has when another one has died.
 
-        A rank that has none, or whose parameters were written since, has made no step since then:
-        it makes here what the others may have made before they went on.
+        A rank without any, or whose parameters were written since, has made no step since then: it
+        takes the snapshot here that others may have taken before they went on.
         """
-        if not self.kept or self._outdated:
-            self.kept, self.batches = [self._copied(self.trainer.session.kept_memory)], {}
+        if not self.kept or self._is_outdated:
+            self.kept, self.steps = [self._copy(self.session.kept_memory)], {}
         return [snapshot.steps for snapshot in self.kept]
 
     def restore(self, common: Collection[int]) -> None:
-        """Goes back to the last of those in `common`, which all ranks have. ConfigError if none."""
+        """Restore the last snapshot in `common`, those that all ranks have.
+
+        Raises `ConfigError` if there is none.
+        """
         self.kept = [snapshot for snapshot in self.kept if snapshot.steps in common]
         if not self.kept:
             raise ConfigError(
-                "a rank is gone, and with it the optimiser states of parameters that it owned",
+                "a rank has died that owned parameters, and their optimiser states are lost",
                 hint="resume from the last checkpoint",
             )
-        for array, copy in zip(self._arrays(), self.kept[-1].arrays, strict=True):
+        last = self.kept[-1]
+        for array, copy in zip(self._arrays(), last.arrays, strict=True):
             np.copyto(array, copy)
-        self.trainer.session.take_memory(self.kept[-1].memory, self.kept[-1].updates)
-        self.trainer.steps = self.kept[-1].steps
+        self.session.take_memory(last.memory, last.updates)
+        self.state.steps = last.steps

@@ -1,15 +1,17 @@
-"""Going on when a rank dies: the ranks that are left agree on where they are, and continue.
+"""Recovery from the death of a rank: the survivors agree on their progress and go on.
 
-What a training does together (a step, an evaluation, a checkpoint) is either finished everywhere
-or, when a rank dies in it, finished on some ranks and not on others. Where every rank holds all
-parameters and optimiser states, nothing is lost: those that finished it give the others their
-parameters, states and result; if nobody did, all do it again with the batch divided anew. Where
-ranks own parameters, all go back to a snapshot, share what the dead owned, and do the steps since
-again: up to where one of them was or, where they run freely, each its own.
+Ranks do work together: a step, an evaluation, a checkpoint. If a rank dies meanwhile, some
+survivors have finished that work and others have not.
 
-Without ``elastic`` a `fit` that writes checkpoints ends so, too: what was under way is finished by
-those that are left, and then they stop and save. Where ranks own parameters there is no snapshot to
-go back to, and the last checkpoint is what remains.
+- If every rank holds all parameters and optimiser states, nothing is lost. A rank that has finished
+  sends the others its parameters, states and result; if none has, all repeat the work, with the
+  batch sharded again.
+- If ranks own parameters, all restore a snapshot, share what the dead rank owned, and repeat the
+  steps since: up to the furthest rank or, if they are asynchronous, each up to its own.
+
+Without ``elastic``, a `fit` that writes checkpoints also finishes the current work on the
+survivors, then saves and ends. If ranks own parameters there is no snapshot to restore, and the
+last checkpoint is what remains.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,174 +30,174 @@ from cavs.distributed.comm.exit_hooks import attend, closed, torn
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.launcher_pipe import report
 from cavs.distributed.elastic.snapshot import Snapshots
+from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.step.run import StepReport
 from cavs.distributed.strategy.lost_ranks import without
 from cavs.errors import DeviceError
-
-if TYPE_CHECKING:
-    from cavs.distributed.trainer import Trainer
 
 T = TypeVar("T")
 
 
 class Survivors:
-    """What the ranks of `trainer` do together, with or without those that die.
+    """Runs the common work of the ranks, and recovers if one dies.
 
-    Ranks are told apart by the number that they had when the strategy was made, and the strategy
-    of those that are left is always derived from that one: then it does not matter which rank
-    knows of which death first.
+    Ranks are identified by their numbers at the time the strategy was built, and the strategy of
+    the survivors is always derived from that one, so that the order in which ranks learn of deaths
+    does not matter.
+
+    Attributes:
+        saves: True during a `fit` that writes checkpoints.
+        gone: Numbers of the ranks that have died.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.snapshots = Snapshots(trainer)
-        self.done = 0  # things finished together
-        self.last: Any = None  # the result of the last of them
-        self.saves = False  # whether a `fit` that writes checkpoints goes on
-        self.gone: list[int] = []  # of the ranks that there were
-        self.first = trainer.communicator.names  # by the numbers that the user gave them
-        attend(trainer.communicator)
-        self.made()
+    def __init__(self, training: RankTraining) -> None:
+        self.training, self.session, self.state = training, training.session, training.state
+        self.snapshots = Snapshots(training)
+        self.saves = False
+        self.gone: list[int] = []
+        self._done = 0  # number of works that all ranks have finished
+        self._last: Any = None  # result of the last one
+        self._first_names = training.communicator.names
+        attend(training.communicator)
+        self.rebase()
 
-    def made(self) -> None:
-        """The strategy is one of the present ranks."""
-        c = self.trainer.communicator
-        self.number, self.ranks, self.strategy = c.rank, c.size, self.trainer.strategy
-        self.names = c.names
+    def rebase(self) -> None:
+        """Identify ranks by their present numbers; called when the strategy has been built."""
+        c = self.training.communicator
+        self._number, self._size, self._names = c.rank, c.size, c.names
+        self._strategy = self.session.strategy
 
     @property
-    def ends(self) -> bool:
-        """Whether a `fit` is to end because a rank has died."""
-        return self.saves and bool(self.gone) and not self.trainer.elastic
-
-    def leaves(self, asked: Callable[[], bool]) -> bool:
-        """Whether an evaluation is to end; what is asked of a `fit` here all learn behind it."""
-        session, run = self.trainer.session, self.trainer._run
-        if run is None or not run.judging:  # who asks means this evaluation alone
-            return asked() or self.ends
-        session.wants_stop |= asked()
-        return session.wants_stop or self.ends
+    def ends_fit(self) -> bool:
+        """True if a `fit` is to end because a rank has died."""
+        return self.saves and bool(self.gone) and not self.training.elastic
 
     @property
     def repeats(self) -> bool:
-        """Whether those that are left do again what a death interrupts."""
-        return self.trainer.elastic or (self.saves and not self.trainer.session.owns)
+        """True if survivors repeat work that a death interrupts."""
+        return self.training.elastic or (self.saves and not self.session.owns)
 
-    def go(self, work: Callable[[], T], *, step: bool = False) -> T:
-        """`work()`, which all ranks do together; again, or its result from others, if one dies.
+    def run_resilient(self, work: Callable[[], T], *, step: bool = False) -> T:
+        """Return ``work()``, which all ranks do together; recover if one dies.
 
-        step: of a training; ranks that run freely each do theirs alone.
+        After a recovery the result is that of a rank that had finished; if there was none, the work
+        is repeated. step: True for a step, which asynchronous ranks do on their own.
         """
         while True:
             try:
                 result = work()
             except LostPeerError as error:
                 if not self.repeats:
-                    self._part()
+                    self._abort_peers()
                     raise
                 if self._recover(error, step):
-                    return self.last  # type: ignore[no-any-return]
+                    return self._last  # type: ignore[no-any-return]
             except (SystemExit, KeyboardInterrupt):
                 if step:
-                    torn(self.trainer.communicator)
+                    torn(self.training.communicator)
                 raise
             else:
-                if not (step and self.trainer.session.free):
-                    self.done += 1
-                    self.last = result
-                    # Not before: some may just have learned how what came before it ended.
-                    self.trainer.session.stopping |= self.ends
+                if not (step and self.session.free):
+                    self._done += 1
+                    self._last = result
+                    # Set only now: some ranks may just have learned how the previous work ended.
+                    self.session.stopping |= self.ends_fit
                 return result
 
-    def bereft(self, stopped: KeyboardInterrupt) -> LostPeerError:
-        """What a `fit` raises that has saved what there was; `stopped` says what and where."""
+    def lost_peers(self, stopped: KeyboardInterrupt) -> LostPeerError:
+        """Return the error of a `fit` that has saved its state; `stopped` says where."""
         report("parted")
         error = LostPeerError(
-            f"ranks {[self.names[r] for r in self.gone]} of {self.ranks} are gone; {stopped}",
+            f"ranks {[self._names[r] for r in self.gone]} of {self._size} are gone; {stopped}",
             hint="resume from it; with --elastic the others would have gone on",
         )
-        return agreed(error)  # all that are left know
+        return agreed(error)  # all survivors raise it
 
-    def _part(self) -> None:
-        """Ends what others wait for, so that they find out, too."""
+    def _abort_peers(self) -> None:
+        """End everything that other ranks wait for, so that they learn of the death too."""
         report("parted")
-        self.trainer.session.leave()
-        with suppress(DeviceError):  # this MPI ends them itself
-            self.trainer.communicator.leave()
+        self.session.leave()
+        with suppress(DeviceError):  # an MPI without fault tolerance ends the ranks itself
+            self.training.communicator.leave()
 
     def _recover(self, error: LostPeerError, step: bool) -> bool:
-        """Meets the ranks that are left; whether others had finished what this rank was at."""
-        trainer = self.trainer
-        c, reached, done = trainer.communicator, trainer.steps, self.done
+        """Regroup with the survivors. Returns True if one had finished the interrupted work."""
+        c, reached, done = self.training.communicator, self.state.steps, self._done
         before = c.size
         while True:
-            trainer.session.leave()
+            self.session.leave()
             closed(c)
             c = c.shrink()
             try:
-                self._meet(c, reached, step)
-            except LostPeerError:  # another one, while we met
+                self._regroup(c, reached, step)
+            except LostPeerError:  # another rank died meanwhile
                 continue
             break
-        if c.rank == 0 and trainer.elastic:
+        if c.rank == 0 and self.training.elastic:
             print(
-                f"cavs: {before - c.size} of {before} ranks lost at step {trainer.steps + 1}, "
+                f"cavs: {before - c.size} of {before} ranks lost at step {self.state.steps + 1}, "
                 f"going on with {c.size} ({error})",
                 file=sys.stderr,
                 flush=True,
             )
-        return self.done > done
+        return self._done > done
 
-    def _meet(self, c: Communicator, reached: int, step: bool) -> None:
-        """All of `c` at the same place, with as much done, and the result of the last of it.
+    def _regroup(self, c: Communicator, reached: int, step: bool) -> None:
+        """Bring all ranks of `c` to the same progress, with the result of the last work.
 
-        reached: this rank's steps when it learned of the death. step: whether it was in one.
+        reached: Steps of this rank when it learned of the death. step: True if it was in a step.
         """
-        trainer, session = self.trainer, self.trainer.session
-        own = self.snapshots.known() if trainer.begun and session.owns else []
-        mine = [self.number, self.done, reached, trainer.begun, own, _encode(self.last)]
+        training, session = self.training, self.session
+        own = self.snapshots.known() if training.begun and session.owns else []
+        mine = [self._number, self._done, reached, training.begun, own, _encode(self._last)]
         numbers, dones, steps, begun, kept, lasts = zip(*c.share(mine), strict=True)
-        self.gone = sorted(set(range(self.ranks)) - set(numbers))
+        self.gone = sorted(set(range(self._size)) - set(numbers))
         source = dones.index(max(dones))
         if not all(begun):
-            trainer.restart()
-        strategy = self.strategy
+            self._repeat_handshake()
+        strategy = self._strategy
         if strategy is not None:
-            shapes = {name: p.current().shape for name, p in trainer.parameters.items()}
+            shapes = {name: p.current().shape for name, p in self.state.parameters.items()}
             strategy = without(strategy, set(self.gone), shapes)
         session.move_to(c, strategy)
         attend(c, begun=all(begun), free=session.free)
-        session.split = left(session.split, [self.first.index(name) for name in c.names])
-        trainer.place()
+        session.split = left(session.split, [self._first_names.index(name) for name in c.names])
+        training.reshard_loader()
         if all(begun) and session.owns:
             self.snapshots.restore(set(kept[0]).intersection(*kept))
-            self._equal(c, 0)  # it computes: who only owns has no values of others
+            self._copy_state(c, 0)  # a replica; other owners lack the values of parameters
             if strategy is not None and strategy.has_stale:
-                hyper = trainer._terms(trainer.steps)["hyper"]
-                session.stale.serve(hyper, trainer.states, trainer.steps)
-            self.snapshots.again(reached if session.free else max(steps))
+                hyper = self.state.step_arguments(session, self.state.steps)["hyper"]
+                session.stale.serve(hyper, self.state.states, self.state.steps)
+            self.snapshots.repeat(reached if session.free else max(steps))
         else:
-            self._equal(c, source)
-            trainer.steps = steps[source]
-            if step and self.done < dones[source]:
+            self._copy_state(c, source)
+            self.state.steps = steps[source]
+            if step and self._done < dones[source]:
                 session.finish()
-        self.done, self.last = dones[source], _decode(lasts[source])
+        self._done, self._last = dones[source], _decode(lasts[source])
 
-    def _equal(self, c: Communicator, source: int) -> None:
-        """The parameters and states of rank `source` here, too; none, if one more rank dies now.
+    def _repeat_handshake(self) -> None:
+        """Let the next step begin with the handshake, which some ranks have not finished."""
+        self.training.begun = False
+        if isinstance(self.training.requested, str):
+            self.session.strategy = None
+            self.rebase()
 
-        Else this rank would hold some of after a step and some of before, and make that step again.
+    def _copy_state(self, c: Communicator, source: int) -> None:
+        """Copy the parameters and optimiser states of rank `source`, or nothing if it dies now.
+
+        A rank with some arrays of before a step and some of after it could not repeat that step.
         """
-        trainer = self.trainer
-        every = zip(trainer.parameters.values(), trainer.states, strict=True)
-        own = [array for p, states in every for array in (p.value, *states)]
-        come = own if c.rank == source else [np.empty_like(array) for array in own]
-        for array in come:
+        pairs = zip(self.state.parameters.values(), self.state.states, strict=True)
+        own = [array for p, states in pairs for array in (p.value, *states)]
+        received = own if c.rank == source else [np.empty_like(array) for array in own]
+        for array in received:
             c.broadcast(array, source)
         if c.rank != source:
-            for array, new in zip(own, come, strict=True):
+            for array, new in zip(own, received, strict=True):
                 array[...] = new
-        trainer.session.session.invalidate()
+        self.session.session.invalidate()
 
 
 def _encode(result: Any) -> Any:

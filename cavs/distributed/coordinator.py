@@ -1,0 +1,359 @@
+"""`RankCoordinator`: agrees with the other ranks on behalf of one rank's training loop."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.config import require
+from cavs.distributed.balance.shards import Collate, Division, collate_of
+from cavs.distributed.comm.agreement import agreed, is_agreed, may_save
+from cavs.distributed.comm.launcher_pipe import report
+from cavs.distributed.elastic.handshake import compare_fits, compared, handshake, same_training
+from cavs.distributed.elastic.survivors import Survivors
+from cavs.distributed.elastic.training import RankTraining
+from cavs.distributed.step.run import StepReport
+from cavs.errors import CommunicationError, ConfigError, NumericsError
+from cavs.train.checkpoint import Checkpoint
+from cavs.train.coordination import Write
+from cavs.train.engine import StepOutcome
+from cavs.train.fit_options import FitOptions
+from cavs.train.loader import DataLoader
+
+Array = NDArray[Any]
+T = TypeVar("T")
+_PATIENCE = 30.0  # seconds that a failing rank waits for the others to hear of its error
+_SHORT_PATIENCE = 3.0  # the same if it has also sent them a message
+
+
+class RankCoordinator:
+    """`cavs.train.coordination.Coordinator` of one of many ranks.
+
+    An error on one rank is raised on all. If a rank dies, the others finish or repeat what they
+    were doing together, as far as `Survivors` can.
+    """
+
+    def __init__(self, training: RankTraining) -> None:
+        self.training, self.session = training, training.session
+        self.survivors = Survivors(training)
+        self._printed = 0  # number of warnings of the split that were printed
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def begin(self, batch: Any = None) -> None:
+        """Check that all ranks train the same and send them rank 0's parameters; done once.
+
+        batch: The first global batch, from which a builder takes the sizes of gradients.
+        """
+        training = self.training
+        if training.begun:
+            return
+        handshake(training, batch)
+        if isinstance(training.requested, str):
+            self.survivors.rebase()
+        training.reshard_loader()
+        training.begun = True
+
+    def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepOutcome:
+        """See `Coordinator`."""
+
+        def step() -> StepReport:
+            self.begin(batch)
+            if self.training.elastic and self.session.owns:
+                self.survivors.snapshots.before(step)
+            try:
+                outcome = advance(batch)
+            except Exception:
+                self._reset_split()  # this step's times will not come
+                raise
+            assert isinstance(outcome, StepReport)
+            self._update_split(outcome)
+            return outcome
+
+        return self.survivors.run_resilient(step, step=True)
+
+    def _update_split(self, outcome: StepReport) -> None:
+        """Pass the times of a step to a split that learns from them; rank 0 prints its warnings."""
+        split = self.session.split
+        update = getattr(split, "update", None)
+        if update is None or not self.session.roles.computes:
+            return
+        # Asynchronous ranks do not know each other's times.
+        reports = (outcome.rank_reports,) if outcome.rank_reports else ()
+        update(outcome.rank_seconds or None, *reports)
+        warnings = getattr(split, "warnings", ())
+        for text in warnings[self._printed :] if self._is_first else ():
+            print(f"cavs: {text}", file=sys.stderr, flush=True)
+        self._printed = len(warnings)
+
+    def _reset_split(self) -> None:
+        """Let the split forget batches that were sharded ahead and will not run."""
+        reset = getattr(self.session.split, "reset", None)
+        if reset is not None:
+            reset()
+
+    def share_step_error(self, error: NumericsError) -> None:
+        """See `Coordinator`."""
+        if self.session.free:
+            assert self.session.servers is not None
+            self.session.servers.fail(error)
+        else:
+            agreed(error, ("step", "stale"))  # all ranks have this loss and norm
+
+    def should_stop(self, requested: bool) -> bool:
+        """See `Coordinator`. Synchronous ranks have agreed on it in their last step."""
+        session = self.session
+        session.wants_stop |= requested
+        if session.stopping or not session.free or session.servers is None:
+            return session.stopping
+
+        def ask() -> bool:
+            return session.servers is not None and session.servers.stops(requested)
+
+        session.stopping = self.survivors.run_resilient(ask, step=True)
+        return session.stopping
+
+    def should_stop_at_end(self, requested: bool) -> bool:
+        """See `Coordinator`. All ranks agree on it, since no step follows."""
+        session = self.session
+        session.wants_stop |= requested
+
+        def agree() -> None:
+            session.stale.settle()
+            meeting = session.agreement.meet("fit", stop=session.wants_stop)
+            session.stopping |= meeting.stop
+
+        if self.training.begun:
+            self.survivors.run_resilient(agree)
+        return session.stopping
+
+    # ---- fit -----------------------------------------------------------------------------------
+
+    @property
+    def writes_files(self) -> bool:
+        """True on rank 0, which writes checkpoints and logs and shows progress."""
+        return self._is_first
+
+    @property
+    def _is_first(self) -> bool:
+        return self.session.communicator.rank == 0
+
+    @contextmanager
+    def fitting(self, train: object, options: FitOptions) -> Iterator[None]:
+        """See `Coordinator`.
+
+        If a rank dies and ranks can survive one another, but are not ``elastic``, the others end
+        the current step without it, write the checkpoint, and raise `LostPeerError`.
+        """
+        self._clear_stop()
+        survivors = self.survivors
+        survivors.saves, survivors.gone = options.checkpoint is not None, []
+        try:
+            with self.reporting_errors("fit"):
+                self.training.fit_facts = compared(options)
+                yield
+        except BaseException as error:
+            self._reset_split()  # each rank's loader was ahead by another number of batches
+            if not (isinstance(error, KeyboardInterrupt) and survivors.ends_fit):
+                raise
+            raise survivors.lost_peers(error) from None
+        finally:
+            survivors.saves = False
+            if isinstance(train, DataLoader) and isinstance(train.collate, Collate):
+                train.collate = train.undivided  # global batches for any other user of the loader
+
+    def _clear_stop(self) -> None:
+        """Clear the request that stopped the previous `fit`."""
+        session = self.session
+        session.wants_stop = session.stopping = False
+        if session.servers is not None and session.servers.is_stopping:
+            servers = session.servers
+
+            def clear() -> None:
+                session.stale.settle()
+                servers.go_on()
+                session.agreement.meet("settle")  # before any rank asks to stop again
+
+            self.survivors.run_resilient(clear)
+
+    def shard_loader(self, train: DataLoader) -> None:
+        """See `Coordinator`."""
+        require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
+        training, session = self.training, self.session
+        training.loader_facts = train.state_dict() | {"structure and integers": train.digest()}
+        if training.begun:
+            self.survivors.run_resilient(lambda: compare_fits(training))
+        elif isinstance(training.requested, str):
+            # The replicas must be known before the loader shards its first batch.
+            self.survivors.run_resilient(lambda: self.begin(train.peek()))
+        split, ranks = session.split, session.place[1]
+        smallest = min(train.batch_size, len(train.graphs))
+        if hasattr(split, "update") and smallest < ranks:
+            raise ConfigError(
+                f"{type(split).__name__} balances batches of {smallest} graphs over {ranks} ranks",
+                hint="every rank needs one: use a larger batch or fewer ranks",
+            )
+        # A cached batch is sharded again whenever it comes.
+        ahead = math.inf if train.caches else train.prefetch + 1
+        division = Division(session.place, split, ahead)
+        train.collate = collate_of(train.undivided, division, training.collate)
+        training.collate = train.collate
+        self._reset_split()
+
+    def guard_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """See `Coordinator`."""
+        try:
+            yield from batches
+        except Exception as error:  # the other ranks are about to make the step
+            if not isinstance(error, CommunicationError):
+                self.report_error("batch", error)
+            self._reset_split()  # the times of batches sharded ahead will not come either
+            raise
+
+    def sum_losses(self, loss_sum: float) -> float:
+        """See `Coordinator`. Synchronous ranks know the sum; asynchronous ones their own losses."""
+        session = self.session
+        if not session.free:
+            return loss_sum
+
+        def add() -> float:
+            session.stale.settle()
+            rank, count = session.place
+            total = np.array([loss_sum if rank < count else 0.0])
+            session.communicator.all_reduce(total)
+            return float(total[0]) / count
+
+        return self.survivors.run_resilient(add)
+
+    # ---- evaluation ----------------------------------------------------------------------------
+
+    def run_evaluation(self, evaluate: Callable[[Iterable[Any]], T], batches: Iterable[Any]) -> T:
+        """See `Coordinator`.
+
+        If a death may make the ranks repeat it, all batches of an iterator are in memory at once.
+        """
+
+        def work() -> T:
+            self.session.stale.settle()
+            if not self.training.begun:
+                same_training(self.training)
+            return evaluate(batches)
+
+        with self.reporting_errors("evaluation"):
+            if isinstance(batches, Iterator) and self.survivors.repeats:
+                batches = list(batches)
+            return self.survivors.run_resilient(work)
+
+    def local_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """See `Coordinator`. Replicas take turns."""
+        rank, count = self.session.place
+        return islice(batches, rank, None, count) if rank < count else iter(())
+
+    def should_end_evaluation(self, requested: bool, *, in_fit: bool) -> bool:
+        """See `Coordinator`. In a `fit`, all ranks learn of the request after the evaluation."""
+        if not in_fit:
+            return requested or self.survivors.ends_fit
+        self.session.wants_stop |= requested
+        return self.session.wants_stop or self.survivors.ends_fit
+
+    def reduce_metrics(self, sums: Array) -> Array:
+        """See `Coordinator`."""
+        session = self.session
+        meeting = session.agreement.meet("evaluation", stop=session.wants_stop)
+        session.stopping |= meeting.stop
+        session.communicator.all_reduce(sums)
+        return sums
+
+    # ---- checkpoints ---------------------------------------------------------------------------
+
+    def may_save(self, error: Exception, *, evaluating: bool) -> bool:
+        """See `Coordinator`. All ranks save together, so all must know of the error."""
+        where = "evaluation" if evaluating else "stale" if self.session.stale.serves else "step"
+        return may_save(error, where) and not self.session.free
+
+    def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
+        """See `Coordinator`. Rank 0 writes."""
+        session = self.session
+
+        def work() -> None:
+            session.stale.settle()
+            session.collect(self.training.state.states)
+            extra: dict[str, Array] = {}
+            if states and session.place[0] < session.place[1]:
+                extra = session.memory()
+            failed: Exception | None = None
+            if self._is_first:
+                try:
+                    write(extra)
+                    if states:  # reported first, in case the other ranks die
+                        self._report_saved(path)
+                except Exception as error:  # the other ranks must learn of it, whatever it is
+                    failed = error
+            session.agreement.meet("save", failed)
+
+        self.survivors.run_resilient(work)
+
+    def _report_saved(self, path: str | os.PathLike[str]) -> None:
+        if self._is_first:
+            report("saved", str(path), self.training.state.steps)
+
+    def settle(self) -> None:
+        """See `Coordinator`. Does nothing without stale parameters."""
+        if self.session.stale.serves:
+            self.survivors.run_resilient(self.session.stale.settle)
+
+    def resume(self, path: str | os.PathLike[str], read: Callable[[], Checkpoint]) -> Checkpoint:
+        """See `Coordinator`. Any number of ranks may have written the file."""
+        self.settle()
+        with self.reporting_errors("fit"):
+            stored = read()
+            self._report_saved(path)
+            self.session.take_memory(stored.extra)
+            return stored
+
+    # ---- errors and the end --------------------------------------------------------------------
+
+    @contextmanager
+    def reporting_errors(self, place: str) -> Iterator[None]:
+        """Report an error in the block to the other ranks, which are at `place`."""
+        try:
+            yield
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt) and self.session.stopping
+            if not (stopped or isinstance(error, CommunicationError)):
+                self.report_error(place, error)
+            raise
+
+    def report_error(self, place: str, error: BaseException) -> None:
+        """Report an error of this rank alone to the other ranks, which are at `place`."""
+        if is_agreed(error) or getattr(error, "reported", False):
+            return
+        error.reported = True  # type: ignore[attr-defined]  # even if no rank listens
+        session, patience = self.session, _PATIENCE
+        if session.free and session.servers is not None:
+            session.servers.fail(error)  # ranks may be in any step, where none awaits a consensus
+            if not session.servers.settled:
+                return
+            patience = _SHORT_PATIENCE
+        # Ranks that have not begun are about to compare what they train.
+        begun = self.training.begun or place == "evaluation"
+        session.agreement.tell(place if begun else None, error, patience)
+
+    def close(self) -> None:
+        """Wait until all ranks close, then end the communication."""
+
+        def work() -> None:
+            self.session.stale.settle()
+            self.session.agreement.meet("end")
+
+        self.survivors.run_resilient(work)
+        self.session.close()
+        self.session.communicator.close()
