@@ -37,5 +37,5 @@ def test_resume_without_the_best_names_a_cure_of_the_command_line(capsys):
     assert train("--resume", "--epochs", "2") == 1
     told = capsys.readouterr().err
     assert "CheckpointError: restore_best=True" in told
-    assert "on the command line --overwrite starts anew" in told
+    assert "on the command line --overwrite starts a new run" in told
     assert train("--overwrite", "--epochs", "1") == 0

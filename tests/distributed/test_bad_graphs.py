@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed import Trainer
 from cavs.distributed.balance import StructureBalancer
 from cavs.distributed.balance.shards import contiguous
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
+from cavs.distributed.coordinator import RankCoordinator
 from cavs.distributed.elastic import snapshot
 from cavs.errors import CavsError, CommunicationError, DeviceError, FeatureError
 from cavs.train.checkpoint import read_checkpoint
@@ -112,8 +112,12 @@ def test_a_bad_graph_in_the_first_step_of_a_resumed_run_is_named(strategy, tmp_p
     path, (features, _, text) = tmp_path / "c.safetensors", BAD["no label"]
     graphs = [cavs.Graph([[]], {"token": [i], "label": [i % 3]}) for i in range(24)]
     with monkeypatch.context() as m:
-        stops = Trainer.stops
-        m.setattr(Trainer, "stops", lambda t, requested: stops(t, requested or t.steps == 2))
+        ask = RankCoordinator.should_stop
+
+        def stop_after_two(coordinator, requested):
+            return ask(coordinator, requested or coordinator.training.state.steps == 2)
+
+        m.setattr(RankCoordinator, "should_stop", stop_after_two)
         ended = outcomes(2, lambda c: fit(c, strategy, graphs, path))
     assert all(isinstance(error, KeyboardInterrupt) for error in ended)
     graphs[4 * read_checkpoint(path).progress["loader"]["position"] + 3] = cavs.Graph(

@@ -210,16 +210,16 @@ def test_what_was_split_ahead_when_a_fit_stopped_is_forgotten(kind):
 
         t = trainer(c, optimizer=cavs.optim.SGD(lr=0.1), split=kind())
         graphs = [graph for graphs in BATCHES for graph in graphs]
-        step = t.advance_once
+        run_step = t.coordinator.run_step
 
-        def advance(batch):
+        def stop_at_five(advance, batch):
             t.session.wants_stop |= t.steps == 5
-            return step(batch)
+            return run_step(advance, batch)
 
-        t.advance_once = advance
+        t.coordinator.run_step = stop_at_five
         with pytest.raises(KeyboardInterrupt):
             t.fit(cavs.DataLoader(graphs, 4, collate=collate), epochs=1, progress=False)
-        t.advance_once = step
+        t.coordinator.run_step = run_step
         return [t.advance(cavs.batch(graphs[:8])).loss for _ in range(8)]
 
     first, second = run_threads(2, work)

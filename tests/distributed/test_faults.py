@@ -13,6 +13,7 @@ from cavs.distributed.balance.shards import contiguous
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
 from cavs.distributed.comm.agreement import Agreement, is_agreed
+from cavs.distributed.coordinator import RankCoordinator
 from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import variables_of
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
@@ -275,9 +276,9 @@ def test_a_stop_asked_of_one_rank_stops_all_with_a_checkpoint(tmp_path):
         def stops(requested):
             nonlocal batches
             batches += 1
-            return Trainer.stops(t, c.rank == 1 and batches == 2)
+            return RankCoordinator.should_stop(t.coordinator, c.rank == 1 and batches == 2)
 
-        t.stops = stops
+        t.coordinator.should_stop = stops
         t.fit(loader(), epochs=3, checkpoint=path, progress=False)
 
     for error in outcomes(2, work):
@@ -291,7 +292,8 @@ def test_a_stop_asked_of_one_rank_after_the_last_step_stops_all(strategy, tmp_pa
 
     def work(c):
         t = trainer(c, strategy=strategy)
-        t.stops_at_end = lambda requested: Trainer.stops_at_end(t, c.rank == 1)
+        agree = t.coordinator.should_stop_at_end
+        t.coordinator.should_stop_at_end = lambda requested: agree(c.rank == 1)
         t.fit(loader(), epochs=1, checkpoint=path, progress=False)
 
     for error in outcomes(2, work):
@@ -305,9 +307,9 @@ def test_a_stop_asked_of_one_rank_in_an_evaluation_judges_nothing(strategy, tmp_
 
     def work(c):
         t = trainer(c, strategy=strategy)
-        evaluate = t.evaluate
-        t.evaluate = lambda dev, metrics=(), **more: evaluate(
-            dev, metrics, **more | {"stop": lambda: c.rank == 1}
+        ask = t.coordinator.should_end_evaluation
+        t.coordinator.should_end_evaluation = lambda requested, in_fit: ask(
+            c.rank == 1, in_fit=in_fit
         )
         t.fit(loader(), epochs=2, dev=loader(), checkpoint=path, progress=False)
 

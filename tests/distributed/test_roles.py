@@ -7,6 +7,7 @@ import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.cluster.resources import Node, ResourceSpec
 from cavs.distributed.comm import run_threads
+from cavs.distributed.coordinator import RankCoordinator
 from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import variables_of
 from cavs.errors import FeatureError
@@ -116,9 +117,9 @@ def test_fit_stops_and_resumes_with_them(strategy, tmp_path):
         def stops(requested):
             nonlocal calls
             calls += 1
-            return Trainer.stops(t, c.rank == 1 and calls >= stop)
+            return RankCoordinator.should_stop(t.coordinator, c.rank == 1 and calls >= stop)
 
-        t.stops = stops
+        t.coordinator.should_stop = stops
         if path.exists():
             t.resume(path)
         try:

@@ -9,6 +9,7 @@ import pytest
 import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.comm import run_threads
+from cavs.distributed.coordinator import RankCoordinator
 from cavs.distributed.elastic import snapshot
 from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import variables_of
@@ -179,9 +180,9 @@ def test_a_stop_asked_of_one_replica_stops_all_after_the_same_step(tmp_path):
         def stops(requested):
             nonlocal calls
             calls += 1
-            return Trainer.stops(t, c.rank == 3 and calls >= 4)
+            return RankCoordinator.should_stop(t.coordinator, c.rank == 3 and calls >= 4)
 
-        t.stops = stops
+        t.coordinator.should_stop = stops
         with pytest.raises(KeyboardInterrupt):
             t.fit(loader(), epochs=9, checkpoint=tmp_path / "c.safetensors", progress=False)
         return t.steps

@@ -10,6 +10,7 @@ import pytest
 import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.comm import LostPeerError, launcher_pipe, run_threads
+from cavs.distributed.coordinator import RankCoordinator
 from cavs.distributed.elastic import snapshot
 from cavs.errors import CommunicationError, ConfigError
 from cavs.train.checkpoint import read_checkpoint
@@ -112,7 +113,7 @@ def test_a_second_death_while_values_are_handed_on_leaves_all_of_a_step_or_none(
         c.barrier()
         mortal(c, 0, messages)
         try:
-            t._survivors._equal(c, 0)
+            t.coordinator.survivors._copy_state(c, 0)
         except Killed:
             return None
         except LostPeerError:
@@ -125,13 +126,14 @@ def test_a_second_death_while_values_are_handed_on_leaves_all_of_a_step_or_none(
 
 def evaluations_with_a_death(monkeypatch, work):
     """What the ranks make of `work` where rank 1 of 3 dies at the end of its first evaluation."""
-    combined = Trainer._combined
+    reduce_metrics = RankCoordinator.reduce_metrics
 
     def dying(self, sums):
-        if self.communicator.rank == 1 and self.communicator.size == 3:
-            self.communicator.die()
+        c = self.session.communicator
+        if c.rank == 1 and c.size == 3:
+            c.die()
             raise Killed
-        return combined(self, sums)
+        return reduce_metrics(self, sums)
 
     def mortal(c):
         try:
@@ -139,7 +141,7 @@ def evaluations_with_a_death(monkeypatch, work):
         except Killed:
             return None
 
-    monkeypatch.setattr(Trainer, "_combined", dying)
+    monkeypatch.setattr(RankCoordinator, "reduce_metrics", dying)
     return run_threads(3, mortal, timeout=patience(30))
 
 

@@ -10,8 +10,7 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
-from cavs.distributed import Trainer, by_counts
-from cavs.distributed import trainer as distributed_trainer
+from cavs.distributed import Trainer, by_counts, coordinator
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads
 from cavs.distributed.comm.agreement import Agreement
@@ -372,7 +371,7 @@ def test_a_batch_that_auto_cannot_run_is_an_error_on_all():
 def test_the_launcher_knows_a_checkpoint_before_the_other_ranks_do(monkeypatch, tmp_path):
     """They may die first, and it has to say where the last one is."""
     path, told = tmp_path / "checkpoint.safetensors", []
-    monkeypatch.setattr(distributed_trainer, "report", lambda *what: told.append(what))
+    monkeypatch.setattr(coordinator, "report", lambda *what: told.append(what))
     meets = Agreement.meet
 
     def meet(agreement, place, error=None, **options):

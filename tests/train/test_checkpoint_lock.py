@@ -105,8 +105,8 @@ def _of_others(tmp_path):
     (tmp_path / "notes").write_text("no checkpoint at all")
     safetensors.write(tmp_path / "foreign", {"a": np.zeros(3)}, {})
     return {
-        "more": "'output.c' is [2] there and nowhere in this one",
-        "wide": "'output.b' is [5] there and [3] in this one",
+        "more": "'output.c' is [2] there and absent in this model",
+        "wide": "'output.b' is [5] there and [3] in this model",
         "notes": "no checkpoint of cavs: .*notes is not a whole safetensors file",
         "foreign": "no checkpoint of cavs: .*foreign",
     }

@@ -83,7 +83,7 @@ def test_what_save_writes_goes_on_with_the_epochs_of_the_fit(saved, done, tmp_pa
 
 def test_what_save_writes_without_a_fit_has_no_epochs(tmp_path):
     trainer, loader = make(), train_loader()
-    trainer._attach(loader, training=True)
+    loader.prepare = trainer.session.prepare
     trainer.step(next(iter(loader)))
     trainer.save(tmp_path / "m", progress={"note": 3})
     again = make()

@@ -76,11 +76,14 @@ def test_checkpoints_of_before_are_resumed(tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda p: p.update(step=-5), "says step -5, but must say"),
-        (lambda p: p.update(step=2**70), "says step 11805"),
-        (lambda p: p.update(seed=-1), "says seed -1"),
-        (lambda p: p["fit"].update(epoch=-1), "the standing of the run is"),
-        (lambda p: p["fit"].update(epoch="x"), "the standing of the run is"),
+        (
+            lambda p: p.update(step=-5),
+            "has step -5, but step must be a whole number from 0 to 922337",
+        ),
+        (lambda p: p.update(step=2**70), "has step 11805"),
+        (lambda p: p.update(seed=-1), "has seed -1"),
+        (lambda p: p["fit"].update(epoch=-1), "has an invalid run state"),
+        (lambda p: p["fit"].update(epoch="x"), "has an invalid run state"),
     ],
 )
 def test_counts_that_cannot_be_are_found_before_anything_changes(change, text, tmp_path):

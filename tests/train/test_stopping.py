@@ -18,11 +18,11 @@ def in_the_event(trainer, number):
 
 
 def in_the_checkpoint(trainer, number):
-    save = trainer.save
+    save, sent = trainer.save, []
 
     def saved(path, **options):
-        if trainer.steps == 2 * BATCHES:
-            trainer.save = save  # the next Ctrl-C would act at once
+        if trainer.steps == 2 * BATCHES and not sent:  # a second Ctrl-C would act at once
+            sent.append(number)
             os.kill(os.getpid(), number)
         save(path, **options)
 
