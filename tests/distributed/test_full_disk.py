@@ -9,7 +9,7 @@ import pytest
 
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import ROOT, needs_mpi
-from tests.distributed.test_ranks import TOY, Running, cavs_command
+from tests.distributed.test_train_command import TOY, Running, cavs_command
 from tests.patience import patience
 
 # A file system of its own that is full once the first checkpoint is there, in a namespace where

@@ -9,7 +9,7 @@ from cavs.distributed import Trainer
 from cavs.distributed.balance.shards import by_counts, contiguous
 from cavs.distributed.comm import run_threads
 from cavs.errors import CavsError
-from tests.distributed.test_faults import trainer
+from tests.distributed.step.test_consensus import trainer
 from tests.distributed.test_trainer import Tree, trees
 
 GRAPHS, DEV = trees(21, 3), trees(10, 4)  # the last batch of 4 has one graph

@@ -18,7 +18,7 @@ from cavs.distributed.comm import (
 from cavs.errors import CommunicationError, ConfigError, DeviceError
 from tests.cuda.nccl_stand_in import NcclError
 from tests.cuda.nccl_threads import Array, OnDevice, alone, ended, run_devices
-from tests.distributed.test_faults import outcomes
+from tests.distributed.step.test_consensus import outcomes
 from tests.patience import patience
 
 # ---- refusals -----------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from cavs.distributed.sync import DeviceAllReduce
 from cavs.errors import CommunicationError, ConfigError, DeviceError, FeatureError
 from tests.cuda.allocators import Pool
 from tests.cuda.distributed.test_ranks import ADAM, Wide, assert_close, trained, trainer, values_of
-from tests.distributed.test_faults import outcomes
-from tests.distributed.test_survivors import Killed, mortal
+from tests.distributed.elastic.test_survivors import Killed, mortal
+from tests.distributed.step.test_consensus import outcomes
 from tests.distributed.test_trainer import BATCHES, Tree, trees
 from tests.patience import patience
 

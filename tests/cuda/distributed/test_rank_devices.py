@@ -10,9 +10,9 @@ from cavs.distributed.comm import run_threads
 from cavs.distributed.step import devices
 from cavs.errors import CommunicationError, DeviceError
 from tests.cuda.distributed.test_ranks import trainer
-from tests.distributed.test_faults import outcomes
+from tests.distributed.balance.test_usage import Full
+from tests.distributed.step.test_consensus import outcomes
 from tests.distributed.test_trainer import BATCHES
-from tests.distributed.test_usage import Full
 
 
 def opened(monkeypatch, wanted, count, size=3, fails=None):

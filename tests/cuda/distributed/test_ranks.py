@@ -31,8 +31,8 @@ from tests.cuda.executor.test_engine import gpu
 from tests.cuda.tagger import graphs, tagger
 from tests.cuda.twin import Twin
 from tests.distributed.mpirun import needs_mpi, run_ranks
-from tests.distributed.test_faults import outcomes
-from tests.distributed.test_ranks import TOY, cavs_command
+from tests.distributed.step.test_consensus import outcomes
+from tests.distributed.test_train_command import TOY, cavs_command
 from tests.distributed.test_trainer import BATCHES, Tree, trees
 from tests.patience import patience
 

@@ -1,0 +1,231 @@
+"""Errors of waits name the rank that hangs, in any group, by its number in the world."""
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads
+from cavs.distributed.comm.hang_detection import Wait, find, nothing
+from cavs.errors import CommunicationError
+from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.distributed.step.test_consensus import outcomes
+
+
+def wait(*peers, group="all", begun=1, operation="share", over=False):
+    return Wait(group, begun, operation, peers, over, 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "blamed"),
+    [
+        ({1: [wait(2, group="a")], 2: []}, "rank 2 did not come", {2}),
+        ({1: [wait(2, 3)], 3: [wait(2)]}, "rank 2 does not answer", {2}),
+        (
+            {1: [wait(2), wait(3)], 2: [], 4: []},
+            "rank 3 does not answer; rank 2 did not come",
+            {2, 3},
+        ),
+        ({1: [wait(0)]}, "rank 1 is in share", {1}),
+        ({1: [wait(0, begun=0, operation="gather")]}, "rank 1 is still in gather", {1}),
+        ({1: [wait(0, operation="gather", over=True)]}, "rank 1 has given up in gather", {1}),
+    ],
+)
+def test_waits_are_followed_to_those_who_wait_for_nobody(said, text, blamed):
+    mine = wait(1)
+    assert find(0, mine, {0: [mine], **said}, nothing) == (text, blamed)
+
+
+def said_of(results):
+    """The first lines of errors, by rank."""
+    return {r: str(e).splitlines()[0] for r, e in enumerate(results) if e is not None}
+
+
+def in_groups(c, hangs):
+    """Rank 2 hangs, rank 3 waits for it in a part of a part, the others wait in the whole.
+
+    Rank 1 does so beside the operations, as for a device.
+    """
+    half = c.split(c.rank // 2, -c.rank)  # which counts ranks the other way around
+    own = half.split(0)
+    if c.rank == 2:
+        hangs()
+    elif c.rank == 3:
+        own.broadcast(np.zeros(3), 1)
+    elif c.rank == 1:
+        end = time.monotonic() + c.timeout
+        with c.waiting("a sum") as waiting:
+            while time.monotonic() < end:
+                time.sleep(0.01)
+                waiting.look()
+            raise waiting.hung(c.timeout, "for a device")
+    else:
+        c.all_reduce(np.zeros(1))
+
+
+def test_a_rank_that_hangs_in_another_group_is_named_and_nobody_else():
+    gave_up = threading.Semaphore(0)
+
+    def hangs():
+        for _ in range(3):
+            assert gave_up.acquire(timeout=20)
+
+    def work(c):
+        c.barrier()
+        c.timeout = 0.4
+        try:
+            in_groups(c, hangs)
+        finally:
+            gave_up.release()
+
+    said = said_of(outcomes(4, work))
+    assert said == {
+        0: "rank 0 waited 0.4 s in all-reduce of 8 bytes: rank 2 did not come",
+        1: "rank 1 waited 0.4 s for a device: rank 2 did not come",
+        3: "rank 3 waited 0.4 s in broadcast of 24 bytes by rank 2: rank 2 did not come",
+    }
+
+
+def test_one_that_comes_too_late_hears_who_has_given_up():
+    gave_up = threading.Event()
+
+    def work(c):
+        c.timeout = 0.2
+        if c.rank == 1:
+            assert gave_up.wait(20)
+        try:
+            c.barrier()
+        finally:
+            gave_up.set()
+
+    first, second = outcomes(2, work)
+    assert "rank 0 waited 0.2 s in barrier: rank 1 did not come" in str(first)
+    assert "rank 1 waited 0.2 s in barrier: rank 0 has given up in barrier" in str(second)
+
+
+def test_ranks_that_wait_for_each_other_are_told_where_they_are():
+    def work(c):
+        c.timeout = 0.2
+        part = c.split(0, -c.rank)
+        part.receive(np.zeros(1), 1 - part.rank)
+
+    said = said_of(outcomes(2, work))
+    assert "rank 0 waited 0.2 s in receive from rank 1" in said[0]
+    assert "rank 1 waited 0.2 s in receive from rank 0" in said[1]
+    assert "in receive from rank" in said[0].partition(": ")[2]
+
+
+def test_a_part_names_the_ranks_of_the_world():
+    def work(c):
+        part = c.split(c.rank // 2)
+        if c.rank >= 2:
+            part.all_reduce(np.zeros(1 + part.rank))
+
+    with pytest.raises(CommunicationError, match="rank 3 sent 16 bytes, rank 2 expects 8"):
+        run_threads(4, work)
+
+
+def test_survivors_keep_their_numbers():
+    gave_up = threading.Semaphore(0)
+
+    def work(c):
+        if c.rank == 0:
+            c.die()
+            return
+        with pytest.raises(LostPeerError, match=r"ranks \[0\] are gone"):
+            c.barrier()
+        left = c.shrink()
+        assert (left.rank, left.size, left.names) == (c.rank - 1, 3, (1, 2, 3))
+        pair = left.split(left.rank // 2)
+        assert pair.names == ((1, 2) if c.rank < 3 else (3,))
+        left.timeout = pair.timeout = 0.3
+        if c.rank == 2:
+            assert gave_up.acquire(timeout=20) and gave_up.acquire(timeout=20)
+            return
+        try:
+            if c.rank == 1:
+                pair.barrier()
+            else:
+                left.receive(np.zeros(1), 0)
+        finally:
+            gave_up.release()
+
+    said = said_of(outcomes(4, work))
+    assert "rank 1 waited 0.3 s in barrier: rank 2 did not come" in said[1]
+    assert "rank 3 waited 0.3 s in receive from rank 1: rank 2 did not come" in said[3]
+
+
+def test_one_process_alone_can_wait_beside_its_operations():
+    c = SingleCommunicator()
+    with c.waiting("a sum") as waiting:
+        waiting.look()
+        error = waiting.hung(0.5)
+    assert str(error).startswith("rank 0 waited 0.5 s in a sum: nobody is missing")
+
+
+# ---- processes ----------------------------------------------------------------------------------
+
+
+def over_mpi(c):
+    """As `in_groups`; every rank prints its error."""
+    c.timeout = 0.5
+    c.barrier()
+
+    def hangs():
+        time.sleep(20)
+        os._exit(1)
+
+    with pytest.raises(CommunicationError) as caught:
+        in_groups(c, hangs)
+    sys.stdout.write(f"SAID {str(caught.value).splitlines()[0]}\n")
+    sys.stdout.flush()
+    time.sleep(2)  # the others say theirs
+    c.abort("stopped")
+
+
+def after_a_death(c):
+    """Rank 0 dies; a part that it is not in goes on; rank 2 of those that are left hangs."""
+    part = c.split(min(c.rank, 1))
+    c.barrier()
+    if c.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(LostPeerError):
+        c.barrier()
+    for _ in range(20):
+        part.all_reduce(np.zeros(1))
+        time.sleep(0.01)
+    left = c.shrink()
+    assert (left.size, left.names) == (2, (1, 2))
+    left.barrier()
+    if c.rank == 2:
+        time.sleep(20)
+        os._exit(1)
+    left.timeout = 0.5
+    with pytest.raises(CommunicationError) as caught:
+        left.barrier()
+    print("SAID", str(caught.value).splitlines()[0], flush=True)
+    left.abort("stopped")
+
+
+class TestProcesses:
+    pytestmark = needs_mpi
+
+    def test_a_process_that_hangs_in_another_group_is_named_by_all(self):
+        done = run_ranks(4, __name__, "over_mpi", check=False)
+        said = sorted(line[5:] for line in done.stdout.splitlines() if line.startswith("SAID "))
+        assert len(said) == 3, done.stdout + done.stderr
+        places = ("in all-reduce of 8 bytes", "a sum|for a device", "in broadcast of .* by rank 2")
+        for rank, place, text in zip((0, 1, 3), places, said, strict=True):
+            found = rf"rank {rank} (waited 0.5 s )?.*({place}): rank 2 does not answer"
+            assert re.fullmatch(found + r"(, as rank [013] found out)?", text), text
+
+    def test_processes_that_survive_keep_their_numbers(self):
+        done = run_ranks(3, __name__, "after_a_death", check=False, elastic=True)
+        said = "SAID rank 1 waited 0.5 s in barrier: rank 2 does not answer"
+        assert said in done.stdout, done.stdout + done.stderr
+        assert "cavs: rank 1: stopped" in done.stderr

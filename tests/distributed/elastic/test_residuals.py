@@ -1,0 +1,173 @@
+"""What compressors held back when a rank dies: survivors keep theirs, at its weight.
+
+On a loss that is linear in the parameters every step's gradient is known, so what has been applied
+and what is still held back must add up to what one process applies, but for what the dead one held.
+"""
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs.distributed import Trainer
+from cavs.distributed.comm import run_threads
+from cavs.distributed.elastic import snapshot
+from cavs.distributed.step.session import DistributedSession
+from cavs.distributed.sync import CompressedAllReduce
+from tests.distributed.elastic.test_stale_survivors import Linear, alone, data  # noqa: F401  (a fixture)
+from tests.distributed.elastic.test_survivors import Killed, mortal
+from tests.distributed.step.test_consensus import loader
+from tests.distributed.step.test_stale_parameters import assert_same_bits, trainer, values_of
+from tests.distributed.sync.test_compressor_state import COMPRESSORS
+from tests.patience import patience
+
+LR, EPOCHS = 0.05, 3
+HELD = ("error", "unsent")
+KEEPING = ["error_feedback(float16)", "onebit", "powersgd(rank=1)", "topk(ratio=0.1, warm_up=9)"]
+
+
+def held_by(t, uncommitted=False):
+    """What the exchanges of a trainer hold back, by parameter."""
+    names = list(t.parameters)
+    return {
+        names[e.parameters[0]]: next(
+            (a for name, a in (e.coming if uncommitted else e.state).items() if name in HELD), 0.0
+        )
+        for e in t.session._exchanges
+        if isinstance(e, CompressedAllReduce)
+    }
+
+
+def train(c, strategy, deaths):
+    for rank, messages in deaths:
+        mortal(c, rank, messages)
+    t = Trainer(
+        Linear(),
+        cavs.optim.SGD(lr=LR),
+        communicator=c,
+        dtype=np.float64,
+        elastic=True,
+        strategy=strategy,
+    )
+    try:
+        t.fit(data(), epochs=EPOCHS, progress=False)
+    except Killed:
+        return None, [held_by(t), held_by(t, uncommitted=True)], t.steps
+    return values_of(t), held_by(t), t.steps
+
+
+def missing(results, alone, left):  # noqa: F811
+    """By parameter: what was neither applied nor is held back, of the sum of all gradients."""
+    values, _, _ = results[left[0]]
+    return {
+        name: (values[name] - alone[0][name]) / LR
+        - sum(results[r][1][name] for r in left) / len(left)
+        for name in results[left[0]][1]
+    }
+
+
+def check(results, alone, left):  # noqa: F811
+    assert_same_bits([results[r][0] for r in left])
+    assert {results[r][2] for r in left} == {alone[2]}
+    found = missing(results, alone, left)
+    assert found and any(np.any(held) for held in results[left[0]][1].values())
+    for gone in {0, 1, 2}.difference(left):
+        before, after = results[gone][1]  # it died before the step counted, or after
+        assert any(
+            all(np.allclose(found[n], held.get(n, 0.0) / 3, rtol=1e-8, atol=1e-11) for n in found)
+            for held in (before, after)
+        )
+
+
+@pytest.mark.parametrize("messages", range(30, 320, 23))
+@pytest.mark.parametrize("compressor", KEEPING)
+def test_survivors_keep_theirs_and_lose_what_the_dead_held(compressor, messages, alone):  # noqa: F811
+    victim = messages % 3
+    strategy = f"AllReduce(compressor={compressor!r})"
+    results = run_threads(
+        3, lambda c: train(c, strategy, [(victim, messages)]), timeout=patience(30)
+    )
+    left = [r for r in range(3) if results[r][0] is not None]
+    if len(left) == 3:
+        assert messages > 150
+        return
+    assert left == [r for r in range(3) if r != victim]
+    check(results, alone, left)
+
+
+@pytest.mark.parametrize("compressor", KEEPING)
+def test_who_did_not_hear_of_the_end_of_a_step_has_made_it(compressor, alone, monkeypatch):  # noqa: F811
+    """Rank 0 dies while it says the loss of step 6: one of the others gets to know, or none."""
+    late, ended = [], []
+    end, finish = DistributedSession._finish, DistributedSession.finish
+
+    def dying_end(session, *arguments):
+        c = session.communicator
+        if c.size == 3 and c.rank == 0:
+            ended.append(said)
+            if ended.count(said) == 6:
+                mortal(c, 0, said)
+        return end(session, *arguments)
+
+    def finished(session):
+        late.append(session.communicator.rank)
+        finish(session)
+
+    monkeypatch.setattr(DistributedSession, "_finish", dying_end)
+    monkeypatch.setattr(DistributedSession, "finish", finished)
+    strategy = f"AllReduce(compressor={compressor!r})"
+    for said in range(6):
+        results = run_threads(3, lambda c: train(c, strategy, []), timeout=patience(30))
+        assert results[0][0] is None or said > 3
+        left = [r for r in range(3) if results[r][0] is not None]
+        check(results, alone, left)
+    assert late
+
+
+@pytest.mark.parametrize("messages", range(40, 320, 40))
+@pytest.mark.parametrize("compressor", KEEPING)
+def test_beside_servers_nothing_held_back_is_lost(compressor, messages, alone, monkeypatch):  # noqa: F811
+    """All go back to a copy with what every rank held, and share that equally."""
+    monkeypatch.setattr(snapshot, "EVERY", 4)
+    victim = messages % 3
+    strategy = f"Parallax(compressor={compressor!r})"
+    results = run_threads(
+        3, lambda c: train(c, strategy, [(victim, messages)]), timeout=patience(30)
+    )
+    left = [r for r in range(3) if results[r][0] is not None]
+    assert left == [r for r in range(3) if r != victim]
+    for name, rest in missing(results, alone, left).items():
+        np.testing.assert_allclose(rest, 0, atol=1e-10, err_msg=name)
+    for values in (results[r][0] for r in left):
+        np.testing.assert_allclose(
+            values["embedding.weight"], alone[0]["embedding.weight"], rtol=1e-9
+        )
+
+
+@pytest.mark.parametrize("messages", [60, 101, 142])
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_what_all_ranks_hold_alike_stays_alike(compressor, messages, capsys):
+    """Counters of steps and the matrices of PowerSGD: else survivors would send other shapes."""
+
+    def work(c):
+        mortal(c, 1, messages)
+        strategy = f"AllReduce(compressor={compressor!r})"
+        t = trainer(c, strategy=strategy, optimizer=cavs.optim.SGD(lr=0.05), elastic=True)
+        try:
+            begin = t.evaluate(loader())["loss"]
+            result = t.fit(loader(), epochs=6, dev=loader(), progress=False)
+        except Killed:
+            return None
+        alike = {
+            f"{e.parameters[0]}.{name}": np.asarray(e.state[name])
+            for e in t.session._exchanges
+            if isinstance(e, CompressedAllReduce)
+            for name in e.state
+            if name in ("step", "right")
+        }
+        return values_of(t), alike, begin, result.epochs[-1]["dev_loss"]
+
+    first, gone, third = run_threads(3, work, timeout=patience(30))
+    assert gone is None and "1 of 3 ranks lost" in capsys.readouterr().err
+    assert_same_bits([first[0], third[0]])
+    assert_same_bits([first[1], third[1]])
+    assert first[3] < first[2] - 0.1
