@@ -142,7 +142,7 @@ def test_a_loss_that_cannot_be_cut_in_parts_is_refused_with_the_users_line():
 
     for error in outcomes(2, work):
         assert "[mul] the loss is no affine function of its sums over rows" in str(error)
-        assert "test_faults.py:" in str(error)
+        assert "test_consensus.py:" in str(error)
 
 
 def test_a_strategy_for_another_number_of_ranks_is_refused():

@@ -96,7 +96,8 @@ def test_digests_differ_where_strategies_do(a, b):
 
 
 def test_the_digest_is_that_of_any_process():
-    code = "from tests.distributed.strategy.test_strategy import one; print(one(compressor='float16').digest)"
+    module = "tests.distributed.strategy.test_strategy"
+    code = f"from {module} import one; print(one(compressor='float16').digest)"
     other = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout.strip()
