@@ -138,7 +138,7 @@ def load_of(trainer: Trainer, part: Any, c: Communicator) -> Load:
     names = list(trainer.parameters)
     pairs = {
         names[e.part.parameter]: len(e.executor.factors(e.part.parameter)[0])
-        for e in trainer.session._exchanges
+        for e in trainer.session.exchanges
         if isinstance(e, FactorBroadcast)
     }
     every = c.share([rows, pairs])

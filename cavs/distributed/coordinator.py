@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cavs.config import require
 from cavs.distributed.balance.shards import Collate, Division, collate_of
-from cavs.distributed.comm.agreement import agreed, is_agreed, may_save
+from cavs.distributed.comm.agreement import Consensus, agreed, is_agreed, may_save
 from cavs.distributed.comm.launcher_pipe import report
 from cavs.distributed.elastic.handshake import compare_fits, compared, handshake, same_training
 from cavs.distributed.elastic.survivors import Survivors
@@ -102,7 +102,7 @@ class RankCoordinator:
 
     def share_step_error(self, error: NumericsError) -> None:
         """See `Coordinator`."""
-        if self.session.free:
+        if self.session.asynchronous:
             assert self.session.servers is not None
             self.session.servers.fail(error)
         else:
@@ -112,7 +112,7 @@ class RankCoordinator:
         """See `Coordinator`. Synchronous ranks have agreed on it in their last step."""
         session = self.session
         session.wants_stop |= requested
-        if session.stopping or not session.free or session.servers is None:
+        if session.stopping or not session.asynchronous or session.servers is None:
             return session.stopping
 
         def ask() -> bool:
@@ -128,8 +128,8 @@ class RankCoordinator:
 
         def agree() -> None:
             session.stale.settle()
-            meeting = session.agreement.meet("fit", stop=session.wants_stop)
-            session.stopping |= meeting.stop
+            found = Consensus(stop=session.wants_stop)
+            session.stopping |= session.agreement.consensus("fit", found=found).stop
 
         if self.training.begun:
             self.survivors.run_resilient(agree)
@@ -180,7 +180,7 @@ class RankCoordinator:
             def clear() -> None:
                 session.stale.settle()
                 servers.go_on()
-                session.agreement.meet("settle")  # before any rank asks to stop again
+                session.agreement.consensus("settle")  # before any rank asks to stop again
 
             self.survivors.run_resilient(clear)
 
@@ -221,7 +221,7 @@ class RankCoordinator:
     def sum_losses(self, loss_sum: float) -> float:
         """See `Coordinator`. Synchronous ranks know the sum; asynchronous ones their own losses."""
         session = self.session
-        if not session.free:
+        if not session.asynchronous:
             return loss_sum
 
         def add() -> float:
@@ -267,8 +267,8 @@ class RankCoordinator:
     def reduce_metrics(self, sums: Array) -> Array:
         """See `Coordinator`."""
         session = self.session
-        meeting = session.agreement.meet("evaluation", stop=session.wants_stop)
-        session.stopping |= meeting.stop
+        found = Consensus(stop=session.wants_stop)
+        session.stopping |= session.agreement.consensus("evaluation", found=found).stop
         session.communicator.all_reduce(sums)
         return sums
 
@@ -277,7 +277,7 @@ class RankCoordinator:
     def may_save(self, error: Exception, *, evaluating: bool) -> bool:
         """See `Coordinator`. All ranks save together, so all must know of the error."""
         where = "evaluation" if evaluating else "stale" if self.session.stale.serves else "step"
-        return may_save(error, where) and not self.session.free
+        return may_save(error, where) and not self.session.asynchronous
 
     def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
         """See `Coordinator`. Rank 0 writes."""
@@ -289,15 +289,11 @@ class RankCoordinator:
             extra: dict[str, Array] = {}
             if states and session.place[0] < session.place[1]:
                 extra = session.memory()
-            failed: Exception | None = None
-            if self._is_first:
-                try:
+            with session.agreement.guard("save"):
+                if self._is_first:
                     write(extra)
                     if states:  # reported first, in case the other ranks die
                         self._report_saved(path)
-                except Exception as error:  # the other ranks must learn of it, whatever it is
-                    failed = error
-            session.agreement.meet("save", failed)
 
         self.survivors.run_resilient(work)
 
@@ -338,21 +334,21 @@ class RankCoordinator:
             return
         error.reported = True  # type: ignore[attr-defined]  # even if no rank listens
         session, patience = self.session, _PATIENCE
-        if session.free and session.servers is not None:
+        if session.asynchronous and session.servers is not None:
             session.servers.fail(error)  # ranks may be in any step, where none awaits a consensus
             if not session.servers.settled:
                 return
             patience = _SHORT_PATIENCE
         # Ranks that have not begun are about to compare what they train.
         begun = self.training.begun or place == "evaluation"
-        session.agreement.tell(place if begun else None, error, patience)
+        session.agreement.announce(place if begun else None, error, patience)
 
     def close(self) -> None:
         """Wait until all ranks close, then end the communication."""
 
         def work() -> None:
             self.session.stale.settle()
-            self.session.agreement.meet("end")
+            self.session.agreement.consensus("end")
 
         self.survivors.run_resilient(work)
         self.session.close()

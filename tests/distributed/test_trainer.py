@@ -223,7 +223,7 @@ def test_sufficient_factors_equal_one_process(size):
         states = optimizer.init_states(list(model.parameters().values()))
         for i, graphs in enumerate(BATCHES):
             exchanging.step(cavs.batch(graphs), optimizer.hyper(i), states, step=i)
-        kinds = [type(e).__name__ for e in exchanging._exchanges]
+        kinds = [type(e).__name__ for e in exchanging.exchanges]
         assert kinds.count("FactorBroadcast") >= 3
         return {n: p.value.copy() for n, p in model.parameters().items()}
 
@@ -372,14 +372,14 @@ def test_the_launcher_knows_a_checkpoint_before_the_other_ranks_do(monkeypatch, 
     """They may die first, and it has to say where the last one is."""
     path, told = tmp_path / "checkpoint.safetensors", []
     monkeypatch.setattr(coordinator, "report", lambda *what: told.append(what))
-    meets = Agreement.meet
+    consensus = Agreement.consensus
 
-    def meet(agreement, place, error=None, **options):
-        if place == "save" and path.exists():
+    def interrupted(agreement, phase, *arguments, **options):
+        if phase == "save" and path.exists():
             raise LostPeerError("the others are gone")
-        return meets(agreement, place, error, **options)
+        return consensus(agreement, phase, *arguments, **options)
 
-    monkeypatch.setattr(Agreement, "meet", meet)
+    monkeypatch.setattr(Agreement, "consensus", interrupted)
 
     def work(c):
         t = Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, dtype=np.float64)

@@ -1,9 +1,9 @@
-"""Points where all ranks meet: so that a failure on one of them is an error on all, and no hang."""
+"""Consensus of ranks: an error on one of them is raised on all, and no rank is left waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,9 +14,9 @@ from cavs.errors import CommunicationError, ConfigError
 from cavs.train.coordination import leaves_state_valid
 
 E = TypeVar("E", bound=BaseException)
-PLACES = (
+PHASES = (
     "start",
-    "batch",  # where only a rank comes that has none, while the others begin a step
+    "batch",  # reached only by a rank whose batch failed, while the others begin a step
     "step",
     "exchanges",
     "end of step",
@@ -27,135 +27,151 @@ PLACES = (
     "settle",
     "snapshot",
 )
-_UNCHANGED = ("batch", "snapshot", "step", "end of step")  # no rank has updated anything there
-_SPARED = ("step", "evaluation")  # where an error may leave what a checkpoint is written from
+_UNCHANGED = ("batch", "snapshot", "step", "end of step")  # no rank has updated anything by then
+_SPARED = ("step", "evaluation")  # an error there may leave intact what a checkpoint needs
 _LEFT = "its program has ended, without Trainer.close()"
 _SHOWN = 8  # differences, or ranks that differ in one, in an error
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """What at least one rank brought: a batch that needs compiling, a wish to stop."""
+@dataclass
+class Consensus:
+    """Decisions of a phase: before it those of this rank, after it those of any rank.
 
-    new: bool
-    stop: bool
+    new: a batch needs compiling. stop: training is to stop.
+    """
+
+    new: bool = False
+    stop: bool = False
 
 
 class Agreement:
-    """Meetings of the ranks of one communicator."""
+    """Rounds of consensus among the ranks of one communicator."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.names = communicator.names
 
-    def meet(
-        self,
-        place: str,
-        error: BaseException | None = None,
-        *,
-        new: bool = False,
-        stop: bool = False,
-        excuse: str | None = None,
-    ) -> Meeting:
-        """All ranks come to `place`; raises on all of them if one brings an error.
+    @contextmanager
+    def guard(
+        self, phase: str, known: type[Exception] | tuple[type[Exception], ...] = ()
+    ) -> Iterator[Consensus]:
+        """Run a block on all ranks, then reach `consensus` on `phase`; an error is raised on all.
 
-        The rank that failed raises its own error, the others a `CommunicationError` that quotes it.
-        Of both `is_agreed` is true: nobody is left waiting.
-        excuse: what ranks that come to another place quote of this one.
+        known: errors that all ranks have learned of within the block; they are raised at once.
         """
-        code = PLACES.index(place)
+        found, failed = Consensus(), None
+        try:
+            yield found
+        except known:
+            raise
+        except Exception as error:
+            failed = error
+        self.consensus(phase, failed, found)
+
+    def consensus(
+        self,
+        phase: str,
+        error: BaseException | None = None,
+        found: Consensus | None = None,
+        *,
+        excuse: str | None = None,
+    ) -> Consensus:
+        """Reach `phase` on all ranks; raise on all of them if one brings an error.
+
+        The rank that failed raises its own error, the others a `CommunicationError` that quotes it;
+        `is_agreed` is true of both. found: decisions of this rank, replaced by those of all ranks.
+        excuse: what ranks in another phase quote of this one.
+        """
+        found = found or Consensus()
+        code = PHASES.index(phase)
         size = self.communicator.size
-        told = np.array([error is not None, new, stop, code, code * code], np.float64)
-        self.communicator.all_reduce(told)
-        same = told[3] == size * code and told[4] == size * code * code
-        if told[0] or not same:
-            self._explain(place, error, excuse)
-        return Meeting(bool(told[1]), bool(told[2]))
+        sums = np.array([error is not None, found.new, found.stop, code, code * code], np.float64)
+        self.communicator.all_reduce(sums)
+        same = sums[3] == size * code and sums[4] == size * code * code
+        if sums[0] or not same:
+            self._explain(phase, error, excuse)
+        found.new, found.stop = bool(sums[1]), bool(sums[2])
+        return found
 
-    def tell(self, place: str | None, error: BaseException, patience: float) -> None:
-        """Makes known what failed on this rank alone, to ranks that come within `patience` seconds.
+    def announce(self, phase: str | None, error: BaseException, patience: float) -> None:
+        """Let ranks that come within `patience` seconds learn of an error of this rank alone.
 
-        place: where this rank comes for it; None: where the others compare what they train.
+        phase: where they come next; None: to the comparison of settings (`same`).
         """
         c, timeout = self.communicator, self.communicator.timeout
         c.timeout = min(timeout, patience)
         try:
-            # It raises `error` here, as on the other ranks; the caller does that.
+            # `error` is raised here as on the other ranks; the caller raises it itself.
             with suppress(type(error), CommunicationError):
-                if place is None:
+                if phase is None:
                     self.same({}, error)
                 else:
-                    self.meet(place, error)
+                    self.consensus(phase, error)
         finally:
             c.timeout = timeout
 
     def leave(self, begun: bool) -> None:
-        """The program of this rank ends, and with it its training, as on all ranks.
+        """End the training of this rank with its program; raise on all ranks if others go on.
 
-        Raises on all of them if others go on. begun: whether the ranks have begun to train.
+        begun: True if the ranks have begun to train.
         """
         if begun:
-            self.meet("end", excuse=_LEFT)
+            self.consensus("end", excuse=_LEFT)
             return
-        # What is not known to be wanted here is a comparison: see `same`.
-        said = [text for _, text in self.communicator.share([None, _LEFT])]
-        if any(text != _LEFT for text in said):
-            self._quote(said)
+        # Before training begins, ranks come to a comparison of settings: see `same`.
+        texts = [text for _, text in self.communicator.share([None, _LEFT])]
+        if any(text != _LEFT for text in texts):
+            self._quote(texts)
 
-    def _explain(self, place: str, error: BaseException | None, excuse: str | None) -> None:
+    def _explain(self, phase: str, error: BaseException | None, excuse: str | None) -> None:
         own = [
             w
             for w in _SPARED
             if error is None or leaves_state_valid(error, evaluating=w == "evaluation")
         ]
         text = None if error is None else describe(error)
-        if excuse is not None:  # who has left writes no checkpoint with the others
+        if excuse is not None:  # a rank that leaves writes no checkpoint with the others
             own, text = [], text or excuse
-        places, texts, every = zip(*self.communicator.share([place, text, own]), strict=True)
+        phases, texts, every = zip(*self.communicator.share([phase, text, own]), strict=True)
         saves = set.intersection(*map(set, every))
-        if not set(places) <= set(_UNCHANGED):
+        if not set(phases) <= set(_UNCHANGED):
             saves.discard("step")
         if error is not None:
             raise agreed(error, saves)
         self._quote(texts, saves)
-        stood = ", ".join(f"rank {r} in {p}" for r, p in zip(self.names, places, strict=True))
+        where = ", ".join(f"rank {r} in {p}" for r, p in zip(self.names, phases, strict=True))
         raise agreed(
             CommunicationError(
-                f"ranks are at different places: {stood}",
+                f"ranks are in different phases: {where}",
                 hint="call step, evaluate, fit and save on all ranks, in the same order",
             )
         )
 
-    def _quote(self, said: Sequence[str | None], saves: Collection[str] = ()) -> None:
-        """Raises what other ranks say of their errors, if one does."""
-        told = zip(self.names, said, strict=True)
-        failed = [f"rank {r}: {text}" for r, text in told if text is not None]
+    def _quote(self, texts: Sequence[str | None], saves: Collection[str] = ()) -> None:
+        """Raise the errors of other ranks, by their texts, if there are any."""
+        failed = [f"rank {r}: {t}" for r, t in zip(self.names, texts, strict=True) if t is not None]
         if failed:
-            raised = CommunicationError(
-                "another rank failed\n  " + "\n  ".join(failed),
-                hint="mend what it says; this rank is well",
-            )
-            raise agreed(raised, saves)
+            raise agreed(failed_elsewhere(failed), saves)
 
     def same(self, facts: Mapping[str, str] | None, error: BaseException | None = None) -> None:
-        """Raises `ConfigError` on every rank unless all have the same facts, by name.
+        """Raise `ConfigError` on every rank unless all have the same facts, by name.
 
-        facts: None of a rank that has nothing to compare. error: what this rank brings instead,
-        raised as by `meet`.
+        facts: None on a rank that has nothing to compare. error: of this rank, raised as by
+        `consensus`.
         """
-        told = None if facts is None else dict(facts)
-        said = self.communicator.share([told, None if error is None else describe(error)])
+        own = None if facts is None else dict(facts)
+        shared = self.communicator.share([own, None if error is None else describe(error)])
         if error is not None:
             raise agreed(error)
-        self._quote([text for _, text in said])
-        every = {r: other for r, (other, _) in zip(self.names, said, strict=True) if other}
+        self._quote([text for _, text in shared])
+        every = {r: other for r, (other, _) in zip(self.names, shared, strict=True) if other}
         differing = []
         for name in dict.fromkeys(name for other in every.values() for name in other):
             ranks: dict[str, list[int]] = {}
             for rank, other in every.items():
                 ranks.setdefault(str(other.get(name)), []).append(rank)
             if len(ranks) > 1:
-                has = [f"{_ranks(who)} {value}" for value, who in ranks.items()]
+                has = [f"{_ranks(numbers)} {value}" for value, numbers in ranks.items()]
                 differing.append(f"{name}: {_few(has, ', ')}")
         if differing:
             raised = ConfigError(
@@ -181,21 +197,29 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def failed_elsewhere(texts: Sequence[str]) -> CommunicationError:
+    """Return the error of a rank that is well while others fail with `texts`."""
+    return CommunicationError(
+        "another rank failed\n  " + "\n  ".join(texts),
+        hint="fix the error quoted above; it did not occur on this rank",
+    )
+
+
 def agreed(error: E, saves: Collection[str] = ()) -> E:
-    """`error`, now that all ranks know of it; saves: see `may_save`."""
+    """Mark `error` as known to all ranks; saves: see `may_save`."""
     error.agreed, error.saves = True, frozenset(saves)  # type: ignore[attr-defined]
     return error
 
 
 def is_agreed(error: BaseException) -> bool:
-    """Whether all ranks know of `error`, so that none waits for this one."""
+    """True if all ranks know of `error`, so that none waits for this one."""
     return bool(getattr(error, "agreed", False))
 
 
 def may_save(error: BaseException, where: str) -> bool:
-    """Whether all ranks may write a checkpoint together after `error`, which they know of.
+    """True if all ranks may write a checkpoint together after `error`, which they know of.
 
-    where: "step", then none may have updated anything; "stale", in a step whose parameters have
+    where: "step", if no rank has updated anything; "stale", in a step whose parameters have
     owners that update at other times; "evaluation".
     """
     return is_agreed(error) and where in error.saves  # type: ignore[attr-defined]

@@ -36,14 +36,14 @@ def handshake(training: RankTraining, batch: Any) -> None:
     with _agreed_refusals():
         if training.requested is not None:
             _choose_strategy(training, batch)
-        if session.free and getattr(session.split, "needs_times", False):
+        if session.asynchronous and getattr(session.split, "needs_times", False):
             raise _needs_times(training)
-        if not session.free and not session.average and hasattr(session.split, "update"):
+        if not session.asynchronous and not session.average and hasattr(session.split, "update"):
             raise _depends_on_times(training)
-    if session.free:  # there is no consensus in a step to compare programs in
+    if session.asynchronous:  # there is no consensus in a step to compare programs in
         _same_trace(training, batch)
     session.take_roles()
-    attend(training.communicator, begun=True, free=session.free)
+    attend(training.communicator, begun=True, free=session.asynchronous)
 
 
 def same_training(training: RankTraining) -> None:
@@ -59,12 +59,9 @@ def _choose_strategy(training: RankTraining, batch: Any) -> None:
     session, c, state = training.session, training.communicator, training.state
     gpus = bool(c.share(session.session.device is not None)[0])  # rank 0 computes, others may not
     if isinstance(training.requested, str):
-        example, failed = None, None
-        try:
+        example = None
+        with training.agreement.guard("start"):
             example = _example(training, batch)
-        except Exception as error:  # the other ranks must learn of it, whatever it is
-            failed = error
-        training.agreement.meet("start", failed)
         session.strategy = agreed_strategy(
             training.requested,
             state.model,
@@ -90,7 +87,7 @@ def _choose_strategy(training: RankTraining, batch: Any) -> None:
 def compare_fits(training: RankTraining) -> None:
     """Raise `ConfigError` on all ranks unless a further `fit` has the same batches and end."""
     training.session.stale.settle()
-    training.agreement.meet("fit")
+    training.agreement.consensus("fit")
     facts = {"loader": training.loader_facts, **training.fit_facts}
     training.agreement.same({name: str(value) for name, value in facts.items()})
 

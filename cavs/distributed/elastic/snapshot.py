@@ -106,7 +106,7 @@ class Snapshots:
         session.collect(self.state.states, "snapshot")
         taken = self._copy(session.memory() if session.roles.computes else {})
         if stale:  # no rank may go on while another one reads states
-            session.agreement.meet("snapshot")
+            session.agreement.consensus("snapshot")
         return taken
 
     def _copy(self, memory: dict[str, NDArray[Any]]) -> Snapshot:

@@ -97,7 +97,7 @@ class Survivors:
                     torn(self.training.communicator)
                 raise
             else:
-                if not (step and self.session.free):
+                if not (step and self.session.asynchronous):
                     self._done += 1
                     self._last = result
                     # Set only now: some ranks may just have learned how the previous work ended.
@@ -160,7 +160,7 @@ class Survivors:
             shapes = {name: p.current().shape for name, p in self.state.parameters.items()}
             strategy = without(strategy, set(self.gone), shapes)
         session.move_to(c, strategy)
-        attend(c, begun=all(begun), free=session.free)
+        attend(c, begun=all(begun), free=session.asynchronous)
         session.split = left(session.split, [self._first_names.index(name) for name in c.names])
         training.reshard_loader()
         if all(begun) and session.owns:
@@ -169,7 +169,7 @@ class Survivors:
             if strategy is not None and strategy.has_stale:
                 hyper = self.state.step_arguments(session, self.state.steps)["hyper"]
                 session.stale.serve(hyper, self.state.states, self.state.steps)
-            self.snapshots.repeat(reached if session.free else max(steps))
+            self.snapshots.repeat(reached if session.asynchronous else max(steps))
         else:
             self._copy_state(c, source)
             self.state.steps = steps[source]

@@ -76,9 +76,9 @@ def agreed_strategy(
     else:
         named = devices_of if is_file(name) else cluster_of
         cluster = named(places, gpus=gpus)
-    text, failed = "", None
-    if c.rank == 0:
-        try:
+    text = ""
+    with agreement.guard("step"):
+        if c.rank == 0:
             dtype = str(next(iter(model.parameters().values())).value.dtype)
             measured = measured_variables(model, batch, dtype=dtype, passes=passes)
             variables = in_order(measured, order)
@@ -88,9 +88,6 @@ def agreed_strategy(
             fits(made, c.size + len(gone))
             made = without(made, gone, {v.name: v.shape for v in variables}) if gone else made
             text = to_text(made)
-        except Exception as error:  # the other ranks must learn of it, whatever it is
-            failed = error
-    agreement.meet("step", failed)
     strategy = from_text(str(c.share(text)[0]))
     if not gone:
         check_places(strategy, places, gpus=gpus)
@@ -129,19 +126,16 @@ def number_of_replicas(
     if isinstance(strategy, Strategy):
         return len(strategy.graph.replicas)
     assert strategy is not None
-    places, count, failed = hosts_of(c), 0, None
-    if c.rank == 0:
-        try:
+    places, count = hosts_of(c), 0
+    with Agreement(c).guard("start"):
+        if c.rank == 0:
             named = devices_of if is_file(strategy) else cluster_of
             cluster = resources or named(places, gpus=True)
-            if is_file(strategy):  # whether it fits may hang on the batch
+            if is_file(strategy):  # it may fit some batches alone
                 made = load(strategy)
             else:
                 made = make_strategy(strategy, possible_variables(model), cluster)
             count = len(made.graph.replicas)
-        except Exception as error:  # the other ranks must learn of it, whatever it is
-            failed = error
-    Agreement(c).meet("start", failed)
     return int(c.share(count)[0])
 
 
@@ -165,15 +159,12 @@ def _measured(
     order: Sequence[str] = ()
     if c.size == 1 or not all(c.share(_has_free_core(c))):
         return Compute(), order
-    seconds, failed = math.inf, None
-    try:
+    seconds = math.inf
+    with agreement.guard("step"):
         for _ in range(_RUNS):
             begun = time.perf_counter()
             order = run()
             seconds = min(seconds, time.perf_counter() - begun)
-    except Exception as error:  # the other ranks must learn of it, whatever it is
-        failed = error
-    agreement.meet("step", failed)
     every = [float(s) for s in c.share(seconds)]
     mean = sum(every) / c.size
     return Compute(mean * _FORWARD, mean * (1 - _FORWARD), slowest=max(every) / mean), order

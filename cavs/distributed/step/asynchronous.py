@@ -1,83 +1,103 @@
-"""A step in which no rank waits for another: all parameters are on servers that do not either.
+"""An asynchronous step: it waits for no other rank, because all parameters are on stale servers.
 
-Ranks have clocks of their own. What fails on one of them is told to the others by letter, and ends
-the training on all.
+Ranks have clocks of their own. An error on one of them reaches the others by letter, and ends the
+training on all.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cavs.data import GraphBatch
 from cavs.distributed.balance.shards import ShardedBatch
-from cavs.distributed.step.run import Run, StepReport
-from cavs.distributed.sync.stale_server import StaleServers
+from cavs.distributed.comm.interfaces import LostPeerError
+from cavs.distributed.step.context import StepContext
+from cavs.distributed.step.program import prepare_together
+from cavs.distributed.step.run import Run, StepReport, Update
+from cavs.distributed.step.stale_parameters import StaleParameters
+from cavs.errors import CommunicationError
 
-if TYPE_CHECKING:
-    from cavs.distributed.step.session import DistributedSession
 
+class AsynchronousStep:
+    """Steps of one rank, or of the replicas of a host: fetch, prepare, compute, push.
 
-def free_step(
-    session: DistributedSession,
-    servers: StaleServers,
-    batch: GraphBatch | ShardedBatch,
-    hyper: dict[str, Any],
-    options: tuple[int, int, float | None],
-    waited: float,
-    failed: Exception | None = None,
-) -> StepReport:
-    """One step of this rank on its part of the global `batch`.
-
-    options: seed, step and largest norm. waited: seconds for the values that the step begins with,
-    or what `failed` in that, which the replicas of the host are told of.
-    The gradient of a rank is clipped by its own norm; nothing leaves for good if it or the loss is
-    not finite. The replicas of a host that sum first go through the step together, with the mean
-    of their losses and the norm of the mean of their gradients.
+    A gradient is clipped by its own norm; servers apply nothing if it or the loss is not finite.
+    The replicas of a host that sum first go through the step together, with the mean of their
+    losses and the norm of the mean of their gradients.
     """
-    try:
-        seed, step, max_norm = options
-        roles = session.roles
-        if roles.teamed:
-            part, executor, inputs = session.prepare_together(batch, failed)
-            exchanges = session.exchanges
-        else:
-            part = session.shard(batch)
-            executor, inputs, compiled = session.ready(part)
-            exchanges = session.exchanges_for(executor, compiled.program.gradients)
-            session.int_features = compiled.program.int_features
-        features = session.int_features
-        totals = part.global_counts(features) if session.average else part.counts(features)
-        run = Run(executor, exchanges, roles, session.wait_free)
-        words = session.session.readable_errors(part.local)
-        numbers = session.own_seed(seed), step, session.scale(part), totals.tolist()
-        loss, error = run.go(words, (*inputs, *numbers))
-        begun = time.perf_counter()
-        squares = 0.0 if error is not None else executor.squared_norm(session.own_pieces())
-        if roles.teamed:
-            ends = np.array([loss / len(roles.team), squares, error is not None])
-            roles.local.all_reduce(ends)
-            if ends[2]:
-                session.team_agreement.meet("end of step", error)
-            loss, squares = float(ends[0]), float(ends[1]) / len(roles.team) ** 2
-        elif error is not None:
-            raise error
-        norm = math.sqrt(squares)
-        if math.isfinite(loss) and math.isfinite(norm):
-            clip = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
-            servers.commit(clip, hyper["lr"])
-        exposed = run.exposed_seconds + waited + time.perf_counter() - begun
-        return StepReport(
-            float(loss),
-            norm,
-            run.compute_seconds,
-            run.communication_seconds + waited,
-            exposed,
-            servers.newly_sent(),  # as owner, too, since the step before
-        )
-    except BaseException as error:
-        servers.fail(error)
-        raise
+
+    def __init__(self, context: StepContext, stale: StaleParameters) -> None:
+        self.context, self.stale = context, stale
+
+    def __call__(
+        self, batch: GraphBatch | ShardedBatch, update: Update, seed: int, step: int
+    ) -> StepReport:
+        """Make one step on this rank's part of the global `batch`."""
+        context, failed, waited = self.context, None, 0.0
+        roles = context.roles
+        try:
+            waited = self.stale.fetch(update.hyper, update.states, step)
+        except LostPeerError:
+            raise  # the ranks that step with this one find that out as well
+        except CommunicationError as unheard:
+            if not (roles.computes and roles.teamed):
+                raise
+            failed = unheard  # the ranks that step with this one may not have heard of it
+        servers = context.servers
+        assert servers is not None
+        if not roles.computes:
+            return StepReport(0.0, 0.0, 0.0, 0.0, 0.0, servers.newly_sent())
+        try:
+            part, executor, inputs = self._prepare(batch, failed)
+            features = context.int_features
+            totals = part.global_counts(features) if context.average else part.counts(features)
+            run = Run(executor, context.exchanges, roles, context.wait_free)
+            words = context.session.readable_errors(part.local)
+            numbers = context.own_seed(seed), step, context.scale(part), totals.tolist()
+            loss, error = run.go(words, (*inputs, *numbers))
+            begun = time.perf_counter()
+            squares = 0.0 if error is not None else executor.squared_norm(context.own_pieces())
+            loss, squares = self._agree(loss, squares, error)
+            norm = math.sqrt(squares)
+            if math.isfinite(loss) and math.isfinite(norm):
+                servers.commit(update.clip(norm), update.hyper["lr"])
+            return StepReport(
+                float(loss),
+                norm,
+                run.compute_seconds,
+                run.communication_seconds + waited,
+                run.exposed_seconds + waited + time.perf_counter() - begun,
+                servers.newly_sent(),  # as a server, too, since the step before
+            )
+        except BaseException as raised:
+            servers.fail(raised)
+            raise
+
+    def _prepare(
+        self, batch: GraphBatch | ShardedBatch, failed: Exception | None
+    ) -> tuple[ShardedBatch, Any, Any]:
+        context = self.context
+        if context.roles.teamed:
+            return prepare_together(context, batch, failed)
+        part = context.shard(batch)
+        executor, inputs, compiled = context.ready(part)
+        context.exchanges_for(executor, compiled.program.gradients)
+        context.int_features = compiled.program.int_features
+        return part, executor, inputs
+
+    def _agree(self, loss: float, squares: float, error: Exception | None) -> tuple[float, float]:
+        """Return the mean loss of the team and the squared norm of its mean gradient."""
+        roles = self.context.roles
+        if not roles.teamed:
+            if error is not None:
+                raise error
+            return loss, squares
+        sums = np.array([loss / len(roles.team), squares, error is not None])
+        roles.local.all_reduce(sums)
+        if sums[2]:
+            self.context.team_agreement.consensus("end of step", error)
+        return float(sums[0]), float(sums[1]) / len(roles.team) ** 2

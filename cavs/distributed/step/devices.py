@@ -67,16 +67,12 @@ def _device_of_rank(
     told = c.share([socket.gethostname(), computes and not isinstance(device, Device)])
     ranks = [r for r, other in enumerate(told) if other == told[c.rank]]
     if not computes:
-        Agreement(c).meet("start")
+        Agreement(c).consensus("start")
         return "cpu"
     opened: Device | None = device if isinstance(device, Device) else None
-    failed: Exception | None = None
-    try:
+    with Agreement(c).guard("start"):
         if opened is None:
             opened = _opened(str(device), ranks.index(c.rank), len(ranks), told[c.rank][0])
-    except Exception as error:  # the other ranks must learn of it, whatever it is
-        failed = error
-    Agreement(c).meet("start", failed)
     assert opened is not None
     return opened
 
@@ -124,13 +120,10 @@ def join_devices(
         )
     if reasons:
         return None
-    nccl, failed = None, None
+    nccl = None
     try:
-        nccl = NCCLCommunicator(replicas, device.ordinal)
-    except DeviceError as error:  # the other ranks must learn of it
-        failed = error
-    try:
-        Agreement(replicas).meet("start", failed)
+        with Agreement(replicas).guard("start"):
+            nccl = NCCLCommunicator(replicas, device.ordinal)
     except CommunicationError:
         if nccl is not None:
             nccl.abort()

@@ -1,4 +1,4 @@
-"""Forward and backward of a step on one rank, with what leaves on the way."""
+"""Forward and backward of a step on one rank, while its exchanges run in the background."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import NDArray
+
 from cavs.distributed.comm.interfaces import Communicator, Handle
 from cavs.distributed.strategy.roles import Roles
 from cavs.distributed.sync import DeviceGroup, Exchange, Piece
@@ -15,15 +17,28 @@ from cavs.errors import CommunicationError, DeviceError
 
 
 @dataclass(frozen=True)
-class StepReport:
-    """A step on all ranks.
+class Update:
+    """Arguments of the update of a step: hyperparameters, optimiser states, and largest norm."""
 
-    loss, grad_norm: of the global batch; where ranks do not wait for each other, what this rank's
-    part of it tells of them. compute_seconds: this rank's forward and backward.
-    communication_seconds: spent in reducing gradients, and in waiting for new values from their
-    owners; exposed_seconds: the part of it outside of backward, all of the latter. sent_bytes: by
-    this rank. rank_seconds: compute_seconds of every rank, where known.
-    rank_reports: what the split of every rank had to tell the others (`Balancer.report`).
+    hyper: dict[str, Any]
+    states: Sequence[Sequence[NDArray[Any]]]
+    max_norm: float | None
+
+    def clip(self, norm: float) -> float:
+        """Return the factor that clips a gradient of this norm."""
+        return 1.0 if self.max_norm is None or norm <= self.max_norm else self.max_norm / norm
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Result of a step.
+
+    loss, grad_norm: of the global batch; in an asynchronous step their estimate from this rank's
+    part. compute_seconds: of this rank's forward and backward. communication_seconds: of reducing
+    gradients and of waiting for new values from their owners; exposed_seconds: the part of it
+    outside of backward, with all of the latter. sent_bytes: by this rank. rank_seconds:
+    compute_seconds of every rank, where known. rank_reports: what the split of every rank reports
+    to the others (`Balancer.report`).
     """
 
     loss: float
@@ -37,7 +52,7 @@ class StepReport:
 
     @property
     def overlap(self) -> float:
-        """The share of communication time hidden behind computation; 1 without communication."""
+        """Share of communication time hidden behind computation; 1 without communication."""
         if self.communication_seconds <= 0:
             return 1.0
         return 1.0 - min(1.0, self.exposed_seconds / self.communication_seconds)
@@ -65,9 +80,9 @@ class Run:
     def go(
         self, words: AbstractContextManager[None], inputs: tuple[Any, ...]
     ) -> tuple[float, Exception | None]:
-        """Loss of this rank's part, and what went wrong; the others are served all the same.
+        """Return the loss of this rank's part, and its error; exchanges take place in any case.
 
-        words: turns what the engine says into errors for people. inputs: of ``Executor.run``.
+        words: turns messages of the engine into readable errors. inputs: of ``Executor.run``.
         """
         self.executor.arm_gradients()
         start = self.roles.everyone.start
@@ -79,7 +94,7 @@ class Run:
         try:
             with words:
                 loss = self.executor.run(*inputs)
-        except Exception as error:  # the other ranks must learn of it, whatever it is
+        except Exception as error:  # raised on all ranks at the end of the step
             self.executor.give_up_gradients()
             failed = error
         ended = time.perf_counter()
@@ -88,12 +103,12 @@ class Run:
             handles = [start(self._reduce, exchange) for exchange in self.exchanges]
         lost: CommunicationError | None = None
         broken: DeviceError | None = None
-        for handle in handles:  # all of them: none may run into what comes after
+        for handle in handles:  # all of them, so that none runs into what comes after
             try:
                 self.pieces += handle.wait()
             except CommunicationError as error:
                 lost = lost or error
-            except DeviceError as error:  # of this rank alone: others learn of it at the end
+            except DeviceError as error:  # of this rank alone; raised on all at the end of the step
                 broken = broken or error
         if lost is not None:
             raise lost
@@ -105,14 +120,14 @@ class Run:
         return loss, failed or broken
 
     def serve(self) -> None:
-        """The part of a rank that computes nothing: it takes what the others send."""
+        """Take part in the exchanges of the replicas on a rank that computes nothing."""
         begun = time.perf_counter()
         for exchange in self.exchanges:
             self.pieces += exchange.reduce(self.executor, True, self.roles.everyone)
         self.communication_seconds = self.exposed_seconds = time.perf_counter() - begun
 
     def distribute(self, c: Communicator) -> None:
-        """After the update: new values go from their owners to all ranks; nothing hides that."""
+        """Send new values from their owners to all ranks after the update; nothing hides that."""
         begun = time.perf_counter()
         for exchange in self.exchanges:
             exchange.distribute(c)
@@ -120,12 +135,12 @@ class Run:
         self.expose(time.perf_counter() - begun)
 
     def expose(self, seconds: float) -> None:
-        """So many seconds more of communication that nothing hides."""
+        """Add seconds of communication that nothing hides."""
         self.communication_seconds += seconds
         self.exposed_seconds += seconds
 
     def _reduce(self, exchange: Exchange) -> list[Piece]:
-        """In the background: waits for the gradients, then for the other ranks."""
+        """Wait for the gradients of an exchange, then reduce them with the other ranks."""
         usable = exchange.wait(self.executor)
         begun = time.perf_counter()
         group = self.roles.everyone if exchange.everyone else self.roles.replicas

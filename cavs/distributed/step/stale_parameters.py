@@ -1,43 +1,40 @@
-"""Stale parameters as a rank's training sees them: made, brought up to date, settled."""
+"""Stale parameters in the training of a rank: served, fetched before a step, settled."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
+from cavs.distributed.step.context import StepContext
 from cavs.distributed.sync.stale_server import StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
-
-if TYPE_CHECKING:
-    from cavs.distributed.step.session import DistributedSession
 
 Array = NDArray[Any]
 
 
-class StaleSide:
-    """Of one training; `servers` from the first step on, if it has stale parameters."""
+class StaleParameters:
+    """The servers of a training, from its first step on, if it has stale parameters."""
 
-    def __init__(self, training: DistributedSession) -> None:
-        self.training = training
-        self.servers: StaleServers | None = None
-        self._written = True  # parameters were, from outside: servers must take them anew
-        self._updates: int | None = None  # of a checkpoint: how many each stale parameter had
+    def __init__(self, context: StepContext) -> None:
+        self.context = context
+        self._written = True  # from outside: servers must take the parameters as they are
+        self._updates: int | None = None  # of each stale parameter, by a checkpoint
 
     def fetch(
         self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int
     ) -> float:
-        """Before a step: values as fresh as they must be; the seconds it took."""
-        begun, strategy = time.perf_counter(), self.training.strategy
+        """Fetch values as fresh as a step needs them; return the seconds it took."""
+        begun, strategy = time.perf_counter(), self.context.strategy
         if strategy is None or not strategy.has_stale:
             return 0.0
         servers = self.serve(hyper, states, step)
-        self._renew()
+        self._renew(servers)
         try:
             if servers.fetch():
-                self.training.wrote_served()
+                self.context.wrote_served()
         except CommunicationError as error:
             servers.fail(error)
             raise
@@ -46,84 +43,80 @@ class StaleSide:
     def serve(
         self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int
     ) -> StaleServers:
-        """Owners take what was written from outside; all ranks call it."""
-        training = self.training
-        if self.servers is None:
-            training.agreement.meet("start")  # a rank may have no batch to step on
-            parameters = training.session.parameters
-            self.servers = StaleServers(
-                training.communicator,
-                layout_of(training.strategy, parameters),
+        """Let owners take values that were written from outside; all ranks call it."""
+        context = self.context
+        if context.servers is None:
+            context.agreement.consensus("start")  # a rank may have no batch to step on
+            parameters = context.session.parameters
+            context.servers = StaleServers(
+                context.communicator,
+                layout_of(context.strategy, parameters),
                 [p.current().reshape(-1) for p in parameters.values()],
-                range(training.roles.count),
-                average=training.average,
-                teams=training.roles.teams,
+                range(context.roles.count),
+                average=context.average,
+                teams=context.roles.teams,
             )
         if self._written:
-            self._renew()
-            # Of a training without stale parameters, or a new one: one update a step.
+            self._renew(context.servers)
+            # One update a step, in a new training or one without stale parameters so far.
             updates = step if self._updates is None else self._updates
-            self.servers.open(states, hyper, updates)
+            context.servers.open(states, hyper, updates)
             self._written, self._updates = False, None
-        return self.servers
+        return context.servers
 
     @property
     def serves(self) -> bool:
-        """Whether owners hold what others do not have."""
-        return self.servers is not None and not self._written
+        """True if owners have values that other ranks do not have."""
+        return self.context.servers is not None and not self._written
 
     @property
     def updates(self) -> int | None:
-        """How many each stale parameter had, where it is known that they are not one a step."""
-        return self._updates if self.servers is None else self.servers.updates
+        """Number of updates of each stale parameter, unless it is known to be one a step."""
+        servers = self.context.servers
+        return self._updates if servers is None else servers.updates
 
     def settle(self) -> None:
-        """Waits for all ranks; all gradients are applied, and parameters are equal, after it."""
-        if not self.serves:
+        """Wait for all ranks; after it all gradients are applied and parameters are equal."""
+        servers = self.context.servers
+        if servers is None or self._written:
             return
-        assert self.servers is not None
-        if not self.training.free:  # who fails on the way to it says so here
-            self.training.agreement.meet("settle")
-        self._renew()
-        if self.servers.settle():
-            self.training.wrote_served()
+        if not self.context.asynchronous:  # else servers tell of errors
+            self.context.agreement.consensus("settle")
+        self._renew(servers)
+        if servers.settle():
+            self.context.wrote_served()
 
-    def _renew(self) -> None:
-        """Values go to where the parameters are now: a session of another dtype moves them."""
-        assert self.servers is not None
-        session = self.training.session
+    def _renew(self, servers: StaleServers) -> None:
+        """Point `servers` to the parameters: a session of another dtype replaces their arrays."""
+        session = self.context.session
         session.keep_dtype()
-        self.servers.values[:] = [p.current().reshape(-1) for p in session.parameters.values()]
+        servers.values[:] = [p.current().reshape(-1) for p in session.parameters.values()]
 
     def wrote(self) -> None:
-        """Parameters were written from outside. ConfigError while gradients are under way."""
-        if self.servers is not None and not self.servers.settled:
+        """Note that parameters were written from outside. ConfigError during an update."""
+        servers = self.context.servers
+        if servers is not None and not servers.settled:
             raise ConfigError(
                 "parameters were written from outside between two steps",
                 hint="call settle() of the trainer first, on all ranks",
             )
-        if self.servers is not None and not self._written:
-            self._updates = self.servers.updates
+        if servers is not None and not self._written:
+            self._updates = servers.updates
         self._written = True
 
     def resume(self, updates: int | None) -> None:
-        """What a checkpoint says of the updates."""
+        """Continue from the number of updates of a checkpoint."""
         self._updates = updates
 
     def restart(self, updates: int | None) -> None:
-        """`resume` of parameters that were read with it."""
+        """Continue from a checkpoint whose parameters were loaded, too."""
         self._updates, self._written = updates, True
 
     def leave(self) -> None:
-        """A rank is gone: nobody waits for what it would have written."""
-        if self.servers is not None:
-            self.servers.leave()
+        """Stop serving at once, because a rank has died."""
+        if self.context.servers is not None:
+            self.context.servers.leave()
 
     def move(self) -> None:
-        """Other ranks own the parameters from now on."""
-        self.servers, self._written = None, True
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that this rank has sent, as worker and as owner."""
-        return 0 if self.servers is None else self.servers.sent_bytes
+        """Let other ranks own the parameters from now on."""
+        self.context.servers, self._written = None, True

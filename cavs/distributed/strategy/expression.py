@@ -295,8 +295,8 @@ class Strategy:
         return any(is_stale(leaf.sync) for leaf in self.leaves)
 
     @cached_property
-    def is_free(self) -> bool:
-        """Whether all are stale, so that ranks need not meet in a step."""
+    def is_asynchronous(self) -> bool:
+        """True if all are stale, so that a step waits for no other rank."""
         return all(is_stale(leaf.sync) for leaf in self.leaves)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What exchanges hold back from step to step, of all ranks, as checkpoints keep it."""
+"""State of compressors on all ranks, as checkpoints keep it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from cavs.distributed.sync import Exchange
 Array = NDArray[Any]
 
 
-class HeldBack:
-    """Of the parameters called `names`. kept: what a checkpoint said, [ranks, ...] each."""
+class CompressorState:
+    """State of the exchanges of the parameters called `names`.
+
+    kept: arrays of a checkpoint, each of shape [ranks, ...].
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         self.kept: dict[str, Array] = {}
 
     def gather(self, exchanges: Sequence[Exchange], replicas: Communicator) -> dict[str, Array]:
-        """What the exchanges of all `replicas` hold back now; all of them call it."""
+        """Return the present state of all `replicas`; all of them call it."""
         found = dict[str, Array]()
         for exchange in exchanges:
             for name, array in exchange.memory_of().items():
@@ -32,7 +35,7 @@ class HeldBack:
         return found
 
     def give(self, exchange: Exchange, rank: int, ranks: int, *, average: bool) -> None:
-        """An exchange of this rank gets its share of what was kept of its parameters."""
+        """Give an exchange its rank's share of what was kept of its parameters."""
         for parameter in exchange.parameters:
             prefix = f"{self.names[parameter]}."
             exchange.remember(

@@ -47,7 +47,7 @@ def balancer(kind, **options):
 def slowed(t, seconds):
     """The clock of a rank shows `seconds(rank, graphs)` after it has computed."""
     session, mine = t.session, []
-    shard, finish = session.shard, session._finish
+    shard, finish = session.shard, session.synchronous_step.finish
 
     def sharded(batch):
         mine[:] = [shard(batch)]
@@ -58,7 +58,7 @@ def slowed(t, seconds):
             run.compute_seconds = seconds(session.place[0], mine[0].local.num_graphs)
         return finish(run, *rest)
 
-    session.shard, session._finish = sharded, finished
+    session.shard, session.synchronous_step.finish = sharded, finished
 
 
 def loader(**options):

@@ -12,6 +12,7 @@ from cavs.distributed import Trainer
 from cavs.distributed.comm import run_threads
 from cavs.distributed.elastic import snapshot
 from cavs.distributed.step.session import DistributedSession
+from cavs.distributed.step.synchronous import SynchronousStep
 from cavs.distributed.sync import CompressedAllReduce
 from tests.distributed.elastic.test_stale_survivors import Linear, alone, data  # noqa: F401  (a fixture)
 from tests.distributed.elastic.test_survivors import Killed, mortal
@@ -32,7 +33,7 @@ def held_by(t, uncommitted=False):
         names[e.parameters[0]]: next(
             (a for name, a in (e.coming if uncommitted else e.state).items() if name in HELD), 0.0
         )
-        for e in t.session._exchanges
+        for e in t.session.exchanges
         if isinstance(e, CompressedAllReduce)
     }
 
@@ -98,21 +99,21 @@ def test_survivors_keep_theirs_and_lose_what_the_dead_held(compressor, messages,
 def test_who_did_not_hear_of_the_end_of_a_step_has_made_it(compressor, alone, monkeypatch):  # noqa: F811
     """Rank 0 dies while it says the loss of step 6: one of the others gets to know, or none."""
     late, ended = [], []
-    end, finish = DistributedSession._finish, DistributedSession.finish
+    end, finish = SynchronousStep.finish, DistributedSession.finish
 
-    def dying_end(session, *arguments):
-        c = session.communicator
+    def dying_end(step, *arguments):
+        c = step.context.communicator
         if c.size == 3 and c.rank == 0:
             ended.append(said)
             if ended.count(said) == 6:
                 mortal(c, 0, said)
-        return end(session, *arguments)
+        return end(step, *arguments)
 
     def finished(session):
         late.append(session.communicator.rank)
         finish(session)
 
-    monkeypatch.setattr(DistributedSession, "_finish", dying_end)
+    monkeypatch.setattr(SynchronousStep, "finish", dying_end)
     monkeypatch.setattr(DistributedSession, "finish", finished)
     strategy = f"AllReduce(compressor={compressor!r})"
     for said in range(6):
@@ -159,7 +160,7 @@ def test_what_all_ranks_hold_alike_stays_alike(compressor, messages, capsys):
             return None
         alike = {
             f"{e.parameters[0]}.{name}": np.asarray(e.state[name])
-            for e in t.session._exchanges
+            for e in t.session.exchanges
             if isinstance(e, CompressedAllReduce)
             for name in e.state
             if name in ("step", "right")

@@ -124,7 +124,7 @@ def test_another_model_or_code_is_refused(monkeypatch):
 
 def test_ranks_at_different_places_are_told():
     def work(c):
-        Agreement(c).meet("step" if c.rank else "evaluation")
+        Agreement(c).consensus("step" if c.rank else "evaluation")
 
     for error in outcomes(3, work):
         assert "rank 0 in evaluation, rank 1 in step, rank 2 in step" in str(error)

@@ -10,6 +10,7 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
 from cavs.distributed.compression import flatten, parse, share_of, unflatten
 from cavs.distributed.planning.builders import build
+from cavs.distributed.step.program import compile_together
 from cavs.distributed.strategy import variables_of
 from cavs.distributed.sync import CompressedAllReduce
 from cavs.errors import CheckpointError
@@ -31,7 +32,7 @@ def fitted(c, path, compressor, epochs, resume=False):
     t.fit(loader(), epochs=epochs, checkpoint=path, progress=False)
     held = {
         f"{e.parameters[0]}.{name}": array.copy()
-        for e in t.session._exchanges
+        for e in t.session.exchanges
         if isinstance(e, CompressedAllReduce)
         for name, array in e.memory_of().items()
     }
@@ -62,10 +63,10 @@ def test_on_other_numbers_of_ranks_nothing_held_back_is_lost(compressor, size, t
         t.resume(path, strict=False)  # by another rate
         t.begin(cavs.batch(loader().graphs))
         session = t.session
-        session._compile(session.shard(cavs.batch(loader().graphs)))
+        compile_together(session, session.shard(cavs.batch(loader().graphs)))
         return {
             f"{e.parameters[0]}.{name}": array
-            for e in session._exchanges
+            for e in session.exchanges
             if isinstance(e, CompressedAllReduce)
             for name, array in e.memory_of().items()
         }
@@ -98,7 +99,7 @@ def test_numbers_of_ranks_may_change_again_without_a_step_between(compressor, gr
         else:
             t.resume(path)
             t.begin(cavs.batch(loader().graphs))
-            t.session._compile(t.session.shard(cavs.batch(loader().graphs)))
+            compile_together(t.session, t.session.shard(cavs.batch(loader().graphs)))
             t.save(path)
         return t.session.memory()
 

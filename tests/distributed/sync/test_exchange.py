@@ -99,7 +99,7 @@ def test_a_wait_for_stale_values_beside_synchronous_ones_is_communication_too(mo
         strategy = "Parallax(staleness=1)"  # of the table alone
         with Trainer(Tree(), cavs.optim.SGD(lr=0.1), strategy=strategy, communicator=c) as trainer:
             reports = [trainer.advance(cavs.batch(BATCHES[0])) for _ in range(2)]
-            assert not trainer.session.free
+            assert not trainer.session.asynchronous
         return reports[1]
 
     for report in run_threads(2, work):
