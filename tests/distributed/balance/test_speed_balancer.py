@@ -419,7 +419,7 @@ def test_what_another_split_divided_is_divided_anew():
     def work(c):
         t = trainer(c, split=SpeedBalancer())
         t.fit(cavs.DataLoader(DATA, 8), epochs=1, progress=False)
-        ahead = t._collate(DATA[:8], np.arange(8))
+        ahead = t.coordinator.training.collate(DATA[:8], np.arange(8))
         assert t.session.shard(ahead) is ahead
         t.session.split = lambda graphs, ranks: [range(6), range(6, 8)]
         again = t.session.shard(ahead)
