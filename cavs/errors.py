@@ -7,11 +7,12 @@ known, the cure. An error that is given no line finds it by itself.
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # Who calls the command line wrote no line that is to blame: a console script, a test.
@@ -179,6 +180,28 @@ class CacheWarning(DeviceWarning):
 
 class CommunicationError(CavsError):
     """A peer in data-parallel training that failed, hangs or is gone; names its rank."""
+
+
+class PicklingError(CavsError, pickle.PicklingError, TypeError):
+    """An object that cannot leave its process by pickling, nor be copied."""
+
+
+class ProcessLocal:
+    """Base of objects that hold threads, locks or device memory: they cannot leave their process.
+
+    Pickling or copying one raises `PicklingError`.
+    """
+
+    _pickling_hint: ClassVar[str] = (
+        "models, graphs and batches can be pickled and copied: build another one from them"
+    )
+
+    def __reduce__(self) -> NoReturn:
+        raise PicklingError(
+            f"a {type(self).__name__} cannot be pickled or copied: it holds threads, locks or "
+            "device memory of its process",
+            hint=self._pickling_hint,
+        )
 
 
 class MovedError(CavsError, ImportError):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from cavs.cli import options
+from cavs.cli import options, passes
 from cavs.cli.registry import Entry
-from cavs.compiler.pipeline import RENAMED, Passes, default_passes
 from cavs.config import set_num_threads
 from cavs.data import GraphBatch
 from cavs.errors import ConfigError
@@ -28,12 +26,6 @@ def add_parser(commands: Any, argv: list[str]) -> None:
     options.add_models(commands, "explain", text, argv, add_arguments)
 
 
-def _pass_name(name: str) -> str:
-    if name in RENAMED:
-        raise argparse.ArgumentTypeError(f"{name} was renamed: write {RENAMED[name]}")
-    return name
-
-
 def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     """All options of ``cavs explain`` but the model's own."""
     options.add_data_arguments(parser)
@@ -42,16 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     parser.add_argument(
         "--inference", action="store_true", help="without gradients and update (default: training)"
     )
-    parser.add_argument(
-        "--without",
-        action="append",
-        default=[],
-        type=_pass_name,
-        choices=[pass_.name for pass_ in fields(Passes)],
-        metavar="PASS",
-        help="with a pass of the compiler switched off, such as merge_vertices; once for each "
-        "(default: all are on)",
-    )
+    passes.add_argument(parser)
     group = parser.add_argument_group("drawings")
     group.add_argument(
         "--draw",
@@ -85,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         set_num_threads(args.threads)
     where = {"device": args.device, "precision": args.precision, "cudnn": args.cudnn}
-    where["passes"] = replace(default_passes(args.device), **dict.fromkeys(args.without, False))
+    where["passes"] = passes.passes(args)
     if args.draw is not None:
         _write(_drawing(args.draw, task.model, batch, where, not args.inference), args.out)
         return 0

@@ -22,7 +22,7 @@ BALANCES = ("equal", "structure", "lb-bsp", "lb-bsp-gpu")
 # Kept for --resume besides the options of training: what the result depends on, and where it is
 # computed. Threads, ranks, their cluster and its timeout are those of each command.
 KEPT = (
-    *("limit", "device", "precision", "cudnn", "deterministic"),
+    *("limit", "device", "precision", "cudnn", "deterministic", "without"),
     *("strategy", "balance", "predictor", "save_every"),
 )
 SCHEDULES = ("constant", "cosine", "step", "exponential", "plateau")
@@ -132,8 +132,8 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--device``, ``--precision``, ``--cudnn``, ``--deterministic`` and ``--threads``."""
+def add_engine_arguments(parser: argparse.ArgumentParser) -> Any:
+    """Add the options of a session; return their group."""
     group = parser.add_argument_group("engine")
     group.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     group.add_argument(
@@ -162,6 +162,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads of the engine (default: all cores)",
     )
+    return group
 
 
 def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cavs.cli import distributed, options, streams
+from cavs.cli import distributed, options, passes, streams
 from cavs.cli.distributed import one_voice
 from cavs.cli.overwrite import overwriting
 from cavs.cli.registry import Entry, Task
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     """All options of ``cavs train`` with `entry` but the model's own."""
     options.add_data_arguments(parser)
     options.add_training_arguments(parser)
-    options.add_engine_arguments(parser)
+    passes.add_argument(options.add_engine_arguments(parser))
     options.add_distributed_arguments(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--out", metavar="DIR", help="default: runs/MODEL")
@@ -181,6 +181,7 @@ def train(
         "seed": args.seed,
         "max_norm": args.max_norm,
         "threads": args.threads,
+        "passes": passes.passes(args),
         "config": options.training_config(entry, args, task),
     }
     optimizer = options.make_optimizer(args, len(loader))

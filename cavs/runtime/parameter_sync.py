@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from cavs.cuda.engine import CudaEngine
+from cavs.errors import ProcessLocal
 from cavs.frontend.parameter import Parameter
 from cavs.runtime.variant import Array, Variant
 
 
-class Following:
+class Following(ProcessLocal):
     """Packed weights and copies on a device follow what is written, by whomever."""
 
     parameters: dict[str, Parameter]

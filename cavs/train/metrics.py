@@ -1,9 +1,9 @@
-"""What an evaluation counts.
+"""Metrics of an evaluation.
 
 A metric is a function ``(outputs, batch) -> (sum, count)``; its value over a data set is the sum
-of sums over the sum of counts. `Metric` adds which way is better and a last transformation.
-``outputs`` holds what ``Model.forward`` gives by name (``"output"`` for a single value) and,
-always, ``"loss"`` (mean of the batch) and ``"weight"`` (how many terms that mean has).
+of sums over the sum of counts. `Metric` adds the direction of progress and a final transformation.
+``outputs`` holds the outputs of ``Model.forward`` by name (``"output"`` for a single value) and,
+always, ``"loss"`` (mean of the batch) and ``"weight"`` (number of terms in that mean).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +25,10 @@ Measure = Callable[[Mapping[str, Any], Any], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A named measure. `better` is the direction of progress; `finish` maps the mean at the end."""
+    """A named measure.
+
+    better: Direction of progress. finish: Transformation of the mean over the data set.
+    """
 
     name: str
     measure: Measure
@@ -32,7 +36,7 @@ class Metric:
     finish: Callable[[float], float] = float
 
     def __call__(self, outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
-        """Sum and count over one batch. Raises ConfigError if the measure returns anything else."""
+        """Return sum and count over one batch; `ConfigError` if the measure returns others."""
         found = self.measure(outputs, batch)
         try:
             part, count = found
@@ -46,14 +50,14 @@ class Metric:
             ) from error
 
     def score(self, value: float) -> float:
-        """`value` such that lower is better."""
+        """Return `value` with the sign for which lower is better."""
         return value if self.better == "lower" else -value
 
 
 def as_metrics(
     metrics: Iterable[Metric | Measure] | Mapping[str, Metric | Measure],
 ) -> list[Metric]:
-    """`Metric`s with unique names. Raises `ConfigError`."""
+    """Return `metrics` as `Metric`s; `ConfigError` if a name is not unique."""
     named: list[tuple[str, Metric | Measure]]
     if isinstance(metrics, Mapping):
         named = list(metrics.items())
@@ -93,8 +97,8 @@ def _logits(outputs: Mapping[str, Any], output: str) -> NDArray[Any]:
 def _feature(batch: Any, label: str) -> NDArray[Any]:
     if label not in batch:
         raise FeatureError(
-            f"the metric reads the labels {label!r}, which the batch has not: {batch!r}",
-            hint="pass label=..., the name of the feature that is right",
+            f"the metric reads the labels {label!r}, but the batch has none: {batch!r}",
+            hint="pass label=, the name of the feature with the labels",
         )
     return np.asarray(batch[label])
 
@@ -103,9 +107,9 @@ def _labels(batch: Any, label: str, rows: int) -> NDArray[Any]:
     labels = _feature(batch, label)
     if labels.shape != (rows,):
         raise FeatureError(
-            f"label {label!r} has shape {labels.shape}, the output {rows} rows",
-            hint="labels are one number a row of the output: of vertices, or of graphs where "
-            "ops.sum_roots or ops.mean_graph makes it one row a graph",
+            f"label {label!r} has shape {labels.shape}, but the output has {rows} rows",
+            hint="labels are one number per row of the output: per vertex, or per graph if the "
+            "output is one of ops.sum_roots or ops.mean_graph",
         )
     return labels
 
@@ -115,41 +119,45 @@ def accuracy(output: str = "output", label: str = "label", name: str = "accuracy
 
     ``outputs[output]`` is ``[rows, classes]``, ``batch[label]`` ``int[rows]``.
     """
+    return Metric(name, partial(_accuracy, output, label))
 
-    def measure(outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
-        logits = _logits(outputs, output)
-        labels = _labels(batch, label, len(logits))
-        known = labels >= 0
-        right = logits[known].argmax(axis=1) == labels[known]
-        return float(right.sum()), float(known.sum())
 
-    return Metric(name, measure)
+def _accuracy(
+    output: str, label: str, outputs: Mapping[str, Any], batch: Any
+) -> tuple[float, float]:
+    logits = _logits(outputs, output)
+    labels = _labels(batch, label, len(logits))
+    known = labels >= 0
+    right = logits[known].argmax(axis=1) == labels[known]
+    return float(right.sum()), float(known.sum())
 
 
 def root_accuracy(
     output: str = "output", label: str = "label", name: str = "root_accuracy"
 ) -> Metric:
     """`accuracy` over the roots (the vertices no other vertex gathers from)."""
+    return Metric(name, partial(_root_accuracy, name, output, label))
 
-    def measure(outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
-        logits = _logits(outputs, output)
-        labels = _labels(batch, label, len(logits))
-        if len(labels) != batch.num_vertices:
-            raise FeatureError(
-                f"{name} reads a row a vertex; {output!r} has {len(labels)} rows for "
-                f"{batch.num_vertices} vertices",
-                hint="for one row a graph pass metrics.accuracy()",
-            )
-        roots = batch_roots(batch)
-        roots = roots[labels[roots] >= 0]
-        right = logits[roots].argmax(axis=1) == labels[roots]
-        return float(right.sum()), float(len(roots))
 
-    return Metric(name, measure)
+def _root_accuracy(
+    name: str, output: str, label: str, outputs: Mapping[str, Any], batch: Any
+) -> tuple[float, float]:
+    logits = _logits(outputs, output)
+    labels = _labels(batch, label, len(logits))
+    if len(labels) != batch.num_vertices:
+        raise FeatureError(
+            f"{name} needs one row per vertex, but {output!r} has {len(labels)} rows for "
+            f"{batch.num_vertices} vertices",
+            hint="for one row per graph pass metrics.accuracy()",
+        )
+    roots = batch_roots(batch)
+    roots = roots[labels[roots] >= 0]
+    right = logits[roots].argmax(axis=1) == labels[roots]
+    return float(right.sum()), float(len(roots))
 
 
 def batch_roots(batch: Any) -> NDArray[np.int64]:
-    """The vertices of a `GraphBatch` that no vertex gathers from, ascending."""
+    """Return the vertices of a `GraphBatch` that no vertex gathers from, in ascending order."""
     is_root = np.ones(batch.num_vertices, dtype=np.bool_)
     is_root[batch.topology.children] = False
     return np.flatnonzero(is_root)
@@ -157,12 +165,12 @@ def batch_roots(batch: Any) -> NDArray[np.int64]:
 
 def perplexity(label: str = "label", name: str = "perplexity") -> Metric:
     """``exp`` of the loss, for a loss that is the mean cross-entropy over labels >= 0."""
+    return Metric(name, partial(_perplexity, label), "lower", _exp)
 
-    def measure(outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
-        count = float(np.count_nonzero(_feature(batch, label) >= 0))
-        return float(outputs["loss"]) * count, count
 
-    return Metric(name, measure, "lower", _exp)
+def _perplexity(label: str, outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
+    count = float(np.count_nonzero(_feature(batch, label) >= 0))
+    return float(outputs["loss"]) * count, count
 
 
 def _exp(value: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, overload
 from cavs.compiler.pipeline import Passes
 from cavs.config import require, require_threads
 from cavs.cuda.device import Device
-from cavs.errors import DeviceError, DeviceWarning
+from cavs.errors import DeviceError, DeviceWarning, ProcessLocal
 from cavs.frontend.model import Model
 from cavs.runtime import Session
 from cavs.train import saving
@@ -52,7 +52,7 @@ class _OfState(Generic[T]):
         setattr(trainer.state, self.name, value)
 
 
-class Trainer:
+class Trainer(ProcessLocal):
     """Trains `model` with `optimizer`.
 
     Args:
@@ -82,6 +82,11 @@ class Trainer:
     Same seed and thread count: bit-identical parameters, unless ``cudnn="auto"``, which depends on
     measured times.
     """
+
+    _pickling_hint = (
+        "models, graphs and batches can be pickled and copied: build a trainer from them; "
+        "save(path) and resume(path) continue its run"
+    )
 
     model = _OfState[ParameterizedModel]()
     optimizer = _OfState[Optimizer]()

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from cavs import _engine
 from cavs.cli import main, registry
 from cavs.cli import train as cli_train
+from cavs.compiler.pipeline import default_passes
 from cavs.errors import ConfigError
 from cavs.train import read_checkpoint, safetensors
 from tests.train.fake import FakeSession
@@ -175,8 +177,8 @@ def test_resume_goes_on_with_the_options_of_the_run():
 def test_resume_goes_on_with_the_engine_of_the_run(monkeypatch):
     engines, balances = [], []
 
-    def session(model, threads, device, precision, cudnn, deterministic):
-        engines.append((threads, device, precision, cudnn, deterministic))
+    def session(model, threads, device, precision, cudnn, deterministic, passes):
+        engines.append((threads, device, precision, cudnn, deterministic, passes))
         return FakeSession(model)
 
     def settled(args):
@@ -185,13 +187,17 @@ def test_resume_goes_on_with_the_engine_of_the_run(monkeypatch):
     monkeypatch.setattr("cavs.train.trainer._new_session", session)
     words = ("--device", "cuda", "--precision", "tf32", "--cudnn", "auto", "--deterministic")
     words = (*words, "--balance", "lb-bsp", "--predictor", "ema", "--save-every", "3")
+    words = (*words, "--without", "fuse", "--without", "simplify")
     assert train(*words, "--threads", "2", "--epochs", "1") == 0
     check = cli_train._check_balance
     monkeypatch.setattr(cli_train, "_check_balance", lambda args: (check(args), settled(args)))
     assert train("--resume", "--epochs", "2") == 0
-    assert train("--resume", "--precision", "bfloat16", "--balance", "equal") == 0
-    run = ("cuda", "tf32", "auto", True)
-    assert engines == [(2, *run), (None, *run), (None, "cuda", "bfloat16", "auto", True)]
+    other = ("--precision", "bfloat16", "--balance", "equal", "--without", "partition")
+    assert train("--resume", *other) == 0
+    on = default_passes("cuda")
+    run = ("cuda", "tf32", "auto", True, replace(on, fuse=False, simplify=False))
+    others = ("cuda", "bfloat16", "auto", True, replace(on, partition=False))
+    assert engines == [(2, *run), (None, *run), (None, *others)]
     assert balances == [(None, "lb-bsp", "ema", 3), (None, "equal", None, 3)]
 
 

@@ -390,7 +390,9 @@ def test_metrics():
     assert metrics.perplexity()(outputs, batch) == (6, 3)
     with pytest.raises(Exception, match=r"reads the output 'tags', but the model has \['output'\]"):
         metrics.accuracy("tags")(outputs, batch)
-    with pytest.raises(Exception, match=r"label 'label' has shape \(4,\), the output 3 rows"):
+    with pytest.raises(
+        Exception, match=r"label 'label' has shape \(4,\), but the output has 3 rows"
+    ):
         metrics.accuracy()({"output": np.zeros((3, 3))}, batch)
 
 

@@ -28,7 +28,7 @@ from cavs.distributed.comm.hang_detection import Desk, Known, Waiting, nothing
 from cavs.distributed.comm.interfaces import Array, Handle
 from cavs.distributed.comm.messages import Kind, Message, as_row, check_array
 from cavs.distributed.comm.progress import DeferredJob, Job, Progress
-from cavs.errors import CommunicationError
+from cavs.errors import CommunicationError, ProcessLocal
 
 T = TypeVar("T")
 
@@ -36,12 +36,14 @@ _NEAR = 1 << 15  # elements whose sum stays in a core's cache until all ranks ha
 SMALL = 1 << 14  # bytes; below, the number of messages counts more than their size
 
 
-class Collectives(ABC):
+class Collectives(ProcessLocal, ABC):
     """A `Communicator` for whoever provides `_exchange`; see there for the operations.
 
     names: the numbers of the ranks in the world. group: what all of them, and nobody else, call it.
     desk: where this rank tells what it waits for.
     """
+
+    _pickling_hint = "every rank has its own: start ranks with cavs launch, not from Python"
 
     def __init__(
         self,

@@ -17,12 +17,13 @@ from cavs.distributed.step.stale_parameters import StaleParameters
 from cavs.distributed.step.synchronous import SynchronousStep
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.roles import Roles
+from cavs.errors import ProcessLocal
 from cavs.runtime import Session
 from cavs.runtime.variant import EvalResult
 from cavs.train.engine import Engine
 
 
-class DistributedSession(StepContext, Engine):
+class DistributedSession(ProcessLocal, StepContext, Engine):
     """A `Session` of one rank and its exchanges with the others; an engine of a `Trainer`."""
 
     def __init__(

@@ -21,7 +21,7 @@ from cavs.cuda.memory import current_gpu
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.nccl.device_array import SIZES
 from cavs.distributed.comm.progress import Job, Progress
-from cavs.errors import CommunicationError, ConfigError, DeviceError
+from cavs.errors import CommunicationError, ConfigError, DeviceError, ProcessLocal
 
 _GLANCE = 0.05  # seconds between two looks at how far the ranks are in making a group
 # NcclError and CUDARuntimeError are the first; CuPy looks names up in a table without NCCL's newest
@@ -51,7 +51,7 @@ def load_nccl() -> tuple[ModuleType, ModuleType]:
     return cupy, nccl
 
 
-class NCCLGroup:
+class NCCLGroup(ProcessLocal):
     """The ranks of `control`, each with GPU number `ordinal` of its process.
 
     control: a communicator on the host, which carries NCCL's unique id. All ranks make one
