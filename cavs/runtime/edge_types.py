@@ -9,7 +9,7 @@ import numpy as np
 
 from cavs.errors import FeatureError
 from cavs.frontend.model import Model
-from cavs.runtime.variant import Array, BatchLike
+from cavs.runtime.interface import Array, BatchLike
 
 
 class _EdgeFeature(NamedTuple):

@@ -14,7 +14,6 @@ from cavs.compiler.program import Program
 from cavs.errors import ConfigError
 from cavs.frontend.parameter import Parameter
 from cavs.passes.merge_vertices import COPIES, PRESENT
-from cavs.runtime.variant import Variant
 
 Array = NDArray[Any]
 
@@ -63,10 +62,10 @@ def _of_distinct(
     return copies.astype(dtype)
 
 
-def schedule_of(variant: Variant, source: Any, on_device: bool) -> Schedule:
+def schedule_of(optional: tuple[str, ...], source: Any, on_device: bool) -> Schedule:
     """Of a batch, or of its distinct vertices. On devices siblings are neighbours: the children of
     complete trees are then rows of a matrix, which nothing has to gather."""
-    found: Schedule = source.schedule(variant.optional, by_number=not on_device)
+    found: Schedule = source.schedule(optional, by_number=not on_device)
     return found
 
 

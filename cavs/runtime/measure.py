@@ -13,10 +13,10 @@ import numpy as np
 from cavs.cuda.engine import DECIDED
 from cavs.frontend.model import Model
 from cavs.frontend.parameter import Parameter
+from cavs.runtime.interface import Array, BatchLike
 from cavs.runtime.loop_report import LoopReport
 from cavs.runtime.session import Session
 from cavs.runtime.traffic import InstructionReport
-from cavs.runtime.variant import Array, BatchLike
 
 WARM, RUNS, SECONDS = 2, 9, 0.3  # runs before the clock, and on it: at most so many, or so long
 

@@ -1,110 +1,111 @@
-"""The part of a session that keeps engine and host agreed on what parameters hold."""
+"""Keeps the values of parameters equal on the host, in packed weights and on a device."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from cavs.cuda.engine import CudaEngine
-from cavs.errors import ProcessLocal
 from cavs.frontend.parameter import Parameter
-from cavs.runtime.variant import Array, Variant
+from cavs.runtime.interface import Array
+from cavs.runtime.variant import Variants
 
 
-class Following(ProcessLocal):
-    """Packed weights and copies on a device follow what is written, by whomever."""
+def keep_dtype(parameters: Iterable[Parameter], dtype: np.dtype[Any]) -> None:
+    """Convert parameters that have another dtype."""
+    for p in parameters:
+        if p.current().dtype != dtype:
+            p.convert(dtype)
 
-    parameters: dict[str, Parameter]
-    _variants: dict[Any, Variant]
-    _cuda: CudaEngine | None
-    dtype: np.dtype[Any]
-    _versions: int  # of the parameters, as far as this session has followed them
-    _arrays: list[Array]  # of the parameters, that executors were made for
 
-    def moved(self, executor: Any) -> None:
-        """Tells the other executors, and other sessions, that `executor` has updated parameters."""
+class ParameterSync:
+    """Follows writes to ``parameters``, by other sessions and from Python, for one session."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Parameter],
+        dtype: np.dtype[Any],
+        cuda: CudaEngine | None,
+        variants: Variants,
+    ) -> None:
+        self._parameters, self._dtype = list(parameters.values()), dtype
+        self._cuda, self._variants = cuda, variants
+        self._versions = 0  # sum of the parameters' versions that this session has seen
+        self._arrays: list[Array] = []  # of the parameters, that executors were made for
+
+    def take_arrays(self) -> list[Array]:
+        """Return the arrays for a new executor, whose dtype is theirs: without any, an array."""
+        self._arrays = [p.current() for p in self._parameters]
+        return self._arrays or [np.zeros(1, self._dtype)]
+
+    def updated_by(self, executor: Any) -> None:
+        """Tell other executors and sessions that ``executor`` has updated parameters."""
         if self._cuda is None:
-            for p in self.parameters.values():
+            for p in self._parameters:
                 p.written()
-            self._versions += len(self.parameters)
-        for variant in self._variants.values():
-            if variant.executor is not None and variant.executor is not executor:
-                variant.executor.invalidate_parameters()
+            self._versions += len(self._parameters)
+        for other in self._variants.executors():
+            if other is not executor:
+                other.invalidate_parameters()
 
-    def _follow_others(self) -> None:
-        """Takes over what other sessions have made of the parameters, here or on devices."""
-        parameters = self.parameters.values()
-        for copy in {id(c): c for p in parameters for c in p.copies}.values():
+    def follow_others(self) -> None:
+        """Take over what other sessions have made of the parameters, here or on devices."""
+        for copy in {id(c): c for p in self._parameters for c in p.copies}.values():
             if copy is not self._cuda:
                 copy.download()
-        own = 0 if self._cuda is None else self._cuda.published
-        versions = sum(p.version for p in parameters) - own
-        if versions != self._versions:
+        if self._written() != self._versions:
             self.keep_dtype()
             self.invalidate()
+        self._versions = self._written()
+
+    def _written(self) -> int:
+        """Sum of the parameters' versions, without downloads from this session's device."""
         own = 0 if self._cuda is None else self._cuda.published
-        self._versions = sum(p.version for p in parameters) - own
+        return sum(p.version for p in self._parameters) - own
 
     def keep_dtype(self) -> None:
-        """Sessions of other dtypes, and `initialize`, put other arrays in the parameters' place:
-        they are converted to the session's dtype again, and programs are made for them.
+        """Convert parameters to the session's dtype again, if another session has changed it.
+
+        Programs are dropped if their arrays were replaced, by that or by ``initialize``.
         """
-        for p in self.parameters.values():
-            if p.current().dtype != self.dtype:
-                p.convert(self.dtype)
-        found = [p.current() for p in self.parameters.values()]
+        keep_dtype(self._parameters, self._dtype)
+        found = [p.current() for p in self._parameters]
         if all(a is b for a, b in zip(found, self._arrays, strict=False)):
             return
         if self._cuda is not None:
             self._cuda.forget()
-        for variant in self._variants.values():
-            variant.executor = None
+        self._variants.drop_builds()
 
     def invalidate(self) -> None:
-        """Tells the engine that arrays of parameters were written that it has seen before.
-
-        Not needed where ``Parameter.value`` was asked for or set since the last run.
-        """
+        """Tell the engine that arrays of parameters were written."""
         if self._cuda is not None:
             self._cuda.invalidate()
-        for variant in self._variants.values():
-            if variant.executor is not None:
-                variant.executor.invalidate_parameters()
+        self._invalidate_executors()
 
-    def write(self, parameters: Sequence[int], rows: Mapping[int, Array] | None = None) -> None:
-        """`invalidate` for the values of some, by number, which only the caller updates.
+    def _invalidate_executors(self) -> None:
+        for executor in self._variants.executors():
+            executor.invalidate_parameters()
 
-        rows: of further parameters, those that were written.
-        """
-        values = list(self.parameters.values())
-        for number in (*parameters, *(rows or ())):  # other sessions learn of it, this one knows
-            values[number].written()
+    def write(self, parameters: Sequence[int], rows: Mapping[int, Array]) -> None:
+        """Tell the engine that some parameters were written, and ``rows`` of some tables."""
+        for number in (*parameters, *rows):  # other sessions learn of it, this one knows
+            self._parameters[number].written()
             self._versions += 1
-        if self._cuda is None:
-            self.invalidate()
-            return
-        self._cuda.write(parameters)
-        for number, some in (rows or {}).items():
-            self._cuda.write_rows(number, some, math.prod(values[number].shape[1:]))
-        for variant in self._variants.values():
-            if variant.executor is not None:
-                variant.executor.invalidate_parameters()
+        if self._cuda is not None:
+            self._cuda.write(parameters)
+            for number, some in rows.items():
+                width = math.prod(self._parameters[number].shape[1:])
+                self._cuda.write_rows(number, some, width)
+        self._invalidate_executors()
 
     def download(self) -> None:
-        """Brings arrays of the host up to date: of parameters, and of states on the device.
-
-        DeviceError if the device has failed and steps are lost with it: the arrays stay behind.
-        """
+        """Bring the host's arrays up to date; DeviceError where steps are lost with a device."""
         if self._cuda is not None:
             self._cuda.update_host()
 
     def lost_steps(self) -> int:
-        """`download` without a warning; how many steps are lost with a device that has failed.
-
-        Counted since the last call: parameters, and the states given to ``step``, are those of so
-        many steps before the last one that was waited for.
-        """
+        """Return how many steps were lost with a failed device since the last call."""
         return 0 if self._cuda is None else self._cuda.lost_steps()

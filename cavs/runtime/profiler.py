@@ -1,83 +1,69 @@
-"""What a session tells of its programs: memory, times, what was on a device when."""
+"""Clocks and other ways to run that can be switched, and the report of what the engine counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from cavs import _cuda, _engine
 from cavs.config import require
-from cavs.cuda.engine import SHARED, CudaEngine
-from cavs.runtime.variant import Variant
+from cavs.cuda.engine import SHARED
+from cavs.runtime.interface import Executor
+from cavs.runtime.variant import Variant, Variants
 
 Span = tuple[str, int, float, float]  # name, lane, begin, end
 
 
-class Inspected:
-    """The part of a session that switches clocks, and other ways to run, on and off."""
+class Profiler:
+    """Switches of all executors of a session, those that are yet to be made included."""
 
-    _variants: dict[Any, Variant]
-    _latest: dict[bool, Variant]
-    _cuda: CudaEngine | None
-    _profiling: bool
-    _serial: bool
+    def __init__(self, on_device: bool, variants: Variants) -> None:
+        self._on_device, self._variants = on_device, variants
+        self._profiling = self._serial = False
 
-    @property
-    def optional_features(self) -> tuple[str, ...]:
-        """What schedules are made for; empty before the first batch."""
-        for variant in self._variants.values():
-            if variant.traced is not None:
-                return variant.optional
-        return ()
-
-    def latest(self, training: bool = True) -> Variant | None:
-        """The way in which the model is compiled that a batch was last prepared for."""
-        return self._latest.get(training)
+    def configure(self, executor: Executor) -> None:
+        """Set a new executor to the way in which the others run."""
+        if isinstance(executor, _engine.Executor):
+            executor.set_serial(self._serial)
+        executor.set_profiling(self._profiling)
 
     def set_profiling(self, on: bool) -> None:
-        """Times every stage and instruction of later runs; see report()."""
+        """Time every stage and instruction of later runs, or stop."""
         self._profiling = on
-        for variant in self._variants.values():
-            if variant.executor is not None:
-                variant.executor.set_profiling(on)
+        for executor in self._variants.executors():
+            executor.set_profiling(on)
 
     def set_serial(self, on: bool) -> None:
-        """One vertex at a time on one thread: the engine's own oracle, on the CPU alone."""
-        require(self._cuda is None, "on", on, "a session on the CPU")
+        """Run one vertex at a time on one thread, or stop; ConfigError on a device."""
+        require(not self._on_device, "on", on, "a session on the CPU")
         self._serial = on
-        for variant in self._variants.values():
-            if isinstance(variant.executor, _engine.Executor):
-                variant.executor.set_serial(on)
+        for executor in self._variants.executors():
+            if isinstance(executor, _engine.Executor):
+                executor.set_serial(on)
 
     def set_tracing(self, on: bool) -> None:
-        """Notes when the stages of later runs stand on a device, or stops; see trace()."""
-        require(self._cuda is not None, "on", on, "a session on a device")
-        for variant in self._variants.values():
-            if isinstance(variant.executor, _cuda.Executor):
-                variant.executor.set_tracing(on)
+        """Record a timeline of later runs, or stop; ConfigError on the CPU."""
+        require(self._on_device, "on", on, "a session on a device")
+        for executor in self._variants.executors():
+            if isinstance(executor, _cuda.Executor):
+                executor.set_tracing(on)
 
-    def trace(self, training: bool = True) -> list[Span]:
-        """What was on a device when, of the programs that had run when tracing began.
-
-        (name, lane, begin, end), in seconds of ``time.perf_counter``. Lanes 0 and 1 run the stages,
-        2 is for what goes up, -1 is the host. Steps are not waited for as they are in profiling.
-        """
-        variant = self._latest.get(training)
-        executor = None if variant is None else variant.executor
+    def timeline(self, variant: Variant | None) -> list[Span]:
+        """Return the recorded timeline; empty on the CPU."""
+        executor = None if variant is None or variant.build is None else variant.build.executor
         return executor.trace() if isinstance(executor, _cuda.Executor) else []
 
+    def report(self, variant: Variant | None) -> dict[str, Any]:
+        """Return what the engine counted of ``variant``; empty before it is built.
 
-def report_of(variant: Variant | None, variants: Iterable[Variant]) -> dict[str, Any]:
-    """The report of one of a session's ``variants``; empty before it has run.
-
-    On a device with what the others hold there.
-    """
-    if variant is None or variant.executor is None:
-        return {}
-    found = variant.executor.report()
-    if "memory" in found:
-        others = [v.executor.report() for v in variants if v.executor and v is not variant]
-        found["memory"]["programs"] = sum(
-            size for of in others for part, size in of["memory"].items() if part not in SHARED
-        )
-    return found
+        On a device, ``memory`` includes what the other programs of the session hold there.
+        """
+        if variant is None or variant.build is None:
+            return {}
+        executor = variant.build.executor
+        found = executor.report()
+        if "memory" in found:
+            others = [x.report() for x in self._variants.executors() if x is not executor]
+            found["memory"]["programs"] = sum(
+                size for of in others for part, size in of["memory"].items() if part not in SHARED
+            )
+        return found

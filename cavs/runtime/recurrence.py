@@ -10,7 +10,8 @@ from cavs.cuda.engine import CudaEngine
 from cavs.errors import DeviceError
 from cavs.ir import Graph
 from cavs.passes.match_recurrences import count_recurrences
-from cavs.runtime.variant import BatchLike, Executor, Variant
+from cavs.runtime.interface import BatchLike, Executor
+from cavs.runtime.variant import Variant
 
 CUDNN = ("never", "auto", "always")
 TRIALS = 3  # runs of a class of batches on either kernels that count, after one that does not
@@ -46,10 +47,11 @@ class Lstms:
         """Whether ``batch``, which ``variant`` was traced for, can run by cuDNN."""
         if self._engine is None or self._choice == "never" or self._lacks:
             return False
-        if variant.traced is None or not batch.topology.chains:
+        if variant.trace is None or not batch.topology.chains:
             return False
-        if self._counted[0] is not variant.traced:
-            self._counted = variant.traced, count_recurrences(variant.traced)
+        graph = variant.trace.graph
+        if self._counted[0] is not graph:
+            self._counted = graph, count_recurrences(graph)
         return self._counted[1] > 0
 
     def take(self, variant: Variant, batch: BatchLike) -> bool:
@@ -132,8 +134,8 @@ def _class_of(variant: Variant, batch: BatchLike) -> _Class:
     vertices, edges = int(batch.topology.num_vertices), int(batch.topology.num_edges)
     sequences = vertices - edges
     return (
-        variant.training,
-        variant.with_loss,
+        variant.key.training,
+        variant.key.with_loss,
         (sequences - 1).bit_length(),
         (vertices - 1).bit_length(),
     )

@@ -1,4 +1,4 @@
-"""Traces a model for the features of batches."""
+"""Traces a model for the features of batches, and decides from batches how it is compiled."""
 
 from __future__ import annotations
 
@@ -11,113 +11,138 @@ from cavs.data.features import MAX_OPTIONAL
 from cavs.data.merge import LEAF
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
+from cavs.ir import Graph
 from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves
 from cavs.passes.merge_vertices import distinguishing
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_schema
-from cavs.runtime.variant import BatchLike, Variant
+from cavs.runtime.interface import BatchLike
+from cavs.runtime.variant import Decisions, Trace, Variant, VariantKey
 
 MAX_KINDS = 32  # of vertices that a model is compiled for
-MAX_RECOMPILES = 8  # times that new ones came after it was compiled
+MAX_RECOMPILES = 8  # for kinds that come after compilation
 
 
 def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: BatchLike) -> None:
-    """Traces ``model``, anew where a feature turns out to be absent at some vertex.
+    """Trace ``model`` unless the trace of ``variant`` holds for ``batch``.
 
     schema: type of every feature of ``batch``. Raises what tracing raises, and FeatureError where
-    a feature is not what it was.
+    a feature has changed its type; the variant is unchanged then.
     """
-    if variant.traced is not None and not guessed(variant, batch):
-        if schema == variant.last_schema:
+    known, decisions = variant.trace, variant.decisions
+    if (
+        known is not None
+        and known.merged_features == decisions.merged_features
+        and not _guessed(known, batch)
+    ):
+        if schema == known.last_schema:
             return
-        check_schema(variant.traced, variant.schema, schema, batch)
-        if not lacks(variant, batch):
-            variant.last_schema = schema
+        check_schema(known.graph, known.schema, schema, batch)
+        if not _lacks(known, decisions, batch):
+            known.last_schema = schema
             return
-    variant.last_schema, variant.traced, variant.executor = {}, None, None
-    old = variant.schema
-    variant.schema = {
+    found = _traced(variant.key, decisions, known, model, schema, batch)
+    while len(found.optional) > MAX_OPTIONAL:
+        decisions.merge_features(_mergeable(found))
+        found = _traced(variant.key, decisions, known, model, schema, batch)
+    if known is not None and known.optional != found.optional:
+        decisions.kinds = ()
+    variant.trace, variant.build = found, None
+
+
+def _traced(
+    key: VariantKey,
+    decisions: Decisions,
+    known: Trace | None,
+    model: Model,
+    schema: Mapping[str, Any],
+    batch: BatchLike,
+) -> Trace:
+    absent = set(decisions.absent)
+    if known is not None:
+        absent |= {n for n, f in known.schema.items() if f.optional}
+    features = {
         n: Feature(
             s.kind,
             s.dtype,
             tuple(s.shape),
-            n not in variant.merged_features
-            and bool(s.has_absent or n in variant.absent or (n in old and old[n].optional)),
+            n not in decisions.merged_features and bool(s.has_absent or n in absent),
         )
         for n, s in schema.items()
     }
-    of_edges = any(f.where == "edge" for f in variant.schema.values())
-    variant.without_edges = of_edges and not batch.topology.num_edges
-    variant.traced = trace_model(
-        model,
-        variant.schema,
-        training=variant.training,
-        with_loss=variant.with_loss,
-        edges=batch.topology.num_edges > 0,
+    edges = batch.topology.num_edges > 0
+    graph = trace_model(
+        model, features, training=key.training, with_loss=key.with_loss, edges=edges
     )
-    if variant.merging:
-        variant.distinguishing = distinguishing(variant.traced, variant.training)
-    optional, decided = variant.optional, variant.child_numbers
-    set_child_numbers(variant, decided or 0)
-    variant.child_numbers = decided
-    if len(variant.optional) > MAX_OPTIONAL:
-        merge_features(variant)
-        return trace(variant, model, schema, batch)
-    if optional != variant.optional:
-        variant.kinds = ()
-    if variant.pending_kinds:
-        variant.kinds, variant.pending_kinds = variant.pending_kinds, ()
+    return Trace(
+        graph,
+        features,
+        _optional(graph, decisions.child_numbers or 0),
+        distinguishing(graph, key.training) if key.merging else None,
+        decisions.merged_features,
+        not edges and any(f.where == "edge" for f in features.values()),
+    )
+
+
+def _optional(graph: Graph, child_numbers: int) -> tuple[str, ...]:
+    return optional_features(hoist_products_to_leaves(graph) if child_numbers else graph)
 
 
 def fits(variant: Variant, batch: BatchLike) -> bool:
-    """Whether the trace of ``variant`` holds for ``batch``, too."""
-    return not guessed(variant, batch) and not lacks(variant, batch)
+    """True if the trace of ``variant`` holds for ``batch``."""
+    found = variant.traced
+    return not _guessed(found, batch) and not _lacks(found, variant.decisions, batch)
 
 
-def guessed(variant: Variant, batch: BatchLike) -> bool:
-    """Whether features of edges were traced where there were none, and are in ``batch``."""
-    return variant.without_edges and batch.topology.num_edges > 0
+def _guessed(trace: Trace, batch: BatchLike) -> bool:
+    """True if types of edge features were a guess, and ``batch`` has edges."""
+    return trace.without_edges and batch.topology.num_edges > 0
 
 
-def lacks(variant: Variant, batch: BatchLike) -> bool:
-    """Whether a feature is absent somewhere that the trace takes for present everywhere."""
+def _lacks(trace: Trace, decisions: Decisions, batch: BatchLike) -> bool:
+    """True if a feature is absent somewhere that the trace takes for present everywhere."""
     return any(
-        (s.has_absent or n in variant.absent) and not variant.schema[n].optional
+        (s.has_absent or n in decisions.absent) and not trace.schema[n].optional
         for n, s in batch.feature_schema().items()
-        if n in variant.schema and n not in variant.merged_features
+        if n in trace.schema and n not in decisions.merged_features
     )
 
 
+def _mergeable(trace: Trace) -> set[str]:
+    return {name for name in trace.optional if not name.startswith(LEAF)}
+
+
 def must_merge_features(variant: Variant, kinds: Collection[int]) -> bool:
-    """Whether ``kinds`` of vertices besides the known ones are too many to compile for each."""
-    if all(name.startswith(LEAF) for name in variant.optional):
+    """True if ``kinds`` of vertices besides the known ones are too many to compile for each."""
+    decisions = variant.decisions
+    if not _mergeable(variant.traced):
         return False
-    new = set(kinds) - set(variant.kinds)
-    late = bool(new) and variant.executor is not None and variant.recompiles >= MAX_RECOMPILES
-    return late or len(variant.kinds) + len(new) > MAX_KINDS
-
-
-def decide_shape(variant: Variant, schedule: _engine.Schedule, agreed: bool) -> None:
-    """What a program is compiled for, of the first batch that shows it; nothing where replicas,
-    whose batches differ, have agreed on a program, or a session goes on with one that had none."""
-    vertices, edges = schedule.batch.num_vertices, schedule.batch.num_edges
-    if variant.shared is None:
-        variant.shared = edges > vertices and not agreed
-    known = any(key % 2 for key in variant.kinds)  # with children
-    if variant.shape is None and edges and not (agreed or known):
-        inner = sum(end - begin for key, (begin, end), _ in schedule.kinds if key % 2)
-        variant.shape = Shape((vertices - inner) / inner, edges / inner)
+    new = set(kinds) - set(decisions.kinds)
+    late = bool(new) and variant.build is not None and decisions.recompiles >= MAX_RECOMPILES
+    return late or len(decisions.kinds) + len(new) > MAX_KINDS
 
 
 def merge_features(variant: Variant) -> None:
-    """Vertices without features that some have are no kinds any more: they read rows of zeros."""
-    variant.merged_features |= {name for name in variant.optional if not name.startswith(LEAF)}
-    variant.traced, variant.kinds, variant.last_schema = None, (), {}
+    """Let no absent feature make kinds of vertices; the model is traced again for that."""
+    variant.decisions.merge_features(_mergeable(variant.traced))
 
 
-def set_child_numbers(variant: Variant, numbers: int) -> None:
-    """Hoist products of the first ``numbers`` children, see passes.hoist_products_to_leaves."""
-    assert variant.traced is not None
-    variant.child_numbers = numbers
-    graph = hoist_products_to_leaves(variant.traced) if numbers else variant.traced
-    variant.optional = optional_features(graph)
+def decide_shape(decisions: Decisions, schedule: _engine.Schedule, agreed: bool) -> None:
+    """Decide from the first batch whether edges outnumber vertices, and the shape of its graphs.
+
+    agreed: replicas, whose batches differ, run one program: nothing is decided. Nor is the shape
+    where a session continues with a program that was compiled without one.
+    """
+    vertices, edges = schedule.batch.num_vertices, schedule.batch.num_edges
+    if decisions.shared is None:
+        decisions.shared = edges > vertices and not agreed
+    has_inner = any(key % 2 for key in decisions.kinds)
+    if decisions.shape is None and edges and not (agreed or has_inner):
+        inner = sum(end - begin for key, (begin, end), _ in schedule.kinds if key % 2)
+        decisions.shape = Shape((vertices - inner) / inner, edges / inner)
+
+
+def decide_child_numbers(variant: Variant, numbers: int) -> None:
+    """Compute products of the first ``numbers`` children at the child, see passes.hoist_products_to_leaves."""
+    variant.decisions.child_numbers = numbers
+    variant.traced.optional = _optional(variant.traced.graph, numbers)

@@ -11,9 +11,10 @@ from cavs.data.merge import LEAF
 from cavs.ir import BatchRule, Node
 from cavs.passes.merge_vertices import features_of_vertices, why_apart
 from cavs.passes.specialise import Kind
+from cavs.runtime.interface import BatchLike
 from cavs.runtime.loop_report import LoopReport
-from cavs.runtime.session import MERGED_FROM
-from cavs.runtime.variant import BatchLike, Variant
+from cavs.runtime.program_cache import MIN_MERGED
+from cavs.runtime.variant import Variant
 
 
 def not_batched(
@@ -84,18 +85,19 @@ def _kind_text(key: int, optional: Sequence[str]) -> str:
 
 def _apart(variant: Variant, batch: BatchLike, passes: Passes) -> Iterator[str]:
     """Vertices that look like another one and run all the same."""
-    graph = variant.traced
-    if graph is None or not graph.slots or variant.distinguishing is not None:
+    traced = variant.traced
+    graph = traced.graph
+    if not graph.slots or traced.distinguishing is not None:
         return
     vertices = int(batch.topology.num_vertices)
-    if variant.recurrent:
+    if variant.key.recurrent:
         why = "LSTMs over chains run as a whole"
     elif not passes.merge_vertices:
         why = "the pass merge_vertices is off"
     else:
-        why = why_apart(graph, variant.training)
-        if not why and vertices < MERGED_FROM:
-            why = f"in a batch of fewer than {MERGED_FROM} vertices looking for them costs too much"
+        why = why_apart(graph, variant.key.training)
+        if not why and vertices < MIN_MERGED:
+            why = f"in a batch of fewer than {MIN_MERGED} vertices looking for them costs too much"
     names = features_of_vertices(graph)
     if any(name.startswith("#") for name in names):
         yield f"equal vertices are not looked for: {why}"
@@ -107,8 +109,9 @@ def _apart(variant: Variant, batch: BatchLike, passes: Passes) -> Iterator[str]:
 
 
 def _merged_features(variant: Variant) -> Iterator[str]:
-    if variant.merged_features:
-        names = ", ".join(sorted(variant.merged_features))
+    merged = variant.decisions.merged_features
+    if merged:
+        names = ", ".join(sorted(merged))
         yield (
             f"with or without {names} makes no kinds any more, there were too many: "
             "vertices without read rows of zeros"

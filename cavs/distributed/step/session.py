@@ -19,7 +19,7 @@ from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.roles import Roles
 from cavs.errors import ProcessLocal
 from cavs.runtime import Session
-from cavs.runtime.variant import EvalResult
+from cavs.runtime import EvalResult
 from cavs.train.engine import Engine
 
 

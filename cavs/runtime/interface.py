@@ -1,0 +1,99 @@
+"""What a session takes and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from cavs import _cuda, _engine
+
+Array = npt.NDArray[Any]
+Executor = _engine.Executor | _cuda.Executor
+Inputs = tuple[_engine.Schedule, list[Array], list[Array]]  # with float and integer features
+
+
+class BatchLike(Protocol):
+    """What a session needs of a batch; cavs.data.GraphBatch implements it."""
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs in the batch."""
+        ...
+
+    @property
+    def topology(self) -> _engine.GraphBatch:
+        """The engine's graphs; ``vertex_offsets`` and ``edge_offsets`` say where each starts."""
+        ...
+
+    def graph_label(self, index: int) -> str:
+        """Return the name of a graph for error messages."""
+        ...
+
+    def feature_schema(self) -> Mapping[str, Any]:
+        """Return the type of every feature by name."""
+        ...
+
+    def schedule(self, optional: tuple[str, ...] = (), by_number: bool = True) -> _engine.Schedule:
+        """Return the engine's schedule for the features that may be absent."""
+        ...
+
+    def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> Any:
+        """Return the vertices that are distinct in the features ``names``, see cavs.data.merge."""
+        ...
+
+    def __getitem__(self, name: str) -> Array: ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The loss of a batch before the update; grad_norm: global L2 norm before clipping."""
+
+    loss: float
+    grad_norm: float
+
+
+class PendingStep:
+    """A step that may still run on a device: reading a result waits for it, not for later steps.
+
+    Reading raises DeviceError if the device has failed meanwhile.
+    """
+
+    def __init__(self, step: _cuda.Step) -> None:
+        self.step = step
+
+    @cached_property
+    def _outcome(self) -> tuple[float, float, bool]:
+        return self.step.wait()
+
+    @property
+    def loss(self) -> float:
+        """The loss of the batch before the update."""
+        return self._outcome[0]
+
+    @property
+    def grad_norm(self) -> float:
+        """The global L2 norm of the gradient before clipping."""
+        return self._outcome[1]
+
+    @property
+    def applied(self) -> bool:
+        """True if parameters were updated: loss and norm are finite, here and in earlier steps."""
+        return self._outcome[2]
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """The loss (NaN without one) and outputs by name, with rows in the order of the batch.
+
+    weight: the weight of this loss in a mean over batches. It is the number of terms (ignored
+    labels are none) of a loss that is a mean over terms, as the losses of cavs.ops are unless
+    reduced otherwise, and the number of graphs for any other loss.
+    """
+
+    loss: float
+    outputs: dict[str, Array]
+    weight: float

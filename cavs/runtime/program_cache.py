@@ -1,0 +1,297 @@
+"""The programs of a session: traced and compiled for the batches that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cavs import _engine
+from cavs.compiler.pipeline import Compiled, Passes, compile_graph
+from cavs.compiler.program import Program
+from cavs.cuda.engine import CudaEngine
+from cavs.data.features import MAX_OPTIONAL
+from cavs.errors import FAULT, CompileError, DeviceError
+from cavs.frontend.model import Model, require_same_parameters
+from cavs.frontend.parameter import Parameter
+from cavs.ir import origin
+from cavs.passes.hoist_products_to_leaves import multiplied_children
+from cavs.passes.specialise import optional_features
+from cavs.runtime.check import check_arity, check_batch
+from cavs.runtime.edge_types import EdgeTypes
+from cavs.runtime.encode import encode
+from cavs.runtime.inputs import features, schedule_of
+from cavs.runtime.interface import BatchLike, Executor, Inputs
+from cavs.runtime.parameter_sync import ParameterSync
+from cavs.runtime.profiler import Profiler
+from cavs.runtime.recurrence import Lstms
+from cavs.runtime.tracing import (
+    decide_child_numbers,
+    decide_shape,
+    fits,
+    merge_features,
+    must_merge_features,
+    trace,
+)
+from cavs.runtime.variant import Build, Variant, VariantKey, Variants
+
+MIN_MERGED = 256  # vertices of a batch; below, the search for equal ones costs what it saves
+MAX_CHILD_NUMBERS = 4  # each doubles the number of possible kinds
+MIN_READERS = 1.15  # mean number of parents that read a product at the child for it to pay
+
+
+class Prepared(NamedTuple):
+    """A batch ready to run: its variant, which is built; whose rows run; the engine's inputs.
+
+    rows: the batch, or its distinct vertices.
+    """
+
+    variant: Variant
+    rows: Any
+    inputs: Inputs
+
+    @property
+    def executor(self) -> Executor:
+        """The executor that runs it."""
+        return self.variant.built.executor
+
+    @property
+    def compiled(self) -> Compiled:
+        """The compiled program."""
+        return self.variant.built.compiled
+
+
+@dataclass
+class ProgramCache:
+    """Traces and compiles ``model``, and keeps a program for every variant.
+
+    products: the CPU's way to compute products. latest: the variant that was last prepared, by
+    whether it trains.
+    """
+
+    model: Model
+    parameters: Mapping[str, Parameter]
+    dtype: np.dtype[Any]
+    passes: Passes
+    replicated: bool
+    cuda: CudaEngine | None
+    products: str
+    variants: Variants
+    lstms: Lstms
+    sync: ParameterSync
+    profiler: Profiler
+
+    def __post_init__(self) -> None:
+        self.edge_types = EdgeTypes(self.model)
+        self.latest: dict[bool, Variant] = {}
+
+    # ---- batches that run ----------------------------------------------------------------------
+
+    def prepare(
+        self, batch: BatchLike, training: bool, with_loss: bool, record: bool = False
+    ) -> Prepared:
+        """Return ``batch`` ready to run; record: keep the text of every pass if it compiles."""
+        check_batch(batch)
+        self.sync.follow_others()
+        while True:
+            variant = self._select(batch, training, with_loss)
+            rows = self._rows(variant, batch)
+            schedule = self._schedule(variant, rows)
+            check_arity(variant.traced.graph, schedule.max_arity, batch)
+            kinds = {k for k, _, _ in schedule.kinds}
+            if must_merge_features(variant, kinds):
+                merge_features(variant)
+                continue
+            decide_shape(variant.decisions, schedule, self._replicas(training))
+            if not self._is_built(variant, kinds):
+                try:
+                    self.compile(variant, kinds, record)
+                except DeviceError as error:
+                    if not (variant.key.recurrent and self.lstms.give_up(error)):
+                        raise
+                    continue
+            self.latest[training] = variant
+            prepared = Prepared(variant, rows, self._inputs(variant, rows, batch))
+            self.lstms.clock(prepared.executor)
+            return prepared
+
+    def prepare_known(self, batch: BatchLike, training: bool) -> None:
+        """Make the schedules of ``batch`` for programs that exist; safe in another thread."""
+        for with_loss in (True, False):
+            variant = self._known(batch, training, with_loss)
+            if variant is not None and variant.build is not None:
+                self._inputs(variant, self._rows(variant, batch), batch)
+
+    def is_new(self, batch: BatchLike) -> bool:
+        """True if a training step on ``batch`` would compile."""
+        variant = self._known(batch, True, True)
+        if variant is None or variant.build is None or not fits(variant, batch):
+            return True
+        kinds = self._schedule(variant, self._rows(variant, batch)).kinds
+        return not self._is_built(variant, {k for k, *_ in kinds})
+
+    def compile_for(
+        self, batch: BatchLike, union: Callable[[Sequence[Any]], Sequence[Any]]
+    ) -> None:
+        """Compile training for ``batch`` and what ``union`` adds, see Session.compile_for."""
+        absent = {n for n, s in batch.feature_schema().items() if s.has_absent}
+        absent = absent.union(*(v.absent_features() for v in self.variants.values()))
+        everywhere = frozenset(union(sorted(absent)))
+        variant = self._mergeable_variant(batch, True, True, everywhere)
+        schedule = self._schedule(variant, self._rows(variant, batch))
+        found = {int(k) for k, _, _ in schedule.kinds}
+        kinds = set(union(sorted(found | set(variant.decisions.kinds))))
+        if must_merge_features(variant, kinds):
+            merge_features(variant)
+            self.compile_for(batch, union)
+        else:
+            self.compile(variant, kinds)
+
+    # ---- choosing a variant --------------------------------------------------------------------
+
+    def _select(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant:
+        """The variant that runs ``batch``, traced for it."""
+        variant = self._mergeable_variant(batch, training, with_loss)
+        if self.lstms.take(variant, batch):
+            key = VariantKey(training, with_loss, merging=False, recurrent=True)
+            return self._variant(key, batch)
+        return variant
+
+    def _mergeable_variant(
+        self,
+        batch: BatchLike,
+        training: bool,
+        with_loss: bool,
+        absent: frozenset[str] = frozenset(),
+    ) -> Variant:
+        """The variant for distinct vertices where they are worth a search, else that for all."""
+        key = VariantKey(training, with_loss, self._merges(batch, training))
+        variant = self._variant(key, batch, absent)
+        if key.merging and variant.traced.distinguishing is None:
+            variant = self._variant(key._replace(merging=False), batch, absent)
+        return variant
+
+    def _variant(
+        self, key: VariantKey, batch: BatchLike, absent: frozenset[str] = frozenset()
+    ) -> Variant:
+        """The variant, traced for what ``batch`` has and for features ``absent`` elsewhere."""
+        variant = self.variants.setdefault(key, Variant(key))
+        variant.expect_absent(absent)
+        trace(variant, self.model, self.edge_types.schema(batch), batch)
+        return variant
+
+    def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
+        """The variant that runs ``batch`` if it is traced."""
+        key = VariantKey(training, with_loss, self._merges(batch, training))
+        variant = self.variants.get(key)
+        traced = None if variant is None else variant.trace
+        if key.merging and traced is not None and traced.distinguishing is None:
+            variant = self.variants.get(key._replace(merging=False))
+        if variant is not None and self.lstms.settled(variant, batch):
+            key = VariantKey(training, with_loss, merging=False, recurrent=True)
+            variant = self.variants.get(key)
+        return variant
+
+    def _merges(self, batch: BatchLike, training: bool) -> bool:
+        large = bool(batch.topology.num_vertices >= MIN_MERGED)
+        return self.passes.merge_vertices and (large or self._replicas(training))
+
+    def _replicas(self, training: bool) -> bool:
+        """True if all replicas must run the same program, whatever their batches look like."""
+        return self.replicated and training
+
+    # ---- rows and inputs -----------------------------------------------------------------------
+
+    def _rows(self, variant: Variant, batch: BatchLike) -> Any:
+        """What the engine runs: the distinct vertices of ``batch``, or ``batch`` itself."""
+        names = variant.traced.distinguishing
+        if names is None:
+            return batch
+        if variant.decisions.child_numbers is None:
+            self._decide_products(variant, names, batch)
+        return batch.merged(names, variant.decisions.child_numbers or 0)
+
+    def _decide_products(self, variant: Variant, names: tuple[str, ...], batch: BatchLike) -> None:
+        """Decide once, by the first batch, whether leaves have parents enough to share products."""
+        graph = variant.traced.graph
+        wanted = self.passes.hoist_products_to_leaves and self.passes.specialise
+        wanted &= not self._replicas(variant.key.training)
+        numbers = multiplied_children(graph) if wanted else 0
+        room = min(MAX_CHILD_NUMBERS, MAX_OPTIONAL - len(optional_features(graph)))
+        if 0 < numbers <= room:
+            merged = batch.merged(names, numbers)
+            numbers = numbers if merged.reads_per_product >= MIN_READERS else 0
+        decide_child_numbers(variant, numbers if numbers <= room else 0)
+
+    def _schedule(self, variant: Variant, rows: Any) -> _engine.Schedule:
+        return schedule_of(variant.traced.optional, rows, self.cuda is not None)
+
+    def _inputs(self, variant: Variant, rows: Any, batch: BatchLike) -> Inputs:
+        how = rows is not batch, self.dtype, self.edge_types.rows
+        schedule = self._schedule(variant, rows)
+        return schedule, *features(variant.built.compiled.program, rows, *how)
+
+    # ---- compiling -----------------------------------------------------------------------------
+
+    def _is_built(self, variant: Variant, kinds: set[int]) -> bool:
+        """True if the program covers ``kinds`` and has the gradients that are trained."""
+        if variant.build is None or not kinds <= set(variant.decisions.kinds):
+            return False
+        if not variant.key.training:
+            return True
+        frozen = self._frozen()  # replicas would exchange gradients of frozen parameters in vain
+        return variant.build.frozen == frozen if self.replicated else variant.build.frozen <= frozen
+
+    def _frozen(self) -> frozenset[str]:
+        return frozenset(n for n, p in self.parameters.items() if not p.trainable)
+
+    def compile(self, variant: Variant, found: set[int], record: bool = False) -> None:
+        """Compile for the kinds known and ``found``; an error leaves ``variant`` unchanged."""
+        key, decisions, traced = variant.key, variant.decisions, variant.traced
+        require_same_parameters(self.model, self.parameters)
+        kinds = tuple(sorted(set(decisions.kinds) | found))
+        with origin(""):
+            compiled = compile_graph(
+                traced.graph,
+                kinds,
+                list(self.parameters),
+                training=key.training,
+                merging=traced.distinguishing is not None,
+                shared=bool(decisions.shared),
+                nth_shared=bool(decisions.child_numbers),
+                passes=self.passes,
+                record=record,
+                replicated=self.replicated,
+                recurrent=key.recurrent,
+                beside=self.cuda is not None,
+                shape=decisions.shape,
+            )
+        program = compiled.program
+        if program.optional != traced.optional:
+            raise CompileError(
+                f"kinds of vertices are numbered by {traced.optional}, "
+                f"the program reads them by {program.optional}",
+                hint=FAULT,
+            )
+        build = Build(compiled, self._executor(program), self._frozen())
+        decisions.recompiles += variant.build is not None and len(kinds) > len(decisions.kinds)
+        decisions.kinds, variant.build = kinds, build
+
+    def _executor(self, program: Program) -> Executor:
+        executor: Executor
+        arrays = self.sync.take_arrays()
+        if self.cuda is None:
+            executor = _engine.Executor(encode(program), arrays, self.products)
+        else:
+            executor = self.cuda.executor(program, encode(program), arrays)
+        self.profiler.configure(executor)
+        return executor
+
+    def recorded(self, batch: BatchLike, training: bool, with_loss: bool) -> Compiled:
+        """Return the program for ``batch`` with the text of every pass."""
+        prepared = self.prepare(batch, training, with_loss, record=True)
+        if not prepared.compiled.stages:
+            self.compile(prepared.variant, set(), record=True)
+        return prepared.compiled
