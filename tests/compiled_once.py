@@ -11,7 +11,7 @@ from cavs.compiler.pipeline import compile_graph
 from cavs.frontend import Parameter
 from cavs.ir.graph import Slot
 from cavs.ir.types import Domain
-from cavs.runtime import session
+from cavs.runtime import program_cache
 
 MOST = 50
 _known, _lock = OrderedDict(), threading.Lock()
@@ -67,4 +67,4 @@ def compile_once(traced, kinds, parameters, **options):
 @pytest.fixture(autouse=True)
 def compiled_once(monkeypatch):
     """Let all sessions of the test process share compiled programs."""
-    monkeypatch.setattr(session, "compile_graph", compile_once)
+    monkeypatch.setattr(program_cache, "compile_graph", compile_once)

@@ -16,8 +16,7 @@ import cavs
 from cavs import _engine
 from cavs.compiler import pipeline
 from cavs.compiler.pipeline import Passes
-from cavs.runtime import session as session_module
-from cavs.runtime import tracing
+from cavs.runtime import program_cache, tracing
 from tests.compiled_once import compile_once
 from tests.oracle import amplified, assert_close, numeric_slope, reference, slope_of, too_steep
 from tests.random_cells import RandomModel, batches, graph_of, models, traced_parameters
@@ -67,7 +66,7 @@ class Case:
         # These batches are small; in half of them products of child values are done at the child.
         if shared is None:
             shared = 0.0 if batch.num_vertices % 2 else np.inf
-        with mock.patch.multiple(session_module, MERGED_FROM=1, SHARED_FROM=shared):
+        with mock.patch.multiple(program_cache, MIN_MERGED=1, MIN_READERS=shared):
             try:
                 check(session, batch, self.expected, self.forward, tolerance)
             except AssertionError:
@@ -113,7 +112,7 @@ def test_every_precision_equals_the_oracle(model, batch, narrow):
     products are off by the bound.
     """
     case = Case(model, batch)
-    with mock.patch.object(session_module, "compile_graph", compile_once):
+    with mock.patch.object(program_cache, "compile_graph", compile_once):
         case.compare(FLOAT64)
         case.compare(FLOAT32, dtype=np.float32)
         for precision in [p for p in NARROW if narrow and _engine.isa(p) != _engine.isa()]:
@@ -126,7 +125,7 @@ def test_every_precision_equals_the_oracle(model, batch, narrow):
 def test_cells_with_kinks_equal_the_oracle(model, batch, serial):
     """A fifth of them one vertex at a time, too, or all that are asked for."""
     case = Case(model, batch)
-    with mock.patch.object(session_module, "compile_graph", compile_once):
+    with mock.patch.object(program_cache, "compile_graph", compile_once):
         case.compare(FLOAT64)
         if serial:
             case.compare(FLOAT64, serial=True)

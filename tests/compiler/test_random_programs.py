@@ -12,8 +12,7 @@ import cavs
 from cavs import ops
 from cavs.compiler.pipeline import Passes
 from cavs.errors import TraceError
-from cavs.runtime import session as session_module
-from cavs.runtime import tracing
+from cavs.runtime import program_cache, tracing
 from tests import random_programs
 from tests.compiler.test_equality import check
 from tests.oracle import numeric_slope, reference, slope_of, traced
@@ -44,7 +43,7 @@ def compare(model, batch, tolerance, *, merged=True, **options):
     session = cavs.Session(model, **options)
     shared = 0.0 if batch.num_vertices % 2 else np.inf  # products of child values at the child
     least = 1 if merged else 10**9
-    with mock.patch.multiple(session_module, MERGED_FROM=least, SHARED_FROM=shared):
+    with mock.patch.multiple(program_cache, MIN_MERGED=least, MIN_READERS=shared):
         check(session, batch, expected, forward, tolerance)
 
 

@@ -14,7 +14,7 @@ import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
 from cavs.data import Graph, batch
-from cavs.runtime import session as session_module
+from cavs.runtime import program_cache
 from tests.data.dags import child_lists
 from tests.oracle import assert_close, reference
 from tests.runtime.trees import Classifier, binary, treebank
@@ -138,7 +138,7 @@ def test_a_chain_of_5000_and_its_copy():
 
 @pytest.fixture
 def always(monkeypatch):
-    monkeypatch.setattr(session_module, "MERGED_FROM", 1)
+    monkeypatch.setattr(program_cache, "MIN_MERGED", 1)
 
 
 def test_sessions_run_distinct_vertices_only(always):
@@ -158,7 +158,7 @@ def test_sessions_run_distinct_vertices_only(always):
 @pytest.mark.parametrize(("shared", "numbers"), [(0.0, 2), (np.inf, 0)])
 def test_products_at_the_leaves(always, monkeypatch, shared, numbers):
     """Where leaves have parents enough, they are multiplied once for all of these."""
-    monkeypatch.setattr(session_module, "SHARED_FROM", shared)
+    monkeypatch.setattr(program_cache, "MIN_READERS", shared)
     model, whole = Classifier(), treebank(12)
     session, apart = cavs.Session(model), cavs.Session(model, passes=OFF)
     names = [name for name, _ in session.compiled(whole).stages]
@@ -171,7 +171,7 @@ def test_products_at_the_leaves(always, monkeypatch, shared, numbers):
     for name, g in expected.items():
         assert_close(found[name], g, 1e-5, name)
     # What is decided stays, also for a session that goes on from here.
-    monkeypatch.setattr(session_module, "SHARED_FROM", 1.0)
+    monkeypatch.setattr(program_cache, "MIN_READERS", 1.0)
     other = cavs.Session(model)
     other.load_state_dict(session.state_dict())
     again, same = other.gradients(whole)

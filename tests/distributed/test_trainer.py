@@ -30,7 +30,7 @@ from cavs.distributed.strategy import (
 from cavs.distributed.sync.all_reduce import DenseAllReduce
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
-from cavs.runtime.session import MERGED_FROM
+from cavs.runtime.program_cache import MIN_MERGED
 from cavs.train.checkpoint import read_checkpoint
 
 
@@ -281,7 +281,7 @@ def test_clipping_before_compression_is_of_the_gradient_that_is_applied(size, gr
 def test_equal_vertices_computed_once_count_as_often_as_they_occur(size):
     """Batches above the size from which copies are merged, in different numbers on each rank."""
     graphs = trees(500, 3)
-    assert sum(g.num_vertices for g in graphs) > 3 * size * MERGED_FROM
+    assert sum(g.num_vertices for g in graphs) > 3 * size * MIN_MERGED
     optimizer = cavs.optim.SGD(lr=0.1)
     model = Tree()
     passes = Passes(merge_vertices=False)

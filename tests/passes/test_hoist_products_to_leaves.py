@@ -12,7 +12,7 @@ from cavs.ir import Graph
 from cavs.ir.interpret import interpret
 from cavs.passes.differentiate import differentiate
 from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves, multiplied_children
-from cavs.runtime import session as session_module
+from cavs.runtime import program_cache
 from models.tree_lstm import SentimentClassifier
 from tests.oracle import assert_close, inputs_of
 from tests.passes.graphs import SCHEMA, traced
@@ -75,7 +75,7 @@ def test_memory_of_merged_words_and_phrases(monkeypatch):
     assert len(joined) == 6 and all("sigmoid" in b.value or "tanh" in b.value for b in joined)
     (products,) = [b for b in found.buffers if b.space == "leaves"]
     assert products.bytes < 4 * products.width * found.run.distinct / 2
-    monkeypatch.setattr(session_module, "SHARED_FROM", np.inf)
+    monkeypatch.setattr(program_cache, "MIN_READERS", np.inf)
     without = cavs.explain(model, batch)
     assert "hoist_products_to_leaves" not in [name for name, _ in without.stages]
     assert not any(b.space == "leaves" for b in without.buffers)

@@ -16,7 +16,7 @@ from cavs.ir import Domain, Graph
 from cavs.ir.interpret import interpret
 from cavs.passes.differentiate import differentiate
 from cavs.passes.restrict_to_labelled import restrict_to_labelled
-from cavs.runtime import session as session_module
+from cavs.runtime import program_cache
 from tests.oracle import assert_close, inputs_of, reference
 from tests.passes.graphs import SCHEMA
 
@@ -163,7 +163,7 @@ def test_the_interpreter_sees_no_difference(name, labels):
 @pytest.mark.parametrize("name", MODELS)
 def test_training_equals_the_oracle(name, merged, monkeypatch):
     """Batches with labels at roots, at some vertices and nowhere, one after the other."""
-    monkeypatch.setattr(session_module, "MERGED_FROM", 1 if merged else 10**9)
+    monkeypatch.setattr(program_cache, "MIN_MERGED", 1 if merged else 10**9)
     model = model_of(name)
     session = cavs.Session(model, dtype=np.float64)
     rng = np.random.default_rng(1)
@@ -231,8 +231,8 @@ class SecondChild(cavs.VertexFunction):
 
 def test_products_at_leaves_that_only_the_loss_reads(monkeypatch):
     """Kinds of vertices are numbered by which child of another they are."""
-    monkeypatch.setattr(session_module, "MERGED_FROM", 1)
-    monkeypatch.setattr(session_module, "SHARED_FROM", 0)
+    monkeypatch.setattr(program_cache, "MIN_MERGED", 1)
+    monkeypatch.setattr(program_cache, "MIN_READERS", 0)
     model = Losses(LOSSES["hidden"])
     model.cell = SecondChild()
     model.initialize(0, np.float64)

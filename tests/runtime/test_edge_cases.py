@@ -311,7 +311,7 @@ def test_top_down_over_reversed_graphs():
 def test_a_step_on_a_batch_seen_before_allocates_nothing_large(merged, monkeypatch):
     """NumPy tells tracemalloc of its arrays; a feature of this batch alone takes 80 kB."""
     model, batch = Classifier(nn.TreeFC(8), 8, 8), treebank(700)
-    monkeypatch.setattr("cavs.runtime.session.MERGED_FROM", 1 if merged else 1 << 30)
+    monkeypatch.setattr("cavs.runtime.program_cache.MIN_MERGED", 1 if merged else 1 << 30)
     trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.01))
     assert 4 * batch.num_vertices > 80_000
     for _ in range(2):

@@ -10,7 +10,7 @@ import pytest
 import cavs
 from cavs import nn
 from cavs.compiler.pipeline import Passes
-from cavs.runtime import session as session_module
+from cavs.runtime import program_cache
 from tests.runtime.trees import Classifier, graph, treebank
 
 
@@ -33,13 +33,13 @@ def test_every_stage_has_its_text(explained):
 
 
 def test_a_model_is_compiled_once_and_anew_only_for_text_that_was_not_kept(monkeypatch):
-    given, recorded = session_module.compile_graph, []
+    given, recorded = program_cache.compile_graph, []
 
     def counted(*arguments, **options):
         recorded.append(options["record"])
         return given(*arguments, **options)
 
-    monkeypatch.setattr(session_module, "compile_graph", counted)
+    monkeypatch.setattr(program_cache, "compile_graph", counted)
     batch, session = treebank(3), cavs.Session(Classifier())
     assert session.compiled(batch).stages and recorded == [True]
     session.gradients(batch)

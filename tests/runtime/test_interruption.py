@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.runtime import session as session_module
-from cavs.runtime import tracing
+from cavs.runtime import program_cache, tracing
 from tests.runtime.test_session_parameters import LEAVES, TREE, Classifier, check
 
 
@@ -27,7 +26,7 @@ def broken(monkeypatch):
     return once
 
 
-WAYS = [(session_module, "compile_graph"), (session_module, "encode")]
+WAYS = [(program_cache, "compile_graph"), (program_cache, "encode")]
 
 
 @pytest.mark.parametrize(("module", "name"), WAYS)

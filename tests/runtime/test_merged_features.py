@@ -37,9 +37,9 @@ def chains(features, count, seed=0, length=12):
     return cavs.batch(graphs)
 
 
-def variant_of(session):
+def decisions_of(session):
     (variant,) = session._variants.values()
-    return variant
+    return variant.decisions
 
 
 @pytest.mark.parametrize("features", [3, 7, 40])
@@ -54,18 +54,19 @@ def test_few_kinds_are_compiled_and_results_stay(features):
         assert_close(loss, expected["loss"], 1e-12, "loss")
         for key, value in gradients.items():
             assert_close(value, expected[f"grad:{key}"], 1e-12, key)
-    variants = session._variants.values()
-    assert all(len(v.kinds) <= tracing.MAX_KINDS for v in variants)
-    assert all(bool(v.merged_features) == (features > 3) for v in variants)
+    decisions = decisions_of(session)
+    assert len(decisions.kinds) <= tracing.MAX_KINDS
+    assert bool(decisions.merged_features) == (features > 3)
 
 
 def test_kinds_that_come_one_by_one():
     session = cavs.Session(Many(5))
-    with mock.patch.object(session, "_compile", wraps=session._compile) as compiled:
+    cache = session._programs
+    with mock.patch.object(cache, "compile", wraps=cache.compile) as compiled:
         for seed in range(80):
             session.gradients(chains(5, 1, seed, length=1))
-    variant = variant_of(session)
-    assert variant.merged_features and variant.recompiles == tracing.MAX_RECOMPILES
+    decisions = decisions_of(session)
+    assert decisions.merged_features and decisions.recompiles == tracing.MAX_RECOMPILES
     # Each of five features is absent once first.
     assert compiled.call_count <= tracing.MAX_RECOMPILES + 2 + 5
 
@@ -80,8 +81,8 @@ def test_who_resumes_runs_the_same_programs(tmp_path):
         first.step(batch)
     first.save(tmp_path / "c.safetensors")
     second.resume(tmp_path / "c.safetensors")
-    merged = variant_of(first.session).merged_features
-    assert merged and variant_of(second.session).merged_features == merged
+    merged = decisions_of(first.session).merged_features
+    assert merged and decisions_of(second.session).merged_features == merged
     for batch in batches[2:]:
         assert first.step(batch) == second.step(batch)
     for a, b in zip(first.parameters.values(), second.parameters.values(), strict=True):

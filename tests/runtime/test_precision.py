@@ -189,7 +189,7 @@ def test_products_that_ranks_repeat_have_the_same_bits_everywhere():
         session.gradients(chains(4))
         (variant,) = session._variants.values()
         outs.append(np.zeros((33, 90), "f4"))
-        variant.executor.add_product(left, right, outs[-1])
+        variant.built.executor.add_product(left, right, outs[-1])
     assert all((outs[0] == out).all() for out in outs)
 
 

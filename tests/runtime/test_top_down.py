@@ -10,7 +10,7 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.errors import GraphError, TraceError
-from cavs.runtime import session as session_module
+from cavs.runtime import program_cache
 from tests.oracle import assert_close, numeric_slope, reference, slope_of
 
 WIDTH = 5
@@ -141,7 +141,7 @@ def test_as_graphs_that_are_turned_round(name, serial):
     found.set_serial(serial)
     batch = cavs.batch(graphs())
     other = cavs.batch([g.reversed() for g in graphs()])
-    with mock.patch.object(session_module, "MERGED_FROM", 1):  # equal vertices stay apart
+    with mock.patch.object(program_cache, "MIN_MERGED", 1):  # equal vertices stay apart
         loss, gradients = found.gradients(batch)
         other_loss, other_gradients = expected.gradients(other)
         rows = found.predict(batch)["output"]

@@ -105,8 +105,8 @@ class ManyWords(cavs.Model):
 @pytest.mark.parametrize("count", [30, 32])
 def test_as_many_optional_features_as_there_can_be(monkeypatch, count):
     """Kinds by number of child take two bits more: with 32 features there is no room for them."""
-    monkeypatch.setattr("cavs.runtime.session.MERGED_FROM", 1)
-    monkeypatch.setattr("cavs.runtime.session.SHARED_FROM", 0.0)
+    monkeypatch.setattr("cavs.runtime.program_cache.MIN_MERGED", 1)
+    monkeypatch.setattr("cavs.runtime.program_cache.MIN_READERS", 0.0)
     rng = np.random.default_rng(0)
     graphs = []
     for i in range(6):
@@ -125,7 +125,7 @@ def test_as_many_optional_features_as_there_can_be(monkeypatch, count):
 
 def test_features_named_like_those_of_the_compiler(monkeypatch):
     """They are the user's; copies stay apart."""
-    monkeypatch.setattr("cavs.runtime.session.MERGED_FROM", 1)
+    monkeypatch.setattr("cavs.runtime.program_cache.MIN_MERGED", 1)
 
     class Named(Classifier):
         def forward(self, batch):
@@ -161,8 +161,8 @@ class Remembering(cavs.VertexFunction):
 
 def test_rows_of_a_gradient_that_a_kind_leaves_zero(monkeypatch):
     """The rows of U of the second child, and of those the ones of its h."""
-    monkeypatch.setattr("cavs.runtime.session.MERGED_FROM", 1)
-    monkeypatch.setattr("cavs.runtime.session.SHARED_FROM", 0.0)
+    monkeypatch.setattr("cavs.runtime.program_cache.MIN_MERGED", 1)
+    monkeypatch.setattr("cavs.runtime.program_cache.MIN_READERS", 0.0)
     model, batch = Classifier(Remembering(8, 6)), treebank(8)
     on, off = Passes(), Passes(merge_vertices=False)
     _, found = cavs.Session(model, passes=on).gradients(batch)
@@ -173,7 +173,7 @@ def test_rows_of_a_gradient_that_a_kind_leaves_zero(monkeypatch):
 
 def sums_in_loops(session):
     """Of each program, whether it sums gradients a task at a time: as one that holds less does."""
-    programs = [v.compiled.program for v in session._variants.values() if v.compiled]
+    programs = [v.build.compiled.program for v in session._variants.values() if v.build]
     loops = [(p, s) for p in programs for s in p.stages if s.gradient]
     return [
         any(p.instructions[i].kind == "matmul_tn" for body in s.bodies for i in body)

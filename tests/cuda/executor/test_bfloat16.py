@@ -15,7 +15,7 @@ from cavs.cuda import storage
 from cavs.cuda.engine import fixed_kernels
 from cavs.cuda.storage import half_buffers
 from cavs.ir import FLOAT, interpret
-from cavs.runtime import session as session_module
+from cavs.runtime import program_cache
 from cavs.runtime.encode import encode
 from tests.compiler.test_equality import ALL_ON
 from tests.cuda.executor.test_engine import RANDOM, device, gpu, twin_device  # noqa: F401
@@ -111,7 +111,7 @@ def test_random_cells_of_any_width(device, model, batch):  # noqa: F811
     shared = 0.0 if batch.num_vertices % 2 else np.inf
     with (
         mock.patch.object(storage, "NARROWEST", 1),
-        mock.patch.multiple(session_module, MERGED_FROM=1, SHARED_FROM=shared),
+        mock.patch.multiple(program_cache, MIN_MERGED=1, MIN_READERS=shared),
     ):
         session = cavs.Session(model, device=device, passes=ALL_ON, precision="bfloat16")
         loss, gradients = session.gradients(batch, seed=5, step=2)

@@ -15,7 +15,7 @@ import cavs
 from cavs import nn
 from cavs.cuda.device import Device
 from cavs.errors import DeviceError, FeatureError, NumericsError
-from cavs.runtime import session as session_module
+from cavs.runtime import program_cache
 from tests import random_programs
 from tests.compiler.test_equality import ALL_ON, FLOAT32, FLOAT64, check
 from tests.compiler.test_random_programs import with_parameters
@@ -73,7 +73,7 @@ def compare(model, batch, device, tolerance, dtype=np.float64, shuffle=None):
     shared = 0.0 if batch.num_vertices % 2 else np.inf
     other = batch.num_vertices + 1
     seeds = (None,) if shuffle is None else (other, 0) if other % 3 else (0, other)
-    with mock.patch.multiple(session_module, MERGED_FROM=1, SHARED_FROM=shared):
+    with mock.patch.multiple(program_cache, MIN_MERGED=1, MIN_READERS=shared):
         for seed in seeds:
             if shuffle is not None:
                 shuffle(seed)

@@ -8,7 +8,7 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
 from cavs.distributed.planning.builders import REGISTRY, build
 from cavs.distributed.strategy import variables_of
-from cavs.runtime import session
+from cavs.runtime import program_cache
 from tests.compiled_once import compile_once
 from tests.distributed.mpirun import needs_mpi, run_ranks
 
@@ -25,7 +25,7 @@ THINNED = {
 
 def ran(c, builders, compressors):
     """In a process of its own, whose models are alike."""
-    session.compile_graph = compile_once
+    program_cache.compile_graph = compile_once
     arguments = ["--steps", "25", "--dtype", "float64", "--builders", *builders]
     return matrix.measure(c, matrix.parsed([*arguments, "--compressors", *compressors]))
 

@@ -6,7 +6,7 @@ import pytest
 import cavs
 from cavs.distributed import Trainer, by_counts
 from cavs.distributed.comm import run_threads
-from cavs.runtime.session import MERGED_FROM
+from cavs.runtime.program_cache import MIN_MERGED
 from tests.runtime.test_readouts import WHOLE, OfGraphs, graphs_of
 
 
@@ -22,7 +22,7 @@ def model_of(whole):
 def test_equals_one_process(whole, strategy, copies):
     optimizer = cavs.optim.SGD(lr=0.1)
     batch = cavs.batch(graphs_of(copies=copies, words=6))
-    assert (batch.num_vertices > 2 * MERGED_FROM) == (copies > 1)
+    assert (batch.num_vertices > 2 * MIN_MERGED) == (copies > 1)
     model = model_of(whole)
     session = cavs.Session(model, dtype=np.float64)
     alone = cavs.Trainer(model, optimizer, session=session)
