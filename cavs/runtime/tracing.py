@@ -143,6 +143,6 @@ def decide_shape(decisions: Decisions, schedule: _engine.Schedule, agreed: bool)
 
 
 def decide_child_numbers(variant: Variant, numbers: int) -> None:
-    """Compute products of the first ``numbers`` children at the child, see passes.hoist_products_to_leaves."""
+    """Hoist products of the first ``numbers`` children, see passes.hoist_products_to_leaves."""
     variant.decisions.child_numbers = numbers
     variant.traced.optional = _optional(variant.traced.graph, numbers)
